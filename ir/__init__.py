@@ -1,0 +1,1 @@
+"""What a program means: operators, graphs, shardings and their exact evaluation, without torch."""

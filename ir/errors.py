@@ -1,0 +1,91 @@
+"""The error classes, their slugs and the three-part message.
+
+An error tells what is wrong (with the actual values), what is allowed, and what to do. `PdvError` is for mistakes of the
+user; a broken invariant of our own is an `assert`. The command line turns a `PdvError` into one line on stderr and its
+`exit_code`; docs/errors.md has a failing example and the mend for each slug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PdvError(Exception):
+    """A mistake of the user; `str(error)` is `slug: what. allowed. mend.`"""
+
+    slug: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, what: str, allowed: str = "", mend: str = "") -> None:
+        super().__init__(what, allowed, mend)
+        self.what = what
+        self.allowed = allowed
+        self.mend = mend
+
+    def __str__(self) -> str:
+        return f"{self.slug}: " + " ".join(_sentence(part) for part in (self.what, self.allowed, self.mend) if part)
+
+
+class UsageError(PdvError):
+    """The command line or the arguments of a call make no sense together."""
+
+    slug = "usage"
+    exit_code = 2
+
+
+class ModelError(PdvError):
+    """The model cannot be read, or is not a valid program."""
+
+    slug = "bad-model"
+    exit_code = 3
+
+
+class UnsupportedOperatorsError(PdvError):
+    """The model is valid, but uses operators that have no declaration; `operators` lists every one of them."""
+
+    slug = "unsupported-operators"
+    exit_code = 4
+
+    def __init__(self, operators: tuple[str, ...], allowed: str = "", mend: str = "") -> None:
+        """operators: one `op at where` each, in model order."""
+        super().__init__(
+            f"unsupported operators ({len(operators)}): {', '.join(operators)}",
+            allowed,
+            mend or "Rewrite these parts of the model, or declare the operators (CONTRIBUTING.md, Adding an operator)",
+        )
+        self.args = (operators, allowed, mend)  # what pickle calls the constructor with
+        self.operators = operators
+
+
+class ClusterError(PdvError):
+    """The cluster description cannot be read, or describes no possible cluster."""
+
+    slug = "bad-cluster"
+    exit_code = 5
+
+
+class NoPlanFitsError(PdvError):
+    """No plan meets the limits, usually of memory."""
+
+    slug = "no-plan-fits"
+    exit_code = 6
+
+
+class VerificationError(PdvError):
+    """A plan does not compute what its source graph computes."""
+
+    slug = "verification-failed"
+    exit_code = 7
+
+
+class ShardingError(PdvError):
+    """A sharding that an operator, a shape or a mesh does not allow."""
+
+    slug = "bad-sharding"
+    exit_code = 2
+
+
+def _sentence(part: str) -> str:
+    """The part, ended by a full stop unless it ends a sentence already."""
+    part = part.strip()
+    return part if part.endswith((".", "!", "?")) else part + "."

@@ -1,0 +1,55 @@
+"""pipeDejavu: a single-device model in, a sharded PyTorch program out, proved equal.
+
+    plan = pdv.optimize("gpt2.onnx", cluster="cluster.yaml")
+    plan.save("gpt2_pdv")
+
+Importing this package imports no torch; the names below are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ir.errors import (
+    ClusterError,
+    ModelError,
+    NoPlanFitsError,
+    PdvError,
+    UnsupportedOperatorsError,
+    UsageError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from pdv.compile import Plan, explain, optimize, verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ClusterError",
+    "ModelError",
+    "NoPlanFitsError",
+    "PdvError",
+    "Plan",
+    "UnsupportedOperatorsError",
+    "UsageError",
+    "VerificationError",
+    "explain",
+    "optimize",
+    "verify",
+]
+
+_LAZY = {"Plan", "explain", "optimize", "verify"}
+
+
+def __getattr__(name: str) -> object:
+    """Load the compiler only when one of its names is used."""
+    if name in _LAZY:
+        return getattr(import_module("pdv.compile"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted(__all__)
