@@ -1,8 +1,8 @@
 """The error classes, their slugs and the three-part message.
 
-An error tells what is wrong (with the actual values), what is allowed, and what to do. `PdvError` is for mistakes of the
-user; a broken invariant of our own is an `assert`. The command line turns a `PdvError` into one line on stderr and its
-`exit_code`; docs/errors.md has a failing example and the mend for each slug.
+An error tells what is wrong (with the actual values), what is allowed, and what to do. `PdvError` is for mistakes of
+the user; a broken invariant of our own is an `assert`. The command line turns a `PdvError` into one line on stderr and
+its `exit_code`; docs/errors.md has a failing example and the mend for each slug.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ class ModelError(PdvError):
 
     slug = "bad-model"
     exit_code = 3
+
+
+class ShapeError(ModelError):
+    """Operand shapes that an operator's loops do not admit."""
+
+    slug = "bad-shape"
 
 
 class UnsupportedOperatorsError(PdvError):

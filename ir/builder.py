@@ -1,0 +1,125 @@
+"""Builder: the one way to make a graph. Calling ``k.linear(x, w)`` appends a node, or returns the equal one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ir.dims import Loops
+from ir.graph import Constant, Graph, Node, View, dtype_of_array, node_digest
+from ir.operator import Operator
+from ir.ops import OPERATORS
+from ir.types import DType, TensorType
+
+
+class Builder:
+    """Appends nodes by calling operators by name; equal calls give the same node.
+
+    Example:
+        >>> k = Builder()
+        >>> x = k.input("x", TensorType((4, 8), DType.F32))
+        >>> y = k.linear(x, k.param("w", TensorType((16, 8), DType.F32)))
+        >>> y.type.shape
+        (4, 16)
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._inputs: list[Node] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Node]:
+        if name not in OPERATORS:
+            raise AttributeError(f"no operator is called {name!r}")
+        op = OPERATORS[name]
+
+        def call(*operands: Node, name: str = "", **attrs: Hashable) -> Node:
+            return self.apply(op, operands, attrs, name)
+
+        return call
+
+    def apply(
+        self, op: Operator, operands: tuple[Node, ...], attrs: Mapping[str, Hashable], name: str = ""
+    ) -> Node:
+        """Append ``op`` over ``operands``.
+
+        Raises:
+            ShapeError: if the operands do not fit the operator's loops.
+        """
+        attrs = op.check_attrs(attrs)
+        types = [operand.type for operand in operands]
+        loops = op.solve(f"{op.name} {name}".strip(), types, attrs)
+        result = op.result_type(loops, types, attrs)
+        wanted = range(len(operands)) if op.differentiable is None else op.differentiable
+        needs_grad = result.dtype.is_floating and any(operands[i].needs_grad for i in wanted if i < len(operands))
+        return self._intern(op, operands, attrs, result, loops, needs_grad, name)
+
+    def input(self, name: str, tensor: TensorType) -> Node:
+        """A tensor the caller passes; inputs keep the order in which they are made."""
+        node = self._leaf("input", {"name": name}, tensor, needs_grad=False, name=name)
+        if node not in self._inputs:
+            self._inputs.append(node)
+        return node
+
+    def param(
+        self,
+        name: str,
+        tensor: TensorType,
+        *,
+        source: str | None = None,
+        view: View = (),
+        trainable: bool = True,
+        stored: str = "",
+    ) -> Node:
+        """A weight (or, not trainable, a buffer): ``view`` of the stored tensor ``source``.
+
+        ``stored`` is its sharding in a PCG (``format_sharding``); empty means Invariant on every axis.
+        """
+        attrs = {
+            "name": name,
+            "source": source or name,
+            "view": view,
+            "trainable": trainable,
+            "stored": stored,
+        }
+        return self._leaf("param", attrs, tensor, needs_grad=trainable and tensor.dtype.is_floating, name=name)
+
+    def const(self, array: np.ndarray[Any, Any], name: str = "", dtype: DType | None = None) -> Node:
+        """A known array."""
+        tensor = TensorType(tuple(array.shape), dtype or dtype_of_array(array))
+        return self._leaf("const", {"value": Constant.of(array)}, tensor, needs_grad=False, name=name)
+
+    def graph(
+        self, outputs: Mapping[str, Node], updates: Mapping[str, Node] | None = None, name: str = "model"
+    ) -> Graph:
+        """The finished program."""
+        return Graph(tuple(self._inputs), tuple(outputs.items()), tuple((updates or {}).items()), name)
+
+    def copy(self, node: Node, operands: tuple[Node, ...]) -> Node:
+        """``node`` of another graph over new operands, attributes and name kept."""
+        if node.op.name == "input":
+            return self.input(node.attr("name"), node.type)
+        if node.is_leaf:
+            return self._leaf(node.op.name, dict(node.attrs), node.type, node.needs_grad, node.name)
+        return self.apply(node.op, operands, dict(node.attrs), node.name)
+
+    def _leaf(self, op: str, attrs: Mapping[str, Hashable], tensor: TensorType, needs_grad: bool, name: str) -> Node:
+        names = tuple((f"d{i}",) for i in range(tensor.rank))
+        loops = Loops((), names, {group[0]: size for group, size in zip(names, tensor.shape, strict=True)}, frozenset())
+        return self._intern(OPERATORS[op], (), attrs, tensor, loops, needs_grad, name)
+
+    def _intern(
+        self,
+        op: Operator,
+        operands: tuple[Node, ...],
+        attrs: Mapping[str, Hashable],
+        tensor: TensorType,
+        loops: Loops,
+        needs_grad: bool,
+        name: str,
+    ) -> Node:
+        digest = node_digest(op, operands, attrs, tensor)
+        if digest not in self._nodes:
+            self._nodes[digest] = Node(op, operands, attrs, tensor, loops, digest, needs_grad, name)
+        return self._nodes[digest]

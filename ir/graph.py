@@ -1,0 +1,177 @@
+"""Graph, Node: immutable programs. A node has one result, so a node is also the value it gives.
+
+Leaves are nodes too: ``input`` (what the caller passes), ``param`` (a trained weight or a buffer, a view of a stored
+tensor) and ``const`` (a known array). Structure is hashed bottom-up; names of inner nodes are hints and not hashed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+
+from ir.dims import Loops
+from ir.operator import Operator
+from ir.types import DType, TensorType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A known array, equal by content; bfloat16 constants are kept as float32."""
+
+    array: np.ndarray[Any, Any]
+    digest: str
+
+    @classmethod
+    def of(cls, array: np.ndarray[Any, Any]) -> Constant:
+        """Wrap (and freeze) an array."""
+        frozen = np.ascontiguousarray(array).reshape(array.shape)
+        frozen.flags.writeable = False
+        head = f"{frozen.dtype.str}{frozen.shape}".encode()
+        return cls(frozen, hashlib.sha256(head + frozen.tobytes()).hexdigest()[:16])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __str__(self) -> str:
+        return f"#{self.digest}"
+
+
+ViewStep = tuple[Any, ...]  # Any: ("permute", perm) | ("chunk", dim, parts, index) | ("reshape", shape)
+View = tuple[ViewStep, ...]
+"""How a parameter reads its stored tensor, in order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One operator applied to operands. Equal nodes of one builder are the same object.
+
+    ``loops`` has global extents. ``name`` is a hint for the emitted program, not part of the structure.
+    """
+
+    op: Operator
+    operands: tuple[Node, ...]
+    attrs: Mapping[str, Hashable]
+    type: TensorType
+    loops: Loops
+    digest: str
+    needs_grad: bool
+    name: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name} {self.name or self.digest[:8]}: {self.type}>"
+
+    def attr(self, name: str) -> Any:  # Any: attribute types differ by operator
+        """Value of one attribute."""
+        return self.attrs[name]
+
+    @property
+    def is_leaf(self) -> bool:
+        """True for inputs, parameters and constants."""
+        return self.op.kind == "leaf"
+
+
+def node_digest(op: Operator, operands: tuple[Node, ...], attrs: Mapping[str, Hashable], tensor: TensorType) -> str:
+    """Structural hash of a node."""
+    parts = [op.name, str(tensor), *(f"{key}={value!s}" for key, value in attrs.items())]
+    text = "|".join(parts) + "(" + ",".join(operand.digest for operand in operands) + ")"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A program: what the caller passes, what it returns, and which buffers it overwrites.
+
+    Attributes:
+        inputs: in the order of the call.
+        outputs: (name, node), in the order returned.
+        updates: (buffer name, its new value), e.g. running statistics of batch normalisation.
+    """
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[tuple[str, Node], ...]
+    updates: tuple[tuple[str, Node], ...] = ()
+    name: str = field(default="model", compare=False)
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node reachable from inputs, outputs and updates, operands first, in a deterministic order."""
+        order: dict[Node, None] = dict.fromkeys(self.inputs)
+        for root in self.roots:
+            stack: list[tuple[Node, Iterator[Node]]] = [(root, iter(root.operands))] if root not in order else []
+            open_nodes = {root}
+            while stack:
+                node, operands = stack[-1]
+                following = next((x for x in operands if x not in order and x not in open_nodes), None)
+                if following is None:
+                    stack.pop()
+                    order[node] = None
+                else:
+                    open_nodes.add(following)
+                    stack.append((following, iter(following.operands)))
+        return tuple(order)
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """Outputs, then updates."""
+        return tuple(node for _, node in (*self.outputs, *self.updates))
+
+    @cached_property
+    def users(self) -> Mapping[Node, tuple[Node, ...]]:
+        """For each node, the nodes that read it, in order (once per operand position)."""
+        users: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            for operand in node.operands:
+                users[operand].append(node)
+        return MappingProxyType({node: tuple(readers) for node, readers in users.items()})
+
+    @cached_property
+    def params(self) -> tuple[Node, ...]:
+        """Parameters and buffers, in order of first use."""
+        return tuple(node for node in self.nodes if node.op.name == "param")
+
+    @cached_property
+    def digest(self) -> str:
+        """Structural hash of the whole program; names of inputs, parameters and outputs count, others do not."""
+        lines = [f"{name}:{node.digest}" for name, node in (*self.outputs, *self.updates)]
+        lines += [node.digest for node in self.inputs]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+def apply_view(array: np.ndarray[Any, Any], view: View) -> np.ndarray[Any, Any]:
+    """What a parameter reads of its stored array."""
+    for step in view:
+        match step:
+            case ("permute", perm):
+                array = array.transpose(perm)
+            case ("chunk", dim, parts, index):
+                size = array.shape[dim] // parts
+                array = array.take(range(index * size, (index + 1) * size), axis=dim)
+            case ("reshape", shape):
+                array = array.reshape(shape)
+            case _:
+                raise AssertionError(f"no such view step: {step}")
+    return array
+
+
+def param_view(node: Node) -> View:
+    """The view of a parameter node."""
+    assert node.op.name == "param", node
+    return cast(View, node.attr("view"))
+
+
+def dtype_of_array(array: np.ndarray[Any, Any]) -> DType:
+    """The element type of a NumPy array.
+
+    Raises:
+        KeyError: if the IR has no such type.
+    """
+    return DType.from_name(array.dtype.name)

@@ -1,0 +1,196 @@
+"""An operator is its loop nest; this file derives from it what everything else needs.
+
+Decides: result type, legal cuts (one loop along one axis), arithmetic and memory traffic.
+Does not decide: which cut to take (search), what a cut costs on a device (cost model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ir.dims import Loops, Shape, parse, solve
+from ir.sharding import Invariant, Partial, Replicate, Shard, State
+from ir.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from ir.tape import Call, Tape
+
+Attrs = Mapping[str, Hashable]
+LoopRule = Callable[[Sequence[Shape], Attrs], tuple[str, dict[str, int]]]
+"""Loop notation that depends on operand shapes and attributes, with the extents that only attributes give."""
+
+Kind = Literal["contraction", "map", "row", "move", "index", "stencil", "leaf", "parallel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One legal way to run an operator along one axis: the states it needs and the state it gives.
+
+    ``loop`` is the loop that is cut; ``None`` with Partial operands means a pending sum passes through, ``None``
+    without them means every device does the same work.
+    """
+
+    loop: str | None
+    operands: tuple[State, ...]
+    result: State
+
+    @property
+    def label(self) -> str:
+        """Short name used in rules, plans and traces."""
+        if self.loop is not None:
+            return self.loop
+        partial = [str(i) for i, state in enumerate(self.operands) if isinstance(state, Partial)]
+        return "sum" + "+".join(partial) if partial else "none"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operator:
+    """The one declaration of an operator (STYLE section 2).
+
+    Args:
+        name: what printed graphs, rules and plans call it.
+        loops: loop notation, or a rule that writes it from shapes and attributes.
+        kind: how it computes; ``contraction`` is a sum of products and needs no ``evaluate``.
+        attrs: the attribute names it takes; names with a default in ``defaults`` may be left out.
+        linear: sets of operands that may be Partial together.
+        offset_loop: the loop whose shard needs to know where it starts (masks, vocabulary slices).
+        flops_per_point: floating-point operations per point of the loop nest.
+        flops: the count where it is not a multiple of the points.
+        backward_factor: backward flops over forward flops, where it is not derived (``None``: derived).
+        saved: what autograd keeps for backward: operand numbers and/or ``"out"``.
+        kernel: False for views, which launch nothing and move nothing.
+        differentiable: operand numbers that receive a gradient (``None``: all floating ones).
+        evaluate: the reference semantics on a ``Tape`` (float or exact), for kinds that are not derived.
+        result_dtype: the result's type from operand types and attributes; default: the first operand's.
+        emit: the torch expression, with ``{0}`` … operands, ``{attr}`` attributes and ``{offset}``.
+    """
+
+    name: str
+    loops: str | LoopRule
+    kind: Kind
+    emit: str = ""
+    attrs: tuple[str, ...] = ()
+    defaults: Mapping[str, Hashable] = field(default_factory=dict)
+    linear: tuple[frozenset[int], ...] = ()
+    offset_loop: str | None = None
+    flops_per_point: float = 1.0
+    flops: Callable[[Loops], float] | None = None
+    backward_factor: float | None = None
+    saved: tuple[int | str, ...] = ()
+    kernel: bool = True
+    differentiable: tuple[int, ...] | None = None
+    evaluate: Callable[[Tape, Sequence[Any], Call], Any] | None = None  # Any: arrays of the tape's field
+    result_dtype: Callable[[Sequence[DType], Attrs], DType] | None = None
+
+    def solve(self, where: str, operands: Sequence[TensorType], attrs: Attrs) -> Loops:
+        """The loop nest over these operands, extents global.
+
+        Raises:
+            ShapeError: if the operands do not fit the declaration.
+        """
+        shapes = [operand.shape for operand in operands]
+        if callable(self.loops):
+            text, given = self.loops(shapes, attrs)
+        else:
+            text, given = self.loops, {}
+        return solve(where, parse(text), shapes, given)
+
+    def result_type(self, loops: Loops, operands: Sequence[TensorType], attrs: Attrs) -> TensorType:
+        """Type of the result: the loops give its shape."""
+        if self.result_dtype is not None:
+            dtype = self.result_dtype([operand.dtype for operand in operands], attrs)
+        else:
+            dtype = operands[0].dtype
+        return TensorType(loops.result_shape, dtype)
+
+    def check_attrs(self, attrs: Attrs) -> dict[str, Hashable]:
+        """``attrs`` with defaults filled in, in declared order; unknown or missing ones are our mistake."""
+        unknown = set(attrs) - set(self.attrs)
+        assert not unknown, f"{self.name} takes {self.attrs}, not {sorted(unknown)}"
+        merged = {**self.defaults, **attrs}
+        missing = [name for name in self.attrs if name not in merged]
+        assert not missing, f"{self.name} needs {missing}"
+        return {name: merged[name] for name in self.attrs}
+
+    def splits(self, loops: Loops) -> tuple[Split, ...]:
+        """Every legal split along one axis, whatever its size: "none" first, then loops, then pending sums."""
+        arity = len(loops.operands)
+        invariant: tuple[State, ...] = (Invariant(),) * arity
+        found = [Split(None, invariant, Invariant())]
+        found += [split for loop in loops.names if (split := split_of_loop(self, loops, loop)) is not None]
+        for group in self.linear:
+            operands: tuple[State, ...] = tuple(Partial() if i in group else Replicate() for i in range(arity))
+            found.append(Split(None, operands, Partial()))
+        return tuple(found)
+
+
+def split_of_loop(op: Operator, loops: Loops, loop: str) -> Split | None:
+    """The split that cuts ``loop``, or None where it may not be cut.
+
+    Whole loops may not; nor may a loop that is not the outermost of its dim, for its blocks would interleave.
+    """
+    if loop in loops.whole or loops.extents[loop] == 1 or op.kind in ("leaf", "parallel"):
+        return None
+    states: list[State] = []
+    for dims in (*loops.operands, loops.result):
+        position = loops.position(dims, loop)
+        if position is None and loops.holds(dims, loop):
+            return None
+        states.append(Replicate() if position is None else Shard(position))
+    result: State = states.pop()
+    if all(isinstance(state, Replicate) for state in states):
+        return None  # a loop that no operand has (expand): partition the result instead
+    return Split(loop, tuple(states), Partial() if isinstance(result, Replicate) else result)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What running a node once does on one device, forward or backward."""
+
+    flops: float
+    bytes_moved: float
+    kernels: int
+
+
+def local_loops(loops: Loops, degrees: Mapping[str, int]) -> Loops:
+    """The loop nest of one device when loop ``l`` is cut ``degrees[l]`` ways."""
+    extents = {name: extent // degrees.get(name, 1) for name, extent in loops.extents.items()}
+    return Loops(loops.operands, loops.result, extents, loops.whole)
+
+
+def forward_work(op: Operator, loops: Loops, operands: Sequence[TensorType], result: TensorType) -> Work:
+    """Forward arithmetic and least memory traffic under ``loops`` (give local loops for one device's share)."""
+    if not op.kernel:
+        return Work(0.0, 0.0, 0)
+    flops = op.flops(loops) if op.flops else op.flops_per_point * loops.points
+    traffic = sum(loops.size_of(dims) * t.dtype.itemsize for dims, t in zip(loops.operands, operands, strict=True))
+    traffic += loops.size_of(loops.result) * result.dtype.itemsize
+    if op.kind == "index":  # a gather reads the rows that it returns, not the table
+        traffic = 2.0 * loops.size_of(loops.result) * result.dtype.itemsize
+    return Work(flops, traffic, 1)
+
+
+def backward_work(
+    op: Operator, loops: Loops, operands: Sequence[TensorType], result: TensorType, wanted: Sequence[bool]
+) -> Work:
+    """Backward arithmetic and traffic; ``wanted[i]`` says whether operand ``i`` needs a gradient.
+
+    The gradient of a contraction by one operand is a contraction of the same size over the others.
+    """
+    count = sum(wanted)
+    if not op.kernel or count == 0:
+        return Work(0.0, 0.0, 0)
+    forward = forward_work(op, loops, operands, result)
+    if op.kind in ("contraction", "stencil") and op.backward_factor is None and len(operands) > 1:
+        return Work(forward.flops * count, forward.bytes_moved * count, count)
+    factor = 2.0 if op.backward_factor is None else op.backward_factor
+    grads = sum(
+        loops.size_of(dims) * t.dtype.itemsize
+        for dims, t, want in zip(loops.operands, operands, wanted, strict=True)
+        if want
+    )
+    if op.kind == "index":
+        return Work(forward.flops * factor, forward.bytes_moved, 1)
+    return Work(forward.flops * factor, forward.bytes_moved + grads, 1)

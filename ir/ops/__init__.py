@@ -1,0 +1,13 @@
+"""Every operator, by name. Adding one: a declaration in its family's file and an entry in that file's ``OPS``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ir.operator import Operator
+from ir.ops import contraction, elementwise, indexing, leaf, movement, normalization, parallel, reduction, stencil
+
+_FAMILIES = (leaf, contraction, elementwise, normalization, reduction, movement, indexing, stencil, parallel)
+
+OPERATORS: Mapping[str, Operator] = MappingProxyType({op.name: op for family in _FAMILIES for op in family.OPS})

@@ -1,0 +1,92 @@
+"""Sums of products. Forward, backward, cost and cuts all follow from the loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ir.dims import Loops, Shape
+from ir.operator import Attrs, Operator
+from ir.tape import Call, Tape
+
+_BILINEAR = (frozenset({0}), frozenset({1}))
+
+linear = Operator(
+    "linear",
+    "... k, n k -> ... n",
+    "contraction",
+    emit="F.linear({0}, {1})",
+    flops_per_point=2,  # one multiply, one add
+    linear=_BILINEAR,
+    saved=(0, 1),
+)
+
+matmul = Operator(
+    "matmul",
+    "... m k, ... k n -> ... m n",
+    "contraction",
+    emit="torch.matmul({0}, {1})",
+    flops_per_point=2,
+    linear=_BILINEAR,
+    saved=(0, 1),
+)
+
+
+def _attention(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    """softmax(scale · q kᵀ + mask) v, causal from this rank's first query row on."""
+    q, k, v, *mask = operands
+    scores = t.scale(t.einsum("...se,...te->...st", q, k), float(call.attrs["scale"]))
+    rank = len(call.loops.operands[0])
+    rows, columns = call.loops.extents["s"], call.loops.extents["t"]
+    if call.attrs["causal"]:
+        keep = causal_mask(call.offset, rows, columns, rank)
+        scores = t.where(keep, scores, t.constant(float("-inf"), (1,) * rank))
+    if mask and mask[0].dtype == bool:
+        scores = t.where(mask[0], scores, t.constant(float("-inf"), (1,) * rank))
+    elif mask:
+        scores = t.add(scores, mask[0])
+    return t.einsum("...st,...te->...se", t.row("softmax", scores), v)
+
+
+def causal_mask(offset: Any, rows: int, columns: int, rank: int) -> Any:
+    """[R, 1.., rows, columns] bool: query row i of a rank, at global row offset + i, sees columns up to it."""
+    row = offset.reshape(-1, 1, 1) + np.arange(rows).reshape(1, -1, 1)
+    keep = np.arange(columns).reshape(1, 1, -1) <= row
+    return keep.reshape(keep.shape[0], *(1,) * (rank - 2), rows, columns)
+
+
+def _attention_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    """t is taken whole, for the softmax runs over it; so are e (a score needs all of it) and f."""
+    mask = ""
+    if len(shapes) == 4:
+        rows = "1" if shapes[3][-2] == 1 < shapes[0][-2] else "s"
+        mask = f", ... {rows} t*"
+    return f"... s e*, ... t* e*, ... t* f*{mask} -> ... s f*", {}
+
+
+def _attention_flops(loops: Loops) -> float:
+    """q kᵀ and p v, two flops per multiply-add; half of it is masked where causal, but library kernels vary."""
+    extents = loops.extents
+    pairs = loops.points / (extents["e"] * extents["f"])
+    return 2.0 * pairs * (extents["e"] + extents["f"])
+
+
+attention = Operator(
+    "attention",
+    _attention_loops,
+    "row",
+    emit="attention({operands}, causal={causal}, scale={scale}, offset={offset})",
+    attrs=("causal", "scale"),
+    defaults={"causal": False},
+    linear=(frozenset({2}),),
+    offset_loop="s",
+    flops=_attention_flops,
+    backward_factor=2.5,  # five matmuls against two: FlashAttention-2 (Dao 2023), section 3.1
+    saved=(0, 1, 2, "out"),
+    differentiable=(0, 1, 2),
+    evaluate=_attention,
+)
+
+OPS = (linear, matmul, attention)

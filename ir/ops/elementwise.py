@@ -1,0 +1,129 @@
+"""Functions of each element. Sums and products are exact in every field, the rest are functions known by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ir.operator import Attrs, Operator
+from ir.tape import Call, Tape
+from ir.types import DType
+
+Evaluate = Callable[[Tape, Sequence[Any], Call], Any]  # Any: arrays of the tape's field
+
+
+def _unary(name: str, emit: str, *, flops: float = 1.0, saved: tuple[int | str, ...] = (0,), **attrs: Any) -> Operator:
+    """An uninterpreted function of one operand; its attributes are part of the function's name."""
+
+    def evaluate(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+        return t.unary(":".join([name, *(str(value) for value in call.attrs.values())]), operands[0])
+
+    return Operator(
+        name,
+        "... -> ...",
+        "map",
+        emit=emit,
+        attrs=tuple(attrs),
+        defaults={key: value for key, value in attrs.items() if value is not None},
+        flops_per_point=flops,
+        saved=saved,
+        evaluate=evaluate,
+    )
+
+
+def _binary(
+    name: str,
+    emit: str,
+    evaluate: Evaluate,
+    linear: tuple[frozenset[int], ...] = (),
+    saved: tuple[int | str, ...] = (),
+) -> Operator:
+    return Operator(name, "..., ... -> ...", "map", emit=emit, linear=linear, saved=saved, evaluate=evaluate)
+
+
+_EITHER = (frozenset({0}), frozenset({1}))
+_BOTH = (frozenset({0, 1}),)
+_FIRST = (frozenset({0}),)
+
+add = _binary("add", "{0} + {1}", lambda t, x, c: t.add(x[0], x[1]), linear=_BOTH)
+sub = _binary("sub", "{0} - {1}", lambda t, x, c: t.sub(x[0], x[1]), linear=_BOTH)
+mul = _binary("mul", "{0} * {1}", lambda t, x, c: t.mul(x[0], x[1]), linear=_EITHER, saved=(0, 1))
+div = _binary(
+    "div", "{0} / {1}", lambda t, x, c: t.mul(x[0], t.unary("reciprocal", x[1])), linear=_FIRST, saved=(0, 1)
+)
+
+scale = Operator(
+    "scale",
+    "... -> ...",
+    "map",
+    emit="{0} * {factor}",
+    attrs=("factor",),
+    linear=_FIRST,
+    evaluate=lambda t, x, c: t.scale(x[0], float(c.attrs["factor"])),
+)
+shift = Operator(
+    "shift",
+    "... -> ...",
+    "map",
+    emit="{0} + {offset_by}",
+    attrs=("offset_by",),
+    evaluate=lambda t, x, c: t.shift(x[0], float(c.attrs["offset_by"])),
+)
+neg = Operator(
+    "neg", "... -> ...", "map", emit="-{0}", linear=_FIRST, evaluate=lambda t, x, c: t.scale(x[0], -1.0)
+)
+
+
+def _cast_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:
+    return DType(attrs["dtype"])
+
+
+cast = Operator(
+    "cast",
+    "... -> ...",
+    "map",
+    emit="{0}.to(torch.{dtype})",
+    attrs=("dtype",),  # a short name: "f32"
+    linear=_FIRST,
+    result_dtype=_cast_dtype,
+    evaluate=lambda t, x, c: x[0],  # rounding is not part of a program's meaning
+)
+
+where = Operator(
+    "where",
+    "..., ..., ... -> ...",
+    "map",
+    emit="torch.where({0}, {1}, {2})",
+    linear=(frozenset({1, 2}),),
+    saved=(0,),
+    differentiable=(1, 2),
+    result_dtype=lambda dtypes, attrs: dtypes[1],
+    evaluate=lambda t, x, c: t.where(x[0], x[1], x[2]),
+)
+
+OPS = (
+    add,
+    sub,
+    mul,
+    div,
+    scale,
+    shift,
+    neg,
+    cast,
+    where,
+    _unary("gelu", "F.gelu({0}, approximate={approximate})", flops=8, approximate="none"),
+    _unary("relu", "F.relu({0})", saved=("out",)),
+    _unary("silu", "F.silu({0})", flops=5),
+    _unary("tanh", "torch.tanh({0})", flops=5, saved=("out",)),
+    _unary("sigmoid", "torch.sigmoid({0})", flops=4, saved=("out",)),
+    _unary("exp", "torch.exp({0})", flops=4, saved=("out",)),
+    _unary("log", "torch.log({0})", flops=4),
+    _unary("erf", "torch.erf({0})", flops=8),
+    _unary("sqrt", "torch.sqrt({0})", saved=("out",)),
+    _unary("rsqrt", "torch.rsqrt({0})", saved=("out",)),
+    _unary("reciprocal", "torch.reciprocal({0})", saved=("out",)),
+    _unary("sin", "torch.sin({0})", flops=4),
+    _unary("cos", "torch.cos({0})", flops=4),
+    _unary("abs", "torch.abs({0})"),
+    _unary("pow", "torch.pow({0}, {exponent})", flops=8, exponent=None),
+)

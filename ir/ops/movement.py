@@ -1,0 +1,212 @@
+"""Operators that only move elements: what they do is their notation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+from ir.dims import Shape
+from ir.operator import Attrs, Operator
+from ir.tape import Call, Tape
+
+_FIRST = (frozenset({0}),)
+
+
+def _ints(value: object) -> tuple[int, ...]:
+    return cast("tuple[int, ...]", value)
+
+
+def matched_dims(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
+    """Shortest runs of dims of two shapes with equal products, left to right: where a reshape really mixes dims."""
+    runs: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        left, right = [], []
+        m = n = 1
+        if i < len(before):
+            left.append(i)
+            m *= before[i]
+            i += 1
+        if j < len(after) and m != 1 or not left:
+            right.append(j)
+            n *= after[j]
+            j += 1
+        while m != n:
+            if m < n:
+                left.append(i)
+                m *= before[i]
+                i += 1
+            else:
+                right.append(j)
+                n *= after[j]
+                j += 1
+        runs.append((left, right))
+    return runs
+
+
+def _reshape_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    """Runs of dims split into common factors; a run without any is taken whole.
+
+    [6, 8] -> [48] is "(a b)"; [2304] -> [12, 192] is "(a b) -> a b"; [6, 4] -> [8, 3] has no common cut.
+    """
+    before, after = shapes[0], _ints(attrs["shape"])
+    assert math.prod(before) == math.prod(after), f"reshape {before} -> {after}"
+    left: list[str] = ["1"] * len(before)
+    right: list[str] = ["1"] * len(after)
+    extents: dict[str, int] = {}
+    for run, (sources, targets) in enumerate(matched_dims(before, after)):
+        factors = _common_factors([before[i] for i in sources], [after[j] for j in targets])
+        if factors is None:
+            # no common refinement: one opaque loop per dim, none of which can be cut
+            for side, dims, shape in ((left, sources, before), (right, targets, after)):
+                for position, d in enumerate(dims):
+                    name = f"x{run}_{'ab'[side is right]}{position}"
+                    side[d] = name + "*"
+                    extents[name] = shape[d]
+            continue
+        names = [f"r{run}_{index}" for index in range(len(factors))]
+        extents.update(zip(names, factors, strict=True))
+        for side, dims, shape in ((left, sources, before), (right, targets, after)):
+            at = 0
+            for d in dims:
+                group: list[str] = []
+                size = 1
+                while size < shape[d]:
+                    group.append(names[at])
+                    size *= factors[at]
+                    at += 1
+                side[d] = f"({' '.join(group)})" if group else "1"
+    return f"{' '.join(left)} -> {' '.join(right)}", extents
+
+
+def _common_factors(left: Sequence[int], right: Sequence[int]) -> list[int] | None:
+    """Extents of the loops that both sides are products of, in order; None if there are none."""
+    bounds = sorted({math.prod(side[i:]) for side in (left, right) for i in range(len(side) + 1)}, reverse=True)
+    if any(outer % inner for outer, inner in zip(bounds, bounds[1:], strict=False)):
+        return None
+    return [outer // inner for outer, inner in zip(bounds, bounds[1:], strict=False)]
+
+
+reshape = Operator(
+    "reshape",
+    _reshape_loops,
+    "move",
+    emit="{0}.reshape({shape})",
+    attrs=("shape",),
+    linear=_FIRST,
+    kernel=False,
+    evaluate=lambda t, x, c: t.reshape(x[0], c.loops.result_shape),
+)
+
+
+def _permute_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    names = [f"d{i}" for i in range(len(shapes[0]))]
+    return f"{' '.join(names)} -> {' '.join(names[i] for i in _ints(attrs['perm']))}", {}
+
+
+permute = Operator(
+    "permute",
+    _permute_loops,
+    "move",
+    emit="{0}.permute({perm})",
+    attrs=("perm",),
+    linear=_FIRST,
+    kernel=False,
+    evaluate=lambda t, x, c: t.transpose(x[0], c.attrs["perm"]),
+)
+
+
+def _expand_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    """Dims of size one become loops of the result alone."""
+    before, after = shapes[0], _ints(attrs["shape"])
+    assert len(before) == len(after), f"expand {before} -> {after}: reshape first"
+    names = [f"d{i}" for i in range(len(after))]
+    left = ["1" if size == 1 else name for name, size in zip(names, before, strict=True)]
+    return f"{' '.join(left)} -> {' '.join(names)}", dict(zip(names, after, strict=True))
+
+
+expand = Operator(
+    "expand",
+    _expand_loops,
+    "move",
+    emit="{0}.expand({shape})",
+    attrs=("shape",),
+    linear=_FIRST,
+    kernel=False,
+    evaluate=lambda t, x, c: t.expand(x[0], c.loops.result_shape),
+)
+
+
+def _chunk_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    """``dim`` is (parts × piece); the piece is not outermost, so it cannot be cut: pieces would interleave."""
+    dim, parts = cast(int, attrs["dim"]), cast(int, attrs["parts"])
+    names = [f"d{i}" for i in range(len(shapes[0]))]
+    left = [f"(parts* {name})" if i == dim else name for i, name in enumerate(names)]
+    return f"{' '.join(left)} -> {' '.join(names)}", {"parts": parts}
+
+
+def _chunk(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    dim, index = call.attrs["dim"], call.attrs["index"]
+    size = call.loops.result_shape[dim]
+    return t.slice(operands[0], dim, index * size, (index + 1) * size)
+
+
+chunk = Operator(
+    "chunk",
+    _chunk_loops,
+    "move",
+    emit="{0}.chunk({parts}, {dim})[{index}]",
+    attrs=("dim", "parts", "index"),
+    linear=_FIRST,
+    kernel=False,
+    evaluate=_chunk,
+)
+
+
+def _slice_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    dim = cast(int, attrs["dim"])
+    names = [f"d{i}" for i in range(len(shapes[0]))]
+    left = [name + "*" if i == dim else name for i, name in enumerate(names)]
+    right = ["piece*" if i == dim else name for i, name in enumerate(names)]
+    return f"{' '.join(left)} -> {' '.join(right)}", {"piece": cast(int, attrs["stop"]) - cast(int, attrs["start"])}
+
+
+slice_ = Operator(
+    "slice",
+    _slice_loops,
+    "move",
+    emit="{0}.narrow({dim}, {start}, {length})",
+    attrs=("dim", "start", "stop"),
+    linear=_FIRST,
+    kernel=False,
+    evaluate=lambda t, x, c: t.slice(x[0], c.attrs["dim"], c.attrs["start"], c.attrs["stop"]),
+)
+
+
+def _concat_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    """Equal pieces give (parts × piece); unequal ones a whole dim of their sum."""
+    dim = cast(int, attrs["dim"])
+    names = [f"d{i}" for i in range(len(shapes[0]))]
+    equal = len({shape[dim] for shape in shapes}) == 1
+    left = []
+    for number in range(len(shapes)):
+        piece = f"d{dim}" if equal else f"p{number}*"
+        left.append(" ".join(piece if i == dim else name for i, name in enumerate(names)))
+    joined = f"(parts* d{dim})" if equal else "joined*"
+    right = " ".join(joined if i == dim else name for i, name in enumerate(names))
+    extents = {"parts": len(shapes)} if equal else {"joined": sum(shape[dim] for shape in shapes)}
+    return f"{', '.join(left)} -> {right}", extents
+
+
+concat = Operator(
+    "concat",
+    _concat_loops,
+    "move",
+    emit="torch.cat(({operands}), {dim})",
+    attrs=("dim",),
+    linear=(),  # all operands together; arity varies, so it is not declared as a set
+    evaluate=lambda t, x, c: t.concat(x, c.attrs["dim"]),
+)
+
+OPS = (reshape, permute, expand, chunk, slice_, concat)

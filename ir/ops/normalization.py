@@ -1,0 +1,144 @@
+"""Functions of whole rows (softmax, layer norm), and batch normalisation as sums over the batch.
+
+Batch normalisation in training is three operators, so that cutting the batch makes its statistics sums across
+devices by itself: channel_mean, channel_variance (around that mean, for precision), batch_norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ir.dims import Shape
+from ir.operator import Attrs, Operator
+from ir.tape import Call, Tape
+
+_FIRST = (frozenset({0}),)
+
+
+def _softmax_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    assert attrs["dim"] == -1, "frontends move the softmax dim to the end"
+    return "... d* -> ... d*", {}
+
+
+softmax = Operator(
+    "softmax",
+    _softmax_loops,
+    "row",
+    emit="F.softmax({0}, dim={dim})",
+    attrs=("dim",),
+    defaults={"dim": -1},
+    flops_per_point=5,
+    saved=("out",),
+    evaluate=lambda t, x, c: t.row("softmax", x[0]),
+)
+log_softmax = Operator(
+    "log_softmax",
+    _softmax_loops,
+    "row",
+    emit="F.log_softmax({0}, dim={dim})",
+    attrs=("dim",),
+    defaults={"dim": -1},
+    flops_per_point=5,
+    saved=("out",),
+    evaluate=lambda t, x, c: t.row("log_softmax", x[0]),
+)
+
+
+def _layer_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    x, *affine = operands
+    y = t.row(f"layer_norm:{call.attrs['eps']}", x)
+    return _affine(t, y, affine, len(call.loops.operands[0]))
+
+
+def _rms_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    x, *affine = operands
+    y = t.row(f"rms_norm:{call.attrs['eps']}", x)
+    return _affine(t, y, affine, len(call.loops.operands[0]))
+
+
+def _affine(t: Tape, y: Any, affine: Sequence[Any], rank: int) -> Any:
+    """y * weight + bias, the vectors along the last of ``rank`` dims."""
+    for apply, vector in zip((t.mul, t.add), affine, strict=False):
+        y = apply(y, t.reshape(vector, (1,) * (rank - 1) + (vector.shape[-1],)))
+    return y
+
+
+layer_norm = Operator(
+    "layer_norm",
+    lambda shapes, attrs: (", ".join(["... d*", "d*", "d*"][: len(shapes)]) + " -> ... d*", {}),
+    "row",
+    emit="F.layer_norm({0}, ({d},), {1}, {2}, {eps})",
+    attrs=("eps",),
+    flops_per_point=8,
+    saved=(0,),
+    evaluate=_layer_norm,
+)
+rms_norm = Operator(
+    "rms_norm",
+    "... d*, d* -> ... d*",
+    "row",
+    emit="F.rms_norm({0}, ({d},), {1}, {eps})",
+    attrs=("eps",),
+    flops_per_point=5,
+    saved=(0,),
+    evaluate=_rms_norm,
+)
+
+
+def _count(call: Call) -> int:
+    """Points that a channel's statistics run over, on all devices together."""
+    return math.prod(call.whole_loops.extents[loop] for loop in call.loops.contracted)
+
+
+def _channel_mean(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    return t.scale(t.einsum("nchw->c", operands[0]), 1.0 / _count(call))
+
+
+def _channel_variance(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    x, mean = operands
+    centred = t.sub(x, _per_channel(t, mean))
+    return t.scale(t.einsum("nchw,nchw->c", centred, centred), 1.0 / _count(call))
+
+
+def _batch_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    x, mean, variance, weight, bias = (operands[0], *(_per_channel(t, v) for v in operands[1:]))
+    inverse = t.unary("rsqrt", t.shift(variance, float(call.attrs["eps"])))
+    return t.add(t.mul(t.mul(t.sub(x, mean), inverse), weight), bias)
+
+
+def _per_channel(t: Tape, vector: Any) -> Any:
+    return t.reshape(vector, (1, vector.shape[-1], 1, 1))
+
+
+channel_mean = Operator(
+    "channel_mean",
+    "n c h w -> c",
+    "row",
+    emit="channel_mean({0}, {count})",
+    linear=_FIRST,
+    backward_factor=1,
+    evaluate=_channel_mean,
+)
+channel_variance = Operator(
+    "channel_variance",
+    "n c h w, c -> c",
+    "row",
+    emit="channel_variance({0}, {1}, {count})",
+    flops_per_point=3,
+    saved=(0, 1),
+    evaluate=_channel_variance,
+)
+batch_norm = Operator(
+    "batch_norm",
+    "n c h w, c, c, c, c -> n c h w",
+    "map",
+    emit="batch_norm({0}, {1}, {2}, {3}, {4}, {eps})",
+    attrs=("eps",),
+    flops_per_point=4,
+    saved=(0, 1, 2, 3),
+    evaluate=_batch_norm,
+)
+
+OPS = (softmax, log_softmax, layer_norm, rms_norm, channel_mean, channel_variance, batch_norm)

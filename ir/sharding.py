@@ -1,0 +1,113 @@
+"""Where a tensor lives: one of four states per mesh axis (DESIGN section 3), and the local shape that follows.
+
+The state also says what the gradient is, which is what makes the backward pass right without a joint graph:
+Shard <-> Shard, Invariant <-> Invariant, Replicate <-> Partial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ir.mesh import Mesh
+from ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Each device holds its block of dim ``dim``; the gradient is cut the same way."""
+
+    dim: int
+
+    def __str__(self) -> str:
+        return f"S{self.dim}"
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """Each device holds the whole tensor, computed redundantly; so is the gradient."""
+
+    def __str__(self) -> str:
+        return "I"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Each device holds a copy that it uses differently; the gradient is Partial."""
+
+    def __str__(self) -> str:
+        return "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Each device holds a term of a sum; the gradient of every term is the same (Replicate)."""
+
+    def __str__(self) -> str:
+        return "P"
+
+
+State = Shard | Invariant | Replicate | Partial
+Sharding = tuple[State, ...]
+"""One state per mesh axis, in mesh order."""
+
+
+def parse_state(text: str) -> State:
+    """``parse_state(str(s)) == s``.
+
+    Raises:
+        ValueError: if ``text`` names no state.
+    """
+    if text.startswith("S") and text[1:].isdigit():
+        return Shard(int(text[1:]))
+    states: dict[str, State] = {"I": Invariant(), "R": Replicate(), "P": Partial()}
+    if text not in states:
+        raise ValueError(f"no state is written {text!r}; states are S<dim>, I, R, P")
+    return states[text]
+
+
+def format_sharding(sharding: Iterable[State]) -> str:
+    """``"S0,I"``: the states in mesh order."""
+    return ",".join(str(state) for state in sharding)
+
+
+def parse_sharding(text: str) -> Sharding:
+    """``parse_sharding(format_sharding(s)) == s``."""
+    return tuple(parse_state(part) for part in text.split(",")) if text else ()
+
+
+def invariant(mesh: Mesh) -> Sharding:
+    """Invariant on every axis: where every graph input starts."""
+    return (Invariant(),) * len(mesh.axes)
+
+
+def shard_degrees(sharding: Sharding, mesh: Mesh, rank: int) -> tuple[int, ...]:
+    """Into how many blocks each of ``rank`` dims is cut."""
+    degrees = [1] * rank
+    for state, axis in zip(sharding, mesh.axes, strict=True):
+        if isinstance(state, Shard):
+            degrees[state.dim] *= axis.size
+    return tuple(degrees)
+
+
+def fits(tensor: TensorType, sharding: Sharding, mesh: Mesh) -> bool:
+    """True if every cut is even and names an existing dim."""
+    if any(isinstance(state, Shard) and state.dim >= tensor.rank for state in sharding):
+        return False
+    degrees = shard_degrees(sharding, mesh, tensor.rank)
+    return all(size % degree == 0 for size, degree in zip(tensor.shape, degrees, strict=True))
+
+
+def local_shape(tensor: TensorType, sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
+    """Shape of one device's piece; the cut must fit (see ``fits``)."""
+    degrees = shard_degrees(sharding, mesh, tensor.rank)
+    assert fits(tensor, sharding, mesh), f"{tensor} does not divide as {format_sharding(sharding)} over {mesh}"
+    return tuple(size // degree for size, degree in zip(tensor.shape, degrees, strict=True))
+
+
+def local_bytes(tensor: TensorType, sharding: Sharding, mesh: Mesh) -> int:
+    """Bytes of one device's piece."""
+    size = tensor.dtype.itemsize
+    for extent in local_shape(tensor, sharding, mesh):
+        size *= extent
+    return size
