@@ -1,0 +1,211 @@
+"""The operators that move a tensor between its states along one mesh axis, each with its dual as gradient.
+
+Along an axis a tensor is Shard(dim): each rank holds a block; Invariant: each rank computes the same whole;
+Replicate: each rank uses a copy of the whole differently, so gradients are summands; or Partial: a summand.
+
+    operator        forward                                   backward
+    partition       Invariant  -> Shard(dim)   slice          all-gather
+    combine         Shard(dim) -> Invariant    all-gather     slice
+    replicate       Invariant  -> Replicate    nothing        all-reduce
+    reduce          Partial    -> Invariant    all-reduce     nothing
+    all_gather      Shard(dim) -> Replicate    all-gather     reduce-scatter    combine, then replicate
+    reduce_scatter  Partial    -> Shard(dim)   reduce-scatter all-gather        reduce, then partition
+    all_to_all      Shard(src) -> Shard(dst)   all-to-all     all-to-all        combine(src), then partition(dst)
+
+Every operator acts on this rank's piece, is the identity on an axis of size one, and takes any dtype and any strides.
+Cuts are even; a dim cut by two axes is cut by the outer (slower) axis first, and so combined by the inner one first.
+What is gathered with ``regather=True`` inside ``regathering()`` is not kept for backward but gathered again (ZeRO-3).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+# torch 2.13 renamed both and deprecated the old names.
+_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of the device mesh, as this rank sees it."""
+
+    name: str
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+
+
+def partition(x: Tensor, dim: int, axis: Axis) -> Tensor:
+    """Invariant -> Shard(dim): keep this rank's block."""
+    return _move(x, axis, lambda t: _slice(t, dim, axis), lambda g: _all_gather(g, dim, axis))
+
+
+def combine(x: Tensor, dim: int, axis: Axis, *, regather: bool = False) -> Tensor:
+    """Shard(dim) -> Invariant: every rank gets the whole and goes on computing the same with it."""
+    whole = _move(x, axis, lambda t: _all_gather(t, dim, axis), lambda g: _slice(g, dim, axis))
+    return _remember(whole, x, dim, axis) if regather else whole
+
+
+def replicate(x: Tensor, axis: Axis) -> Tensor:
+    """Invariant -> Replicate: from here each rank uses its copy differently (Megatron's f)."""
+    return _move(x, axis, _same, lambda g: _all_reduce(g, axis))
+
+
+def reduce(x: Tensor, axis: Axis) -> Tensor:
+    """Partial -> Invariant: the sum of the ranks' terms (Megatron's g)."""
+    return _move(x, axis, lambda t: _all_reduce(t, axis), _same)
+
+
+def all_gather(x: Tensor, dim: int, axis: Axis, *, regather: bool = False) -> Tensor:
+    """Shard(dim) -> Replicate: as combine, and each rank uses its copy of the whole differently."""
+    whole = _move(x, axis, lambda t: _all_gather(t, dim, axis), lambda g: _reduce_scatter(g, dim, axis))
+    return _remember(whole, x, dim, axis) if regather else whole
+
+
+def reduce_scatter(x: Tensor, dim: int, axis: Axis) -> Tensor:
+    """Partial -> Shard(dim): this rank's block of the sum."""
+    return _move(x, axis, lambda t: _reduce_scatter(t, dim, axis), lambda g: _all_gather(g, dim, axis))
+
+
+def all_to_all(x: Tensor, src: int, dst: int, axis: Axis) -> Tensor:
+    """Shard(src) -> Shard(dst): gather along ``src`` and cut along ``dst`` in one exchange."""
+    return _move(x, axis, lambda t: _all_to_all(t, src, dst, axis), lambda g: _all_to_all(g, dst, src, axis))
+
+
+# ---- A linear map and its dual as one autograd function ----
+
+
+class _Linear(torch.autograd.Function):
+    """``forward`` with ``dual`` as its gradient; differentiable any number of times, as both are linear."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], dual: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.maps = dual, forward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _linear(grad, *ctx.maps), None, None
+
+
+def _move(x: Tensor, axis: Axis, forward: Callable[[Tensor], Tensor], dual: Callable[[Tensor], Tensor]) -> Tensor:
+    return x if axis.size == 1 else _linear(x, forward, dual)
+
+
+def _linear(x: Tensor, forward: Callable[[Tensor], Tensor], dual: Callable[[Tensor], Tensor]) -> Tensor:
+    y: Tensor = _Linear.apply(x, forward, dual)  # type: ignore[no-untyped-call]
+    return y
+
+
+# ---- The collectives, on any dim; each returns a tensor of its own, row-major ----
+
+
+def _same(x: Tensor) -> Tensor:
+    return x.view_as(x)
+
+
+def _slice(x: Tensor, dim: int, axis: Axis) -> Tensor:
+    block = _block_size(x, dim, axis)
+    # A copy: a view would keep the whole tensor alive until backward.
+    return x.narrow(dim, axis.rank * block, block).clone(memory_format=torch.contiguous_format)
+
+
+def _all_gather(x: Tensor, dim: int, axis: Axis) -> Tensor:
+    blocks = x.new_empty((axis.size, *x.shape))
+    _gather_single(blocks.view(-1), x.reshape(-1), group=axis.group)
+    return blocks.flatten(0, 1) if dim == 0 else torch.cat(blocks.unbind(), dim)
+
+
+def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=axis.group)
+    return total
+
+
+def _reduce_scatter(x: Tensor, dim: int, axis: Axis) -> Tensor:
+    blocks = _blocks(x, dim, axis)
+    total = torch.empty_like(blocks[0])
+    _scatter_single(total.view(-1), blocks.view(-1), group=axis.group)
+    return total
+
+
+def _all_to_all(x: Tensor, src: int, dst: int, axis: Axis) -> Tensor:
+    sent = _blocks(x, dst, axis)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=axis.group)
+    return received.flatten(0, 1) if src == 0 else torch.cat(received.unbind(), src)
+
+
+def _blocks(x: Tensor, dim: int, axis: Axis) -> Tensor:
+    """[axis.size, *block]: the block for each rank, one after the other in memory."""
+    return torch.stack(torch.split(x, _block_size(x, dim, axis), dim))
+
+
+def _block_size(x: Tensor, dim: int, axis: Axis) -> int:
+    if x.size(dim) % axis.size:
+        raise ValueError(
+            f"uneven-cut: dim {dim} of a tensor of shape {list(x.shape)} over axis {axis.name} of size {axis.size}. "
+            f"Its size must be a multiple of {axis.size}. Change the batch size, or drop the last, smaller batch."
+        )
+    return x.size(dim) // axis.size
+
+
+# ---- Gathered weights that are not kept for backward (ZeRO-3) ----
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """How to get a gathered tensor again: from its shard, which may itself be gathered along another axis."""
+
+    shard: Tensor | _Saved
+    dim: int
+    axis: Axis
+
+    def again(self) -> Tensor:
+        return _all_gather(_unpack(self.shard), self.dim, self.axis)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A gathered tensor, or a view of one, as autograd keeps it: the recipe and the view's geometry."""
+
+    source: _Gathered
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+_live: dict[int, _Gathered] = {}  # by address of the gathered memory; an entry lives as long as its tensor
+
+
+def regathering() -> saved_tensors_hooks:
+    """Context of a forward pass: what autograd saves of tensors gathered with ``regather`` is gathered again."""
+    return saved_tensors_hooks(_pack, _unpack)
+
+
+def _remember(whole: Tensor, shard: Tensor, dim: int, axis: Axis) -> Tensor:
+    if axis.size > 1:
+        address = whole.untyped_storage().data_ptr()
+        _live[address] = _Gathered(_pack(shard.detach()), dim, axis)
+        weakref.finalize(whole, _live.pop, address, None).atexit = False
+    return whole
+
+
+def _pack(x: Tensor) -> Tensor | _Saved:
+    source = _live.get(x.untyped_storage().data_ptr())
+    return x if source is None else _Saved(source, x.size(), x.stride(), int(x.storage_offset()))
+
+
+def _unpack(saved: Tensor | _Saved) -> Tensor:
+    if isinstance(saved, Tensor):
+        return saved
+    return saved.source.again().as_strided(saved.size, saved.stride, saved.offset)
