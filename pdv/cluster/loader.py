@@ -1,0 +1,168 @@
+"""From a cluster file to a `Cluster`, or to one error that names file, line and mend. Entry point: `load_cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ir.errors import ClusterError
+from pdv.cluster import schema
+from pdv.cluster.checks import check_levels
+from pdv.cluster.description import Cluster, DeviceClass, Level, Link
+from pdv.cluster.meshes import check_pinned_mesh
+from pdv.cluster.source import Place, Source, read_yaml
+from pdv.cluster.suggest import did_you_mean
+from pdv.cluster.units import Problem, shorten
+
+
+def load_cluster(description: str | Path | Mapping[str, object] | Cluster) -> Cluster:
+    """The cluster of a YAML file, of the same data as a mapping, or `description` itself if it is a cluster already.
+
+    Raises:
+        ClusterError: naming the file, the line, the value, and the mend.
+    """
+    if isinstance(description, Cluster):
+        return description
+    if isinstance(description, Mapping):
+        return build_cluster(Source("cluster", dict(description), {}), default_name="cluster")
+    path = Path(description)
+    return build_cluster(read_yaml(path), default_name=path.stem)
+
+
+def build_cluster(source: Source, default_name: str) -> Cluster:
+    """The cluster that `source` describes. Raises as `load_cluster`."""
+    if not isinstance(source.data, dict):
+        raise ClusterError(
+            f"{source.where(())}: a cluster is a mapping, not {_kind(source.data)}", mend="Start with `nodes:`"
+        )
+    try:
+        spec = schema.ClusterSpec.model_validate(source.data)
+    except ValidationError as error:
+        raise _one_error(error, source) from None
+    levels = _levels(spec, source)
+    classes = tuple(DeviceClass(node.device.build(), node.count * node.devices) for node in spec.nodes)
+    mesh = None if spec.mesh is None else tuple(spec.mesh.items())
+    try:
+        warnings = check_levels(levels, classes, source)
+        cluster = Cluster(spec.name or _clean(default_name), levels, _merged(classes), mesh, warnings)
+        if mesh is not None:
+            check_pinned_mesh(cluster)
+    except Problem as problem:
+        raise ClusterError(f"{source.where(('mesh',))}: {problem.what}", problem.allowed, problem.mend) from None
+    return cluster
+
+
+def _levels(spec: schema.ClusterSpec, source: Source) -> tuple[Level, ...]:
+    """The levels with more than one member, outer to inner; of unequal links in the nodes the slowest counts."""
+    devices = {node.devices for node in spec.nodes}
+    if len(devices) > 1:
+        raise ClusterError(
+            f"{source.where(('nodes',))}: nodes with unequal numbers of devices ({sorted(devices)})",
+            "Allowed today: the same number in every node",
+            "Describe the nodes of one size, or count the devices that all of them have",
+        )
+    per_node, nodes = devices.pop(), sum(node.count for node in spec.nodes)
+    levels = []
+    if nodes > 1:
+        if spec.network is None:
+            raise ClusterError(
+                f"{source.where(('nodes',))}: {nodes} nodes, but no network between them",
+                mend="Add `network: PRESET`, for instance ib-hdr or ethernet-25g",
+            )
+        levels.append(Level("node", nodes, spec.network.build_for(per_node)))
+    if per_node > 1:
+        kinds = {node.device.build().kind for node in spec.nodes}
+        links = [node.link.build() for node in spec.nodes if node.link is not None]
+        levels.append(Level("cpu" if kinds == {"cpu"} else "gpu", per_node, _slowest(links)))
+    return tuple(levels)
+
+
+def _slowest(links: list[Link]) -> Link:
+    """A collective waits for the slowest: least bandwidth, most latency."""
+    if len(set(links)) == 1:
+        return links[0]
+    names = "+".join(sorted({link.name for link in links}))
+    return Link(names, min(link.bandwidth_bytes_per_s for link in links), max(link.latency_s for link in links))
+
+
+def _merged(classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:
+    """Equal devices of several node groups are one class."""
+    merged: list[DeviceClass] = []
+    for entry in classes:
+        same = next((index for index, known in enumerate(merged) if known.device == entry.device), None)
+        if same is None:
+            merged.append(entry)
+        else:
+            merged[same] = DeviceClass(entry.device, merged[same].count + entry.count)
+    return tuple(merged)
+
+
+def _one_error(error: ValidationError, source: Source) -> ClusterError:
+    """The first problem by line; the others are counted, so that the list does not bury the mend."""
+    problems = sorted(error.errors(), key=lambda problem: source.lines.get(_place(problem["loc"]), 0))
+    first = problems[0]
+    place = _place(first["loc"])
+    what, allowed, mend = _explain(dict(first), place)
+    more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+    return ClusterError(f"{source.where(place)}: {what}{more}", allowed, mend)
+
+
+def _place(loc: tuple[int | str, ...]) -> Place:
+    """The path to the value; pydantic marks a mapping's key by a last "[key]"."""
+    return tuple(step for step in loc if step != "[key]")
+
+
+def _explain(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  # pydantic's error details are untyped
+    """What, allowed and mend for one error of pydantic."""
+    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, Problem):
+        return cause.what, cause.allowed, cause.mend
+    if kind == "extra_forbidden":
+        known = _known_keys(place[:-1])
+        return "unknown key", f"Known keys: {', '.join(known)}", did_you_mean(str(place[-1]), known) or "Remove it"
+    if kind == "missing":
+        return "is missing", "", f"Add `{place[-1]}: ...`"
+    if kind in {"greater_than_equal", "greater_than", "less_than_equal", "finite_number"}:
+        upper = f" to {schema.MAX_COUNT}" if isinstance(value, int) else ", more than 0 and at most 1"
+        return (
+            f"{shorten(value)} is out of range",
+            f"Allowed: 1{upper}" if isinstance(value, int) else f"Allowed: a number{upper}",
+            "",
+        )
+    if kind == "int_type":
+        return (
+            f"{shorten(value)} is no whole number",
+            f"Allowed: 1 to {schema.MAX_COUNT}",
+            "Write digits without quotes",
+        )
+    message = str(problem["msg"])
+    return f"{shorten(value) if not isinstance(value, dict | list) else _kind(value)} is not allowed here", message, ""
+
+
+def _known_keys(place: Place) -> list[str]:
+    """The keys that the mapping at `place` may have."""
+    inner = [step for step in place if isinstance(step, str)]
+    models: dict[str, type[BaseModel]] = {
+        "nodes": schema.NodeSpec,
+        "device": schema.DeviceSpec,
+        "link": schema.LinkSpec,
+        "network": schema.NetworkSpec,
+    }
+    model = models.get(inner[-1], schema.ClusterSpec) if inner else schema.ClusterSpec
+    return list(model.model_fields)
+
+
+def _kind(value: object) -> str:
+    return {dict: "a mapping", list: "a list", str: "a text", bool: "a truth value"}.get(type(value), "a single value")
+
+
+def _clean(name: str) -> str:
+    """A file's stem as a cluster's name."""
+    return (
+        "".join(char if char.isascii() and (char.isalnum() or char in "_.-") else "-" for char in name)[:64]
+        or "cluster"
+    )

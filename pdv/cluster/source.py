@@ -1,0 +1,137 @@
+"""Reading YAML strictly: plain data with the line of every value, and nothing that YAML could smuggle in.
+
+Refused: tags, anchors and aliases (and with them entity bombs), several documents, repeated keys, keys that are no
+text, deep or huge files. Entry point: `read_yaml`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from ir.errors import ClusterError
+from pdv.cluster.units import shorten
+
+MAX_BYTES = 2**20  # a cluster description has a few hundred
+MAX_DEPTH = 16
+
+Place = tuple[str | int, ...]  # keys and positions from the top of the document
+
+
+@dataclass(frozen=True)
+class Source:
+    """The plain data of a file, and the line (from 1) on which each of its values, or its key, stands."""
+
+    name: str
+    data: object
+    lines: dict[Place, int]
+
+    def where(self, place: Place) -> str:
+        """`cluster.yaml line 7, nodes[0].device`: the nearest known place around `place`."""
+        known = place
+        while known not in self.lines and known:
+            known = known[:-1]
+        text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
+        line = f"{self.name} line {self.lines.get(known, 1)}"
+        return f"{line}, {text}" if text else line
+
+
+def read_yaml(path: Path) -> Source:
+    """The file's data.
+
+    Raises:
+        ClusterError: not a readable file, not text, not YAML, or a feature of YAML that is refused.
+    """
+    name = str(path)
+    if not path.is_file():
+        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise ClusterError(f"{shorten(name)} {kind}", mend="Give the path of a YAML file (examples/clusters has some)")
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ClusterError(f"{shorten(name)} cannot be read ({error.strerror})") from error
+    if len(raw) > MAX_BYTES:
+        raise ClusterError(f"{shorten(name)} is larger than 1 MiB", mend="Give a cluster description")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ClusterError(f"{shorten(name)} is not text in UTF-8 (byte {error.start})") from error
+    return parse_yaml(text, name)
+
+
+def parse_yaml(text: str, name: str) -> Source:
+    """The data of YAML `text`; `name` stands for the file in messages. Raises as `read_yaml`."""
+    try:
+        _refuse_features(text, name)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = " ".join(str(error.problem or error.context).split())
+        raise ClusterError(f"{name}{line}: not valid YAML ({problem})", mend="Mend the syntax") from error
+    except yaml.YAMLError as error:  # a character that YAML forbids
+        reason = " ".join(str(error).split(" in ")[0].split())
+        raise ClusterError(f"{name}: not valid YAML ({reason})", mend="Mend the syntax") from error
+    if node is None:
+        raise ClusterError(f"{name} is empty", mend="Describe nodes and network (examples/clusters has some)")
+    lines: dict[Place, int] = {(): node.start_mark.line + 1}
+    return Source(name, _plain(node, (), lines, name), lines)
+
+
+def _refuse_features(text: str, name: str) -> None:
+    """Look at the events alone, so that nothing is built yet when an alias would multiply it."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        place = f"{name} line {event.start_mark.line + 1}" if event.start_mark else name
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise ClusterError(f"{place}: anchors and aliases (& and *) are not allowed", mend="Write the values out")
+        tag = getattr(event, "tag", None)
+        if tag:
+            raise ClusterError(f"{place}: tags ({shorten(tag)}) are not allowed", mend="Remove the tag")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise ClusterError(f"{place}: nested more than {MAX_DEPTH} deep", mend="Describe nodes and network only")
+
+
+def _plain(node: yaml.Node, place: Place, lines: dict[Place, int], name: str) -> object:
+    """The node's value, its lines written into `lines`."""
+    line = f"{name} line {node.start_mark.line + 1}"
+    if isinstance(node, yaml.SequenceNode):
+        items = []
+        for position, item in enumerate(node.value):
+            lines[*place, position] = item.start_mark.line + 1
+            items.append(_plain(item, (*place, position), lines, name))
+        return items
+    if isinstance(node, yaml.MappingNode):
+        return _plain_mapping(node, place, lines, name)
+    try:
+        value: object = yaml.SafeLoader("").construct_object(node)
+    except (ValueError, yaml.YAMLError) as error:  # an integer too long, an impossible date
+        raise ClusterError(f"{line}: {shorten(node.value)} cannot be read", mend="Write a plain value") from error
+    if value is not None and not isinstance(value, str | int | float | bool):
+        raise ClusterError(f"{line}: {shorten(node.value)} is neither text nor number", mend="Put it in quotes")
+    return value
+
+
+def _plain_mapping(node: yaml.MappingNode, place: Place, lines: dict[Place, int], name: str) -> dict[str, object]:
+    result: dict[str, object] = {}
+    for key_node, value_node in node.value:
+        key_line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ClusterError(f"{name} line {key_line}: a key must be plain text", mend="Write key: value")
+        key = str(key_node.value)
+        if key in result:
+            first = lines[*place, key]
+            raise ClusterError(
+                f"{name} line {key_line}: the key {shorten(key)} is given twice (first on line {first})",
+                mend="Remove one of them",
+            )
+        lines[*place, key] = key_line
+        result[key] = _plain(value_node, (*place, key), lines, name)
+    return result
