@@ -169,9 +169,16 @@ class _Gathered:
     shard: Tensor | _Saved
     dim: int
     axis: Axis
+    version: int
 
     def again(self) -> Tensor:
-        return _all_gather(_unpack(self.shard), self.dim, self.axis)
+        shard = _unpack(self.shard)
+        if isinstance(self.shard, Tensor) and shard._version != self.version:  # noqa: SLF001  # as autograd checks
+            raise RuntimeError(
+                "stale-weight: a gathered weight's shard was changed in place between forward and backward. "
+                "Its gradient would be that of other values. Step the optimizer after backward."
+            )
+        return _all_gather(shard, self.dim, self.axis)
 
 
 @dataclass(frozen=True)
@@ -195,7 +202,7 @@ def regathering() -> saved_tensors_hooks:
 def _remember(whole: Tensor, shard: Tensor, dim: int, axis: Axis) -> Tensor:
     if axis.size > 1:
         address = whole.untyped_storage().data_ptr()
-        _live[address] = _Gathered(_pack(shard.detach()), dim, axis)
+        _live[address] = _Gathered(_pack(shard.detach()), dim, axis, shard._version)  # noqa: SLF001
         weakref.finalize(whole, _live.pop, address, None).atexit = False
     return whole
 

@@ -1,0 +1,84 @@
+"""Meshes of one process, and stored weights read by slice through views."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from pdv.emit.parallel import Axis
+from pdv.emit.runtime import Mesh, Weights, local, make_mesh, train_step
+
+CPU = torch.device("cpu")
+STORED = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    path = tmp_path_factory.mktemp("model") / "weights.safetensors"
+    ids, flag = torch.arange(5), torch.tensor(True)
+    save_file(
+        {"w": STORED, "ids": ids, "scalar": torch.tensor(2.5), "flag": flag, 'a "b"\n.c': STORED[0].clone()}, path
+    )
+    return Weights(path)
+
+
+@given(st.permutations(range(3)), st.integers(0, 2), st.integers(0, 1), st.integers(0, 1), st.integers(0, 2))
+@settings(deadline=None, max_examples=50)
+def test_views_and_cuts_read_what_the_tensor_operations_give(
+    weights: Weights, perm: list[int], narrowed: int, outer: int, inner: int, dim: int
+) -> None:
+    stored, expected = weights["w"].permute(*perm), STORED.permute(*perm)
+    half = expected.size(narrowed) // 2
+    stored, expected = stored.narrow(narrowed, half, half), expected.narrow(narrowed, half, half)
+    mesh = Mesh((Axis("dp", 1, 0), Axis("tp", 2, inner)), CPU)
+    if expected.size(dim) % 4 == 0:
+        mesh = Mesh((Axis("dp", 2, outer), Axis("tp", 2, inner)), CPU)
+        expected = expected.chunk(2, dim)[outer]
+    if expected.size(dim) % 2:
+        return
+    piece = mesh.tensor(stored, {"tp": dim, "dp": dim})
+    assert torch.equal(piece, expected.chunk(2, dim)[inner])
+    assert piece.is_contiguous()
+    assert piece.untyped_storage().nbytes() == piece.numel() * 4  # its own memory, not a view of the file
+
+
+def test_scalars_dtypes_and_hostile_names(weights: Weights) -> None:
+    assert weights["scalar"].read(CPU).item() == 2.5
+    assert weights["scalar"].read(CPU, torch.bfloat16).dtype == torch.bfloat16
+    assert weights["ids"].read(CPU, torch.bfloat16).dtype == torch.int64
+    assert weights["flag"].read(CPU).item() is True
+    assert torch.equal(weights['a "b"\n.c'].read(CPU), STORED[0])
+
+
+def test_one_process_gets_every_axis_with_size_one(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    mesh = make_mesh({"dp": 2, "tp": 4}, "cpu")
+    assert [(axis.name, axis.size) for axis in mesh.axes] == [("dp", 1), ("tp", 1)]
+    parameter = mesh.parameter(weights["w"], {"tp": 0})
+    assert type(parameter) is torch.nn.Parameter
+    assert local(parameter) is parameter
+    assert torch.equal(parameter, STORED)
+
+
+def test_a_wrong_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(RuntimeError, match=r"wrong-world-size: 3 processes for the mesh dp=2 x tp=4. It runs on 8"):
+        make_mesh({"dp": 2, "tp": 4}, "cpu")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_step_on_one_process_is_the_plain_step(reduction: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    loss_fn = torch.nn.MSELoss(reduction=reduction)
+    expected = loss_fn(model(x), y)
+    grads = torch.autograd.grad(expected, list(model.parameters()))
+    loss = train_step(model, x, y, loss_fn, [Axis("dp")], reduction=reduction)  # type: ignore[arg-type]
+    assert torch.equal(loss, expected.detach())
+    assert not loss.requires_grad
+    for parameter, grad in zip(model.parameters(), grads, strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, grad)
