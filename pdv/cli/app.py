@@ -1,0 +1,106 @@
+"""`pdv`: the commands put together, and the one place where an exception becomes a message and an exit code.
+
+0 done, 2 usage, 3 bad model, 4 unsupported operators, 5 bad cluster, 6 no plan fits, 7 verification failed,
+70 our own fault.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import pdv
+from ir.errors import PdvError, UsageError
+from pdv.cli import cluster, doctor, explain, optimize, verify
+from pdv.cli.output import print_error
+
+OUR_FAULT = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+app = typer.Typer(
+    name="pdv",
+    help="Turn a single-device model into a sharded PyTorch program, proved equal, for the cluster at hand.",
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(optimize.optimize)
+app.command()(verify.verify)
+app.command()(explain.explain)
+app.add_typer(cluster.app, name="cluster")
+app.command()(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pdv {pdv.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Turn a single-device model into a sharded PyTorch program, proved equal, for the cluster at hand."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of one command; every message is printed by then."""
+    words = list(arguments) or ["--help"]
+    as_json, debug = "--json" in words, "--debug" in words
+    command = " ".join(word for word in words[:2] if word.isalpha())
+    try:
+        code = app(args=words, prog_name="pdv", standalone_mode=False)
+    except PdvError as error:
+        return _report(error, command, as_json=as_json, debug=debug)
+    except typer.TyperException as error:  # what typer itself found wrong with the words
+        return _report(
+            UsageError(error.format_message(), mend=_usage_hint(words)), command, as_json=as_json, debug=debug
+        )
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stdout = None  # the reader went away; leave no complaint at exit
+        return 0
+    except Exception as error:  # noqa: BLE001  # the last resort, so that no user meets a traceback unasked
+        return _report_our_fault(error, command, as_json=as_json, debug=debug)
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: PdvError, command: str, *, as_json: bool, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    print_error(command, error.slug, str(error), error.exit_code, as_json=as_json)
+    return error.exit_code
+
+
+def _report_our_fault(error: Exception, command: str, *, as_json: bool, debug: bool) -> int:
+    """One line: what, where in the code, and how to see the rest."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    what = " ".join(str(error).split())[:300]
+    message = f"internal-error: {type(error).__name__}{place}: {what}. This is a fault of pdv, not yours."
+    message += "" if debug else " --debug shows the traceback; please report it."
+    print_error(command, "internal-error", message, OUR_FAULT, as_json=as_json)
+    return OUR_FAULT
+
+
+def _usage_hint(words: list[str]) -> str:
+    commands = {"optimize", "verify", "explain", "cluster", "doctor"}
+    command = next((word for word in words if word in commands), "")
+    return f"See `{' '.join(('pdv', command, '--help')) if command else 'pdv --help'}`"

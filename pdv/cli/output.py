@@ -1,0 +1,62 @@
+"""What commands print: results on stdout, all else on stderr; with --json exactly one versioned object on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+FORMAT_VERSION = 1  # of the objects that --json prints
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Progress = Callable[[str, float | None], None]
+
+
+def print_json(command: str, **content: object) -> None:
+    """The one object of a successful command."""
+    print(json.dumps({"format_version": FORMAT_VERSION, "command": command, **content}, indent=2, sort_keys=True))
+
+
+def print_error(command: str, slug: str, message: str, exit_code: int, *, as_json: bool) -> None:
+    """The one error of a failed command: a line on stderr, or the object on stdout."""
+    if as_json:
+        print_json(command, error={"slug": slug, "message": message, "exit_code": exit_code})
+    else:
+        print(f"error: {message}", file=sys.stderr)
+
+
+def print_warning(message: str) -> None:
+    """A line on stderr that stops nothing."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def print_table(rows: Mapping[str, str]) -> None:
+    """Names and values in two columns."""
+    width = max((len(name) for name in rows), default=0)
+    for name, value in rows.items():
+        print(f"{name:<{width}}  {value}")
+
+
+@contextmanager
+def progress_bar(*, quiet: bool) -> Iterator[Progress]:
+    """A callback (stage, share done or None) that draws on stderr, if that is a terminal and nobody asked for quiet."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda stage, fraction: None  # the callback's signature
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(stage: str, fraction: float | None) -> None:
+            bar.update(task, description=stage, total=None if fraction is None else 1.0, completed=fraction or 0.0)
+
+        yield show

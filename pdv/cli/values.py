@@ -1,0 +1,81 @@
+"""Option values: text with units, axis sizes, names of packages. Each error says what to write instead."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from pathlib import Path
+
+from ir.errors import UsageError
+
+DTYPES = {
+    "fp32": "float32",
+    "float32": "float32",
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+}
+NOT_PACKAGES = sys.stdlib_module_names | {"torch", "safetensors", "numpy", "pdv", "ir", "learned_cost"}
+
+
+def memory_bytes(text: str | None) -> int | None:
+    """`"70 GiB"` in bytes."""
+    if text is None:
+        return None
+    from dataclasses import replace
+
+    from pdv.cluster.units import MEMORY, Problem
+
+    try:
+        return int(replace(MEMORY, low=2.0**20).parse(text))  # a limit may be far below any device
+    except Problem as problem:
+        raise UsageError(f"--memory-limit: {problem.what}", problem.allowed, problem.mend) from None
+
+
+def dtype(text: str | None) -> str | None:
+    """The full name of a dtype: `bf16` is bfloat16."""
+    if text is None or text in DTYPES:
+        return DTYPES[text] if text else None
+    raise UsageError(f"--dtype: {text!r} is not known", f"Allowed: {', '.join(sorted(DTYPES))}")
+
+
+def axis_sizes(text: str | None) -> dict[str, int] | None:
+    """`"x=2,y=4"` as axis sizes, slow to fast."""
+    if text is None:
+        return None
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([a-z][a-z0-9_]{0,15})\s*=\s*([1-9][0-9]{0,5})\s*", part, re.ASCII)
+        if match is None or match[1] in sizes or keyword.iskeyword(match[1]):
+            raise UsageError(
+                f"--mesh: {part!r} is no axis", "Allowed: name=size, each name once", "Write --mesh x=2,y=4"
+            )
+        sizes[match[1]] = int(match[2])
+    return sizes
+
+
+def package_name(model: Path) -> str:
+    """A valid package name for a model's file: `GPT-2 (small).onnx` gives `GPT_2_small_pdv`."""
+    stem = re.sub(r"[^0-9A-Za-z]+", "_", model.name.rsplit(".", 1)[0]).strip("_")
+    return f"model_{stem}_pdv" if not stem or stem[0].isdigit() else f"{stem}_pdv"
+
+
+def output_directory(output: Path | None, model: Path, *, overwrite: bool) -> Path:
+    """Where the package goes, checked before the work starts: importable by name, and not there already."""
+    path = output or Path(package_name(model))
+    name = path.resolve().name
+    if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name in NOT_PACKAGES:
+        raise UsageError(
+            f"-o: a program cannot import a package called {name!r}",
+            "Allowed: letters, digits and _, and no name that Python or torch uses",
+            f"Try {package_name(Path(name))!r}",
+        )
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"-o: the folder {str(path.parent)!r} does not exist", mend="Make it first")
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"-o: {str(path)!r} is a file", mend="Choose another name")
+    if path.is_dir() and any(path.iterdir()) and not overwrite:
+        raise UsageError(f"-o: {str(path)!r} exists and is not empty", mend="Choose another, or add --overwrite")
+    return path

@@ -1,0 +1,12 @@
+"""The one place where defaults are written. Each is a constant with the reason for its value."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Mode = Literal["train", "infer"]
+
+MODE: Mode = "train"
+SEARCH = "backtrack"
+MAX_MESH_AXES = 3  # nodes, and a node cut in two: data, sequence and tensor can each have an axis
+BUDGET_S = 60.0  # planning time after which the best plan so far is taken; GPT-2 needs a tenth of it
