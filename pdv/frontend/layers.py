@@ -1,0 +1,180 @@
+"""What layers become: linear maps, attention, norms, convolution and pooling, over `Lowering`.
+
+Each function here is one decision of the canonical form, shared by the frontends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ir.graph import Node
+from pdv.frontend.lowering import Lowering, Pair, Unsupported
+from pdv.passes.simplify import short_float
+
+
+def linear(k: Lowering, x: Node, w: Node, bias: Node | None = None) -> Node:
+    """x: [..., k], w: [n, k], bias: [n] -> [..., n]; the bias is an addition of its own."""
+    y = k.apply("linear", x, w)
+    return y if bias is None else k.add(y, bias)
+
+
+def matmul(k: Lowering, a: Node, b: Node) -> Node:
+    """a: [..., m, k], b: [..., k, n]; a matrix or vector b is a linear map, like the weight that it usually is."""
+    if a.type.rank == 0 or b.type.rank == 0:
+        raise ValueError("matmul of a scalar")
+    if b.type.rank == 1:
+        y = k.apply("linear", a, k.reshape(b, (1, *b.type.shape)))
+        return k.reshape(y, y.type.shape[:-1])
+    if b.type.rank == 2:
+        return k.apply("linear", a, k.permute(b, (1, 0)))
+    if a.type.rank == 1:
+        y = k.apply("matmul", k.reshape(a, (1, *a.type.shape)), b)
+        return k.reshape(y, (*y.type.shape[:-2], y.type.shape[-1]))
+    return k.apply("matmul", a, b)
+
+
+def attention(
+    k: Lowering, q: Node, key: Node, v: Node, mask: Node | None = None, *, causal: bool = False, scale: float | None = None
+) -> Node:
+    """q: [b, h, s, e], key: [b, g, t, e], v: [b, g, t, f] -> [b, h, s, f]; where h > g each of the g serves h / g heads in a row."""
+    if q.type.rank < 3 or key.type.rank != q.type.rank or v.type.rank != q.type.rank:
+        raise Unsupported(f"attention over ranks {q.type.rank}, {key.type.rank} and {v.type.rank}")
+    heads = q.type.shape[-3]
+    key, v = repeat_heads(k, key, heads), repeat_heads(k, v, heads)
+    factor = 1 / math.sqrt(q.type.shape[-1]) if scale is None else scale
+    operands = (q, key, v) if mask is None else (q, key, v, mask)
+    return k.apply("attention", *operands, causal=bool(causal), scale=short_float(factor))
+
+
+def repeat_heads(k: Lowering, x: Node, heads: int) -> Node:
+    """x: [b, g, t, e] -> [b, heads, t, e], each head heads / g times in a row."""
+    *lead, groups, t, e = x.type.shape
+    if groups == heads:
+        return x
+    if heads % groups:
+        raise ValueError(f"{heads} heads over {groups} groups of keys and values")
+    x = k.expand(k.reshape(x, (*lead, groups, 1, t, e)), (*lead, groups, heads // groups, t, e))
+    return k.reshape(x, (*lead, heads, t, e))
+
+
+def softmax(k: Lowering, x: Node, dim: int, op: str = "softmax") -> Node:
+    """`softmax` or `log_softmax` along any dim."""
+    if dim % x.type.rank == x.type.rank - 1:
+        return k.apply(op, x, dim=-1)
+    return k.transpose(k.apply(op, k.transpose(x, dim, -1), dim=-1), dim, -1)
+
+
+def layer_norm(k: Lowering, x: Node, dims: int, weight: Node | None, bias: Node | None, eps: float) -> Node:
+    """Over the last `dims` dims, of which the IR takes one."""
+    if dims != 1:
+        raise Unsupported(f"layer norm over {dims} dims")
+    if weight is None and bias is not None:
+        weight = k.const(np.ones(bias.type.shape, np.float32), bias.type.dtype)
+    return k.apply("layer_norm", *(v for v in (x, weight, bias) if v is not None), eps=short_float(eps))
+
+
+def rms_norm(k: Lowering, x: Node, weight: Node | None, eps: float) -> Node:
+    """x: [..., d], weight: [d]."""
+    if weight is None:
+        weight = k.const(np.ones(x.type.shape[-1:], np.float32), x.type.dtype)
+    return k.apply("rms_norm", x, weight, eps=short_float(eps))
+
+
+def batch_norm(k: Lowering, x: Node, mean: Node, variance: Node, weight: Node | None, bias: Node | None, eps: float) -> Node:
+    """x: [n, c, ...] normalised by statistics [c]; other ranks than 4 pass through [n, c, h, 1]."""
+    channels = mean.type.shape
+    weight = k.const(np.ones(channels, np.float32), mean.type.dtype) if weight is None else weight
+    bias = k.const(np.zeros(channels, np.float32), mean.type.dtype) if bias is None else bias
+    y = k.apply("batch_norm", as_image(k, x), mean, variance, weight, bias, eps=short_float(eps))
+    return k.reshape(y, x.type.shape)
+
+
+def as_image(k: Lowering, x: Node) -> Node:
+    """[n, c, ...] -> [n, c, h, w]."""
+    if x.type.rank < 2:
+        raise Unsupported(f"batch norm over rank {x.type.rank}")
+    if x.type.rank == 4:
+        return x
+    return k.reshape(x, (*x.type.shape[:2], math.prod(x.type.shape[2:]), 1))
+
+
+def training_batch_norm(
+    k: Lowering,
+    x: Node,
+    running: tuple[Node | None, Node | None],
+    affine: tuple[Node | None, Node | None],
+    *,
+    momentum: float,
+    eps: float,
+    unbiased: bool = True,
+) -> Node:
+    """Normalised by the batch's own statistics; the running ones move by `momentum` (torch's meaning) towards them.
+
+    unbiased: the running variance takes n / (n - 1) of the batch's, as torch has it and ONNX's definition has not.
+    """
+    image = as_image(k, x)
+    mean = k.apply("channel_mean", image)
+    variance = k.apply("channel_variance", image, mean)
+    n = x.type.num_elements // x.type.shape[1]
+    correction = n / (n - 1) if unbiased and n > 1 else 1.0
+    for buffer, statistic, factor in ((running[0], mean, 1.0), (running[1], variance, correction)):
+        if buffer is not None and buffer.op.name == "param":
+            moved = k.add(k.scale(buffer, 1 - short_float(momentum)), k.scale(statistic, short_float(momentum) * factor))
+            k.updates[buffer.attr("source")] = moved
+    return batch_norm(k, x, mean, variance, *affine, eps=eps)
+
+
+def conv2d(
+    k: Lowering, x: Node, w: Node, bias: Node | None, *, stride: Pair, padding: Pair, dilation: Pair, groups: int
+) -> Node:
+    """x: [n, c, h, w], w: [co, c / groups, kh, kw]; the bias [co] is an addition of its own."""
+    if x.type.rank != 4 or w.type.rank != 4:
+        raise Unsupported(f"convolution over rank {x.type.rank}")
+    y = k.apply("conv2d", x, w, stride=stride, padding=padding, dilation=dilation, groups=int(groups))
+    if bias is None or is_zero(k, bias):
+        return y
+    return k.add(y, k.reshape(bias, (*bias.type.shape, 1, 1)))
+
+
+def is_zero(k: Lowering, node: Node) -> bool:
+    """True for a constant of zeros, which exporters write where a layer has no bias."""
+    array = k.value(node)
+    return array is not None and not array.any()
+
+
+def max_pool2d(k: Lowering, x: Node, *, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Node:
+    """Maximum over windows; padding never wins."""
+    if x.type.rank != 4:
+        raise Unsupported(f"pooling over rank {x.type.rank}")
+    return k.apply("max_pool2d", x, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+
+
+def avg_pool2d(k: Lowering, x: Node, *, kernel: Pair, stride: Pair, padding: Pair, count_padding: bool) -> Node:
+    """Mean over windows."""
+    if x.type.rank != 4:
+        raise Unsupported(f"pooling over rank {x.type.rank}")
+    if padding != (0, 0) and not count_padding:
+        raise Unsupported("average pooling that does not count its padding")
+    return k.apply("avg_pool2d", x, kernel=kernel, stride=stride, padding=padding)
+
+
+def adaptive_avg_pool2d(k: Lowering, x: Node, size: Sequence[int]) -> Node:
+    """To [n, c, *size]; to one point it is a mean."""
+    height, width = x.type.shape[-2:]
+    if tuple(size) == (1, 1):
+        return k.reduce("reduce_mean", x, (-2, -1), keepdim=True)
+    if height % size[0] or width % size[1]:
+        raise Unsupported(f"adaptive pooling of {height}x{width} to {size[0]}x{size[1]}, which do not divide")
+    window = (height // size[0], width // size[1])
+    return avg_pool2d(k, x, kernel=window, stride=window, padding=(0, 0), count_padding=True)
+
+
+def flatten(k: Lowering, x: Node, start: int, end: int) -> Node:
+    """Dims start to end (inclusive) as one."""
+    rank = max(x.type.rank, 1)
+    start, end = start % rank, end % rank
+    shape = x.type.shape
+    return k.reshape(x, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))

@@ -1,0 +1,58 @@
+"""Decides which frontend reads a model; the result is canonical whichever it was."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ir.errors import ModelError, UsageError
+from pdv.frontend.program import Program
+from pdv.passes import canonicalize
+
+if TYPE_CHECKING:
+    import torch
+
+    from pdv.frontend.module import ExampleInputs
+
+ModelSource = "str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram"
+
+
+def load_program(
+    model: str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram,
+    example_inputs: ExampleInputs | None = None,
+    *,
+    batch: int | None = None,
+) -> Program:
+    """The canonical program of an ONNX file, an exported program, or a module with example inputs.
+
+    batch: the size of the dynamic batch dim of an ONNX model, or of dim 0 of a module's example inputs.
+
+    Raises:
+        ModelError: if the model cannot be read or is not valid.
+        UnsupportedOperatorsError: naming every operator that has no declaration.
+        UsageError: if the arguments do not go together.
+    """
+    if isinstance(model, str | os.PathLike):
+        program = _load_file(Path(model), batch)
+    else:
+        from pdv.frontend.module import load_module_or_export
+
+        program = load_module_or_export(model, example_inputs, batch=batch)
+    return Program(canonicalize(program.graph), program.weights)
+
+
+def _load_file(path: Path, batch: int | None) -> Program:
+    match path.suffix.lower():
+        case ".onnx":
+            from pdv.frontend.onnx import load_onnx
+
+            return load_onnx(path, batch=batch)
+        case ".pt2" | ".pt" | ".pth" | ".ckpt":
+            raise ModelError(
+                f"{path} is a pickle: reading one runs the code in it",
+                "Allowed: .onnx files; in Python also modules and exported programs",
+                "If you trust it, load it yourself (torch.export.load) and pass the program to pdv.optimize",
+            )
+        case suffix:
+            raise UsageError(f"{path} has the suffix {suffix!r}", "Allowed: .onnx", "Export the model to ONNX first")

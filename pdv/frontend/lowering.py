@@ -1,0 +1,238 @@
+"""One way to say in the IR what models say: the operations that frontends lower to.
+
+Frontends differ in names and argument order; what an operation *becomes* is decided once, here. Anything over known values is computed on
+the spot, since shapes, masks and position tables arrive as little programs. Entry point: `Lowering`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ir.builder import Builder
+from ir.graph import Node
+from ir.operator import Operator
+from ir.ops import OPERATORS
+from ir.types import DType
+from pdv.passes.fold_constants import Array, fold
+from pdv.passes.simplify import short_float
+
+Pair = tuple[int, int]
+Number = int | float | bool
+
+
+class Unsupported(Exception):
+    """A form of an operator that the IR cannot say; the message says which."""
+
+
+class Lowering:
+    """A builder that folds constants and speaks the frontends' language.
+
+    Attributes:
+        builder: the graph so far.
+        updates: buffer name -> its new value, as batch normalisation in training leaves it.
+        name: hint for the nodes made next, usually the source's own name for the value.
+    """
+
+    def __init__(self) -> None:
+        self.builder = Builder()
+        self.updates: dict[str, Node] = {}
+        self.name = ""
+
+    def apply(self, op: str, *operands: Node, **attrs: Hashable) -> Node:
+        """One operator, or its value where all operands are constants."""
+        declared: Operator = OPERATORS[op]
+        node = self.builder.apply(declared, operands, attrs, self.name)
+        value = fold(node) if operands else None
+        return node if value is None else self.const(value, node.type.dtype)
+
+    def const(self, array: Any, dtype: DType | None = None) -> Node:  # Any: whatever NumPy can make an array of
+        """A known array; bfloat16 values are kept as float32."""
+        array = np.asarray(array)
+        if dtype is None:
+            try:
+                dtype = DType.from_name(array.dtype.name)
+            except KeyError:
+                raise Unsupported(f"element type {array.dtype.name}") from None
+        return self.builder.const(array.astype(np.float32) if dtype is DType.BF16 else array, self.name, dtype)
+
+    @staticmethod
+    def value(node: Node) -> Array | None:
+        """The array of a constant node."""
+        return node.attr("value").array if node.op.name == "const" else None
+
+    def scalar(self, node: Node, like: Node) -> Number | None:
+        """The one element of a constant that does not widen `like` when broadcast against it."""
+        array = self.value(node)
+        if array is None or array.size != 1 or array.ndim > like.type.rank:
+            return None
+        element: Number = array.reshape(()).item()
+        return short_float(element) if isinstance(element, float) and math.isfinite(element) else element
+
+    # Element-wise
+
+    def add(self, x: Node, y: Node) -> Node:
+        """x + y."""
+        if (c := self.scalar(y, x)) is not None:
+            return self.shift(x, c)
+        if (c := self.scalar(x, y)) is not None:
+            return self.shift(y, c)
+        return self.apply("add", x, y)
+
+    def sub(self, x: Node, y: Node) -> Node:
+        """x - y."""
+        if (c := self.scalar(y, x)) is not None:
+            return self.shift(x, -c)
+        if (c := self.scalar(x, y)) is not None:
+            return self.shift(self.apply("neg", y), c)
+        return self.apply("sub", x, y)
+
+    def mul(self, x: Node, y: Node) -> Node:
+        """x * y."""
+        if (c := self.scalar(y, x)) is not None:
+            return self.scale(x, c)
+        if (c := self.scalar(x, y)) is not None:
+            return self.scale(y, c)
+        return self.apply("mul", x, y)
+
+    def div(self, x: Node, y: Node) -> Node:
+        """x / y; integers only where the divisor is one."""
+        c = self.scalar(y, x)
+        if c == 1:
+            return x
+        if not x.type.dtype.is_floating:
+            raise Unsupported(f"division of {x.type.dtype.value}")
+        if c is not None and c != 0 and math.isfinite(c):
+            return self.scale(x, short_float(1 / c))
+        if (c := self.scalar(x, y)) is not None:
+            return self.scale(self.apply("reciprocal", y), c)
+        return self.apply("div", x, y)
+
+    def scale(self, x: Node, factor: Number) -> Node:
+        """x * factor."""
+        return x if factor == 1 else self.apply("scale", x, factor=self._literal(x, factor))
+
+    def shift(self, x: Node, offset: Number) -> Node:
+        """x + offset."""
+        return x if offset == 0 else self.apply("shift", x, offset_by=self._literal(x, offset))
+
+    def pow(self, x: Node, y: Node) -> Node:
+        """x ** y for a constant y of one element."""
+        exponent = self.scalar(y, x)
+        if exponent is None:
+            raise Unsupported("an exponent that is not a constant scalar")
+        named = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+        if exponent == 1:
+            return x
+        return self.apply(named[exponent], x) if exponent in named else self.apply("pow", x, exponent=float(exponent))
+
+    @staticmethod
+    def _literal(x: Node, number: Number) -> Number:
+        if x.type.dtype.is_floating:
+            return short_float(float(number))
+        if number != int(number):
+            raise Unsupported(f"{x.type.dtype.value} with the fraction {number}")
+        return int(number)
+
+    def cast(self, x: Node, dtype: DType) -> Node:
+        """x converted to an element type."""
+        return x if x.type.dtype is dtype else self.apply("cast", x, dtype=dtype.value)
+
+    # Movement
+
+    def reshape(self, x: Node, shape: Sequence[int]) -> Node:
+        """Row-major reshape; one -1 takes what is left."""
+        sizes = [int(size) for size in shape]
+        known = math.prod(size for size in sizes if size != -1)
+        if -1 in sizes and known > 0:
+            sizes[sizes.index(-1)] = x.type.num_elements // known
+        if math.prod(sizes) != x.type.num_elements or min(sizes, default=1) < 1:
+            raise ValueError(f"reshape of {list(x.type.shape)} to {list(shape)}")
+        return x if tuple(sizes) == x.type.shape else self.apply("reshape", x, shape=tuple(sizes))
+
+    def permute(self, x: Node, perm: Sequence[int]) -> Node:
+        """The dims in another order."""
+        order = tuple(int(dim) % x.type.rank for dim in perm)
+        if sorted(order) != list(range(x.type.rank)):
+            raise ValueError(f"permute of rank {x.type.rank} by {list(perm)}")
+        return x if order == tuple(range(x.type.rank)) else self.apply("permute", x, perm=order)
+
+    def transpose(self, x: Node, dim: int, other: int) -> Node:
+        """Two dims swapped."""
+        perm = list(range(x.type.rank))
+        perm[dim], perm[other] = perm[other], perm[dim]
+        return self.permute(x, perm)
+
+    def expand(self, x: Node, shape: Sequence[int]) -> Node:
+        """Broadcast to a shape; -1 keeps a dim, new dims lead."""
+        lead = len(shape) - x.type.rank
+        if lead < 0:
+            raise ValueError(f"expand of {list(x.type.shape)} to {list(shape)}")
+        x = self.reshape(x, (1,) * lead + x.type.shape)
+        sizes = tuple(have if want == -1 else int(want) for want, have in zip(shape, x.type.shape, strict=True))
+        return x if sizes == x.type.shape else self.apply("expand", x, shape=sizes)
+
+    def broadcast(self, x: Node, shape: Sequence[int]) -> Node:
+        """Broadcast both ways, as ONNX Expand does: dims of size one in `shape` keep x's."""
+        return self.expand(x, np.broadcast_shapes(x.type.shape, tuple(int(size) for size in shape)))
+
+    def slice(self, x: Node, dim: int, start: int, stop: int, step: int = 1) -> Node:
+        """Elements start to stop of a dim, clamped as Python does."""
+        if step != 1:
+            raise Unsupported(f"a slice with step {step}")
+        dim = _dim(x, dim)
+        start, stop, _ = slice(start, stop).indices(x.type.shape[dim])
+        if stop <= start:
+            raise Unsupported("an empty slice")
+        whole = (start, stop) == (0, x.type.shape[dim])
+        return x if whole else self.apply("slice", x, dim=dim, start=start, stop=stop)
+
+    def select(self, x: Node, dim: int, index: int) -> Node:
+        """One element of a dim; the dim goes."""
+        dim = _dim(x, dim)
+        size = x.type.shape[dim]
+        if not -size <= index < size:
+            raise ValueError(f"index {index} of a dim of size {size}")
+        index %= size
+        return self.reshape(
+            self.slice(x, dim, index, index + 1), x.type.shape[:dim] + x.type.shape[dim + 1 :]
+        )
+
+    def split(self, x: Node, dim: int, sizes: Sequence[int]) -> tuple[Node, ...]:
+        """Pieces of a dim; equal ones are chunks, which can be cut beside the dim."""
+        dim = _dim(x, dim)
+        if sum(sizes) != x.type.shape[dim]:
+            raise ValueError(f"split of {x.type.shape[dim]} into {list(sizes)}")
+        if len(sizes) == 1:
+            return (x,)
+        if len(set(sizes)) == 1:
+            return tuple(self.apply("chunk", x, dim=dim, parts=len(sizes), index=i) for i in range(len(sizes)))
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return tuple(self.slice(x, dim, a, a + n) for a, n in zip(starts, sizes, strict=True))
+
+    def concat(self, xs: Sequence[Node], dim: int) -> Node:
+        """The operands joined along a dim."""
+        return xs[0] if len(xs) == 1 else self.apply("concat", *xs, dim=_dim(xs[0], dim))
+
+    # Reductions
+
+    def reduce(self, op: str, x: Node, dims: Sequence[int], keepdim: bool) -> Node:
+        """`reduce_mean` or `reduce_sum` over dims; no dims means all."""
+        over = tuple(sorted(_dim(x, dim) for dim in dims)) or tuple(range(x.type.rank))
+        if not x.type.dtype.is_floating and op == "reduce_mean":
+            raise Unsupported(f"mean of {x.type.dtype.value}")
+        return self.apply(op, x, dims=over, keepdim=bool(keepdim))
+
+
+def _dim(x: Node, dim: int) -> int:
+    """A dim counted from the front.
+
+    Raises:
+        ValueError: if there is no such dim.
+    """
+    if not -x.type.rank <= dim < x.type.rank:
+        raise ValueError(f"dim {dim} of a tensor of rank {x.type.rank}")
+    return int(dim) % x.type.rank

@@ -1,0 +1,238 @@
+"""Lower a `torch.export` program to the IR.
+
+Decides which placeholders are inputs, parameters or constants, and which values can be computed now. What an operator becomes is said in
+`aten`. Entry point: `load_exported_program`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import PurePath
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
+
+from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
+from ir.graph import Node
+from ir.types import DType, TensorType
+from pdv.frontend.aten import HANDLERS
+from pdv.frontend.lowering import Lowering, Unsupported
+from pdv.frontend.program import Array, Program, Weights
+from pdv.passes.fold_constants import check_foldable_size
+
+Value = Node | tuple[Node | None, ...] | None
+"""What an fx node gave: a tensor, several, or (None) something that could not be lowered and is already reported."""
+
+
+def load_exported_program(program: ExportedProgram) -> Program:
+    """The program's graph (not yet canonical) and its weights.
+
+    Raises:
+        ModelError: if a shape is dynamic, or a constant has no values.
+        UnsupportedOperatorsError: naming every operator that has no declaration.
+    """
+    return _ProgramLowering(program.run_decompositions({})).run()
+
+
+class _ProgramLowering:
+    """The state of one lowering: fx node -> IR value, and what was found unsupported on the way."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.k = Lowering()
+        self.values: dict[torch.fx.Node, Value] = {}
+        self.unsupported: dict[str, None] = {}
+        self.loaders: dict[str, Callable[[], Array]] = {}
+        self.canonical_names: dict[tuple[Any, ...], str] = {}
+
+    def run(self) -> Program:
+        signature = self.program.graph_signature
+        live = _live_nodes(self.program)
+        specs = {spec.arg.name: spec for spec in signature.input_specs if isinstance(spec.arg, TensorArgument)}
+        for node in self.program.graph.nodes:
+            self.k.name = node.name
+            if node.op == "placeholder":
+                spec = specs.get(node.name)
+                if spec is not None and (node in live or spec.kind is InputKind.USER_INPUT):
+                    self.values[node] = self._placeholder(node, spec)
+            elif node.op == "call_function" and node in live:
+                self.values[node] = self._call(node)
+        if self.unsupported:
+            raise UnsupportedOperatorsError(tuple(self.unsupported))
+        return Program(self._graph(), Weights(self.loaders))
+
+    def _graph(self) -> Any:
+        by_name = {node.name: node for node in self.program.graph.nodes}
+        outputs: list[Node] = []
+        updates: dict[str, Node] = {}
+        for spec in self.program.graph_signature.output_specs:
+            value = self.values.get(by_name[spec.arg.name]) if isinstance(spec.arg, TensorArgument) else None
+            if not isinstance(value, Node):
+                continue
+            if spec.kind is OutputKind.USER_OUTPUT:
+                outputs.append(value)
+            elif spec.kind is OutputKind.BUFFER_MUTATION and value.type.dtype.is_floating:
+                updates[str(spec.target)] = value
+        if not outputs:
+            raise ModelError("the model returns no tensor", "At least one output tensor", "Return the logits or the loss")
+        return self.k.builder.graph(name_outputs(outputs), dict(sorted(updates.items())))
+
+    def _placeholder(self, node: torch.fx.Node, spec: InputSpec) -> Node:
+        tensor = _tensor_type(node)
+        if spec.kind is InputKind.USER_INPUT:
+            return self.k.builder.input(node.name, tensor)
+        source = str(spec.target)
+        stored = self._stored(spec)
+        is_param = spec.kind is InputKind.PARAMETER
+        is_state = spec.kind is InputKind.BUFFER and bool(spec.persistent) and tensor.dtype.is_floating
+        if not (is_param or is_state or stored.is_meta):
+            return self.k.const(_to_numpy(stored, source), tensor.dtype)
+        storage = stored.untyped_storage()._cdata  # one number per storage, also where there are no bytes (meta)
+        key = (storage, stored.storage_offset(), tuple(stored.shape), tuple(stored.stride()))
+        name = self.canonical_names.setdefault(key, source)
+        self.loaders.setdefault(name, partial(_to_numpy, stored, name))
+        return self.k.builder.param(name, tensor, trainable=is_param and stored.requires_grad)
+
+    def _stored(self, spec: InputSpec) -> torch.Tensor:
+        name = str(spec.target)
+        table = self.program.state_dict if name in self.program.state_dict else self.program.constants
+        if not isinstance(table.get(name), torch.Tensor):
+            raise ModelError(f"{name!r} ({spec.kind.name.lower()}) is not a tensor of the exported program")
+        return cast(torch.Tensor, table[name])
+
+    def _call(self, node: torch.fx.Node) -> Value:
+        if node.target is operator.getitem:
+            whole, index = self.values[cast(torch.fx.Node, node.args[0])], cast(int, node.args[1])
+            return whole[index] if isinstance(whole, tuple) else None
+        if any(self.values.get(x) is None for x in node.all_input_nodes):
+            return None  # below something unsupported, which is reported already
+        target = str(node.target)
+        handler = HANDLERS.get(target)
+        try:
+            if self._is_known(node) and (handler is None or not _is_floating(node)):
+                return self._evaluate(node)
+            if handler is None:
+                raise Unsupported("")
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: self.values[x])
+            return handler(self.k, *args, **kwargs)
+        except Unsupported as reason:
+            self.unsupported[f"{target} at {_where(node)}" + (f" ({reason})" if str(reason) else "")] = None
+            return None
+        except ShapeError as error:
+            raise ModelError(f"{target} at {_where(node)}: {error.what}", error.allowed, error.mend) from error
+
+    def _is_known(self, node: torch.fx.Node) -> bool:
+        """True if the value depends on constants only, and is the same each time."""
+        if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+            return False
+        return all(_is_constant(self.values[x]) for x in node.all_input_nodes)
+
+    def _evaluate(self, node: torch.fx.Node) -> Value:
+        """Run an operator over constants in torch."""
+        for value in _tensors(node.meta["val"]):
+            check_foldable_size(tuple(value.shape), value.element_size(), node.name)
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: _as_torch(self.values[x]))
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": "cpu"}
+        result = cast(Callable[..., Any], node.target)(*args, **kwargs)
+        nodes = [self.k.const(_to_numpy(x, node.name)) for x in _tensors(result)]
+        return nodes[0] if isinstance(result, torch.Tensor) else tuple(nodes)
+
+
+def name_outputs(outputs: list[Node]) -> dict[str, Node]:
+    """Outputs by position: the two frontends know different names for them."""
+    return {"output" if len(outputs) == 1 else f"output_{i}": node for i, node in enumerate(outputs)}
+
+
+def _live_nodes(program: ExportedProgram) -> set[torch.fx.Node]:
+    """What outputs, and floating buffers' new values, depend on. Integer buffers only count steps."""
+    by_name = {node.name: node for node in program.graph.nodes}
+    stack = []
+    for spec in program.graph_signature.output_specs:
+        if isinstance(spec.arg, TensorArgument):
+            node = by_name[spec.arg.name]
+            if spec.kind is OutputKind.USER_OUTPUT or _is_floating(node):
+                stack.append(node)
+    live: set[torch.fx.Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in live:
+            live.add(node)
+            stack.extend(node.all_input_nodes)
+    return live
+
+
+def _tensor_type(node: torch.fx.Node) -> TensorType:
+    fake = node.meta["val"]
+    if not all(isinstance(size, int) for size in fake.shape):
+        raise ModelError(
+            f"input {node.name!r} has dynamic shape {list(fake.shape)}",
+            "Only static shapes can be planned",
+            "Export without dynamic_shapes, at the batch size that you train with",
+        )
+    if 0 in fake.shape:
+        raise ModelError(f"{node.name!r} has shape {list(fake.shape)}", "Every dim is at least 1")
+    return TensorType(tuple(fake.shape), _dtype(fake.dtype, node.name))
+
+
+def _dtype(dtype: torch.dtype, where: str) -> DType:
+    name = str(dtype).removeprefix("torch.")
+    try:
+        return DType.from_name(name)
+    except KeyError:
+        allowed = ", ".join(sorted(x.torch_name for x in DType))
+        raise ModelError(f"{where!r} has element type {name}", f"Allowed: {allowed}") from None
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:  # Any: what an ATen operator returns
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for element in value:
+            yield from _tensors(element)
+
+
+def _is_floating(node: torch.fx.Node) -> bool:
+    return all(tensor.is_floating_point() for tensor in _tensors(node.meta.get("val")))
+
+
+def _is_constant(value: Value) -> bool:
+    nodes = value if isinstance(value, tuple) else (value,)
+    return all(node is not None and node.op.name == "const" for node in nodes)
+
+
+def _as_torch(value: Value) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_as_torch(element) for element in value)
+    assert isinstance(value, Node), value
+    tensor = torch.from_numpy(value.attr("value").array.copy())
+    return tensor.to(getattr(torch, value.type.dtype.torch_name))
+
+
+def _to_numpy(tensor: torch.Tensor, name: str) -> Array:
+    """The values of a tensor; bfloat16 as `ml_dtypes.bfloat16`."""
+    if tensor.is_meta:
+        raise ModelError(f"{name!r} is on the meta device and has no values", "", "Give the model real weights first")
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        bits: Array = tensor.view(torch.int16).numpy()
+        return bits.view(np.dtype(ml_dtypes.bfloat16))
+    array: Array = tensor.numpy()
+    return array
+
+
+def _where(node: torch.fx.Node) -> str:
+    """`file.py:line` of the model's source that made a node, or the node's own name."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return node.name
+    path, line = frames[-1].removeprefix("File ").split(", line ", 1)
+    return f"{PurePath(path.strip(chr(34))).name}:{line.split(',')[0]}"

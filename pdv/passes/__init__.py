@@ -1,0 +1,16 @@
+"""Passes over the serial graph: each takes a graph and returns an equal one.
+
+Entry point: `canonicalize`, which brings what any frontend lowered to the one form that search and emission expect.
+"""
+
+from __future__ import annotations
+
+from ir.graph import Graph
+from pdv.passes.fuse import FUSIONS
+from pdv.passes.rewrite import rewrite
+from pdv.passes.simplify import SIMPLIFICATIONS
+
+
+def canonicalize(graph: Graph) -> Graph:
+    """canonicalize(g) computes what g does; equal models give equal digests, whichever frontend they came through."""
+    return rewrite(graph, (*SIMPLIFICATIONS, *FUSIONS))
