@@ -6,6 +6,7 @@ with the norm between them on a sequence shard. The head is cut by both axes alo
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -47,15 +48,14 @@ class TwoLayer(nn.Module):
         y = reduce_scatter(F.linear(h, down), 1, tp)  # [b/dp, s/tp, d]
         y = combine(x + y + replicate(replicate(local(self.down_bias), dp), tp), 1, tp)  # [b/dp, s, d]
         head = all_gather(combine(local(self.head), 0, tp, regather=again), 0, dp, regather=again)
-        logits: Tensor = F.linear(y, head)  # [b/dp, s, v]
-        return logits
+        return F.linear(y, head)  # [b/dp, s, v]
 
 
 def write_weights(path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64) / shape[-1] ** 0.5
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) / math.sqrt(shape[-1])
 
     tensors = {"norm": 1 + random(DIM), "up": random(DIM, HIDDEN), "biases": random(HIDDEN + DIM)}
     save_file(tensors | {"down": random(DIM, HIDDEN), "head": random(VOCAB, DIM)}, path)
