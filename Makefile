@@ -1,0 +1,45 @@
+# Everything runs in .venv, which `make setup` fills. CI runs these same targets (.ci/run).
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+export ORT_DISABLE_TELEMETRY := 1
+
+.PHONY: setup lint format test test-distributed test-slow demo bench-smoke clean
+
+setup: .venv/ready
+
+# torch first and alone: an open range would pull a CUDA build of several GB on a CPU machine.
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,models]'
+	touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup
+	$(BIN)/pytest -q
+
+test-distributed: setup
+	$(BIN)/pytest -q -m distributed
+
+test-slow: setup
+	$(BIN)/pytest -q -m slow
+
+demo: setup
+	$(BIN)/python -m examples.demo
+
+bench-smoke: setup
+	@for script in $$(grep -l -- --smoke benchmarks/*.py 2>/dev/null); do \
+		echo "$$script --smoke"; PYTHONPATH=. $(BIN)/python $$script --smoke || exit 1; done
+
+clean:
+	rm -rf .venv build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

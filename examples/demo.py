@@ -1,0 +1,123 @@
+"""The whole way once: GPT-2 to ONNX, planned for four processes, trained on them, compared with one device.
+
+python -m examples.demo            GPT-2 124M, some minutes on two cores
+python -m examples.demo --small    two narrow layers, in seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TOLERANCE = 1e-4  # relative, float32: what sums in another order may differ by over 20 steps
+PROCESSES = 4
+
+
+@dataclass(frozen=True)
+class Size:
+    """The batch that the demo trains on."""
+
+    name: str
+    batch: int
+    sequence: int
+    vocabulary: int
+
+
+SIZES = {"full": Size("full", 4, 64, 50257), "small": Size("small", 8, 16, 128)}
+
+
+def main() -> None:
+    """Run all steps; exit with 1 if the losses differ."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--small", action="store_true", help="two narrow layers instead of GPT-2 124M")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--cluster", type=Path, default=ROOT / "examples/clusters/laptop-4.yaml")
+    parser.add_argument("--output", type=Path, default=ROOT / "demo-output")
+    options = parser.parse_args()
+    size = SIZES["small" if options.small else "full"]
+    if options.output.exists():
+        shutil.rmtree(options.output)
+    options.output.mkdir(parents=True)
+
+    say("1/4 exporting GPT-2 to ONNX")
+    model = options.output / "gpt2.onnx"
+    expected = export_and_train(model, size, options.steps)
+    say(f"2/4 planning it for {options.cluster.name}")
+    package = options.output / "gpt2_pdv"
+    run("-m", "pdv", "optimize", str(model), "--cluster", str(options.cluster), "-o", str(package))
+    say(f"3/4 training the emitted program on {PROCESSES} processes, {options.steps} steps")
+    found = train_on_processes(package, size, options.steps, options.output / "losses.json")
+    say("4/4 comparing")
+    sys.exit(compare(expected, found))
+
+
+def export_and_train(path: Path, size: Size, steps: int) -> list[float]:
+    """Write the model as ONNX, then train the very module on one device; its losses."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from benchmarks.models import build
+    from examples.text import batches
+    from pdv.frontend.export_onnx import export_onnx
+
+    module, inputs = build("gpt2", "full" if size.name == "full" else "small", batch=size.batch)
+    export_onnx(module, inputs, path)
+    say(f"    and training it on one device, {steps} steps")
+    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4)
+    losses = []
+    for x, y in batches(steps, size.batch, size.sequence, size.vocabulary):
+        loss = cross_entropy(module(x).flatten(0, 1), y.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def train_on_processes(package: Path, size: Size, steps: int, losses: Path) -> list[float]:
+    """The losses of the emitted program under torchrun."""
+    run(
+        "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}", str(ROOT / "examples/train.py"),
+        str(package), f"--steps={steps}", f"--batch={size.batch}", f"--sequence={size.sequence}",
+        f"--vocabulary={size.vocabulary}", f"--losses={losses}",
+    )  # fmt: skip
+    return [float(loss) for loss in json.loads(losses.read_text())]
+
+
+def compare(expected: list[float], found: list[float]) -> int:
+    """Print the losses side by side; 0 if they agree within the tolerance."""
+    print(f"{'step':>4} {'one device':>12} {f'{PROCESSES} processes':>12} {'difference':>11}")
+    worst = 0.0
+    for step, (one, many) in enumerate(zip(expected, found, strict=True)):
+        difference = abs(many - one) / abs(one)
+        worst = max(worst, difference)
+        print(f"{step:>4} {one:>12.6f} {many:>12.6f} {difference:>11.1e}")
+    equal = worst <= TOLERANCE
+    print(f"largest relative difference {worst:.1e}: {'equal' if equal else 'NOT equal'} within {TOLERANCE:.0e}")
+    return 0 if equal else 1
+
+
+def run(*arguments: str) -> None:
+    """Run Python with these arguments, one thread a process; stop here if it fails."""
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **os.environ}
+    if sys.platform == "linux":
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve
+    status = subprocess.run([sys.executable, *arguments], check=False, env=environment, cwd=ROOT).returncode
+    if status:
+        sys.exit(status)
+
+
+def say(message: str) -> None:
+    """A line of progress, at once."""
+    print(message, flush=True)
+
+
+if __name__ == "__main__":
+    main()

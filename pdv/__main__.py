@@ -1,0 +1,5 @@
+"""`python -m pdv` is `pdv`."""
+
+from pdv.cli.app import main
+
+main()
