@@ -14,7 +14,6 @@ import numpy as np
 
 from ir.builder import Builder
 from ir.graph import Node
-from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.types import DType
 from pdv.passes.fold_constants import Array, fold
@@ -44,10 +43,8 @@ class Lowering:
 
     def apply(self, op: str, *operands: Node, **attrs: Hashable) -> Node:
         """One operator, or its value where all operands are constants."""
-        declared: Operator = OPERATORS[op]
-        node = self.builder.apply(declared, operands, attrs, self.name)
-        value = fold(node) if operands else None
-        return node if value is None else self.const(value, node.type.dtype)
+        value = fold(op, operands, attrs)
+        return self.builder.apply(OPERATORS[op], operands, attrs, self.name) if value is None else self.const(value)
 
     def const(self, array: Any, dtype: DType | None = None) -> Node:  # Any: whatever NumPy can make an array of
         """A known array; bfloat16 values are kept as float32."""

@@ -22,19 +22,22 @@ Evaluator = Callable[[Sequence[Array], Mapping[str, Any]], Array]  # Any: attrib
 MAX_FOLDED_BYTES = 1 << 30  # a constant table beyond this is a mistake or an attack, not a table
 
 
-def fold(node: Node) -> Array | None:
-    """The value of a node over constants, or None if an operand is not constant or the operator is not foldable here.
+def fold(op: str, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Array | None:
+    """The value of an operator over constants, or None if an operand is not constant or the operator is not foldable here.
 
     Raises:
         ModelError: if the value would take more than `MAX_FOLDED_BYTES`.
     """
-    evaluator = EVALUATORS.get(node.op.name)
-    if evaluator is None or node.type.dtype not in _NUMPY or any(x.op.name != "const" for x in node.operands):
+    evaluator = EVALUATORS.get(op)
+    if evaluator is None or any(x.op.name != "const" or x.type.dtype not in _NUMPY for x in operands):
         return None
-    check_foldable_size(node.type.shape, node.type.dtype.itemsize, node.name or node.op.name)
+    if op == "cast" and DType(attrs["dtype"]) not in _NUMPY:
+        return None
+    if op == "expand" or op in _BROADCASTING:
+        shape = attrs["shape"] if op == "expand" else np.broadcast_shapes(*(x.type.shape for x in operands))
+        check_foldable_size(shape, operands[-1].type.dtype.itemsize, operands[-1].name or op)
     with np.errstate(all="ignore"):
-        value = evaluator([x.attr("value").array for x in node.operands], node.attrs)
-    return np.ascontiguousarray(value, dtype=_NUMPY[node.type.dtype]).reshape(node.type.shape)
+        return np.asarray(evaluator([x.attr("value").array for x in operands], attrs))
 
 
 def check_foldable_size(shape: Sequence[int], itemsize: int, where: str) -> None:
@@ -60,6 +63,7 @@ def _binary(function: Callable[[Array, Array], Array]) -> Evaluator:
     return lambda x, attrs: function(x[0], x[1])
 
 
+_BROADCASTING = frozenset({"add", "sub", "mul", "div", "where"})
 _NUMPY: Mapping[DType, Any] = {
     DType.F64: np.float64,
     DType.F32: np.float32,

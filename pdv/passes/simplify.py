@@ -23,7 +23,7 @@ def fold_constant(k: Builder, node: Node) -> Node | None:
     """f(constants) == constant"""
     if not node.operands:
         return None
-    value = fold(node)
+    value = fold(node.op.name, node.operands, node.attrs)
     return None if value is None else k.const(value, node.name, node.type.dtype)
 
 

@@ -1,0 +1,76 @@
+"""Evaluate one ONNX node over known values with ONNX's own reference implementation: index arithmetic, masks, shapes.
+
+Only standard operators without randomness are run, and none whose result would not fit (`check_foldable_size`). Entry point: `evaluate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from pdv.passes.fold_constants import Array, check_foldable_size
+
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
+)
+_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+def can_evaluate(node: onnx_ir.Node) -> bool:
+    """True for operators that always give the same for the same."""
+    return node.domain in ("", "ai.onnx") and node.op_type not in _RANDOM | _SUBGRAPHS
+
+
+def evaluate(node: onnx_ir.Node, operands: Sequence[Array | None], opset: int) -> tuple[Any, ...]:
+    """The node's outputs, in order: arrays, or lists of arrays for sequences.
+
+    Raises:
+        ModelError: if the result is too big.
+        Exception: whatever the reference implementation raises on malformed nodes.
+    """
+    check_foldable_size(_result_shape(node.op_type, operands), 8, node.name or node.op_type)
+    proto = onnx_ir.to_proto(node)
+    inputs = [f"in{i}" if value is not None else "" for i, value in enumerate(operands)]
+    outputs = [f"out{i}" for i in range(len(node.outputs))]
+    renamed = type(proto)()
+    renamed.CopyFrom(proto)
+    del renamed.input[:], renamed.output[:]
+    renamed.input.extend(inputs)
+    renamed.output.extend(outputs)
+    graph = helper.make_graph(
+        [renamed],
+        "fold",
+        [helper.make_empty_tensor_value_info(name) for name in inputs if name],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    feeds = {f"in{i}": value for i, value in enumerate(operands) if value is not None}
+    with np.errstate(all="ignore"):
+        return tuple(ReferenceEvaluator(model).run(None, feeds))
+
+
+def _result_shape(op: str, operands: Sequence[Array | None]) -> tuple[int, ...]:
+    """Shape of the result of the operators that can make much out of little; for others, of broadcasting the operands."""
+    known = [value for value in operands if value is not None]
+    match op, known:
+        case "Range", [start, limit, delta] if delta:
+            return (max(int(np.ceil((limit - start) / delta)), 0),)
+        case "ConstantOfShape", [shape]:
+            return tuple(int(n) for n in shape)
+        case "Expand", [x, shape]:
+            return np.broadcast_shapes(x.shape, tuple(int(n) for n in shape))
+        case "Tile", [x, repeats]:
+            return tuple(int(n) * int(r) for n, r in zip(x.shape, repeats, strict=True))
+        case "Pad", [x, pads, *_]:
+            return (*x.shape, int(np.abs(pads).sum()) + 1)
+        case "OneHot", [ids, depth, *_]:
+            return (*ids.shape, int(depth.reshape(-1)[0]))
+    try:
+        return np.broadcast_shapes(*(value.shape for value in known))
+    except ValueError:
+        return ()
