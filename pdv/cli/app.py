@@ -69,14 +69,13 @@ def run(arguments: Sequence[str]) -> int:
         return _report(
             UsageError(error.format_message(), mend=_usage_hint(words)), command, as_json=as_json, debug=debug
         )
-    except (KeyboardInterrupt, typer.Abort):
-        print("interrupted; nothing was written", file=sys.stderr)
-        return INTERRUPTED
     except BrokenPipeError:
         sys.stdout = None  # the reader went away; leave no complaint at exit
         return 0
     except Exception as error:  # noqa: BLE001  # the last resort, so that no user meets a traceback unasked
         return _report_our_fault(error, command, as_json=as_json, debug=debug)
+    if code == INTERRUPTED:  # typer turns the interrupt into this code
+        print("interrupted; nothing was written", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 

@@ -45,13 +45,9 @@ def build_cluster(source: Source, default_name: str) -> Cluster:
     levels = _levels(spec, source)
     classes = tuple(DeviceClass(node.device.build(), node.count * node.devices) for node in spec.nodes)
     mesh = None if spec.mesh is None else tuple(spec.mesh.items())
-    try:
-        warnings = check_levels(levels, classes, source)
-        cluster = Cluster(spec.name or _clean(default_name), levels, _merged(classes), mesh, warnings)
-        if mesh is not None:
-            check_pinned_mesh(cluster)
-    except Problem as problem:
-        raise ClusterError(f"{source.where(('mesh',))}: {problem.what}", problem.allowed, problem.mend) from None
+    warnings = check_levels(levels, classes, source)
+    cluster = Cluster(spec.name or _clean(default_name), levels, _merged(classes), mesh, warnings)
+    check_pinned_mesh(cluster, source.where(("mesh",)))
     return cluster
 
 
@@ -125,22 +121,27 @@ def _explain(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  # 
         known = _known_keys(place[:-1])
         return "unknown key", f"Known keys: {', '.join(known)}", did_you_mean(str(place[-1]), known) or "Remove it"
     if kind == "missing":
-        return "is missing", "", f"Add `{place[-1]}: ...`"
-    if kind in {"greater_than_equal", "greater_than", "less_than_equal", "finite_number"}:
-        upper = f" to {schema.MAX_COUNT}" if isinstance(value, int) else ", more than 0 and at most 1"
+        return "missing", "", f"Add `{place[-1]}: ...`"
+    shown = _kind(value) if isinstance(value, dict | list) else shorten(value)
+    if place[-1:] == ("efficiency",):
         return (
-            f"{shorten(value)} is out of range",
-            f"Allowed: 1{upper}" if isinstance(value, int) else f"Allowed: a number{upper}",
-            "",
+            f"{shown} is no efficiency",
+            "Allowed: more than 0 and at most 1",
+            "Write the share of the peak, like 0.8",
         )
+    if kind in {"greater_than_equal", "less_than_equal"}:
+        return f"{shown} is out of range", f"Allowed: 1 to {schema.MAX_COUNT}", ""
     if kind == "int_type":
+        return f"{shown} is no whole number", f"Allowed: 1 to {schema.MAX_COUNT}", "Write digits without quotes"
+    if kind in {"list_type", "too_short"}:
         return (
-            f"{shorten(value)} is no whole number",
-            f"Allowed: 1 to {schema.MAX_COUNT}",
-            "Write digits without quotes",
+            f"{shown} without items" if value == [] else f"{shown} instead of a list",
+            "",
+            "Start each item with `- `",
         )
-    message = str(problem["msg"])
-    return f"{shorten(value) if not isinstance(value, dict | list) else _kind(value)} is not allowed here", message, ""
+    if kind in {"dict_type", "model_type"}:
+        return f"{shown} instead of a mapping", "", "Write key: value"
+    return f"{shown} is not allowed here", str(problem["msg"]), ""
 
 
 def _known_keys(place: Place) -> list[str]:

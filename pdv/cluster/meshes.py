@@ -6,9 +6,9 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from ir.errors import ClusterError
 from ir.mesh import Axis, Mesh
 from pdv.cluster.description import Cluster, Level, Link
-from pdv.cluster.units import Problem
 
 IN_ONE_DEVICE = Link("none", math.inf, 0.0)  # an axis of size one sends nothing
 
@@ -26,8 +26,8 @@ def candidate_meshes(cluster: Cluster, max_axes: int = 3) -> tuple[MeshCandidate
 
     A level of size n is one axis, or two axes for each n = outer * inner with both above one.
     """
+    check_pinned_mesh(cluster, cluster.name)
     if cluster.mesh is not None:
-        check_pinned_mesh(cluster)
         return (_pinned(cluster, cluster.mesh),)
     choices = [[((level.name, level.size, level.link),), *_halved(level)] for level in cluster.levels]
     meshes = []
@@ -39,17 +39,19 @@ def candidate_meshes(cluster: Cluster, max_axes: int = 3) -> tuple[MeshCandidate
     return tuple(sorted(meshes, key=lambda candidate: (len(candidate.links), candidate.mesh.shape)))
 
 
-def check_pinned_mesh(cluster: Cluster) -> None:
-    """Whether the pinned mesh has exactly the cluster's devices.
+def check_pinned_mesh(cluster: Cluster, where: str) -> None:
+    """Whether the pinned mesh, if any, has exactly the cluster's devices; `where` begins the message.
 
     Raises:
-        Problem: the sizes multiply to another number.
+        ClusterError: the sizes multiply to another number.
     """
-    sizes = dict(cluster.mesh or ())
+    if cluster.mesh is None:
+        return
+    sizes = dict(cluster.mesh)
     if math.prod(sizes.values()) != cluster.num_devices:
         product = " x ".join(str(size) for size in sizes.values()) or "no axis"
-        raise Problem(
-            f"the mesh ({product} = {math.prod(sizes.values())} devices) does not fit the cluster's "
+        raise ClusterError(
+            f"{where}: the mesh ({product} = {math.prod(sizes.values())} devices) does not fit the cluster's "
             f"{cluster.num_devices} devices",
             mend="Choose axis sizes that multiply to it, or leave `mesh` out",
         )

@@ -33,8 +33,8 @@ class Source:
         known = place
         while known not in self.lines and known:
             known = known[:-1]
-        text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
-        line = f"{self.name} line {self.lines.get(known, 1)}"
+        text = "".join(f"[{step}]" if isinstance(step, int) else f".{_key(step)}" for step in place).removeprefix(".")
+        line = f"{self.name} line {self.lines[known]}" if known in self.lines else self.name
         return f"{line}, {text}" if text else line
 
 
@@ -44,21 +44,21 @@ def read_yaml(path: Path) -> Source:
     Raises:
         ClusterError: not a readable file, not text, not YAML, or a feature of YAML that is refused.
     """
-    name = str(path)
+    name = str(path) if str(path).isprintable() else shorten(str(path))
     if not path.is_file():
         kind = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise ClusterError(f"{shorten(name)} {kind}", mend="Give the path of a YAML file (examples/clusters has some)")
+        raise ClusterError(f"{name} {kind}", mend="Give the path of a YAML file (examples/clusters has some)")
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ClusterError(f"{shorten(name)} cannot be read ({error.strerror})") from error
+        raise ClusterError(f"{name} cannot be read ({error.strerror})") from error
     if len(raw) > MAX_BYTES:
-        raise ClusterError(f"{shorten(name)} is larger than 1 MiB", mend="Give a cluster description")
+        raise ClusterError(f"{name} is larger than 1 MiB", mend="Give a cluster description")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ClusterError(f"{shorten(name)} is not text in UTF-8 (byte {error.start})") from error
+        raise ClusterError(f"{name} is not text in UTF-8 (byte {error.start})") from error
     return parse_yaml(text, name)
 
 
@@ -79,6 +79,11 @@ def parse_yaml(text: str, name: str) -> Source:
         raise ClusterError(f"{name} is empty", mend="Describe nodes and network (examples/clusters has some)")
     lines: dict[Place, int] = {(): node.start_mark.line + 1}
     return Source(name, _plain(node, (), lines, name), lines)
+
+
+def _key(step: str) -> str:
+    """A key as it may stand in a message."""
+    return step if step.isidentifier() and step.isascii() else shorten(step)
 
 
 def _refuse_features(text: str, name: str) -> None:

@@ -24,7 +24,7 @@ class Problem(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A kind of quantity: its units as factors to SI, those shown to people, and the range of real hardware."""
+    """A kind of quantity: its units as factors to SI, those it is shown in (`also` read), and its range."""
 
     name: str
     units: Mapping[str, float]
@@ -32,6 +32,7 @@ class Quantity:
     low: float
     high: float
     example: str
+    also: tuple[str, ...] = ()
 
     def parse(self, value: object) -> float:
         """`value`, a text such as `"450 GB/s"`, in SI units.
@@ -42,14 +43,15 @@ class Quantity:
         match = NUMBER_AND_UNIT.fullmatch(value) if isinstance(value, str) else None
         if match is None or not match[2]:
             raise Problem(
-                f"{shorten(value)} is not a {self.name} with its unit", f"Allowed units: {', '.join(self.shown)}",
+                f"{shorten(value)} is not a {self.name} with its unit",
+                f"Allowed units: {', '.join(self.shown + self.also)}",
                 f"Write it like {self.example!r}",
-            )  # fmt: skip
+            )
         if match[2] not in self.units:
             near = sorted(unit for unit in self.units if unit.lower() == match[2].lower())
             raise Problem(
                 f"{shorten(value)} has the unit {shorten(match[2])}, which is none of {self.name}",
-                f"Allowed units: {', '.join(self.shown)} (b is bit, B is byte)",
+                f"Allowed units: {', '.join(self.shown + self.also)} (b is bit, B is byte)",
                 f"Did you mean {' or '.join(near)}?" if near else f"Write it like {self.example!r}",
             )
         result = float(match[1]) * self.units[match[2]]
@@ -91,10 +93,11 @@ MEMORY_BANDWIDTH = Quantity(
 LINK_BANDWIDTH = Quantity(
     "link bandwidth",
     _scaled("B/s", DECIMAL) | _scaled("b/s", DECIMAL, 1 / 8) | _scaled("bit/s", DECIMAL, 1 / 8),
-    ("kB/s", "MB/s", "GB/s", "Mb/s", "Gb/s"),
+    ("kB/s", "MB/s", "GB/s"),
     1e5,
     5e12,
     "400 Gb/s",
+    also=("Mb/s", "Gb/s"),
 )
 COMPUTE = Quantity(
     "peak rate",

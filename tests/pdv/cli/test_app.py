@@ -1,0 +1,153 @@
+"""The command line: exit codes, one error each, one JSON object, hints for mistyped words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ir.errors import (
+    ClusterError,
+    ModelError,
+    NoPlanFitsError,
+    PdvError,
+    UnsupportedOperatorsError,
+    UsageError,
+    VerificationError,
+)
+from pdv.cli import app as cli
+from pdv.cli.output import progress_bar
+from tests.conftest import Golden
+
+ROOT = Path(__file__).parents[3]
+LAPTOP = str(ROOT / "examples/clusters/laptop-4.yaml")
+
+# name -> words; what is printed is tests/golden/errors/cli-<name>.txt
+WRONG = {
+    "command": ["optimise"],
+    "command-far": ["frobnicate"],
+    "subcommand": ["cluster", "shw"],
+    "subcommand-missing": ["cluster"],
+    "option": ["optimize", "m.onnx", "--clster", "x"],
+    "argument-missing": ["optimize"],
+    "cluster-missing": ["optimize", "m.onnx"],
+    "batch-zero": ["optimize", "m.onnx", "--cluster", LAPTOP, "--batch", "0"],
+    "batch-text": ["optimize", "m.onnx", "--cluster", LAPTOP, "--batch", "many"],
+    "mode": ["optimize", "m.onnx", "--cluster", LAPTOP, "--mode", "trian"],
+    "dtype": ["optimize", "m.onnx", "--cluster", LAPTOP, "--dtype", "bf17"],
+    "memory-limit": ["optimize", "m.onnx", "--cluster", LAPTOP, "--memory-limit", "70"],
+    "mesh": ["optimize", "m.onnx", "--cluster", LAPTOP, "--mesh", "x=2,x=2"],
+    "output-name": ["optimize", "m.onnx", "--cluster", LAPTOP, "-o", "gpt-2"],
+    "output-shadows": ["optimize", "m.onnx", "--cluster", LAPTOP, "-o", "torch"],
+    "output-exists": ["optimize", "m.onnx", "--cluster", LAPTOP, "-o", "full"],
+    "output-parent": ["optimize", "m.onnx", "--cluster", LAPTOP, "-o", "absent/there"],
+    "cluster-file": ["optimize", "m.onnx", "--cluster", "absent.yaml"],
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_words(name: str, here: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    before = sorted(here.rglob("*"))
+    code = cli.run(WRONG[name])
+    printed = capsys.readouterr()
+    assert code == (5 if name == "cluster-file" else 2)
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert sorted(here.rglob("*")) == before
+    golden(f"errors/cli-{name}.txt", printed.err)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UsageError("a"), ModelError("a"), UnsupportedOperatorsError(("aten.foo at f.py:1", "aten.bar at f.py:2")),
+        ClusterError("a"), NoPlanFitsError("a"), VerificationError("a"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_error_is_one_message_and_its_code(
+    error: PdvError, as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(description: object) -> None:
+        raise error
+
+    monkeypatch.setattr("pdv.cluster.load_cluster", fail)
+    code = cli.run(["cluster", "show", "x.yaml", *(["--json"] if as_json else [])])
+    printed = capsys.readouterr()
+    assert code == error.exit_code
+    if as_json:
+        assert printed.err == ""
+        content = json.loads(printed.out)
+        assert content["format_version"] == 1
+        assert content["error"] == {"slug": error.slug, "message": str(error), "exit_code": code}
+    else:
+        assert printed.out == ""
+        assert printed.err == f"error: {error}\n"
+
+
+def test_our_own_fault_is_70_and_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(description: object) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr("pdv.cluster.load_cluster", fail)
+    assert cli.run(["cluster", "show", "x.yaml"]) == 70
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: internal-error: KeyError at test_app.py:")
+    assert printed.count("\n") == 1
+    assert cli.run(["cluster", "show", "x.yaml", "--debug"]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interrupting_is_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(description: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pdv.cluster.load_cluster", interrupt)
+    assert cli.run(["cluster", "show", "x.yaml"]) == 130
+    assert "nothing was written" in capsys.readouterr().err
+
+
+def test_show_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["cluster", "show", LAPTOP, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["format_version"], content["command"]) == (1, "cluster show")
+    assert content["cluster"]["num_devices"] == 4
+    assert content["meshes"] == [{"cpu": 4}, {"cpu0": 2, "cpu1": 2}]
+
+
+def test_show_prints_a_table(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    assert cli.run(["cluster", "show", str(ROOT / "examples/clusters/2x8-a100.yaml")]) == 0
+    golden("cli/cluster-show-2x8-a100.txt", capsys.readouterr().out)
+
+
+def test_a_reader_that_leaves_early_meets_no_traceback() -> None:
+    command = f"{sys.executable} -m pdv cluster show {LAPTOP} --json | true"
+    result = subprocess.run(command, shell=True, check=True, cwd=ROOT, capture_output=True, text=True)
+    assert result.stderr == ""
+
+
+def test_progress_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet in (False, True):
+        with progress_bar(quiet=quiet) as progress:
+            progress("searching", 0.5)
+    printed = capsys.readouterr()
+    assert printed.out + printed.err == ""
+
+
+def test_doctor_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert cli.run(["doctor", "--json"]) == 0
+    findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["torch"]["state"] == "ok"

@@ -1,0 +1,1 @@
+"""Tests, by the layout of the code they test."""

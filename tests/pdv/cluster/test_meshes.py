@@ -1,0 +1,58 @@
+"""The meshes of a cluster, and the link of each axis."""
+
+from __future__ import annotations
+
+import pytest
+
+from ir.errors import ClusterError
+from pdv.cluster import Cluster, candidate_meshes, load_cluster
+
+
+def cluster(nodes: int, devices: int, mesh: dict[str, int] | None = None) -> Cluster:
+    node: dict[str, object] = {"count": nodes, "devices": devices, "device": "a100-80gb-sxm", "link": "nvlink3"}
+    if devices == 1:
+        del node["link"]
+    described = {"nodes": [node], "network": "ib-hdr"} | ({"mesh": mesh} if mesh else {})
+    return load_cluster(described)
+
+
+def names(found: Cluster, max_axes: int = 3) -> list[str]:
+    return [str(candidate.mesh) for candidate in candidate_meshes(found, max_axes)]
+
+
+def test_levels_and_their_halves() -> None:
+    assert names(cluster(2, 8)) == ["node=2xgpu=8", "node=2xgpu0=2xgpu1=4", "node=2xgpu0=4xgpu1=2"]
+    assert names(cluster(2, 8), max_axes=2) == ["node=2xgpu=8"]
+    assert len(names(cluster(8, 8), max_axes=4)) == 9
+    assert names(cluster(1, 1)) == ["single"]
+    assert names(cluster(1, 7)) == ["gpu=7"]
+    assert names(cluster(7, 1)) == ["node=7"]
+
+
+def test_every_mesh_has_all_devices_and_a_link_for_each_axis() -> None:
+    found = cluster(4, 8)
+    for candidate in candidate_meshes(found, 4):
+        assert candidate.mesh.num_devices == 32
+        slow = [axis.name.startswith("node") for axis in candidate.mesh.axes]
+        assert [link.name == "ib-hdr" for link in candidate.links] == slow
+
+
+@pytest.mark.parametrize(
+    ("mesh", "links"),
+    [
+        ({"dp": 2, "tp": 8}, ["ib-hdr", "nvlink3"]),
+        ({"dp": 4, "tp": 4}, ["ib-hdr", "nvlink3"]),  # crosses the node: the slow link counts
+        ({"pp": 2, "dp": 2, "tp": 4}, ["ib-hdr", "nvlink3", "nvlink3"]),
+        ({"all": 16}, ["ib-hdr"]),
+        ({"one": 1, "all": 16}, ["none", "ib-hdr"]),
+    ],
+)
+def test_pinned(mesh: dict[str, int], links: list[str]) -> None:
+    (candidate,) = candidate_meshes(cluster(2, 8, mesh))
+    assert [axis.name for axis in candidate.mesh.axes] == list(mesh)
+    assert [link.name for link in candidate.links] == links
+
+
+def test_a_pin_from_outside_is_checked_too() -> None:
+    with pytest.raises(ClusterError, match="does not fit"):
+        candidate_meshes(cluster(2, 8).with_mesh({"x": 3}))

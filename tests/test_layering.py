@@ -1,0 +1,110 @@
+"""Who may import whom (the table below), and that planning's doors open without torch, quickly."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = ("ir", "pdv", "learned_cost")
+
+# package -> packages of ours it may import; a lazy import counts too
+ALLOWED = {"ir": {"ir"}, "learned_cost": {"ir", "learned_cost"}, "pdv": {"ir", "pdv"}}
+# the one door from the compiler to the learned cost model
+LEARNED_COST_DOOR = "pdv/compile.py"
+# what ir may stand on beside the standard library
+IR_THIRD_PARTY = {"numpy", "networkx"}
+TORCH_FOLDERS = ("pdv/frontend/", "pdv/emit/", "learned_cost/")
+# lazily, inside a function: each with its reason
+TORCH_LAZILY = {
+    "pdv/cli/doctor.py": "tells what this torch can run on",
+    "pdv/compile.py": "plan.build() runs the package",
+}
+
+FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Each imported top-level package, and whether it is imported when the module is (not lazily, not for types)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    eager = set(map(id, eager_nodes(tree.body)))
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+        for name in names:
+            yield name.split(".")[0], id(node) in eager
+
+
+def eager_nodes(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run on import: module level, and ifs and tries there, but not `if TYPE_CHECKING`."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from eager_nodes(node.body + node.orelse)
+        if isinstance(node, ast.Try | ast.With):
+            yield from eager_nodes(node.body)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_follow_the_table(path: Path) -> None:
+    name = path.relative_to(ROOT).as_posix()
+    package = name.split("/")[0]
+    for imported, eager in imports(path):
+        if imported in (*OURS, "tests", "benchmarks", "examples"):
+            allowed = imported in ALLOWED[package] or (imported == "learned_cost" and name == LEARNED_COST_DOOR)
+            assert allowed, f"{name} imports {imported}"
+        elif imported == "torch":
+            lazily = name in TORCH_LAZILY and not eager
+            assert name.startswith(TORCH_FOLDERS) or lazily or not runs(path), f"{name} imports torch"
+        elif package == "ir":
+            assert imported in sys.stdlib_module_names | IR_THIRD_PARTY, f"{name} imports {imported}"
+
+
+def runs(path: Path) -> bool:
+    """Whether any torch import of the file is more than a name for annotations."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
+    inside = {id(child) for node in for_types for child in ast.walk(node)}
+    return any(
+        "torch" in ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in inside
+    )
+
+
+def test_a_torch_import_in_the_wrong_place_is_seen(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("def f():\n    from torch import nn\n")
+    assert list(imports(wrong)) == [("torch", False)]
+    assert runs(wrong)
+    right = tmp_path / "right.py"
+    right.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n")
+    assert not runs(right)
+
+
+@pytest.mark.parametrize("statement", ["import ir", "import pdv", "import pdv.cluster", "import pdv.cli.app"])
+def test_imports_without_torch(statement: str) -> None:
+    code = f"import sys; {statement}; assert not {{'torch', 'onnx', 'transformers'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_help_is_fast() -> None:
+    command = [sys.executable, "-m", "pdv", "--help"]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)  # fills the caches of bytecode
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5
