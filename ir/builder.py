@@ -39,9 +39,7 @@ class Builder:
 
         return call
 
-    def apply(
-        self, op: Operator, operands: tuple[Node, ...], attrs: Mapping[str, Hashable], name: str = ""
-    ) -> Node:
+    def apply(self, op: Operator, operands: tuple[Node, ...], attrs: Mapping[str, Hashable], name: str = "") -> Node:
         """Append ``op`` over ``operands``.
 
         Raises:
@@ -71,10 +69,12 @@ class Builder:
         view: View = (),
         trainable: bool = True,
         stored: str = "",
+        regather: bool = False,
     ) -> Node:
         """A weight (or, not trainable, a buffer): ``view`` of the stored tensor ``source``.
 
-        ``stored`` is its sharding in a PCG (``format_sharding``); empty means Invariant on every axis.
+        ``stored`` is its sharding in a PCG (``format_sharding``); empty means Invariant on every axis. ``regather``
+        says that gathered copies of it are dropped after forward and gathered again in backward (ZeRO-3).
         """
         attrs = {
             "name": name,
@@ -82,6 +82,7 @@ class Builder:
             "view": view,
             "trainable": trainable,
             "stored": stored,
+            "regather": regather,
         }
         return self._leaf("param", attrs, tensor, needs_grad=trainable and tensor.dtype.is_floating, name=name)
 

@@ -8,6 +8,6 @@ _ANY = "-> ..."
 
 OPS = (
     Operator("input", _ANY, "leaf", attrs=("name",)),
-    Operator("param", _ANY, "leaf", attrs=("name", "source", "view", "trainable", "stored")),
+    Operator("param", _ANY, "leaf", attrs=("name", "source", "view", "trainable", "stored", "regather")),
     Operator("const", _ANY, "leaf", attrs=("value",)),
 )

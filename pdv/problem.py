@@ -1,0 +1,93 @@
+"""The problem every search strategy solves, and the form of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ir.graph import Graph, Node
+from ir.mesh import Mesh
+from ir.operator import Split
+from ir.sharding import Sharding, State
+from pdv.cost.comm import AxisLink
+from pdv.cost.compute import ComputeModel
+
+Mode = Literal["train", "infer"]
+
+# AdamW keeps two moments of each weight, and training keeps its gradient (Loshchilov and Hutter, ICLR 2019).
+TRAIN_COPIES = 4
+INFER_COPIES = 1
+
+
+def _any_split(node: Node, axis: str, split: Split) -> bool:
+    return True
+
+
+def _any_storage(param: Node, axis: str, state: State) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What the user (or an expert's plan) fixes: which splits and storages are allowed. Pure and cheap."""
+
+    split: Callable[[Node, str, Split], bool] = _any_split
+    storage: Callable[[Node, str, State], bool] = _any_storage
+    regather: Literal["free", "always", "never"] = "free"
+    name: str = "free"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A serial graph on a mesh. ``memory_limit`` in bytes per device; ``axes`` aligned with ``mesh.axes``."""
+
+    graph: Graph
+    mesh: Mesh
+    axes: tuple[AxisLink, ...]
+    compute: ComputeModel
+    mode: Mode = "train"
+    memory_limit: float = float("inf")
+    pins: Pins = field(default_factory=Pins)
+
+    @property
+    def train(self) -> bool:
+        """True where a backward pass and an optimizer run."""
+        return self.mode == "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a parameter rests between its uses, and whether a gathered copy is dropped after forward (ZeRO-3)."""
+
+    sharding: Sharding
+    regather: bool = False
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One split per node and axis, one storage per parameter: with the graph, a derivation."""
+
+    splits: Mapping[Node, tuple[Split, ...]]
+    storage: Mapping[Node, Storage]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """An assignment with its price and its certificate.
+
+    ``cost_s`` is seconds per step, ``memory_bytes`` per device; no assignment of this graph on this mesh costs less
+    than ``lower_bound_s`` under the same cost model, limits and pins. ``states`` counts configurations priced.
+    """
+
+    problem: Problem
+    assignment: Assignment
+    cost_s: float
+    memory_bytes: float
+    lower_bound_s: float
+    states: int
+
+    @property
+    def gap(self) -> float:
+        """Relative distance that optimality may still be away."""
+        return (self.cost_s - self.lower_bound_s) / self.cost_s if self.cost_s > 0 else 0.0

@@ -1,0 +1,1 @@
+"""Substitutions: what a rule is, the rules, and how a derivation is replayed into a parallel computation graph."""

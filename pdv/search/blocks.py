@@ -1,0 +1,93 @@
+"""Split a graph at bottleneck values into blocks, and recognise equal blocks by hash.
+
+A bottleneck is a value that everything after it depends on alone (Unity, OSDI'22, section 6.2, splits at
+post-dominators); leaves do not count, for they can be read anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from ir.graph import Graph, Node
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of nodes between two bottlenecks.
+
+    Attributes:
+        source: the value that comes in, or None for the first block.
+        nodes: operators (no leaves), operands first.
+        sink: the value that goes out, or None for the last block.
+        outputs: nodes of this block that the program returns; ``updates``: that overwrite a buffer.
+        key: equal for blocks that differ only in parameter names.
+    """
+
+    source: Node | None
+    nodes: tuple[Node, ...]
+    sink: Node | None
+    outputs: tuple[Node, ...]
+    updates: tuple[Node, ...]
+    key: str
+
+
+def split_blocks(graph: Graph) -> tuple[Block, ...]:
+    """Blocks in program order; together they hold every operator once."""
+    nodes = [node for node in graph.nodes if not node.is_leaf]
+    order = {node: index for index, node in enumerate(nodes)}
+    last_use = {node: max((order[user] for user in graph.users[node]), default=-1) for node in nodes}
+    uses = tied_params(graph)
+    blocks: list[Block] = []
+    start = 0
+    source: Node | None = None
+    live: set[Node] = set()
+    for index, node in enumerate(nodes):
+        live = {value for value in live if last_use[value] > index}
+        if last_use[node] > index:
+            live.add(node)
+        last = index == len(nodes) - 1
+        if last or live == {node}:
+            block_nodes = tuple(nodes[start : index + 1])
+            blocks.append(_block(graph, source, block_nodes, None if last else node, uses))
+            start, source = index + 1, node
+    return tuple(blocks)
+
+
+def tied_params(graph: Graph) -> dict[Node, int]:
+    """Trained parameters read more than once, numbered in order: their storage couples blocks."""
+    tied = [node for node in graph.params if len(graph.users[node]) > 1 and node.needs_grad]
+    return {node: number for number, node in enumerate(tied)}
+
+
+def _block(
+    graph: Graph, source: Node | None, nodes: tuple[Node, ...], sink: Node | None, tied: dict[Node, int]
+) -> Block:
+    outputs = {node for _, node in graph.outputs}
+    updates = {node for _, node in graph.updates}
+    local: dict[Node, str] = {} if source is None else {source: f"source {source.type} {source.needs_grad}"}
+    lines = []
+    for number, node in enumerate(nodes):
+        operands = [local.get(operand) or _leaf_key(operand, tied) for operand in node.operands]
+        attrs = [f"{key}={value!s}" for key, value in node.attrs.items()]
+        flags = f"{node in outputs} {node in updates} {node is sink}"
+        lines.append(f"{node.op.name} {attrs} {operands} {node.type} {flags}")
+        local[node] = f"%{number}"
+    key = hashlib.sha256("\n".join([str(local.get(source) if source else None), *lines]).encode()).hexdigest()[:24]
+    inside = set(nodes)
+    return Block(
+        source,
+        nodes,
+        sink,
+        tuple(node for _, node in graph.outputs if node in inside),
+        tuple(node for _, node in graph.updates if node in inside),
+        key,
+    )
+
+
+def _leaf_key(leaf: Node, tied: dict[Node, int]) -> str:
+    if leaf.op.name == "const":
+        return f"const {leaf.type}"
+    if leaf in tied:
+        return f"tied {tied[leaf]} {leaf.type}"
+    return f"{leaf.op.name} {leaf.type} {leaf.needs_grad}"
