@@ -1,4 +1,5 @@
-"""What each ATen operator of an exported program becomes. One line per operator; the decisions are in `lowering` and `layers`.
+"""What each ATen operator of an exported program becomes. One line per operator; the decisions are in `lowering` and
+`layers`.
 
 Handlers take (k, *args, **kwargs) as the ATen schema orders them, tensors as IR nodes. Entry point: `HANDLERS`.
 """
@@ -261,7 +262,22 @@ def avg_pool2d(
     )
 
 
-_UNARY = ("neg", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "sigmoid", "erf", "abs", "reciprocal", "relu", "silu")
+_UNARY = (
+    "neg",
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "log",
+    "sin",
+    "cos",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "abs",
+    "reciprocal",
+    "relu",
+    "silu",
+)
 _BINARY = {f"aten.{op}.{form}": binary(op) for op in ("add", "sub", "mul", "div") for form in ("Tensor", "Scalar")}
 _IDENTITY = ("clone", "alias", "contiguous", "detach", "lift_fresh_copy", "lift_fresh")
 

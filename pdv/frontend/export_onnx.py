@@ -1,11 +1,13 @@
-"""Write a module as an ONNX file that keeps all that training needs: parameter names, and batch normalisation in training mode."""
+"""Write a module as an ONNX file that keeps all that training needs: parameter names, and batch normalisation in
+training mode.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 OPSET = 23  # the first with Attention and RMSNormalization
 
 
-def export_onnx(module: torch.nn.Module, example_inputs: tuple[torch.Tensor, ...], path: str | os.PathLike[str]) -> None:
+def export_onnx(
+    module: torch.nn.Module, example_inputs: tuple[torch.Tensor, ...], path: str | os.PathLike[str]
+) -> None:
     """Export `module` in the mode it is in; its weights go beside `path`, to `<path>.data`, where they are big."""
     import torch
 
@@ -50,7 +54,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:  # Any: onnxscript values are untyped
+def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:  # Any: onnxscript values are untyped
     """torch 2.13 writes every batch normalisation in inference mode ("temporary fix" in its torchlib); these do not."""
     import torch
     from onnxscript import opset23 as op
@@ -65,4 +69,5 @@ def _translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:  # Any: 
         )  # fmt: skip
         return y, mean, variance, mean, variance
 
-    return {torch.ops.aten._native_batch_norm_legit_functional.default: training_batch_norm}
+    functional = "_native_batch_norm_legit_functional"  # what torch.export leaves of a norm with running statistics
+    return {getattr(torch.ops.aten, functional).default: training_batch_norm}

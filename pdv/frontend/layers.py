@@ -37,9 +37,18 @@ def matmul(k: Lowering, a: Node, b: Node) -> Node:
 
 
 def attention(
-    k: Lowering, q: Node, key: Node, v: Node, mask: Node | None = None, *, causal: bool = False, scale: float | None = None
+    k: Lowering,
+    q: Node,
+    key: Node,
+    v: Node,
+    mask: Node | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
 ) -> Node:
-    """q: [b, h, s, e], key: [b, g, t, e], v: [b, g, t, f] -> [b, h, s, f]; where h > g each of the g serves h / g heads in a row."""
+    """q: [b, h, s, e], key: [b, g, t, e], v: [b, g, t, f] -> [b, h, s, f]; where h > g each of the g serves h / g
+    heads in a row.
+    """
     if q.type.rank < 3 or key.type.rank != q.type.rank or v.type.rank != q.type.rank:
         raise Unsupported(f"attention over ranks {q.type.rank}, {key.type.rank} and {v.type.rank}")
     heads = q.type.shape[-3]
@@ -83,7 +92,9 @@ def rms_norm(k: Lowering, x: Node, weight: Node | None, eps: float) -> Node:
     return k.apply("rms_norm", x, weight, eps=short_float(eps))
 
 
-def batch_norm(k: Lowering, x: Node, mean: Node, variance: Node, weight: Node | None, bias: Node | None, eps: float) -> Node:
+def batch_norm(
+    k: Lowering, x: Node, mean: Node, variance: Node, weight: Node | None, bias: Node | None, eps: float
+) -> Node:
     """x: [n, c, ...] normalised by statistics [c]; other ranks than 4 pass through [n, c, h, 1]."""
     channels = mean.type.shape
     weight = k.const(np.ones(channels, np.float32), mean.type.dtype) if weight is None else weight
@@ -122,7 +133,9 @@ def training_batch_norm(
     correction = n / (n - 1) if unbiased and n > 1 else 1.0
     for buffer, statistic, factor in ((running[0], mean, 1.0), (running[1], variance, correction)):
         if buffer is not None and buffer.op.name == "param":
-            moved = k.add(k.scale(buffer, 1 - short_float(momentum)), k.scale(statistic, short_float(momentum) * factor))
+            moved = k.add(
+                k.scale(buffer, 1 - short_float(momentum)), k.scale(statistic, short_float(momentum) * factor)
+            )
             k.updates[buffer.attr("source")] = moved
     return batch_norm(k, x, mean, variance, *affine, eps=eps)
 

@@ -1,7 +1,8 @@
 """One way to say in the IR what models say: the operations that frontends lower to.
 
-Frontends differ in names and argument order; what an operation *becomes* is decided once, here. Anything over known values is computed on
-the spot, since shapes, masks and position tables arrive as little programs. Entry point: `Lowering`.
+Frontends differ in names and argument order; what an operation *becomes* is decided once, here. Anything over known
+values is computed on the spot, since shapes, masks and position tables arrive as little programs. Entry point:
+`Lowering`.
 """
 
 from __future__ import annotations
@@ -194,9 +195,7 @@ class Lowering:
         if not -size <= index < size:
             raise ValueError(f"index {index} of a dim of size {size}")
         index %= size
-        return self.reshape(
-            self.slice(x, dim, index, index + 1), x.type.shape[:dim] + x.type.shape[dim + 1 :]
-        )
+        return self.reshape(self.slice(x, dim, index, index + 1), x.type.shape[:dim] + x.type.shape[dim + 1 :])
 
     def split(self, x: Node, dim: int, sizes: Sequence[int]) -> tuple[Node, ...]:
         """Pieces of a dim; equal ones are chunks, which can be cut beside the dim."""

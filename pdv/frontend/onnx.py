@@ -1,7 +1,7 @@
 """Lower an ONNX model to the IR.
 
-Decides which initializers are parameters, buffers or constants, binds the dynamic batch dim, and which values can be computed now. What an
-operator becomes is said in `onnx_ops`. Entry point: `load_onnx`.
+Decides which initializers are parameters, buffers or constants, binds the dynamic batch dim, and which values can be
+computed now. What an operator becomes is said in `onnx_ops`. Entry point: `load_onnx`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx_file import read_onnx
-from pdv.frontend.onnx_ops import HANDLERS, Call, Value, dtype_of
+from pdv.frontend.onnx_ops import HANDLERS, Call, Handler, Value, dtype_of
 from pdv.frontend.onnx_reference import can_evaluate, evaluate
 from pdv.frontend.program import Array, Program, Weights
 
@@ -26,7 +26,7 @@ PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 MIN_OPSET = 11  # before it, too many operators mean something else
 
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError, MemoryError)
-"""What handlers and the reference implementation raise on nodes with missing operands, absent attributes or wrong types."""
+"""What handlers and the reference implementation raise on nodes without an operand or with a wrong attribute."""
 
 
 def load_onnx(path: Path, *, batch: int | None = None) -> Program:
@@ -57,7 +57,9 @@ class _ModelLowering:
     def run(self) -> Program:
         if self.opset < MIN_OPSET:
             raise ModelError(
-                f"{self.path} uses opset {self.opset}", f"Opset {MIN_OPSET} or later", "Export or convert it to opset 23"
+                f"{self.path} uses opset {self.opset}",
+                f"Opset {MIN_OPSET} or later",
+                "Export or convert it to opset 23",
             )
         graph = self.model.graph
         symbols: dict[str, int] = {}
@@ -117,8 +119,8 @@ class _ModelLowering:
     def _initializer(self, value: onnx_ir.Value) -> Node:
         """A parameter, a buffer, or a constant.
 
-        torch's exporter says which. For other exporters floating tensors of rank one or more are parameters, but for the statistics of a
-        batch normalisation, and all else is constant.
+        torch's exporter says which. For other exporters floating tensors of rank one or more are parameters, but for
+        the statistics of a batch normalisation, and all else is constant.
         """
         tensor, name = value.const_value, value.name or ""
         assert tensor is not None, "read_onnx checks that initializers have values"
@@ -135,7 +137,7 @@ class _ModelLowering:
         if 0 in tensor.shape:
             raise ModelError(f"initializer {name!r} has shape {list(tensor.shape)}", "Every dim is at least 1")
         self.loaders[name] = partial(_read_tensor, tensor)
-        shape = tuple(int(size) for size in tensor.shape)
+        shape = tuple(tensor.shape.numpy())
         return self.k.builder.param(name, TensorType(shape, dtype), trainable=kind == "PARAMETER")
 
     def _read(self, value: onnx_ir.Value, reader: str) -> Value | None:
@@ -153,25 +155,27 @@ class _ModelLowering:
             if not blocked:
                 self.k.name = node.outputs[0].name or ""
                 results = self._lower(node, operands)
-            elif node.op_type not in HANDLERS and can_evaluate(node):
-                raise Unsupported("")  # it is below another one: list it too
-            elif not can_evaluate(node):
-                raise Unsupported("")
+            elif self._handler(node) is None:
+                raise Unsupported("")  # list it too, though it is below another one
         except Unsupported as reason:
             self.unsupported[f"{title} at {where}" + (f" ({reason})" if str(reason) else "")] = None
             blocked = True
         except ShapeError as error:
             raise ModelError(f"{title} at {where}: {error.what}", error.allowed, error.mend) from error
         except MALFORMED as error:
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            raise ModelError(f"{title} at {where} is malformed: {reason}", "", "Export it again") from error
+            what = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise ModelError(f"{title} at {where} is malformed: {what}", "", "Export it again") from error
         for index, output in enumerate(node.outputs):
             self.values[output] = results[index] if index < len(results) else None
             if self.values[output] is None and not blocked and (output.uses() or output.is_graph_output()):
                 self.unsupported[f"{title} at {where} (output {index})"] = None
 
+    @staticmethod
+    def _handler(node: onnx_ir.Node) -> Handler | None:
+        return HANDLERS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+
     def _lower(self, node: onnx_ir.Node, operands: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
-        handler = HANDLERS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        handler = self._handler(node)
         attrs = {name: _attribute(attr) for name, attr in node.attributes.items()}
         call = Call(self.k, operands, attrs, self.opset, self.model.producer_name == "pytorch")
         known = can_evaluate(node) and all(_is_known(value) for value in operands)

@@ -1,7 +1,7 @@
 """Read an ONNX file that may be broken or hostile, without reading its weights.
 
-The path is resolved first: with a bare file name `onnx_ir` would skip its own checks of external data. External tensors must lie in the
-model's folder, as ordinary files, long enough. Entry point: `read_onnx`.
+The path is resolved first: with a bare file name `onnx_ir` would skip its own checks of external data. External tensors
+must lie in the model's folder, as ordinary files, long enough. Entry point: `read_onnx`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx_ir
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no stubs
 from onnx_ir.passes.common import InlinePass
 
 from ir.errors import ModelError
@@ -40,7 +40,9 @@ def read_onnx(path: Path) -> onnx_ir.Model:
             model = InlinePass()(model).model
         model.graph.sort()
     except ValueError as error:
-        raise ModelError(f"{path} has a cycle: {_first_line(error)}", "Nodes that depend on each other in order") from error
+        raise ModelError(
+            f"{path} has a cycle: {_first_line(error)}", "Nodes that depend on each other in order"
+        ) from error
     return model
 
 
@@ -74,7 +76,9 @@ def _check_external(tensor: onnx_ir.ExternalTensor, name: str, folder: Path) -> 
     if not file.is_relative_to(folder):
         raise ModelError(f"tensor {name!r} is stored at {location!r}, a link out of the folder", allowed)
     if not file.is_file():
-        raise ModelError(f"tensor {name!r} is stored at {location!r}, which is no file", allowed, "Copy it beside the model")
+        raise ModelError(
+            f"tensor {name!r} is stored at {location!r}, which is no file", allowed, "Copy it beside the model"
+        )
     offset, size = tensor.offset or 0, file.stat().st_size
     length = tensor.nbytes if tensor.length is None else tensor.length
     if offset < 0 or length != tensor.nbytes or offset + length > size:

@@ -1,7 +1,8 @@
 """What each ONNX operator becomes. One line per operator; the decisions are in `lowering` and `layers`.
 
-Handlers take a `Call`: operands as IR nodes (None where left out) and attributes as plain Python values. A handler gives one node, or a tuple of
-one entry per output. Opsets 11 to 24 are read; where an attribute became an input, both are looked at. Entry point: `HANDLERS`.
+Handlers take a `Call`: operands as IR nodes (None where left out) and attributes as plain Python values. A handler
+gives one node, or a tuple of one entry per output. Opsets 11 to 24 are read; where an attribute became an input, both
+are looked at. Entry point: `HANDLERS`.
 """
 
 from __future__ import annotations
@@ -174,7 +175,12 @@ def shape(c: Call) -> Node:
 
 def constant(c: Call) -> Node:
     """The value in any of its attributes."""
-    for name, kind in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32), ("value_floats", np.float32)):
+    for name, kind in (
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+    ):
         if name in c.attrs:
             return c.k.const(np.asarray(c.attrs[name], kind))
     if "value" not in c.attrs:

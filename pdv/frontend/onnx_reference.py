@@ -1,6 +1,7 @@
 """Evaluate one ONNX node over known values with ONNX's own reference implementation: index arithmetic, masks, shapes.
 
-Only standard operators without randomness are run, and none whose result would not fit (`check_foldable_size`). Entry point: `evaluate`.
+Only standard operators without randomness are run, and none whose result would not fit (`check_foldable_size`). Entry
+point: `evaluate`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def evaluate(node: onnx_ir.Node, operands: Sequence[Array | None], opset: int) -
 
 
 def _result_shape(op: str, operands: Sequence[Array | None]) -> tuple[int, ...]:
-    """Shape of the result of the operators that can make much out of little; for others, of broadcasting the operands."""
+    """Shape of the result of the operators that can make much out of little; for others, of broadcasting the
+    operands.
+    """
     known = [value for value in operands if value is not None]
     match op, known:
         case "Range", [start, limit, delta] if delta:

@@ -1,4 +1,6 @@
-"""What a frontend returns: the graph of a model, and where the values of its parameters can be had when someone needs them."""
+"""What a frontend returns: the graph of a model, and where the values of its parameters can be had when someone
+needs them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lower a `torch.export` program to the IR.
 
-Decides which placeholders are inputs, parameters or constants, and which values can be computed now. What an operator becomes is said in
-`aten`. Entry point: `load_exported_program`.
+Decides which placeholders are inputs, parameters or constants, and which values can be computed now. What an operator
+becomes is said in `aten`. Entry point: `load_exported_program`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
-from ir.graph import Node
+from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.aten import HANDLERS
 from pdv.frontend.lowering import Lowering, Unsupported
@@ -66,7 +68,7 @@ class _ProgramLowering:
             raise UnsupportedOperatorsError(tuple(self.unsupported))
         return Program(self._graph(), Weights(self.loaders))
 
-    def _graph(self) -> Any:
+    def _graph(self) -> Graph:
         by_name = {node.name: node for node in self.program.graph.nodes}
         outputs: list[Node] = []
         updates: dict[str, Node] = {}
@@ -79,7 +81,9 @@ class _ProgramLowering:
             elif spec.kind is OutputKind.BUFFER_MUTATION and value.type.dtype.is_floating:
                 updates[str(spec.target)] = value
         if not outputs:
-            raise ModelError("the model returns no tensor", "At least one output tensor", "Return the logits or the loss")
+            raise ModelError(
+                "the model returns no tensor", "At least one output tensor", "Return the logits or the loss"
+            )
         return self.k.builder.graph(name_outputs(outputs), dict(sorted(updates.items())))
 
     def _placeholder(self, node: torch.fx.Node, spec: InputSpec) -> Node:
@@ -92,7 +96,7 @@ class _ProgramLowering:
         is_state = spec.kind is InputKind.BUFFER and bool(spec.persistent) and tensor.dtype.is_floating
         if not (is_param or is_state or stored.is_meta):
             return self.k.const(_to_numpy(stored, source), tensor.dtype)
-        storage = stored.untyped_storage()._cdata  # one number per storage, also where there are no bytes (meta)
+        storage = StorageWeakRef(stored.untyped_storage()).cdata  # type: ignore[no-untyped-call]  # also without bytes (meta)
         key = (storage, stored.storage_offset(), tuple(stored.shape), tuple(stored.stride()))
         name = self.canonical_names.setdefault(key, source)
         self.loaders.setdefault(name, partial(_to_numpy, stored, name))
@@ -107,18 +111,18 @@ class _ProgramLowering:
 
     def _call(self, node: torch.fx.Node) -> Value:
         if node.target is operator.getitem:
-            whole, index = self.values[cast(torch.fx.Node, node.args[0])], cast(int, node.args[1])
-            return whole[index] if isinstance(whole, tuple) else None
-        if any(self.values.get(x) is None for x in node.all_input_nodes):
-            return None  # below something unsupported, which is reported already
+            return self._element(cast(torch.fx.Node, node.args[0]), cast(int, node.args[1]))
         target = str(node.target)
         handler = HANDLERS.get(target)
         try:
-            if self._is_known(node) and (handler is None or not _is_floating(node)):
+            if any(self.values.get(x) is None for x in node.all_input_nodes):
+                if handler is not None:
+                    return None  # below something unsupported, which is reported already
+            elif self._is_known(node) and (handler is None or not _is_floating(node)):
                 return self._evaluate(node)
             if handler is None:
                 raise Unsupported("")
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: self.values[x])
+            args, kwargs = _map_operands(node, lambda x: self.values[x])
             return handler(self.k, *args, **kwargs)
         except Unsupported as reason:
             self.unsupported[f"{target} at {_where(node)}" + (f" ({reason})" if str(reason) else "")] = None
@@ -126,9 +130,17 @@ class _ProgramLowering:
         except ShapeError as error:
             raise ModelError(f"{target} at {_where(node)}: {error.what}", error.allowed, error.mend) from error
 
+    def _element(self, whole: torch.fx.Node, index: int) -> Value:
+        value = self.values[whole]
+        if not isinstance(value, tuple):
+            return None
+        if value[index] is None:
+            self.unsupported[f"{whole.target} at {_where(whole)} (output {index})"] = None
+        return value[index]
+
     def _is_known(self, node: torch.fx.Node) -> bool:
         """True if the value depends on constants only, and is the same each time."""
-        if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+        if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
             return False
         return all(_is_constant(self.values[x]) for x in node.all_input_nodes)
 
@@ -136,12 +148,21 @@ class _ProgramLowering:
         """Run an operator over constants in torch."""
         for value in _tensors(node.meta["val"]):
             check_foldable_size(tuple(value.shape), value.element_size(), node.name)
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: _as_torch(self.values[x]))
+        args, kwargs = _map_operands(node, lambda x: _as_torch(self.values[x]))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "cpu"}
         result = cast(Callable[..., Any], node.target)(*args, **kwargs)
         nodes = [self.k.const(_to_numpy(x, node.name)) for x in _tensors(result)]
         return nodes[0] if isinstance(result, torch.Tensor) else tuple(nodes)
+
+
+def _map_operands(
+    node: torch.fx.Node, value_of: Callable[[torch.fx.Node], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:  # Any: operators take tensors, numbers, lists of either, types, …
+    """The node's arguments with every fx node in them, however deep, replaced by its value."""
+    mapped: Any = torch.fx.node.map_arg(cast(Any, (node.args, node.kwargs)), value_of)
+    args, kwargs = mapped
+    return tuple(args), dict(kwargs)
 
 
 def name_outputs(outputs: list[Node]) -> dict[str, Node]:

@@ -12,5 +12,7 @@ from pdv.passes.simplify import SIMPLIFICATIONS
 
 
 def canonicalize(graph: Graph) -> Graph:
-    """canonicalize(g) computes what g does; equal models give equal digests, whichever frontend they came through."""
+    """Give a graph that computes what `graph` does; equal models give equal digests, whichever frontend they came
+    through.
+    """
     return rewrite(graph, (*SIMPLIFICATIONS, *FUSIONS))

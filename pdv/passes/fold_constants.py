@@ -1,7 +1,7 @@
 """Evaluate operators whose operands are all known.
 
-Folding is done in the tensor's own element type, as running the model would, and by NumPy whichever frontend asks, so that both get the
-same bits. Operators missing from `EVALUATORS` are left in the graph. Entry point: `fold`.
+Folding is done in the tensor's own element type, as running the model would, and by NumPy whichever frontend asks, so
+that both get the same bits. Operators missing from `EVALUATORS` are left in the graph. Entry point: `fold`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ MAX_FOLDED_BYTES = 1 << 30  # a constant table beyond this is a mistake or an at
 
 
 def fold(op: str, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Array | None:
-    """The value of an operator over constants, or None if an operand is not constant or the operator is not foldable here.
+    """The value of an operator over constants, or None if an operand is not constant or the operator is not foldable
+    here.
 
     Raises:
         ModelError: if the value would take more than `MAX_FOLDED_BYTES`.
@@ -37,7 +38,8 @@ def fold(op: str, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Array |
         shape = attrs["shape"] if op == "expand" else np.broadcast_shapes(*(x.type.shape for x in operands))
         check_foldable_size(shape, operands[-1].type.dtype.itemsize, operands[-1].name or op)
     with np.errstate(all="ignore"):
-        return np.asarray(evaluator([x.attr("value").array for x in operands], attrs))
+        value: Array = np.asarray(evaluator([x.attr("value").array for x in operands], attrs))
+    return value
 
 
 def check_foldable_size(shape: Sequence[int], itemsize: int, where: str) -> None:
@@ -52,7 +54,8 @@ def check_foldable_size(shape: Sequence[int], itemsize: int, where: str) -> None
 
 
 def _slice(x: Sequence[Array], attrs: Mapping[str, Any]) -> Array:
-    return x[0][(slice(None),) * attrs["dim"] + (slice(attrs["start"], attrs["stop"]),)]
+    piece: Array = x[0][(slice(None),) * attrs["dim"] + (slice(attrs["start"], attrs["stop"]),)]
+    return piece
 
 
 def _unary(function: Callable[[Array], Array]) -> Evaluator:

@@ -1,6 +1,7 @@
 """Laws that recognise a function written out in elementary operators, and name it.
 
-Sources write gelu, silu and the root-mean-square norm as half a dozen nodes; as one node they can be costed, sharded and emitted as what they are.
+Sources write gelu, silu and the root-mean-square norm as half a dozen nodes; as one node they can be costed, sharded
+and emitted as what they are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pdv.passes.match import close, either_order, is_op
 from pdv.passes.rewrite import Law
 
 
-def silu(k: Builder, node: Node) -> Node | None:
+def fuse_silu(k: Builder, node: Node) -> Node | None:
     """x * sigmoid(x) == silu(x)"""
     if not is_op(node, "mul"):
         return None
@@ -23,14 +24,14 @@ def silu(k: Builder, node: Node) -> Node | None:
     return None
 
 
-def rsqrt(k: Builder, node: Node) -> Node | None:
+def fuse_rsqrt(k: Builder, node: Node) -> Node | None:
     """1 / sqrt(x) == rsqrt(x)"""
     if not is_op(node, "reciprocal") or not is_op(node.operands[0], "sqrt"):
         return None
     return k.rsqrt(node.operands[0].operands[0], name=node.name)
 
 
-def gelu(k: Builder, node: Node) -> Node | None:
+def fuse_gelu(k: Builder, node: Node) -> Node | None:
     """x / 2 * (1 + tanh(√(2/π) (x + 0.044715 x³))) == gelu(x, tanh), x / 2 * (1 + erf(x / √2)) == gelu(x)"""
     if is_op(node, "scale") and close(node.attr("factor"), 0.5):
         product, halved = node.operands[0], False
@@ -69,7 +70,7 @@ def _is_tanh_argument(node: Node, x: Node) -> bool:
     return False
 
 
-def rms_norm(k: Builder, node: Node) -> Node | None:
+def fuse_rms_norm(k: Builder, node: Node) -> Node | None:
     """w * (x * rsqrt(mean(x²) + eps)) == rms_norm(x, w)"""
     if not is_op(node, "mul"):
         return None
@@ -97,4 +98,4 @@ def _inverse_rms_eps(node: Node, x: Node) -> float | None:
     return float(shift.attr("offset_by")) if is_square else None
 
 
-FUSIONS: tuple[Law, ...] = (silu, rsqrt, gelu, rms_norm)
+FUSIONS: tuple[Law, ...] = (fuse_silu, fuse_rsqrt, fuse_gelu, fuse_rms_norm)

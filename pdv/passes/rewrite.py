@@ -13,11 +13,13 @@ from ir.graph import Graph, Node
 Law = Callable[[Builder, Node], Node | None]
 """law(k, node) is an equal node, made by `k`, or None where the law does not apply."""
 
-MAX_ROUNDS = 100  # laws only shrink or sink, so a real graph settles in a few rounds; more means two laws undo each other
+MAX_ROUNDS = (
+    100  # laws only shrink or sink, so a real graph settles in a few rounds; more means two laws undo each other
+)
 
 
 def rewrite(graph: Graph, laws: Sequence[Law]) -> Graph:
-    """rewrite(g, laws) == g for laws that hold; inputs keep their order, also unused ones."""
+    """g == the same g under laws that hold; inputs keep their order, also unused ones."""
     for _ in range(MAX_ROUNDS):
         following = _one_round(graph, laws)
         if following.digest == graph.digest:

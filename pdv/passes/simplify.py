@@ -1,7 +1,7 @@
 """Laws that remove what does nothing, and move what does little out of the way.
 
-Reshapes sink towards the output until they meet another and cancel; transposes of parameters become the parameter's view; constants are
-no bigger than what they say. Each law's first line is the equation it applies left to right.
+Reshapes sink towards the output until they meet another and cancel; transposes of parameters become the parameter's
+view; constants are no bigger than what they say. Each law's first line is the equation it applies left to right.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ir.builder import Builder
 from ir.graph import Node, param_view
-from pdv.passes.fold_constants import fold
+from pdv.passes.fold_constants import Array, fold
 from pdv.passes.match import array_of, is_op
 from pdv.passes.rewrite import Law
 
@@ -69,6 +69,19 @@ def permute_of_singletons(k: Builder, node: Node) -> Node | None:
     shape = node.operands[0].type.shape
     moved = [i for i in node.attr("perm") if shape[i] != 1]
     return k.reshape(node.operands[0], shape=node.type.shape, name=node.name) if moved == sorted(moved) else None
+
+
+def reshape_of_reduction(k: Builder, node: Node) -> Node | None:
+    """reshape(reduce(x, keepdim)) == reduce(x), where the reshape only removes the reduced dims"""
+    if not is_op(node, "reshape") or not is_op(node.operands[0], "reduce_mean", "reduce_sum"):
+        return None
+    reduction = node.operands[0]
+    (x,) = reduction.operands
+    dims = reduction.attr("dims")
+    kept = tuple(size for i, size in enumerate(x.type.shape) if i not in dims)
+    if not reduction.attr("keepdim") or kept != node.type.shape:
+        return None
+    return k.apply(reduction.op, (x,), {"dims": dims, "keepdim": False}, node.name)
 
 
 def param_move_is_view(k: Builder, node: Node) -> Node | None:
@@ -136,7 +149,7 @@ def shrink_constant(k: Builder, node: Node) -> Node | None:
     return k.apply(node.op, tuple(operands), dict(node.attrs), node.name) if operands != list(node.operands) else None
 
 
-def _unrepeated(array: np.ndarray, others: tuple[int, ...]) -> np.ndarray:  # type: ignore[type-arg]
+def _unrepeated(array: Array, others: tuple[int, ...]) -> Array:
     """The array with size one in each dim along which it repeats and that `others` (aligned right) can give back."""
     for dim in range(array.ndim):
         from_right = array.ndim - dim
@@ -147,7 +160,7 @@ def _unrepeated(array: np.ndarray, others: tuple[int, ...]) -> np.ndarray:  # ty
     return array
 
 
-def _without_leading_ones(array: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def _without_leading_ones(array: Array) -> Array:
     lead = next((i for i, size in enumerate(array.shape) if size != 1), array.ndim)
     return array.reshape(array.shape[lead:])
 
@@ -175,7 +188,9 @@ def constant_scalar(k: Builder, node: Node) -> Node | None:
 
 
 def short_float(value: float) -> float:
-    """The shortest decimal with the same float32: ONNX stores attributes as float32, torch as float64, and both mean 1e-05."""
+    """The shortest decimal with the same float32: ONNX stores attributes as float32, torch as float64, and both mean
+    1e-05.
+    """
     single = np.float32(value)
     return float(str(single)) if np.isfinite(single) else float(value)
 
@@ -228,11 +243,13 @@ def constant_mask(k: Builder, node: Node) -> Node | None:
     return k.attention(q, key, v, k.const(small, mask.name, mask.type.dtype), name=node.name, **attrs)
 
 
-def _keep_of_additive(array: np.ndarray) -> np.ndarray | None:  # type: ignore[type-arg]
+def _keep_of_additive(array: Array) -> Array | None:
     """True where an additive mask adds 0, if everywhere else it adds what makes softmax exactly zero."""
     keep = array == 0
     hidden = array[~keep]
-    return keep if (hidden <= -1e30).all() else None  # exp underflows to 0 below about -104 in float32; scores are far from 1e30
+    return (
+        keep if (hidden <= -1e30).all() else None
+    )  # exp underflows to 0 below about -104 in float32; scores are far from 1e30
 
 
 SIMPLIFICATIONS: tuple[Law, ...] = (
@@ -240,6 +257,7 @@ SIMPLIFICATIONS: tuple[Law, ...] = (
     drop_no_op,
     merge_moves,
     permute_of_singletons,
+    reshape_of_reduction,
     param_move_is_view,
     sink_reshape_below_linear,
     sink_reshape_below_vector,
@@ -250,5 +268,3 @@ SIMPLIFICATIONS: tuple[Law, ...] = (
     repeated_ids,
     constant_mask,
 )
-
-
