@@ -74,7 +74,7 @@ def export_and_train(path: Path, size: Size, steps: int) -> list[float]:
     losses = []
     for x, y in batches(steps, size.batch, size.sequence, size.vocabulary):
         loss = cross_entropy(module(x).flatten(0, 1), y.flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())

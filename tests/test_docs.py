@@ -1,0 +1,50 @@
+"""What the documentation shows is true: cluster files load, linked pages exist, named presets are all of them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pdv.cluster import load_cluster
+from pdv.cluster.presets import DEVICES, LINKS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def blocks(page: Path) -> list[str]:
+    """The indented blocks of a page."""
+    found = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [textwrap.dedent(block).lstrip("\n") for block in found]
+
+
+CLUSTERS = [block for page in PAGES for block in blocks(page) if block.startswith("nodes:")]
+
+
+@pytest.mark.parametrize("text", CLUSTERS)
+def test_cluster_files_of_the_documentation_load(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    assert load_cluster(path).num_devices == eval_devices(text)
+
+
+def eval_devices(text: str) -> int:
+    """Devices counted from the text itself."""
+    return sum(node.get("count", 1) * node["devices"] for node in yaml.safe_load(text)["nodes"])
+
+
+def test_all_presets_are_named() -> None:
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    assert len(CLUSTERS) == 2
+    for name in (*DEVICES, *LINKS):
+        assert f"`{name}`" in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
