@@ -81,7 +81,7 @@ def _from_preset(value: object, presets: dict[str, Any], kind: str) -> object:
             f"{shorten(value)} is no {kind}", f"Allowed: a preset's name or a mapping that describes the {kind}"
         )
     preset = named.get("preset")
-    if preset is not None and preset not in presets:
+    if preset is not None and (not isinstance(preset, str) or preset not in presets):
         names = sorted(presets)
         hint = did_you_mean(str(preset), names) or "Describe it by a mapping instead"
         raise Problem(f"there is no {kind} preset {shorten(preset)}", f"Presets: {', '.join(names)}", hint)
