@@ -1,0 +1,191 @@
+"""Sizes that must agree: every dim of a program as a product of atoms, unified over its nodes.
+
+An atom is a factor of dims that all have to change together. Some are fixed (*kept*), some follow from others by a
+formula (the windows of a convolution), the rest may be chosen freely, as multiples of the ways in which they are cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+Factors = tuple[int, ...]
+"""A dim: atoms by number, outermost first; atoms of extent one may be there or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A size that follows from others."""
+
+    inputs: tuple[Factors, ...]
+    compute: Callable[..., int]
+
+
+@dataclass(slots=True)
+class Atoms:
+    """Union-find over atoms; an atom may also be refined into a product of others."""
+
+    extents: list[int] = field(default_factory=list)
+    _parent: list[int] = field(default_factory=list)
+    _parts: dict[int, Factors] = field(default_factory=dict)
+    _kept: set[int] = field(default_factory=set)
+    _multiples: list[tuple[Factors, int]] = field(default_factory=list)
+    _floors: list[tuple[Factors, int]] = field(default_factory=list)
+    _formulas: list[tuple[int, Formula]] = field(default_factory=list)
+
+    def new(self, extent: int) -> int:
+        """A fresh atom."""
+        self.extents.append(extent)
+        self._parent.append(len(self._parent))
+        return len(self._parent) - 1
+
+    def flat(self, factors: Factors) -> Factors:
+        """The unrefined atoms that a dim is made of, those of extent one left out."""
+        found: list[int] = []
+        for atom in factors:
+            root = self._root(atom)
+            if root in self._parts:
+                found.extend(self.flat(self._parts[root]))
+            elif self.extents[root] != 1:
+                found.append(root)
+        return tuple(found)
+
+    def unify(self, left: Factors, right: Factors) -> None:
+        """Two dims are the same: align their atoms, refining where one is a multiple of the other; else keep both."""
+        a, b = list(self.flat(left)), list(self.flat(right))
+        while a and b:
+            x, y = a.pop(0), b.pop(0)
+            if x == y:
+                continue
+            p, q = self.extents[x], self.extents[y]
+            if p == q:
+                self._parent[x] = y
+                if x in self._kept:
+                    self._kept.add(y)
+            elif p % q == 0:
+                a.insert(0, self._refine(x, y))
+            elif q % p == 0:
+                b.insert(0, self._refine(y, x))
+            else:
+                self.keep((x, y))
+                break
+        self.keep((*a, *b))
+
+    def _refine(self, atom: int, outer: int) -> int:
+        """``atom`` becomes ``outer`` × a new atom, which is returned."""
+        inner = self.new(self.extents[atom] // self.extents[outer])
+        self._parts[atom] = (outer, inner)
+        if atom in self._kept:
+            self.keep((outer, inner))
+        return inner
+
+    def keep(self, factors: Factors) -> None:
+        """These must not change."""
+        self._kept.update(self.flat(factors))
+
+    def require(self, factors: Factors, multiple: int) -> None:
+        """The dim is cut ``multiple`` ways."""
+        if multiple > 1:
+            self._multiples.append((factors, multiple))
+
+    def at_least(self, factors: Factors, floor: int) -> None:
+        """The dim must not become smaller than ``floor``."""
+        self._floors.append((factors, floor))
+
+    def follows(self, atom: int, inputs: Sequence[Factors], compute: Callable[..., int]) -> None:
+        """The atom's size is ``compute`` of the inputs' sizes."""
+        self._formulas.append((atom, Formula(tuple(inputs), compute)))
+
+    def choose(self) -> dict[int, int]:
+        """A small size for every unrefined atom; ``size`` reads a dim off the answer.
+
+        Raises:
+            ValueError: if formulas contradict one another or a cut.
+        """
+        formulas: dict[int, list[Formula]] = {}
+        for atom, formula in self._formulas:
+            if len(flat := self.flat((atom,))) == 1:
+                formulas.setdefault(flat[0], []).append(formula)
+            else:  # refined (or one): what it follows from stays
+                self._keep_inputs(formula, formulas)
+        for root in [root for root in formulas if root in self._kept]:
+            for formula in formulas.pop(root):
+                self._keep_inputs(formula, formulas)
+        multiples = self._cuts()
+        sizes = self._free_sizes(formulas, multiples)
+        for root in formulas:
+            self._derive(root, formulas, sizes, set())
+        for root, size in sizes.items():
+            if size % multiples.get(root, 1):
+                raise ValueError(f"a size of {size} has to be cut {multiples[root]} ways")
+        return sizes
+
+    def size(self, factors: Factors, sizes: dict[int, int]) -> int:
+        """The chosen size of a dim."""
+        return math.prod(sizes[atom] for atom in self.flat(factors))
+
+    def _keep_inputs(self, formula: Formula, formulas: dict[int, list[Formula]]) -> None:
+        for factors in formula.inputs:
+            self.keep(factors)
+            for atom in self.flat(factors):
+                for inner in formulas.pop(atom, ()):
+                    self._keep_inputs(inner, formulas)
+
+    def _cuts(self) -> dict[int, int]:
+        """Atom -> the number that its size must be a multiple of; cuts go to the outermost atoms that take them."""
+        found: dict[int, int] = {}
+        for factors, multiple in self._multiples:
+            left = multiple
+            for atom in self.flat(factors):
+                share = math.gcd(left, self.extents[atom])
+                found[atom] = math.lcm(found.get(atom, 1), share)
+                left //= share
+            if left > 1:
+                self.keep(factors)
+        return found
+
+    def _free_sizes(self, formulas: dict[int, list[Formula]], multiples: dict[int, int]) -> dict[int, int]:
+        floors = dict.fromkeys(range(len(self.extents)), 2)
+        for factors, floor in self._floors:
+            for atom in self.flat(factors)[-1:]:
+                floors[atom] = max(floors[atom], floor)
+        used: dict[int, int] = {}
+        sizes: dict[int, int] = {}
+        for atom in range(len(self.extents)):
+            if self.flat((atom,)) != (atom,) or atom in formulas:
+                continue
+            size = self.extents[atom]
+            if atom not in self._kept:
+                size = _small(size, multiples.get(atom, 1), floors[atom], used)
+                used[size] = used.get(size, 0) + 1
+            sizes[atom] = size
+        return sizes
+
+    def _derive(self, root: int, formulas: dict[int, list[Formula]], sizes: dict[int, int], open_: set[int]) -> None:
+        if root in sizes:
+            return
+        if root in open_:
+            raise ValueError("sizes follow from one another in a circle")
+        results = set()
+        for formula in formulas[root]:
+            for factors in formula.inputs:
+                for atom in self.flat(factors):
+                    self._derive(atom, formulas, sizes, {*open_, root})
+            results.add(formula.compute(*(self.size(factors, sizes) for factors in formula.inputs)))
+        if len(results) != 1 or min(results) < 2:
+            raise ValueError(f"sizes that should agree come out as {sorted(results)}")
+        sizes[root] = results.pop()
+
+    def _root(self, atom: int) -> int:
+        while self._parent[atom] != atom:
+            atom = self._parent[atom]
+        return atom
+
+
+def _small(extent: int, multiple: int, floor: int, used: dict[int, int]) -> int:
+    """A small multiple up to ``extent``: two or more per cut block, so that order within it shows; rare ones first."""
+    least = max(floor, 2 * multiple if multiple > 1 else 2)
+    first = -(-least // multiple) * multiple
+    candidates = [n for n in range(first, first + 3 * multiple, multiple) if n <= extent] or [extent]
+    return min(candidates, key=lambda n: (used.get(n, 0), n))

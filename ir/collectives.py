@@ -1,0 +1,129 @@
+"""What the four parallel operators and their fusions do to the arrays of all ranks, forward and backward.
+
+``MOVES`` is the executable form of the table in DESIGN section 3: each operator with its dual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ir.einsum import Data
+from ir.mesh import Mesh
+from ir.sharding import Shard, Sharding
+
+Total = Callable[[Data, tuple[int, ...]], Data]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One mesh axis as seen from arrays [trials · ranks, ...]; ``total`` sums in the field."""
+
+    mesh: Mesh
+    axis: int
+    trials: int
+    total: Total
+
+    def gather(self, x: Data, dim: int) -> Data:
+        """Every rank gets the blocks of its group, joined along ``dim``."""
+        size = self.mesh.shape[self.axis]
+        split = self._split(x)
+        blocks = np.moveaxis(split, self._at, self._rank + dim)  # the axis now stands before dim
+        whole = blocks.reshape(*blocks.shape[: self._rank + dim], size * x.shape[dim + 1], *x.shape[dim + 2 :])
+        shape = (*split.shape[: self._at], size, *whole.shape[self._at :])
+        return self._join(np.broadcast_to(np.expand_dims(whole, self._at), shape))
+
+    def slice(self, x: Data, dim: int) -> Data:
+        """Every rank keeps its block along ``dim``."""
+        size = self.mesh.shape[self.axis]
+        split = self._split(x)
+        at = self._rank + dim + 1
+        blocks = split.reshape(*split.shape[:at], size, split.shape[at] // size, *split.shape[at + 1 :])
+        # the diagonal of (axis, block number), put back where the axis was
+        return self._join(np.moveaxis(np.diagonal(blocks, axis1=self._at, axis2=at), -1, self._at))
+
+    def sum(self, x: Data) -> Data:
+        """Every rank gets the sum over its group."""
+        split = self._split(x)
+        total = self.total(split, (self._at,))
+        return self._join(np.broadcast_to(np.expand_dims(total, self._at), split.shape))
+
+    @property
+    def _at(self) -> int:
+        return 1 + self.axis
+
+    @property
+    def _rank(self) -> int:
+        return len(self.mesh.axes)
+
+    def _split(self, x: Data) -> Data:
+        return x.reshape(self.trials, *self.mesh.shape, *x.shape[1:])
+
+    def _join(self, x: Data) -> Data:
+        return x.reshape(-1, *x.shape[1 + self._rank :])
+
+
+Move = Callable[[Group, Data, Mapping[str, Any]], Data]
+
+
+def _same(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
+    del group, attrs
+    return x
+
+
+def _gather(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
+    return group.gather(x, attrs["dim"])
+
+
+def _slice(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
+    return group.slice(x, attrs["dim"])
+
+
+def _sum(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
+    del attrs
+    return group.sum(x)
+
+
+def _sum_slice(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
+    return group.slice(group.sum(x), attrs["dim"])
+
+
+def _exchange(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
+    return group.slice(group.gather(x, attrs["dim"]), attrs["to_dim"])
+
+
+def _exchange_back(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
+    return group.slice(group.gather(x, attrs["to_dim"]), attrs["dim"])
+
+
+MOVES: Mapping[str, tuple[Move, Move]] = MappingProxyType(
+    {
+        "partition": (_slice, _gather),
+        "combine": (_gather, _slice),
+        "replicate": (_same, _sum),
+        "reduce": (_sum, _same),
+        "all_gather": (_gather, _sum_slice),
+        "reduce_scatter": (_sum_slice, _gather),
+        "reduce_replicate": (_sum, _sum),
+        "all_to_all": (_exchange, _exchange_back),
+    }
+)
+"""Operator -> what it does forward, and to the gradient (its dual)."""
+
+
+def cut(x: Data, sharding: Sharding, mesh: Mesh) -> Data:
+    """[trials, *global] -> [trials · ranks, *local]: what each rank holds of x; Shard blocks, else the whole."""
+    ranks = np.broadcast_to(x[:, None], (x.shape[0], mesh.num_devices, *x.shape[1:]))
+    pieces = ranks.reshape(-1, *x.shape[1:])
+    for axis, state in enumerate(sharding):  # outer axes first
+        if isinstance(state, Shard):
+            pieces = Group(mesh, axis, x.shape[0], _no_sum).slice(pieces, state.dim)
+    return pieces
+
+
+def _no_sum(x: Data, axes: tuple[int, ...]) -> Data:
+    raise AssertionError("cutting sums nothing")

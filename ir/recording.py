@@ -1,0 +1,349 @@
+"""A ``Tape`` over any field that records what it runs, so that gradients come from the operators' own declarations.
+
+Every array leads with the *world* axis: trials × simulated ranks, trials outermost. Arrays of the field are ``Var``;
+plain NumPy arrays (token ids, masks) pass through the structural primitives and are lifted into the field where a
+product or a sum needs them. Each Var carries a bound on its degree as a polynomial in the values drawn at random and
+in the values of functions known only by name; ``exact.py`` turns it into a probability of error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ir.einsum import Data, contract, drop_broadcast, parse_spec
+
+Pullback = Callable[[Data], Sequence[Data | None]]
+
+
+class Field(Protocol):
+    """The numbers that a tape computes with. Arrays lead with the world axis."""
+
+    trials: int
+
+    def lift(self, array: Data | float) -> Data:
+        """Field elements of integers, booleans or floats."""
+
+    def matmul(self, x: Data, y: Data) -> Data:
+        """[b, m, k] · [b, k, n]."""
+
+    def sum(self, x: Data, axes: tuple[int, ...]) -> Data:
+        """Sum over axes."""
+
+    def reduce(self, x: Data) -> Data:
+        """Back into the field after a few plain additions, subtractions or one product."""
+
+    def unary(self, name: str, x: Data) -> tuple[Data, Callable[[], Data]]:
+        """f(x), and how to get f'(x)."""
+
+    def row(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+        """A function of each row along the last axis, and its pullback."""
+
+    def row_reduce(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+        """A function of each row to size one, and its pullback."""
+
+
+@dataclass(slots=True, eq=False)
+class Var:
+    """An array of the field. ``slot`` is its place on the tape, -1 where no gradient flows."""
+
+    data: Data
+    degree: int
+    slot: int = -1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """World axis included."""
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    @property
+    def dtype(self) -> Any:
+        """Of the representation; never bool, which is how masks are told from additive ones."""
+        return self.data.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    slot: int
+    operands: tuple[Var, ...]
+    pullback: Pullback
+    extra: tuple[int, ...]  # what a gradient's degree grows by on its way to each operand
+
+
+@dataclass(slots=True)
+class Calls:
+    """How often a named function was asked, at arguments of at most which degree."""
+
+    points: int = 0
+    degree: int = 0
+
+
+Array = Any  # Var | Data: the Tape protocol leaves it open
+
+
+class Recorder:
+    """``ir.tape.Tape`` over a field. Broadcasting aligns dims from the right, after the world axis."""
+
+    def __init__(self, field: Field, worlds: int) -> None:
+        self.field = field
+        self.worlds = worlds
+        self.calls: dict[str, Calls] = {}
+        self._steps: list[_Step] = []
+        self._slots = 0
+
+    def leaf(self, data: Data, *, tracked: bool) -> Var:
+        """A value from outside; ``tracked`` ones get gradients."""
+        return Var(data, 1, self._slot() if tracked else -1)
+
+    def linear_map(self, x: Array, forward: Callable[[Data], Data], dual: Callable[[Data], Data]) -> Array:
+        """``forward(x)``, whose pullback is declared to be ``dual``; of integers, just ``forward(x)``."""
+        if isinstance(x, np.ndarray):
+            return forward(x)
+        return self._emit(forward(x.data), x.degree, (x,), lambda g: (dual(g),), (0,))
+
+    def einsum(self, spec: str, *operands: Array) -> Array:
+        """See ``Tape.einsum``; one or two operands, no repeated label within one."""
+        xs = [self._lift(x) for x in operands]
+        labels, out = parse_spec(spec, tuple(len(x.shape) - 1 for x in xs))
+        extents: dict[str, int] = {}
+        for x, names in zip(xs, labels, strict=True):
+            for label, size in zip(names, x.shape, strict=True):
+                extents[label] = max(extents.get(label, 1), size)
+        if len(xs) == 1:
+            (x,), (names,) = xs, labels
+            one = np.ones((x.shape[0], 1), dtype=x.data.dtype)
+            return self._product(x, names, Var(one, 0), (names[0], "one"), out, extents)
+        return self._product(xs[0], labels[0], xs[1], labels[1], out, extents)
+
+    def _product(
+        self, x: Var, x_names: tuple[str, ...], y: Var, y_names: tuple[str, ...], out: Any, extents: dict[str, int]
+    ) -> Var:
+        f = self.field
+        a, a_labels = drop_broadcast(x.data, x_names, {**extents, "one": 1})
+        b, b_labels = drop_broadcast(y.data, y_names, {**extents, "one": 1})
+
+        def toward(g: Data, other: Data, other_labels: Any, labels: Any, like: Data, shape: Any) -> Data:
+            known = tuple(label for label in labels if label in out or label in other_labels)
+            grad = contract(g, out, other, other_labels, known, f.matmul, f.sum)
+            if known != labels:  # dims that were summed alone: the gradient is the same along them
+                grad = grad.reshape([n if l in known else 1 for l, n in zip(labels, like.shape, strict=True)])
+                grad = np.broadcast_to(grad, like.shape)
+            return grad.reshape(shape)
+
+        def pullback(g: Data) -> tuple[Data | None, Data | None]:
+            return (
+                toward(g, b, b_labels, a_labels, a, x.shape) if x.slot >= 0 else None,
+                toward(g, a, a_labels, b_labels, b, y.shape) if y.slot >= 0 else None,
+            )
+
+        data = contract(a, a_labels, b, b_labels, out, f.matmul, f.sum)
+        return self._emit(data, x.degree + y.degree, (x, y), pullback, (y.degree, x.degree))
+
+    def add(self, x: Array, y: Array) -> Array:
+        """See ``Tape.add``."""
+        return self._sum(x, y, 1)
+
+    def sub(self, x: Array, y: Array) -> Array:
+        """See ``Tape.sub``."""
+        return self._sum(x, y, -1)
+
+    def _sum(self, x: Array, y: Array, sign: int) -> Array:
+        x, y = self._aligned(x, y)
+        if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
+            return x + y if sign > 0 else x - y
+        x, y = self._lift(x), self._lift(y)
+        reduce = self.field.reduce
+
+        def pullback(g: Data) -> tuple[Data | None, Data | None]:
+            return self._fit(g, x), self._fit(g if sign > 0 else reduce(-g), y)
+
+        data = reduce(x.data + y.data if sign > 0 else x.data - y.data)
+        return self._emit(data, max(x.degree, y.degree), (x, y), pullback, (0, 0))
+
+    def mul(self, x: Array, y: Array) -> Array:
+        """See ``Tape.mul``."""
+        x, y = self._aligned(x, y)
+        if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
+            return x * y
+        x, y = self._lift(x), self._lift(y)
+        reduce = self.field.reduce
+
+        def pullback(g: Data) -> tuple[Data | None, Data | None]:
+            return (
+                self._fit(reduce(g * y.data), x) if x.slot >= 0 else None,
+                self._fit(reduce(g * x.data), y) if y.slot >= 0 else None,
+            )
+
+        data = reduce(x.data * y.data)
+        return self._emit(data, x.degree + y.degree, (x, y), pullback, (y.degree, x.degree))
+
+    def scale(self, x: Array, factor: float) -> Array:
+        """See ``Tape.scale``."""
+        x = self._lift(x)
+        by, reduce = self.field.lift(factor), self.field.reduce
+        return self._emit(reduce(x.data * by), x.degree + 1, (x,), lambda g: (reduce(g * by),), (1,))
+
+    def shift(self, x: Array, offset: float) -> Array:
+        """See ``Tape.shift``."""
+        x = self._lift(x)
+        by = self.field.lift(offset)
+        return self._emit(self.field.reduce(x.data + by), max(x.degree, 1), (x,), lambda g: (g,), (0,))
+
+    def reshape(self, x: Array, shape: Sequence[int]) -> Array:
+        """See ``Tape.reshape``."""
+        target = (x.shape[0], *shape)
+        return self.linear_map(x, lambda d: d.reshape(target), lambda g: g.reshape(x.shape))
+
+    def transpose(self, x: Array, perm: Sequence[int]) -> Array:
+        """See ``Tape.transpose``."""
+        axes = (0, *(dim + 1 for dim in perm))
+        inverse = tuple(np.argsort(axes))
+        return self.linear_map(x, lambda d: d.transpose(axes), lambda g: g.transpose(inverse))
+
+    def expand(self, x: Array, shape: Sequence[int]) -> Array:
+        """See ``Tape.expand``."""
+        target = (x.shape[0], *shape)
+        return self.linear_map(x, lambda d: np.broadcast_to(d, target), lambda g: self._unbroadcast(g, x.shape))
+
+    def slice(self, x: Array, dim: int, start: int, stop: int) -> Array:
+        """See ``Tape.slice``."""
+        at = (slice(None),) * (dim + 1) + (slice(start, stop),)
+
+        def dual(g: Data) -> Data:
+            whole = np.zeros(x.shape, dtype=g.dtype)
+            whole[at] = g
+            return whole
+
+        return self.linear_map(x, lambda d: d[at], dual)
+
+    def concat(self, xs: Sequence[Array], dim: int) -> Array:
+        """See ``Tape.concat``."""
+        if all(isinstance(x, np.ndarray) for x in xs):
+            return np.concatenate(xs, axis=dim + 1)
+        variables = [self._lift(x) for x in xs]
+        ends = np.cumsum([x.shape[dim + 1] for x in variables])[:-1]
+        data = np.concatenate([x.data for x in variables], axis=dim + 1)
+        degree = max(x.degree for x in variables)
+        zeros = (0,) * len(variables)
+        return self._emit(data, degree, tuple(variables), lambda g: np.split(g, ends, axis=dim + 1), zeros)
+
+    def take(self, table: Array, ids: Array, offset: Array) -> Array:
+        """See ``Tape.take``."""
+        assert isinstance(ids, np.ndarray), "ids are integers, which no function of the field gives"
+        table = self._lift(table)
+        rows = ids - np.asarray(offset).reshape(-1, *(1,) * (ids.ndim - 1))
+        inside = (rows >= 0) & (rows < table.shape[1])
+        rows = np.where(inside, rows, 0)
+        worlds = np.arange(self.worlds).reshape(-1, *(1,) * (ids.ndim - 1))
+
+        def pullback(g: Data) -> tuple[Data]:
+            grad = np.zeros(table.shape, dtype=g.dtype)
+            np.add.at(grad, (worlds, rows), g * inside[..., None])
+            return (self.field.reduce(grad),)
+
+        return self._emit(table.data[worlds, rows] * inside[..., None], table.degree, (table,), pullback, (0,))
+
+    def unary(self, name: str, x: Array) -> Array:
+        """See ``Tape.unary``."""
+        x = self._lift(x)
+        y, derivative = self.field.unary(name, x.data)
+        self._count(name, x, y.size)
+        return self._emit(y, 1, (x,), lambda g: (self.field.reduce(g * derivative()),), (1,))
+
+    def row(self, name: str, x: Array) -> Array:
+        """See ``Tape.row``."""
+        x = self._lift(x)
+        y, pullback = self.field.row(name, x.data)
+        self._count(name, x, math.prod(x.shape[:-1]))
+        return self._emit(y, 1, (x,), lambda g: (pullback(g),), (1,))
+
+    def row_reduce(self, name: str, x: Array) -> Array:
+        """See ``Tape.row_reduce``."""
+        x = self._lift(x)
+        y, pullback = self.field.row_reduce(name, x.data)
+        self._count(name, x, math.prod(x.shape[:-1]))
+        return self._emit(y, 1, (x,), lambda g: (pullback(g),), (1,))
+
+    def where(self, mask: Array, x: Array, y: Array) -> Array:
+        """See ``Tape.where``."""
+        assert isinstance(mask, np.ndarray), "a mask is a boolean array, which no function of the field gives"
+        mask, x, y = self._aligned(mask, x, y)
+        if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
+            return np.where(mask, x, y)
+        x, y = self._lift(x), self._lift(y)
+        keep = mask.astype(bool)
+
+        def pullback(g: Data) -> tuple[Data | None, Data | None]:
+            return self._fit(np.where(keep, g, 0), x), self._fit(np.where(keep, 0, g), y)
+
+        data = np.where(keep, x.data, y.data)
+        return self._emit(data, max(x.degree, y.degree), (x, y), pullback, (0, 0))
+
+    def constant(self, value: float, shape: Sequence[int]) -> Array:
+        """See ``Tape.constant``."""
+        element = self.field.lift(value)
+        return Var(np.broadcast_to(element, (self.worlds, *shape)), 1)
+
+    def backward(self, seeds: Sequence[tuple[Var, Data]]) -> tuple[dict[int, Data], dict[int, int]]:
+        """Gradients and their degrees by slot, given the gradients (of degree one) of some results."""
+        grads: dict[int, Data] = {}
+        degrees: dict[int, int] = {}
+
+        def accumulate(x: Var, grad: Data, degree: int) -> None:
+            known = grads.get(x.slot)
+            grads[x.slot] = grad if known is None else self.field.reduce(known + grad)
+            degrees[x.slot] = max(degree, degrees.get(x.slot, 0))
+
+        for x, grad in seeds:
+            if x.slot >= 0:
+                accumulate(x, grad, 1)
+        for step in reversed(self._steps):
+            if step.slot not in grads:
+                continue
+            grad = grads.pop(step.slot)
+            for x, part, extra in zip(step.operands, step.pullback(grad), step.extra, strict=True):
+                if x.slot >= 0 and part is not None:
+                    accumulate(x, part, degrees[step.slot] + extra)
+        return grads, degrees
+
+    def _emit(
+        self, data: Data, degree: int, operands: tuple[Var, ...], pullback: Pullback, extra: tuple[int, ...]
+    ) -> Var:
+        if all(x.slot < 0 for x in operands):
+            return Var(data, degree)
+        result = Var(data, degree, self._slot())
+        self._steps.append(_Step(result.slot, operands, pullback, extra))
+        return result
+
+    def _slot(self) -> int:
+        self._slots += 1
+        return self._slots - 1
+
+    def _lift(self, x: Array) -> Var:
+        return Var(self.field.lift(x), 1) if isinstance(x, np.ndarray) else x
+
+    def _aligned(self, *xs: Array) -> list[Array]:
+        """The operands with equal rank: ones put in after the world axis."""
+        rank = max(len(x.shape) for x in xs)
+        return [
+            x if len(x.shape) == rank else self.reshape(x, (1,) * (rank - len(x.shape)) + tuple(x.shape[1:]))
+            for x in xs
+        ]
+
+    def _fit(self, g: Data, x: Var) -> Data | None:
+        return self._unbroadcast(g, x.shape) if x.slot >= 0 else None
+
+    def _unbroadcast(self, g: Data, shape: tuple[int, ...]) -> Data:
+        """Sum of ``g`` over the dims along which an operand of ``shape`` was repeated."""
+        axes = tuple(at for at, (n, m) in enumerate(zip(g.shape, shape, strict=True)) if n != m)
+        return self.field.sum(g, axes).reshape(shape) if axes else g
+
+    def _count(self, name: str, x: Var, points: int) -> None:
+        calls = self.calls.setdefault(name, Calls())
+        calls.points += points
+        calls.degree = max(calls.degree, x.degree)

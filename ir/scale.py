@@ -1,0 +1,392 @@
+"""The same programs at small sizes: what holds for the small ones holds for the large (the proof is by structure).
+
+A serial graph and its PCG get one common assignment of sizes (``atoms.py``), such that every cut still divides.
+Attributes and constants follow: a constant keeps its leading block along each atom, so that a causal mask stays one.
+Meshes of more than 16 ranks lose factors of their largest axes; the operators are the same for every degree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+
+from ir.atoms import Atoms, Factors
+from ir.builder import Builder
+from ir.dims import Shape
+from ir.errors import ShapeError
+from ir.graph import Graph, Node, View
+from ir.mesh import Axis, Mesh
+from ir.ops.movement import matched_dims
+from ir.ops.stencil import output_extent
+from ir.sharding import Shard
+from ir.types import TensorType
+from ir.verify import infer_shardings, node_splits, split_degrees
+from ir.views import Base, bases, rest_of_view, source_of
+
+MOST_RANKS = 16
+_PREFIX = 16  # a slice up to here keeps its numbers, a longer one its proportions
+
+Dims = tuple[Factors, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A pair of programs at small sizes, whose parameters read their bases whole.
+
+    Attributes:
+        graphs: the programs, in the order given.
+        mesh: the ranks to simulate.
+        stored: for each stored tensor what its readers share, at small size.
+        limits: inputs of integers -> the least table that they index.
+        note: what was changed, in words.
+    """
+
+    graphs: tuple[Graph, ...]
+    mesh: Mesh
+    stored: Mapping[str, Base]
+    limits: Mapping[str, int]
+    note: str
+
+
+def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True) -> Small:
+    """The graphs (any number, serial or PCGs for ``mesh``) at small common sizes; as they are if ``scale`` is False.
+
+    Raises:
+        ShardingError: if a graph is no legal PCG for ``mesh``.
+        VerificationError: if readers of a stored tensor disagree about it.
+    """
+    found = bases(graphs)
+    if not scale:
+        return _Sizes(found, mesh, mesh).rebuilt(graphs, "full size")
+    for graph in graphs:
+        infer_shardings(graph, mesh if _is_parallel(graph) else Mesh(()))  # name nodes and sizes as the user knows them
+    small = fewer_ranks(mesh)
+    ranks = "" if small == mesh else f", {small} instead of {mesh}"
+    sizes = _Sizes(found, mesh, small)
+    try:
+        sizes.solve(graphs)
+        return sizes.rebuilt(graphs, "scaled-down sizes" + ranks)
+    except (ShapeError, ValueError, _StuckError) as stuck:
+        return _Sizes(found, mesh, mesh).rebuilt(graphs, f"full size ({stuck})")
+
+
+def fewer_ranks(mesh: Mesh) -> Mesh:
+    """``mesh`` with the largest axes divided until it has at most 16 ranks; no axis above one vanishes."""
+    sizes = list(mesh.shape)
+    while math.prod(sizes) > MOST_RANKS:
+        at = max(range(len(sizes)), key=lambda i: sizes[i])
+        factor = next(f for f in range(2, sizes[at] + 1) if sizes[at] % f == 0)
+        if factor == sizes[at]:
+            break  # primes: nothing smaller divides what they divide
+        sizes[at] //= factor
+    return Mesh(tuple(Axis(axis.name, size) for axis, size in zip(mesh.axes, sizes, strict=True)))
+
+
+class _StuckError(Exception):
+    """A program that came out with other sizes than were chosen."""
+
+
+def _is_parallel(graph: Graph) -> bool:
+    return any(node.op.kind == "parallel" or node.attrs.get("stored") for node in graph.nodes)
+
+
+@dataclass
+class _Sizes:
+    """Collects what must agree (``solve``), then rebuilds graphs at the sizes chosen (``rebuilt``)."""
+
+    found: Mapping[str, Base]
+    mesh: Mesh
+    small_mesh: Mesh
+    atoms: Atoms = field(default_factory=Atoms)
+    chosen: dict[int, int] | None = None
+    _dims: dict[Node, Dims] = field(default_factory=dict)
+    _loops: dict[Node, dict[str, Factors]] = field(default_factory=dict)
+    _shared: dict[tuple[str, str], Dims] = field(default_factory=dict)
+    _limits: dict[Node, list[Factors]] = field(default_factory=dict)
+
+    def solve(self, graphs: Sequence[Graph]) -> None:
+        """Unify all sizes and choose small ones."""
+        for graph in graphs:
+            for node in graph.nodes:
+                self._dims[node] = self._leaf_dims(node) if node.is_leaf else self._node_dims(node)
+            for name, node in (*graph.outputs, *graph.updates):
+                self._unify_all(self._dims[node], self._shared.setdefault(("output", name), self._dims[node]))
+            if _is_parallel(graph):
+                self._require_cuts(graph)
+        self.chosen = self.atoms.choose()
+
+    # ---- What must agree ----
+
+    def _fresh(self, shape: Shape) -> Dims:
+        return tuple((self.atoms.new(size),) for size in shape)
+
+    def _unify_all(self, left: Dims, right: Dims) -> None:
+        for a, b in zip(left, right, strict=True):
+            self.atoms.unify(a, b)
+
+    def _leaf_dims(self, node: Node) -> Dims:
+        if node.op.name == "param":
+            source = source_of(node)
+            base = self.found[source]
+            dims = self._shared.setdefault(("param", source), self._fresh(base.shape))
+            for step in rest_of_view(node, base):
+                dims = self._viewed(dims, step)
+            return dims
+        name = str(node.attr("name") if node.op.name == "input" else node.attr("value"))
+        return self._shared.setdefault((node.op.name, name), self._fresh(node.type.shape))
+
+    def _viewed(self, dims: Dims, step: Any) -> Dims:
+        """Dims after one view step."""
+        match step:
+            case ("permute", perm):
+                return tuple(dims[i] for i in perm)
+            case ("chunk", dim, parts, _):
+                piece = math.prod(self.atoms.extents[a] for a in self.atoms.flat(dims[dim])) // parts
+                inner, outer = self.atoms.new(piece), self.atoms.new(parts)
+                self.atoms.keep((outer,))
+                self.atoms.unify(dims[dim], (outer, inner))
+                return (*dims[:dim], (inner,), *dims[dim + 1 :])
+            case ("reshape", shape):
+                after = self._fresh(shape)
+                for left, right in matched_dims(self._extents(dims), shape):
+                    self.atoms.unify(_joined(dims, left), _joined(after, right))
+                return after
+        raise AssertionError(f"no such view step: {step}")
+
+    def _extents(self, dims: Dims) -> Shape:
+        return tuple(math.prod(self.atoms.extents[a] for a in self.atoms.flat(factors)) for factors in dims)
+
+    def _node_dims(self, node: Node) -> Dims:
+        loops: dict[str, Factors] = {name: (self.atoms.new(extent),) for name, extent in node.loops.extents.items()}
+        for operand, groups in zip(node.operands, node.loops.operands, strict=True):
+            for factors, group in zip(self._dims[operand], groups, strict=True):
+                if group:
+                    self.atoms.unify(factors, tuple(a for loop in group for a in loops[loop]))
+        self._loops[node] = loops
+        CONSTRAINTS.get(node.op.name, _no_constraint)(node, loops, self.atoms)
+        if node.op.name == "embedding":
+            self._limit(node.operands[1], loops["v"])
+        return tuple(tuple(a for loop in group for a in loops[loop]) for group in node.loops.result)
+
+    def _limit(self, node: Node, table: Factors) -> None:
+        """Integers computed by ``node`` index a table of this many rows."""
+        self._limits.setdefault(node, []).append(table)
+        for operand in node.operands:
+            if not operand.type.dtype.is_floating:
+                self._limit(operand, table)
+
+    def _require_cuts(self, graph: Graph) -> None:
+        shardings = infer_shardings(graph, self.mesh)
+        sizes = self.small_mesh.shape
+        for node in graph.nodes:
+            degrees: dict[int, int] = {}
+            for state, size in zip(shardings[node], sizes, strict=True):
+                if isinstance(state, Shard):
+                    degrees[state.dim] = degrees.get(state.dim, 1) * size
+            for dim, degree in degrees.items():
+                self.atoms.require(self._dims[node][dim], degree)
+            if node.is_leaf or node.op.kind == "parallel":
+                continue
+            splits = node_splits(node, [shardings[x] for x in node.operands], self.mesh)
+            for loop, degree in split_degrees(splits, self.small_mesh).items():
+                self.atoms.require(self._loops[node][loop], degree)
+
+    # ---- Rebuilding ----
+
+    def rebuilt(self, graphs: Sequence[Graph], note: str) -> Small:
+        """The graphs at the chosen sizes (as they are, if none were chosen)."""
+        stored = {
+            source: Base(self._shape(self._shared[("param", source)]), 0, base.dtype, base.trainable)
+            if self.chosen is not None
+            else Base(base.shape, 0, base.dtype, base.trainable)
+            for source, base in self.found.items()
+        }
+        limits: dict[str, int] = {}
+        if self.chosen is None:
+            self._limit_full(graphs)
+        small = tuple(self._rebuild(graph) for graph in graphs)
+        for node in self._limits:
+            if node.op.name == "input":
+                limits[node.attr("name")] = min(limits.get(node.attr("name"), 1 << 30), self._least_table(node))
+        return Small(small, self.small_mesh, stored, limits, note)
+
+    def _limit_full(self, graphs: Sequence[Graph]) -> None:
+        for graph in graphs:
+            for node in graph.nodes:
+                if node.op.name == "embedding":
+                    self._limit(node.operands[1], (self.atoms.new(node.loops.extents["v"]),))
+
+    def _least_table(self, node: Node) -> int:
+        return min(self._size(table) for table in self._limits[node])
+
+    def _size(self, factors: Factors) -> int:
+        if self.chosen is None:
+            return math.prod(self.atoms.extents[a] for a in factors)
+        return self.atoms.size(factors, self.chosen)
+
+    def _shape(self, dims: Dims) -> Shape:
+        return tuple(self._size(factors) for factors in dims)
+
+    def _rebuild(self, graph: Graph) -> Graph:
+        k = Builder()
+        made: dict[Node, Node] = {}
+        for node in graph.nodes:
+            made[node] = self._rebuild_node(k, node, tuple(made[x] for x in node.operands))
+            if self.chosen is not None and made[node].type.shape != self._shape(self._dims[node]):
+                raise _StuckError(f"{node.op.name} {node.name} does not scale")
+        outputs = {name: made[node] for name, node in graph.outputs}
+        return k.graph(outputs, {name: made[node] for name, node in graph.updates}, graph.name)
+
+    def _rebuild_node(self, k: Builder, node: Node, operands: tuple[Node, ...]) -> Node:
+        shape = node.type.shape if self.chosen is None else self._shape(self._dims[node])
+        tensor = TensorType(shape, node.type.dtype)
+        if node.op.name == "input":
+            return k.input(node.attr("name"), tensor)
+        if node.op.name == "param":
+            attrs = {key: node.attr(key) for key in ("source", "trainable", "stored")}
+            return k.param(node.attr("name"), tensor, view=self._rebuild_view(node), **attrs)
+        if node.op.name == "const":
+            return k.const(self._constant(node), node.name, node.type.dtype)
+        attrs = dict(node.attrs)
+        if self.chosen is not None and node.op.name in SCALED:
+            sizes = {loop: self._size(factors) for loop, factors in self._loops[node].items()}
+            attrs |= SCALED[node.op.name](node, sizes, shape, operands)
+        return k.apply(node.op, operands, attrs, node.name)
+
+    def _rebuild_view(self, node: Node) -> View:
+        base = self.found[source_of(node)]
+        rest = rest_of_view(node, base)
+        if self.chosen is None:
+            return rest
+        steps = []
+        for number, step in enumerate(rest):
+            if step[0] == "reshape":
+                if number + 1 < len(rest):
+                    raise _StuckError(f"parameter {node.name} is reshaped within its view")
+                step = ("reshape", self._shape(self._dims[node]))  # noqa: PLW2901
+            steps.append(step)
+        return tuple(steps)
+
+    def _constant(self, node: Node) -> np.ndarray[Any, Any]:
+        """The leading block along every atom; indices wrapped into their table."""
+        array: np.ndarray[Any, Any] = node.attr("value").array
+        if self.chosen is not None:
+            atoms = [self.atoms.flat(factors) for factors in self._dims[node]]
+            split = array.reshape([self.atoms.extents[a] for dim in atoms for a in dim])
+            block = split[tuple(slice(self.chosen[a]) for dim in atoms for a in dim)]
+            array = block.reshape(self._shape(self._dims[node]))
+        return array % self._least_table(node) if node in self._limits and array.dtype.kind in "iu" else array
+
+
+def _joined(dims: Dims, which: Sequence[int]) -> Factors:
+    return tuple(atom for i in which for atom in dims[i])
+
+
+# ---- What single operators ask for ----
+
+Loops = Mapping[str, Factors]
+Constraint = Callable[[Node, Loops, Atoms], None]
+
+
+def _no_constraint(node: Node, loops: Loops, atoms: Atoms) -> None:
+    del node, loops, atoms
+
+
+def _keep_opaque(node: Node, loops: Loops, atoms: Atoms) -> None:
+    """A reshape's runs without common factors stay."""
+    for loop in node.loops.whole:
+        atoms.keep(loops[loop])
+
+
+def _keep_parts(node: Node, loops: Loops, atoms: Atoms) -> None:
+    """The number of pieces stays; unequal pieces add up."""
+    del node
+    if "parts" in loops:
+        atoms.keep(loops["parts"])
+    else:
+        pieces = [factors for loop, factors in loops.items() if loop.startswith("p")]
+        atoms.follows(loops["joined"][0], pieces, lambda *sizes: sum(sizes))
+
+
+def _slice_of(node: Node) -> tuple[str, int, int, int]:
+    """(loop that is sliced, its extent, start, stop)."""
+    dim = node.attr("dim")
+    return f"d{dim}", node.operands[0].type.shape[dim], node.attr("start"), node.attr("stop")
+
+
+def _unit(extent: int, start: int, stop: int) -> int:
+    """What a slice counts in: the largest unit of all its numbers, or one where that would keep too many."""
+    unit = math.gcd(extent, start, stop)
+    return unit if extent // unit <= _PREFIX else 1
+
+
+def _slice(node: Node, loops: Loops, atoms: Atoms) -> None:
+    """A slice in a large unit scales with it; one near an end keeps its numbers."""
+    loop, extent, start, stop = _slice_of(node)
+    unit = _unit(extent, start, stop)
+    if unit > 1:
+        step, whole, part = atoms.new(unit), atoms.new(extent // unit), atoms.new((stop - start) // unit)
+        atoms.keep((whole, part))
+        atoms.unify(loops[loop], (whole, step))
+        atoms.unify(loops["piece"], (part, step))
+    elif stop == extent and start <= _PREFIX:
+        atoms.at_least(loops[loop], start + 2)
+        atoms.follows(loops["piece"][0], [loops[loop]], lambda size: size - start)
+    else:
+        atoms.keep(loops["piece"])
+        atoms.at_least(loops[loop], stop)
+
+
+def _scaled_slice(node: Node, sizes: Mapping[str, int], shape: Shape, operands: Sequence[Node]) -> dict[str, Hashable]:
+    _, extent, start, stop = _slice_of(node)
+    dim = node.attr("dim")
+    unit = _unit(extent, start, stop)
+    if unit > 1:
+        start = start // unit * (operands[0].type.shape[dim] // (extent // unit))
+    return {"start": start, "stop": start + sizes["piece"]}
+
+
+def _windows(node: Node, loops: Loops, atoms: Atoms) -> None:
+    """Kernels stay; the number of windows follows from space."""
+    kernel = node.attr("kernel") if "kernel" in node.attrs else node.operands[1].type.shape[2:]
+    for name in ("kh", "kw"):
+        if name in loops:
+            atoms.keep(loops[name])
+    for i, (space, windows) in enumerate((("h", "h'"), ("w", "w'"))):
+        numbers = [cast("tuple[int, ...]", node.attr(key))[i] for key in ("stride", "padding", "dilation")]
+        span = (kernel[i], *numbers)
+        if node.loops.extents[windows] > 1:
+            atoms.follows(loops[windows][0], [loops[space]], lambda size, span=span: output_extent(size, *span))
+        else:
+            atoms.keep(loops[space])
+
+
+CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
+    {
+        "reshape": _keep_opaque,
+        "chunk": _keep_parts,
+        "concat": _keep_parts,
+        "slice": _slice,
+        "conv2d": _windows,
+        "max_pool2d": _windows,
+        "avg_pool2d": _windows,
+    }
+)
+"""Operators whose attributes tie sizes together."""
+
+SCALED: Mapping[str, Callable[[Node, Mapping[str, int], Shape, Sequence[Node]], dict[str, Hashable]]] = (
+    MappingProxyType(
+        {
+            "reshape": lambda node, sizes, shape, operands: {"shape": shape},
+            "expand": lambda node, sizes, shape, operands: {"shape": shape},
+            "slice": _scaled_slice,
+            "conv2d": lambda node, sizes, shape, operands: {"groups": sizes["g"]},
+        }
+    )
+)
+"""Operators whose attributes change with the sizes."""
