@@ -290,6 +290,7 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.rsub.Scalar": rsub,
     "aten.rsub.Tensor": rsub,
     "aten.dropout.default": dropout,
+    "aten.native_dropout.default": lambda k, x, p, train: (dropout(k, x, p, train), None),
     "aten.where.self": where,
     "aten.where.ScalarOther": where,
     "aten.masked_fill.Scalar": lambda k, x, mask, value: where(k, mask, value, x),

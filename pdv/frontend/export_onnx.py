@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+MAX_EMBEDDED_BYTES = 64 << 20  # beyond it, parsing the file would read and copy every weight
 OPSET = 23  # the first with Attention and RMSNormalization
 
 
@@ -35,7 +36,8 @@ def export_onnx(
             custom_translation_table=_translations() if module.training else None,
         )
     assert program is not None, "torch.onnx.export(dynamo=True) without a path returns the program"
-    program.save(Path(path))
+    stored = sum(tensor.nbytes for tensor in module.state_dict().values())
+    program.save(Path(path), external_data=stored > MAX_EMBEDDED_BYTES)
 
 
 @contextmanager

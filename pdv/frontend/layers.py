@@ -80,6 +80,10 @@ def layer_norm(k: Lowering, x: Node, dims: int, weight: Node | None, bias: Node 
     """Over the last `dims` dims, of which the IR takes one."""
     if dims != 1:
         raise Unsupported(f"layer norm over {dims} dims")
+    if bias is not None and is_constant(k, bias, 0):
+        bias = None
+    if bias is None and weight is not None and is_constant(k, weight, 1):
+        weight = None
     if weight is None and bias is not None:
         weight = k.const(np.ones(bias.type.shape, np.float32), bias.type.dtype)
     return k.apply("layer_norm", *(v for v in (x, weight, bias) if v is not None), eps=short_float(eps))
@@ -147,15 +151,15 @@ def conv2d(
     if x.type.rank != 4 or w.type.rank != 4:
         raise Unsupported(f"convolution over rank {x.type.rank}")
     y = k.apply("conv2d", x, w, stride=stride, padding=padding, dilation=dilation, groups=int(groups))
-    if bias is None or is_zero(k, bias):
+    if bias is None or is_constant(k, bias, 0):
         return y
     return k.add(y, k.reshape(bias, (*bias.type.shape, 1, 1)))
 
 
-def is_zero(k: Lowering, node: Node) -> bool:
-    """True for a constant of zeros, which exporters write where a layer has no bias."""
+def is_constant(k: Lowering, node: Node, value: float) -> bool:
+    """True for a constant that is `value` throughout, which exporters write where a layer has no weight or bias."""
     array = k.value(node)
-    return array is not None and not array.any()
+    return array is not None and bool((array == value).all())
 
 
 def max_pool2d(k: Lowering, x: Node, *, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Node:

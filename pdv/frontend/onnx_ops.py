@@ -232,7 +232,7 @@ def gemm(c: Call) -> Node:
     a = k.permute(a, (1, 0)) if c.attrs.get("transA", 0) else a
     w = b if c.attrs.get("transB", 0) else k.permute(b, (1, 0))
     y = k.scale(k.apply("linear", a, w), c.attrs.get("alpha", 1.0))
-    return y if bias is None or layers.is_zero(k, bias) else k.add(y, k.scale(bias, c.attrs.get("beta", 1.0)))
+    return y if bias is None or layers.is_constant(k, bias, 0) else k.add(y, k.scale(bias, c.attrs.get("beta", 1.0)))
 
 
 def softmax(op: str) -> Handler:

@@ -35,6 +35,8 @@ def evaluate(node: onnx_ir.Node, operands: Sequence[Array | None], opset: int) -
         Exception: whatever the reference implementation raises on malformed nodes.
     """
     check_foldable_size(_result_shape(node.op_type, operands), 8, node.name or node.op_type)
+    if node.op_type == "GatherElements":
+        return (_gather_elements(operands, node.attributes.get_int("axis", 0)),)
     proto = onnx_ir.to_proto(node)
     inputs = [f"in{i}" if value is not None else "" for i, value in enumerate(operands)]
     outputs = [f"out{i}" for i in range(len(node.outputs))]
@@ -53,6 +55,16 @@ def evaluate(node: onnx_ir.Node, operands: Sequence[Array | None], opset: int) -
     feeds = {f"in{i}": value for i, value in enumerate(operands) if value is not None}
     with np.errstate(all="ignore"):
         return tuple(ReferenceEvaluator(model).run(None, feeds))
+
+
+def _gather_elements(operands: Sequence[Array | None], axis: int) -> Array:
+    """data[.., ids[..], ..]; the reference implementation (onnx 1.23) fails where ids are fewer than data."""
+    data, ids = operands
+    if data is None or ids is None or data.ndim != ids.ndim:
+        raise ValueError("operands of different rank")
+    axis %= data.ndim
+    kept = tuple(slice(None) if dim == axis else slice(size) for dim, size in enumerate(ids.shape))
+    return np.take_along_axis(data[kept], ids % data.shape[axis], axis)
 
 
 def _result_shape(op: str, operands: Sequence[Array | None]) -> tuple[int, ...]:

@@ -255,5 +255,6 @@ def _where(node: torch.fx.Node) -> str:
     frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     if not frames:
         return node.name
-    path, line = frames[-1].removeprefix("File ").split(", line ", 1)
+    of_the_model = [frame for frame in frames if "/site-packages/torch/" not in frame] or frames
+    path, line = of_the_model[-1].removeprefix("File ").split(", line ", 1)
     return f"{PurePath(path.strip(chr(34))).name}:{line.split(',')[0]}"

@@ -49,7 +49,7 @@ def test_both_frontends_give_the_same_weights(lowered: Lower, name: str) -> None
 @every_model
 def test_forward_and_gradients_equal_torch(lowered: Lower, name: str) -> None:
     model = lowered(name)
-    # float64, so that what is compared is the program and not float32's rounding: 20 batch norms amplify it a thousandfold
+    # float64, so that the program is compared and not float32's rounding, which batch norms amplify
     module = copy.deepcopy(model.module).double()
     inputs = tuple(x.double() if x.is_floating_point() else x for x in model.inputs)
     y = module(*inputs)

@@ -1,0 +1,190 @@
+"""Plain modules: layers of torch itself through either frontend, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
+from ir.interpret import evaluate
+from pdv.frontend import Program, load_program
+from pdv.frontend.export_onnx import export_onnx
+
+
+class Function(nn.Module):
+    """A module without weights."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+class Tied(nn.Module):
+    """A weight that is an embedding, a head, and (transposed) a projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, 6)
+        self.head = nn.Linear(6, 12, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.table(ids))
+        return logits @ self.table.weight
+
+
+class SelfAttention(nn.Module):
+    """Attention written out, with a mask built on the fly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, _ = x.shape
+        q, k, v = self.qkv(x).view(b, s, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (q @ k.transpose(-2, -1)) / 2
+        hidden = torch.triu(torch.full((s, s), float("-inf")), 1)
+        return torch.flatten((torch.softmax(scores + hidden, -1) @ v).transpose(1, 2), 2)
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear without bias": (lambda: nn.Linear(8, 4, bias=False), (2, 3, 8)),
+    "conv, grouped and strided": (lambda: nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=4), (2, 8, 9, 9)),
+    "batch norm, training": (lambda: nn.BatchNorm2d(8), (4, 8, 3, 3)),
+    "batch norm, inference": (lambda: nn.BatchNorm2d(8).eval(), (4, 8, 3, 3)),
+    "average pool": (lambda: nn.AvgPool2d(2), (2, 3, 8, 8)),
+    "adaptive pool": (lambda: nn.AdaptiveAvgPool2d((2, 4)), (2, 3, 8, 8)),
+    "max pool": (lambda: nn.MaxPool2d(3, 2, 1), (2, 3, 8, 8)),
+    "rms norm": (lambda: nn.RMSNorm(8, eps=1e-6), (2, 3, 8)),
+    "layer norm without weights": (lambda: nn.LayerNorm(8, elementwise_affine=False), (2, 3, 8)),
+    "gelu, tanh": (lambda: nn.GELU("tanh"), (2, 8)),
+    "softmax of an inner dim": (lambda: nn.Softmax(1), (2, 3, 4)),
+    "attention written out": (SelfAttention, (2, 5, 8)),
+    "arithmetic": (lambda: Function(lambda x: (1 - x) * 2 / (x.pow(2).sum(-1, keepdim=True) + 1) - x / 3), (2, 5)),
+    "split, stack, squeeze": (
+        lambda: Function(lambda x: torch.stack(x.split([2, 1, 3], -1)[0::2][:1], 1).squeeze(1) + x[..., 1:3]),
+        (2, 6),
+    ),
+    "where": (lambda: Function(lambda x: x.masked_fill(torch.arange(4) > 1, 0.5)), (3, 4)),
+    "grouped attention": (
+        lambda: Function(lambda x: functional.scaled_dot_product_attention(x, x[:, :2], x[:, 2:], enable_gqa=True)),
+        (2, 4, 5, 8),
+    ),
+}
+
+
+def run(program: Program, *inputs: torch.Tensor) -> np.ndarray:
+    values = {name: program.weights.load(name) for name in program.weights.names}
+    values |= {node.attr("name"): x.numpy() for node, x in zip(program.graph.inputs, inputs, strict=True)}
+    result: np.ndarray = evaluate(program.graph, values).gather()["output"]
+    return result
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_equals_torch(name: str) -> None:
+    make, shape = MODULES[name]
+    torch.manual_seed(0)
+    module, x = make(), torch.randn(shape)
+    assert np.allclose(run(load_program(module, x), x), module(x).detach().numpy(), atol=1e-5)
+
+
+def test_modules_are_the_same_through_onnx(tmp_path: Path) -> None:
+    class Everything(nn.Module):
+        """All modules side by side: one export instead of twenty."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.members = nn.ModuleList(make() for make, _ in MODULES.values())
+
+        def forward(self, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(member(x) for member, x in zip(self.members, xs, strict=True))
+
+    inputs = tuple(torch.randn(shape) for _, shape in MODULES.values())
+    module = Everything()
+    export_onnx(module, inputs, tmp_path / "m.onnx")
+    expected, found = load_program(module, inputs).graph, load_program(tmp_path / "m.onnx").graph
+    outputs = zip(MODULES, expected.outputs, found.outputs, strict=True)
+    assert {name: x.digest == y.digest for name, (_, x), (_, y) in outputs} == dict.fromkeys(MODULES, True)
+
+
+def test_tied_weights_stay_one_stored_tensor() -> None:
+    ids = torch.arange(10).reshape(2, 5)
+    module = Tied()
+    program = load_program(module, ids)
+    assert len(program.weights.names) == 1
+    assert {node.attr("source") for node in program.graph.params} == set(program.weights.names)
+    assert np.allclose(run(program, ids), module(ids).detach().numpy(), atol=1e-5)
+
+
+def test_bfloat16_weights_keep_their_bits() -> None:
+    module = nn.Linear(4, 4).to(torch.bfloat16)
+    program = load_program(module, torch.randn(2, 4, dtype=torch.bfloat16))
+    stored = program.weights.load("weight")
+    assert stored.dtype.name == "bfloat16"
+    assert np.array_equal(stored.astype("f"), module.weight.detach().float().numpy())
+
+
+def test_batch_resizes_example_inputs() -> None:
+    program = load_program(nn.Linear(4, 4), torch.randn(2, 4), batch=6)
+    assert program.graph.inputs[0].type.shape == (6, 4)
+
+
+def test_meta_module_is_planned_and_has_no_values() -> None:
+    with torch.device("meta"):
+        module, x = nn.Linear(4, 4), torch.randn(2, 4)
+    program = load_program(module, x)
+    with pytest.raises(ModelError, match="'weight' is on the meta device"):
+        program.weights.load("weight")
+
+
+def test_every_unsupported_operator_is_listed_with_its_line() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.cumsum(x, 0)
+        return torch.erfinv(y) + torch.rand(3)
+
+    with pytest.raises(UnsupportedOperatorsError) as caught:
+        load_program(Function(function), torch.randn(3))
+    names = [operator.split(" at ")[0] for operator in caught.value.operators]
+    assert names == ["aten.cumsum.default", "aten.erfinv.default", "aten.rand.default"]
+    assert all("test_module.py:" in operator for operator in caught.value.operators)
+
+
+def test_dropout_is_refused_with_its_reason() -> None:
+    with pytest.raises(UnsupportedOperatorsError, match=r"dropout with p = 0\.5"):
+        load_program(nn.Dropout(0.5), torch.randn(3))
+    assert len(load_program(nn.Dropout(0.5).eval(), torch.randn(3)).graph.nodes) == 1
+
+
+def test_untraceable_module_is_one_error() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(ModelError, match="Function cannot be exported"):
+        load_program(Function(function), torch.randn(3))
+
+
+def test_usage_errors() -> None:
+    exported = torch.export.export(nn.Linear(4, 4), (torch.randn(2, 4),))
+    assert load_program(exported).graph.inputs[0].type.shape == (2, 4)
+    with pytest.raises(UsageError, match="own inputs"):
+        load_program(exported, torch.randn(2, 4))
+    with pytest.raises(UsageError, match="without example_inputs"):
+        load_program(nn.Linear(4, 4))
+
+
+def test_dynamic_shapes_are_refused() -> None:
+    dynamic = torch.export.export(
+        nn.Linear(4, 4), (torch.randn(2, 4),), dynamic_shapes={"input": {0: torch.export.Dim("batch", min=2, max=64)}}
+    )
+    with pytest.raises(ModelError, match="dynamic shape"):
+        load_program(dynamic)

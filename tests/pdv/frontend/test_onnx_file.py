@@ -1,0 +1,97 @@
+"""Files that are broken, or that point out of their folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ir.errors import ModelError
+from pdv.frontend import load_program
+
+
+def model_with_external(path: Path, location: str, *, length: int = 64, offset: int = 0) -> Path:
+    """x + w, with w [4, 4] float32 stored at `location`."""
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4, 4])
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [tensor])
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10).SerializeToString()
+    )
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder, with weights both inside and outside of it."""
+    (tmp_path / "outside.bin").write_bytes(bytes(64))
+    inside = tmp_path / "model"
+    inside.mkdir()
+    (inside / "w.bin").write_bytes(np.arange(16, dtype="f").tobytes())
+    (inside / "link.bin").symlink_to(tmp_path / "outside.bin")
+    return inside
+
+
+def test_external_data_is_read_lazily(folder: Path) -> None:
+    program = load_program(model_with_external(folder / "m.onnx", "w.bin"))
+    assert np.array_equal(program.weights.load("w").reshape(-1), np.arange(16))
+
+
+@pytest.mark.parametrize("location", ["../outside.bin", "link.bin", "missing.bin", "C:\\w.bin", "..\\outside.bin", ""])
+@pytest.mark.parametrize("bare", [False, True])
+def test_external_data_outside_the_folder_is_refused(
+    folder: Path, location: str, bare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_with_external(folder / "m.onnx", location)
+    monkeypatch.chdir(folder)
+    with pytest.raises(ModelError, match="tensor 'w' is stored at"):
+        load_program("m.onnx" if bare else path)
+
+
+def test_absolute_external_data_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_with_external(folder / "m.onnx", str(folder.parent / "outside.bin"))
+    monkeypatch.chdir(folder)
+    with pytest.raises(ModelError, match="is stored at"):
+        load_program("m.onnx")
+
+
+@pytest.mark.parametrize(("offset", "length"), [(4, 64), (0, 128), (0, 32), (1 << 40, 64)])
+def test_external_data_of_the_wrong_length_is_refused(folder: Path, offset: int, length: int) -> None:
+    with pytest.raises(ModelError, match=r"tensor 'w' takes bytes"):
+        load_program(model_with_external(folder / "m.onnx", "w.bin", offset=offset, length=length))
+
+
+@pytest.mark.parametrize("keep", [0, 1, 10, 100, 0.5, 0.99])
+def test_truncated_file_is_refused(tmp_path: Path, keep: float) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 64]) for name in "xy")
+    w = numpy_helper.from_array(np.ones((64, 64), "f"), "w")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10).SerializeToString()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(whole[: int(keep if keep >= 1 else keep * len(whole))])
+    with pytest.raises(ModelError, match=r"m\.onnx"):
+        load_program(path)
+
+
+def test_inline_data_of_the_wrong_length_is_refused(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "xy")
+    w = numpy_helper.from_array(np.ones((4, 4), "f"), "w")
+    w.raw_data = w.raw_data[:-4]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="'w'.*60 bytes"):
+        load_program(tmp_path / "m.onnx")
+
+
+def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        load_program(tmp_path / "no.onnx")
+    (tmp_path / "d.onnx").mkdir()
+    with pytest.raises(ModelError, match="is a folder"):
+        load_program(tmp_path / "d.onnx")
