@@ -7,6 +7,7 @@ its `exit_code`; docs/errors.md has a failing example and the mend for each slug
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 
@@ -71,10 +72,14 @@ class ClusterError(PdvError):
 
 
 class NoPlanFitsError(PdvError):
-    """No plan meets the limits, usually of memory."""
+    """No plan meets the limits, usually of memory; `needed_bytes` is what the smallest one takes per device."""
 
     slug = "no-plan-fits"
     exit_code = 6
+
+    def __init__(self, what: str, allowed: str = "", mend: str = "", *, needed_bytes: float = math.inf) -> None:
+        super().__init__(what, allowed, mend)
+        self.needed_bytes = needed_bytes
 
 
 class VerificationError(PdvError):

@@ -12,6 +12,7 @@ from ir.operator import Split
 from ir.sharding import Sharding, State
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
+from pdv.rewrite.rule import Rule
 
 Mode = Literal["train", "infer"]
 
@@ -40,7 +41,10 @@ class Pins:
 
 @dataclass(frozen=True)
 class Problem:
-    """A serial graph on a mesh. ``memory_limit`` in bytes per device; ``axes`` aligned with ``mesh.axes``."""
+    """A serial graph on a mesh. ``memory_limit`` in bytes per device; ``axes`` aligned with ``mesh.axes``.
+
+    ``rules`` are the algebraic rules that may be applied; parallel ones follow from the operators.
+    """
 
     graph: Graph
     mesh: Mesh
@@ -49,6 +53,7 @@ class Problem:
     mode: Mode = "train"
     memory_limit: float = float("inf")
     pins: Pins = field(default_factory=Pins)
+    rules: tuple[Rule, ...] = ()
 
     @property
     def train(self) -> bool:
@@ -72,15 +77,26 @@ class Assignment:
     storage: Mapping[Node, Storage]
 
 
+@dataclass(frozen=True, slots=True)
+class AlgebraicStep:
+    """An algebraic rule, applied everywhere that it matches inside one block of the source graph (by number)."""
+
+    rule: str
+    block: int
+
+
 @dataclass(frozen=True)
 class Solution:
-    """An assignment with its price and its certificate.
+    """A derivation with its price and its certificate.
 
-    ``cost_s`` is seconds per step, ``memory_bytes`` per device; no assignment of this graph on this mesh costs less
-    than ``lower_bound_s`` under the same cost model, limits and pins. ``states`` counts configurations priced.
+    ``graph`` is the source after ``steps``; ``assignment`` speaks of its nodes. ``cost_s`` is seconds per step,
+    ``memory_bytes`` per device; no derivation on this mesh within the rules explored costs less than
+    ``lower_bound_s`` under the same cost model, limit and pins. ``states`` counts configurations priced.
     """
 
     problem: Problem
+    graph: Graph
+    steps: tuple[AlgebraicStep, ...]
     assignment: Assignment
     cost_s: float
     memory_bytes: float
@@ -90,4 +106,4 @@ class Solution:
     @property
     def gap(self) -> float:
         """Relative distance that optimality may still be away."""
-        return (self.cost_s - self.lower_bound_s) / self.cost_s if self.cost_s > 0 else 0.0
+        return max(0.0, (self.cost_s - self.lower_bound_s) / self.cost_s) if self.cost_s > 0 else 0.0

@@ -8,6 +8,7 @@ meet as a chain of parallel operators, which the cancellation and fusion laws re
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ir.builder import Builder
 from ir.graph import Graph, Node
@@ -16,7 +17,15 @@ from pdv.problem import Assignment, Problem, Storage
 from pdv.rewrite.redistribute import Chain, Redistribution
 
 
-def derive(problem: Problem, assignment: Assignment, moves: Redistribution) -> Graph:
+@dataclass(frozen=True)
+class Derived:
+    """A PCG, and the node of it that runs each node of the serial graph."""
+
+    pcg: Graph
+    places: Mapping[Node, Node]
+
+
+def derive(problem: Problem, assignment: Assignment, moves: Redistribution) -> Derived:
     """The PCG of an assignment: every node in its split, every value moved once per sharding that is wanted of it."""
     return _Derivation(problem, assignment, moves).run()
 
@@ -29,13 +38,14 @@ class _Derivation:
         self._builder = Builder()
         self._made: dict[Node, tuple[Node, Sharding]] = {}
 
-    def run(self) -> Graph:
+    def run(self) -> Derived:
         graph = self._problem.graph
         for node in graph.nodes:
             self._made[node] = self._leaf(node) if node.is_leaf else self._split(node)
         outputs = {name: self._leave(node, whole=not self._problem.train) for name, node in graph.outputs}
         updates = {name: self._leave(node, whole=True) for name, node in graph.updates}
-        return self._builder.graph(outputs, updates, graph.name)
+        places = {node: made for node, (made, _) in self._made.items()}
+        return Derived(self._builder.graph(outputs, updates, graph.name), places)
 
     def _leaf(self, node: Node) -> tuple[Node, Sharding]:
         whole = invariant(self._problem.mesh)

@@ -37,7 +37,7 @@ def split_blocks(graph: Graph) -> tuple[Block, ...]:
     nodes = [node for node in graph.nodes if not node.is_leaf]
     order = {node: index for index, node in enumerate(nodes)}
     last_use = {node: max((order[user] for user in graph.users[node]), default=-1) for node in nodes}
-    uses = tied_params(graph)
+    tied = tied_params(graph)
     blocks: list[Block] = []
     start = 0
     source: Node | None = None
@@ -49,7 +49,10 @@ def split_blocks(graph: Graph) -> tuple[Block, ...]:
         last = index == len(nodes) - 1
         if last or live == {node}:
             block_nodes = tuple(nodes[start : index + 1])
-            blocks.append(_block(graph, source, block_nodes, None if last else node, uses))
+            inside = set(block_nodes)
+            outputs = tuple(value for _, value in graph.outputs if value in inside)
+            updates = tuple(value for _, value in graph.updates if value in inside)
+            blocks.append(block_of(source, block_nodes, None if last else node, outputs, updates, tied))
             start, source = index + 1, node
     return tuple(blocks)
 
@@ -60,29 +63,25 @@ def tied_params(graph: Graph) -> dict[Node, int]:
     return {node: number for number, node in enumerate(tied)}
 
 
-def _block(
-    graph: Graph, source: Node | None, nodes: tuple[Node, ...], sink: Node | None, tied: dict[Node, int]
+def block_of(
+    source: Node | None,
+    nodes: tuple[Node, ...],
+    sink: Node | None,
+    outputs: tuple[Node, ...],
+    updates: tuple[Node, ...],
+    tied: dict[Node, int],
 ) -> Block:
-    outputs = {node for _, node in graph.outputs}
-    updates = {node for _, node in graph.updates}
+    """A block with its key."""
     local: dict[Node, str] = {} if source is None else {source: f"source {source.type} {source.needs_grad}"}
-    lines = []
+    lines = [local[source] if source is not None else "start"]
     for number, node in enumerate(nodes):
         operands = [local.get(operand) or _leaf_key(operand, tied) for operand in node.operands]
         attrs = [f"{key}={value!s}" for key, value in node.attrs.items()]
         flags = f"{node in outputs} {node in updates} {node is sink}"
         lines.append(f"{node.op.name} {attrs} {operands} {node.type} {flags}")
         local[node] = f"%{number}"
-    key = hashlib.sha256("\n".join([str(local.get(source) if source else None), *lines]).encode()).hexdigest()[:24]
-    inside = set(nodes)
-    return Block(
-        source,
-        nodes,
-        sink,
-        tuple(node for _, node in graph.outputs if node in inside),
-        tuple(node for _, node in graph.updates if node in inside),
-        key,
-    )
+    key = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
+    return Block(source, nodes, sink, outputs, updates, key)
 
 
 def _leaf_key(leaf: Node, tied: dict[Node, int]) -> str:

@@ -9,34 +9,48 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ir.errors import NoPlanFitsError
-from ir.graph import Node
-from ir.operator import Split
+from ir.graph import Graph, Node
 from ir.sharding import Sharding
 from pdv.cost.plan_cost import plan_cost
-from pdv.problem import Assignment, Problem, Solution, Storage
+from pdv.problem import AlgebraicStep, Assignment, Problem, Solution, Storage
 from pdv.rewrite.derive import derive
 from pdv.rewrite.redistribute import Redistribution, all_shardings
-from pdv.search.block_table import BlockSolver, Solved
+from pdv.search.assemble import Choice, assemble
+from pdv.search.backtrack import Portfolio, explore, portfolio
+from pdv.search.block_table import BlockSolver
 from pdv.search.blocks import Block, split_blocks, tied_params
 from pdv.search.configs import Config, ConfigTable
+from pdv.search.variants import Variant, apply_rules
 
 BISECTIONS = 14
 
 
 @dataclass(frozen=True)
 class Priced:
-    """The best assignment at one price, with its true seconds and bytes (``value = cost_s + price * memory_bytes``)."""
+    """The best derivation at one price, with its true seconds and bytes (``value = cost_s + price * memory_bytes``)."""
 
     price: float
     value: float
     cost_s: float
     memory_bytes: float
+    graph: Graph
+    steps: tuple[AlgebraicStep, ...]
     assignment: Assignment
+
+
+@dataclass(frozen=True)
+class _Link:
+    """One block on the best path: its portfolio, and the boundary shardings (as indices) on either side."""
+
+    block: Block
+    portfolio: Portfolio
+    source: int
+    sink: int
 
 
 class ChainSolver:
@@ -46,8 +60,9 @@ class ChainSolver:
         self.problem = problem
         self.blocks = split_blocks(problem.graph)
         self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes))
-        self._tied = tuple(tied_params(problem.graph))
-        self._solved: dict[tuple[str, float, tuple[Storage, ...]], Solved] = {}
+        self._tied = tied_params(problem.graph)
+        self._portfolios: dict[tuple[str, float, tuple[Storage, ...]], Portfolio] = {}
+        self._explored: dict[str, list[Variant]] = {}
 
     def solve(self) -> Solution:
         """The best assignment that fits.
@@ -66,7 +81,7 @@ class ChainSolver:
         Raises:
             NoPlanFitsError: if pins leave no legal assignment at all.
         """
-        best: tuple[float, Mapping[Node, Storage], list[tuple[Solved, int, int, Block]]] | None = None
+        best: tuple[float, dict[Node, Storage], list[_Link]] | None = None
         for tied in self._tied_storages():
             value, path = self._chain(price, tied)
             resident = [self.configs.resident(param, storage) for param, storage in tied.items()]
@@ -113,32 +128,51 @@ class ChainSolver:
             f"the smallest plan on {self.problem.mesh} needs {needed / gib:.3g} GiB per device, the limit is "
             f"{limit / gib:.3g} GiB ({(needed - limit) / gib:.3g} GiB too much)",
             mend=f"Use about {needed / limit:.1f} times as many devices, a smaller batch, or a narrower type",
+            needed_bytes=needed,
         )
 
     def _solution(self, priced: Priced, bound: float) -> Solution:
-        return Solution(self.problem, priced.assignment, priced.cost_s, priced.memory_bytes, bound, self.configs.states)
+        return Solution(
+            self.problem,
+            priced.graph,
+            priced.steps,
+            priced.assignment,
+            priced.cost_s,
+            priced.memory_bytes,
+            bound,
+            self.configs.states,
+        )
 
     def _tied_storages(self) -> Iterator[dict[Node, Storage]]:
         for storages in itertools.product(*(self.configs.storages(param) for param in self._tied)):
             yield dict(zip(self._tied, storages, strict=True))
 
-    def _block(self, block: Block, price: float, tied: Mapping[Node, Storage]) -> Solved:
+    def _portfolio(self, block: Block, price: float, tied: Mapping[Node, Storage]) -> Portfolio:
+        """Variants are explored once, free of memory's price and of tied storage, then priced each time."""
         operands = {operand for node in block.nodes for operand in node.operands}
         relevant = tuple(storage for param, storage in tied.items() if param in operands)
         key = (block.key, price, relevant)
-        if key not in self._solved:
+        if key not in self._portfolios:
             self.configs.tied = tied
             sources = all_shardings(block.source.type, self.problem.mesh) if block.source is not None else ((),)
-            self._solved[key] = BlockSolver(self.configs, price, sources).solve(block)
-        return self._solved[key]
+            solver = BlockSolver(self.configs, price, sources)
+            if block.key not in self._explored:
+                found = explore(block, self.problem.rules, self._tied, solver.solve)
+                self._explored[block.key] = [variant for variant, _ in found]
+                solved = [entry for _, entry in found]
+            else:
+                solved = [solver.solve(variant.block) for variant in self._explored[block.key]]
+            rules = [variant.rules for variant in self._explored[block.key]]
+            self._portfolios[key] = portfolio(list(zip(rules, solved, strict=True)))
+        return self._portfolios[key]
 
-    def _chain(self, price: float, tied: Mapping[Node, Storage]) -> tuple[float, list[tuple[Solved, int, int, Block]]]:
+    def _chain(self, price: float, tied: Mapping[Node, Storage]) -> tuple[float, list[_Link]]:
         """Min-plus product of block tables over boundary shardings, and the boundary that attains it."""
-        solved = [self._block(block, price, tied) for block in self.blocks]
+        portfolios = [self._portfolio(block, price, tied) for block in self.blocks]
         value = np.zeros(1)
         sharding: tuple[Sharding, ...] = ((),)
         back: list[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[int]]] = []
-        for entry in solved:
+        for entry in portfolios:
             rows = [entry.sources.index(s) for s in sharding]
             table = value[:, None] + entry.table[rows]
             best = table.argmin(axis=0)
@@ -146,32 +180,36 @@ class ChainSolver:
             value = table[best, np.arange(table.shape[1])]
             sharding = entry.sinks
         total = float(value[0]) if len(value) else 0.0
-        path: list[tuple[Solved, int, int, Block]] = []
+        path: list[_Link] = []
         sink = 0
-        for entry, (best, rows), block in zip(reversed(solved), reversed(back), reversed(self.blocks), strict=True):
+        for block, entry, (best, rows) in zip(reversed(self.blocks), reversed(portfolios), reversed(back), strict=True):
             row = int(best[sink])
-            path.append((entry, rows[row], sink, block))
+            path.append(_Link(block, entry, rows[row], sink))
             sink = row
         return total, path[::-1]
 
-    def _priced(
-        self,
-        price: float,
-        value: float,
-        tied: Mapping[Node, Storage],
-        path: list[tuple[Solved, int, int, Block]],
-    ) -> Priced:
-        splits: dict[Node, tuple[Split, ...]] = {}
-        storage: dict[Node, Storage] = dict(tied)
-        recovered: dict[tuple[int, int, int], list[Config]] = {}
-        for entry, source, sink, block in path:
-            key = (id(entry), source, sink)
+    def _priced(self, price: float, value: float, tied: Mapping[Node, Storage], path: list[_Link]) -> Priced:
+        recovered: dict[tuple[int, int, int], tuple[int, list[Config]]] = {}
+        choices = []
+        by_name = {rule.name: rule for rule in self.problem.rules}
+        for link in path:
+            key = (id(link.portfolio), link.source, link.sink)
             if key not in recovered:
-                recovered[key] = entry.configs_for(source, sink)
-            for node, config in zip(block.nodes, recovered[key], strict=True):
-                splits[node] = config.splits
-                for number, kept in config.storage(price):
-                    storage.setdefault(node.operands[number], kept)
-        assignment = Assignment(splits, storage)
-        cost = plan_cost(self.problem, derive(self.problem, assignment, self.configs.moves))
-        return Priced(price, value, cost.seconds, cost.memory_bytes, assignment)
+                recovered[key] = self._recover(link)
+            number, configs = recovered[key]
+            names = link.portfolio.variants[number]
+            variant = apply_rules(link.block, tuple(by_name[name] for name in names), self._tied)
+            choices.append(Choice(link.block, variant, configs))
+        graph, assignment, steps = assemble(self.problem.graph, choices, tied, price)
+        problem = replace(self.problem, graph=graph)
+        cost = plan_cost(problem, derive(problem, assignment, self.configs.moves).pcg)
+        return Priced(price, value, cost.seconds, cost.memory_bytes, graph, steps, assignment)
+
+    @staticmethod
+    def _recover(link: _Link) -> tuple[int, list[Config]]:
+        """Which variant is best between two boundary shardings, and its nodes' configurations."""
+        entry = link.portfolio
+        number = int(entry.choice[link.source, link.sink])
+        solved = entry.solved[number]
+        sink = solved.sinks.index(entry.sinks[link.sink]) if entry.sinks else 0
+        return number, solved.configs_for(link.source, sink)

@@ -17,6 +17,9 @@ import numpy as np
 Table = np.ndarray[Any, np.dtype[np.float64]]
 Variable = int
 
+# Sums are formed in slices of at most this many entries, so that they stay in cache.
+SLICE_ENTRIES = 2_000_000
+
 # A table over this many entries (400 MB) means that the graph is too wide for elimination.
 MAX_ENTRIES = 50_000_000
 
@@ -37,7 +40,7 @@ class Factor:
 class _Eliminated:
     variable: Variable
     neighbours: tuple[Variable, ...]
-    best: np.ndarray[Any, np.dtype[np.int32]]
+    best: np.ndarray[Any, np.dtype[np.int16]]
 
 
 @dataclass(frozen=True)
@@ -71,17 +74,43 @@ def eliminate(factors: Iterable[Factor], sizes: Mapping[Variable, int], keep: Se
         touching = [factor for factor in pool if variable in factor.variables]
         pool = [factor for factor in pool if variable not in factor.variables]
         neighbours = tuple(sorted({v for factor in touching for v in factor.variables} - {variable}))
-        table = add_up(touching, (*neighbours, variable), sizes)
-        trace.append(_Eliminated(variable, neighbours, table.argmin(axis=-1).astype(np.int32)))
-        pool.append(Factor(neighbours, table.min(axis=-1)))
+        best, table = _minimize(touching, neighbours, variable, sizes)
+        trace.append(_Eliminated(variable, neighbours, best))
+        pool.append(Factor(neighbours, table))
     return Elimination(tuple(keep), add_up(pool, tuple(keep), sizes), tuple(trace))
+
+
+def _minimize(
+    factors: Sequence[Factor], neighbours: tuple[Variable, ...], variable: Variable, sizes: Mapping[Variable, int]
+) -> tuple[np.ndarray[Any, np.dtype[np.int16]], Table]:
+    """(argmin, min) over ``variable`` of the sum of factors, by slices of the first neighbour where that is large."""
+    shape = tuple(sizes[v] for v in neighbours)
+    if math.prod(shape) > MAX_ENTRIES:
+        raise TooWideError(f"a table of {shape}")
+    if not neighbours or math.prod(shape) * sizes[variable] <= SLICE_ENTRIES:
+        table = add_up(factors, (*neighbours, variable), sizes)
+        return table.argmin(axis=-1).astype(np.int16), table.min(axis=-1)
+    first, rest = neighbours[0], neighbours[1:]
+    best = np.empty(shape, dtype=np.int16)
+    least = np.empty(shape)
+    for value in range(sizes[first]):
+        sliced = [_at(factor, first, value) for factor in factors]
+        best[value], least[value] = _minimize(sliced, rest, variable, sizes)
+    return best, least
+
+
+def _at(factor: Factor, variable: Variable, value: int) -> Factor:
+    """The factor with one variable fixed."""
+    if variable not in factor.variables:
+        return factor
+    position = factor.variables.index(variable)
+    left = factor.variables[:position] + factor.variables[position + 1 :]
+    return Factor(left, factor.table.take(value, axis=position))
 
 
 def add_up(factors: Sequence[Factor], variables: tuple[Variable, ...], sizes: Mapping[Variable, int]) -> Table:
     """Sum of factors as one table over ``variables`` (a superset of theirs)."""
     shape = tuple(sizes[variable] for variable in variables)
-    if math.prod(shape) > MAX_ENTRIES:
-        raise TooWideError(f"a table of {shape}")
     total: Table = np.zeros(shape)
     for factor in factors:
         order = sorted(range(len(factor.variables)), key=lambda i: variables.index(factor.variables[i]))

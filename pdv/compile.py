@@ -1,0 +1,163 @@
+"""The pipeline, top to bottom: load, search, prove, and hand over the plan."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ir.errors import UsageError, VerificationError
+from ir.exact import Proof, verify_equal
+from ir.types import DType
+from pdv import config
+from pdv.cluster import Cluster, candidate_meshes, load_cluster
+from pdv.cost.comm import AxisLink
+from pdv.cost.compute import ComputeModel
+from pdv.derivation import replay
+from pdv.document import plan_document, read_problem
+from pdv.plan import Plan, read_document
+from pdv.problem import Mode, Pins, Problem
+from pdv.report.explain import explain_document
+from pdv.rewrite.algebra import RULES
+from pdv.search.meshes import search_meshes
+from pdv.source import read_source
+
+if TYPE_CHECKING:
+    from ir.graph import Graph
+
+Progress = Callable[[str, float | None], None]
+
+STRATEGIES = ("backtrack",)
+
+
+def optimize(
+    model: Any,  # Any: a path, a torch.nn.Module or a torch.export.ExportedProgram
+    example_inputs: Any = None,  # Any: what the module's forward takes
+    *,
+    cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster,
+    batch: int | None = None,
+    mode: Mode = config.MODE,
+    dtype: str | None = None,
+    memory_limit: float | None = None,
+    search: str = config.SEARCH,
+    mesh: Mapping[str, int] | None = None,
+    pins: Pins | None = None,
+    budget_s: float = config.BUDGET_S,
+    progress: Progress = lambda stage, fraction: None,
+) -> Plan:
+    """Plan a model for a cluster and prove the plan.
+
+    Args:
+        model: an ONNX file, an ``nn.Module`` with ``example_inputs``, or an exported program.
+        example_inputs: a batch as the training loop would pass it, for a module.
+        cluster: a YAML file, its content, or a loaded cluster.
+        batch: global batch size, where the model leaves it open.
+        mode: "train" prices forward, backward and optimizer; "infer" forward alone.
+        dtype: compute in "float32", "bfloat16" or "float16"; default: as the model.
+        memory_limit: bytes per device; default: the smallest device's memory.
+        search: the strategy's name.
+        mesh: axis sizes, slow to fast; default: every mesh that the cluster allows.
+        pins: splits and storages that are allowed; default: all.
+        budget_s: wall time of search after which no further mesh is tried.
+        progress: called with (stage, fraction or None).
+
+    Raises:
+        PdvError: one of its kinds, each with what is wrong and what to do (docs/errors.md).
+    """
+    if search not in STRATEGIES:
+        raise UsageError(f"no search is called {search!r}", f"Allowed: {', '.join(STRATEGIES)}")
+    devices = load_cluster(cluster).with_mesh(mesh) if mesh is not None else load_cluster(cluster)
+    progress("reading the model", None)
+    from pdv.frontend import load_program
+
+    program = load_program(model, example_inputs, batch=batch)
+    graph = program.graph if dtype is None else _with_dtype(program.graph, dtype)
+    started = time.process_time()
+    limit = devices.memory_bytes if memory_limit is None else memory_limit
+    problems = plan_problems(graph, devices, mode=mode, memory_limit=limit, pins=pins)
+    found = search_meshes(problems, lambda fraction: progress("searching", fraction), budget_s)
+    seconds = time.process_time() - started
+    document = plan_document(found, source=graph, cluster=devices, strategy=search, seconds=seconds)
+    progress("proving", None)
+    pcg = replay(read_problem(document, graph), document["derivation"])
+    if pcg.digest != found.pcg.digest:
+        raise VerificationError("the derivation replays to another graph than the search found", "", "Report this")
+    proof = verify_equal(graph, pcg, found.solution.problem.mesh, gradients=mode == "train")
+    document["proof"] = proof_document(proof)
+    return Plan(document, graph, pcg, found.solution.problem.mesh, program.weights)
+
+
+def plan_problems(
+    graph: Graph, cluster: Cluster, *, mode: Mode, memory_limit: float, pins: Pins | None = None
+) -> tuple[Problem, ...]:
+    """One problem per mesh that the cluster allows."""
+    compute = ComputeModel.of(cluster)
+    return tuple(
+        Problem(
+            graph,
+            candidate.mesh,
+            tuple(AxisLink(axis.size, link) for axis, link in zip(candidate.mesh.axes, candidate.links, strict=True)),
+            compute,
+            mode,
+            memory_limit,
+            pins or Pins(),
+            RULES,
+        )
+        for candidate in candidate_meshes(cluster, config.MAX_MESH_AXES)
+    )
+
+
+def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Replay the plan of a package and prove again that it equals its source.
+
+    Raises:
+        UsageError: if the directory is no package.
+        VerificationError: if the plan does not replay, or does not compute what its source computes.
+    """
+    document = read_document(directory)
+    source = read_source(Path(directory))
+    if source.digest != document.get("source", {}).get("hash"):
+        raise VerificationError("source.graph is not the graph that was planned", "", "Plan again")
+    problem = read_problem(document, source)
+    pcg = replay(problem, document.get("derivation", []))
+    if pcg.digest != document.get("pcg_hash"):
+        raise VerificationError("the derivation replays to another graph than plan.json says", "", "Plan again")
+    return proof_document(verify_equal(source, pcg, problem.mesh, gradients=problem.train))
+
+
+def explain(directory: str | os.PathLike[str]) -> str:
+    """What the plan of a package does and costs, as text.
+
+    Raises:
+        UsageError: if the directory is no package, or its plan.json misses a field.
+    """
+    document = read_document(directory)
+    try:
+        return explain_document(document)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote") from error
+
+
+def proof_document(proof: Proof) -> dict[str, Any]:
+    """A proof as JSON, with the sentence that people read."""
+    return {
+        "statement": str(proof),
+        "prime": proof.prime,
+        "trials": proof.trials,
+        "error_bound": proof.error_bound,
+        "scaled": proof.scaled,
+    }
+
+
+def _with_dtype(graph: Graph, name: str) -> Graph:
+    from pdv.passes.precision import with_dtype
+
+    try:
+        dtype = DType.from_name(name)
+    except KeyError:
+        dtype = DType.BOOL
+    if not dtype.is_floating:
+        raise UsageError(f"dtype {name!r} is not known", "Allowed: float32, bfloat16, float16")
+    return with_dtype(graph, dtype)

@@ -1,0 +1,144 @@
+"""A plan as the list of substitutions that make it, written to JSON and replayed from it (DESIGN section 5).
+
+Algebraic steps name a rule and a block of the source graph (blocks are numbered in program order, and the rule is
+applied everywhere that it matches inside). Parallel steps name ``split-<op>-<loop>``, an axis and the operators (by
+number in the rewritten graph, leaves not counted). Storage steps say where a parameter rests.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ir.errors import VerificationError
+from ir.graph import Graph, Node
+from ir.operator import Split
+from ir.sharding import format_sharding, invariant, parse_sharding
+from pdv.problem import Assignment, Problem, Solution, Storage
+from pdv.rewrite.algebra import RULES
+from pdv.rewrite.derive import derive
+from pdv.rewrite.parallel_rules import ParallelRule
+from pdv.rewrite.redistribute import Redistribution
+from pdv.search.assemble import rewritten_graph
+from pdv.search.blocks import split_blocks, tied_params
+from pdv.search.variants import apply_rules
+
+Step = Mapping[str, Any]  # Any: JSON; docs/plan-format.md
+STORE = "store-parameter"
+
+
+def operators(graph: Graph) -> tuple[Node, ...]:
+    """The nodes that sites number: everything but leaves, in program order."""
+    return tuple(node for node in graph.nodes if not node.is_leaf)
+
+
+def to_steps(solution: Solution) -> list[dict[str, Any]]:
+    """The derivation of a solution, ready for JSON; equal steps at several sites are one entry."""
+    steps: list[dict[str, Any]] = []
+    for (rule, block), _ in itertools.groupby(solution.steps, key=lambda step: (step.rule, step.block)):
+        steps.append({"rule": rule, "bindings": {}, "sites": [block]})
+    return [*_merged(steps), *_parallel_steps(solution), *_storage_steps(solution)]
+
+
+def _merged(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Algebraic steps by rule, in the order that a block takes them; blocks do not depend on each other."""
+    by_rule: dict[str, list[int]] = {}
+    for step in steps:
+        by_rule.setdefault(step["rule"], []).extend(step["sites"])
+    return [{"rule": rule, "bindings": {}, "sites": sites} for rule, sites in by_rule.items()]
+
+
+def _parallel_steps(solution: Solution) -> list[dict[str, Any]]:
+    sites: dict[tuple[str, str], list[int]] = {}
+    for number, node in enumerate(operators(solution.graph)):
+        for axis, split in zip(solution.problem.mesh.axes, solution.assignment.splits[node], strict=True):
+            if split.label != "none":
+                rule = ParallelRule(node.op.name, split)
+                key = (rule.name if split.loop is not None else f"{rule.name}:{split.label}", axis.name)
+                sites.setdefault(key, []).append(number)
+    return [{"rule": rule, "bindings": {"axis": axis}, "sites": found} for (rule, axis), found in sites.items()]
+
+
+def _storage_steps(solution: Solution) -> list[dict[str, Any]]:
+    whole = invariant(solution.problem.mesh)
+    sites: dict[Storage, list[str]] = {}
+    for param in solution.graph.params:
+        storage = solution.assignment.storage.get(param, Storage(whole))
+        if storage != Storage(whole):
+            sites.setdefault(storage, []).append(param.attr("name"))
+    return [
+        {
+            "rule": STORE,
+            "bindings": {"sharding": format_sharding(storage.sharding), "regather": storage.regather},
+            "sites": found,
+        }
+        for storage, found in sites.items()
+    ]
+
+
+def replay(problem: Problem, steps: Sequence[Step]) -> Graph:
+    """The PCG that ``steps`` make of ``problem.graph``.
+
+    Raises:
+        VerificationError: if a step does not apply: an unknown rule or site.
+    """
+    try:
+        rewritten = _replay_algebra(problem, steps)
+        assignment = _replay_parallel(replace(problem, graph=rewritten), steps)
+    except (KeyError, IndexError, AssertionError, StopIteration, ValueError, TypeError) as error:
+        raise VerificationError(
+            f"the derivation does not replay: {error!r}", "Steps as docs/plan-format.md says", "Plan the model again"
+        ) from error
+    moves = Redistribution(problem.mesh, problem.axes)
+    return derive(replace(problem, graph=rewritten), assignment, moves).pcg
+
+
+def _replay_algebra(problem: Problem, steps: Sequence[Step]) -> Graph:
+    rules = {rule.name: rule for rule in RULES}
+    taken: dict[int, list[str]] = {}
+    for step in steps:
+        if step["rule"] in rules:
+            for block in step["sites"]:
+                taken.setdefault(block, []).append(step["rule"])
+    blocks = split_blocks(problem.graph)
+    assert not taken or max(taken) < len(blocks), f"there are {len(blocks)} blocks"
+    tied = tied_params(problem.graph)
+    variants = [
+        (block, apply_rules(block, tuple(rules[name] for name in taken.get(number, ())), tied))
+        for number, block in enumerate(blocks)
+    ]
+    return rewritten_graph(problem.graph, variants)[0]
+
+
+def _replay_parallel(problem: Problem, steps: Sequence[Step]) -> Assignment:
+    nodes = operators(problem.graph)
+    params = {param.attr("name"): param for param in problem.graph.params}
+    labels: dict[tuple[int, str], str] = {}
+    storage: dict[Node, Storage] = {}
+    algebraic = {rule.name for rule in RULES}
+    for step in steps:
+        if step["rule"] == STORE:
+            bindings = step["bindings"]
+            kept = Storage(parse_sharding(bindings["sharding"]), bool(bindings["regather"]))
+            storage.update({params[name]: kept for name in step["sites"]})
+        elif step["rule"] not in algebraic:
+            axis = problem.mesh.axes[problem.mesh.index(step["bindings"]["axis"])].name
+            labels.update({(number, axis): step["rule"] for number in step["sites"]})
+    splits = {
+        node: tuple(_split(node, labels.get((number, axis.name))) for axis in problem.mesh.axes)
+        for number, node in enumerate(nodes)
+    }
+    assert all(number < len(nodes) for number, _ in labels), f"there are {len(nodes)} operators"
+    return Assignment(splits, storage)
+
+
+def _split(node: Node, rule: str | None) -> Split:
+    options = node.op.splits(node.loops)
+    if rule is None:
+        return options[0]
+    name, _, label = rule.partition(":")
+    return next(
+        split for split in options if ParallelRule(node.op.name, split).name == name and label in ("", split.label)
+    )

@@ -1,0 +1,154 @@
+"""plan.json: a plan as plain data, versioned; docs/plan-format.md says what each field means.
+
+Entry points: ``plan_document`` writes it, ``read_problem`` reads back what a replay needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ir.dims import Shape
+from ir.errors import VerificationError
+from ir.graph import Graph, Node
+from ir.mesh import Axis, Mesh
+from ir.sharding import format_sharding
+from ir.verify import infer_shardings
+from pdv.cluster import Cluster, Device, Link
+from pdv.cost.comm import AxisLink
+from pdv.cost.compute import ComputeModel
+from pdv.cost.plan_cost import PlanCost
+from pdv.derivation import STORE, operators, to_steps
+from pdv.problem import Problem
+from pdv.report.techniques import techniques
+from pdv.rewrite.algebra import RULES
+from pdv.search.meshes import Found
+
+FORMAT_VERSION = 1
+Document = dict[str, Any]  # Any: JSON
+
+
+def plan_document(found: Found, *, source: Graph, cluster: Cluster, strategy: str, seconds: float) -> Document:
+    """The document of a plan found; the proof is added by whoever proves it."""
+    problem = found.solution.problem
+    return {
+        "format_version": FORMAT_VERSION,
+        "source": {
+            "name": source.name,
+            "hash": source.digest,
+            "inputs": [_tensor(node.attr("name"), node) for node in source.inputs],
+            "outputs": [_tensor(name, node) for name, node in source.outputs],
+            "parameters": sum(node.type.num_elements for node in source.params if node.needs_grad),
+        },
+        "mode": problem.mode,
+        "cluster": cluster.as_dict(),
+        "mesh": [
+            {
+                "name": axis.name,
+                "size": axis.size,
+                "link": {
+                    "name": link.link.name,
+                    "bandwidth_bytes_per_s": _finite(link.link.bandwidth_bytes_per_s),
+                    "latency_s": link.link.latency_s,
+                },
+            }
+            for axis, link in zip(problem.mesh.axes, problem.axes, strict=True)
+        ],
+        "techniques": techniques(found.pcg, problem.mesh),
+        "derivation": [_described(step) for step in to_steps(found.solution)],
+        "pcg_hash": found.pcg.digest,
+        "operators": _operators(found),
+        "predicted": _predicted(found.cost, cluster),
+        "search": {
+            "strategy": strategy,
+            "seconds": seconds,
+            "states": found.states,
+            "meshes": found.meshes,
+            "cost": found.cost.seconds,
+            "lower_bound": min(found.lower_bound_s, found.cost.seconds),
+            "gap": found.gap,
+        },
+    }
+
+
+def read_problem(document: Mapping[str, Any], source: Graph) -> Problem:
+    """The problem that a document's derivation is replayed on.
+
+    Raises:
+        VerificationError: if the document is of another version or misses a field.
+    """
+    version = document.get("format_version")
+    if version != FORMAT_VERSION:
+        raise VerificationError(
+            f"plan.json has format_version {version!r}",
+            f"Allowed: {FORMAT_VERSION}",
+            "Plan again",
+        )
+    try:
+        axes = [(Axis(entry["name"], entry["size"]), entry["link"]) for entry in document["mesh"]]
+        links = [_link(link) for _, link in axes]
+        devices = tuple(Device(**entry["device"]) for entry in document["cluster"]["classes"])
+        mesh = Mesh(tuple(axis for axis, _ in axes))
+        sized = tuple(AxisLink(axis.size, link) for (axis, _), link in zip(axes, links, strict=True))
+        return Problem(source, mesh, sized, ComputeModel(devices), document["mode"], rules=RULES)
+    except (KeyError, TypeError, AssertionError) as error:
+        raise VerificationError(f"plan.json is damaged: {error!r}", "", "Plan again") from error
+
+
+def _link(entry: Mapping[str, Any]) -> Link:
+    bandwidth = entry["bandwidth_bytes_per_s"]
+    return Link(entry["name"], float("inf") if bandwidth is None else bandwidth, entry["latency_s"])
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: an axis of size one has a link without a bandwidth."""
+    return None if value == float("inf") else value
+
+
+def _tensor(name: str, node: Node) -> Document:
+    shape: Shape = node.type.shape
+    return {"name": name, "shape": list(shape), "dtype": node.type.dtype.torch_name}
+
+
+def _described(step: Document) -> Document:
+    laws = {rule.name: rule.law for rule in RULES}
+    if step["rule"] in laws:
+        return {"kind": "algebraic", **step, "law": laws[step["rule"]]}
+    return {"kind": "storage" if step["rule"] == STORE else "parallel", **step}
+
+
+def _operators(found: Found) -> list[Document]:
+    """Per operator of the rewritten graph: number, splits, the sharding of its result and its seconds."""
+    problem, solution = found.solution.problem, found.solution
+    shardings = infer_shardings(found.pcg, problem.mesh)
+    entries = []
+    for number, node in enumerate(operators(solution.graph)):
+        made = found.derived.places[node]
+        cost = found.cost.nodes[made]
+        splits = solution.assignment.splits[node]
+        entries.append(
+            {
+                "number": number,
+                "op": node.op.name,
+                "name": node.name,
+                "type": str(node.type),
+                "splits": {axis.name: split.label for axis, split in zip(problem.mesh.axes, splits, strict=True)},
+                "sharding": format_sharding(shardings[made]),
+                "time_s": cost.forward_s + cost.backward_s,
+            }
+        )
+    return entries
+
+
+def _predicted(cost: PlanCost, cluster: Cluster) -> Document:
+    return {
+        "step_time_s": {"mean": cost.seconds, "std": cost.std_s},
+        "source": "roofline and alpha-beta, nothing overlapped, not calibrated on this cluster",
+        "breakdown_s": {
+            "compute": cost.compute_s,
+            "communication": cost.communication_s,
+            "optimizer": cost.optimizer_s,
+        },
+        "memory_bytes": {entry.device.name: cost.peak_bytes for entry in cluster.classes},
+        "memory_breakdown_bytes": dict(cost.memory),
+    }

@@ -1,0 +1,133 @@
+"""Plan: what ``optimize`` gives. It saves itself as a package that needs only torch, and loads back from one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ir.errors import UsageError
+from ir.graph import Graph
+from ir.mesh import Mesh
+from pdv.source import write_source
+
+if TYPE_CHECKING:
+    import torch
+
+    from pdv.frontend.program import Weights
+
+DOCUMENT = "plan.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A verified plan of one model on one cluster.
+
+    Attributes:
+        document: plan.json (docs/plan-format.md).
+        source: the serial graph, as the frontend lowered it.
+        pcg: the parallel computation graph that the document's derivation makes of it.
+        mesh: the axes that the graph names.
+        weights: the source's tensors, read when saving.
+    """
+
+    document: Mapping[str, Any]  # Any: JSON
+    source: Graph
+    pcg: Graph
+    mesh: Mesh
+    weights: Weights
+
+    def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the package; it appears whole or not at all.
+
+        Raises:
+            UsageError: if the directory exists and is not to be overwritten, or is no plan's.
+        """
+        from pdv.emit.package import emit_package
+
+        target = Path(directory).absolute()
+        check_target(target, overwrite=overwrite)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        try:
+            built = scratch / "package"
+            built.mkdir()
+            emit_package(self.pcg, self.mesh, self._saved(), self.weights, built)
+            write_source(self.source, built)
+            if target.exists():
+                target.rename(scratch / "replaced")
+            built.rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return target
+
+    def build(self, device: str | None = None, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """The sharded module of this process, as the saved package's ``build`` gives it."""
+        with tempfile.TemporaryDirectory(prefix="pdv-plan-") as scratch:
+            package = self.save(Path(scratch) / package_name(str(self.document["source"]["name"])))
+            return import_package(package).build(device=device, dtype=dtype)  # type: ignore[no-any-return]
+
+    def _saved(self) -> dict[str, Any]:
+        """The document without how long planning took, so that equal plans are equal bytes (docs/decisions)."""
+        return {**self.document, "search": {**self.document["search"], "seconds": None}}
+
+
+def read_document(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """plan.json of a package.
+
+    Raises:
+        UsageError: if there is none, or it is no JSON object.
+    """
+    path = Path(directory) / DOCUMENT
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "A directory that `pdv optimize` wrote") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{path} is no JSON object", "A directory that `pdv optimize` wrote")
+    return document
+
+
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """Whether a package may be written here: replaced is only what is one.
+
+    Raises:
+        UsageError: saying what stands there.
+    """
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise UsageError(f"{target} is a file", "A directory to make", "Choose another output")
+    empty = not any(target.iterdir())
+    if empty or (overwrite and (target / DOCUMENT).is_file()):
+        return
+    mend = "Choose another output" if overwrite else "Choose another output, or overwrite it (--overwrite)"
+    raise UsageError(f"{target} exists and is not empty", "A new directory, or a package to overwrite", mend)
+
+
+def package_name(text: str) -> str:
+    """A name that Python can import, from any text."""
+    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_").lower() or "model"
+    return f"{'m_' if name[0].isdigit() else ''}{name}_pdv"
+
+
+def import_package(directory: Path) -> Any:  # Any: a module made at run time
+    """Import a saved package from where it lies."""
+    name = f"_pdv_package_{abs(hash(str(directory)))}"
+    spec = importlib.util.spec_from_file_location(
+        name, directory / "__init__.py", submodule_search_locations=[str(directory)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

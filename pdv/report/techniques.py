@@ -1,0 +1,56 @@
+"""Recognise the field's named techniques in a PCG. Nothing is planned from these names; they only describe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from ir.graph import Graph, Node
+from ir.mesh import Mesh
+from ir.operator import Split
+from ir.sharding import Shard, Sharding
+from ir.verify import infer_shardings, node_splits
+
+
+def techniques(pcg: Graph, mesh: Mesh) -> dict[str, list[str]]:
+    """For each mesh axis, the techniques at work along it, most used first."""
+    shardings = infer_shardings(pcg, mesh)
+    found: dict[str, Counter[str]] = {axis.name: Counter() for axis in mesh.axes}
+    for node in pcg.nodes:
+        if node.op.name == "param":
+            _storage(node, shardings[node], mesh, found)
+        elif not node.is_leaf and node.op.kind != "parallel":
+            splits = node_splits(node, [shardings[operand] for operand in node.operands], mesh)
+            for axis, split in zip(mesh.axes, splits, strict=True):
+                name = technique_of(node, split)
+                if name is not None:
+                    found[axis.name][name] += 1
+    return {axis: [name for name, _ in counts.most_common()] for axis, counts in found.items()}
+
+
+def technique_of(node: Node, split: Split) -> str | None:
+    """The name of cutting this loop of this operator; None for work that says nothing (views, repeated work)."""
+    if split.loop is None or not node.op.kernel or not node.needs_grad:
+        return None
+    result = split.result
+    if node.op.name == "embedding" and split.loop == "v":
+        return "vocabulary parallel"
+    if isinstance(result, Shard) and result.dim == 0:
+        return "data parallel"
+    if node.op.kind in ("contraction", "stencil"):
+        if not isinstance(result, Shard):
+            return "tensor parallel (row)"
+        weight_cut = any(isinstance(state, Shard) for state in split.operands[1:])
+        return "tensor parallel (column)" if weight_cut else "sequence parallel"
+    if node.op.name == "attention":
+        return "context parallel" if split.loop == "s" else "tensor parallel (heads)"
+    if node.op.name in ("layer_norm", "rms_norm"):
+        return "sequence parallel"
+    return None
+
+
+def _storage(node: Node, sharding: Sharding, mesh: Mesh, found: Mapping[str, Counter[str]]) -> None:
+    """A weight that rests cut but is used whole along an axis is ZeRO; used cut, it is part of tensor parallelism."""
+    for axis, state in zip(mesh.axes, sharding, strict=True):
+        if isinstance(state, Shard) and node.needs_grad:
+            found[axis.name]["ZeRO-3" if node.attr("regather") else "cut weights"] += 1
