@@ -18,6 +18,7 @@ class FloatField:
     """Float64, one trial: see ``ir.recording.Field``."""
 
     trials = 1
+    trial_axis = False
 
     def lift(self, array: Data | float) -> Data:
         """As float64."""

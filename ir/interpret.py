@@ -60,7 +60,7 @@ class Evaluation:
         return self.recorder.calls
 
     def gather(self) -> dict[str, Data]:
-        """Output name (buffers as ``update:name``) -> [*global], or [trials, *global] where there are several.
+        """Output name (buffers as ``update:name``) -> [*global], or [trials, *global] if the field has a trial axis.
 
         Raises:
             VerificationError: if ranks that hold an Invariant result disagree.
@@ -110,7 +110,7 @@ class Evaluation:
         return {node.name: self._bare(self.whole_gradient(node, gradients)) for node in gradients.local}
 
     def _bare(self, x: Data) -> Data:
-        return x[0] if self.field.trials == 1 else x
+        return x if self.field.trial_axis else x[0]
 
     def _join(self, local: Data, sharding: Sharding, what: str) -> Data:
         """[trials, *global] of what ranks hold: blocks joined, terms summed, the same checked to be the same."""
@@ -150,7 +150,7 @@ def evaluate(
     Args:
         graph: serial, or a PCG for ``mesh``.
         values: inputs by name and stored tensors by ``source``; [*global], or [trials, *global] if the field has
-            several trials.
+            a trial axis.
         mesh: the simulated ranks; none for one device.
         field: of numbers; float64 by default.
         moves: what the parallel operators do (tests seed mistakes here).
@@ -208,7 +208,7 @@ class _Run:
             whole = np.broadcast_to(lifted, (trials, *node.type.shape))
         elif node.op.name == "param":
             stored = np.asarray(self.given[node.attr("source")])
-            stored = stored[None] if trials == 1 else stored
+            stored = stored if self.field.trial_axis else stored[None]
             whole = np.stack([apply_view(trial, param_view(node)) for trial in stored])
         else:
             whole = np.asarray(self.given[node.attr("name")]).reshape(trials, *node.type.shape)

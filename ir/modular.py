@@ -29,6 +29,8 @@ _U = np.uint64
 class PrimeField:
     """Z_p in int64, several trials, functions keyed by ``seed``: see ``ir.recording.Field``."""
 
+    trial_axis = True
+
     def __init__(self, seed: int = 0, trials: int = 2) -> None:
         self.seed = seed
         self.trials = trials

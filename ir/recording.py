@@ -24,6 +24,7 @@ class Field(Protocol):
     """The numbers that a tape computes with. Arrays lead with the world axis."""
 
     trials: int
+    trial_axis: bool  # whether values from outside lead with one axis of length ``trials``
 
     def lift(self, array: Data | float) -> Data:
         """Field elements of integers, booleans or floats."""
