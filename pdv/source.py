@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ir.text import parse_graph, print_graph
+from ir.text import constants, parse_graph, print_graph
 
 from ir.errors import UsageError
 from ir.graph import Graph
@@ -15,12 +15,12 @@ CONSTANTS = "source.safetensors"
 
 def write_source(graph: Graph, directory: Path) -> None:
     """Print the graph; constants too large for a line go to a file of their own."""
-    text, constants = print_graph(graph)
-    (directory / GRAPH).write_text(text, encoding="utf-8")
-    if constants:
+    (directory / GRAPH).write_text(print_graph(graph), encoding="utf-8")
+    arrays = constants(graph)
+    if arrays:
         from safetensors.numpy import save_file
 
-        save_file(dict(sorted(constants.items())), directory / CONSTANTS)
+        save_file(dict(sorted(arrays.items())), directory / CONSTANTS)
 
 
 def read_source(directory: Path) -> Graph:
@@ -36,9 +36,9 @@ def read_source(directory: Path) -> Graph:
         raise UsageError(
             f"{directory / GRAPH} cannot be read: {error}", "A directory that `pdv optimize` wrote"
         ) from error
-    constants = {}
+    arrays = {}
     if (directory / CONSTANTS).is_file():
         from safetensors.numpy import load_file
 
-        constants = load_file(directory / CONSTANTS)
-    return parse_graph(text, constants)
+        arrays = load_file(directory / CONSTANTS)
+    return parse_graph(text, arrays)

@@ -10,6 +10,7 @@ import math
 
 from ir.builder import Builder
 from ir.graph import Node
+from pdv.passes.fuse_attention import fuse_attention
 from pdv.passes.match import close, either_order, is_op
 from pdv.passes.rewrite import Law
 
@@ -98,4 +99,4 @@ def _inverse_rms_eps(node: Node, x: Node) -> float | None:
     return float(shift.attr("offset_by")) if is_square else None
 
 
-FUSIONS: tuple[Law, ...] = (fuse_silu, fuse_rsqrt, fuse_gelu, fuse_rms_norm)
+FUSIONS: tuple[Law, ...] = (fuse_silu, fuse_rsqrt, fuse_gelu, fuse_rms_norm, fuse_attention)

@@ -14,6 +14,7 @@ from ir.builder import Builder
 from ir.graph import Node, param_view
 from pdv.passes.fold_constants import Array, fold
 from pdv.passes.match import array_of, is_op
+from pdv.passes.numbers import short_float
 from pdv.passes.rewrite import Law
 
 BINARY = ("add", "sub", "mul", "div")
@@ -99,14 +100,31 @@ def param_move_is_view(k: Builder, node: Node) -> Node | None:
     )
 
 
-def sink_reshape_below_linear(k: Builder, node: Node) -> Node | None:
-    """linear(reshape(x), w) == reshape(linear(x, w)) where the reshape keeps the last dim"""
-    if not is_op(node, "linear") or not is_op(node.operands[0], "reshape"):
+def sink_reshape_below_transpose(k: Builder, node: Node) -> Node | None:
+    """transpose(reshape(x)) == reshape(transpose(x)) of the last two dims, which the reshape keeps"""
+    if not is_op(node, "permute") or not is_op(node.operands[0], "reshape"):
         return None
     (x,) = node.operands[0].operands
-    if not x.type.rank or x.type.shape[-1] != node.operands[0].type.shape[-1]:
+    shape, rank, perm = node.operands[0].type.shape, x.type.rank, node.attr("perm")
+    if perm != (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2) or rank < 3 or x.type.shape[-2:] != shape[-2:]:
         return None
-    return k.reshape(k.linear(x, node.operands[1], name=node.name), shape=node.type.shape, name=node.name)
+    swapped = k.permute(x, perm=(*range(rank - 2), rank - 1, rank - 2), name=node.name)
+    return k.reshape(swapped, shape=node.type.shape, name=node.name)
+
+
+def sink_reshape_below_linear(k: Builder, node: Node) -> Node | None:
+    """linear(reshape(x), w) == reshape(linear(reshape'(x), w)) where reshape' leaves the leading dims of x apart"""
+    if not is_op(node, "linear") or not is_op(node.operands[0], "reshape"):
+        return None
+    shaped, weight = node.operands
+    (x,) = shaped.operands
+    lead = next(
+        (x.type.shape[:i] for i in range(x.type.rank) if math.prod(x.type.shape[i:]) == shaped.type.shape[-1]), ()
+    )
+    if not lead or lead == shaped.type.shape[:-1]:
+        return None
+    apart = k.reshape(x, shape=(*lead, shaped.type.shape[-1])) if x.type.shape != (*lead, shaped.type.shape[-1]) else x
+    return k.reshape(k.linear(apart, weight, name=node.name), shape=node.type.shape, name=node.name)
 
 
 def sink_reshape_below_vector(k: Builder, node: Node) -> Node | None:
@@ -187,14 +205,6 @@ def constant_scalar(k: Builder, node: Node) -> Node | None:
             return k.scale(x, factor=short_float(1 / value), name=node.name)
 
 
-def short_float(value: float) -> float:
-    """The shortest decimal with the same float32: ONNX stores attributes as float32, torch as float64, and both mean
-    1e-05.
-    """
-    single = np.float32(value)
-    return float(str(single)) if np.isfinite(single) else float(value)
-
-
 def leaf_second(k: Builder, node: Node) -> Node | None:
     """param + x == x + param, param * x == x * param; likewise for constants"""
     if not is_op(node, "add", "mul"):
@@ -259,6 +269,7 @@ SIMPLIFICATIONS: tuple[Law, ...] = (
     permute_of_singletons,
     reshape_of_reduction,
     param_move_is_view,
+    sink_reshape_below_transpose,
     sink_reshape_below_linear,
     sink_reshape_below_vector,
     absorb_expand,
