@@ -113,13 +113,12 @@ class Atoms:
             for formula in formulas.pop(root):
                 self._keep_inputs(formula, formulas)
         multiples = self._cuts()
-        sizes = self._free_sizes(formulas, multiples)
-        for root in formulas:
-            self._derive(root, formulas, sizes, set())
-        for root, size in sizes.items():
-            if size % multiples.get(root, 1):
-                raise ValueError(f"a size of {size} has to be cut {multiples[root]} ways")
-        return sizes
+        free = self._free_sizes(formulas, multiples)
+        while True:
+            sizes, wrong = self._follow(formulas, multiples, free)
+            if wrong is None:
+                return sizes
+            self._grow(wrong, formulas, multiples, free)
 
     def size(self, factors: Factors, sizes: dict[int, int]) -> int:
         """The chosen size of a dim."""
@@ -162,20 +161,57 @@ class Atoms:
             sizes[atom] = size
         return sizes
 
-    def _derive(self, root: int, formulas: dict[int, list[Formula]], sizes: dict[int, int], open_: set[int]) -> None:
-        if root in sizes:
-            return
-        if root in open_:
-            raise ValueError("sizes follow from one another in a circle")
-        results = set()
-        for formula in formulas[root]:
-            for factors in formula.inputs:
-                for atom in self.flat(factors):
-                    self._derive(atom, formulas, sizes, {*open_, root})
-            results.add(formula.compute(*(self.size(factors, sizes) for factors in formula.inputs)))
-        if len(results) != 1 or min(results) < 2:
-            raise ValueError(f"sizes that should agree come out as {sorted(results)}")
-        sizes[root] = results.pop()
+    def _follow(
+        self, formulas: dict[int, list[Formula]], multiples: dict[int, int], free: dict[int, int]
+    ) -> tuple[dict[int, int], int | None]:
+        """All sizes that follow from the free ones; and an atom that comes out too small, uncut or in two ways."""
+        sizes = dict(free)
+        waiting = [root for root in formulas if root not in sizes]
+        while waiting:
+            ready = [(root, f) for root in waiting for f in formulas[root] if self._known(f, sizes)]
+            if not ready:  # a circle (a convolution that keeps its size, beside a skip): one of it is free
+                root = waiting[0]
+                free[root] = sizes[root] = _small(self.extents[root], multiples.get(root, 1), 2, {})
+            for root, formula in ready:
+                sizes[root] = self._value(formula, sizes)
+            waiting = [root for root in waiting if root not in sizes]
+        for root, following in formulas.items():
+            size = sizes[root]
+            agree = all(self._value(formula, sizes) == size for formula in following)
+            if size < 2 or size % multiples.get(root, 1) or not agree:
+                return sizes, root
+        return sizes, None
+
+    def _known(self, formula: Formula, sizes: dict[int, int]) -> bool:
+        return all(atom in sizes for factors in formula.inputs for atom in self.flat(factors))
+
+    def _value(self, formula: Formula, sizes: dict[int, int]) -> int:
+        return formula.compute(*(self.size(factors, sizes) for factors in formula.inputs))
+
+    def _grow(
+        self, root: int, formulas: dict[int, list[Formula]], multiples: dict[int, int], free: dict[int, int]
+    ) -> None:
+        """Make the free sizes that ``root`` follows from larger.
+
+        Raises:
+            ValueError: if they are as large as they may be.
+        """
+        seen: set[int] = set()
+        stack = [root]
+        grown = False
+        while stack:
+            atom = stack.pop()
+            if atom in seen:
+                continue
+            seen.add(atom)
+            larger = free.get(atom, 0) + multiples.get(atom, 1)
+            if atom in free and atom not in self._kept and larger <= self.extents[atom]:
+                free[atom] = larger
+                grown = True
+            for formula in formulas.get(atom, ()):
+                stack += [a for factors in formula.inputs for a in self.flat(factors)]
+        if not grown:
+            raise ValueError("sizes that follow from one another have no common solution")
 
     def _root(self, atom: int) -> int:
         while self._parent[atom] != atom:

@@ -45,6 +45,12 @@ class Proof:
     scaled: str
     seconds: float
 
+    def __str__(self) -> str:
+        return (
+            f"equal to the source over Z_p (p = {self.prime}, {self.trials} trials, {self.scaled}); "
+            f"probability of error below {self.error_bound:.1e}"
+        )
+
 
 def verify_equal(
     source: Graph,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -351,6 +352,14 @@ def _scaled_slice(node: Node, sizes: Mapping[str, int], shape: Shape, operands: 
     return {"start": start, "stop": start + sizes["piece"]}
 
 
+def _count(span: tuple[int, ...], size: int) -> int:
+    """Windows that fit into ``size``; none if it is too small."""
+    try:
+        return output_extent(size, *span)
+    except ShapeError:
+        return 0
+
+
 def _windows(node: Node, loops: Loops, atoms: Atoms) -> None:
     """Kernels stay; the number of windows follows from space."""
     kernel = node.attr("kernel") if "kernel" in node.attrs else node.operands[1].type.shape[2:]
@@ -361,7 +370,7 @@ def _windows(node: Node, loops: Loops, atoms: Atoms) -> None:
         numbers = [cast("tuple[int, ...]", node.attr(key))[i] for key in ("stride", "padding", "dilation")]
         span = (kernel[i], *numbers)
         if node.loops.extents[windows] > 1:
-            atoms.follows(loops[windows][0], [loops[space]], lambda size, span=span: output_extent(size, *span))
+            atoms.follows(loops[windows][0], [loops[space]], partial(_count, span))
         else:
             atoms.keep(loops[space])
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ir.builder import Builder
+from ir.errors import ModelError, ShapeError
 from ir.graph import Constant, Graph, Node
 from ir.ops import OPERATORS
 from ir.sharding import Sharding, format_sharding
@@ -59,29 +60,32 @@ def parse_graph(text: str, known: Mapping[str, np.ndarray[Any, Any]] | None = No
     """The graph that ``text`` says: ``parse_graph(print_graph(g), constants(g)).digest == g.digest``.
 
     Raises:
-        ValueError: if a line is malformed, or says another type than its operator gives.
-        KeyError: if a constant is not in ``known``.
+        ModelError: naming the line that is malformed, says another type than its operator gives, or lacks a constant.
     """
     k = Builder()
     nodes: dict[int, Node] = {}
     roots: dict[str, dict[str, Node]] = {"output": {}, "update": {}}
     name = "model"
     for number, line in enumerate(text.splitlines(), 1):
-        if match := _LINE.fullmatch(line):
-            nodes[int(match["number"])] = _node(k, match, nodes, known or {}, number)
-        elif match := _ROOT.fullmatch(line):
-            roots[match["kind"]][ast.literal_eval(match["name"])] = nodes[int(match["number"])]
-        elif match := _HEAD.fullmatch(line):
-            name = ast.literal_eval(match["name"])
-        elif line:
-            raise ValueError(f"line {number} of a graph's text is malformed: {line!r}")
+        try:
+            if match := _LINE.fullmatch(line):
+                nodes[int(match["number"])] = _node(k, match, nodes, known or {})
+            elif match := _ROOT.fullmatch(line):
+                roots[match["kind"]][ast.literal_eval(match["name"])] = nodes[int(match["number"])]
+            elif match := _HEAD.fullmatch(line):
+                name = ast.literal_eval(match["name"])
+            elif line:
+                raise ValueError("no graph has such a line")
+        except (ValueError, SyntaxError, LookupError, TypeError, AssertionError, ShapeError) as error:
+            raise ModelError(f"line {number} of a graph's text is malformed: {line[:200]!r} ({error})") from error
     return k.graph(roots["output"], roots["update"], name)
 
 
 def _attrs(node: Node) -> dict[str, Any]:
     attrs = dict(node.attrs)
     if node.op.name == "const":
-        array = attrs.pop("value").array
+        del attrs["value"]
+        array = node.attr("value").array
         attrs["digest"] = node.attr("value").digest
         if array.size <= INLINE:
             attrs = {"array": array.dtype.name, "data": array.reshape(-1).tolist()}
@@ -90,7 +94,7 @@ def _attrs(node: Node) -> dict[str, Any]:
     return attrs
 
 
-def _node(k: Builder, match: re.Match[str], nodes: Mapping[int, Node], known: Mapping[str, Any], line: int) -> Node:
+def _node(k: Builder, match: re.Match[str], nodes: Mapping[int, Node], known: Mapping[str, Any]) -> Node:
     shape = tuple(int(size) for size in match["shape"].split(",") if size)
     tensor = TensorType(shape, DType(match["dtype"]))
     attrs = _read_attrs(match["attrs"])
@@ -105,7 +109,7 @@ def _node(k: Builder, match: re.Match[str], nodes: Mapping[int, Node], known: Ma
     else:
         node = k.apply(OPERATORS[match["op"]], operands, attrs, attrs.pop("name", ""))
     if node.type != tensor:
-        raise ValueError(f"line {line} says {tensor}, but {match['op']} gives {node.type}")
+        raise ValueError(f"{match['op']} gives {node.type}")
     return node
 
 

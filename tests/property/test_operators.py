@@ -6,13 +6,17 @@ Declarations are checked, not trusted: a forgotten ``whole``, a wrong ``linear``
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ir.dims import Loops
 from ir.errors import ShardingError, VerificationError
 from ir.exact import verify_equal
+from ir.graph import Graph
 from ir.interpret import evaluate
 from ir.mesh import Mesh
 from ir.operator import Split
@@ -33,11 +37,11 @@ UNDECLARED = {
 }
 
 
-def loops_of(example: Example):
+def loops_of(example: Example) -> Loops:
     return example.declared.solve(example.op, example.types, example.declared.check_attrs(example.attrs))
 
 
-def cases(sizes: tuple[int, ...]):
+def cases(sizes: tuple[int, ...]) -> Iterator[Any]:
     for example in EXAMPLES:
         loops = loops_of(example)
         splits = example.declared.splits(loops)
@@ -47,8 +51,8 @@ def cases(sizes: tuple[int, ...]):
                 yield pytest.param(example, chosen, mesh, id=f"{example}|{','.join(s.label for s in chosen)}|{mesh}")
 
 
-def drawn(graph, rng):
-    values = {}
+def drawn(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
+    values: dict[str, np.ndarray[Any, Any]] = {}
     for node in graph.nodes:
         if node.op.name == "param":
             values[node.name] = rng.uniform(0.5, 1.5, node.type.shape)  # inside every function's domain
@@ -58,13 +62,13 @@ def drawn(graph, rng):
     return values
 
 
-def test_every_operator_has_an_example():
+def test_every_operator_has_an_example() -> None:
     declared = {name for name, op in OPERATORS.items() if op.kind not in ("leaf", "parallel")}
     assert declared == {example.op for example in EXAMPLES}
 
 
 @pytest.mark.parametrize(("example", "splits", "mesh"), [*cases((2,)), *cases((3,))])
-def test_a_split_operator_is_the_whole_operator(example: Example, splits: tuple[Split, ...], mesh: Mesh):
+def test_a_split_operator_is_the_whole_operator(example: Example, splits: tuple[Split, ...], mesh: Mesh) -> None:
     whole, pcg = parallel(example, splits, mesh)
     verify_equal(whole, pcg, mesh, scale=False)
 
@@ -79,13 +83,13 @@ def test_a_split_operator_is_the_whole_operator(example: Example, splits: tuple[
 
 
 @pytest.mark.parametrize(("example", "splits", "mesh"), [*cases((2, 3))])
-def test_splits_along_two_axes(example: Example, splits: tuple[Split, ...], mesh: Mesh):
+def test_splits_along_two_axes(example: Example, splits: tuple[Split, ...], mesh: Mesh) -> None:
     whole, pcg = parallel(example, splits, mesh)
     verify_equal(whole, pcg, mesh, scale=False, trials=1)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_gradients_are_derivatives(example: Example):
+def test_gradients_are_derivatives(example: Example) -> None:
     graph = serial(example)
     rng = np.random.default_rng(1)
     values = drawn(graph, rng)
@@ -101,7 +105,7 @@ def test_gradients_are_derivatives(example: Example):
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_declared_linear_sets_are_the_measured_ones(example: Example):
+def test_declared_linear_sets_are_the_measured_ones(example: Example) -> None:
     floats = [i for i, tensor in enumerate(example.types) if tensor.dtype.is_floating]
     subsets = [frozenset(s) for n in range(1, len(floats) + 1) for s in itertools.combinations(floats, n)]
     measured = {subset for subset in subsets if is_linear(example, subset)}
@@ -156,7 +160,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_declaration_is_caught(name: str):
+def test_a_wrong_declaration_is_caught(name: str) -> None:
     example, loop = WRONG[name]
     split = next(s for s in example.declared.splits(loops_of(example)) if s.loop == loop)
     mesh = Mesh.of(a=2)

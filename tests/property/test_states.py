@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from ir.builder import Builder
+from ir.errors import ShardingError
 from ir.exact import verify_equal
-from ir.graph import Node
+from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.ops import OPERATORS
 from ir.ops.parallel import TRANSITIONS, move
@@ -37,7 +38,7 @@ def leave(k: Builder, x: Node, state: State, axis: str) -> Node:
     return x if isinstance(state, Invariant) else step(k, x, state, Invariant(), axis)
 
 
-def source(pair: tuple[State, State], terms: int, back: bool) -> Builder:
+def source(pair: tuple[State, State], terms: int, back: bool) -> Graph:
     k = Builder()
     before, after = pair
     if isinstance(before, Partial):
@@ -51,7 +52,7 @@ def source(pair: tuple[State, State], terms: int, back: bool) -> Builder:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
-def test_there(pair: tuple[State, State], size: int):
+def test_there(pair: tuple[State, State], size: int) -> None:
     mesh = Mesh.of(a=size)
     k = Builder()
     x = enter(k, "x", TENSOR, [pair[0]], mesh)
@@ -61,7 +62,7 @@ def test_there(pair: tuple[State, State], size: int):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("pair", [p for p in PAIRS if move(p[1], p[0])], ids=lambda pair: f"{pair[0]}-{pair[1]}")
-def test_there_and_back(pair: tuple[State, State], size: int):
+def test_there_and_back(pair: tuple[State, State], size: int) -> None:
     mesh = Mesh.of(outer=2, a=size)
     k = Builder()
     x = enter(k, "x", TENSOR, [Invariant(), pair[0]], mesh)
@@ -70,15 +71,13 @@ def test_there_and_back(pair: tuple[State, State], size: int):
     verify_equal(source(pair, size, back=True), k.graph({"y": y}), mesh, scale=False)
 
 
-def test_every_parallel_operator_is_one_of_the_moves():
+def test_every_parallel_operator_is_one_of_the_moves() -> None:
     assert {move(*pair)[0] for pair in PAIRS} == set(TRANSITIONS)  # type: ignore[index]  # PAIRS have a move
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
-def test_a_dim_is_cut_by_the_outer_axis_first(order: tuple[str, str]):
+def test_a_dim_is_cut_by_the_outer_axis_first(order: tuple[str, str]) -> None:
     """Two axes on one dim: cut outer first, joined inner first; the other order is refused."""
-    from ir.errors import ShardingError
-
     mesh = Mesh.of(a=2, b=3)
     k = Builder()
     x = k.param("x", TENSOR)
