@@ -20,7 +20,11 @@ OPSET = 23  # the first with Attention and RMSNormalization
 
 
 def export_onnx(
-    module: torch.nn.Module, example_inputs: tuple[torch.Tensor, ...], path: str | os.PathLike[str]
+    module: torch.nn.Module,
+    example_inputs: tuple[torch.Tensor, ...],
+    path: str | os.PathLike[str],
+    *,
+    opset: int = OPSET,
 ) -> None:
     """Export `module` in the mode it is in; its weights go beside `path`, to `<path>.data`, where they are big."""
     import torch
@@ -30,8 +34,8 @@ def export_onnx(
             module,
             example_inputs,
             dynamo=True,
-            opset_version=OPSET,
-            optimize=False,  # would fold batch normalisation into convolutions, and weights into constants
+            opset_version=opset,
+            optimize=False,  # would fold batch normalisation away, and make one weight of all that start out equal
             verbose=False,
             custom_translation_table=_translations() if module.training else None,
         )

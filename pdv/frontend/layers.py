@@ -12,7 +12,7 @@ import numpy as np
 
 from ir.graph import Node
 from pdv.frontend.lowering import Lowering, Pair, Unsupported
-from pdv.passes.simplify import short_float
+from pdv.passes.numbers import short_float
 
 
 def linear(k: Lowering, x: Node, w: Node, bias: Node | None = None) -> Node:

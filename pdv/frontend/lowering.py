@@ -18,7 +18,7 @@ from ir.graph import Node
 from ir.ops import OPERATORS
 from ir.types import DType
 from pdv.passes.fold_constants import Array, fold
-from pdv.passes.simplify import short_float
+from pdv.passes.numbers import short_float
 
 Pair = tuple[int, int]
 Number = int | float | bool

@@ -6,10 +6,12 @@ computed now. What an operator becomes is said in `onnx_ops`. Entry point: `load
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir
 
 from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
@@ -136,9 +138,23 @@ class _ModelLowering:
             return self.k.const(tensor.numpy(), dtype)
         if 0 in tensor.shape:
             raise ModelError(f"initializer {name!r} has shape {list(tensor.shape)}", "Every dim is at least 1")
+        if kind == "PARAMETER" and len(tensor.shape) == 1 and len(value.uses()) > 1:
+            self._warn_if_merged(value)
         self.loaders[name] = partial(_read_tensor, tensor)
         shape = tuple(tensor.shape.numpy())
         return self.k.builder.param(name, TensorType(shape, dtype), trainable=kind == "PARAMETER")
+
+    def _warn_if_merged(self, value: onnx_ir.Value) -> None:
+        """torch.onnx.export(optimize=True) makes one tensor of all that start out equal, say every bias of zeros."""
+        assert value.const_value is not None, value
+        array = value.const_value.numpy()
+        if self.model.producer_name == "pytorch" and bool(np.all(array == array[0])):
+            warnings.warn(
+                f"{self.path}: {value.name!r} is {array[0]} throughout and read by {len(value.uses())} nodes: the exporter "
+                "merged equal weights, which will train as one. Export with optimize=False, or with "
+                "pdv.frontend.export_onnx",
+                stacklevel=2,
+            )
 
     def _read(self, value: onnx_ir.Value, reader: str) -> Value | None:
         if value not in self.values:
@@ -187,7 +203,7 @@ class _ModelLowering:
         except Unsupported:
             if not known:
                 raise
-        arrays = [None if value is None else self.k.value(value) for value in operands if not isinstance(value, tuple)]
+        arrays = [self.k.value(value) if isinstance(value, Node) else None for value in operands]
         return tuple(self.k.const(array) for array in evaluate(node, arrays, self.opset))
 
 

@@ -20,8 +20,16 @@ from pdv.frontend import layers
 from pdv.frontend.lowering import Lowering, Pair, Unsupported
 from pdv.passes.fold_constants import Array
 
-Value = Node | tuple[Node, ...]
-"""A tensor, or a sequence of tensors."""
+
+@dataclass(frozen=True, slots=True)
+class NanMask:
+    """Where a tensor is not a number; only the guard around a softmax asks this."""
+
+    of: Node
+
+
+Value = Node | tuple[Node, ...] | NanMask
+"""A tensor, a sequence of tensors, or a question about one."""
 
 Handler = Callable[["Call"], Any]  # Any: a Node, or a tuple with one entry per output (None: not computed)
 
@@ -41,6 +49,8 @@ class Call:
         value = self.inputs[index] if index < len(self.inputs) else None
         if isinstance(value, tuple):
             raise ValueError(f"operand {index} is a sequence")
+        if isinstance(value, NanMask):
+            raise Unsupported("IsNaN, other than as a guard of a softmax")
         return value
 
     def __getitem__(self, index: int) -> Node:
@@ -205,6 +215,23 @@ def dtype_of(number: int) -> DType:
         raise Unsupported(f"element type {name}") from None
 
 
+def where(c: Call) -> Node:
+    """x where the mask holds, else y; guarding against NaN the softmax of rows that show something is no work."""
+    mask = c.inputs[0]
+    if isinstance(mask, NanMask) and mask.of is c[2] and layers.is_constant(c.k, c[1], 0) and _is_never_nan(c.k, c[2]):
+        return c[2]
+    return c.k.apply("where", c[0], c[1], c[2])
+
+
+def _is_never_nan(k: Lowering, node: Node) -> bool:
+    """True for the softmax of scores, plus at most a constant mask, that are finite somewhere in each row."""
+    if node.op.name != "softmax":
+        return False
+    (scores,) = node.operands
+    masks = [array for x in scores.operands if (array := k.value(x)) is not None] if scores.op.name == "add" else []
+    return all(bool(np.isfinite(array).any(axis=-1).all()) for array in masks)
+
+
 def dropout(c: Call) -> tuple[Node, None]:
     """Only where it drops nothing."""
     training = c.get(2) is not None and bool(c.array(2))
@@ -359,7 +386,8 @@ HANDLERS: Mapping[str, Handler] = {
     "Div": lambda c: c.k.div(c[0], c[1]),
     "Pow": lambda c: c.k.pow(c[0], c[1]),
     "Gelu": lambda c: c.k.apply("gelu", c[0], approximate=c.attrs.get("approximate", "none")),
-    "Where": lambda c: c.k.apply("where", c[0], c[1], c[2]),
+    "IsNaN": lambda c: NanMask(c[0]),
+    "Where": where,
     "Identity": lambda c: c[0],
     "Cast": cast_to,
     "CastLike": lambda c: c.k.cast(c[0], c[1].type.dtype),

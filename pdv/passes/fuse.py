@@ -34,24 +34,25 @@ def fuse_rsqrt(k: Builder, node: Node) -> Node | None:
 
 def fuse_gelu(k: Builder, node: Node) -> Node | None:
     """x / 2 * (1 + tanh(√(2/π) (x + 0.044715 x³))) == gelu(x, tanh), x / 2 * (1 + erf(x / √2)) == gelu(x)"""
-    if is_op(node, "scale") and close(node.attr("factor"), 0.5):
-        product, halved = node.operands[0], False
-    else:
-        product, halved = node, True
+    product, halves = _unhalved(node)
     if not is_op(product, "mul"):
         return None
-    for left, gate in either_order(product):
-        if not is_op(gate, "shift") or not close(gate.attr("offset_by"), 1.0):
+    for left, right in either_order(product):
+        (x, of_x), (gate, of_gate) = _unhalved(left), _unhalved(right)
+        if halves + of_x + of_gate != 1 or not is_op(gate, "shift") or not close(gate.attr("offset_by"), 1.0):
             continue
-        x = _scaled(left, 0.5) if halved else left
         inner = gate.operands[0]
-        if x is None or not is_op(inner, "tanh", "erf"):
-            continue
         if is_op(inner, "erf") and _scaled(inner.operands[0], math.sqrt(0.5)) is x:
             return k.gelu(x, approximate="none", name=node.name)
         if is_op(inner, "tanh") and _is_tanh_argument(inner.operands[0], x):
             return k.gelu(x, approximate="tanh", name=node.name)
     return None
+
+
+def _unhalved(node: Node) -> tuple[Node, int]:
+    """(x, 1) if the node is x / 2, else (node, 0)."""
+    x = _scaled(node, 0.5)
+    return (node, 0) if x is None else (x, 1)
 
 
 def _scaled(node: Node, factor: float) -> Node | None:

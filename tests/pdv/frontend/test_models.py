@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 from benchmarks.models import MODELS
 from ir.graph import Graph, param_view
 from ir.interpret import evaluate
-from pdv.frontend import Program
+from pdv.frontend import Program, load_program
+from pdv.frontend.export_onnx import export_onnx
 
 from .conftest import Lowered
 
@@ -81,6 +83,12 @@ def test_running_statistics_move_as_in_torch(lowered: Lower) -> None:
     assert len(updates) == 30
     for name, value in updates.items():
         assert np.allclose(value, buffers[name].numpy(), rtol=1e-5, atol=1e-7), name
+
+
+def test_attention_before_opset_23_is_recognised(lowered: Lower, tmp_path: Path) -> None:
+    model = lowered("llama")
+    export_onnx(model.module, model.inputs, tmp_path / "old.onnx", opset=18)
+    assert load_program(tmp_path / "old.onnx").graph.digest == model.from_torch.graph.digest
 
 
 def test_gpt2_is_canonical(lowered: Lower) -> None:

@@ -85,7 +85,7 @@ def test_inline_data_of_the_wrong_length_is_refused(tmp_path: Path) -> None:
     w.raw_data = w.raw_data[:-4]
     graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [w])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10), tmp_path / "m.onnx")
-    with pytest.raises(ModelError, match="'w'.*60 bytes"):
+    with pytest.raises(ModelError, match=r"'w'.*60 bytes"):
         load_program(tmp_path / "m.onnx")
 
 

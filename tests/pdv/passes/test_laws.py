@@ -46,6 +46,12 @@ def attend(k: Builder, q: Node, *mask: Node, causal: bool = False) -> Node:
     return k.attention(q, q, q, *mask, causal=causal, scale=0.5)
 
 
+def eager(k: Builder, q: Node, mask: Node) -> Node:
+    half = 0.5**0.5
+    scores = k.matmul(k.scale(q, factor=half), k.scale(k.permute(q, perm=(0, 2, 1)), factor=half))
+    return k.matmul(k.softmax(k.add(scores, mask)), q)
+
+
 def long_gelu(k: Builder, v: Node, *, halve_last: bool = False) -> Node:
     inner = k.add(v, k.scale(k.pow(v, exponent=3.0), factor=0.044715))
     gate = k.shift(k.tanh(k.scale(inner, factor=0.7978846)), offset_by=1.0)
@@ -159,6 +165,24 @@ CASES = [
         lambda k, v: attend(k, v, k.const(repeat_batch(BLOCKED))),
         lambda k, v: attend(k, v, k.const(BLOCKED)),
     ),
+    Case(
+        "sink_reshape_below_transpose",
+        (2, 3, 4, 5),
+        lambda k, v: k.permute(k.reshape(v, shape=(6, 4, 5)), perm=(0, 2, 1)),
+        lambda k, v: k.reshape(k.permute(v, perm=(0, 1, 3, 2)), shape=(6, 5, 4)),
+    ),
+    Case(
+        "fuse_attention",
+        (2, 3, 4),
+        lambda k, v: eager(k, v, const(k, np.eye(3))),
+        lambda k, v: attend(k, v, const(k, np.eye(3))),
+    ),
+    Case(
+        "fuse_attention",
+        (2, 3, 4),
+        lambda k, v: k.matmul(k.softmax(k.scale(k.matmul(v, k.permute(v, perm=(0, 2, 1))), factor=0.5)), v),
+        attend,
+    ),
     Case("fuse_silu", (3,), lambda k, v: k.mul(k.sigmoid(v), v), lambda k, v: k.silu(v)),
     Case("fuse_rsqrt", (3,), lambda k, v: k.reciprocal(k.sqrt(k.exp(v))), lambda k, v: k.rsqrt(k.exp(v))),
     Case("fuse_gelu", (3,), long_gelu, lambda k, v: k.gelu(v, approximate="tanh")),
@@ -226,6 +250,7 @@ UNCHANGED: dict[str, tuple[tuple[int, ...], Build]] = {
         lambda k, v: k.mul(k.scale(v, factor=0.5), k.shift(k.erf(k.scale(v, factor=0.8)), offset_by=1.0)),
     ),
     "the gate of another value is no silu": ((3,), lambda k, v: k.mul(v, k.sigmoid(k.relu(v)))),
+    "a mask that trains keeps its gradient": ((2, 3, 4), lambda k, v: eager(k, v, param(k, "bias", 3, 3))),
     "an additive mask that only damps stays": (
         (2, 2, 3, 4),
         lambda k, v: attend(k, v, const(k, np.where(CAUSAL, 0, -5.0))),

@@ -1,0 +1,1 @@
+"""Models, measurements and their results of record; nothing imports this but tests and benchmarks."""
