@@ -24,7 +24,8 @@ class MeshCandidate:
 def candidate_meshes(cluster: Cluster, max_axes: int = 3) -> tuple[MeshCandidate, ...]:
     """The pinned mesh alone, or every mesh of at most `max_axes` axes: fewest axes first, then by sizes.
 
-    A level of size n is one axis, or two axes for each n = outer * inner with both above one.
+    A level of size n is one axis, or two axes for each n = outer * inner with both above one. On nodes joined by a
+    network, parts of nodes may also be grouped across it: an axis of all such parts, and one inside each.
     """
     check_pinned_mesh(cluster, cluster.name)
     if cluster.mesh is not None:
@@ -36,6 +37,7 @@ def candidate_meshes(cluster: Cluster, max_axes: int = 3) -> tuple[MeshCandidate
         if len(axes) <= max(max_axes, len(cluster.levels)):
             mesh = Mesh(tuple(Axis(name, size) for name, size, _ in axes))
             meshes.append(MeshCandidate(mesh, tuple(link for *_, link in axes)))
+    meshes += _grouped(cluster)
     return tuple(sorted(meshes, key=lambda candidate: (len(candidate.links), candidate.mesh.shape)))
 
 
@@ -64,6 +66,15 @@ def _halved(level: Level) -> list[tuple[tuple[str, int, Link], ...]]:
         for outer in range(2, level.size // 2 + 1)
         if level.size % outer == 0
     ]
+
+
+def _grouped(cluster: Cluster) -> list[MeshCandidate]:
+    """Two axes whose border lies inside a node: as many groups as it takes, over the network, of equal parts."""
+    if len(cluster.levels) != 2:
+        return []
+    inner = cluster.levels[-1]
+    parts = [size for size in range(2, inner.size) if inner.size % size == 0]
+    return [_pinned(cluster, (("group", cluster.num_devices // size), (inner.name, size))) for size in parts]
 
 
 def _pinned(cluster: Cluster, sizes: tuple[tuple[str, int], ...]) -> MeshCandidate:

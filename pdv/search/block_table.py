@@ -51,6 +51,13 @@ class Solved:
         return [self.configs[node][chosen[self.variables[node]]] for node in self.block.nodes]
 
 
+class NoAssignmentError(Exception):
+    """Pins, or storages of tied parameters, leave a node nothing that it may do."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(f"{node.op.name} {node.name} of type {node.type}")
+
+
 class BlockSolver:
     """Builds a block's factors at one price of memory (seconds per byte)."""
 
@@ -65,8 +72,12 @@ class BlockSolver:
 
         Raises:
             TooWideError: if the block is too wide for elimination.
+            NoAssignmentError: if a node has no legal configuration.
         """
         options = {node: self._configs.of(node) for node in block.nodes}
+        stuck = next((node for node, configs in options.items() if not configs), None)
+        if stuck is not None:
+            raise NoAssignmentError(stuck)
         variables: dict[Node, Variable] = {node: number for number, node in enumerate(block.nodes, start=1)}
         sizes: dict[Variable, int] = {number: len(options[node]) for node, number in variables.items()}
         made: dict[Node, tuple[Sharding, ...]] = {n: tuple(c.result for c in options[n]) for n in block.nodes}

@@ -22,7 +22,7 @@ from pdv.rewrite.derive import derive
 from pdv.rewrite.redistribute import Redistribution, all_shardings
 from pdv.search.assemble import Choice, assemble
 from pdv.search.backtrack import Portfolio, explore, portfolio
-from pdv.search.block_table import BlockSolver
+from pdv.search.block_table import BlockSolver, NoAssignmentError
 from pdv.search.blocks import Block, split_blocks, tied_params
 from pdv.search.configs import Config, ConfigTable
 from pdv.search.variants import Variant, apply_rules
@@ -82,15 +82,21 @@ class ChainSolver:
             NoPlanFitsError: if pins leave no legal assignment at all.
         """
         best: tuple[float, dict[Node, Storage], list[_Link]] | None = None
+        stuck = "every operator has a split, but no two of them meet"
         for tied in self._tied_storages():
-            value, path = self._chain(price, tied)
+            try:
+                value, path = self._chain(price, tied)
+            except NoAssignmentError as error:
+                stuck = str(error)
+                continue
             resident = [self.configs.resident(param, storage) for param, storage in tied.items()]
             value += sum(seconds + price * memory for seconds, memory in resident)
             if best is None or value < best[0]:
                 best = (value, tied, path)
         if best is None or not np.isfinite(best[0]):
             raise NoPlanFitsError(
-                f"no legal plan of {self.problem.graph.name} on {self.problem.mesh} keeps the pins",
+                f"no legal plan of {self.problem.graph.name} on {self.problem.mesh} keeps the pins "
+                f"({self.problem.pins.name}): {stuck}",
                 mend="Loosen a pin, or change the mesh so that sizes divide",
             )
         return self._priced(price, *best)

@@ -21,9 +21,10 @@ def names(found: Cluster, max_axes: int = 3) -> list[str]:
 
 
 def test_levels_and_their_halves() -> None:
-    assert names(cluster(2, 8)) == ["node=2xgpu=8", "node=2xgpu0=2xgpu1=4", "node=2xgpu0=4xgpu1=2"]
-    assert names(cluster(2, 8), max_axes=2) == ["node=2xgpu=8"]
-    assert len(names(cluster(8, 8), max_axes=4)) == 9
+    two_axes = ["node=2xgpu=8", "group=4xgpu=4", "group=8xgpu=2"]
+    assert names(cluster(2, 8)) == [*two_axes, "node=2xgpu0=2xgpu1=4", "node=2xgpu0=4xgpu1=2"]
+    assert names(cluster(2, 8), max_axes=2) == two_axes
+    assert len(names(cluster(8, 8), max_axes=4)) == 11
     assert names(cluster(1, 1)) == ["single"]
     assert names(cluster(1, 7)) == ["gpu=7"]
     assert names(cluster(7, 1)) == ["node=7"]
@@ -33,7 +34,7 @@ def test_every_mesh_has_all_devices_and_a_link_for_each_axis() -> None:
     found = cluster(4, 8)
     for candidate in candidate_meshes(found, 4):
         assert candidate.mesh.num_devices == 32
-        slow = [axis.name.startswith("node") for axis in candidate.mesh.axes]
+        slow = [axis.name.startswith(("node", "group")) for axis in candidate.mesh.axes]
         assert [link.name == "ib-hdr" for link in candidate.links] == slow
 
 

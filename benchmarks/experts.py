@@ -1,0 +1,88 @@
+"""What an expert would write by hand, as pins: which loop each operator cuts along each axis, where weights rest.
+
+Each of these is a *restriction* of the same space and is priced by the same model: the pinned search completes the
+expert's plan in the best way that keeps it. Sources: DDP (Li et al., VLDB'20), FSDP (Zhao et al., VLDB'23), Megatron's
+tensor parallelism (Shoeybi et al., 2019) and sequence parallelism (Korthikanti et al., MLSys'23, section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from ir.graph import Node
+from ir.mesh import Mesh
+from ir.operator import Split
+from ir.sharding import Invariant, Partial, Shard, State
+from pdv.problem import Pins
+
+Role = Literal["ddp", "fsdp", "tp", "tp+sp"]
+SplitPin = Callable[[Node, Split, int], bool]
+
+
+def expert(roles: Mapping[str, Role], mesh: Mesh) -> Pins:
+    """Pins that give each mesh axis one role."""
+    sizes = {axis.name: axis.size for axis in mesh.axes}
+    data = {name for name, role in roles.items() if role in ("ddp", "fsdp")}
+
+    def split(node: Node, axis: str, option: Split) -> bool:
+        if axis in data:
+            return _data(node, option, sizes[axis])
+        return _megatron(node, option, sizes[axis], sequence=roles[axis] == "tp+sp")
+
+    def storage(param: Node, axis: str, state: State) -> bool:
+        match roles[axis]:
+            case "ddp":
+                return isinstance(state, Invariant)
+            case "fsdp":
+                cut = any(extent % sizes[axis] == 0 for extent in param.type.shape)
+                return isinstance(state, Shard) if cut else True
+            case _:
+                return True
+
+    regather: Literal["always", "never"] = "always" if "fsdp" in roles.values() else "never"
+    return Pins(split, storage, regather, "+".join(f"{role}@{axis}" for axis, role in roles.items()))
+
+
+def cuts_samples(split: Split) -> bool:
+    """True for a cut of dim 0 of an activation: of the result, or of what a sum runs over."""
+    if split.loop is None:
+        return False
+    if isinstance(split.result, Shard):
+        return split.result.dim == 0
+    return split.operands[0] == Shard(0) and not isinstance(split.operands[-1], Shard)
+
+
+def _data(node: Node, option: Split, size: int) -> bool:
+    """Cut samples wherever there are any to cut."""
+    available = any(_is_data(node, other, size) for other in node.op.splits(node.loops))
+    return _is_data(node, option, size) if available else option.label == "none"
+
+
+def _is_data(node: Node, option: Split, size: int) -> bool:
+    if option.loop is None or node.loops.extents[option.loop] % size:
+        return False
+    first = node.operands[1] if node.op.name == "embedding" else node.operands[0]
+    if first.op.name in ("param", "const"):
+        return False
+    if isinstance(option.result, Partial):  # statistics of batch normalisation
+        return node.op.kind == "row" and option.operands[0] == Shard(0)
+    state = option.operands[1] if node.op.name == "embedding" else option.operands[0]
+    return option.result == Shard(0) and state == Shard(0)
+
+
+def _megatron(node: Node, option: Split, size: int, *, sequence: bool) -> bool:
+    """Products by column or row, attention by heads; norms and residual sums repeated, or cut along the sequence."""
+    result = option.result
+    match node.op.name:
+        case "linear":
+            return option.loop in ("n", "k")
+        case "attention":
+            return result == Shard(1)
+        case "embedding":
+            cut = node.loops.extents["v"] % size == 0
+            return option.loop == "v" if cut else option.label == "none"
+        case "layer_norm" | "rms_norm":
+            return result == Shard(1) if sequence else option.label == "none"
+        case _:
+            return not cuts_samples(option)

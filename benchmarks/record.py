@@ -1,0 +1,78 @@
+"""The form of every benchmark's result: what ran, where, and each figure claimed (DESIGN section 11)."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Record:
+    """Rows as they were measured, and the figures that are claimed of them."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    summary: list[dict[str, Any]] = field(default_factory=list)
+
+    def claim(self, name: str, value: float, unit: str, spread: str = "") -> None:
+        """One figure, as README or an issue quotes it."""
+        self.summary.append({"name": name, "value": value, "unit": unit, "spread": spread})
+
+    def print_summary(self) -> None:
+        """The figures, one a line."""
+        for entry in self.summary:
+            print(f"{entry['name']}: {entry['value']:.4g} {entry['unit']} {entry['spread']}".rstrip())
+
+    def write(self, path: Path | None) -> None:
+        """As one JSON object, if a path is given."""
+        if path is None:
+            return
+        content = {
+            "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+            "commit": _commit(),
+            "versions": {name: metadata.version(name) for name in ("torch", "numpy", "onnx", "transformers")},
+            "hardware": {"machine": platform.machine(), "cores": os.cpu_count(), "gpu": _gpu()},
+            "date": dt.datetime.now(dt.UTC).date().isoformat(),
+            "rows": self.rows,
+            "summary": self.summary,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """A parser with what every script takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--smoke", action="store_true", help="the smallest case only, to see that the script works")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the record here")
+    return parser
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print aligned columns."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in [header, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
