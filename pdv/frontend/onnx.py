@@ -150,8 +150,8 @@ class _ModelLowering:
         array = value.const_value.numpy()
         if self.model.producer_name == "pytorch" and bool(np.all(array == array[0])):
             warnings.warn(
-                f"{self.path}: {value.name!r} is {array[0]} throughout and read by {len(value.uses())} nodes: the exporter "
-                "merged equal weights, which will train as one. Export with optimize=False, or with "
+                f"{self.path}: {value.name!r} is {array[0]} throughout and read by {len(value.uses())} nodes: "
+                "the exporter merged equal weights, which will train as one. Export with optimize=False, or with "
                 "pdv.frontend.export_onnx",
                 stacklevel=2,
             )
