@@ -83,10 +83,14 @@ class NoPlanFitsError(PdvError):
 
 
 class VerificationError(PdvError):
-    """A plan does not compute what its source graph computes."""
+    """A plan does not compute what its source does; `check` is the one that failed: signature, values or gradients."""
 
     slug = "verification-failed"
     exit_code = 7
+
+    def __init__(self, what: str, allowed: str = "", mend: str = "", *, check: str = "signature") -> None:
+        super().__init__(what, allowed, mend)
+        self.check = check
 
 
 class ShardingError(PdvError):

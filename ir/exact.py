@@ -187,7 +187,9 @@ def _compare_outputs(serial: Evaluation, parallel: Evaluation) -> None:
     for name, value in expected.items():
         if not np.array_equal(value, found[name]):
             raise VerificationError(
-                f"{name} of the plan is not what the source computes", first_difference(serial, parallel)
+                f"{name} of the plan is not what the source computes",
+                first_difference(serial, parallel),
+                check="values",
             )
 
 
@@ -217,7 +219,7 @@ def _compare_gradients(serial: Evaluation, parallel: Evaluation, stored: Mapping
     expected, found = totals
     for source, total in expected.items():
         if not np.array_equal(total, found.get(source, np.zeros_like(total))):
-            raise VerificationError(f"the plan's gradient of {source} is not the source's")
+            raise VerificationError(f"the plan's gradient of {source} is not the source's", check="gradients")
     return degree
 
 

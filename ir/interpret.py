@@ -98,7 +98,7 @@ class Evaluation:
         Raises:
             VerificationError: if ranks that hold the leaf Invariant got different gradients.
         """
-        return self._join(gradients.local[node], self.shardings[node], f"the gradient of {node.name}")
+        return self._join(gradients.local[node], self.shardings[node], f"the gradient of {node.name}", "gradients")
 
     def gather_gradients(self, cotangents: Mapping[str, Data]) -> dict[str, Data]:
         """Leaf name -> gradient [*global] (or [trials, *global]); leaves that share a name are an error of ours.
@@ -112,7 +112,7 @@ class Evaluation:
     def _bare(self, x: Data) -> Data:
         return x if self.field.trial_axis else x[0]
 
-    def _join(self, local: Data, sharding: Sharding, what: str) -> Data:
+    def _join(self, local: Data, sharding: Sharding, what: str, check: str = "values") -> Data:
         """[trials, *global] of what ranks hold: blocks joined, terms summed, the same checked to be the same."""
         whole = local
         for axis in reversed(range(len(sharding))):  # inner axes first
@@ -124,16 +124,18 @@ class Evaluation:
                 whole = group.sum(whole)
         ranks = whole.reshape(self.field.trials, self.mesh.num_devices, *whole.shape[1:])
         if not any(isinstance(state, Replicate) for state in sharding):
-            self._check_same(ranks, what)
+            self._check_same(ranks, what, check)
         return ranks[:, 0]
 
-    def _check_same(self, ranks: Data, what: str) -> None:
+    def _check_same(self, ranks: Data, what: str, check: str) -> None:
         grid = ranks.reshape(ranks.shape[0], *self.mesh.shape, *ranks.shape[2:])
         for axis, named in enumerate(self.mesh.axes):
             first = grid.take([0], axis=1 + axis)
             same = np.allclose(grid, first, rtol=1e-9, atol=1e-9) if grid.dtype.kind == "f" else (grid == first).all()
             if not same:
-                raise VerificationError(f"{what} should be the same along axis {named.name}, but ranks disagree")
+                raise VerificationError(
+                    f"{what} should be the same along axis {named.name}, but ranks disagree", check=check
+                )
 
 
 def evaluate(
