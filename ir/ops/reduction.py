@@ -18,7 +18,7 @@ def _loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
     dims, keep = attrs["dims"], attrs["keepdim"]
     assert isinstance(dims, tuple), attrs
     names = [f"d{i}" for i in range(len(shapes[0]))]
-    kept = ["1" if i in dims else name for i, name in enumerate(names) if keep or i not in dims]
+    kept = ["1" if i in dims else name for i, name in enumerate(names) if bool(keep) or i not in dims]
     return f"{' '.join(names)} -> {' '.join(kept)}", {}
 
 

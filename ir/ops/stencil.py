@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ir.dims import Shape
+from ir.dims import Loops, Shape
 from ir.errors import ShapeError
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
@@ -47,7 +47,7 @@ def _conv_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, i
     return "n (g ci) h* w*, (g co) ci kh* kw* -> n (g co) h'* w'*", extents
 
 
-def _conv_flops(loops: Any) -> float:
+def _conv_flops(loops: Loops) -> float:
     """Two per multiply-add of every (output point, kernel point)."""
     e = loops.extents
     return 2.0 * e["n"] * e["g"] * e["co"] * e["ci"] * e["kh"] * e["kw"] * e["h'"] * e["w'"]
@@ -150,8 +150,6 @@ max_pool2d = _pool(
     "max_pool2d", "F.max_pool2d({0}, {kernel}, {stride}, {padding}, {dilation})", _max_pool2d, (0, "out")
 )
 # windows count their padding, as F.avg_pool2d(count_include_pad=True) does; it takes no dilation
-avg_pool2d = _pool(
-    "avg_pool2d", "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", _avg_pool2d, (), (frozenset({0}),)
-)
+avg_pool2d = _pool("avg_pool2d", "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", _avg_pool2d, (), (frozenset({0}),))
 
 OPS = (conv2d, max_pool2d, avg_pool2d)
