@@ -18,7 +18,7 @@ from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.lowering import Lowering, Unsupported
-from pdv.frontend.onnx_file import read_onnx
+from pdv.frontend.onnx_file import MALFORMED, read_onnx
 from pdv.frontend.onnx_ops import HANDLERS, Call, Handler, Value, dtype_of
 from pdv.frontend.onnx_reference import can_evaluate, evaluate
 from pdv.frontend.program import Array, Program, Weights
@@ -26,9 +26,6 @@ from pdv.frontend.program import Array, Program, Weights
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 MIN_OPSET = 11  # before it, too many operators mean something else
-
-MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError, MemoryError)
-"""What handlers and the reference implementation raise on nodes without an operand or with a wrong attribute."""
 
 
 def load_onnx(path: Path, *, batch: int | None = None) -> Program:
@@ -162,6 +159,8 @@ class _ModelLowering:
         return self.values[value]
 
     def _node(self, node: onnx_ir.Node) -> None:
+        if not node.outputs:
+            return
         where = f"node {node.name!r}" if node.name else f"the node giving {node.outputs[0].name!r}"
         operands = tuple(None if x is None else self._read(x, where) for x in node.inputs)
         blocked = any(x is not None and value is None for x, value in zip(node.inputs, operands, strict=True))

@@ -6,13 +6,18 @@ must lie in the model's folder, as ordinary files, long enough. Entry point: `re
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx_ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no stubs
 from onnx_ir.passes.common import InlinePass
+from onnx_ir.serde import SerdeError
 
 from ir.errors import ModelError
+
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError, MemoryError)
+"""What libraries and handlers raise on a missing operand, a wrong attribute, a name in no encoding."""
 
 
 def read_onnx(path: Path) -> onnx_ir.Model:
@@ -26,15 +31,18 @@ def read_onnx(path: Path) -> onnx_ir.Model:
         raise ModelError(f"model file {str(path)!r} {reason}", "An .onnx file", "Check the path")
     resolved = path.resolve()
     try:
-        model = onnx_ir.load(resolved)
-    except (DecodeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        model = _load_quietly(resolved)
+    except (DecodeError, SerdeError, *MALFORMED) as error:
         raise ModelError(
             f"{path} is not a readable ONNX model: {_first_line(error)}", "", "Export it again; it may be truncated"
         ) from error
     if len(model.graph) == 0 and not model.graph.outputs:
         raise ModelError(f"{path} is not a readable ONNX model: its graph is empty", "", "Export it again")
     for value in model.graph.initializers.values():
-        _check_initializer(value, resolved.parent)
+        try:
+            _check_initializer(value, resolved.parent)
+        except MALFORMED as error:
+            raise ModelError(f"initializer {value.name!r} is malformed: {_first_line(error)}") from error
     try:
         if model.functions:
             model = InlinePass()(model).model
@@ -44,6 +52,17 @@ def read_onnx(path: Path) -> onnx_ir.Model:
             f"{path} has a cycle: {_first_line(error)}", "Nodes that depend on each other in order"
         ) from error
     return model
+
+
+def _load_quietly(path: Path) -> onnx_ir.Model:
+    """Load without onnx_ir's log lines on what it thinks invalid: what matters comes back as an error."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        return onnx_ir.load(path)
+    finally:
+        logger.setLevel(before)
 
 
 def _check_initializer(value: onnx_ir.Value, folder: Path) -> None:

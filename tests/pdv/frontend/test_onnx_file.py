@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ir.errors import ModelError
+from ir.errors import ModelError, PdvError
 from pdv.frontend import load_program
 
 
@@ -87,6 +88,35 @@ def test_inline_data_of_the_wrong_length_is_refused(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"'w'.*60 bytes"):
         load_program(tmp_path / "m.onnx")
+
+
+def test_mutated_files_give_a_graph_or_one_error(tmp_path: Path) -> None:
+    image, row = [2, 4, 8, 8], [2, 8, 8]
+    x, y = helper.make_tensor_value_info("x", TensorProto.FLOAT, image), helper.make_tensor_value_info("y", 1, row)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Reshape", ["c", "shape"], ["r"]),
+        helper.make_node("LayerNormalization", ["r", "v", "v"], ["n"], axis=-1),
+        helper.make_node("Split", ["n"], ["a", "b"], axis=2, num_outputs=2),
+        helper.make_node("Concat", ["a", "b"], ["y"], axis=2),
+    ]
+    stored = {"w": np.ones((8, 4, 3, 3), "f"), "shape": np.array([2, 8, -1]), "v": np.ones(16, "f")}
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(v, name) for name, v in stored.items()])
+    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10).SerializeToString()
+    path = tmp_path / "m.onnx"
+    rng = random.Random(0)
+    outcomes = set()
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(data)
+        try:
+            load_program(path)
+            outcomes.add("graph")
+        except PdvError as error:
+            outcomes.add(error.slug)
+    assert outcomes == {"graph", "bad-model", "unsupported-operators"}
 
 
 def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
