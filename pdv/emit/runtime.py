@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .parallel import Axis, combine, partition, reduce
+from .parallel import Axis, combine, partition, reduce, replicate
 
 Batch = Tensor | Sequence[Tensor]
 
@@ -31,28 +31,35 @@ class Mesh:
     axes: tuple[Axis, ...]
     device: torch.device
     device_mesh: DeviceMesh | None = None
+    origins: list[tuple[Callable[[], Tensor], Stored]] = field(default_factory=list, compare=False)
+    """Which stored tensor each parameter and buffer is (a view of)."""
 
     def __getitem__(self, name: str) -> Axis:
         return next(axis for axis in self.axes if axis.name == name)
 
-    def tensor(self, stored: Stored, cuts: Mapping[str, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(self, stored: Stored, cuts: Mapping[str, int] | None = None) -> Tensor:
         """The piece of a stored tensor that this rank holds; ``cuts`` maps an axis to the dim that it shards."""
         cuts = cuts or {}
         for axis in self.axes:  # outer axis first
             if axis.name in cuts:
                 stored = stored.cut(cuts[axis.name], axis)
-        return stored.read(self.device, dtype)
+        return stored.read(self.device)
 
-    def parameter(
-        self, stored: Stored, cuts: Mapping[str, int] | None = None, dtype: torch.dtype | None = None
-    ) -> nn.Parameter:
+    def parameter(self, stored: Stored, cuts: Mapping[str, int] | None = None) -> nn.Parameter:
         """A trainable parameter: a DTensor on a mesh, a plain tensor on one process."""
-        piece = self.tensor(stored, cuts, dtype)
-        if self.device_mesh is None:
-            return nn.Parameter(piece)
-        dims = [(cuts or {}).get(axis.name) for axis in self.axes]
-        placements: list[Placement] = [Replicate() if dim is None else Shard(dim) for dim in dims]
-        return nn.Parameter(DTensor.from_local(piece, self.device_mesh, placements, run_check=False))
+        piece = self.tensor(stored, cuts)
+        if self.device_mesh is not None:
+            dims = [(cuts or {}).get(axis.name) for axis in self.axes]
+            placements: list[Placement] = [Replicate() if dim is None else Shard(dim) for dim in dims]
+            piece = DTensor.from_local(piece, self.device_mesh, placements, run_check=False)
+        parameter = nn.Parameter(piece)
+        self.origins.append((lambda: parameter, stored))
+        return parameter
+
+    def buffer(self, module: nn.Module, name: str, stored: Stored) -> None:
+        """Give ``module`` a buffer that is saved with it, the same on every rank."""
+        module.register_buffer(name, self.tensor(stored))
+        self.origins.append((lambda: module.get_buffer(name), stored))
 
 
 def make_mesh(sizes: Mapping[str, int], device: str | torch.device | None = None) -> Mesh:
@@ -85,26 +92,42 @@ def make_mesh(sizes: Mapping[str, int], device: str | torch.device | None = None
 
 
 class Weights:
-    """A safetensors file; ``weights[name]`` names a stored tensor without reading it."""
+    """A safetensors file; ``weights[name]`` names a stored tensor without reading it.
 
-    def __init__(self, path: str | Path) -> None:
+    dtype: what floating-point tensors are read as; default is as they are stored.
+    """
+
+    def __init__(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
         self.file: Any = safe_open(str(path), framework="pt", device="cpu")  # Any: safetensors ships no types
+        self.dtype = dtype
 
     def __getitem__(self, name: str) -> Stored:
-        return Stored(self.file, name, tuple((d, 0, n) for d, n in enumerate(self.file.get_slice(name).get_shape())))
+        dims = tuple((d, 0, n) for d, n in enumerate(self.file.get_slice(name).get_shape()))
+        return Stored(self.file, name, dims, self.dtype)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A view of a stored tensor: per dim of the view, (dim of the stored tensor, start, stop)."""
+    """A view of a stored tensor: per dim of the view, (dim of the stored tensor, start, stop).
+
+    What is reshaped is a view of ``base``, whose dims in turn are those of the reshaped tensor.
+    """
 
     file: Any  # an open safetensors file
     name: str
     dims: tuple[tuple[int, int, int], ...]
+    dtype: torch.dtype | None = None
+    base: Stored | None = None
+    base_shape: tuple[int, ...] = ()
 
     def permute(self, *perm: int) -> Stored:
         """As ``Tensor.permute``."""
         return replace(self, dims=tuple(self.dims[dim] for dim in perm))
+
+    def reshape(self, *shape: int) -> Stored:
+        """As ``Tensor.reshape``; what is cut from it is cut after reading the whole."""
+        dims = tuple((dim, 0, size) for dim, size in enumerate(shape))
+        return replace(self, dims=dims, base=self, base_shape=shape)
 
     def narrow(self, dim: int, start: int, length: int) -> Stored:
         """As ``Tensor.narrow``."""
@@ -120,24 +143,94 @@ class Stored:
         assert rest == 0, f"{self.name}: dim {dim} of size {stop - start} over axis {axis.name} of size {axis.size}"
         return self.narrow(dim, axis.rank * block, block)
 
-    def read(self, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-        """The values, row-major; ``dtype`` replaces floating-point dtypes only."""
-        ranges = [slice(start, stop) for _, start, stop in sorted(self.dims)]
-        stored: Tensor = self.file.get_slice(self.name)[tuple(ranges)] if ranges else self.file.get_tensor(self.name)
-        view = stored.permute([source for source, _, _ in self.dims])
-        target = dtype if dtype is not None and view.is_floating_point() else view.dtype
-        return torch.empty(view.shape, dtype=target, device=device).copy_(view)
+    def read(self, device: torch.device) -> Tensor:
+        """The values, row-major, in memory of their own."""
+        view = self.view()
+        dtype = self.dtype if self.dtype is not None and view.is_floating_point() else view.dtype
+        return torch.empty(view.shape, dtype=dtype, device=device).copy_(view)
+
+    def view(self) -> Tensor:
+        """The values as they are stored."""
+        ranges = self._ranges()
+        if self.base is not None:
+            piece = self.base.view().reshape(self.base_shape)[ranges]
+        else:
+            piece = self.file.get_slice(self.name)[ranges] if ranges else self.file.get_tensor(self.name)
+        return piece.permute([source for source, _, _ in self.dims])
+
+    def write(self, value: Tensor, whole: Tensor) -> None:
+        """Put ``value``, all of this view, where it belongs in the stored tensor ``whole``."""
+        value = value.permute([[source for source, _, _ in self.dims].index(dim) for dim in range(len(self.dims))])
+        if self.base is None:
+            whole[self._ranges()].copy_(value)
+        else:
+            self.base.write(value.reshape([stop - start for _, start, stop in self.base.dims]), whole)
+
+    def _ranges(self) -> tuple[slice, ...]:
+        return tuple(slice(start, stop) for _, start, stop in sorted(self.dims))
 
 
-def local(parameter: Tensor) -> Tensor:
-    """The piece of a parameter that this rank holds, for the forward pass; its gradient is the same piece."""
+def local(parameter: Tensor, *axes: Axis) -> Tensor:
+    """The piece of a parameter that this rank holds, for the forward pass; its gradient is the same piece.
+
+    Along ``axes`` each rank uses it differently, as of different data: there its gradients are summed.
+    """
     if isinstance(parameter, DTensor):
-        piece: Tensor = parameter.to_local(grad_placements=parameter.placements)
-        return piece
+        parameter = parameter.to_local(grad_placements=parameter.placements)
+    for axis in axes:
+        parameter = replicate(parameter, axis)
     return parameter
 
 
 # ---- Training ----
+
+
+class ParallelModule(nn.Module):
+    """A sharded model. ``batch_axes``, slow to fast, are those along which its outputs are cut by rows."""
+
+    def __init__(self, mesh: Mesh, batch_axes: Sequence[str]) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.batch_axes = tuple(mesh[name] for name in batch_axes)
+
+    def train_step(
+        self,
+        inputs: Batch,
+        target: Batch,
+        loss_fn: Callable[[Any, Any], Tensor],
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+        rows: Literal["global", "local"] = "global",
+    ) -> Tensor:
+        """Forward, loss and backward on one batch; the loss of the whole batch, the same on every rank.
+
+        ``loss_fn(output, target)`` is a mean (or a sum: say so) over rows. Every rank passes the whole batch, or with
+        ``rows="local"`` its own block of rows.
+        """
+        return train_step(self, inputs, target, loss_fn, self.batch_axes, reduction=reduction, rows=rows)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Every parameter and buffer, whole, under the name and in the layout of the source model.
+
+        All ranks must call it, and each gets all of the model.
+        """
+        return self._whole(lambda tensor: tensor.detach())
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """As ``full_state_dict``, of the gradients that there are."""
+        return self._whole(lambda tensor: tensor.grad)
+
+    def _whole(self, read: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for tensor, stored in self.mesh.origins:
+            value = read(tensor())
+            if value is None:
+                continue
+            value = value.full_tensor() if isinstance(value, DTensor) else value
+            if stored.name not in found:
+                found[stored.name] = value.new_zeros(stored.file.get_slice(stored.name).get_shape())
+            stored.write(value, found[stored.name])
+        return found
 
 
 def train_step(

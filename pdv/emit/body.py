@@ -1,0 +1,128 @@
+"""The lines of a forward function: statements with names, one local line each, shapes in comments where they change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ir.graph import Node
+from pdv.emit.code import Code, call, statement, with_comment
+from pdv.emit.leaves import Reading
+from pdv.emit.moves import chunks_code
+from pdv.emit.naming import variable_names
+from pdv.emit.outline import Run
+from pdv.emit.shapes import Shapes
+from pdv.emit.steps import Arranged, Scope, Statement, arrange
+from pdv.emit.writer import Writer
+
+INDENT = 8
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """What ``self`` holds: parameters, buffers and constants by node, module lists by run."""
+
+    leaves: Mapping[Node, str]
+    runs: Mapping[Run, str]
+
+
+class Body:
+    """The forward function of one scope."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        reading: Reading,
+        shapes: Shapes,
+        attributes: Attributes,
+        arguments: Mapping[Node, str],
+        reserved: frozenset[str],
+    ) -> None:
+        self._scope = scope
+        self._reading = reading
+        self._shapes = shapes
+        self._attributes = attributes
+        self._arguments = arguments
+        found = self._find_batch_size()
+        batch_size, kept = found if found else (None, "")
+        writer = Writer(reading, shapes, attributes.leaves, arguments.get, lambda node: False, batch_size)
+        self._arranged: Arranged = arrange(scope, reading, writer)
+        names = variable_names(scope, self._arranged.statements, reading, arguments, reserved | {kept})
+        self._names = names
+        self._writer = replace(writer, name_of=names.get, biased=self._arranged.biased.__contains__)
+
+    def lines(self, wrap: Mapping[Node, Sequence[tuple[str, str]]] | None = None) -> list[str]:
+        """The statements; ``wrap`` gathers results: (dim, axis) to combine along, innermost first."""
+        found: list[str] = []
+        shown = ""
+        for number, item in enumerate(self._arranged.statements):
+            if item.kind == "run":
+                found += self._loop(item)
+                shown = ""
+                continue
+            lines, shape = self._lines(item, wrap or {})
+            if shape == shown or number == len(self._arranged.statements) - 1:
+                shape_comment = ""
+            else:
+                shape_comment = shown = shape
+            found += with_comment(lines, shape_comment)
+        return found
+
+    def _lines(self, item: Statement, wrap: Mapping[Node, Sequence[tuple[str, str]]]) -> tuple[list[str], str]:
+        if item.kind == "return":
+            results = [self._wrapped(node, wrap) for node in self._scope.results]
+            if len(results) == 1:
+                return statement("return ", results[0], INDENT), ""
+            return [f"{' ' * INDENT}return {', '.join(result.text for result in results)}"], ""
+        assert item.value is not None
+        if item.kind == "chunk":
+            operand = self._writer.operand(self._reading.operands(item.value)[0])
+            targets = ", ".join(self._names[node] for node in item.targets)
+            code = chunks_code(item.value, operand)
+            return statement(f"{targets} = ", code, INDENT), self._shapes.text(item.value)
+        code = self._writer.expression(item.value)
+        if item.kind == "update":
+            code = call("overwrite", f"self.{self._buffer(item.update)}", code)
+            return statement("", code, INDENT), ""
+        return statement(f"{self._names[item.value]} = ", code, INDENT), self._shapes.text(item.value)
+
+    def _wrapped(self, node: Node, wrap: Mapping[Node, Sequence[tuple[str, str]]]) -> Code:
+        code = self._writer.operand(node)
+        for dim, axis in wrap.get(node, ()):
+            code = call("combine", code, dim, axis)
+        return code
+
+    def _buffer(self, name: str) -> str:
+        return next(attr for node, attr in self._attributes.leaves.items() if node.attrs.get("name") == name)
+
+    def _loop(self, item: Statement) -> list[str]:
+        run = item.run
+        assert run is not None
+        pad = " " * INDENT
+        passed = dict(zip(run.incoming[1], run.incoming[0], strict=True))
+        results = [self._names[node] for node in run.outgoing[-1]]
+        carried = {passed[first]: name for first, name in zip(run.outgoing[0], results, strict=True) if first in passed}
+        lines = [f"{pad}{name} = {self._names[node]}" for node, name in carried.items() if name != self._names[node]]
+        arguments = [carried[node] for node in run.incoming[0]]
+        arguments += [self._writer.operand(node).text for node in run.fixed]
+        return [
+            *lines,
+            f"{pad}for block in self.{self._attributes.runs[run]}:",
+            *statement(f"{', '.join(results)} = ", call("block", *arguments), INDENT + 4),
+        ]
+
+    def _find_batch_size(self) -> tuple[Code, str] | None:
+        """``ids.size(0)``, if a step needs the batch size, and the argument's name, which must stay."""
+        needed = any(
+            node.op.name == "expand" and self._shapes.is_batch(node, dim) and node.operands[0].type.shape[dim] == 1
+            for node in self._scope.steps
+            if isinstance(node, Node)
+            for dim in range(node.type.rank)
+        )
+        if not needed:
+            return None
+        for node, name in self._arguments.items():
+            if node.type.rank and self._shapes.is_batch(node, 0):
+                axes = "".join(f" * {axis}.size" for axis in self._shapes.cuts(node, 0))
+                return Code(f"{name}.size(0){axes}"), name
+        return None

@@ -1,0 +1,209 @@
+"""The classes of an emitted program: one per run of equal blocks, and the model itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ir.graph import Node, param_view
+from ir.mesh import Mesh
+from ir.sharding import Shard, parse_sharding
+from pdv.emit.body import Attributes, Body
+from pdv.emit.code import call, statement
+from pdv.emit.leaves import Reading, is_column
+from pdv.emit.names import identifier, string, unique
+from pdv.emit.outline import Run, own_params
+from pdv.emit.shapes import Shapes
+from pdv.emit.steps import Scope
+
+_MODULE = """
+    T_destination add_module apply batch_axes bfloat16 buffers call_super_init children compile compute cpu cuda double
+    dump_patches eval extra_repr float forward full_gradients full_state_dict get_buffer get_extra_state get_parameter
+    get_submodule half ipu load_state_dict mesh modules mtia named_buffers named_children named_modules
+    named_parameters parameters register_buffer register_module register_parameter requires_grad_ set_extra_state
+    set_submodule share_memory state_dict to to_empty train train_step training type xpu zero_grad
+"""
+TAKEN = frozenset(_MODULE.split())
+"""Attributes that nn.Module and the class above the model call their own."""
+
+_GLOBAL = """
+    F Mesh Model ParallelModule Path Tensor Weights all_gather all_to_all batch_norm block build causal_attention
+    channel_mean channel_variance combine dtype embedding_block i local make_mesh mesh names nn overwrite partition
+    prefix range reduce reduce_scatter regathering replicate self super torch tuple weights
+"""
+RESERVED = frozenset(_GLOBAL.split())
+"""Names that a local variable would hide."""
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What every class of one program is written from."""
+
+    mesh: Mesh
+    reading: Reading
+    shapes: Shapes
+    updates: Mapping[Node, str]
+    constants: Mapping[Node, str]  # leaf node (a constant below its cuts) -> name in the weights file
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axis names, which are local variables of every forward function."""
+        return tuple(axis.name for axis in self.mesh.axes)
+
+    def reserved(self) -> frozenset[str]:
+        """Names that no local variable may take."""
+        return RESERVED | frozenset(self.axes)
+
+
+@dataclass(frozen=True)
+class BlockClass:
+    """The class of a run: its name, its lines, and how an instance is made."""
+
+    name: str
+    attribute: str
+    lines: tuple[str, ...]
+    instances: tuple[str, ...]
+    source: str = field(default="")
+
+
+def cuts_of(param: Node, mesh: Mesh) -> str:
+    """``{"tp": 0, "dp": 1}``: the dim that each axis cuts, or nothing."""
+    sharding = parse_sharding(param.attr("stored"))
+    pairs = [
+        f"{string(axis.name)}: {state.dim}"
+        for axis, state in zip(mesh.axes, sharding, strict=False)
+        if isinstance(state, Shard)
+    ]
+    return f"{{{', '.join(pairs)}}}" if pairs else ""
+
+
+def stored_text(param: Node, key: str, shape: Sequence[int]) -> str:
+    """``weights["h.0.attn.weight"].permute(1, 0)``: the stored tensor and the view of it; shape: of the stored one."""
+    text = f"weights[{key}]"
+    if is_column(param):
+        return text
+    sizes = list(shape)
+    for step in param_view(param):
+        match step:
+            case ("permute", perm):
+                text += f".permute({', '.join(map(str, perm))})"
+                sizes = [sizes[dim] for dim in perm]
+            case ("chunk", dim, parts, index):
+                sizes[dim] //= parts
+                text += f".narrow({dim}, {index * sizes[dim]}, {sizes[dim]})"
+            case ("reshape", new):
+                text += f".reshape({', '.join(map(str, new))})"
+                sizes = list(new)
+            case _:
+                raise AssertionError(f"no such view step: {step}")
+    return text
+
+
+def declaration(param: Node, attribute: str, key: str, mesh: Mesh, shape: Sequence[int]) -> list[str]:
+    """The line of ``__init__`` that makes a parameter or a buffer."""
+    stored = stored_text(param, key, shape)
+    cuts = cuts_of(param, mesh)
+    if param.attr("trainable"):
+        return statement(f"self.{attribute} = ", call("mesh.parameter", stored, *([cuts] if cuts else [])), 8)
+    assert not cuts, f"buffers are whole: {param!r}"
+    return statement("", call("mesh.buffer", "self", string(attribute), stored), 8)
+
+
+def attribute_names(params: Sequence[Node], prefix: str, taken: Sequence[str] = ()) -> dict[Node, str]:
+    """An attribute for each parameter: its stored name after the prefix, made safe and distinct."""
+    names: dict[Node, str] = {}
+    used = {*TAKEN, *taken}
+    for param in params:
+        name = param.attr("name")
+        if prefix and name.startswith(prefix + "."):
+            name = name[len(prefix) + 1 :]
+        names[param] = unique(identifier(name, "weight"), used)
+        used.add(names[param])
+    return names
+
+
+def axis_lines(lines: Sequence[str], axes: Sequence[str], indent: int = 8) -> list[str]:
+    """``dp, tp = self.dp, self.tp`` for the axes that the lines name."""
+    used = used_axes(lines, axes)
+    if not used:
+        return []
+    return [" " * indent + f"{', '.join(used)} = {', '.join(f'self.{axis}' for axis in used)}"]
+
+
+def used_axes(lines: Sequence[str], axes: Sequence[str]) -> list[str]:
+    """Axes that the code of some lines names (comments apart)."""
+    words = {word for line in lines for word in re.findall(r"(?<![\w.\"'])\w+", line.split("  # ")[0])}
+    return [axis for axis in axes if axis in words and not all(line.lstrip().startswith("#") for line in lines)]
+
+
+def block_class(
+    run: Run, name: str, attribute: str, emission: Emission, shapes_of: Mapping[str, Sequence[int]]
+) -> BlockClass:
+    """The class of a run of equal blocks, written from its first block."""
+    reading = emission.reading
+    first = run.blocks[0]
+    params = own_params(reading, first)
+    prefix = run.prefixes[0] if run.prefixes else ""
+    attributes = attribute_names(params, prefix, emission.axes)
+    arguments = argument_names(run, emission)
+    updates = {node: emission.updates[node] for node in first if node in emission.updates}
+    scope = Scope(first, (*run.incoming[0], *run.fixed), run.outgoing[0], updates)
+    body = Body(scope, reading, emission.shapes, Attributes(attributes, {}), arguments, emission.reserved())
+    lines = body.lines()
+    given = ", ".join(f"{arguments[node]}: Tensor" for node in scope.arguments)
+    result = "Tensor" if len(scope.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(scope.results))}]"
+    names = "prefix: str" if run.prefixes else "names: tuple[str, ...]"
+    declared: list[str] = []
+    for number, param in enumerate(params):
+        source = param.attr("source")
+        key = f"names[{number}]" if not run.prefixes else prefixed(source[len(prefix) + 1 :])
+        declared += declaration(param, attributes[param], key, emission.mesh, shapes_of[source])
+    axes = used_axes(lines, emission.axes)
+    what = ", ".join(f"{arguments[node]} {emission.shapes.text(node)}" for node in run.incoming[0])
+    after = ", ".join(emission.shapes.text(node) for node in run.outgoing[0])
+    text = [
+        f"class {name}(nn.Module):",
+        f'    """{what} -> {after}"""',
+        "",
+        f"    def __init__(self, mesh: Mesh, weights: Weights, {names}) -> None:",
+        "        super().__init__()",
+        *axis_attributes(axes),
+        *declared,
+        "",
+        f"    def forward(self, {given}) -> {result}:",
+        *axis_lines(lines, emission.axes),
+        *lines,
+    ]
+    return BlockClass(name, attribute, tuple(text), tuple(run.prefixes or ()))
+
+
+def axis_attributes(axes: Sequence[str]) -> list[str]:
+    """``self.dp, self.tp = mesh["dp"], mesh["tp"]``."""
+    if not axes:
+        return []
+    left = ", ".join(f"self.{axis}" for axis in axes)
+    return [f"        {left} = {', '.join(f'mesh[{string(axis)}]' for axis in axes)}"]
+
+
+def prefixed(suffix: str) -> str:
+    """The stored name ``prefix.suffix`` as an expression over ``prefix``."""
+    if suffix.isascii() and all(c.isalnum() or c in "._-" for c in suffix):
+        return f'f"{{prefix}}.{suffix}"'
+    return f"prefix + {string('.' + suffix)}"
+
+
+def argument_names(run: Run, emission: Emission) -> dict[Node, str]:
+    """Names of what a block is given: ``x`` for the stream, then by what it is."""
+    names: dict[Node, str] = {}
+    used = set(emission.reserved())
+    for node in run.incoming[0]:
+        names[node] = unique("x" if not names else "y", used)
+        used.add(names[node])
+    for node in run.fixed:
+        base = node
+        while base.operands and base.op.kind == "parallel":
+            base = base.operands[0]
+        names[node] = unique(emission.constants.get(node) or identifier(base.name, "value"), used)
+        used.add(names[node])
+    return names

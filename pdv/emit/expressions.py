@@ -1,0 +1,258 @@
+"""One expression per operator: how an expert would write it in PyTorch, the same on a shard as on the whole.
+
+Most operators are their declared template (``Operator.emit``). Those whose text depends on sizes, cuts or defaults
+have a function in ``WRITERS``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ir.graph import Node
+from ir.operator import Split
+from ir.types import DType
+from ir.verify import node_splits
+from pdv.emit import moves
+from pdv.emit.code import Code, binary, call, keyword_argument, method, negative, tuple_of
+from pdv.emit.shapes import Shapes
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the text of an operator may depend on besides its operands.
+
+    Attributes:
+        batch_size: how the program says the batch size, where it can.
+        bias: a bias to add in the same call, if the node takes one.
+        regather: True for a gather whose result must not outlive its use.
+    """
+
+    shapes: Shapes
+    batch_size: Code | None = None
+    bias: Code | None = None
+    regather: bool = False
+
+    def splits(self, node: Node) -> tuple[Split, ...]:
+        """The split that each axis takes at a node."""
+        return node_splits(node, [self.shapes.shardings[x] for x in node.operands], self.shapes.mesh)
+
+    def cutting(self, node: Node, *loops: str) -> tuple[str, ...]:
+        """The axes that cut one of ``loops``, outer first."""
+        pairs = zip(self.shapes.mesh.axes, self.splits(node), strict=True)
+        return tuple(axis.name for axis, split in pairs if split.loop in loops)
+
+
+Writer = Callable[[Node, Sequence[Code], Context], Code]
+
+
+def write(node: Node, operands: Sequence[Code], context: Context) -> Code:
+    """The expression of a node over its operands' expressions."""
+    writer = WRITERS.get(node.op.name)
+    return _template(node, operands) if writer is None else writer(node, operands, context)
+
+
+def _template(node: Node, operands: Sequence[Code]) -> Code:
+    """The declared template of an operator that is a call: ``F.relu({0})``."""
+    found = re.fullmatch(r"([\w.]+)\((.*)\)", node.op.emit)
+    assert found, f"{node.op.name} has no writer, and its template is no call: {node.op.emit!r}"
+    head, arguments = found.groups()
+    named = {name: repr(value) for name, value in node.attrs.items()}
+    written: list[Code | str] = []
+    for argument in arguments.split(", "):
+        place = re.fullmatch(r"\{(\d)\}", argument)
+        written.append(operands[int(place[1])] if place else argument.format(**named))
+    return call(head, *written)
+
+
+def _infix(operator: str) -> Writer:
+    return lambda node, x, context: binary(x[0], operator, x[1])
+
+
+def _gelu(node: Node, x: Sequence[Code], context: Context) -> Code:
+    approximate = node.attr("approximate")
+    return call("F.gelu", x[0], *([] if approximate == "none" else [f'approximate="{approximate}"']))
+
+
+def _shift(node: Node, x: Sequence[Code], context: Context) -> Code:
+    by = float(node.attr("offset_by"))
+    return binary(x[0], "-" if by < 0 else "+", Code(repr(abs(by))))
+
+
+def _scale(node: Node, x: Sequence[Code], context: Context) -> Code:
+    factor = float(node.attr("factor"))
+    return binary(x[0], "*", Code(repr(factor)))
+
+
+def _cast(node: Node, x: Sequence[Code], context: Context) -> Code:
+    return method(x[0], "to", f"torch.{DType(node.attr('dtype')).torch_name}")
+
+
+def _linear(node: Node, x: Sequence[Code], context: Context) -> Code:
+    return call("F.linear", *x, *([context.bias] if context.bias else []))
+
+
+def _conv2d(node: Node, x: Sequence[Code], context: Context) -> Code:
+    options = _windows(node, ("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1)))
+    groups = node.attr("groups")
+    if groups != 1:
+        options.append("groups=" + _divided(groups, context.cutting(node, "g")))
+    return call("F.conv2d", *x, *([context.bias] if context.bias else []), *options)
+
+
+def _pool(head: str) -> Writer:
+    def pool(node: Node, x: Sequence[Code], context: Context) -> Code:
+        options = _windows(node, ("padding", (0, 0)), ("dilation", (1, 1)))
+        return call(head, x[0], _pair(node.attr("kernel")), f"stride={_pair(node.attr('stride'))}", *options)
+
+    return pool
+
+
+def _windows(node: Node, *defaults: tuple[str, tuple[int, int]]) -> list[str]:
+    return [f"{name}={_pair(node.attr(name))}" for name, default in defaults if node.attr(name) != default]
+
+
+def _pair(value: tuple[int, int]) -> str:
+    return str(value[0]) if value[0] == value[1] else str(tuple(value))
+
+
+def _divided(size: int, axes: Sequence[str]) -> str:
+    return str(size) + "".join(f" // {axis}.size" for axis in axes)
+
+
+def _attention(node: Node, x: Sequence[Code], context: Context) -> Code:
+    """PyTorch's fused attention; with a cut causal mask, the helper that shifts it."""
+    width = node.operands[0].type.shape[-1]
+    scale = float(node.attr("scale"))
+    default = math.isclose(scale, 1 / math.sqrt(width), rel_tol=1e-6)
+    options = [] if default else [f"scale={scale!r}"]
+    causal, mask = node.attr("causal"), x[3] if len(x) == 4 else None
+    axes = context.cutting(node, "s")
+    if causal and (axes or mask is not None):
+        given = [keyword_argument("mask", mask)] if mask is not None else []
+        return call("causal_attention", *x[:3], block_index(context, axes), *given, *options)
+    given = [keyword_argument("attn_mask", mask)] if mask is not None else []
+    flags = ["is_causal=True"] if causal else []
+    return call("F.scaled_dot_product_attention", *x[:3], *given, *flags, *options)
+
+
+def _embedding(node: Node, x: Sequence[Code], context: Context) -> Code:
+    axes = context.cutting(node, "v")
+    table, ids = x
+    if axes:
+        return call("embedding_block", ids, table, block_index(context, axes))
+    return call("F.embedding", ids, table)
+
+
+def block_index(context: Context, axes: Sequence[str]) -> str:
+    """Which block of a dim cut by ``axes`` (outer first) this rank holds: ``dp.rank * tp.size + tp.rank``."""
+    if not axes:
+        return "0"
+    text = f"{axes[0]}.rank"
+    for axis in axes[1:]:
+        text = f"{f'({text})' if '+' in text else text} * {axis}.size + {axis}.rank"
+    return text
+
+
+def _layer_norm(node: Node, x: Sequence[Code], context: Context) -> Code:
+    width = tuple_of((str(node.type.shape[-1]),))
+    affine = [*x[1:], *["None"] * (3 - len(x))] if len(x) < 3 else x[1:]
+    return call("F.layer_norm", x[0], width, *affine, repr(node.attr("eps")))
+
+
+def _rms_norm(node: Node, x: Sequence[Code], context: Context) -> Code:
+    width = tuple_of((str(node.type.shape[-1]),))
+    return call("F.rms_norm", x[0], width, x[1], repr(node.attr("eps")))
+
+
+def _reduce(name: str) -> Writer:
+    def reduce(node: Node, x: Sequence[Code], context: Context) -> Code:
+        dims = node.attr("dims")
+        where = str(dims[0]) if len(dims) == 1 else str(tuple(dims))
+        return method(x[0], name, where, *(["keepdim=True"] if node.attr("keepdim") else []))
+
+    return reduce
+
+
+def _mean(node: Node, x: Sequence[Code], context: Context) -> Code:
+    """A cut mean is a term of the whole one: the mean of this share over the number of shares."""
+    code = _reduce("mean")(node, x, context)
+    for axis in context.cutting(node, *node.loops.contracted):
+        code = binary(code, "/", Code(f"{axis}.size"))
+    return code
+
+
+def _shares(node: Node, context: Context) -> str:
+    axes = context.cutting(node, *node.loops.contracted)
+    return " * ".join(f"{axis}.size" for axis in axes) or "1"
+
+
+def _channel_mean(node: Node, x: Sequence[Code], context: Context) -> Code:
+    return call("channel_mean", x[0], _shares(node, context))
+
+
+def _channel_variance(node: Node, x: Sequence[Code], context: Context) -> Code:
+    return call("channel_variance", *x, _shares(node, context))
+
+
+def _concat(node: Node, x: Sequence[Code], context: Context) -> Code:
+    return call("torch.cat", tuple_of(tuple(code.text for code in x)), f"dim={node.attr('dim')}")
+
+
+def _chunk(node: Node, x: Sequence[Code], context: Context) -> Code:
+    return Code(f"{moves.chunks_code(node, x[0]).text}[{node.attr('index')}]")
+
+
+def _parallel(node: Node, x: Sequence[Code], context: Context) -> Code:
+    """partition, combine, … by their declared names: ``combine(x, 1, tp)``."""
+    dims = [str(node.attr(name)) for name in ("dim", "to_dim") if name in node.attrs]
+    axis = node.attr("axis")
+    options = ["regather=True"] if context.regather else []
+    if node.op.name == "reduce_replicate":
+        total = call("reduce", x[0], axis)
+        return call("replicate", total, axis) if node.needs_grad else total
+    return call(node.op.name, x[0], *dims, axis, *options)
+
+
+WRITERS: Mapping[str, Writer] = MappingProxyType(
+    {
+        "linear": _linear,
+        "conv2d": _conv2d,
+        "attention": _attention,
+        "embedding": _embedding,
+        "layer_norm": _layer_norm,
+        "rms_norm": _rms_norm,
+        "channel_mean": _channel_mean,
+        "channel_variance": _channel_variance,
+        "reduce_mean": _mean,
+        "reduce_sum": _reduce("sum"),
+        "max_pool2d": _pool("F.max_pool2d"),
+        "avg_pool2d": _pool("F.avg_pool2d"),
+        "add": _infix("+"),
+        "sub": _infix("-"),
+        "mul": _infix("*"),
+        "div": _infix("/"),
+        "neg": lambda node, x, context: negative(x[0]),
+        "scale": _scale,
+        "shift": _shift,
+        "gelu": _gelu,
+        "cast": _cast,
+        "pow": lambda node, x, context: method(x[0], "pow", repr(node.attr("exponent"))),
+        "reshape": lambda node, x, context: moves.reshape_code(node, x[0], context.shapes),
+        "permute": lambda node, x, context: moves.permute_code(node, x[0]),
+        "expand": lambda node, x, context: moves.expand_code(node, x[0], context.shapes, context.batch_size),
+        "slice": lambda node, x, context: moves.slice_code(node, x[0]),
+        "chunk": _chunk,
+        "concat": _concat,
+        **dict.fromkeys(
+            ("partition", "combine", "replicate", "reduce", "all_gather", "reduce_scatter", "reduce_replicate"),
+            _parallel,
+        ),
+        "all_to_all": _parallel,
+    }
+)
+HELPERS = ("batch_norm", "causal_attention", "channel_mean", "channel_variance", "embedding_block", "overwrite")
+"""Functions of ``operators.py`` that expressions may call."""

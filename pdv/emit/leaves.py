@@ -1,0 +1,97 @@
+"""Leaves as the emitted program reads them: a parameter or constant below its chain of parallel operators.
+
+Decides which values are nodes of their own in the program, and which are written where they are read: parameters on
+their way from storage to use (``all_gather(local(self.weight), 0, dp)``) and constants, whose cuts are made at build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ir.graph import Graph, Node
+
+GATHERS = ("combine", "all_gather")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """``base`` (a param, const or input) and the parallel operators above it, innermost first."""
+
+    base: Node
+    chain: tuple[Node, ...]
+
+    @property
+    def regather(self) -> bool:
+        """True if gathered copies must not outlive their use."""
+        return self.base.op.name == "param" and bool(self.base.attr("regather")) and self.gathers
+
+    @property
+    def gathers(self) -> bool:
+        """True if it takes communication to read it."""
+        return any(node.op.name in GATHERS for node in self.chain)
+
+
+class Reading:
+    """What each node of a PCG reads, once operators that do nothing are gone.
+
+    ``replicate`` of a value without gradient only names a state; ``users`` are counted without it.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._leaves: dict[Node, Leaf] = {}
+        users: dict[Node, dict[Node, None]] = {node: {} for node in graph.nodes}
+        for node in graph.nodes:
+            if node.is_leaf:
+                self._leaves[node] = Leaf(node, ())
+                continue
+            below = self._leaves.get(self.resolve(node.operands[0])) if node.op.kind == "parallel" else None
+            if below is not None and below.base.op.name != "input":
+                self._leaves[node] = below if is_idle(node) else Leaf(below.base, (*below.chain, node))
+            if is_idle(node):
+                continue
+            for operand in node.operands:
+                users[self.resolve(operand)][node] = None
+        self.users: Mapping[Node, tuple[Node, ...]] = {node: tuple(readers) for node, readers in users.items()}
+
+    def resolve(self, node: Node) -> Node:
+        """The node itself, or what it stands for if it does nothing."""
+        while is_idle(node):
+            node = node.operands[0]
+        return node
+
+    def operands(self, node: Node) -> tuple[Node, ...]:
+        """What the program reads to compute ``node``."""
+        return tuple(self.resolve(operand) for operand in node.operands)
+
+    def leaf(self, node: Node) -> Leaf | None:
+        """The leaf that ``node`` reads, if it is written where it is read."""
+        return self._leaves.get(node)
+
+    def is_own(self, node: Node) -> bool:
+        """True if the program computes it by a step of its own."""
+        return node not in self._leaves and not is_idle(node)
+
+    def readers(self, base: Node) -> tuple[Node, ...]:
+        """The computing nodes that read a leaf, through whatever chain."""
+        found: dict[Node, None] = {}
+        stack = [base]
+        while stack:
+            for user in self.users[stack.pop()]:
+                if user in self._leaves:
+                    stack.append(user)
+                else:
+                    found[user] = None
+        return tuple(found)
+
+
+def is_idle(node: Node) -> bool:
+    """replicate(x) == x where x has no gradient."""
+    return node.op.name == "replicate" and not node.operands[0].needs_grad
+
+
+def is_column(param: Node) -> bool:
+    """True for a bias of channels: a stored vector read as [c, 1, 1], kept as the vector."""
+    shape = param.type.shape
+    return len(shape) == 3 and shape[1:] == (1, 1) and tuple(param.attr("view")) == (("reshape", shape),)

@@ -1,0 +1,56 @@
+"""Operators whose share must know where it begins, or what all shares add up to; copied beside models that use them.
+
+``block`` is the index of this rank's block of the dim that is cut: its first element is ``block`` times its size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+
+def embedding_block(ids: Tensor, table: Tensor, block: int) -> Tensor:
+    """Rows of a block of the vocabulary, zero for ids outside it: a term of the sum over blocks.
+
+    ids: [...], table: [v/n, d] -> [..., d]
+    """
+    ids = ids - block * table.size(0)
+    outside = (ids < 0) | (ids >= table.size(0))
+    return F.embedding(ids.masked_fill(outside, 0), table).masked_fill(outside.unsqueeze(-1), 0)
+
+
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, block: int, *, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """Attention of a block of queries: query i of the whole sequence sees keys 0 to i, as far as ``mask`` allows.
+
+    q: [..., s/n, e], k: [..., t, e], v: [..., t, f], mask: bool or additive, broadcast to [..., s/n, t]
+    """
+    rows = block * q.size(-2) + torch.arange(q.size(-2), device=q.device)
+    seen = torch.arange(k.size(-2), device=q.device) <= rows.unsqueeze(1)
+    if mask is not None:
+        seen = mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, float("-inf"))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
+
+
+def channel_mean(x: Tensor, shares: int) -> Tensor:
+    """Mean of each channel, or this rank's term of it where the points are cut into ``shares``: [n, c, h, w] -> [c]."""
+    return x.mean((0, 2, 3)) / shares
+
+
+def channel_variance(x: Tensor, mean: Tensor, shares: int) -> Tensor:
+    """Mean squared distance of each channel from ``mean``, or this rank's term of it: [n, c, h, w], [c] -> [c]."""
+    return (x - mean.view(-1, 1, 1)).square().mean((0, 2, 3)) / shares
+
+
+def batch_norm(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias, each a vector of channels; x: [n, c, h, w]."""
+    factor = (variance + eps).rsqrt() * weight
+    return (x - mean.view(-1, 1, 1)) * factor.view(-1, 1, 1) + bias.view(-1, 1, 1)
+
+
+def overwrite(buffer: Tensor, value: Tensor) -> None:
+    """Set a buffer that is no part of the function: running statistics."""
+    with torch.no_grad():
+        buffer.copy_(value)

@@ -1,0 +1,356 @@
+"""model.py of an emitted package, as text. Entry point: ``write_program``.
+
+Decides: which classes there are, what they are called, what each holds. The text of single operators is
+``expressions.py``, of a forward function ``body.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ir.graph import Graph, Node, param_view
+from ir.mesh import Mesh
+from ir.sharding import Shard
+from ir.verify import infer_shardings
+from pdv.emit.body import Attributes, Body
+from pdv.emit.classes import (
+    BlockClass,
+    Emission,
+    attribute_names,
+    axis_attributes,
+    axis_lines,
+    block_class,
+    declaration,
+    used_axes,
+)
+from pdv.emit.code import WIDTH, call, statement, tuple_of
+from pdv.emit.expressions import HELPERS
+from pdv.emit.header import header
+from pdv.emit.leaves import Reading
+from pdv.emit.names import identifier, string, unique
+from pdv.emit.naming import module_name
+from pdv.emit.outline import Run, graph_updates, outline, own_names, own_params
+from pdv.emit.shapes import Shapes, symbolic_shapes
+from pdv.emit.steps import Scope
+
+PARALLEL = ("all_gather", "all_to_all", "combine", "partition", "reduce", "reduce_scatter", "regathering", "replicate")
+CONSTANTS = "constants."
+
+
+def write_program(
+    graph: Graph, mesh: Mesh, document: Mapping[str, object], stored_shapes: Mapping[str, Sequence[int]]
+) -> str:
+    """The text of model.py.
+
+    graph: a PCG of ``mesh``; document: plan.json; stored_shapes: shape of each stored tensor, by name.
+    """
+    return _Program(graph, mesh, stored_shapes).text(document)
+
+
+def helpers_used(text: str) -> bool:
+    """True if a program needs operators.py beside it."""
+    return "from .operators import" in text
+
+
+def constant_names(graph: Graph) -> dict[Node, str]:
+    """A name for every constant, in order: by what it is used for."""
+    names: dict[Node, str] = {}
+    for node in graph.nodes:
+        if node.op.name == "const":
+            names[node] = unique(_constant_name(graph, node), names.values())
+    return names
+
+
+def _constant_name(graph: Graph, node: Node) -> str:
+    for user in graph.users[node]:
+        if user.op.name == "embedding" and user.operands[0].op.name == "param":
+            return f"{module_name(user.operands[0])}_ids"
+        if user.op.name == "attention":
+            return "mask"
+    return "constant"
+
+
+class _Program:
+    def __init__(self, graph: Graph, mesh: Mesh, stored_shapes: Mapping[str, Sequence[int]]) -> None:
+        self._graph = graph
+        self._mesh = mesh
+        self._stored_shapes = stored_shapes
+        shardings = infer_shardings(graph, mesh)
+        reading = Reading(graph)
+        self._shapes: Shapes = symbolic_shapes(graph, mesh, shardings)
+        self._constants = self._constant_leaves(reading)
+        constants = {leaf: name for leaf, (name, _) in self._constants.items()}
+        self._emission = Emission(mesh, reading, self._shapes, graph_updates(graph, reading), constants)
+        self._items = outline(reading, shardings)
+        self._blocks = self._block_classes()
+
+    def text(self, document: Mapping[str, object]) -> str:
+        model = self._model_class()
+        classes = [block.lines for _, block in self._blocks] + [tuple(model)]
+        body = "\n\n\n".join("\n".join(lines) for lines in [*self._name_tables(), *classes, tuple(self._build())])
+        return f"{header(document, self._graph, self._mesh)}\n\n{self._imports(body)}\n\n\n{body}\n"
+
+    # ---- Constants ----
+
+    def _constant_leaves(self, reading: Reading) -> dict[Node, tuple[str, str]]:
+        """Constant leaf -> (attribute, its cuts as text); one buffer for each way that a constant is cut."""
+        names = constant_names(self._graph)
+        found: dict[Node, tuple[str, str]] = {}
+        attributes: list[str] = []
+        for node in self._graph.nodes:
+            leaf = reading.leaf(node)
+            if leaf is None or leaf.base.op.name != "const" or reading.resolve(node) is not node:
+                continue
+            if not any(reading.is_own(user) for user in reading.users[node]) and not self._is_result(node, reading):
+                continue
+            assert all(link.op.name == "partition" for link in leaf.chain), f"a constant is only ever cut: {leaf}"
+            cuts = [f"{string(link.attr('axis'))}: {link.attr('dim')}" for link in leaf.chain]
+            attribute = unique(names[leaf.base], attributes)
+            attributes.append(attribute)
+            found[node] = attribute, f"{{{', '.join(cuts)}}}" if cuts else ""
+        return found
+
+    def _is_result(self, node: Node, reading: Reading) -> bool:
+        return any(reading.resolve(output) is node for _, output in self._graph.outputs)
+
+    # ---- Classes ----
+
+    def _block_classes(self) -> list[tuple[Run, BlockClass]]:
+        runs = [item for item in self._items if isinstance(item, Run)]
+        found: list[tuple[Run, BlockClass]] = []
+        attributes: list[str] = ["blocks"] if len(runs) > 1 else []
+        for number, run in enumerate(runs):
+            name = "Block" if len(runs) == 1 else f"Block{number + 1}"
+            attribute = unique(self._list_name(run), attributes)
+            attributes.append(attribute)
+            found.append((run, block_class(run, name, attribute, self._emission, self._stored_shapes)))
+        return found
+
+    def _list_name(self, run: Run) -> str:
+        """``layers`` of ``model.layers.0``: what the model called its list."""
+        if run.prefixes is None:
+            return "blocks"
+        parts = [part for part in run.prefixes[0].split(".") if not part.isdigit()]
+        name = identifier(parts[-1] if parts else "blocks", "blocks")
+        return name if len(name) > 1 else "blocks"
+
+    def _name_tables(self) -> list[tuple[str, ...]]:
+        """Stored names of blocks whose names do not line up."""
+        tables: list[tuple[str, ...]] = []
+        for run, block in self._blocks:
+            if run.prefixes is None and (names := self._source_names(run)) and names[0]:
+                rows = [f"    {tuple_of(tuple(string(name) for name in row))}," for row in names]
+                tables.append((f"{self._table(block)} = (", *rows, ")"))
+        return tables
+
+    def _source_names(self, run: Run) -> list[list[str]]:
+        return [own_names(self._emission.reading, block) for block in run.blocks]
+
+    def _table(self, block: BlockClass) -> str:
+        return f"{block.name.upper()}_NAMES"
+
+    def _model_class(self) -> list[str]:
+        reading = self._emission.reading
+        own = self._own_params()
+        lists = [block.attribute for _, block in self._blocks]
+        taken = [*self._emission.axes, *lists, *(name for name, _ in self._constants.values())]
+        attributes = attribute_names(own, self._common_prefix(own), taken)
+        inputs = self._input_names()
+        results = tuple(dict.fromkeys(reading.resolve(node) for _, node in self._graph.outputs))
+        in_blocks = {node for run, _ in self._blocks for block in run.blocks for node in block}
+        updates = {node: name for node, name in self._emission.updates.items() if node not in in_blocks}
+        scope = Scope(self._items, self._graph.inputs, results, updates)
+        leaves = {**attributes, **{leaf: name for leaf, (name, _) in self._constants.items()}}
+        held = Attributes(leaves, {run: block.attribute for run, block in self._blocks})
+        body = Body(scope, reading, self._shapes, held, inputs, self._emission.reserved())
+        lines = body.lines(self._gathered_results(results))
+        axes = used_axes(lines, self._emission.axes)
+        return [
+            "class Model(ParallelModule):",
+            f'    """{self._summary(inputs)}"""',
+            "",
+            "    def __init__(self, mesh: Mesh, weights: Weights) -> None:",
+            f"        super().__init__(mesh, batch_axes={self._batch_axes_text()})",
+            *axis_attributes(axes),
+            *self._declarations(own, attributes),
+            "",
+            *self._forward(lines, inputs, len(results)),
+        ]
+
+    def _own_params(self) -> list[Node]:
+        """Parameters of the model itself: those that no block class holds."""
+        held = {
+            param for run, _ in self._blocks for block in run.blocks
+            for param in own_params(self._emission.reading, block)
+        }  # fmt: skip
+        return [param for param in self._graph.params if param not in held]
+
+    def _common_prefix(self, params: Sequence[Node]) -> str:
+        """Leading name parts that all parameters of the model share."""
+        split = [param.attr("name").split(".") for param in params]
+        if len(split) < 2:
+            return ""
+        shared = 0
+        while all(len(parts) > shared + 1 for parts in split) and len({parts[shared] for parts in split}) == 1:
+            shared += 1
+        return ".".join(split[0][:shared])
+
+    def _declarations(self, own: Sequence[Node], attributes: Mapping[Node, str]) -> list[str]:
+        lines: list[str] = []
+        for param in own:
+            source = param.attr("source")
+            lines += declaration(param, attributes[param], string(source), self._mesh, self._stored_shapes[source])
+        names = constant_names(self._graph)
+        for leaf, (attribute, cuts) in self._constants.items():
+            base = leaf
+            while base.operands:
+                base = base.operands[0]
+            key = f"weights[{string(CONSTANTS + names[base])}]"
+            made = call("mesh.tensor", key, *([cuts] if cuts else []))
+            lines += statement("", call("self.register_buffer", string(attribute), made, "persistent=False"), 8)
+        for run, block in self._blocks:
+            lines += self._module_list(run, block)
+        return lines
+
+    def _module_list(self, run: Run, block: BlockClass) -> list[str]:
+        if run.prefixes is not None:
+            key, loop = _prefixes_text(run.prefixes)
+        elif self._source_names(run)[0]:
+            key, loop = "names", f"names in {self._table(block)}"
+        else:
+            key, loop = "()", f"_ in range({len(run.blocks)})"
+        pad, made = " " * 8, f"{block.name}(mesh, weights, {key}) for {loop}"
+        line = f"{pad}self.{block.attribute} = nn.ModuleList({made})"
+        if len(line) <= WIDTH:
+            return [line]
+        return [f"{pad}self.{block.attribute} = nn.ModuleList(", f"{pad}    {made}", f"{pad})"]
+
+    # ---- The model's forward ----
+
+    def _input_names(self) -> dict[Node, str]:
+        names: dict[Node, str] = {}
+        used = set(self._emission.reserved())
+        for node in self._graph.inputs:
+            names[node] = unique(identifier(node.attr("name"), "x"), used)
+            used.add(names[node])
+        return names
+
+    def _batch_axes(self) -> tuple[str, ...]:
+        """Axes along which every output is cut by rows."""
+        outputs = [node for _, node in self._graph.outputs]
+        return tuple(
+            axis.name
+            for position, axis in enumerate(self._mesh.axes)
+            if outputs and all(self._shapes.shardings[node][position] == Shard(0) for node in outputs)
+        )
+
+    def _batch_axes_text(self) -> str:
+        return tuple_of(tuple(string(axis) for axis in self._batch_axes()))
+
+    def _gathered_results(self, results: Sequence[Node]) -> dict[Node, list[tuple[str, str]]]:
+        """Outputs that are cut along axes along which others are not: gathered, inner axis first."""
+        kept = self._batch_axes()
+        wrap: dict[Node, list[tuple[str, str]]] = {}
+        for node in results:
+            pairs = list(zip(self._mesh.axes, self._shapes.shardings[node], strict=True))
+            cuts = [(str(s.dim), a.name) for a, s in pairs if isinstance(s, Shard) and a.name not in kept]
+            if cuts:
+                wrap[node] = cuts[::-1]
+        return wrap
+
+    def _forward(self, lines: Sequence[str], inputs: Mapping[Node, str], results: int) -> list[str]:
+        given = ", ".join(f"{name}: Tensor" for name in inputs.values())
+        result = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+        axes = axis_lines(lines, self._emission.axes)
+        rows = self._batch_axes()
+        note = f"this rank's rows of it (cut by {', then '.join(rows)})" if rows else "the same on every rank"
+        doc = f'        """Takes the whole batch on every rank, returns {note}."""'
+        if not any(param.attr("regather") for param in self._graph.params):
+            return [f"    def forward(self, {given}) -> {result}:", doc, *axes, *lines]
+        return [
+            f"    def forward(self, {given}) -> {result}:",
+            doc,
+            "        with regathering():  # gathered weights are dropped after use, and gathered again in backward",
+            f"            return self.compute({', '.join(inputs.values())})",
+            "",
+            f"    def compute(self, {given}) -> {result}:",
+            '        """What forward returns."""',
+            *axes,
+            *lines,
+        ]
+
+    def _summary(self, inputs: Mapping[Node, str]) -> str:
+        shapes = self._shapes
+        before = ", ".join(f"{name} {shapes.text(node)}" for node, name in inputs.items())
+        after = ", ".join(shapes.text(node) for _, node in self._graph.outputs)
+        return f"{before} -> {after}, where b is the number of rows of the whole batch."
+
+    # ---- Around the classes ----
+
+    def _build(self) -> list[str]:
+        sizes = ", ".join(f"{string(axis.name)}: {axis.size}" for axis in self._mesh.axes)
+        return [
+            "def build(device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:",
+            '    """The model with its share of the weights: on the processes that torchrun started, or whole on one.',
+            "",
+            "    device: default is this process's GPU, else the CPU; dtype: default is that of the weights.",
+            '    """',
+            f"    mesh = make_mesh({{{sizes}}}, device)",
+            '    return Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))',
+        ]
+
+    def _imports(self, body: str) -> str:
+        words = set(re.findall(r"(?<![.\w])\w+", body))
+        lines = [
+            "from __future__ import annotations",
+            "",
+            "from pathlib import Path",
+            "",
+            "import torch",
+            "from torch import Tensor" + (", nn" if "nn" in words else ""),
+        ]
+        if "F" in words:
+            lines.append("from torch.nn import functional as F")
+        lines.append("")
+        for module, names in (("operators", HELPERS), ("parallel", PARALLEL), ("runtime", RUNTIME)):
+            found = sorted(name for name in names if name in words)
+            found.sort(key=lambda name: (not name[0].isupper(), name))  # classes first, as import sorters do
+            if found:
+                lines.append(_import(module, found))
+        return "\n".join(lines)
+
+
+RUNTIME = ("Mesh", "ParallelModule", "Weights", "local", "make_mesh")
+
+
+def _import(module: str, names: Sequence[str]) -> str:
+    line = f"from .{module} import {', '.join(names)}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"from .{module} import (", *(f"    {name}," for name in names), ")"])
+
+
+def _prefixes_text(prefixes: Sequence[str]) -> tuple[str, str]:
+    """(expression of one prefix, the loop's ``target in values``): ``f"h.{i}"``, ``i in range(12)``."""
+    heads = {prefix.rpartition(".")[0] for prefix in prefixes}
+    last = [prefix.rpartition(".")[2] for prefix in prefixes]
+    head = heads.pop()
+    if not heads and all(part.isdecimal() and str(int(part)) == part for part in last):
+        start, stop = int(last[0]), int(last[-1]) + 1
+        plain = all(c.isalnum() or c in "._-" for c in head) and head.isascii()
+        if [int(part) for part in last] == list(range(start, stop)) and plain:
+            span = f"{start}, {stop}" if start else str(stop)
+            return (f'f"{head}.{{i}}"' if head else 'f"{i}"'), f"i in range({span})"
+    return "prefix", f"prefix in {tuple_of(tuple(string(prefix) for prefix in prefixes))}"
+
+
+def stored_views(graph: Graph) -> dict[str, list[Node]]:
+    """Stored tensor -> the parameters that are views of it."""
+    found: dict[str, list[Node]] = {}
+    for param in graph.params:
+        found.setdefault(param.attr("source"), []).append(param)
+    for source, params in found.items():
+        views = {param_view(param) for param in params}
+        assert len(views) == len(params), f"two parameters are the same view of {source}"
+    return found

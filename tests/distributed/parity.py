@@ -1,0 +1,118 @@
+"""Parity of an emitted package with the module it came from: forward, gradients, steps of AdamW.
+
+``observe_package`` runs on each rank (or alone: degree one), ``observe_module`` on one process; ``compare`` says how
+far apart they are. The loss is a mean over rows of a fixed random projection of the output, which has a dense gradient.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LEARNING_RATE = 1e-3
+TIED = " = "  # joins the names of one parameter
+Batch = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one run gave. ``gradients`` are by stored name, whole; ``output`` is this rank's rows of the first batch."""
+
+    output: Tensor
+    gradients: dict[str, Tensor]
+    losses: list[float]
+    rows: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest relative differences: of the output and of each gradient by its largest element, of any loss."""
+
+    forward: float
+    gradient: float
+    loss: float
+
+
+def mean_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Mean over rows of <output, target> + output², so that every element has a gradient of its own."""
+    return (output * target + 0.5 * output * output).flatten(1).mean(1).mean()
+
+
+def observe_module(module: nn.Module, batches: list[Batch], targets: list[Tensor]) -> Observed:
+    """Train ``module`` on one process."""
+    output = module(*batches[0])
+    mean_loss(output, targets[0]).backward()
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    gradients = {TIED.join(names[p]): p.grad.clone() for p in names if p.grad is not None}
+    module.zero_grad()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for batch, target in zip(batches, targets, strict=True):
+        loss = mean_loss(module(*batch), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return Observed(output.detach(), gradients, losses)
+
+
+def load_package(directory: Path) -> Any:
+    """The emitted package, imported under its directory's name."""
+    sys.path.insert(0, str(directory.parent))
+    try:
+        for name in [name for name in sys.modules if name.split(".")[0] == directory.name]:
+            del sys.modules[name]
+        return importlib.import_module(directory.name)
+    finally:
+        sys.path.pop(0)
+
+
+def observe_package(directory: Path, batches: list[Batch], targets: list[Tensor]) -> Observed:
+    """Train the emitted model on the ranks that run this, or on this process alone."""
+    model = load_package(directory).build(device="cpu")
+    output = model(*batches[0]).detach()
+    count, index = 1, 0
+    for axis in model.batch_axes:
+        count, index = count * axis.size, index * axis.size + axis.rank
+    rows = targets[0].size(0) // count
+    model.train_step(batches[0], targets[0], mean_loss)
+    gradients = model.full_gradients()
+    model.zero_grad()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for batch, target in zip(batches, targets, strict=True):
+        losses.append(model.train_step(batch, target, mean_loss).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return Observed(output, gradients, losses, (index * rows, (index + 1) * rows))
+
+
+def compare(expected: Observed, found: Observed) -> Difference:
+    """How far ``found`` is from ``expected``."""
+    start, stop = found.rows
+    output = expected.output[start:stop] if stop else expected.output
+    forward = relative(found.output, output)
+    gradient = max(relative(gradient_of(names, found), grad) for names, grad in expected.gradients.items())
+    loss = max(abs(a - b) / abs(a) for a, b in zip(expected.losses, found.losses, strict=True))
+    return Difference(forward, gradient, loss)
+
+
+def gradient_of(names: str, found: Observed) -> Tensor:
+    """The gradient of a parameter under whichever of its names it was emitted; zeros are not an answer."""
+    known = [name for name in names.split(TIED) if name in found.gradients]
+    assert len(known) == 1, f"{names} has {len(known)} gradients, tied weights split or lost"
+    return found.gradients[known[0]]
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Largest difference over the largest element."""
+    assert found.shape == expected.shape, f"{found.shape} is not {expected.shape}"
+    return ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
