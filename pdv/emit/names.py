@@ -9,13 +9,15 @@ import keyword
 import re
 from collections.abc import Iterable
 
-MAX_IDENTIFIER = 40
+MAX_IDENTIFIER = 48
 
 
 def identifier(text: str, fallback: str = "value") -> str:
-    """The nearest lower-risk identifier: letters, digits and underscores, no keyword, at most 40 characters."""
-    name = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")
-    name = name[-MAX_IDENTIFIER:].strip("_") or fallback
+    """The nearest identifier: ASCII letters, digits and underscores, no keyword, the last words that fit in 48."""
+    words = re.findall(r"[A-Za-z0-9]+", text)
+    while len(words) > 1 and len("_".join(words)) > MAX_IDENTIFIER:
+        words.pop(0)
+    name = "_".join(words)[-MAX_IDENTIFIER:] or fallback
     if name[0].isdigit():
         name = f"{fallback}_{name}"
     return f"{name}_" if keyword.iskeyword(name) or keyword.issoftkeyword(name) else name

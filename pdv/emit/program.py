@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from ir.graph import Graph, Node, param_view
 from ir.mesh import Mesh
@@ -68,7 +71,15 @@ def _constant_name(graph: Graph, node: Node) -> str:
             return f"{module_name(user.operands[0])}_ids"
         if user.op.name == "attention":
             return "mask"
-    return "constant"
+    return _rotary_name(node.attr("value").array) or "constant"
+
+
+def _rotary_name(array: np.ndarray[Any, Any]) -> str | None:
+    """cos or sin, as tables of rotary embeddings look: a row per position, angle zero first."""
+    if array.ndim < 2 or array.dtype.kind != "f" or np.abs(array).max() > 1:
+        return None
+    first = array.reshape(-1, array.shape[-1])[0]
+    return "cos" if (first == 1).all() else "sin" if (first == 0).all() else None
 
 
 class _Program:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 LEARNING_RATE = 1e-3
+# Below this share of the model's largest gradient a gradient is rounding: that of an attention key's bias is exactly 0.
+SCALE_FLOOR = 1e-5
 TIED = " = "  # joins the names of one parameter
 Batch = tuple[Tensor, ...]
 
@@ -100,7 +102,8 @@ def compare(expected: Observed, found: Observed) -> Difference:
     start, stop = found.rows
     output = expected.output[start:stop] if stop else expected.output
     forward = relative(found.output, output)
-    gradient = max(relative(gradient_of(names, found), grad) for names, grad in expected.gradients.items())
+    scale = SCALE_FLOOR * max(grad.abs().max().item() for grad in expected.gradients.values())
+    gradient = max(relative(gradient_of(names, found), grad, scale) for names, grad in expected.gradients.items())
     loss = max(abs(a - b) / abs(a) for a, b in zip(expected.losses, found.losses, strict=True))
     return Difference(forward, gradient, loss)
 
@@ -112,7 +115,7 @@ def gradient_of(names: str, found: Observed) -> Tensor:
     return found.gradients[known[0]]
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    """Largest difference over the largest element."""
+def relative(found: Tensor, expected: Tensor, scale: float = 1e-30) -> float:
+    """Largest difference over the largest element, or over ``scale`` if that is larger."""
     assert found.shape == expected.shape, f"{found.shape} is not {expected.shape}"
-    return ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
+    return ((found - expected).abs().max() / expected.abs().max().clamp_min(scale)).item()
