@@ -21,7 +21,7 @@ from pdv.plan import Plan, read_document
 from pdv.problem import Mode, Pins, Problem
 from pdv.report.explain import explain_document
 from pdv.rewrite.algebra import RULES
-from pdv.search.meshes import search_meshes
+from pdv.search.meshes import Found, search_meshes
 from pdv.source import read_source
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float | None], None]
 
 STRATEGIES = ("backtrack",)
+
+__all__ = ["STRATEGIES", "Plan", "explain", "optimize", "plan_problems", "proof_document", "verify"]
 
 
 def optimize(
@@ -68,25 +70,32 @@ def optimize(
     """
     if search not in STRATEGIES:
         raise UsageError(f"no search is called {search!r}", f"Allowed: {', '.join(STRATEGIES)}")
-    devices = load_cluster(cluster).with_mesh(mesh) if mesh is not None else load_cluster(cluster)
+    devices = load_cluster(Path(cluster) if isinstance(cluster, os.PathLike) else cluster)
+    if mesh is not None:
+        devices = devices.with_mesh(mesh)
     progress("reading the model", None)
     from pdv.frontend import load_program
 
     program = load_program(model, example_inputs, batch=batch)
     graph = program.graph if dtype is None else _with_dtype(program.graph, dtype)
-    started = time.process_time()
     limit = devices.memory_bytes if memory_limit is None else memory_limit
     problems = plan_problems(graph, devices, mode=mode, memory_limit=limit, pins=pins)
+    started = time.process_time()
     found = search_meshes(problems, lambda fraction: progress("searching", fraction), budget_s)
     seconds = time.process_time() - started
     document = plan_document(found, source=graph, cluster=devices, strategy=search, seconds=seconds)
     progress("proving", None)
-    pcg = replay(read_problem(document, graph), document["derivation"])
+    document["proof"] = proof_document(_proved(found, document, graph))
+    return Plan(document, graph, found.pcg, found.solution.problem.mesh, program.weights)
+
+
+def _proved(found: Found, document: Mapping[str, Any], source: Graph) -> Proof:
+    """The proof of a plan's own document: its derivation, replayed, is what was found, and equal to the source."""
+    problem = read_problem(document, source)
+    pcg = replay(problem, document["derivation"])
     if pcg.digest != found.pcg.digest:
         raise VerificationError("the derivation replays to another graph than the search found", "", "Report this")
-    proof = verify_equal(graph, pcg, found.solution.problem.mesh, gradients=mode == "train")
-    document["proof"] = proof_document(proof)
-    return Plan(document, graph, pcg, found.solution.problem.mesh, program.weights)
+    return verify_equal(source, pcg, problem.mesh, gradients=problem.train)
 
 
 def plan_problems(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ir.text import constants, parse_graph, print_graph
-
 from ir.errors import UsageError
 from ir.graph import Graph
+from ir.text import constants, parse_graph, print_graph
 
 GRAPH = "source.graph"
 CONSTANTS = "source.safetensors"

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from pdv.cluster import Link
 
+# Operators whose result is a copy that a device has to hold, or to make again where it was dropped.
+GATHERS = ("combine", "all_gather", "all_to_all")
+
 
 @dataclass(frozen=True, slots=True)
 class AxisLink:

@@ -13,7 +13,7 @@ from ir.graph import Graph, Node
 from ir.operator import backward_work, forward_work
 from ir.sharding import Sharding, local_bytes
 from ir.verify import infer_shardings, node_local_loops, node_splits
-from pdv.cost.comm import move_seconds
+from pdv.cost.comm import GATHERS, move_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.problem import TRAIN_COPIES, Problem
 
@@ -117,13 +117,17 @@ def _base(node: Node) -> Node:
     return node
 
 
+def whole_bytes(graph: Graph) -> float:
+    """Bytes that every device holds in any plan: inputs, constants, and buffers, none of which is ever cut."""
+    return float(sum(node.type.num_bytes for node in graph.nodes if node.is_leaf and not node.needs_grad))
+
+
 def _memory(problem: Problem, pcg: Graph, shardings: Mapping[Node, Sharding]) -> dict[str, float]:
     """Bytes by lifetime; a value that several nodes keep for backward counts once."""
 
     def held(node: Node) -> float:
         return float(local_bytes(node.type, shardings[node], problem.mesh))
 
-    weights = sum(held(node) for node in pcg.params)
     trained = sum(held(node) for node in pcg.params if node.needs_grad)
     saved: dict[Node, None] = {}
     transient = 0.0
@@ -132,28 +136,42 @@ def _memory(problem: Problem, pcg: Graph, shardings: Mapping[Node, Sharding]) ->
             continue
         transient = max(transient, held(node) + sum(held(operand) for operand in node.operands))
         if problem.train and node.needs_grad:
-            for kept in node.op.saved:
-                value = node if kept == "out" else node.operands[kept] if isinstance(kept, int) else None
-                if value is not None and value not in saved and _is_activation(value):
-                    saved[value] = None
-    memory = {"weights": weights, "activations": sum(held(node) for node in saved), "transient": transient}
+            saved |= dict.fromkeys(copy for value in _kept(node) if _is_activation(copy := _copy(value)))
+    memory = {
+        "weights": trained + whole_bytes(pcg),
+        "activations": sum(held(node) for node in saved),
+        "transient": transient,
+    }
     if problem.train:
         memory["gradients"] = trained
         memory["optimizer"] = trained * (TRAIN_COPIES - 2)
     return memory
 
 
+def _kept(node: Node) -> list[Node]:
+    """What autograd keeps of a node; it may be declared to keep an operand that this one leaves out."""
+    saved = [kept for kept in node.op.saved if isinstance(kept, int) and kept < len(node.operands)]
+    return [node.operands[kept] for kept in saved] + [node] * ("out" in node.op.saved)
+
+
+def _copy(value: Node) -> Node:
+    """The value that holds the memory: ``replicate`` only names a state."""
+    while value.op.name == "replicate":
+        value = value.operands[0]
+    return value
+
+
 def _is_activation(value: Node) -> bool:
-    """Not a parameter at rest (counted as weights), nor a gathered one that is dropped after forward."""
+    """No leaf, nor a slice of one, nor a gathered parameter that is dropped after forward."""
     base = _base(value)
-    if base.op.name != "param":
-        return value.op.name != "const"
-    return value.op.kind == "parallel" and not base.attr("regather") and _gathers(value)
+    if not base.is_leaf:
+        return True
+    return base.needs_grad and not base.attr("regather") and _gathers(value)
 
 
 def _gathers(value: Node) -> bool:
     while value.op.kind == "parallel":
-        if value.op.name in ("combine", "all_gather"):
+        if value.op.name in GATHERS:
             return True
         value = value.operands[0]
     return False

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from ir.builder import Builder
-from ir.graph import Node
+from ir.graph import Node, ViewStep
 
 Binding = dict[str, Any]  # Any: nodes and attribute values
 
@@ -118,6 +118,7 @@ class RewriteBuilder(Builder):
         return super().apply(op, operands, attrs, name)
 
     def _view(self, op: str, param: Node, moved: Node) -> Node:
+        step: ViewStep
         if op == "chunk":
             step = ("chunk", moved.attr("dim"), moved.attr("parts"), moved.attr("index"))
             suffix = str(moved.attr("index"))

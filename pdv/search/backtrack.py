@@ -15,7 +15,7 @@ import numpy as np
 from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.rewrite.rule import Rule
-from pdv.search.block_table import Solved
+from pdv.search.block_table import Choices, Solved
 from pdv.search.blocks import Block
 from pdv.search.exact import Table
 from pdv.search.variants import Variant, apply_rule
@@ -28,7 +28,7 @@ MAX_VARIANTS = 64
 class Portfolio:
     """The variants of a block that survived, and for each pair of boundary shardings the best of them.
 
-    ``table`` and ``choice`` are [sources, sinks]; ``choice`` indexes ``solved``.
+    ``table`` and ``choice`` are [sources, sinks, tied…]; ``choice`` indexes ``solved``.
     """
 
     variants: tuple[tuple[str, ...], ...]
@@ -36,7 +36,7 @@ class Portfolio:
     sources: tuple[Sharding, ...]
     sinks: tuple[Sharding, ...]
     table: Table
-    choice: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+    choice: Choices
 
 
 def explore(
@@ -74,11 +74,12 @@ def portfolio(found: Sequence[tuple[tuple[str, ...], Solved]]) -> Portfolio:
     """The best of the variants, entry by entry; the earlier (less rewritten) of equals."""
     first = found[0][1]
     sinks = tuple(dict.fromkeys(sharding for _, solved in found for sharding in solved.sinks))
-    shape = (first.table.shape[0], max(len(sinks), 1))
+    tied = np.broadcast_shapes(*(solved.table.shape[2:] for _, solved in found))
+    shape = (first.table.shape[0], len(sinks) if first.block.sink is not None else 1, *tied)
     table = np.full(shape, np.inf)
     choice = np.zeros(shape, dtype=np.int64)
     for number, (_, solved) in enumerate(found):
-        columns = [sinks.index(sharding) for sharding in solved.sinks] if sinks else [0]
+        columns = [sinks.index(sharding) for sharding in solved.sinks] if first.block.sink is not None else [0]
         part = table[:, columns]
         # a rewrite must pay for itself: ties keep the graph that the user wrote
         better = solved.table < part * (1 - 1e-9) if number else np.ones_like(part, dtype=bool)

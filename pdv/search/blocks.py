@@ -20,7 +20,8 @@ class Block:
         source: the value that comes in, or None for the first block.
         nodes: operators (no leaves), operands first.
         sink: the value that goes out, or None for the last block.
-        outputs: nodes of this block that the program returns; ``updates``: that overwrite a buffer.
+        outputs: what the program returns of the source and the nodes but the sink; ``updates``: what overwrites a
+            buffer. A sink that leaves the program does so in the block that reads it, with which it may share its way.
         key: equal for blocks that differ only in parameter names.
     """
 
@@ -49,7 +50,7 @@ def split_blocks(graph: Graph) -> tuple[Block, ...]:
         last = index == len(nodes) - 1
         if last or live == {node}:
             block_nodes = tuple(nodes[start : index + 1])
-            inside = set(block_nodes)
+            inside = {source, *block_nodes} if last else {source, *block_nodes[:-1]}
             outputs = tuple(value for _, value in graph.outputs if value in inside)
             updates = tuple(value for _, value in graph.updates if value in inside)
             blocks.append(block_of(source, block_nodes, None if last else node, outputs, updates, tied))
@@ -73,7 +74,7 @@ def block_of(
 ) -> Block:
     """A block with its key."""
     local: dict[Node, str] = {} if source is None else {source: f"source {source.type} {source.needs_grad}"}
-    lines = [local[source] if source is not None else "start"]
+    lines = [f"{local[source]} {source in outputs} {source in updates}" if source is not None else "start"]
     for number, node in enumerate(nodes):
         operands = [local.get(operand) or _leaf_key(operand, tied) for operand in node.operands]
         attrs = [f"{key}={value!s}" for key, value in node.attrs.items()]

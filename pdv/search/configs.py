@@ -1,22 +1,24 @@
 """What a node may do and what that costs: one split per mesh axis, with its parameters' storage settled.
 
-A parameter read once belongs to its reader, so its storage is chosen here, with the reader's split; only tied
-parameters need the caller to fix theirs.
+A parameter read once belongs to its reader, so its storage is chosen here, with the reader's split; tied parameters are
+variables of their own (``tied``); what is whole on every device (inputs, constants, buffers) costs all plans alike.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ir.graph import Node
 from ir.operator import Split, backward_work, forward_work
-from ir.sharding import Invariant, Partial, Shard, Sharding, fits, invariant, local_bytes
+from ir.sharding import Invariant, Partial, Shard, Sharding, State, fits, local_bytes
 from ir.verify import divides, node_local_loops
+from pdv.cost.comm import GATHERS
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Problem, Storage
 from pdv.rewrite.redistribute import Redistribution, all_shardings
+from pdv.search.sharing import Sharing
 
 
 class Use(NamedTuple):
@@ -24,7 +26,7 @@ class Use(NamedTuple):
 
     seconds: float
     memory_bytes: float
-    storage: Storage | None
+    storage: Storage
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,7 @@ class Config:
 
     def storage(self, price: float) -> tuple[tuple[int, Storage], ...]:
         """The chosen storage of each leaf that has one."""
-        chosen = ((number, _cheapest(uses, price).storage) for number, uses in self.leaves)
-        return tuple((number, storage) for number, storage in chosen if storage is not None)
+        return tuple((number, _cheapest(uses, price).storage) for number, uses in self.leaves)
 
     def totals(self, price: float) -> tuple[float, float]:
         """(seconds, bytes) with the leaves that ``price`` chooses."""
@@ -61,24 +62,28 @@ def _cheapest(uses: tuple[Use, ...], price: float) -> Use:
     return min(uses, key=lambda use: use.seconds + price * use.memory_bytes)
 
 
-@dataclass
 class ConfigTable:
-    """Configurations of nodes, remembered per node and per storage of the tied parameters that it reads."""
+    """Configurations of nodes, remembered per node."""
 
-    problem: Problem
-    moves: Redistribution
-    tied: Mapping[Node, Storage] = field(default_factory=dict)
-    states: int = 0
-    _configs: dict[tuple[Node, tuple[Storage | None, ...]], tuple[Config, ...]] = field(default_factory=dict)
-    _uses: dict[tuple[Node, Sharding, Storage | None], tuple[Use, ...]] = field(default_factory=dict)
+    def __init__(self, problem: Problem, moves: Redistribution, tied: Collection[Node] = ()) -> None:
+        self.problem = problem
+        self.moves = moves
+        self.sharing = Sharing(moves)
+        self.states = 0
+        self._tied = frozenset(tied)
+        self._configs: dict[Node, tuple[Config, ...]] = {}
+        self._uses: dict[tuple[Node, Sharding, bool], tuple[Use, ...]] = {}
 
     def of(self, node: Node) -> tuple[Config, ...]:
         """Every legal configuration, in a fixed order; empty where pins leave none."""
-        key = (node, tuple(self.tied.get(operand) for operand in node.operands))
-        if key not in self._configs:
-            self._configs[key] = tuple(self._enumerate(node))
-            self.states += len(self._configs[key])
-        return self._configs[key]
+        if node not in self._configs:
+            self._configs[node] = tuple(self._enumerate(node))
+            self.states += len(self._configs[node])
+        return self._configs[node]
+
+    def keeps(self, reader: Node, operand: int) -> bool:
+        """True if a reader holds what it reads until backward."""
+        return self.problem.train and reader.needs_grad and operand in reader.op.saved
 
     def _enumerate(self, node: Node) -> Iterator[Config]:
         mesh, pins = self.problem.mesh, self.problem.pins
@@ -102,8 +107,12 @@ class ConfigTable:
             memory += local_bytes(node.type, result, mesh)
         leaves = []
         for number, (leaf, need) in enumerate(zip(node.operands, needs, strict=True)):
-            if leaf.is_leaf:
-                uses = self._leaf(leaf, need)
+            if not leaf.is_leaf:
+                continue
+            if any(isinstance(state, Partial) for state in need):
+                return None  # no leaf is a sum of terms
+            if leaf.needs_grad and leaf not in self._tied:
+                uses = self._leaf(leaf, need, keep=self.keeps(node, number))
                 if not uses:
                     return None
                 leaves.append((number, uses))
@@ -120,34 +129,18 @@ class ConfigTable:
             seconds += compute.seconds(backward_work(node.op, loops, types, node.type, wanted), node.type.dtype)
         return seconds
 
-    def _leaf(self, leaf: Node, need: Sharding) -> tuple[Use, ...]:
-        """Ways to read a leaf as ``need``, none dominated; empty if it cannot be.
-
-        Inputs and constants are whole on every device and carry no gradient: any slice of them is free.
-        """
-        key = (leaf, need, self.tied.get(leaf))
+    def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
+        """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
+        key = (param, need, keep)
         if key not in self._uses:
-            self._uses[key] = tuple(self._leaf_uses(leaf, need))
+            uses = [self._stored(param, need, storage, keep=keep) for storage in self.storages(param)]
+            self._uses[key] = tuple(_undominated([use for use in uses if use is not None]))
         return self._uses[key]
-
-    def _leaf_uses(self, leaf: Node, need: Sharding) -> list[Use]:
-        mesh = self.problem.mesh
-        if any(isinstance(state, Partial) for state in need):
-            return []
-        if not leaf.needs_grad:
-            if leaf.op.name == "param":
-                return [Use(0.0, float(leaf.type.num_bytes), Storage(invariant(mesh)))]
-            kept = local_bytes(leaf.type, need, mesh) if leaf.op.name == "const" else 0
-            return [Use(0.0, float(kept), None)]
-        fixed = self.tied.get(leaf)
-        storages = [fixed] if fixed is not None else self.storages(leaf)
-        uses = [self._stored(leaf, need, storage, shared=fixed is not None) for storage in storages]
-        return _undominated([use for use in uses if use is not None])
 
     def storages(self, param: Node) -> list[Storage]:
         """Where a parameter may rest: Invariant first, then cut; cut ones with and without regathering."""
         mesh, pins = self.problem.mesh, self.problem.pins
-        states = (Invariant(), *(Shard(dim) for dim in range(param.type.rank)))
+        states: tuple[State, ...] = (Invariant(), *(Shard(dim) for dim in range(param.type.rank)))
         found = []
         for sharding in all_shardings(param.type, mesh, states):
             if not all(pins.storage(param, axis.name, s) for axis, s in zip(mesh.axes, sharding, strict=True)):
@@ -166,19 +159,17 @@ class ConfigTable:
             return 0.0, float(held * INFER_COPIES)
         return self.problem.compute.optimizer_seconds(held), float(held * TRAIN_COPIES)
 
-    def _stored(self, param: Node, need: Sharding, storage: Storage, *, shared: bool) -> Use | None:
-        """One use of a parameter that rests as ``storage``; what it costs at rest counts unless it is shared."""
+    def _stored(self, param: Node, need: Sharding, storage: Storage, *, keep: bool) -> Use | None:
+        """A parameter that rests as ``storage`` and is read once, as ``need``."""
         chain = self.moves.chain(param.type, storage.sharding, need, gradient=self.problem.train)
         if chain is None:
             return None
-        seconds, memory = (0.0, 0.0) if shared else self.resident(param, storage)
-        gathered = any(step.name in ("combine", "all_gather") for step in chain.steps)
-        if storage.regather and not gathered and not shared:
+        gathered = any(step.name in GATHERS for step in chain.steps)
+        if storage.regather and not gathered:
             return None  # nothing to gather again: the plain storage says the same
-        seconds += chain.seconds
-        if gathered and storage.regather:
-            seconds += chain.forward_s
-        elif gathered:
+        seconds, memory = self.resident(param, storage)
+        seconds += chain.seconds + (chain.forward_s if storage.regather else 0.0)
+        if gathered and keep and not storage.regather:
             memory += local_bytes(param.type, need, self.problem.mesh)
         return Use(seconds, memory, storage)
 

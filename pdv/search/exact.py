@@ -87,6 +87,8 @@ def _minimize(
     shape = tuple(sizes[v] for v in neighbours)
     if math.prod(shape) > MAX_ENTRIES:
         raise TooWideError(f"a table of {shape}")
+    if sizes[variable] == 0:  # no value is legal
+        return np.zeros(shape, dtype=np.int16), np.full(shape, np.inf)
     if not neighbours or math.prod(shape) * sizes[variable] <= SLICE_ENTRIES:
         table = add_up(factors, (*neighbours, variable), sizes)
         return table.argmin(axis=-1).astype(np.int16), table.min(axis=-1)
@@ -105,7 +107,7 @@ def _at(factor: Factor, variable: Variable, value: int) -> Factor:
         return factor
     position = factor.variables.index(variable)
     left = factor.variables[:position] + factor.variables[position + 1 :]
-    return Factor(left, factor.table.take(value, axis=position))
+    return Factor(left, np.asarray(factor.table.take(value, axis=position)))
 
 
 def add_up(factors: Sequence[Factor], variables: tuple[Variable, ...], sizes: Mapping[Variable, int]) -> Table:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ir.graph import Graph, Node
-from pdv.rewrite.rule import RewriteBuilder, Rule
+from pdv.rewrite.rule import Binding, RewriteBuilder, Rule
 from pdv.search.blocks import Block, block_of
 
 
@@ -38,7 +39,7 @@ def apply_rule(variant: Variant, rule: Rule, tied: dict[Node, int]) -> Variant |
         copy = k.copy(node, tuple(new.get(operand, operand) for operand in node.operands))
         inside.add(copy)
         binding = rule.match(copy, inside.__contains__)
-        if binding is not None:
+        if binding is not None and not _reads(binding, tied):
             before = set(inside)
             copy = rule.apply(k, binding)
             inside |= _new_nodes(copy, before, block.source)
@@ -46,12 +47,17 @@ def apply_rule(variant: Variant, rule: Rule, tied: dict[Node, int]) -> Variant |
         new[node] = copy
     if not matched:
         return None
-    outputs = tuple(new[node] for node in block.outputs)
-    updates = tuple(new[node] for node in block.updates)
+    outputs = tuple(new.get(node, node) for node in block.outputs)
+    updates = tuple(new.get(node, node) for node in block.updates)
     sink = None if block.sink is None else new[block.sink]
     roots = [*outputs, *updates, *([] if sink is None else [sink])]
     nodes = _reachable(roots, inside)
     return Variant(block_of(block.source, nodes, sink, outputs, updates, tied), (*variant.rules, rule.name))
+
+
+def _reads(binding: Binding, tied: Collection[Node]) -> bool:
+    """True if a rule would move a tied parameter, whose readers must all find it in one place."""
+    return any(isinstance(value, Node) and value in tied for value in binding.values())
 
 
 def _new_nodes(root: Node, known: set[Node], source: Node | None) -> set[Node]:
