@@ -19,7 +19,7 @@ import numpy as np
 from ir.atoms import Atoms, Factors
 from ir.builder import Builder
 from ir.dims import Shape
-from ir.errors import ShapeError
+from ir.errors import ShapeError, VerificationError
 from ir.graph import Graph, Node, View
 from ir.mesh import Axis, Mesh
 from ir.ops.movement import matched_dims
@@ -30,6 +30,7 @@ from ir.verify import infer_shardings, node_splits, split_degrees
 from ir.views import Base, bases, rest_of_view, source_of
 
 MOST_RANKS = 16
+MOST_ELEMENTS = 1 << 27  # of all nodes on all ranks, for an evaluation at full size
 _PREFIX = 16  # a slice up to here keeps its numbers, a longer one its proportions
 
 Dims = tuple[Factors, ...]
@@ -59,7 +60,7 @@ def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True) -> Small:
 
     Raises:
         ShardingError: if a graph is no legal PCG for ``mesh``.
-        VerificationError: if readers of a stored tensor disagree about it.
+        VerificationError: if readers of a stored tensor disagree about it, or the programs are large and do not scale.
     """
     found = bases(graphs)
     if not scale:
@@ -73,6 +74,13 @@ def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True) -> Small:
         sizes.solve(graphs)
         return sizes.rebuilt(graphs, "scaled-down sizes" + ranks)
     except (ShapeError, ValueError, _StuckError) as stuck:
+        elements = sum(node.type.num_elements for graph in graphs for node in graph.nodes)
+        if elements * mesh.num_devices > MOST_ELEMENTS:
+            raise VerificationError(
+                f"the programs do not scale down ({stuck}), and are too large to be evaluated as they are",
+                "",
+                "Report this",
+            ) from stuck
         return _Sizes(found, mesh, mesh).rebuilt(graphs, f"full size ({stuck})")
 
 
@@ -249,8 +257,8 @@ class _Sizes:
         if node.op.name == "input":
             return k.input(node.attr("name"), tensor)
         if node.op.name == "param":
-            attrs = {key: node.attr(key) for key in ("source", "trainable", "stored")}
-            return k.param(node.attr("name"), tensor, view=self._rebuild_view(node), **attrs)
+            attrs = {**node.attrs, "view": self._rebuild_view(node)}
+            return k.param(attrs.pop("name"), tensor, **attrs)  # type: ignore[arg-type]  # each as it was
         if node.op.name == "const":
             return k.const(self._constant(node), node.name, node.type.dtype)
         attrs = dict(node.attrs)
