@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ir.errors import ModelError
@@ -30,9 +31,9 @@ def fold(op: str, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Array |
         ModelError: if the value would take more than `MAX_FOLDED_BYTES`.
     """
     evaluator = EVALUATORS.get(op)
-    if evaluator is None or any(x.op.name != "const" or x.type.dtype not in _NUMPY for x in operands):
+    if evaluator is None or any(x.op.name != "const" for x in operands):
         return None
-    if op == "cast" and DType(attrs["dtype"]) not in _NUMPY:
+    if op not in _EXACT and any(x.type.dtype not in _NUMPY for x in operands):
         return None
     if op == "expand" or op in _BROADCASTING:
         shape = attrs["shape"] if op == "expand" else np.broadcast_shapes(*(x.type.shape for x in operands))
@@ -75,7 +76,20 @@ _NUMPY: Mapping[DType, Any] = {
     DType.I8: np.int8,
     DType.U8: np.uint8,
     DType.BOOL: np.bool_,
-}  # not the half types: their rounding differs between libraries, so they stay as the model computes them
+}  # not the half types: their arithmetic differs between libraries, so it stays as the model computes it
+
+_EXACT = frozenset({"cast", "reshape", "permute", "expand", "chunk", "slice", "concat"})
+"""What half types may be folded through: moves, and casts, which round to nearest, ties to even, everywhere."""
+
+
+def _cast(x: Sequence[Array], attrs: Mapping[str, Any]) -> Array:
+    """Half constants are kept as float32 arrays of representable values."""
+    dtype = DType(attrs["dtype"])
+    if dtype in _NUMPY:
+        return x[0].astype(_NUMPY[dtype])
+    half = np.float16 if dtype is DType.F16 else ml_dtypes.bfloat16
+    return x[0].astype(half).astype(np.float32)
+
 
 EVALUATORS: Mapping[str, Evaluator] = {
     "add": _binary(np.add),
@@ -95,7 +109,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "tanh": _unary(np.tanh),
     "abs": _unary(np.abs),
     "pow": lambda x, attrs: x[0] ** x[0].dtype.type(attrs["exponent"]),
-    "cast": lambda x, attrs: x[0].astype(_NUMPY[DType(attrs["dtype"])]),
+    "cast": _cast,
     "where": lambda x, attrs: np.where(x[0], x[1], x[2]),
     "reshape": lambda x, attrs: x[0].reshape(attrs["shape"]),
     "permute": lambda x, attrs: x[0].transpose(attrs["perm"]),

@@ -73,16 +73,18 @@ def _is_tanh_argument(node: Node, x: Node) -> bool:
 
 
 def fuse_rms_norm(k: Builder, node: Node) -> Node | None:
-    """w * (x * rsqrt(mean(x²) + eps)) == rms_norm(x, w)"""
+    """w * (x * rsqrt(mean(x²) + eps)) == rms_norm(x, w), also where a half x is normed in float32 and cast back"""
     if not is_op(node, "mul"):
         return None
-    for normed, weight in either_order(node):
+    for scaled, weight in either_order(node):
+        normed = scaled.operands[0] if is_op(scaled, "cast") else scaled
         if weight.type.shape != normed.type.shape[-1:] or not is_op(normed, "mul"):
             continue
         for x, inverse in either_order(normed):
             eps = _inverse_rms_eps(inverse, x)
-            if eps is not None:
-                return k.rms_norm(x, weight, eps=eps, name=node.name)
+            plain = x.operands[0] if is_op(x, "cast") else x
+            if eps is not None and plain.type.dtype is scaled.type.dtype is weight.type.dtype:
+                return k.rms_norm(plain, weight, eps=eps, name=node.name)
     return None
 
 
