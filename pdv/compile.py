@@ -52,7 +52,7 @@ def optimize(
     """Plan a model for a cluster and prove the plan.
 
     Args:
-        model: an ONNX file, an ``nn.Module`` with ``example_inputs``, or an exported program.
+        model: an ONNX file, an ``nn.Module`` or an exported program.
         example_inputs: a batch as the training loop would pass it, for a module.
         cluster: a YAML file, its content, or a loaded cluster.
         batch: global batch size, where the model leaves it open.
@@ -70,23 +70,20 @@ def optimize(
     """
     if search not in STRATEGIES:
         raise UsageError(f"no search is called {search!r}", f"Allowed: {', '.join(STRATEGIES)}")
-    devices = load_cluster(Path(cluster) if isinstance(cluster, os.PathLike) else cluster)
-    if mesh is not None:
-        devices = devices.with_mesh(mesh)
-    progress("reading the model", None)
+    devices = _loaded(cluster, mesh)
     from pdv.frontend import load_program
 
+    progress("reading the model", None)
     program = load_program(model, example_inputs, batch=batch)
     graph = program.graph if dtype is None else _with_dtype(program.graph, dtype)
-    limit = devices.memory_bytes if memory_limit is None else memory_limit
-    problems = plan_problems(graph, devices, mode=mode, memory_limit=limit, pins=pins)
+    problems = plan_problems(graph, devices, mode=mode, memory_limit=memory_limit, pins=pins)
     started = time.process_time()
     found = search_meshes(problems, lambda fraction: progress("searching", fraction), budget_s)
     seconds = time.process_time() - started
     document = plan_document(found, source=graph, cluster=devices, strategy=search, seconds=seconds)
     progress("proving", None)
-    document["proof"] = proof_document(_proved(found, document, graph))
-    return Plan(document, graph, found.pcg, found.solution.problem.mesh, program.weights)
+    proof = proof_document(_proved(found, document, graph))
+    return Plan({**document, "proof": proof}, graph, found.pcg, found.solution.problem.mesh, program.weights)
 
 
 def _proved(found: Found, document: Mapping[str, Any], source: Graph) -> Proof:
@@ -99,9 +96,10 @@ def _proved(found: Found, document: Mapping[str, Any], source: Graph) -> Proof:
 
 
 def plan_problems(
-    graph: Graph, cluster: Cluster, *, mode: Mode, memory_limit: float, pins: Pins | None = None
+    graph: Graph, cluster: Cluster, *, mode: Mode, memory_limit: float | None = None, pins: Pins | None = None
 ) -> tuple[Problem, ...]:
-    """One problem per mesh that the cluster allows."""
+    """One problem per mesh that the cluster allows; by default what is on the smallest device limits memory."""
+    limit = cluster.memory_bytes if memory_limit is None else memory_limit
     compute = ComputeModel.of(cluster)
     return tuple(
         Problem(
@@ -110,7 +108,7 @@ def plan_problems(
             tuple(AxisLink(axis.size, link) for axis, link in zip(candidate.mesh.axes, candidate.links, strict=True)),
             compute,
             mode,
-            memory_limit,
+            limit,
             pins or Pins(),
             RULES,
         )
@@ -166,6 +164,12 @@ def proof_statement(proof: Proof) -> str:
         f"equal to its source over the integers mod {proof.prime}, {proof.trials} trials, {proof.scaled}; "
         f"programs that differ would pass with probability at most {proof.error_bound:.1e}"
     )
+
+
+def _loaded(cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster, mesh: Mapping[str, int] | None) -> Cluster:
+    """The cluster, with its mesh pinned to the one given, if any."""
+    devices = load_cluster(Path(cluster) if isinstance(cluster, os.PathLike) else cluster)
+    return devices if mesh is None else devices.with_mesh(mesh)
 
 
 def _with_dtype(graph: Graph, name: str) -> Graph:

@@ -98,12 +98,12 @@ class ChainSolver:
                 f"({self.problem.pins.name})",
                 mend="Loosen a pin, or change the mesh so that sizes divide",
             )
-        if not self._exact:
+        if not self.exact:
             value = self._chain(price, optimistic=True)[0]
         return self._priced(price, value + price * self._whole_bytes, tied, path)
 
     @property
-    def _exact(self) -> bool:
+    def exact(self) -> bool:
         """True if no value has so many wants that its price is a bound."""
         graph = self.problem.graph
         roots = Counter(graph.roots)

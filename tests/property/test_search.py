@@ -1,0 +1,141 @@
+"""The search against every plan there is: exact where there is room, and a true bound where memory is short.
+
+``random_graph`` makes chains, residual sums, values with several readers, tied weights and outputs that are read on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ir.builder import Builder
+from ir.errors import NoPlanFitsError
+from ir.exact import verify_equal
+from ir.graph import Graph
+from ir.mesh import Mesh
+from pdv.cost.plan_cost import plan_cost
+from pdv.problem import Problem
+from pdv.search.chain import ChainSolver
+from pdv.search.meshes import derive_solution
+from tests.pdv.search.oracle import Oracle, TooManyPlansError
+from tests.pdv.worlds import f32, problem, random_graph
+
+ONE_AXIS = (Mesh.of(a=2), Mesh.of(a=3))
+TWO_AXES = (Mesh.of(a=2, b=2), Mesh.of(a=2, b=3))
+
+
+def drawn(seed: int, meshes: tuple[Mesh, ...], most: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    mesh = meshes[int(rng.integers(len(meshes)))]
+    mode = "infer" if rng.random() < 0.2 else "train"
+    return problem(random_graph(seed, int(rng.integers(2, most + 1))), mesh, mode=mode)  # type: ignore[arg-type]
+
+
+def check_exact(of: Problem) -> None:
+    """With room to spare, the plan found costs what the cheapest of all plans costs, and the certificate says so.
+
+    Where more than three want one value, the certificate may leave a gap, but never claims too much.
+    """
+    best = Oracle(of).fastest()
+    solver = ChainSolver(of)
+    solution = solver.solve()
+    assert solution.lower_bound_s <= best * (1 + 1e-9) <= solution.cost_s * (1 + 2e-9)
+    if solver.exact:
+        assert solution.cost_s == pytest.approx(best, rel=1e-9)
+        assert solution.lower_bound_s == pytest.approx(best, rel=1e-9)
+    assert plan_cost(of, derive_solution(solution).pcg).seconds == solution.cost_s
+
+
+def check_limits(of: Problem, shares: tuple[float, ...]) -> None:
+    """Between the least memory and that of the fastest plan: what is found fits, and the bound bounds."""
+    oracle = Oracle(of)
+    seconds, memory = oracle.joint(oracle.factors)
+    memory = memory + oracle.whole_bytes
+    least = float(memory[np.isfinite(seconds)].min())
+    most = float(memory.reshape(-1)[seconds.argmin()])
+    for share in shares:
+        limit = least + share * (most - least)
+        best = float(np.where(memory <= limit, seconds, np.inf).min())
+        solution = ChainSolver(replace(of, memory_limit=limit)).solve()
+        assert solution.memory_bytes <= limit
+        assert solution.lower_bound_s <= best * (1 + 1e-9)
+        assert solution.cost_s >= best * (1 - 1e-9)
+        assert solution.gap == pytest.approx(1 - solution.lower_bound_s / solution.cost_s, abs=1e-12)
+    with pytest.raises(NoPlanFitsError) as refused:
+        ChainSolver(replace(of, memory_limit=least - 1)).solve()
+    assert refused.value.needed_bytes == pytest.approx(least)
+
+
+def each(seeds: range, meshes: tuple[Mesh, ...], most: int, limited: tuple[float, ...] = ()) -> int:
+    """How many problems were small enough to check."""
+    checked = 0
+    for seed in seeds:
+        of = drawn(seed, meshes, most)
+        try:
+            if limited:
+                check_limits(of, limited)
+            else:
+                check_exact(of)
+        except TooManyPlansError:
+            continue
+        checked += 1
+    return checked
+
+
+@pytest.mark.parametrize("start", range(0, 160, 20))
+def test_the_search_is_exact(start: int) -> None:
+    assert each(range(start, start + 20), ONE_AXIS, most=4) >= 15
+
+
+@pytest.mark.parametrize("start", range(1000, 1050, 5))
+def test_the_search_is_exact_on_two_axes(start: int) -> None:
+    each(range(start, start + 5), TWO_AXES, most=2)
+
+
+@pytest.mark.parametrize("start", range(2000, 2040, 10))
+def test_with_little_memory_the_plan_fits_and_the_bound_holds(start: int) -> None:
+    assert each(range(start, start + 10), ONE_AXIS, most=3, limited=(0.3,)) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(10_000, 11_000, 100))
+def test_the_search_is_exact_on_many(start: int) -> None:
+    assert each(range(start, start + 100), ONE_AXIS, most=5) >= 70
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(20_000, 20_300, 50))
+def test_the_search_is_exact_on_two_axes_on_many(start: int) -> None:
+    each(range(start, start + 50), TWO_AXES, most=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(30_000, 30_300, 50))
+def test_the_bound_holds_on_many(start: int) -> None:
+    each(range(start, start + 50), ONE_AXIS, most=3, limited=(0.0, 0.2, 0.5, 0.9))
+
+
+def fan(readers: int) -> Graph:
+    """One value that many read: beyond three, prices are bounds."""
+    k = Builder()
+    h = k.linear(k.input("x", f32(6, 12)), k.param("w", f32(6, 12)))
+    ends = [k.permute(h, perm=(1, 0)), k.relu(h), k.tanh(h), k.exp(h), k.sigmoid(h)]
+    return k.graph({f"y{i}": end for i, end in enumerate(ends[:readers])})
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(a=2), Mesh.of(a=3)], ids=str)
+def test_a_value_with_many_readers_has_a_true_bound(mesh: Mesh) -> None:
+    of = problem(fan(5), mesh)
+    best = Oracle(of).fastest()
+    solution = ChainSolver(of).solve()
+    assert solution.lower_bound_s <= best * (1 + 1e-9) <= solution.cost_s * (1 + 2e-9)
+    check_limits(of, (0.3, 0.7))
+
+
+def test_what_is_found_is_equal_to_its_source() -> None:
+    for seed in range(8):
+        of = drawn(seed, (*ONE_AXIS, *TWO_AXES), most=5)
+        pcg = derive_solution(ChainSolver(of).solve()).pcg
+        verify_equal(of.graph, pcg, of.mesh, gradients=of.train)
