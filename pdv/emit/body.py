@@ -55,17 +55,14 @@ class Body:
         """The statements; ``wrap`` gathers results: (dim, axis) to combine along, innermost first."""
         found: list[str] = []
         shown = ""
-        for number, item in enumerate(self._arranged.statements):
+        for item in self._arranged.statements:
             if item.kind == "run":
                 found += self._loop(item)
                 shown = ""
                 continue
             lines, shape = self._lines(item, wrap or {})
-            if shape == shown or number == len(self._arranged.statements) - 1:
-                shape_comment = ""
-            else:
-                shape_comment = shown = shape
-            found += with_comment(lines, shape_comment)
+            found += with_comment(lines, shape if shape != shown else "")
+            shown = shape or shown
         return found
 
     def _lines(self, item: Statement, wrap: Mapping[Node, Sequence[tuple[str, str]]]) -> tuple[list[str], str]:

@@ -14,26 +14,9 @@ from pdv.emit.code import call, statement
 from pdv.emit.leaves import Reading, is_column
 from pdv.emit.names import identifier, string, unique
 from pdv.emit.outline import Run, own_params
+from pdv.emit.reserved import GLOBALS, MODULE
 from pdv.emit.shapes import Shapes
 from pdv.emit.steps import Scope
-
-_MODULE = """
-    T_destination add_module apply batch_axes bfloat16 buffers call_super_init children compile compute cpu cuda double
-    dump_patches eval extra_repr float forward full_gradients full_state_dict get_buffer get_extra_state get_parameter
-    get_submodule half ipu load_state_dict mesh modules mtia named_buffers named_children named_modules
-    named_parameters parameters register_buffer register_module register_parameter requires_grad_ set_extra_state
-    set_submodule share_memory state_dict to to_empty train train_step training type xpu zero_grad
-"""
-TAKEN = frozenset(_MODULE.split())
-"""Attributes that nn.Module and the class above the model call their own."""
-
-_GLOBAL = """
-    F Mesh Model ParallelModule Path Tensor Weights all_gather all_to_all batch_norm block build causal_attention
-    channel_mean channel_variance combine dtype embedding_block i local make_mesh mesh names nn overwrite partition
-    prefix range reduce reduce_scatter regathering replicate self super torch tuple weights
-"""
-RESERVED = frozenset(_GLOBAL.split())
-"""Names that a local variable would hide."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +36,7 @@ class Emission:
 
     def reserved(self) -> frozenset[str]:
         """Names that no local variable may take."""
-        return RESERVED | frozenset(self.axes)
+        return GLOBALS | frozenset(self.axes)
 
 
 @dataclass(frozen=True)
@@ -113,7 +96,7 @@ def declaration(param: Node, attribute: str, key: str, mesh: Mesh, shape: Sequen
 def attribute_names(params: Sequence[Node], prefix: str, taken: Sequence[str] = ()) -> dict[Node, str]:
     """An attribute for each parameter: its stored name after the prefix, made safe and distinct."""
     names: dict[Node, str] = {}
-    used = {*TAKEN, *taken}
+    used = {*MODULE, *taken}
     for param in params:
         name = param.attr("name")
         if prefix and name.startswith(prefix + "."):

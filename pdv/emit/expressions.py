@@ -211,9 +211,6 @@ def _parallel(node: Node, x: Sequence[Code], context: Context) -> Code:
     dims = [str(node.attr(name)) for name in ("dim", "to_dim") if name in node.attrs]
     axis = node.attr("axis")
     options = ["regather=True"] if context.regather else []
-    if node.op.name == "reduce_replicate":
-        total = call("reduce", x[0], axis)
-        return call("replicate", total, axis) if node.needs_grad else total
     return call(node.op.name, x[0], *dims, axis, *options)
 
 
@@ -248,10 +245,8 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
         "chunk": _chunk,
         "concat": _concat,
         **dict.fromkeys(
-            ("partition", "combine", "replicate", "reduce", "all_gather", "reduce_scatter", "reduce_replicate"),
-            _parallel,
+            ("partition", "combine", "replicate", "reduce", "all_gather", "reduce_scatter", "all_to_all"), _parallel
         ),
-        "all_to_all": _parallel,
     }
 )
 HELPERS = ("batch_norm", "causal_attention", "channel_mean", "channel_variance", "embedding_block", "overwrite")

@@ -51,13 +51,21 @@ def ordered_steps(reading: Reading) -> list[Node]:
     early = [node for node in steps if node in needed and not node.needs_grad]
     main = [node for node in steps if node in needed and node.needs_grad]
     order = [*early, *main]
-    late = [node for node in steps if node not in needed]
     place = {node: index for index, node in enumerate(order)}
     after: dict[int, list[Node]] = {}
-    for node in late:
-        index = max((place[x] for x in reading.operands(node) if x in place), default=len(order) - 1)
-        place[node] = index
-        after.setdefault(index, []).append(node)
+    waiting: set[Node] = set()  # read nothing but buffers: they go where they are read
+    for node in (node for node in steps if node not in needed):
+        operands = [x for x in reading.operands(node) if reading.is_own(x)]
+        found = [place[x] for x in operands if x in place]
+        if not found:
+            waiting.add(node)
+            continue
+        place[node] = max(found)
+        ready = [x for x in operands if x in waiting]
+        waiting.difference_update(ready)
+        place |= dict.fromkeys(ready, place[node])
+        after.setdefault(place[node], []).extend([*ready, node])
+    assert not waiting, f"buffers that depend on nothing computed: {waiting}"
     return [step for index, node in enumerate(order) for step in (node, *after.get(index, ()))]
 
 
@@ -109,7 +117,7 @@ class _Folding:
                     run = self._make(begin, period, count)
                     if run is not None:
                         saved = (count - 1) * period * (1.0 if run.prefixes else 0.4)
-                        yield (saved, -float(len(run.incoming[0])), -begin), begin, period, run
+                        yield (saved, -float(len(run.incoming[0])), begin), begin, period, run
 
     def _periods(self, start: int, stop: int) -> list[int]:
         """Distances between neighbours of one key: among them is the period of any run with a step of its own kind."""

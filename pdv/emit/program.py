@@ -31,6 +31,7 @@ from pdv.emit.code import WIDTH, call, statement, tuple_of
 from pdv.emit.expressions import HELPERS
 from pdv.emit.header import header
 from pdv.emit.leaves import Reading
+from pdv.emit.lower import lower
 from pdv.emit.names import identifier, string, unique
 from pdv.emit.naming import module_name
 from pdv.emit.outline import Run, graph_updates, outline, own_names, own_params
@@ -48,7 +49,8 @@ def write_program(
 
     graph: a PCG of ``mesh``; document: plan.json; stored_shapes: shape of each stored tensor, by name.
     """
-    return _Program(graph, mesh, stored_shapes).text(document)
+    lowered, named = lower(graph, mesh)
+    return _Program(lowered, named, stored_shapes).text(document)
 
 
 def helpers_used(text: str) -> bool:
