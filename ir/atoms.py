@@ -215,6 +215,7 @@ class Atoms:
 
     def _root(self, atom: int) -> int:
         while self._parent[atom] != atom:
+            self._parent[atom] = self._parent[self._parent[atom]]  # halve the path for those who come after
             atom = self._parent[atom]
         return atom
 

@@ -30,7 +30,7 @@ from ir.verify import infer_shardings, node_splits, split_degrees
 from ir.views import Base, bases, rest_of_view, source_of
 
 MOST_RANKS = 16
-MOST_ELEMENTS = 1 << 27  # of all nodes on all ranks, for an evaluation at full size
+MOST_ELEMENTS = 1 << 28  # of all nodes on all ranks: some 4 GiB at two trials
 _PREFIX = 16  # a slice up to here keeps its numbers, a longer one its proportions
 
 Dims = tuple[Factors, ...]
@@ -67,21 +67,21 @@ def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True) -> Small:
         return _Sizes(found, mesh, mesh).rebuilt(graphs, "full size")
     for graph in graphs:
         infer_shardings(graph, mesh if _is_parallel(graph) else Mesh(()))  # name nodes and sizes as the user knows them
-    small = fewer_ranks(mesh)
-    ranks = "" if small == mesh else f", {small} instead of {mesh}"
-    sizes = _Sizes(found, mesh, small)
+    fewer = fewer_ranks(mesh)
+    sizes = _Sizes(found, mesh, fewer)
     try:
         sizes.solve(graphs)
-        return sizes.rebuilt(graphs, "scaled-down sizes" + ranks)
+        small = sizes.rebuilt(graphs, "scaled-down sizes" + ("" if fewer == mesh else f", {fewer} instead of {mesh}"))
     except (ShapeError, ValueError, _StuckError) as stuck:
-        elements = sum(node.type.num_elements for graph in graphs for node in graph.nodes)
-        if elements * mesh.num_devices > MOST_ELEMENTS:
-            raise VerificationError(
-                f"the programs do not scale down ({stuck}), and are too large to be evaluated as they are",
-                "",
-                "Report this",
-            ) from stuck
-        return _Sizes(found, mesh, mesh).rebuilt(graphs, f"full size ({stuck})")
+        small = _Sizes(found, mesh, mesh).rebuilt(graphs, f"full size ({stuck})")
+    elements = sum(node.type.num_elements for graph in small.graphs for node in graph.nodes) * small.mesh.num_devices
+    if elements > MOST_ELEMENTS:
+        raise VerificationError(
+            f"at {small.note} the programs are too large to be evaluated ({elements:.1e} elements)",
+            f"At most {MOST_ELEMENTS:.1e}",
+            "Report which part of the model does not scale down",
+        )
+    return small
 
 
 def fewer_ranks(mesh: Mesh) -> Mesh:
