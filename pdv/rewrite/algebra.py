@@ -17,7 +17,7 @@ move_chunk_past_add = Rule(
         k.chunk(b, dim=b.type.rank - 1, parts=parts, index=index),
     ),
     when=lambda x, b, dim, parts, index: (
-        dim == x.type.rank - 1 and b.type.rank >= 1 and b.type.shape[-1] == x.type.shape[-1]
+        dim == x.type.rank - 1 and 1 <= b.type.rank <= x.type.rank and b.type.shape[-1] == x.type.shape[-1]
     ),
 )
 

@@ -62,7 +62,7 @@ def check_limits(of: Problem, shares: tuple[float, ...]) -> None:
         assert solution.memory_bytes <= limit
         assert solution.lower_bound_s <= best * (1 + 1e-9)
         assert solution.cost_s >= best * (1 - 1e-9)
-        assert solution.gap == pytest.approx(1 - solution.lower_bound_s / solution.cost_s, abs=1e-12)
+        assert solution.gap * solution.cost_s == pytest.approx(solution.cost_s - solution.lower_bound_s, abs=1e-15)
     with pytest.raises(NoPlanFitsError) as refused:
         ChainSolver(replace(of, memory_limit=least - 1)).solve()
     assert refused.value.needed_bytes == pytest.approx(least)
