@@ -105,6 +105,7 @@ def error_bound(evaluations: Sequence[Evaluation], degree: int, trials: int) -> 
     collide in all trials with probability (d / p)^trials, or when their 64-bit hashes do; a function asked at n
     points has at most n² / 2 pairs. The bound is the sum of these, over all functions and both programs. D and d are
     those that the evaluations recorded. Functions are taken to be random; constants that are no small fractions too.
+    The bound is about the programs evaluated: at small sizes where these were scaled (see ``ir.scale``).
     """
     bound = (degree / PRIME) ** trials
     names = {name for evaluation in evaluations for name in evaluation.calls}

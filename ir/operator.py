@@ -165,8 +165,8 @@ def forward_work(op: Operator, loops: Loops, operands: Sequence[TensorType], res
     if not op.kernel:
         return Work(0.0, 0.0, 0)
     flops = op.flops(loops) if op.flops else op.flops_per_point * loops.points
-    traffic: float = sum(loops.size_of(dims) * t.dtype.itemsize for dims, t in zip(loops.operands, operands, strict=True))
-    traffic += loops.size_of(loops.result) * result.dtype.itemsize
+    traffic = float(loops.size_of(loops.result) * result.dtype.itemsize)
+    traffic += sum(loops.size_of(dims) * t.dtype.itemsize for dims, t in zip(loops.operands, operands, strict=True))
     if op.kind == "index":  # a gather reads the rows that it returns, not the table
         traffic = 2.0 * loops.size_of(loops.result) * result.dtype.itemsize
     return Work(flops, traffic, 1)

@@ -1,18 +1,18 @@
-"""The same programs at small sizes: what holds for the small ones holds for the large (the proof is by structure).
+"""The same programs at small sizes, so that proving them costs seconds.
 
-A serial graph and its PCG get one common assignment of sizes (``atoms.py``), such that every cut still divides.
+What is proved is proved of the small programs. That it holds for the large ones rests on this: a program names sizes
+only in its loops and attributes, and all of them change together here, none to one, and with two or more elements in
+every cut block. A serial graph and its PCG get one common assignment of sizes (``atoms.py``), such that every cut still divides.
 Attributes and constants follow: a constant keeps its leading block along each atom, so that a causal mask stays one.
-Meshes of more than 16 ranks lose factors of their largest axes; the operators are the same for every degree.
+Meshes of more than 16 ranks lose factors of their largest axes (an operator takes its degree as a variable).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ir.errors import ShapeError, VerificationError
 from ir.graph import Graph, Node, View
 from ir.mesh import Axis, Mesh
 from ir.ops.movement import matched_dims
-from ir.ops.stencil import output_extent
+from ir.scale_rules import CONSTRAINTS, SCALED, no_constraint
 from ir.sharding import Shard
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_splits, split_degrees
@@ -31,7 +31,6 @@ from ir.views import Base, bases, rest_of_view, source_of
 
 MOST_RANKS = 16
 MOST_ELEMENTS = 1 << 28  # of all nodes on all ranks: some 4 GiB at two trials
-_PREFIX = 16  # a slice up to here keeps its numbers, a longer one its proportions
 
 Dims = tuple[Factors, ...]
 
@@ -177,7 +176,7 @@ class _Sizes:
                 if group:
                     self.atoms.unify(factors, tuple(a for loop in group for a in loops[loop]))
         self._loops[node] = loops
-        CONSTRAINTS.get(node.op.name, _no_constraint)(node, loops, self.atoms)
+        CONSTRAINTS.get(node.op.name, no_constraint)(node, loops, self.atoms)
         if node.op.name == "embedding":
             self._limit(node.operands[1], loops["v"])
         return tuple(tuple(a for loop in group for a in loops[loop]) for group in node.loops.result)
@@ -294,116 +293,3 @@ class _Sizes:
 
 def _joined(dims: Dims, which: Sequence[int]) -> Factors:
     return tuple(atom for i in which for atom in dims[i])
-
-
-# ---- What single operators ask for ----
-
-Loops = Mapping[str, Factors]
-Constraint = Callable[[Node, Loops, Atoms], None]
-
-
-def _no_constraint(node: Node, loops: Loops, atoms: Atoms) -> None:
-    del node, loops, atoms
-
-
-def _keep_opaque(node: Node, loops: Loops, atoms: Atoms) -> None:
-    """A reshape's runs without common factors stay."""
-    for loop in node.loops.whole:
-        atoms.keep(loops[loop])
-
-
-def _keep_parts(node: Node, loops: Loops, atoms: Atoms) -> None:
-    """The number of pieces stays; unequal pieces add up."""
-    del node
-    if "parts" in loops:
-        atoms.keep(loops["parts"])
-    else:
-        pieces = [factors for loop, factors in loops.items() if loop.startswith("p")]
-        atoms.follows(loops["joined"][0], pieces, lambda *sizes: sum(sizes))
-
-
-def _slice_of(node: Node) -> tuple[str, int, int, int]:
-    """(loop that is sliced, its extent, start, stop)."""
-    dim = node.attr("dim")
-    return f"d{dim}", node.operands[0].type.shape[dim], node.attr("start"), node.attr("stop")
-
-
-def _unit(extent: int, start: int, stop: int) -> int:
-    """What a slice counts in: the largest unit of all its numbers, or one where that would keep too many."""
-    unit = math.gcd(extent, start, stop)
-    return unit if extent // unit <= _PREFIX else 1
-
-
-def _slice(node: Node, loops: Loops, atoms: Atoms) -> None:
-    """A slice in a large unit scales with it; one near an end keeps its numbers."""
-    loop, extent, start, stop = _slice_of(node)
-    unit = _unit(extent, start, stop)
-    if unit > 1:
-        step, whole, part = atoms.new(unit), atoms.new(extent // unit), atoms.new((stop - start) // unit)
-        atoms.keep((whole, part))
-        atoms.unify(loops[loop], (whole, step))
-        atoms.unify(loops["piece"], (part, step))
-    elif stop == extent and start <= _PREFIX:
-        atoms.at_least(loops[loop], start + 2)
-        atoms.follows(loops["piece"][0], [loops[loop]], lambda size: size - start)
-    else:
-        atoms.keep(loops["piece"])
-        atoms.at_least(loops[loop], stop)
-
-
-def _scaled_slice(node: Node, sizes: Mapping[str, int], shape: Shape, operands: Sequence[Node]) -> dict[str, Hashable]:
-    _, extent, start, stop = _slice_of(node)
-    dim = node.attr("dim")
-    unit = _unit(extent, start, stop)
-    if unit > 1:
-        start = start // unit * (operands[0].type.shape[dim] // (extent // unit))
-    return {"start": start, "stop": start + sizes["piece"]}
-
-
-def _count(span: tuple[int, ...], size: int) -> int:
-    """Windows that fit into ``size``; none if it is too small."""
-    try:
-        return output_extent(size, *span)
-    except ShapeError:
-        return 0
-
-
-def _windows(node: Node, loops: Loops, atoms: Atoms) -> None:
-    """Kernels stay; the number of windows follows from space."""
-    kernel = node.attr("kernel") if "kernel" in node.attrs else node.operands[1].type.shape[2:]
-    for name in ("kh", "kw"):
-        if name in loops:
-            atoms.keep(loops[name])
-    for i, (space, windows) in enumerate((("h", "h'"), ("w", "w'"))):
-        numbers = [cast("tuple[int, ...]", node.attr(key))[i] for key in ("stride", "padding", "dilation")]
-        span = (kernel[i], *numbers)
-        if node.loops.extents[windows] > 1:
-            atoms.follows(loops[windows][0], [loops[space]], partial(_count, span))
-        else:
-            atoms.keep(loops[space])
-
-
-CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
-    {
-        "reshape": _keep_opaque,
-        "chunk": _keep_parts,
-        "concat": _keep_parts,
-        "slice": _slice,
-        "conv2d": _windows,
-        "max_pool2d": _windows,
-        "avg_pool2d": _windows,
-    }
-)
-"""Operators whose attributes tie sizes together."""
-
-SCALED: Mapping[str, Callable[[Node, Mapping[str, int], Shape, Sequence[Node]], dict[str, Hashable]]] = (
-    MappingProxyType(
-        {
-            "reshape": lambda node, sizes, shape, operands: {"shape": shape},
-            "expand": lambda node, sizes, shape, operands: {"shape": shape},
-            "slice": _scaled_slice,
-            "conv2d": lambda node, sizes, shape, operands: {"groups": sizes["g"]},
-        }
-    )
-)
-"""Operators whose attributes change with the sizes."""

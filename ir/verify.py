@@ -37,7 +37,7 @@ def infer_shardings(graph: Graph, mesh: Mesh) -> Mapping[Node, Sharding]:
 
 
 def check_outputs(graph: Graph, shardings: Mapping[Node, Sharding]) -> None:
-    """Outputs must be Invariant or Shard on every axis, buffers' new values Invariant, for what leaves a program is whole.
+    """Outputs must be Invariant or Shard on every axis, buffers' new values Invariant: what leaves a program is whole.
 
     Raises:
         ShardingError: naming the output and its states.

@@ -48,9 +48,7 @@ _FIRST = (frozenset({0}),)
 add = _binary("add", "{0} + {1}", lambda t, x, c: t.add(x[0], x[1]), linear=_BOTH)
 sub = _binary("sub", "{0} - {1}", lambda t, x, c: t.sub(x[0], x[1]), linear=_BOTH)
 mul = _binary("mul", "{0} * {1}", lambda t, x, c: t.mul(x[0], x[1]), linear=_EITHER, saved=(0, 1))
-div = _binary(
-    "div", "{0} / {1}", lambda t, x, c: t.mul(x[0], t.unary("reciprocal", x[1])), linear=_FIRST, saved=(0, 1)
-)
+div = _binary("div", "{0} / {1}", lambda t, x, c: t.mul(x[0], t.unary("reciprocal", x[1])), linear=_FIRST, saved=(0, 1))
 
 scale = Operator(
     "scale",
@@ -69,9 +67,7 @@ shift = Operator(
     attrs=("offset_by",),
     evaluate=lambda t, x, c: t.shift(x[0], float(c.attrs["offset_by"])),
 )
-neg = Operator(
-    "neg", "... -> ...", "map", emit="-{0}", linear=_FIRST, evaluate=lambda t, x, c: t.scale(x[0], -1.0)
-)
+neg = Operator("neg", "... -> ...", "map", emit="-{0}", linear=_FIRST, evaluate=lambda t, x, c: t.scale(x[0], -1.0))
 
 
 def _cast_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 from ir.dims import Shape
@@ -28,7 +29,7 @@ def matched_dims(before: Shape, after: Shape) -> list[tuple[list[int], list[int]
             left.append(i)
             m *= before[i]
             i += 1
-        if j < len(after) and m != 1 or not left:
+        if (j < len(after) and m != 1) or not left:
             right.append(j)
             n *= after[j]
             j += 1
@@ -83,9 +84,9 @@ def _reshape_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str
 def _common_factors(left: Sequence[int], right: Sequence[int]) -> list[int] | None:
     """Extents of the loops that both sides are products of, in order; None if there are none."""
     bounds = sorted({math.prod(side[i:]) for side in (left, right) for i in range(len(side) + 1)}, reverse=True)
-    if any(outer % inner for outer, inner in zip(bounds, bounds[1:], strict=False)):
+    if any(outer % inner for outer, inner in pairwise(bounds)):
         return None
-    return [outer // inner for outer, inner in zip(bounds, bounds[1:], strict=False)]
+    return [outer // inner for outer, inner in pairwise(bounds)]
 
 
 reshape = Operator(
