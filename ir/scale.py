@@ -2,7 +2,9 @@
 
 What is proved is proved of the small programs. That it holds for the large ones rests on this: a program names sizes
 only in its loops and attributes, and all of them change together here, none to one, and with two or more elements in
-every cut block. A serial graph and its PCG get one common assignment of sizes (``atoms.py``), such that every cut still divides.
+every cut block where the size allows.
+
+A serial graph and its PCG get one common assignment of sizes (``atoms.py``), such that every cut still divides.
 Attributes and constants follow: a constant keeps its leading block along each atom, so that a causal mask stays one.
 Meshes of more than 16 ranks lose factors of their largest axes (an operator takes its degree as a variable).
 """
