@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,8 @@ def optimize(
 
     progress("reading the model", None)
     program = load_program(model, example_inputs, batch=batch)
-    graph = program.graph if dtype is None else _with_dtype(program.graph, dtype)
+    graph = replace(program.graph, name=_name_of(model))
+    graph = graph if dtype is None else _with_dtype(graph, dtype)
     problems = plan_problems(graph, devices, mode=mode, memory_limit=memory_limit, pins=pins)
     started = time.process_time()
     found = search_meshes(problems, lambda fraction: progress("searching", fraction), budget_s)
@@ -170,6 +172,14 @@ def _loaded(cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster, mesh:
     """The cluster, with its mesh pinned to the one given, if any."""
     devices = load_cluster(Path(cluster) if isinstance(cluster, os.PathLike) else cluster)
     return devices if mesh is None else devices.with_mesh(mesh)
+
+
+def _name_of(model: Any) -> str:  # Any: as optimize takes it
+    """What people call a model: its file without suffix, its class."""
+    if isinstance(model, str | os.PathLike):
+        return Path(model).stem
+    owner = getattr(model, "graph_module", model)  # an exported program has no better name than its module's
+    return type(owner).__name__.lower()
 
 
 def _with_dtype(graph: Graph, name: str) -> Graph:

@@ -72,7 +72,7 @@ def _levels(spec: schema.ClusterSpec, source: Source) -> tuple[Level, ...]:
     if per_node > 1:
         kinds = {node.device.build().kind for node in spec.nodes}
         links = [node.link.build() for node in spec.nodes if node.link is not None]
-        levels.append(Level("cpu" if kinds == {"cpu"} else "gpu", per_node, _slowest(links)))
+        levels.append(Level("core" if kinds == {"cpu"} else "gpu", per_node, _slowest(links)))
     return tuple(levels)
 
 

@@ -18,7 +18,7 @@ def techniques(pcg: Graph, mesh: Mesh) -> dict[str, list[str]]:
     found: dict[str, Counter[str]] = {axis.name: Counter() for axis in mesh.axes}
     for node in pcg.nodes:
         if node.op.name == "param":
-            _storage(node, shardings[node], mesh, found)
+            _storage(pcg, node, shardings[node], mesh, found)
         elif not node.is_leaf and node.op.kind != "parallel":
             splits = node_splits(node, [shardings[operand] for operand in node.operands], mesh)
             for axis, split in zip(mesh.axes, splits, strict=True):
@@ -49,8 +49,22 @@ def technique_of(node: Node, split: Split) -> str | None:
     return None
 
 
-def _storage(node: Node, sharding: Sharding, mesh: Mesh, found: Mapping[str, Counter[str]]) -> None:
-    """A weight that rests cut but is used whole along an axis is ZeRO; used cut, it is part of tensor parallelism."""
+def _storage(graph: Graph, node: Node, sharding: Sharding, mesh: Mesh, found: Mapping[str, Counter[str]]) -> None:
+    """A weight that rests cut but is used whole along an axis is ZeRO; one used cut belongs to its product."""
+    gathered = _gathered_axes(graph, node)
     for axis, state in zip(mesh.axes, sharding, strict=True):
-        if isinstance(state, Shard) and node.needs_grad:
-            found[axis.name]["ZeRO-3" if node.attr("regather") else "cut weights"] += 1
+        if isinstance(state, Shard) and axis.name in gathered and node.needs_grad:
+            found[axis.name]["ZeRO-3" if node.attr("regather") else "ZeRO-2"] += 1
+
+
+def _gathered_axes(graph: Graph, node: Node) -> set[str]:
+    """Axes along which a parameter is gathered before it is used."""
+    axes: set[str] = set()
+    waiting = [node]
+    while waiting:
+        for reader in graph.users[waiting.pop()]:
+            if reader.op.name in ("all_gather", "combine"):
+                axes.add(reader.attr("axis"))
+            if reader.op.kind == "parallel":
+                waiting.append(reader)
+    return axes

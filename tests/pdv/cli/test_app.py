@@ -124,7 +124,7 @@ def test_show_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads(capsys.readouterr().out)
     assert (content["format_version"], content["command"]) == (1, "cluster show")
     assert content["cluster"]["num_devices"] == 4
-    assert content["meshes"] == [{"cpu": 4}, {"cpu0": 2, "cpu1": 2}]
+    assert content["meshes"] == [{"core": 4}, {"core0": 2, "core1": 2}]
 
 
 def test_show_prints_a_table(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
