@@ -43,6 +43,7 @@ class Pins:
 class Problem:
     """A serial graph on a mesh. ``memory_limit`` in bytes per device; ``axes`` aligned with ``mesh.axes``.
 
+    ``memory_limit`` is for what stays allocated, ``working_limit`` for what one node reads and makes.
     ``rules`` are the algebraic rules that may be applied; parallel ones follow from the operators.
     """
 
@@ -54,6 +55,7 @@ class Problem:
     memory_limit: float = float("inf")
     pins: Pins = field(default_factory=Pins)
     rules: tuple[Rule, ...] = ()
+    working_limit: float = float("inf")
 
     @property
     def train(self) -> bool:

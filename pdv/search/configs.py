@@ -102,6 +102,10 @@ class ConfigTable:
         operands_fit = all(fits(x.type, need, mesh) for x, need in zip(node.operands, needs, strict=True))
         if not operands_fit or not fits(node.type, result, mesh):
             return None
+        working = local_bytes(node.type, result, mesh)
+        working += sum(local_bytes(x.type, need, mesh) for x, need in zip(node.operands, needs, strict=True))
+        if working > self.problem.working_limit:
+            return None
         memory = 0.0
         if self.problem.train and "out" in node.op.saved and node.needs_grad:
             memory += local_bytes(node.type, result, mesh)

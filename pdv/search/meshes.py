@@ -77,32 +77,47 @@ def search_meshes(
 def search_mesh(problem: Problem) -> Found:
     """The best plan on one mesh whose peak, working set included, is within the limit.
 
-    The search prices what stays allocated; the largest working set is known only afterwards, so the limit is
-    lowered by it and the search repeated until the peak fits.
+    The search prices what stays allocated. Where the plan's largest working set does not fit on top of that, less and
+    less of the limit is set aside for it, nodes that would need more are not run so, and the best that fits is taken.
 
     Raises:
         NoPlanFitsError: if none does.
     """
     limit = problem.memory_limit
-    lower_bound_s = 0.0
-    states = 0
+    first = _found(problem)
+    if first.cost.peak_bytes <= limit:
+        return first
+    tried = [first]
+    nearest = first.cost.peak_bytes
     for attempt in range(RETRIES):
-        solution = ChainSolver(problem).solve()
-        states += solution.states
-        if attempt == 0:
-            lower_bound_s = solution.lower_bound_s  # with the most room: a bound for every later try
-        rewritten = replace(problem, graph=solution.graph)
-        derived = derive_solution(solution)
-        cost = plan_cost(rewritten, derived.pcg)
-        if cost.peak_bytes <= limit:
-            return Found(solution, derived, cost, lower_bound_s, states)
-        problem = replace(problem, memory_limit=problem.memory_limit - (cost.peak_bytes - limit))
-    raise NoPlanFitsError(
-        f"the peak of the smallest plan on {problem.mesh} is {cost.peak_bytes / 2**30:.3g} GiB per device, "
-        f"the limit is {limit / 2**30:.3g} GiB",
-        mend="Use more devices, or a smaller batch",
-        needed_bytes=cost.peak_bytes,
-    )
+        aside = first.cost.memory["transient"] / 2**attempt
+        try:
+            tried.append(_found(replace(problem, memory_limit=limit - aside, working_limit=aside)))
+        except NoPlanFitsError as error:
+            nearest = min(nearest, error.needed_bytes + aside)
+    fitting = [found for found in tried if found.cost.peak_bytes <= limit]
+    if not fitting:
+        raise NoPlanFitsError(
+            f"the peak of the smallest plan found on {problem.mesh} is {nearest / 2**30:.3g} GiB per device, "
+            f"the limit is {limit / 2**30:.3g} GiB",
+            mend="Use more devices, or a smaller batch",
+            needed_bytes=nearest,
+        )
+    best = min(fitting, key=lambda found: found.cost.seconds)
+    # the first search had the most room: its bound is one for every later try
+    return replace(best, lower_bound_s=first.lower_bound_s, states=sum(found.states for found in tried))
+
+
+def _found(problem: Problem) -> Found:
+    """The best plan by what stays allocated.
+
+    Raises:
+        NoPlanFitsError: if none fits.
+    """
+    solution = ChainSolver(problem).solve()
+    derived = derive_solution(solution)
+    cost = plan_cost(replace(problem, graph=solution.graph), derived.pcg)
+    return Found(solution, derived, cost, solution.lower_bound_s, solution.states)
 
 
 def derive_solution(solution: Solution) -> Derived:

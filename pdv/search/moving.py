@@ -54,6 +54,8 @@ class Moving:
             leaves: for each way that it leaves the program, whether it has to leave whole.
             helper: makes a variable of a given size.
         """
+        if not made:
+            return []  # nothing makes it: the plan is impossible, whatever moves cost
         ways = {before: self._ways(value, before) for before in dict.fromkeys(made)}
         exits = {before: self._exits(value, before, leaves) for before in ways}
         if len(readers) < 2:
