@@ -127,7 +127,8 @@ def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """
     document = read_document(directory)
     source = read_source(Path(directory))
-    if source.digest != document.get("source", {}).get("hash"):
+    described = document.get("source")
+    if not isinstance(described, Mapping) or source.digest != described.get("hash"):
         raise VerificationError("source.graph is not the graph that was planned", "", "Plan again")
     problem = read_problem(document, source)
     pcg = replay(problem, document.get("derivation", []))

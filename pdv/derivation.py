@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ir.errors import VerificationError
+from ir.errors import ShapeError, ShardingError, VerificationError
 from ir.graph import Graph, Node
 from ir.operator import Split
-from ir.sharding import format_sharding, invariant, parse_sharding
+from ir.sharding import Invariant, Shard, format_sharding, invariant, parse_sharding
+from ir.verify import check_outputs, infer_shardings
 from pdv.problem import Assignment, Problem, Solution, Storage
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.derive import derive
@@ -82,28 +83,46 @@ def replay(problem: Problem, steps: Sequence[Step]) -> Graph:
     """The PCG that ``steps`` make of ``problem.graph``.
 
     Raises:
-        VerificationError: if a step does not apply: an unknown rule or site.
+        VerificationError: if a step does not apply (an unknown rule or site), or they make no legal PCG together.
     """
     try:
+        _check_form(steps)
         rewritten = _replay_algebra(problem, steps)
-        assignment = _replay_parallel(replace(problem, graph=rewritten), steps)
-    except (KeyError, IndexError, AssertionError, StopIteration, ValueError, TypeError) as error:
+        problem = replace(problem, graph=rewritten)
+        assignment = _replay_parallel(problem, steps)
+        pcg = derive(problem, assignment, Redistribution(problem.mesh, problem.axes)).pcg
+        check_outputs(pcg, infer_shardings(pcg, problem.mesh))
+    except (LookupError, AssertionError, ValueError, TypeError, ShardingError, ShapeError) as error:
         raise VerificationError(
             f"the derivation does not replay: {error!r}", "Steps as docs/plan-format.md says", "Plan the model again"
         ) from error
-    moves = Redistribution(problem.mesh, problem.axes)
-    return derive(replace(problem, graph=rewritten), assignment, moves).pcg
+    return pcg
+
+
+def _check_form(steps: Sequence[Step]) -> None:
+    """Every step has a rule, bindings and sites, of the types that JSON should give them."""
+    for step in steps:
+        rule, bindings, sites = step["rule"], step["bindings"], step["sites"]
+        kind = str if rule == STORE else int
+        _require(isinstance(rule, str) and isinstance(bindings, Mapping), f"step {step!r}")
+        _require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
+        _require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(what)
 
 
 def _replay_algebra(problem: Problem, steps: Sequence[Step]) -> Graph:
     rules = {rule.name: rule for rule in RULES}
+    blocks = split_blocks(problem.graph)
     taken: dict[int, list[str]] = {}
     for step in steps:
         if step["rule"] in rules:
             for block in step["sites"]:
+                _require(0 <= block < len(blocks), f"there is no block {block}: there are {len(blocks)}")
                 taken.setdefault(block, []).append(step["rule"])
-    blocks = split_blocks(problem.graph)
-    assert not taken or max(taken) < len(blocks), f"there are {len(blocks)} blocks"
     tied = tied_params(problem.graph)
     variants = [
         (block, apply_rules(block, tuple(rules[name] for name in taken.get(number, ())), tied))
@@ -119,26 +138,37 @@ def _replay_parallel(problem: Problem, steps: Sequence[Step]) -> Assignment:
     storage: dict[Node, Storage] = {}
     algebraic = {rule.name for rule in RULES}
     for step in steps:
+        bindings = step["bindings"]
         if step["rule"] == STORE:
-            bindings = step["bindings"]
-            kept = Storage(parse_sharding(bindings["sharding"]), bool(bindings["regather"]))
-            storage.update({params[name]: kept for name in step["sites"]})
+            storage.update(dict.fromkeys([params[name] for name in step["sites"]], _storage(bindings)))
         elif step["rule"] not in algebraic:
-            axis = problem.mesh.axes[problem.mesh.index(step["bindings"]["axis"])].name
-            labels.update({(number, axis): step["rule"] for number in step["sites"]})
+            axis = problem.mesh.axes[problem.mesh.index(bindings["axis"])].name
+            for number in step["sites"]:
+                _require(0 <= number < len(nodes), f"there is no operator {number}: there are {len(nodes)}")
+                _require((number, axis) not in labels, f"operator {number} is split twice along {axis}")
+                labels[number, axis] = step["rule"]
     splits = {
-        node: tuple(_split(node, labels.get((number, axis.name))) for axis in problem.mesh.axes)
+        node: tuple([_split(node, labels.get((number, axis.name))) for axis in problem.mesh.axes])
         for number, node in enumerate(nodes)
     }
-    assert all(number < len(nodes) for number, _ in labels), f"there are {len(nodes)} operators"
     return Assignment(splits, storage)
 
 
+def _storage(bindings: Mapping[str, Any]) -> Storage:
+    sharding, regather = bindings["sharding"], bindings["regather"]
+    _require(isinstance(sharding, str) and isinstance(regather, bool), f"the bindings of {STORE!r} are {bindings!r}")
+    states = parse_sharding(sharding)
+    _require(all(isinstance(state, Shard | Invariant) for state in states), f"no parameter rests as {sharding!r}")
+    return Storage(states, regather)
+
+
 def _split(node: Node, rule: str | None) -> Split:
+    """The split of a node that a step names; that of no step is the same work on every device."""
     options = node.op.splits(node.loops)
     if rule is None:
         return options[0]
     name, _, label = rule.partition(":")
-    return next(
-        split for split in options if ParallelRule(node.op.name, split).name == name and label in ("", split.label)
-    )
+    for split in options:
+        if ParallelRule(node.op.name, split).name == name and label in ("", split.label):
+            return split
+    raise ValueError(f"{rule!r} is no rule of {node!r}")

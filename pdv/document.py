@@ -19,7 +19,7 @@ from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.cost.plan_cost import PlanCost
 from pdv.derivation import STORE, operators, to_steps
-from pdv.problem import Problem
+from pdv.problem import Mode, Problem
 from pdv.report.techniques import techniques
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import Found
@@ -90,8 +90,9 @@ def read_problem(document: Mapping[str, Any], source: Graph) -> Problem:
         devices = tuple(Device(**entry["device"]) for entry in document["cluster"]["classes"])
         mesh = Mesh(tuple(axis for axis, _ in axes))
         sized = tuple(AxisLink(axis.size, link) for (axis, _), link in zip(axes, links, strict=True))
-        return Problem(source, mesh, sized, ComputeModel(devices), document["mode"], rules=RULES)
-    except (KeyError, TypeError, AssertionError) as error:
+        mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
+        return Problem(source, mesh, sized, ComputeModel(devices), mode, rules=RULES)
+    except (LookupError, TypeError, ValueError, AssertionError) as error:
         raise VerificationError(f"plan.json is damaged: {error!r}", "", "Plan again") from error
 
 

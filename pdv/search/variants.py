@@ -19,11 +19,16 @@ class Variant:
 
 
 def apply_rules(block: Block, rules: tuple[Rule, ...], tied: dict[Node, int]) -> Variant:
-    """The block after each rule in turn; a rule that no longer matches is our mistake."""
+    """The block after each rule in turn.
+
+    Raises:
+        ValueError: if one matches nothing.
+    """
     variant = Variant(block)
     for rule in rules:
         following = apply_rule(variant, rule, tied)
-        assert following is not None, f"{rule.name} matches nothing after {variant.rules}"
+        if following is None:
+            raise ValueError(f"{rule.name} matches nothing after {variant.rules}")
         variant = following
     return variant
 
