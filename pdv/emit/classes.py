@@ -90,7 +90,7 @@ def declaration(param: Node, attribute: str, key: str, mesh: Mesh, shape: Sequen
     if param.attr("trainable"):
         return statement(f"self.{attribute} = ", call("mesh.parameter", stored, *([cuts] if cuts else [])), 8)
     assert not cuts, f"buffers are whole: {param!r}"
-    return statement("", call("mesh.buffer", "self", string(attribute), stored), 8)
+    return statement(f"self.{attribute} = ", call("mesh.buffer", stored), 8)
 
 
 def attribute_names(params: Sequence[Node], prefix: str, taken: Sequence[str] = ()) -> dict[Node, str]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from ir.graph import Constant, Graph
 from ir.mesh import Mesh
 from ir.types import DType
-from pdv.emit.program import CONSTANTS, constant_names, helpers_used, stored_views, write_program
+from pdv.emit.program import CONSTANTS, constant_names, helpers_used, write_program
+from pdv.emit.views import stored_views
 from pdv.emit.weights import Loader, write_weights
 from pdv.frontend.program import Weights
 
@@ -28,7 +29,7 @@ def emit_package(pcg: Graph, mesh: Mesh, document: Mapping[str, object], weights
     pcg: a parallel computation graph of ``mesh``; document: plan.json; weights: the values of its parameters.
 
     Raises:
-        ModelError: if a parameter has no values.
+        ModelError: if a parameter has no values, or two of them share some.
         ShardingError: if ``pcg`` is not legal on ``mesh``.
     """
     shapes = write_weights(directory / "weights.safetensors", _tensors(pcg, weights))

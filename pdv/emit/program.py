@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ir.graph import Graph, Node, param_view
+from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.sharding import Shard
 from ir.verify import infer_shardings
@@ -60,17 +60,19 @@ def helpers_used(text: str) -> bool:
 
 def constant_names(graph: Graph) -> dict[Node, str]:
     """A name for every constant, in order: by what it is used for."""
+    reading = Reading(graph)
     names: dict[Node, str] = {}
     for node in graph.nodes:
         if node.op.name == "const":
-            names[node] = unique(_constant_name(graph, node), names.values())
+            names[node] = unique(_constant_name(reading, node), names.values())
     return names
 
 
-def _constant_name(graph: Graph, node: Node) -> str:
-    for user in graph.users[node]:
-        if user.op.name == "embedding" and user.operands[0].op.name == "param":
-            return f"{module_name(user.operands[0])}_ids"
+def _constant_name(reading: Reading, node: Node) -> str:
+    for user in reading.readers(node):
+        table = reading.leaf(reading.operands(user)[0])
+        if user.op.name == "embedding" and table is not None:
+            return f"{module_name(table.base)}_ids"
         if user.op.name == "attention":
             return "mask"
     return _rotary_name(node.attr("value").array) or "constant"
@@ -221,7 +223,7 @@ class _Program:
                 base = base.operands[0]
             key = f"weights[{string(CONSTANTS + names[base])}]"
             made = call("mesh.tensor", key, *([cuts] if cuts else []))
-            lines += statement("", call("self.register_buffer", string(attribute), made, "persistent=False"), 8)
+            lines += statement(f"self.{attribute} = ", call("nn.Buffer", made, "persistent=False"), 8)
         for run, block in self._blocks:
             lines += self._module_list(run, block)
         return lines
@@ -356,14 +358,3 @@ def _prefixes_text(prefixes: Sequence[str]) -> tuple[str, str]:
             span = f"{start}, {stop}" if start else str(stop)
             return (f'f"{head}.{{i}}"' if head else 'f"{i}"'), f"i in range({span})"
     return "prefix", f"prefix in {tuple_of(tuple(string(prefix) for prefix in prefixes))}"
-
-
-def stored_views(graph: Graph) -> dict[str, list[Node]]:
-    """Stored tensor -> the parameters that are views of it."""
-    found: dict[str, list[Node]] = {}
-    for param in graph.params:
-        found.setdefault(param.attr("source"), []).append(param)
-    for source, params in found.items():
-        views = {param_view(param) for param in params}
-        assert len(views) == len(params), f"two parameters are the same view of {source}"
-    return found

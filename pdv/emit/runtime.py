@@ -31,7 +31,7 @@ class Mesh:
     axes: tuple[Axis, ...]
     device: torch.device
     device_mesh: DeviceMesh | None = None
-    origins: list[tuple[Callable[[], Tensor], Stored]] = field(default_factory=list, compare=False)
+    origins: list[tuple[Tensor, Stored]] = field(default_factory=list, compare=False)
     """Which stored tensor each parameter and buffer is (a view of)."""
 
     def __getitem__(self, name: str) -> Axis:
@@ -53,13 +53,14 @@ class Mesh:
             placements: list[Placement] = [Replicate() if dim is None else Shard(dim) for dim in dims]
             piece = DTensor.from_local(piece, self.device_mesh, placements, run_check=False)
         parameter = nn.Parameter(piece)
-        self.origins.append((lambda: parameter, stored))
+        self.origins.append((parameter, stored))
         return parameter
 
-    def buffer(self, module: nn.Module, name: str, stored: Stored) -> None:
-        """Give ``module`` a buffer that is saved with it, the same on every rank."""
-        module.register_buffer(name, self.tensor(stored))
-        self.origins.append((lambda: module.get_buffer(name), stored))
+    def buffer(self, stored: Stored) -> nn.Buffer:
+        """A tensor that is saved with the model but not trained, the same on every rank."""
+        buffer = nn.Buffer(self.tensor(stored))
+        self.origins.append((buffer, stored))
+        return buffer
 
 
 def make_mesh(sizes: Mapping[str, int], device: str | torch.device | None = None) -> Mesh:
@@ -220,17 +221,33 @@ class ParallelModule(nn.Module):
         """As ``full_state_dict``, of the gradients that there are."""
         return self._whole(lambda tensor: tensor.grad)
 
+    @torch.no_grad()
     def _whole(self, read: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
+        held = {id(tensor) for tensor in (*self.parameters(), *self.buffers())}
         found: dict[str, Tensor] = {}
         for tensor, stored in self.mesh.origins:
-            value = read(tensor())
+            if id(tensor) not in held:
+                raise RuntimeError(
+                    f"replaced-tensor: {stored.name} is no longer what build made of it. "
+                    "Parameters and buffers must be changed in place. Give build the device and the dtype."
+                )
+            value = read(tensor)
             if value is None:
                 continue
-            value = value.full_tensor() if isinstance(value, DTensor) else value
+            if isinstance(value, DTensor):
+                value = self._combined(value)
             if stored.name not in found:
                 found[stored.name] = value.new_zeros(stored.file.get_slice(stored.name).get_shape())
             stored.write(value, found[stored.name])
         return found
+
+    def _combined(self, x: DTensor) -> Tensor:
+        """All of a parameter: as ``full_tensor``, by this file's own collectives."""
+        piece = x.to_local()
+        for axis, placement in reversed(list(zip(self.mesh.axes, x.placements, strict=True))):  # inner axis first
+            if isinstance(placement, Shard):
+                piece = combine(piece, placement.dim, axis)
+        return piece
 
 
 def train_step(

@@ -1,7 +1,8 @@
 """Plans that mix techniques on purpose, forced by pins: what the search would not choose for models this small.
 
 Axes called ``dp`` cut the batch, axes called ``tp`` cut what is inside an operator. With ``zero`` parameters rest cut
-along ``dp`` and are gathered for each use; with ``sequence`` norms are cut along the sequence over ``tp``.
+along ``dp`` and are gathered for each use; with ``sequence`` norms are cut along the sequence over ``tp``; with
+``context`` attention is cut along its queries and embedding along the vocabulary, whose blocks must know their start.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Technique:
     sizes: tuple[tuple[str, int], ...]
     zero: bool = False
     sequence: bool = False
+    context: bool = False
 
     @property
     def mesh(self) -> Mesh:
@@ -49,6 +51,8 @@ class Technique:
             return cuts_rows(node, split) == has_rows(node)
         if cuts_rows(node, split) and has_rows(node):
             return False
+        if self.context and node.op.offset_loop in node.loops.extents and node.operands[-1].type.rank > 1:
+            return split.loop == node.op.offset_loop or node.loops.extents[str(node.op.offset_loop)] % 2 == 1
         if self.sequence and node.op.name in NORMS:
             return split.result == Shard(1)
         return split.label != "none" or node.op.name not in INSIDE
@@ -107,6 +111,7 @@ DP2 = Technique("dp2", (("dp", 2),))
 ZERO4 = Technique("zero4", (("dp", 4),), zero=True)
 DP_TP = Technique("dp+tp", (("dp", 2), ("tp", 2)))
 TP_SP = Technique("tp+sp", (("tp", 2),), sequence=True)
+CONTEXT = Technique("dp+context", (("dp", 2), ("tp", 2)), context=True)
 ZERO_TP = Technique("zero+tp", (("dp", 2), ("tp", 2)), zero=True)
 DP_TP_SP = Technique("dp+tp+sp", (("dp", 2), ("tp", 2)), sequence=True)
 ZERO_TP_8 = Technique("zero+tp-8", (("dp", 2), ("tp", 4)), zero=True)

@@ -21,7 +21,17 @@ from pdv.frontend.export_onnx import export_onnx
 from pdv.frontend.program import Program
 from tests.distributed.harness import run_ranks
 from tests.distributed.parity import Batch, Observed, compare, observe_module, observe_package
-from tests.distributed.techniques import DP_TP, DP_TP_SP, TP_SP, ZERO4, ZERO_TP, ZERO_TP_8, Technique, forced_plan
+from tests.distributed.techniques import (
+    CONTEXT,
+    DP_TP,
+    DP_TP_SP,
+    TP_SP,
+    ZERO4,
+    ZERO_TP,
+    ZERO_TP_8,
+    Technique,
+    forced_plan,
+)
 
 pytestmark = pytest.mark.distributed
 Frontend = Literal["export", "onnx"]
@@ -35,7 +45,7 @@ CASES: list[tuple[str, Frontend, Technique]] = [
     ("bert", "export", TP_SP), ("bert", "onnx", ZERO4), ("bert", "export", ZERO_TP), ("bert", "onnx", ZERO_TP_8),
     ("vit", "onnx", ZERO4), ("vit", "export", DP_TP), ("vit", "onnx", ZERO_TP), ("vit", "export", ZERO_TP_8),
     ("resnet50", "export", ZERO4), ("resnet50", "onnx", DP_TP), ("resnet50", "export", ZERO_TP),
-    ("resnet50", "onnx", ZERO_TP_8),
+    ("resnet50", "onnx", ZERO_TP_8), ("gpt2", "onnx", CONTEXT),
 ]  # fmt: skip
 
 
