@@ -76,8 +76,7 @@ def optimize(
 
     progress("reading the model", None)
     program = load_program(model, example_inputs, batch=batch)
-    graph = replace(program.graph, name=_name_of(model))
-    graph = graph if dtype is None else _with_dtype(graph, dtype)
+    graph = _with_dtype(replace(program.graph, name=_name_of(model)), dtype)
     problems = plan_problems(graph, devices, mode=mode, memory_limit=memory_limit, pins=pins)
     started = time.process_time()
     found = search_meshes(problems, lambda fraction: progress("searching", fraction), budget_s)
@@ -183,7 +182,10 @@ def _name_of(model: Any) -> str:  # Any: as optimize takes it
     return type(owner).__name__.lower()
 
 
-def _with_dtype(graph: Graph, name: str) -> Graph:
+def _with_dtype(graph: Graph, name: str | None) -> Graph:
+    """The graph computing in the type called ``name``, if any."""
+    if name is None:
+        return graph
     from pdv.passes.precision import with_dtype
 
     try:

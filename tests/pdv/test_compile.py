@@ -1,0 +1,141 @@
+"""The pipeline: options reach the plan, a package's plan is proved again, and damage is one error."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pdv
+from benchmarks import models
+from ir.errors import PdvError, UsageError, VerificationError
+from pdv.compile import explain, verify
+from pdv.derivation import replay
+from pdv.document import read_problem
+from pdv.plan import Plan
+from pdv.source import write_source
+
+Options = dict[str, Any]  # Any: what optimize takes
+
+
+def cluster(devices: int) -> dict[str, Any]:
+    """Devices slow enough, and links fast enough, that cutting pays even for small models."""
+    device = {
+        "name": "slow",
+        "memory": "1 GiB",
+        "peak": {"float32": "1 GFLOP/s"},
+        "memory_bandwidth": "20 GB/s",
+        "launch_latency": "1 us",
+        "efficiency": 1.0,
+    }
+    link = {"name": "wire", "bandwidth": "10 GB/s", "latency": "1 us"}
+    return {"name": "fast", "nodes": [{"count": 1, "devices": devices, "device": device, "link": link}]}
+
+
+def planned(name: str = "two", mesh: dict[str, int] | None = None, **options: Any) -> Plan:
+    mesh = mesh or {"dp": 2}
+    model, inputs = two_layers() if name == "two" else models.build(name, "small")
+    return pdv.optimize(model, inputs, cluster=cluster(math.prod(mesh.values())), mesh=mesh, **options)
+
+
+def two_layers() -> tuple[Any, Any]:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+        return layers, (torch.randn(8, 8),)
+
+
+@cache
+def base() -> Plan:
+    return planned()
+
+
+def written(plan: Plan, directory: Path, **changes: Any) -> Path:
+    """What of a package its proof reads."""
+    (directory / "plan.json").write_text(json.dumps({**plan.document, **changes}), encoding="utf-8")
+    write_source(plan.source, directory)
+    return directory
+
+
+def test_every_option_reaches_the_plan() -> None:
+    assert base().document["mode"] == "train"
+    infer = planned(mode="infer")
+    assert infer.document["mode"] == "infer"
+    assert infer.document["predicted"]["step_time_s"]["mean"] < base().document["predicted"]["step_time_s"]["mean"]
+    assert "gradients" not in infer.document["predicted"]["memory_breakdown_bytes"]
+    half = planned(dtype="bfloat16")
+    assert {output["dtype"] for output in half.document["source"]["outputs"]} == {"bfloat16"}
+    assert half.document["predicted"]["memory_bytes"]["slow"] < base().document["predicted"]["memory_bytes"]["slow"]
+    large = planned(batch=32)
+    assert large.document["source"]["inputs"][0]["shape"] == [32, 8]
+    for plan in (base(), infer, half, large):
+        assert plan.document["proof"]["error_bound"] < 1e-6
+
+
+def test_unknown_options_are_usage_errors() -> None:
+    unknown: tuple[Options, ...] = ({"search": "guess"}, {"dtype": "int64"}, {"dtype": "float12"})
+    for options in unknown:
+        with pytest.raises(UsageError):
+            planned(**options)
+
+
+def test_planning_twice_gives_the_same_document() -> None:
+    again = planned()
+    assert again.pcg.digest == base().pcg.digest
+    first, second = ({**plan.document["search"], "seconds": 0} for plan in (base(), again))
+    assert json.dumps({**base().document, "search": first}) == json.dumps({**again.document, "search": second})
+
+
+def test_a_package_is_proved_again(tmp_path: Path) -> None:
+    assert verify(written(base(), tmp_path)) == base().document["proof"]
+    assert "Memory per device" in explain(tmp_path)
+
+
+DAMAGE: dict[str, Options] = {
+    "no source": {"source": None},
+    "another source": {"source": {"hash": "0" * 32}},
+    "another graph": {"pcg_hash": "0" * 32},
+    "no derivation": {"derivation": None},
+    "an empty derivation": {"derivation": []},
+    "no mesh": {"mesh": None},
+    "an uneven mesh": {"mesh": [{"name": "dp", "size": 3, "link": {}}]},
+    "another version": {"format_version": 99},
+    "no mode": {"mode": None},
+    "no classes": {"cluster": {"classes": None}},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_package_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(VerificationError):
+        verify(written(base(), tmp_path, **DAMAGE[name]))
+
+
+def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        verify(tmp_path)
+    (tmp_path / "plan.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(UsageError):
+        explain(tmp_path)
+    (tmp_path / "plan.json").write_text("{}", encoding="utf-8")
+    for function in (explain, verify):
+        with pytest.raises(PdvError):
+            function(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"mode": "infer"}, {"dtype": "bfloat16"}, {"batch": 16}], ids=str)
+@pytest.mark.parametrize("mesh", [{"tp": 4}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("name", models.MODELS)
+def test_every_model_is_planned_proved_and_replayed(name: str, mesh: dict[str, int], options: Options) -> None:
+    plan = planned(name, mesh, **options)
+    document = json.loads(json.dumps(plan.document, allow_nan=False))
+    assert replay(read_problem(document, plan.source), document["derivation"]).digest == plan.pcg.digest
+    assert document["search"]["lower_bound"] <= document["search"]["cost"]
+    assert document["proof"]["error_bound"] < 1e-6
