@@ -31,7 +31,7 @@ from ir.types import TensorType
 from ir.verify import infer_shardings, node_splits, split_degrees
 from ir.views import Base, bases, rest_of_view, source_of
 
-MOST_RANKS = 16
+MOST_RANKS = (16, 4)  # tried in turn: deep programs are small enough only on few
 MOST_ELEMENTS = 1 << 28  # of all nodes on all ranks: some 4 GiB at two trials
 
 Dims = tuple[Factors, ...]
@@ -68,27 +68,32 @@ def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True) -> Small:
         return _Sizes(found, mesh, mesh).rebuilt(graphs, "full size")
     for graph in graphs:
         infer_shardings(graph, mesh if _is_parallel(graph) else Mesh(()))  # name nodes and sizes as the user knows them
-    fewer = fewer_ranks(mesh)
+    for most in MOST_RANKS:
+        small = _shrunk(graphs, found, mesh, fewer_ranks(mesh, most))
+        elements = sum(node.type.num_elements for graph in small.graphs for node in graph.nodes)
+        elements *= small.mesh.num_devices
+        if elements <= MOST_ELEMENTS:
+            return small
+    raise VerificationError(
+        f"at {small.note} the programs are too large to be evaluated ({elements:.1e} elements)",
+        f"At most {MOST_ELEMENTS:.1e}",
+        "Report which part of the model does not scale down",
+    )
+
+
+def _shrunk(graphs: Sequence[Graph], found: Mapping[str, Base], mesh: Mesh, fewer: Mesh) -> Small:
     sizes = _Sizes(found, mesh, fewer)
     try:
         sizes.solve(graphs)
-        small = sizes.rebuilt(graphs, "scaled-down sizes" + ("" if fewer == mesh else f", {fewer} instead of {mesh}"))
+        return sizes.rebuilt(graphs, "scaled-down sizes" + ("" if fewer == mesh else f", {fewer} instead of {mesh}"))
     except (ShapeError, ValueError, _StuckError) as stuck:
-        small = _Sizes(found, mesh, mesh).rebuilt(graphs, f"full size ({stuck})")
-    elements = sum(node.type.num_elements for graph in small.graphs for node in graph.nodes) * small.mesh.num_devices
-    if elements > MOST_ELEMENTS:
-        raise VerificationError(
-            f"at {small.note} the programs are too large to be evaluated ({elements:.1e} elements)",
-            f"At most {MOST_ELEMENTS:.1e}",
-            "Report which part of the model does not scale down",
-        )
-    return small
+        return _Sizes(found, mesh, mesh).rebuilt(graphs, f"full size ({stuck})")
 
 
-def fewer_ranks(mesh: Mesh) -> Mesh:
-    """``mesh`` with the largest axes divided until it has at most 16 ranks; no axis above one vanishes."""
+def fewer_ranks(mesh: Mesh, most: int = MOST_RANKS[0]) -> Mesh:
+    """``mesh`` with the largest axes divided until it has at most ``most`` ranks; no axis above one vanishes."""
     sizes = list(mesh.shape)
-    while math.prod(sizes) > MOST_RANKS:
+    while math.prod(sizes) > most:
         at = max(range(len(sizes)), key=lambda i: sizes[i])
         factor = next(f for f in range(2, sizes[at] + 1) if sizes[at] % f == 0)
         if factor == sizes[at]:
