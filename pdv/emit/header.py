@@ -15,7 +15,7 @@ def header(document: Fields, graph: Graph, mesh: Mesh) -> str:
     """The module docstring; what the plan's document does not say is left out."""
     shape = " x ".join(f"{axis.name}={axis.size}" for axis in mesh.axes) or "one device"
     name = plain(str(_at(document, "source", "name") or graph.name))
-    lines = [f'"""{name}, sharded for the mesh {shape} ({mesh.num_devices} processes), or whole on one.', ""]
+    lines = [f'"""{name}, sharded for the mesh {shape} ({_processes(mesh)}), or whole on one.', ""]
     facts = {
         "model": _hash(_at(document, "source", "hash")),
         "cluster": _text(_at(document, "cluster", "name")),
@@ -27,9 +27,14 @@ def header(document: Fields, graph: Graph, mesh: Mesh) -> str:
         "command": _text(_at(document, "command")),
     }
     width = max(len(key) for key in facts)
-    lines += [f"{key:<{width}}  {text}" for key, text in facts.items() if text]
-    lines += ["", "Written by pdv; edit it as you like. parallel.py explains the operators that name an axis.", '"""']
+    known = [f"{key:<{width}}  {text}" for key, text in facts.items() if text]
+    lines += [*known, *([""] if known else [])]
+    lines += ["Written by pdv; edit it as you like. parallel.py explains the operators that name an axis.", '"""']
     return "\n".join(line.rstrip()[:118] for line in lines)
+
+
+def _processes(mesh: Mesh) -> str:
+    return "1 process" if mesh.num_devices == 1 else f"{mesh.num_devices} processes"
 
 
 def _at(document: object, *path: str) -> object:

@@ -149,7 +149,7 @@ class _Folding:
     def _key(self, node: Node) -> str:
         operands = [self._operand_key(operand) for operand in self._reading.operands(node)]
         attrs = [f"{key}={value}" for key, value in node.attrs.items()]
-        flags = f"{node.needs_grad} {node in self._results} {node in self._updates}"
+        flags = f"{node.needs_grad} {node in self._updates}"
         return f"{node.op.name} {attrs} {operands} {node.type} {format_sharding(self._shardings[node])} {flags}"
 
     def _operand_key(self, operand: Node) -> str:

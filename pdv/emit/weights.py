@@ -56,5 +56,5 @@ def as_type(array: Array, dtype: DType) -> Array:
     if dtype is DType.BF16:
         import ml_dtypes
 
-        return np.ascontiguousarray(array.astype(ml_dtypes.bfloat16)).view(np.uint16)
-    return np.ascontiguousarray(array.astype(np.dtype(dtype.torch_name), copy=False))
+        return np.asarray(array.astype(ml_dtypes.bfloat16), order="C").view(np.uint16)
+    return np.asarray(array, np.dtype(dtype.torch_name), order="C")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,12 +18,17 @@ STORED = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "weights.safetensors"
     ids, flag = torch.arange(5), torch.tensor(True)
     save_file(
         {"w": STORED, "ids": ids, "scalar": torch.tensor(2.5), "flag": flag, 'a "b"\n.c': STORED[0].clone()}, path
     )
+    return path
+
+
+@pytest.fixture(scope="module")
+def weights(path: Path) -> Weights:
     return Weights(path)
 
 
@@ -45,10 +52,11 @@ def test_views_and_cuts_read_what_the_tensor_operations_give(
     assert piece.untyped_storage().nbytes() == piece.numel() * 4  # its own memory, not a view of the file
 
 
-def test_scalars_dtypes_and_hostile_names(weights: Weights) -> None:
+def test_scalars_dtypes_and_hostile_names(weights: Weights, path: Path) -> None:
     assert weights["scalar"].read(CPU).item() == 2.5
-    assert weights["scalar"].read(CPU, torch.bfloat16).dtype == torch.bfloat16
-    assert weights["ids"].read(CPU, torch.bfloat16).dtype == torch.int64
+    half = Weights(path, torch.bfloat16)
+    assert half["scalar"].read(CPU).dtype == torch.bfloat16
+    assert half["ids"].read(CPU).dtype == torch.int64
     assert weights["flag"].read(CPU).item() is True
     assert torch.equal(weights['a "b"\n.c'].read(CPU), STORED[0])
 
@@ -82,3 +90,11 @@ def test_a_step_on_one_process_is_the_plain_step(reduction: str) -> None:
     for parameter, grad in zip(model.parameters(), grads, strict=True):
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, grad)
+
+
+def test_a_reshaped_view_reads_and_writes_the_stored_layout(weights: Weights) -> None:
+    stored = weights["w"].permute(2, 0, 1).reshape(8, 24).narrow(0, 2, 4)
+    assert torch.equal(stored.read(CPU), STORED.permute(2, 0, 1).reshape(8, 24)[2:6])
+    whole = torch.zeros_like(STORED)
+    weights["w"].permute(2, 0, 1).reshape(8, 24).write(STORED.permute(2, 0, 1).reshape(8, 24), whole)
+    assert torch.equal(whole, STORED)

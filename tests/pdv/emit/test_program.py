@@ -1,0 +1,185 @@
+"""model.py: equal blocks once, formatted, deterministic, safe under any names, right on one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ir.builder import Builder
+from ir.errors import ModelError
+from ir.graph import Graph
+from ir.mesh import Mesh
+from ir.types import DType, TensorType
+from tests.distributed.parity import load_package
+from tests.pdv.emit.graphs import emitted, floats, random_weights, stack
+
+ALONE = Mesh.of(dp=1)
+
+
+def build(folder: Path) -> Any:  # Any: an emitted module
+    return load_package(folder).build(device="cpu")
+
+
+def test_equal_blocks_are_written_once(tmp_path: Path) -> None:
+    few, many = (emitted(stack(n), ALONE, tmp_path / f"stack{n}") for n in (2, 12))
+    assert many.replace("range(12)", "range(2)") == few
+    assert many.count("class ") == 2
+    assert 'nn.ModuleList(Block(mesh, weights, f"h.{i}") for i in range(12))' in many
+
+
+def test_a_block_reads_like_one_written_by_hand(tmp_path: Path) -> None:
+    text = emitted(stack(2), ALONE, tmp_path / "stack")
+    assert "        q, k, v = h.chunk(3, dim=2)  # [b, 8, 16]\n" in text
+    assert "        q = q.unflatten(2, (4, 4)).transpose(1, 2)  # [b, 4, 8, 4]\n" in text
+    assert "F.scaled_dot_product_attention(q, k, v, is_causal=True)" in text
+    assert "F.linear(h, local(self.qkv_weight), local(self.qkv_bias))" in text
+
+
+def test_files_are_formatted_and_free_of_lint(tmp_path: Path) -> None:
+    emitted(stack(3), ALONE, tmp_path / "stack_pdv")
+    ruff = [sys.executable, "-m", "ruff"]
+    settings = ["--isolated", "--line-length=120", str(tmp_path / "stack_pdv/model.py")]
+    for command in (["format", "--check"], ["check", "--select=E,F,W,I,B,C4,UP,SIM,RUF"]):
+        done = subprocess.run([*ruff, *command, *settings], check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_two_emissions_are_byte_identical(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        emitted(stack(2), Mesh.of(dp=2), tmp_path / name)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert files == ["__init__.py", "model.py", "parallel.py", "plan.json", "runtime.py", "weights.safetensors"]
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_any_batch_size_runs_and_the_state_dict_is_the_source(tmp_path: Path) -> None:
+    graph = stack(2)
+    emitted(graph, ALONE, tmp_path / "stack_pdv")
+    model = build(tmp_path / "stack_pdv")
+    assert model(torch.zeros(3, 8, dtype=torch.long)).shape == (3, 8, 32)
+    weights = random_weights(graph)
+    state = model.full_state_dict()
+    assert sorted(state) == list(weights.names)
+    for name in weights.names:
+        np.testing.assert_array_equal(state[name].numpy(), weights.load(name))
+
+
+HOSTILE = [
+    'a"b',
+    "it's",
+    "line\nbreak",
+    "class",
+    "{prefix}",
+    '"""',
+    "\\",
+    "né",
+    "forward",
+    "self",
+    "",
+    "0",
+    "h.0.1",
+    "train",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names(name: str, tmp_path: Path) -> None:
+    k = Builder()
+    x = k.input(name, floats(4, 3))
+    y = k.linear(x, k.param(name, floats(3, 3)))
+    y = k.linear(y, k.param(name + ".", floats(3, 3)))
+    graph = k.graph({name: y}, name=name)
+    emitted(graph, ALONE, tmp_path / "hostile_pdv")
+    value = torch.randn(4, 3)
+    weights = random_weights(graph)
+    expected = value.numpy() @ weights.load(name).T @ weights.load(name + ".").T
+    np.testing.assert_allclose(build(tmp_path / "hostile_pdv")(value).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_hostile_block_names(tmp_path: Path) -> None:
+    k = Builder()
+    x = k.input("x", floats(4, 3))
+    h = x
+    for i in range(9):
+        h = k.tanh(k.linear(h, k.param(f'l"{{{i}}}\n.w"', floats(3, 3))))
+    graph = k.graph({"y": h})
+    text = emitted(graph, ALONE, tmp_path / "hostile_pdv")
+    assert text.count("class ") == 2
+    value = torch.randn(4, 3)
+    expected = value
+    for i in range(9):
+        expected = torch.tanh(expected @ torch.from_numpy(random_weights(graph).load(f'l"{{{i}}}\n.w"')).T)
+    torch.testing.assert_close(build(tmp_path / "hostile_pdv")(value), expected)
+
+
+def test_names_that_do_not_line_up_go_into_a_table(tmp_path: Path) -> None:
+    k = Builder()
+    h = k.input("x", floats(4, 3))
+    names = [f"val{i * i}" for i in range(9)]
+    for name in names:
+        h = k.tanh(k.linear(h, k.param(name, floats(3, 3))))
+    text = emitted(k.graph({"y": h}), ALONE, tmp_path / "table_pdv")
+    assert "BLOCK_NAMES = (\n" in text
+    assert build(tmp_path / "table_pdv")(torch.randn(4, 3)).shape == (4, 3)
+
+
+def test_axes_that_python_or_torch_needs_are_renamed(tmp_path: Path) -> None:
+    k = Builder()
+    x = k.partition(k.input("x", floats(4, 3)), dim=0, axis="train")
+    y = k.linear(x, k.replicate(k.param("w", floats(3, 3)), axis="train"))
+    text = emitted(k.graph({"y": y}), Mesh.of(train=2), tmp_path / "axes_pdv")
+    assert 'mesh["train_"]' in text
+    assert build(tmp_path / "axes_pdv")(torch.randn(4, 3)).shape == (4, 3)
+
+
+def transposed_tie() -> Graph:
+    k = Builder()
+    x = k.input("x", floats(4, 3))
+    one = k.param("w", floats(3, 3))
+    other = k.param("w", floats(3, 3), view=(("permute", (1, 0)),))
+    return k.graph({"y": k.linear(k.linear(x, one), other)})
+
+
+def test_a_weight_tied_to_its_transpose_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="w is read both as"):
+        emitted(transposed_tie(), ALONE, tmp_path)
+
+
+def test_parts_of_one_stored_tensor_are_parameters_of_their_own(tmp_path: Path) -> None:
+    k = Builder()
+    x = k.input("x", floats(4, 3))
+    parts = [k.param(f"w.{i}", floats(3, 3), source="w", view=(("chunk", 0, 2, i),)) for i in range(2)]
+    graph = k.graph({"y": k.add(*(k.linear(x, part) for part in parts))})
+    stored = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
+    from pdv.emit.package import emit_package
+    from pdv.frontend.program import Weights
+
+    folder = tmp_path / "parts_pdv"
+    folder.mkdir()
+    emit_package(graph, ALONE, {}, Weights({"w": lambda: stored}), folder)
+    model = build(folder)
+    value = torch.randn(4, 3)
+    torch.testing.assert_close(model(value), value @ torch.from_numpy(stored[:3] + stored[3:]).T)
+    assert len(list(model.parameters())) == 2
+    np.testing.assert_array_equal(model.full_state_dict()["w"].numpy(), stored)
+
+
+def test_masks_come_first_and_go_into_blocks(tmp_path: Path) -> None:
+    k = Builder()
+    x = k.input("x", floats(4, 8, 3))
+    mask = k.input("mask", TensorType((8, 8), DType.F32))
+    factor = k.exp(k.neg(mask))
+    h = x
+    for i in range(4):
+        w = k.param(f"l.{i}.w", floats(3, 3))
+        h = k.add(h, k.matmul(factor, k.tanh(k.linear(k.relu(h), w))))
+    text = emitted(k.graph({"y": h}), ALONE, tmp_path / "mask_pdv")
+    assert "        for block in self.blocks:\n            x = block(x, " in text
+    assert build(tmp_path / "mask_pdv")(torch.randn(4, 8, 3), torch.zeros(8, 8)).shape == (4, 8, 3)

@@ -1,0 +1,55 @@
+"""weights.safetensors, written by hand, is what the library reads; equal tensors give equal bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from ir.types import DType
+from pdv.emit.weights import Array, Loader, write_weights
+
+ARRAYS: dict[str, Array] = {
+    "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "transposed": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+    "scalar": np.array(3.5, dtype=np.float32),
+    "ids": np.arange(3, dtype=np.int64),
+    "mask": np.array([True, False]),
+    "empty": np.zeros((0, 4), dtype=np.float32),
+    'na"me\n{é}': np.ones(2, dtype=np.float32),
+}
+
+
+def tensors() -> dict[str, tuple[DType, Loader]]:
+    return {name: (DType.from_name(array.dtype.name), lambda array=array: array) for name, array in ARRAYS.items()}  # type: ignore[misc]
+
+
+def test_every_tensor_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    shapes = write_weights(path, tensors())
+    loaded = load_file(path)
+    assert sorted(loaded) == sorted(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert shapes[name] == array.shape
+        np.testing.assert_array_equal(loaded[name].numpy(), array)
+
+
+def test_equal_tensors_give_equal_bytes(tmp_path: Path) -> None:
+    write_weights(tmp_path / "a", tensors())
+    write_weights(tmp_path / "b", dict(reversed(tensors().items())))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F64])
+def test_floats_are_written_in_the_type_of_the_program(tmp_path: Path, dtype: DType) -> None:
+    values = np.linspace(-2, 2, 7, dtype=np.float32)
+    write_weights(tmp_path / "w", {"x": (dtype, lambda: values), "n": (DType.I64, lambda: np.arange(3))})
+    with safe_open(str(tmp_path / "w"), framework="pt") as file:
+        found = file.get_slice("x")[2:5]
+    expected = torch.from_numpy(values).to(getattr(torch, dtype.torch_name))[2:5]
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
