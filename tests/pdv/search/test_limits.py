@@ -73,10 +73,10 @@ def test_a_tighter_limit_makes_them_gathered_again() -> None:
 
 
 def test_a_looser_limit_never_costs_more() -> None:
-    of = problem(attention_block(batch=2), TWO)
+    of = problem(attention_block(batch=2), MESH)
     most = plan(of).cost.peak_bytes
     seconds = []
-    for share in (0.8, 0.85, 0.95, 1.0):
+    for share in (0.9, 0.95, 1.0):
         found = plan(replace(of, memory_limit=share * most))
         assert found.cost.peak_bytes <= share * most
         assert found.lower_bound_s <= found.cost.seconds * (1 + 1e-9)
