@@ -16,7 +16,7 @@ from ir.errors import ModelError
 from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.types import DType, TensorType
-from tests.distributed.parity import load_package
+from benchmarks.observe import load_package
 from tests.pdv.emit.graphs import emitted, floats, random_weights, stack
 
 ALONE = Mesh.of(dp=1)

@@ -1,7 +1,7 @@
 """Parity of an emitted package with the module it came from: forward, gradients, steps of AdamW.
 
-``observe_package`` runs on each rank (or alone: degree one), ``observe_module`` on one process; ``compare`` says how
-far apart they are.
+``reference`` trains a benchmark model on one process; ``observe_package`` trains an emitted one on each of its ranks
+(or alone: degree one); ``compare`` says how far apart they are.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from benchmarks.models import Size, build
+from pdv.frontend import load_program
+from pdv.frontend.export_onnx import export_onnx
+from pdv.frontend.program import Program
 
 # With 1e-3 the small ResNet's own rounding (float32 against float64, one process) moves 20 losses by 1e-4; here 1e-5:
 # AdamW's first steps are as long for a gradient that is all rounding as for any other.
@@ -21,6 +26,7 @@ LEARNING_RATE = 1e-4
 # Below this share of the model's largest gradient a gradient is rounding: that of an attention key's bias is exactly 0.
 SCALE_FLOOR = 1e-5
 TIED = " = "  # joins the names of one parameter
+Frontend = Literal["export", "onnx"]
 Batch = tuple[Tensor, ...]
 
 
@@ -66,6 +72,36 @@ def observe_module(module: nn.Module, batches: list[Batch], targets: list[Tensor
         optimizer.zero_grad()
         losses.append(loss.item())
     return Observed(output.detach(), gradients, losses)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What training the module itself gives, and on what."""
+
+    batches: list[Batch]
+    targets: list[Tensor]
+    observed: Observed
+
+
+def reference(name: str, size: Size = "small", *, steps: int = 20) -> Reference:
+    """A benchmark model on one process, trained on shifted copies of its first batch."""
+    module, inputs = build(name, size)
+    with torch.no_grad():
+        shape = build(name, size)[0](*inputs).shape
+    generator = torch.Generator().manual_seed(5)
+    batches = [tuple(x.roll((step, step), (0, -1)) for x in inputs) for step in range(steps)]
+    targets = [torch.randn(shape, generator=generator) for _ in range(steps)]
+    return Reference(batches, targets, observe_module(module, batches, targets))
+
+
+def load_model(name: str, frontend: Frontend, folder: Path, size: Size = "small") -> Program:
+    """A benchmark model's graph and weights through one frontend; ONNX files are written to ``folder``."""
+    module, inputs = build(name, size)
+    if frontend == "export":
+        return load_program(module, inputs)
+    path = folder / f"{name}.onnx"
+    export_onnx(module, inputs, path)
+    return load_program(path)
 
 
 def load_package(directory: Path) -> Any:

@@ -20,7 +20,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.problem import Pins, Problem
 from pdv.search.meshes import search_mesh
 
-CLUSTER = Path(__file__).parents[2] / "examples/clusters/laptop-4.yaml"
+CLUSTER = Path(__file__).parent.parent / "examples/clusters/laptop-4.yaml"
 NORMS = ("layer_norm", "rms_norm")
 INSIDE = ("linear", "conv2d", "attention", "matmul")
 
@@ -107,7 +107,7 @@ def forced_plan(graph: Graph, technique: Technique) -> Graph:
     return search_mesh(problem).pcg
 
 
-DP2 = Technique("dp2", (("dp", 2),))
+ZERO2 = Technique("zero2", (("dp", 2),), zero=True)
 ZERO4 = Technique("zero4", (("dp", 4),), zero=True)
 DP_TP = Technique("dp+tp", (("dp", 2), ("tp", 2)))
 TP_SP = Technique("tp+sp", (("tp", 2),), sequence=True)
