@@ -44,13 +44,20 @@ def main() -> None:
     record = Record()
     for name in options.models.split(","):
         run_model(record, name, options.size, options.steps, options.meshes.split(","), options.frontends.split(","))
-    rows: list[tuple[str, ...]] = [(row["case"], f"{row['forward']:.1e}", f"{row['gradient']:.1e}", f"{row['loss']:.1e}", str(row["lines"]),
-             f"{row['wall_s']:.0f}") for row in record.rows]  # fmt: skip
-    table(("case", "forward", "gradient", "loss", "lines of model.py", "wall s"), rows)
+    show(record)
     for key in ("forward", "gradient", "loss"):
         record.claim(f"largest relative difference, {key}", max(row[key] for row in record.rows), "")
     record.print_summary()
     record.write(options.json)
+
+
+def show(record: Record) -> None:
+    """The rows as a table."""
+    rows: list[tuple[str, ...]] = []
+    for row in record.rows:
+        differences = [f"{row[key]:.1e}" for key in ("forward", "gradient", "loss")]
+        rows.append((row["case"], *differences, str(row["lines"]), f"{row['wall_s']:.0f}"))
+    table(("case", "forward", "gradient", "loss", "lines of model.py", "wall s"), rows)
 
 
 def run_model(record: Record, name: str, size: Any, steps: int, meshes: list[str], frontends: list[str]) -> None:

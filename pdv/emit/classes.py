@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ir.graph import Node, param_view
 from ir.mesh import Mesh
@@ -41,13 +41,11 @@ class Emission:
 
 @dataclass(frozen=True)
 class BlockClass:
-    """The class of a run: its name, its lines, and how an instance is made."""
+    """The class of a run: its name, what the model calls the list of its instances, and its lines."""
 
     name: str
     attribute: str
     lines: tuple[str, ...]
-    instances: tuple[str, ...]
-    source: str = field(default="")
 
 
 def cuts_of(param: Node, mesh: Mesh) -> str:
@@ -158,7 +156,7 @@ def block_class(
         *axis_lines(lines, emission.axes),
         *lines,
     ]
-    return BlockClass(name, attribute, tuple(text), tuple(run.prefixes or ()))
+    return BlockClass(name, attribute, tuple(text))
 
 
 def axis_attributes(axes: Sequence[str]) -> list[str]:

@@ -57,7 +57,7 @@ def _hash(value: object) -> str:
 
 def _techniques(value: object) -> str:
     if isinstance(value, Mapping):
-        return plain("; ".join(f"{key}: {_text(item)}" for key, item in value.items()))
+        return plain("; ".join(f"{', '.join(map(str, names))} over {axis}" for axis, names in value.items() if names))
     if isinstance(value, list | tuple):
         return plain(", ".join(str(item) for item in value))
     return _text(value)
@@ -71,7 +71,7 @@ def _step(value: object) -> str:
 
 def _memory(value: object) -> str:
     if isinstance(value, Mapping) and value:
-        sizes = ", ".join(f"{float(size) / 2**30:.2f} GiB on {plain(str(name))}" for name, size in value.items())
+        sizes = ", ".join(f"{_bytes(float(size))} on {plain(str(name))}" for name, size in value.items())
         return f"predicted {sizes}"
     return ""
 
@@ -85,6 +85,10 @@ def _search(value: object) -> str:
 def _proof(value: object) -> str:
     bound = _at(value, "error_bound")
     return f"equal to the source over Z_p; probability of a false proof {float(str(bound)):.0e}" if bound else ""
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 / 10 else f"{value / 2**20:.2f} MiB"
 
 
 def seconds(value: float) -> str:

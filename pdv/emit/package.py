@@ -9,7 +9,10 @@ from pathlib import Path
 from ir.graph import Constant, Graph
 from ir.mesh import Mesh
 from ir.types import DType
-from pdv.emit.program import CONSTANTS, constant_names, helpers_used, write_program
+from pdv.emit.constants import STORED, constant_names
+from pdv.emit.leaves import Reading
+from pdv.emit.lower import lower
+from pdv.emit.program import helpers_used, write_program
 from pdv.emit.views import stored_views
 from pdv.emit.weights import Loader, write_weights
 from pdv.frontend.program import Weights
@@ -32,8 +35,9 @@ def emit_package(pcg: Graph, mesh: Mesh, document: Mapping[str, object], weights
         ModelError: if a parameter has no values, or two of them share some.
         ShardingError: if ``pcg`` is not legal on ``mesh``.
     """
-    shapes = write_weights(directory / "weights.safetensors", _tensors(pcg, weights))
-    text = write_program(pcg, mesh, document, shapes)
+    graph, named = lower(pcg, mesh)
+    shapes = write_weights(directory / "weights.safetensors", _tensors(graph, weights))
+    text = write_program(graph, named, document, shapes)
     _write(directory / "model.py", text)
     _write(directory / "__init__.py", _INIT)
     for name in ("parallel.py", "runtime.py", *(["operators.py"] if helpers_used(text) else [])):
@@ -45,15 +49,15 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", newline="\n")
 
 
-def _tensors(pcg: Graph, weights: Weights) -> dict[str, tuple[DType, Loader]]:
+def _tensors(graph: Graph, weights: Weights) -> dict[str, tuple[DType, Loader]]:
     """Every stored tensor that the program reads, in the type it computes in, and its constants."""
     found: dict[str, tuple[DType, Loader]] = {}
-    for source, params in stored_views(pcg).items():
+    for source, params in stored_views(graph).items():
         found[source] = params[0].type.dtype, _loader(weights, source)
-    for node, name in constant_names(pcg).items():
+    for node, name in constant_names(Reading(graph)).items():
         value = node.attr("value")
         assert isinstance(value, Constant)
-        found[CONSTANTS + name] = node.type.dtype, _constant(value)
+        found[STORED + name] = node.type.dtype, _constant(value)
     return found
 
 

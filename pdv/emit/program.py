@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
 
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
@@ -28,18 +25,17 @@ from pdv.emit.classes import (
     used_axes,
 )
 from pdv.emit.code import WIDTH, call, statement, tuple_of
+from pdv.emit.constants import constant_buffers
 from pdv.emit.expressions import HELPERS
 from pdv.emit.header import header
 from pdv.emit.leaves import Reading
-from pdv.emit.lower import lower
 from pdv.emit.names import identifier, string, unique
-from pdv.emit.naming import module_name
 from pdv.emit.outline import Run, graph_updates, outline, own_names, own_params
+from pdv.emit.reserved import MODULE
 from pdv.emit.shapes import Shapes, symbolic_shapes
 from pdv.emit.steps import Scope
 
 PARALLEL = ("all_gather", "all_to_all", "combine", "partition", "reduce", "reduce_scatter", "regathering", "replicate")
-CONSTANTS = "constants."
 
 
 def write_program(
@@ -47,43 +43,14 @@ def write_program(
 ) -> str:
     """The text of model.py.
 
-    graph: a PCG of ``mesh``; document: plan.json; stored_shapes: shape of each stored tensor, by name.
+    graph: a PCG of ``mesh``, lowered; document: plan.json; stored_shapes: shape of each stored tensor, by name.
     """
-    lowered, named = lower(graph, mesh)
-    return _Program(lowered, named, stored_shapes).text(document)
+    return _Program(graph, mesh, stored_shapes).text(document)
 
 
 def helpers_used(text: str) -> bool:
     """True if a program needs operators.py beside it."""
     return "from .operators import" in text
-
-
-def constant_names(graph: Graph) -> dict[Node, str]:
-    """A name for every constant, in order: by what it is used for."""
-    reading = Reading(graph)
-    names: dict[Node, str] = {}
-    for node in graph.nodes:
-        if node.op.name == "const":
-            names[node] = unique(_constant_name(reading, node), names.values())
-    return names
-
-
-def _constant_name(reading: Reading, node: Node) -> str:
-    for user in reading.readers(node):
-        table = reading.leaf(reading.operands(user)[0])
-        if user.op.name == "embedding" and table is not None:
-            return f"{module_name(table.base)}_ids"
-        if user.op.name == "attention":
-            return "mask"
-    return _rotary_name(node.attr("value").array) or "constant"
-
-
-def _rotary_name(array: np.ndarray[Any, Any]) -> str | None:
-    """cos or sin, as tables of rotary embeddings look: a row per position, angle zero first."""
-    if array.ndim < 2 or array.dtype.kind != "f" or np.abs(array).max() > 1:
-        return None
-    first = array.reshape(-1, array.shape[-1])[0]
-    return "cos" if (first == 1).all() else "sin" if (first == 0).all() else None
 
 
 class _Program:
@@ -94,9 +61,9 @@ class _Program:
         shardings = infer_shardings(graph, mesh)
         reading = Reading(graph)
         self._shapes: Shapes = symbolic_shapes(graph, mesh, shardings)
-        self._constants = self._constant_leaves(reading)
-        constants = {leaf: name for leaf, (name, _) in self._constants.items()}
-        self._emission = Emission(mesh, reading, self._shapes, graph_updates(graph, reading), constants)
+        self._constants = constant_buffers(reading)
+        named = {leaf: buffer.attribute for leaf, buffer in self._constants.items()}
+        self._emission = Emission(mesh, reading, self._shapes, graph_updates(graph, reading), named)
         self._items = outline(reading, shardings)
         self._blocks = self._block_classes()
 
@@ -106,35 +73,12 @@ class _Program:
         body = "\n\n\n".join("\n".join(lines) for lines in [*self._name_tables(), *classes, tuple(self._build())])
         return f"{header(document, self._graph, self._mesh)}\n\n{self._imports(body)}\n\n\n{body}\n"
 
-    # ---- Constants ----
-
-    def _constant_leaves(self, reading: Reading) -> dict[Node, tuple[str, str]]:
-        """Constant leaf -> (attribute, its cuts as text); one buffer for each way that a constant is cut."""
-        names = constant_names(self._graph)
-        found: dict[Node, tuple[str, str]] = {}
-        attributes: list[str] = []
-        for node in self._graph.nodes:
-            leaf = reading.leaf(node)
-            if leaf is None or leaf.base.op.name != "const" or reading.resolve(node) is not node:
-                continue
-            if not any(reading.is_own(user) for user in reading.users[node]) and not self._is_result(node, reading):
-                continue
-            assert all(link.op.name == "partition" for link in leaf.chain), f"a constant is only ever cut: {leaf}"
-            cuts = [f"{string(link.attr('axis'))}: {link.attr('dim')}" for link in leaf.chain]
-            attribute = unique(names[leaf.base], attributes)
-            attributes.append(attribute)
-            found[node] = attribute, f"{{{', '.join(cuts)}}}" if cuts else ""
-        return found
-
-    def _is_result(self, node: Node, reading: Reading) -> bool:
-        return any(reading.resolve(output) is node for _, output in self._graph.outputs)
-
     # ---- Classes ----
 
     def _block_classes(self) -> list[tuple[Run, BlockClass]]:
         runs = [item for item in self._items if isinstance(item, Run)]
         found: list[tuple[Run, BlockClass]] = []
-        attributes: list[str] = ["blocks"] if len(runs) > 1 else []
+        attributes: list[str] = [*MODULE]
         for number, run in enumerate(runs):
             name = "Block" if len(runs) == 1 else f"Block{number + 1}"
             attribute = unique(self._list_name(run), attributes)
@@ -169,14 +113,14 @@ class _Program:
         reading = self._emission.reading
         own = self._own_params()
         lists = [block.attribute for _, block in self._blocks]
-        taken = [*self._emission.axes, *lists, *(name for name, _ in self._constants.values())]
+        taken = [*self._emission.axes, *lists, *self._emission.constants.values()]
         attributes = attribute_names(own, self._common_prefix(own), taken)
         inputs = self._input_names()
         results = tuple(dict.fromkeys(reading.resolve(node) for _, node in self._graph.outputs))
         in_blocks = {node for run, _ in self._blocks for block in run.blocks for node in block}
         updates = {node: name for node, name in self._emission.updates.items() if node not in in_blocks}
         scope = Scope(self._items, self._graph.inputs, results, updates)
-        leaves = {**attributes, **{leaf: name for leaf, (name, _) in self._constants.items()}}
+        leaves = {**attributes, **self._emission.constants}
         held = Attributes(leaves, {run: block.attribute for run, block in self._blocks})
         body = Body(scope, reading, self._shapes, held, inputs, self._emission.reserved())
         lines = body.lines(self._gathered_results(results))
@@ -216,14 +160,9 @@ class _Program:
         for param in own:
             source = param.attr("source")
             lines += declaration(param, attributes[param], string(source), self._mesh, self._stored_shapes[source])
-        names = constant_names(self._graph)
-        for leaf, (attribute, cuts) in self._constants.items():
-            base = leaf
-            while base.operands:
-                base = base.operands[0]
-            key = f"weights[{string(CONSTANTS + names[base])}]"
-            made = call("mesh.tensor", key, *([cuts] if cuts else []))
-            lines += statement(f"self.{attribute} = ", call("nn.Buffer", made, "persistent=False"), 8)
+        for buffer in self._constants.values():
+            made = call("mesh.tensor", f"weights[{string(buffer.stored)}]", *([buffer.cuts] if buffer.cuts else []))
+            lines += statement(f"self.{buffer.attribute} = ", call("nn.Buffer", made, "persistent=False"), 8)
         for run, block in self._blocks:
             lines += self._module_list(run, block)
         return lines

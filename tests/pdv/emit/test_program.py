@@ -183,3 +183,12 @@ def test_masks_come_first_and_go_into_blocks(tmp_path: Path) -> None:
     text = emitted(k.graph({"y": h}), ALONE, tmp_path / "mask_pdv")
     assert "        for block in self.blocks:\n            x = block(x, " in text
     assert build(tmp_path / "mask_pdv")(torch.randn(4, 8, 3), torch.zeros(8, 8)).shape == (4, 8, 3)
+
+
+def test_axes_may_be_called_like_variables(tmp_path: Path) -> None:
+    k = Builder()
+    x = k.partition(k.input("x", floats(4, 3)), dim=0, axis="x")
+    y = k.linear(x, k.replicate(k.param("h", floats(3, 3)), axis="x"))
+    y = k.add(k.tanh(y), y)
+    emitted(k.graph({"y": k.combine(y, dim=0, axis="x")}), Mesh.of(x=2, h=1), tmp_path / "axes_pdv")
+    assert build(tmp_path / "axes_pdv")(torch.randn(4, 3)).shape == (4, 3)
