@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.observe import load_package
 from ir.builder import Builder
 from ir.errors import ModelError
 from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.types import DType, TensorType
-from benchmarks.observe import load_package
 from tests.pdv.emit.graphs import emitted, floats, random_weights, stack
 
 ALONE = Mesh.of(dp=1)
@@ -192,3 +193,7 @@ def test_axes_may_be_called_like_variables(tmp_path: Path) -> None:
     y = k.add(k.tanh(y), y)
     emitted(k.graph({"y": k.combine(y, dim=0, axis="x")}), Mesh.of(x=2, h=1), tmp_path / "axes_pdv")
     assert build(tmp_path / "axes_pdv")(torch.randn(4, 3)).shape == (4, 3)
+
+
+def test_the_emitted_program_is_the_golden_one(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    golden("emitted/stack.py.txt", emitted(stack(2), ALONE, tmp_path / "stack"))
