@@ -77,10 +77,12 @@ class Body:
             targets = ", ".join(self._names[node] for node in item.targets)
             code = chunks_code(item.value, operand)
             return statement(f"{targets} = ", code, INDENT), self._shapes.text(item.value)
-        code = self._writer.expression(item.value)
         if item.kind == "update":
+            value = item.value
+            code = self._writer.operand(value) if value in self._names else self._writer.expression(value)
             code = call("overwrite", f"self.{self._buffer(item.update)}", code)
             return statement("", code, INDENT), ""
+        code = self._writer.expression(item.value)
         return statement(f"{self._names[item.value]} = ", code, INDENT), self._shapes.text(item.value)
 
     def _wrapped(self, node: Node, wrap: Mapping[Node, Sequence[tuple[str, str]]]) -> Code:

@@ -266,4 +266,7 @@ def leaf_key(leaf: Leaf) -> str:
 
 def graph_updates(graph: Graph, reading: Reading) -> dict[Node, str]:
     """New value -> name of the buffer that it overwrites."""
-    return {reading.resolve(node): name for name, node in graph.updates}
+    found = {reading.resolve(node): name for name, node in graph.updates}
+    assert len(found) == len(graph.updates), "two buffers take one value"
+    assert all(reading.is_own(node) for node in found), "a buffer is overwritten with what is not computed"
+    return found

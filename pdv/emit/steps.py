@@ -170,7 +170,11 @@ class _Arranging:
             self._done.update(siblings)
             self._emit("chunk", siblings, node)
         elif node in self._scope.updates:
-            self._emit("update", (), node, self._scope.updates[node])
+            if self._reads.get(node, 0):
+                self._emit("assign", (node,), node)
+                self._statements.append(Statement("update", (), (node,), node, update=self._scope.updates[node]))
+            else:
+                self._emit("update", (), node, self._scope.updates[node])
         else:
             self._pending[node] = heavy, size
             if self._reads.get(node, 0) != 1:

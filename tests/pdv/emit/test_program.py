@@ -197,3 +197,20 @@ def test_axes_may_be_called_like_variables(tmp_path: Path) -> None:
 
 def test_the_emitted_program_is_the_golden_one(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     golden("emitted/stack.py.txt", emitted(stack(2), ALONE, tmp_path / "stack"))
+
+
+def test_a_buffer_is_overwritten_with_a_value_that_is_also_returned(tmp_path: Path) -> None:
+    k = Builder()
+    x = k.input("x", floats(4, 3))
+    mean = k.reduce_mean(x, dims=(0,), keepdim=False)
+    buffer = k.param("running", floats(3), trainable=False)
+    value = k.add(k.scale(buffer, factor=0.5), mean)
+    graph = k.graph({"y": k.mul(x, value)}, {"running": value})
+    emitted(graph, ALONE, tmp_path / "updates_pdv")
+    model = build(tmp_path / "updates_pdv")
+    start = torch.from_numpy(random_weights(graph).load("running"))
+    inputs = torch.randn(4, 3)
+    expected = start * 0.5 + inputs.mean(0)
+    torch.testing.assert_close(model(inputs), inputs * expected)
+    torch.testing.assert_close(model.full_state_dict()["running"], expected)
+    assert not list(model.parameters())
