@@ -17,11 +17,11 @@ from ir.graph import Graph, Node
 from ir.operator import Split
 from ir.sharding import Invariant, Shard, format_sharding, invariant, parse_sharding
 from ir.verify import check_outputs, infer_shardings
+from pdv.pcg.derive import derive
+from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Assignment, Problem, Solution, Storage
 from pdv.rewrite.algebra import RULES
-from pdv.rewrite.derive import derive
 from pdv.rewrite.parallel_rules import ParallelRule
-from pdv.rewrite.redistribute import Redistribution
 from pdv.search.assemble import rewritten_graph
 from pdv.search.blocks import split_blocks, tied_params
 from pdv.search.variants import apply_rules

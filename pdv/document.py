@@ -17,8 +17,8 @@ from ir.verify import infer_shardings
 from pdv.cluster import Cluster, Device, Link
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
-from pdv.cost.plan_cost import PlanCost
 from pdv.derivation import STORE, operators, to_steps
+from pdv.pcg.plan_cost import PlanCost
 from pdv.problem import Mode, Problem
 from pdv.report.techniques import techniques
 from pdv.rewrite.algebra import RULES

@@ -1,1 +1,1 @@
-"""What a plan costs: seconds of compute and communication, bytes of memory, all per device."""
+"""What a device and a link take: seconds of compute and of communication."""

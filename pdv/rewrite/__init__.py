@@ -1,1 +1,1 @@
-"""Substitutions: what a rule is, the rules, and how a derivation is replayed into a parallel computation graph."""
+"""Substitutions: what a rule is, the algebraic rules, and the parallel ones that every operator has."""

@@ -18,10 +18,10 @@ import numpy as np
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph, Node
 from ir.sharding import Sharding
-from pdv.cost.plan_cost import plan_cost, whole_bytes
+from pdv.pcg.derive import derive
+from pdv.pcg.plan_cost import plan_cost, whole_bytes
+from pdv.pcg.redistribute import Redistribution, all_shardings
 from pdv.problem import AlgebraicStep, Assignment, Problem, Solution
-from pdv.rewrite.derive import derive
-from pdv.rewrite.redistribute import Redistribution, all_shardings
 from pdv.search.assemble import Choice, assemble
 from pdv.search.backtrack import Portfolio, explore, portfolio
 from pdv.search.block_table import BlockSolver, Choices

@@ -16,8 +16,8 @@ from ir.operator import Split, backward_work, forward_work
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, fits, local_bytes
 from ir.verify import divides, node_local_loops
 from pdv.cost.comm import GATHERS
+from pdv.pcg.redistribute import Redistribution, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Problem, Storage
-from pdv.rewrite.redistribute import Redistribution, all_shardings
 from pdv.search.sharing import Sharing
 
 

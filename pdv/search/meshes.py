@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
-from pdv.cost.plan_cost import PlanCost, plan_cost
+from pdv.pcg.derive import Derived, derive
+from pdv.pcg.plan_cost import PlanCost, plan_cost
+from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Problem, Solution
-from pdv.rewrite.derive import Derived, derive
-from pdv.rewrite.redistribute import Redistribution
 from pdv.search.chain import ChainSolver
 
 RETRIES = 4

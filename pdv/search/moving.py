@@ -9,7 +9,7 @@ import numpy as np
 
 from ir.graph import Node
 from ir.sharding import Sharding
-from pdv.rewrite.derive import exit_sharding
+from pdv.pcg.derive import exit_sharding
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import Factor, Table, Variable
 from pdv.search.sharing import EXACT_WANTS, Ways

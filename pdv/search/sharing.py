@@ -17,7 +17,7 @@ import numpy as np
 from ir.sharding import Sharding, local_bytes
 from ir.types import TensorType
 from pdv.cost.comm import GATHERS
-from pdv.rewrite.redistribute import Chain, Redistribution
+from pdv.pcg.redistribute import Chain, Redistribution
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]

@@ -14,8 +14,8 @@ import numpy as np
 
 from ir.graph import Node
 from ir.sharding import Invariant, Replicate, Shard, Sharding, State
+from pdv.pcg.redistribute import all_shardings
 from pdv.problem import Storage
-from pdv.rewrite.redistribute import all_shardings
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import Table
 from pdv.search.sharing import EXACT_WANTS, Ways

@@ -15,7 +15,7 @@ from ir.errors import NoPlanFitsError
 from ir.exact import verify_equal
 from ir.graph import Graph
 from ir.mesh import Mesh
-from pdv.cost.plan_cost import plan_cost
+from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Problem
 from pdv.search.chain import ChainSolver
 from pdv.search.meshes import derive_solution

@@ -19,9 +19,9 @@ from ir.graph import Node
 from ir.operator import Split, backward_work, forward_work
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, fits, invariant, local_bytes
 from ir.verify import divides, node_local_loops
+from pdv.pcg.derive import exit_sharding
+from pdv.pcg.redistribute import Redistribution, Step
 from pdv.problem import TRAIN_COPIES, Assignment, Problem, Storage
-from pdv.rewrite.derive import exit_sharding
-from pdv.rewrite.redistribute import Redistribution, Step
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 INFINITE = float("inf")

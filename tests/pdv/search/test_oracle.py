@@ -8,9 +8,9 @@ import pytest
 from ir.exact import verify_equal
 from ir.mesh import Mesh
 from ir.verify import check_outputs, infer_shardings
-from pdv.cost.plan_cost import plan_cost
+from pdv.pcg.derive import derive
+from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Problem
-from pdv.rewrite.derive import derive
 from tests.pdv.search.oracle import Oracle
 from tests.pdv.worlds import problem, random_graph
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from ir.builder import Builder
 from ir.graph import Graph, Node
 from ir.sharding import Invariant, Shard, Sharding, format_sharding, invariant
+from pdv.pcg.redistribute import Chain, Redistribution
 from pdv.problem import Assignment, Problem, Storage
-from pdv.rewrite.redistribute import Chain, Redistribution
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ir.graph import Node
 from ir.mesh import Mesh
 from ir.sharding import Invariant, Partial, Replicate, Shard, Sharding, State, invariant
 from ir.verify import infer_shardings
-from pdv.rewrite.redistribute import Chain, Redistribution, all_shardings
+from pdv.pcg.redistribute import Chain, Redistribution, all_shardings
 from tests.pdv.worlds import f32, problem
 
 TENSOR = f32(12, 36)

@@ -8,7 +8,7 @@ from ir.builder import Builder
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.cost.comm import AxisLink, all_gather_seconds, all_reduce_seconds, reduce_scatter_seconds
-from pdv.cost.plan_cost import plan_cost
+from pdv.pcg.plan_cost import plan_cost
 from tests.pdv.worlds import FAST, f32, problem
 
 MESH = Mesh.of(a=2)
