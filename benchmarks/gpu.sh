@@ -1,0 +1,96 @@
+#!/bin/sh
+# Everything that needs a GPU, in one command of at most eight minutes: kernel times, tests, emitted against source.
+#
+#     sh benchmarks/gpu.sh [--smoke]
+#
+# Installs nothing and needs no network. Environment: OUT, a folder for what it writes (default ./gpu-out); PYTHON (python3).
+# Writes kernels-<device>.json, single_device.json, a log of each step, environment.txt and summary.txt. A step that
+# fails does not stop the others; the exit status is 1 if any did, 2 if something it needs is missing.
+# --smoke runs the smallest cases, on a CPU too.
+
+set -u
+cd "$(dirname "$0")/.." || exit 2
+PYTHON=${PYTHON:-python3}
+case "${1-}" in
+"" | --smoke) SMOKE=${1-} ;;
+*)
+    echo "usage: [OUT=DIR] [PYTHON=PROGRAM] sh benchmarks/gpu.sh [--smoke]" >&2
+    exit 2
+    ;;
+esac
+if [ -z "${OUT-}" ]; then
+    OUT=gpu-out
+    mkdir -p "$OUT" && echo '*' >"$OUT/.gitignore"
+fi
+mkdir -p "$OUT" || exit 2
+PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE=1
+
+# ---- What is here ----
+
+"$PYTHON" - >"$OUT/environment.txt" 2>&1 <<'PROGRAM'
+import importlib
+import platform
+import sys
+
+NEEDED = "torch numpy ml_dtypes networkx pydantic yaml safetensors transformers onnx pytest".split()
+USEFUL = {"typer": "the command line", "rich": "its progress", "onnx_ir": "models as ONNX", "triton": "our kernels"}
+
+print("python", platform.python_version())
+missing = []
+for name in [*NEEDED, *USEFUL]:
+    try:
+        module = importlib.import_module(name)
+        print(name, getattr(module, "__version__", "(no version)"))
+    except ImportError as error:
+        print(name, f"MISSING ({error})", f"- only for {USEFUL[name]}, not for this script" if name in USEFUL else "")
+        missing += [name] if name in NEEDED else []
+if not missing:
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        print("device", index, torch.cuda.get_device_properties(index))
+    print("cuda", torch.version.cuda, "available" if torch.cuda.is_available() else "not available: CPU cases only")
+if missing:
+    print("missing:", *missing, "- install them, or unpack their wheels into a folder and name it in PYTHONPATH")
+    sys.exit(1)
+PROGRAM
+checked=$?
+cat "$OUT/environment.txt"
+[ "$checked" -eq 0 ] || exit 2
+
+# ---- The steps ----
+
+failed=0
+: >"$OUT/summary.txt"
+
+# step NAME LIMIT_S COMMAND...: run it within its time, keep its output, note how it ended
+step() {
+    name=$1 limit=$2
+    shift 2
+    echo "== $name"
+    started=$(date +%s)
+    if command -v timeout >/dev/null; then
+        timeout "$limit" "$@" >"$OUT/$name.log" 2>&1
+    else
+        "$@" >"$OUT/$name.log" 2>&1
+    fi
+    status=$?
+    tail -n 60 "$OUT/$name.log"
+    case $status in
+    0) verdict=ok ;;
+    124) verdict="failed: not done after $limit s" ;;
+    *) verdict="failed: exit status $status" ;;
+    esac
+    [ "$status" -eq 0 ] || failed=1
+    echo "$name: $verdict, $(($(date +%s) - started)) s" >>"$OUT/summary.txt"
+}
+
+# The limits add up to less than eight minutes. -W: another torch than the one developed on may warn of other things.
+step kernels 190 "$PYTHON" benchmarks/kernels.py $SMOKE --budget 130 --folder "$OUT"
+step tests 110 "$PYTHON" -m pytest -q -rs -s tests/gpu -W default -o minversion=7 -p no:cacheprovider
+step single_device 170 "$PYTHON" benchmarks/single_device.py $SMOKE --json "$OUT/single_device.json"
+
+echo "== summary"
+cat "$OUT/summary.txt"
+exit "$failed"
