@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,12 +98,11 @@ def test_imports_without_torch(statement: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_help_is_fast() -> None:
-    command = [sys.executable, "-m", "pdv", "--help"]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)  # fills the caches of bytecode
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.5
+def test_help_loads_no_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "pdv", "--help"],
+        check=True, cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    loaded = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert "typer" in loaded
+    assert not {"torch", "onnx", "transformers", "scipy"} & loaded

@@ -13,6 +13,7 @@ from pdv.pcg.plan_cost import PlanCost, plan_cost
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Problem, Solution
 from pdv.search.chain import ChainSolver
+from pdv.search.exact import TooWideError
 
 RETRIES = 4
 
@@ -112,9 +113,15 @@ def _found(problem: Problem) -> Found:
     """The best plan by what stays allocated.
 
     Raises:
-        NoPlanFitsError: if none fits.
+        NoPlanFitsError: if none fits, or the graph is too wide to be solved on this mesh.
     """
-    solution = ChainSolver(problem).solve()
+    try:
+        solution = ChainSolver(problem).solve()
+    except TooWideError as error:
+        raise NoPlanFitsError(
+            f"{problem.graph.name} has too many values alive at once to be solved exactly on {problem.mesh} ({error})",
+            mend="Pin a mesh with fewer axes",
+        ) from error
     derived = derive_solution(solution)
     cost = plan_cost(replace(problem, graph=solution.graph), derived.pcg)
     return Found(solution, derived, cost, solution.lower_bound_s, solution.states)

@@ -164,3 +164,9 @@ def test_a_limit_counts_the_working_set() -> None:
 def test_a_slower_device_changes_the_time_not_the_choice() -> None:
     slow = replace(DEVICE, peak_flops={"float32": 1e8}, memory_bandwidth_bytes_per_s=1e8)
     assert plan(problem(HEAVY, MESH, device=slow)).cost.compute_s > plan(problem(HEAVY, MESH)).cost.compute_s
+
+
+def test_a_graph_too_wide_for_tables_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdv.search.exact.MAX_ENTRIES", 4)
+    with pytest.raises(NoPlanFitsError, match="too many values alive at once .* Pin a mesh with fewer axes"):
+        search_mesh(problem(attention_block(), TWO))
