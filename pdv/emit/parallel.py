@@ -19,7 +19,6 @@ What is gathered with ``regather=True`` inside ``regathering()`` is not kept for
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 # torch 2.13 renamed both and deprecated the old names.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -191,7 +191,8 @@ class _Saved:
     offset: int
 
 
-_live: dict[int, _Gathered] = {}  # by address of the gathered memory; an entry lives as long as its tensor
+# By address of the gathered memory, with a weak reference to it: whoever has that address later is no gathered tensor.
+_live: dict[int, tuple[_Gathered, StorageWeakRef]] = {}
 
 
 def regathering() -> saved_tensors_hooks:
@@ -201,15 +202,23 @@ def regathering() -> saved_tensors_hooks:
 
 def _remember(whole: Tensor, shard: Tensor, dim: int, axis: Axis) -> Tensor:
     if axis.size > 1:
-        address = whole.untyped_storage().data_ptr()
-        _live[address] = _Gathered(_pack(shard.detach()), dim, axis, shard._version)  # noqa: SLF001
-        weakref.finalize(whole, _live.pop, address, None).atexit = False
+        for address in [address for address, (_, memory) in _live.items() if _is_gone(memory)]:
+            del _live[address]
+        storage = whole.untyped_storage()
+        source = _Gathered(_pack(shard.detach()), dim, axis, shard._version)  # noqa: SLF001
+        _live[storage.data_ptr()] = source, StorageWeakRef(storage)  # type: ignore[no-untyped-call]
     return whole
 
 
+def _is_gone(memory: StorageWeakRef | None) -> bool:
+    return memory is None or bool(memory.expired())  # type: ignore[no-untyped-call]
+
+
 def _pack(x: Tensor) -> Tensor | _Saved:
-    source = _live.get(x.untyped_storage().data_ptr())
-    return x if source is None else _Saved(source, x.size(), x.stride(), int(x.storage_offset()))
+    source, memory = _live.get(x.untyped_storage().data_ptr(), (None, None))
+    if source is None or _is_gone(memory):
+        return x
+    return _Saved(source, x.size(), x.stride(), int(x.storage_offset()))
 
 
 def _unpack(saved: Tensor | _Saved) -> Tensor:

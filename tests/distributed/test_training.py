@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoin
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pdv.emit.parallel import Axis, all_gather, combine
+from pdv.emit.parallel import Axis, all_gather, combine, regathering, replicate
 from pdv.emit.runtime import Weights, local, make_mesh, train_step
 from tests.distributed import two_layer
 from tests.distributed.harness import run_ranks
@@ -135,6 +135,30 @@ def test_regathered_weights_are_released_between_forward_and_backward(weights: P
         for count, alive, grads in run_ranks(gathered_after_forward, 4, weights, regather):
             assert (count, alive) == (4, left)  # the head is gathered twice; its first half is never saved
             check([([], grads)], ([], expected))
+
+
+def views_after_forward() -> list[bool]:
+    """Whether the memory of gathered weights that were used through views lives on after forward."""
+    mesh = make_mesh({"dp": 2, "tp": 2}, "cpu")
+    shard = torch.randn(4, 8, requires_grad=True)
+    x = torch.randn(3, 8, requires_grad=True)
+    memory: list[StorageWeakRef] = []
+
+    def gathered() -> Tensor:
+        whole = all_gather(shard, 0, mesh["dp"], regather=True)
+        memory.append(StorageWeakRef(whole.untyped_storage()))  # type: ignore[no-untyped-call]
+        return whole
+
+    with regathering():
+        uses = [torch.matmul(x, gathered().T), torch.matmul(x, replicate(gathered(), mesh["tp"]).view(8, 8).T)]
+    dist.barrier()
+    alive = [not storage.expired() for storage in memory]  # type: ignore[no-untyped-call]
+    torch.autograd.backward(torch.stack(uses).sum())
+    return alive
+
+
+def test_weights_used_through_views_are_released_too() -> None:
+    assert run_ranks(views_after_forward, 4) == [[False, False]] * 4
 
 
 def step_before_backward(path: Path) -> None:
