@@ -35,7 +35,7 @@ class Block:
 
 def split_blocks(graph: Graph) -> tuple[Block, ...]:
     """Blocks in program order; together they hold every operator once."""
-    nodes = [node for node in graph.nodes if not node.is_leaf]
+    nodes = _in_place(graph)
     order = {node: index for index, node in enumerate(nodes)}
     last_use = {node: max((order[user] for user in graph.users[node]), default=-1) for node in nodes}
     tied = tied_params(graph)
@@ -56,6 +56,31 @@ def split_blocks(graph: Graph) -> tuple[Block, ...]:
             blocks.append(block_of(source, block_nodes, None if last else node, outputs, updates, tied))
             start, source = index + 1, node
     return tuple(blocks)
+
+
+def _in_place(graph: Graph) -> list[Node]:
+    """Operators in program order, those that only serve a buffer's new value right behind what they read.
+
+    At the end of the program, where the graph has them, they would keep statistics alive across all blocks.
+    """
+    wanted: set[Node] = set()
+    waiting = [node for _, node in graph.outputs]
+    while waiting:
+        node = waiting.pop()
+        if node not in wanted:
+            wanted.add(node)
+            waiting.extend(node.operands)
+    operators = [node for node in graph.nodes if not node.is_leaf]
+    anchor = {node: index for index, node in enumerate(operators) if node in wanted}
+    served = [node for node in operators if node not in wanted]
+    for node in served:
+        behind = [anchor[operand] for operand in node.operands if operand in anchor]
+        if behind:
+            anchor[node] = max(behind)
+    for node in reversed(served):  # what reads leaves alone goes with its first reader
+        if node not in anchor:
+            anchor[node] = min((anchor[reader] for reader in graph.users[node]), default=len(operators))
+    return sorted(operators, key=lambda node: (anchor[node], node not in wanted))
 
 
 def tied_params(graph: Graph) -> dict[Node, int]:

@@ -50,10 +50,11 @@ class Elimination:
     kept: tuple[Variable, ...]
     table: Table
     trace: tuple[_Eliminated, ...]
+    settled: frozenset[Variable] = frozenset()
 
     def recover(self, values: Mapping[Variable, int]) -> dict[Variable, int]:
         """The best value of every variable, given those of the kept ones."""
-        chosen = dict(values)
+        chosen = {**dict.fromkeys(self.settled, 0), **values}
         for step in reversed(self.trace):
             chosen[step.variable] = int(step.best[tuple(chosen[other] for other in step.neighbours)])
         return chosen
@@ -65,8 +66,10 @@ def eliminate(factors: Iterable[Factor], sizes: Mapping[Variable, int], keep: Se
     Raises:
         TooWideError: if a table would outgrow ``MAX_ENTRIES``.
     """
-    pool = list(factors)
-    waiting = [variable for variable in sizes if variable not in keep]
+    # a variable with one value is no choice: it would only add axes to tables, of which NumPy allows 64
+    settled = {variable for variable, size in sizes.items() if size == 1 and variable not in keep}
+    pool = [_without(factor, settled) for factor in factors]
+    waiting = [variable for variable in sizes if variable not in keep and variable not in settled]
     trace: list[_Eliminated] = []
     while waiting:
         variable = min(waiting, key=lambda v: (_size_after(v, pool, sizes), v))
@@ -77,7 +80,7 @@ def eliminate(factors: Iterable[Factor], sizes: Mapping[Variable, int], keep: Se
         best, table = _minimize(touching, neighbours, variable, sizes)
         trace.append(_Eliminated(variable, neighbours, best))
         pool.append(Factor(neighbours, table))
-    return Elimination(tuple(keep), add_up(pool, tuple(keep), sizes), tuple(trace))
+    return Elimination(tuple(keep), add_up(pool, tuple(keep), sizes), tuple(trace), frozenset(settled))
 
 
 def _minimize(
@@ -99,6 +102,13 @@ def _minimize(
         sliced = [_at(factor, first, value) for factor in factors]
         best[value], least[value] = _minimize(sliced, rest, variable, sizes)
     return best, least
+
+
+def _without(factor: Factor, settled: set[Variable]) -> Factor:
+    """The factor without the axes of variables that have one value."""
+    for variable in settled.intersection(factor.variables):
+        factor = _at(factor, variable, 0)
+    return factor
 
 
 def _at(factor: Factor, variable: Variable, value: int) -> Factor:
