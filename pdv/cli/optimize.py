@@ -52,7 +52,7 @@ def optimize(
 
     with progress_bar(quiet=as_json) as progress:
         plan = plan_model(
-            model, cluster=devices, batch=batch, mode=mode, dtype=compute_dtype, memory_limit=limit,
+            model, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype, memory_limit=limit,
             search=search, mesh=pinned, budget_s=budget, progress=progress,
         )  # fmt: skip
         progress("writing", None)

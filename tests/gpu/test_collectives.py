@@ -63,13 +63,13 @@ def test_a_gathered_weight_is_dropped_and_gathered_again(device: torch.device, a
             shard, lambda t: parallel._all_gather(t, 0, axis), lambda g: parallel._reduce_scatter(g, 0, axis)
         )
         address = whole.untyped_storage().data_ptr()
-        parallel._live[address] = parallel._Gathered(shard.detach(), 0, axis, shard._version)
+        memory = torch.multiprocessing.reductions.StorageWeakRef(whole.untyped_storage())  # type: ignore[no-untyped-call]
+        parallel._live[address] = parallel._Gathered(shard.detach(), 0, axis, shard._version), memory
         y = torch.nn.functional.linear(x, whole)
-    storage = torch.multiprocessing.reductions.StorageWeakRef(whole.untyped_storage())  # type: ignore[no-untyped-call]
     del whole, parallel._live[address]
     parallel._all_reduce(grad, axis)  # gloo's thread lets go of a collective's tensors when it takes up the next one
     gc.collect()
-    assert storage.expired()  # type: ignore[no-untyped-call]
+    assert memory.expired()  # type: ignore[no-untyped-call]
     torch.autograd.backward(y, grad)
     with torch.no_grad():
         expected = (grad @ shard, grad.T @ x)
