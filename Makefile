@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup lint format test test-distributed test-slow demo bench-smoke clean
+.PHONY: setup lint format test test-unit test-distributed test-slow demo bench-smoke clean
 
 setup: .venv/ready
 
@@ -25,6 +25,10 @@ format: setup
 	$(BIN)/ruff format .
 
 test: setup
+	$(BIN)/pytest -q
+	$(BIN)/pytest -q -m distributed
+
+test-unit: setup
 	$(BIN)/pytest -q
 
 test-distributed: setup

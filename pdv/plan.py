@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,10 @@ class Plan:
     pcg: Graph
     mesh: Mesh
     weights: Weights
+
+    def made_by(self, command: str) -> Plan:
+        """The same plan, naming the command that made it at the head of the emitted program."""
+        return replace(self, document={**self.document, "command": command})
 
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the package; it appears whole or not at all.

@@ -15,7 +15,7 @@ from pdv.cli.summary import summarize
 
 
 def optimize(
-    model: Annotated[Path, typer.Argument(help="An ONNX file, or a torch.export program (.pt2).", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
     cluster: Annotated[Path, typer.Option("--cluster", "-c", help="The cluster's YAML file.", show_default=False)],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The package to write (default: <model>_pdv).")
@@ -48,13 +48,16 @@ def optimize(
         for warning in devices.warnings:
             print_warning(warning)
 
+    given = {"--batch": batch, "--mode": mode, "--dtype": dtype, "--memory-limit": memory_limit, "--mesh": mesh}
+    command = values.command_line(model, cluster, given)
+
     from pdv.compile import optimize as plan_model
 
     with progress_bar(quiet=as_json) as progress:
         plan = plan_model(
-            model, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype, memory_limit=limit,
-            search=search, mesh=pinned, budget_s=budget, progress=progress,
-        )  # fmt: skip
+            model, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,
+            memory_limit=limit, search=search, mesh=pinned, budget_s=budget, progress=progress,
+        ).made_by(command)  # fmt: skip
         progress("writing", None)
         plan.save(target, overwrite=overwrite)
     if as_json:

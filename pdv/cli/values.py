@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from ir.errors import UsageError
+from pdv import config
 
 DTYPES = {
     "fp32": "float32",
@@ -79,3 +82,11 @@ def output_directory(output: Path | None, model: Path, *, overwrite: bool) -> Pa
     if path.is_dir() and any(path.iterdir()) and not overwrite:
         raise UsageError(f"-o: {str(path)!r} exists and is not empty", mend="Choose another, or add --overwrite")
     return path
+
+
+def command_line(model: Path, cluster: Path, options: Mapping[str, object]) -> str:
+    """What made a plan, without folders and output, so that the same plan is the same bytes wherever it is made."""
+    chosen = [
+        text for name, value in options.items() if value not in {None, config.MODE} for text in (name, str(value))
+    ]
+    return shlex.join(["pdv", "optimize", model.name, "--cluster", cluster.name, *chosen])

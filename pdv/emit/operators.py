@@ -40,8 +40,11 @@ def channel_mean(x: Tensor, shares: int) -> Tensor:
 
 
 def channel_variance(x: Tensor, mean: Tensor, shares: int) -> Tensor:
-    """Mean squared distance of each channel from ``mean``, or this rank's term of it: [n, c, h, w], [c] -> [c]."""
-    return (x - mean.view(-1, 1, 1)).square().mean((0, 2, 3)) / shares
+    """Mean squared distance of each channel from its mean, or this rank's term of it: [n, c, h, w], [c] -> [c].
+
+    It does not change with ``mean`` where that is the mean, so no gradient flows there: computed, it would be rounding.
+    """
+    return (x - mean.detach().view(-1, 1, 1)).square().mean((0, 2, 3)) / shares
 
 
 def batch_norm(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
