@@ -41,7 +41,7 @@ demo: setup
 	$(BIN)/python -m examples.demo
 
 bench-smoke: setup
-	@for script in $$(grep -l -- --smoke benchmarks/*.py 2>/dev/null); do \
+	@for script in $$(grep -l '^def main' benchmarks/*.py); do \
 		echo "$$script --smoke"; PYTHONPATH=. $(BIN)/python $$script --smoke || exit 1; done
 
 clean:
