@@ -135,7 +135,7 @@ def _operators(found: Found) -> list[Document]:
                 "type": str(node.type),
                 "splits": {axis.name: split.label for axis, split in zip(problem.mesh.axes, splits, strict=True)},
                 "sharding": format_sharding(shardings[made]),
-                "time_s": cost.forward_s + cost.backward_s,
+                "time_s": cost.seconds,
             }
         )
     return entries

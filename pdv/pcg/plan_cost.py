@@ -6,11 +6,11 @@ simulator's job is to say how much does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ir.graph import Graph, Node
-from ir.operator import backward_work, forward_work
+from ir.operator import Split, backward_work, forward_work
 from ir.sharding import Sharding, local_bytes
 from ir.verify import infer_shardings, node_local_loops, node_splits
 from pdv.cost.comm import GATHERS, move_seconds
@@ -24,6 +24,11 @@ class NodeCost:
 
     forward_s: float
     backward_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True)
@@ -69,20 +74,21 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
     for node in pcg.nodes:
         if node.is_leaf:
             continue
-        cost = _parallel(problem, node, shardings) if node.op.kind == "parallel" else _local(problem, node, shardings)
-        nodes[node] = cost
         if node.op.kind == "parallel":
-            communication_s += cost.forward_s + cost.backward_s
+            nodes[node] = _parallel(problem, node, shardings)
+            communication_s += nodes[node].seconds
         else:
-            compute_s += cost.forward_s + cost.backward_s
+            splits = node_splits(node, [shardings[operand] for operand in node.operands], problem.mesh)
+            nodes[node] = local_cost(problem, node, splits)
+            compute_s += nodes[node].seconds
     trained = [node for node in pcg.params if node.needs_grad]
     held = [local_bytes(node.type, shardings[node], problem.mesh) for node in trained]
     optimizer_s = sum(problem.compute.optimizer_seconds(size) for size in held) if problem.train else 0.0
     return PlanCost(compute_s, communication_s, optimizer_s, _memory(problem, pcg, shardings), nodes)
 
 
-def _local(problem: Problem, node: Node, shardings: Mapping[Node, Sharding]) -> NodeCost:
-    splits = node_splits(node, [shardings[operand] for operand in node.operands], problem.mesh)
+def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCost:
+    """Seconds of an operator's own work on one device, cut as ``splits`` say; the search prices with the same."""
     loops = node_local_loops(node, splits, problem.mesh)
     types = [operand.type for operand in node.operands]
     forward_s = problem.compute.seconds(forward_work(node.op, loops, types, node.type), node.type.dtype)

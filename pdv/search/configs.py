@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ir.graph import Node
-from ir.operator import Split, backward_work, forward_work
+from ir.operator import Split
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, fits, local_bytes
-from ir.verify import divides, node_local_loops
+from ir.verify import divides
 from pdv.cost.comm import GATHERS
+from pdv.pcg.plan_cost import local_cost
 from pdv.pcg.redistribute import Redistribution, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Problem, Storage
 from pdv.search.sharing import Sharing
@@ -120,18 +121,7 @@ class ConfigTable:
                 if not uses:
                     return None
                 leaves.append((number, uses))
-        return Config(splits, needs, result, self._compute(node, splits), memory, tuple(leaves))
-
-    def _compute(self, node: Node, splits: tuple[Split, ...]) -> float:
-        loops = node_local_loops(node, splits, self.problem.mesh)
-        types = [operand.type for operand in node.operands]
-        compute = self.problem.compute
-        seconds = compute.seconds(forward_work(node.op, loops, types, node.type), node.type.dtype)
-        if self.problem.train and node.needs_grad:
-            indices = range(len(types)) if node.op.differentiable is None else node.op.differentiable
-            wanted = [i in indices and operand.needs_grad for i, operand in enumerate(node.operands)]
-            seconds += compute.seconds(backward_work(node.op, loops, types, node.type, wanted), node.type.dtype)
-        return seconds
+        return Config(splits, needs, result, local_cost(self.problem, node, splits).seconds, memory, tuple(leaves))
 
     def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
         """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
