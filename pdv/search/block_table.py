@@ -25,6 +25,25 @@ Choices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
+class Network:
+    """A block as a sum of tables (a weighted constraint network): what it costs is the sum of its factors' entries.
+
+    Attributes:
+        factors: seconds (and priced bytes) over variables; infinite where illegal.
+        sizes: of each variable's domain. Variables that no node has are helpers (``moving``).
+        variables: of the block's nodes, its source and the tied parameters that it reads.
+        options: what the values of each node's variable mean, in order.
+        tied: the tied parameters that it reads; values are their ``TiedTable.states``.
+    """
+
+    factors: tuple[Factor, ...]
+    sizes: dict[Variable, int]
+    variables: dict[Node, Variable]
+    options: dict[Node, tuple[Config, ...]]
+    tied: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
 class Solved:
     """A block's cost for every pair of boundary shardings and every state of the tied parameters that it reads.
 
@@ -78,6 +97,16 @@ class BlockSolver:
         Raises:
             TooWideError: if the block is too wide for elimination.
         """
+        network = self.network(block)
+        boundary = [node for node in (block.source, block.sink) if node is not None]
+        kept = [network.variables[node] for node in (*boundary, *network.tied)]
+        elimination = eliminate(network.factors, network.sizes, kept)
+        table = self._aligned(block, elimination.table, network.tied)
+        sinks, table, sink_configs = _project(table, network.options[block.sink] if block.sink is not None else None)
+        return Solved(block, self._sources, sinks, table, elimination, network.variables, network.options, sink_configs)
+
+    def network(self, block: Block) -> Network:
+        """The block as variables with finite domains and tables over them, whose sum is its cost."""
         options = {node: self._configs.of(node) for node in block.nodes}
         made: dict[Node, tuple[Sharding, ...]] = {node: tuple(c.result for c in options[node]) for node in block.nodes}
         if block.source is not None:
@@ -90,11 +119,7 @@ class BlockSolver:
         factors = [Factor((variables[node],), self._unary(options[node])) for node in block.nodes]
         factors += self._moves(block, made, options, variables, sizes)
         factors += self._uses(block, tied, options, variables)
-        boundary = [node for node in (block.source, block.sink) if node is not None]
-        elimination = eliminate(factors, sizes, [variables[node] for node in (*boundary, *tied)])
-        table = self._aligned(block, elimination.table, tied)
-        sinks, table, sink_configs = _project(table, options[block.sink] if block.sink is not None else None)
-        return Solved(block, self._sources, sinks, table, elimination, variables, options, sink_configs)
+        return Network(tuple(factors), sizes, variables, options, tuple(tied))
 
     def _unary(self, options: Sequence[Config]) -> Table:
         """Seconds of each configuration, leaves included."""
