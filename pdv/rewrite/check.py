@@ -1,0 +1,101 @@
+"""Whether a law is true: both sides evaluated exactly, outputs and gradients, at many sizes and attribute values.
+
+Entry point: ``check_law``. What a law is, ``law`` says; at which sizes it is tried, ``sample``. Functions of elements
+and rows are uninterpreted (``ir.modular``), so a law that holds here holds for every choice of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ir.errors import ShapeError, VerificationError
+from ir.exact import verify_equal
+from ir.graph import Graph
+from ir.mesh import Mesh
+from ir.modular import PRIME
+from pdv.rewrite.instantiate import instantiate
+from pdv.rewrite.law import Law
+from pdv.rewrite.sample import samples
+
+ALONE = Mesh(())
+INSTANCES = 10  # at which a law must hold: three runs of leading dims, equal and different extents
+FEWEST = 4  # laws of fixed sizes have few
+ATTEMPTS = 120  # drawn to find them: not every draw type-checks
+TRIALS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LawProof:
+    """What was checked: different instances, trials of each, and the probability that a false law passed one."""
+
+    instances: int
+    trials: int
+    error_bound: float
+
+    def __str__(self) -> str:
+        power = (PRIME + 1).bit_length() - 1
+        return (
+            f"proven at {self.instances} sizes, gradients too; p = 2^{power} - 1, "
+            f"{self.trials} trials, error < {self.error_bound:.0e}"
+        )
+
+
+def check_law(law: Law, *, seed: int = 0, instances: int = INSTANCES, fewest: int = FEWEST) -> LawProof:
+    """Prove a law at up to ``instances`` different instances.
+
+    Instances at which a side does not type-check are passed over: a law is about those where both do.
+
+    Raises:
+        VerificationError: if it is false at one of them, or type-checks at fewer than ``fewest``.
+    """
+    seen: set[tuple[str, str]] = set()
+    bound = 0.0
+    runs: set[int] = set()
+    for _, values in zip(range(ATTEMPTS), samples(law, seed), strict=False):
+        try:
+            left, right = instantiate(law, values)
+        except ShapeError:
+            continue
+        if (left.digest, right.digest) in seen:
+            continue
+        seen.add((left.digest, right.digest))
+        runs |= {len(value) for name, value in values.items() if name in law.stars and isinstance(value, tuple)}
+        bound = max(bound, _prove(law, left, right, values, seed))
+        if len(seen) == instances:
+            break
+    if len(seen) < fewest or (law.stars and len(runs) < 2):
+        raise VerificationError(
+            f"law {law.name} type-checks at {len(seen)} of {ATTEMPTS} draws, with {len(runs)} runs of leading dims",
+            f"At least {fewest} draws" + (", two runs" if law.stars else ""),
+        )
+    return LawProof(len(seen), TRIALS, bound)
+
+
+def proven(law: Law, *, seed: int = 0) -> Law:
+    """The law with the record of its proof.
+
+    Raises:
+        VerificationError: if it is false.
+    """
+    return replace(law, proof=str(check_law(law, seed=seed)))
+
+
+def holds(law: Law, *, seed: int = 0) -> bool:
+    """Whether ``check_law`` proves it."""
+    try:
+        check_law(law, seed=seed)
+    except VerificationError:
+        return False
+    return True
+
+
+def _prove(law: Law, left: Graph, right: Graph, values: Mapping[str, object], seed: int) -> float:
+    """The error bound at one instance; the side that has all variables is the source."""
+    names = [{node.attr("name") for node in graph.nodes if node.is_leaf} for graph in (left, right)]
+    source, other = (right, left) if names[0] < names[1] else (left, right)
+    try:
+        return verify_equal(source, other, ALONE, seed=seed, trials=TRIALS, scale=False).error_bound
+    except VerificationError as error:
+        at = ", ".join(f"{name} = {value}" for name, value in values.items())
+        raise VerificationError(f"law {law.name} is false at {at}: {error.what}", check=error.check) from error

@@ -1,0 +1,118 @@
+"""A law at given sizes: two programs, which must be equal.
+
+Entry point: ``instantiate``. Operand variables become parameters (inputs, where they are integers), so that gradients
+by all of them are compared; the results of a side become outputs. Which sizes to take is decided in ``check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import cast
+
+from ir.builder import Builder
+from ir.dims import Shape
+from ir.errors import ShapeError
+from ir.graph import Graph, Node
+from ir.ops import OPERATORS
+from ir.types import TensorType
+from pdv.rewrite.law import Law, Literal, Operand, Star, Symbol, Term, evaluate
+from pdv.rewrite.law import Shape as LawShape
+
+Values = Mapping[str, object]
+"""Extents (int), runs of leading dims (tuple of int) and attribute variables, by name."""
+
+_DIM_ATTRS = {"chunk": "dim", "slice": "dim", "concat": "dim", "reduce_sum": "dims", "reduce_mean": "dims"}
+_DIM_ATTRS |= {"permute": "perm"}
+
+
+def instantiate(law: Law, values: Values) -> tuple[Graph, Graph]:
+    """Both sides of ``law`` under ``values``.
+
+    Raises:
+        ShapeError: if a side does not type-check there, or its results differ in type from the other's.
+    """
+    left, right = (_side(law, side, values) for side in (law.left, law.right))
+    for (name, one), (_, other) in zip(left.outputs, right.outputs, strict=True):
+        if one.type != other.type:
+            raise ShapeError(f"{name} of {law.name} is {one.type} on the left, {other.type} on the right")
+    return left, right
+
+
+def _side(law: Law, terms: Sequence[Term], values: Values) -> Graph:
+    k = Builder()
+    nodes = {}
+    for name, shape in law.shapes.items():
+        tensor = TensorType(dims_of(shape, values), shape.dtype)
+        nodes[name] = k.param(name, tensor) if shape.dtype.is_floating else k.input(name, tensor)
+    return k.graph({f"y{number}": build(k, term, nodes, values) for number, term in enumerate(terms)})
+
+
+def build(k: Builder, term: Term, nodes: Mapping[str, Node], values: Values) -> Node:
+    """The node of a term.
+
+    Raises:
+        ShapeError: if it does not type-check.
+    """
+    if isinstance(term, Operand):
+        return nodes[term.name]
+    operands = tuple(build(k, operand, nodes, values) for operand in term.operands)
+    attrs = {name: _value(evaluate(written, values)) for name, written in term.attrs}
+    attrs = resolved(term.op, attrs, operands[0].type.shape)
+    try:
+        node = k.apply(OPERATORS[term.op], operands, attrs)
+    except (AssertionError, IndexError, TypeError, ValueError) as error:  # attributes that do not fit the operands
+        raise ShapeError(f"{term} over {[str(operand.type) for operand in operands]}: {error}") from error
+    if 0 in node.type.shape:
+        raise ShapeError(f"{term} is empty")
+    return node
+
+
+def resolved(op: str, attrs: Mapping[str, Hashable], shape: Shape) -> dict[str, Hashable]:
+    """Attributes with dims counted from the front; ``shape`` is the first operand's.
+
+    Raises:
+        ShapeError: if there is no such dim, or no such piece of it.
+    """
+    found = dict(attrs)
+    name = _DIM_ATTRS.get(op)
+    if name is not None and isinstance(found.get(name), tuple):
+        found[name] = tuple(_dim(dim, shape) for dim in cast("tuple[int, ...]", found[name]))
+    elif name is not None:
+        found[name] = _dim(cast(int, found[name]), shape)
+    if op == "slice":
+        start, stop = cast(int, found["start"]), cast(int, found["stop"])
+        if not 0 <= start < stop <= shape[cast(int, found["dim"])]:
+            raise ShapeError(f"no elements {start} to {stop} in dim {found['dim']} of {shape}")
+    if op == "chunk" and not 0 <= cast(int, found["index"]) < cast(int, found["parts"]):
+        raise ShapeError(f"no piece {found['index']} of {found['parts']}")
+    if op in ("permute", "reduce_sum", "reduce_mean"):
+        dims = cast("tuple[int, ...]", found["perm" if op == "permute" else "dims"])
+        if len(set(dims)) != len(dims) or (op == "permute" and len(dims) != len(shape)):
+            raise ShapeError(f"{dims} are not dims of {shape}, each once")
+    return found
+
+
+def dims_of(shape: LawShape, values: Values) -> Shape:
+    """The extents of an operand variable."""
+    found: list[int] = []
+    for dim in shape.dims:
+        match dim:
+            case Star(name):
+                found.extend(cast("tuple[int, ...]", values[name]))
+            case Symbol(name):
+                found.append(cast(int, values[name]))
+            case Literal(value):
+                found.append(cast(int, value))
+    return tuple(found)
+
+
+def _dim(dim: int, shape: Shape) -> int:
+    at = dim + len(shape) if dim < 0 else dim
+    if not 0 <= at < len(shape):
+        raise ShapeError(f"no dim {dim} in {shape}")
+    return at
+
+
+def _value(value: object) -> Hashable:
+    assert isinstance(value, Hashable), value
+    return value
