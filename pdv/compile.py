@@ -23,14 +23,13 @@ from pdv.problem import Mode, Pins, Problem
 from pdv.report.explain import explain_document
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import Found, search_meshes
+from pdv.search.strategies import STRATEGIES
 from pdv.source import read_source
 
 if TYPE_CHECKING:
     from ir.graph import Graph
 
 Progress = Callable[[str, float | None], None]
-
-STRATEGIES = ("backtrack",)
 
 __all__ = ["STRATEGIES", "Plan", "explain", "optimize", "plan_problems", "proof_document", "verify"]
 
@@ -79,7 +78,7 @@ def optimize(
     graph = _with_dtype(replace(program.graph, name=_name_of(model)), dtype)
     problems = plan_problems(graph, devices, mode=mode, memory_limit=memory_limit, pins=pins)
     started = time.process_time()
-    found = search_meshes(problems, lambda fraction: progress("searching", fraction), budget_s)
+    found = search_meshes(problems, lambda fraction: progress("searching", fraction), budget_s, STRATEGIES[search])
     seconds = time.process_time() - started
     document = plan_document(found, source=graph, cluster=devices, strategy=search, seconds=seconds)
     progress("proving", None)

@@ -12,10 +12,12 @@ from pdv.pcg.derive import Derived, derive
 from pdv.pcg.plan_cost import PlanCost, plan_cost
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Problem, Solution
-from pdv.search.chain import ChainSolver
 from pdv.search.exact import TooWideError
+from pdv.search.strategies.backtrack import backtrack
+from pdv.search.strategies.budget import Budget, Strategy
 
 RETRIES = 4
+FREELY = Budget()
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,11 @@ def search_meshes(
     problems: Sequence[Problem],
     progress: Callable[[float], None] = lambda _: None,
     budget_s: float = float("inf"),
+    strategy: Strategy = backtrack,
 ) -> Found:
     """The cheapest plan over several meshes of one cluster; ``budget_s`` of wall time spent, the best so far.
+
+    A strategy that can be cut short gets an equal share of what is left for each mesh.
 
     Raises:
         NoPlanFitsError: the one of the mesh that comes nearest, if none fits.
@@ -60,7 +65,8 @@ def search_meshes(
         if best is not None and time.monotonic() > deadline:
             break
         try:
-            found = search_mesh(problem)
+            share = max(0.0, deadline - time.monotonic()) / (len(problems) - number)
+            found = search_mesh(problem, strategy, Budget(share))
         except NoPlanFitsError as error:
             refused.append(error)
             continue
@@ -75,7 +81,7 @@ def search_meshes(
     return replace(best, lower_bound_s=min(bounds), states=states, meshes=len(bounds) + len(refused))
 
 
-def search_mesh(problem: Problem) -> Found:
+def search_mesh(problem: Problem, strategy: Strategy = backtrack, budget: Budget = FREELY) -> Found:
     """The best plan on one mesh whose peak, working set included, is within the limit.
 
     The search prices what stays allocated. Where the plan's largest working set does not fit on top of that, less and
@@ -85,7 +91,7 @@ def search_mesh(problem: Problem) -> Found:
         NoPlanFitsError: if none does.
     """
     limit = problem.memory_limit
-    first = _found(problem)
+    first = _found(problem, strategy, budget)
     if first.cost.peak_bytes <= limit:
         return first
     tried = [first]
@@ -93,7 +99,8 @@ def search_mesh(problem: Problem) -> Found:
     for attempt in range(RETRIES):
         aside = first.cost.memory["transient"] / 2**attempt
         try:
-            tried.append(_found(replace(problem, memory_limit=limit - aside, working_limit=aside)))
+            room = replace(problem, memory_limit=limit - aside, working_limit=aside)
+            tried.append(_found(room, strategy, replace(budget, seconds=budget.seconds / RETRIES)))
         except NoPlanFitsError as error:
             nearest = min(nearest, error.needed_bytes + aside)
     fitting = [found for found in tried if found.cost.peak_bytes <= limit]
@@ -109,14 +116,14 @@ def search_mesh(problem: Problem) -> Found:
     return replace(best, lower_bound_s=first.lower_bound_s, states=sum(found.states for found in tried))
 
 
-def _found(problem: Problem) -> Found:
+def _found(problem: Problem, strategy: Strategy, budget: Budget) -> Found:
     """The best plan by what stays allocated.
 
     Raises:
         NoPlanFitsError: if none fits, or the graph is too wide to be solved on this mesh.
     """
     try:
-        solution = ChainSolver(problem).solve()
+        solution = strategy(problem, budget)
     except TooWideError as error:
         raise NoPlanFitsError(
             f"{problem.graph.name} has too many values alive at once to be solved exactly on {problem.mesh} ({error})",

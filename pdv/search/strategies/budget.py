@@ -1,0 +1,52 @@
+"""What a strategy may spend, and whom it tells about progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdv.problem import Problem, Solution
+
+
+def _ignore(cpu_s: float, cost_s: float) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Effort of one strategy on one mesh.
+
+    Each strategy stops by itself after a number of steps that depends on the problem alone, so that equal seeds give
+    equal plans; ``seconds`` of CPU time cut it short, and then the plan depends on the machine.
+
+    Attributes:
+        seconds: CPU time; the best plan met so far is taken then.
+        seed: of whatever is random.
+        on_best: called with (CPU-seconds since the start, seconds per step) of each plan that fits and is better.
+    """
+
+    seconds: float = float("inf")
+    seed: int = 0
+    on_best: Callable[[float, float], None] = _ignore
+
+
+Strategy = Callable[[Problem, Budget], Solution]
+
+
+class Clock:
+    """CPU-seconds since it was made."""
+
+    def __init__(self, seconds: float) -> None:
+        self._started = time.process_time()
+        self.seconds = seconds
+
+    @property
+    def elapsed_s(self) -> float:
+        """CPU-seconds so far."""
+        return time.process_time() - self._started
+
+    @property
+    def left_s(self) -> float:
+        """CPU-seconds that may still be spent."""
+        return self.seconds - self.elapsed_s
