@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,14 +29,53 @@ def _any_storage(param: Node, axis: str, state: State) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a parameter rests between its uses, and whether a gathered copy is dropped after forward (ZeRO-3)."""
+
+    sharding: Sharding
+    regather: bool = False
+
+
+def _any_rest(param: Node, storage: Storage) -> bool:
+    return True
+
+
+def _any_gather(param: Node, axis: str, regather: bool) -> bool:
+    return True
+
+
+def _no_mark(nodes: Sequence[Node]) -> str:
+    return ""
+
+
+def _loses_nothing(before: Sequence[Node], after: Sequence[Node]) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Pins:
-    """What the user (or an expert's plan) fixes: which splits and storages are allowed. Pure and cheap."""
+    """What the user (or an expert's plan) fixes, as predicates. Pure and cheap; ``pdv.pins`` makes them of a file.
+
+    Attributes:
+        split: whether an operator may run in a split along an axis.
+        storage: whether a parameter may rest in a state along an axis.
+        regather: whether parameters that rest cut are gathered again in backward.
+        name: for messages.
+        rests: whether a parameter may rest so, all axes considered.
+        gathers: whether a parameter that rests cut may be gathered along an axis when it is used.
+        mark: what the pins say about these nodes beyond their structure; blocks of different marks are not equal.
+        loses: whether a rewrite from the first nodes to the second loses a pinned value.
+    """
 
     split: Callable[[Node, str, Split], bool] = _any_split
     storage: Callable[[Node, str, State], bool] = _any_storage
     regather: Literal["free", "always", "never"] = "free"
     name: str = "free"
+    rests: Callable[[Node, Storage], bool] = _any_rest
+    gathers: Callable[[Node, str, bool], bool] = _any_gather
+    mark: Callable[[Sequence[Node]], str] = _no_mark
+    loses: Callable[[Sequence[Node], Sequence[Node]], bool] = _loses_nothing
 
 
 @dataclass(frozen=True)
@@ -61,14 +100,6 @@ class Problem:
     def train(self) -> bool:
         """True where a backward pass and an optimizer run."""
         return self.mode == "train"
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """Where a parameter rests between its uses, and whether a gathered copy is dropped after forward (ZeRO-3)."""
-
-    sharding: Sharding
-    regather: bool = False
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,9 @@ class ChainSolver:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.blocks = split_blocks(problem.graph)
+        self.blocks = tuple(
+            replace(block, key=block.key + problem.pins.mark(block.nodes)) for block in split_blocks(problem.graph)
+        )
         self._numbers = tied_params(problem.graph)
         self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), self._numbers)
         self._tied = {param: TiedTable(self.configs, param, _reads(problem.graph, param)) for param in self._numbers}

@@ -19,7 +19,6 @@ from pdv.cost.comm import GATHERS
 from pdv.pcg.plan_cost import local_cost
 from pdv.pcg.redistribute import Redistribution, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Problem, Storage
-from pdv.search.sharing import Sharing
 
 
 class Use(NamedTuple):
@@ -69,7 +68,6 @@ class ConfigTable:
     def __init__(self, problem: Problem, moves: Redistribution, tied: Collection[Node] = ()) -> None:
         self.problem = problem
         self.moves = moves
-        self.sharing = Sharing(moves)
         self.states = 0
         self._tied = frozenset(tied)
         self._configs: dict[Node, tuple[Config, ...]] = {}
@@ -144,7 +142,7 @@ class ConfigTable:
                 found.append(Storage(sharding))
             if cut and self.problem.train and pins.regather != "never":
                 found.append(Storage(sharding, regather=True))
-        return found
+        return [storage for storage in found if pins.rests(param, storage)]
 
     def resident(self, param: Node, storage: Storage) -> tuple[float, float]:
         """(seconds of the optimizer, bytes of weight, gradient and moments) of a parameter at rest."""
@@ -158,7 +156,10 @@ class ConfigTable:
         chain = self.moves.chain(param.type, storage.sharding, need, gradient=self.problem.train)
         if chain is None:
             return None
-        gathered = any(step.name in GATHERS for step in chain.steps)
+        gathers = [step.axis for step in chain.steps if step.name in GATHERS]
+        if not all(self.problem.pins.gathers(param, axis, storage.regather) for axis in gathers):
+            return None
+        gathered = bool(gathers)
         if storage.regather and not gathered:
             return None  # nothing to gather again: the plain storage says the same
         seconds, memory = self.resident(param, storage)
