@@ -47,7 +47,7 @@ class FloatField:
         return y, derivative
 
     def row(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
-        """softmax, log_softmax, layer_norm:eps or rms_norm:eps of each row.
+        """softmax, log_softmax, top_k:k, layer_norm:eps or rms_norm:eps of each row.
 
         Raises:
             KeyError: if no function has that name.
@@ -141,6 +141,13 @@ def _log_softmax(x: Data) -> tuple[Data, Callable[[Data], Data]]:
     return y, lambda g: g - np.exp(y) * g.sum(axis=-1, keepdims=True)
 
 
+def _top_k(x: Data, k: float) -> tuple[Data, Callable[[Data], Data]]:
+    order = np.argsort(-x, axis=-1, kind="stable")
+    kept = np.zeros_like(x)
+    np.put_along_axis(kept, order[..., : int(k)], 1.0, axis=-1)
+    return x * kept, lambda g: g * kept
+
+
 def _layer_norm(x: Data, eps: float) -> tuple[Data, Callable[[Data], Data]]:
     centred = x - x.mean(axis=-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
@@ -160,6 +167,12 @@ def _rms_norm(x: Data, eps: float) -> tuple[Data, Callable[[Data], Data]]:
 
 
 ROW: Mapping[str, Row] = MappingProxyType(
-    {"softmax": _softmax, "log_softmax": _log_softmax, "layer_norm": _layer_norm, "rms_norm": _rms_norm}
+    {
+        "softmax": _softmax,
+        "log_softmax": _log_softmax,
+        "top_k": _top_k,
+        "layer_norm": _layer_norm,
+        "rms_norm": _rms_norm,
+    }
 )
 """Functions of a row by name: x and the name's parameters -> f(x) and its pullback."""

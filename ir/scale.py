@@ -184,7 +184,7 @@ class _Sizes:
                     self.atoms.unify(factors, tuple(a for loop in group for a in loops[loop]))
         self._loops[node] = loops
         CONSTRAINTS.get(node.op.name, no_constraint)(node, loops, self.atoms)
-        if node.op.name == "embedding":
+        if node.op.kind == "index":
             self._limit(node.operands[1], loops["v"])
         return tuple(tuple(a for loop in group for a in loops[loop]) for group in node.loops.result)
 
@@ -233,7 +233,7 @@ class _Sizes:
     def _limit_full(self, graphs: Sequence[Graph]) -> None:
         for graph in graphs:
             for node in graph.nodes:
-                if node.op.name == "embedding":
+                if node.op.kind == "index":
                     self._limit(node.operands[1], (self.atoms.new(node.loops.extents["v"]),))
 
     def _least_table(self, node: Node) -> int:

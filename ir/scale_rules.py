@@ -34,6 +34,12 @@ def _keep_opaque(node: Node, loops: Loops, atoms: Atoms) -> None:
         atoms.keep(loops[loop])
 
 
+def _keep_chosen(node: Node, loops: Loops, atoms: Atoms) -> None:
+    """Known ids name elements: all of them stay, and what they choose from."""
+    if node.operands[1].op.name == "const":
+        atoms.keep((*loops["v"], *loops["p"]))
+
+
 def _keep_parts(node: Node, loops: Loops, atoms: Atoms) -> None:
     """The number of pieces stays; unequal pieces add up."""
     del node
@@ -108,6 +114,7 @@ def _windows(node: Node, loops: Loops, atoms: Atoms) -> None:
 CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
     {
         "reshape": _keep_opaque,
+        "index_select": _keep_chosen,
         "chunk": _keep_parts,
         "concat": _keep_parts,
         "slice": _slice,

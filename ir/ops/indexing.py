@@ -1,8 +1,16 @@
-"""Gathers by integer ids."""
+"""Gathers by integer ids: rows of a table, or elements of any dim."""
 
 from __future__ import annotations
 
-from ir.operator import Operator
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from ir.dims import Shape
+from ir.operator import Attrs, Operator
+from ir.tape import Call, Tape
 
 embedding = Operator(
     "embedding",
@@ -18,4 +26,41 @@ embedding = Operator(
     evaluate=lambda t, x, c: t.take(x[0], x[1], c.offset),
 )
 
-OPS = (embedding,)
+
+def _select_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    """x: [..., v, ...], ids: [p] -> [..., p, ...]; v is whole, for any of it may be asked for."""
+    dim = cast(int, attrs["dim"])
+    names = [f"d{i}" for i in range(len(shapes[0]))]
+    left = ["v*" if i == dim else name for i, name in enumerate(names)]
+    right = ["p" if i == dim else name for i, name in enumerate(names)]
+    return f"{' '.join(left)}, p -> {' '.join(right)}", {}
+
+
+def _select(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    """The chosen dim to the front, the others flat: a table, whose rows are taken."""
+    x, ids = operands
+    dim, rank = call.attrs["dim"], len(call.loops.operands[0])
+    front = (dim, *(i for i in range(rank) if i != dim))
+    back = tuple(front.index(i) for i in range(rank))
+    moved = t.transpose(x, front)
+    sizes = tuple(moved.shape[1:])
+    table = t.reshape(moved, (sizes[0], math.prod(sizes[1:])))
+    rows = t.take(table, ids, np.zeros(1, dtype=np.int64))
+    return t.transpose(t.reshape(rows, (rows.shape[1], *sizes[1:])), back)
+
+
+index_select = Operator(
+    "index_select",
+    _select_loops,
+    "index",
+    emit="torch.index_select({0}, {dim}, {1})",
+    attrs=("dim",),
+    linear=(frozenset({0}),),
+    flops_per_point=0,
+    backward_factor=1,
+    saved=(1,),
+    differentiable=(0,),
+    evaluate=_select,
+)
+
+OPS = (embedding, index_select)

@@ -46,6 +46,18 @@ log_softmax = Operator(
 )
 
 
+top_k = Operator(  # the row with all but its k largest elements set to zero
+    "top_k",
+    "... d* -> ... d*",
+    "row",
+    emit="top_k({0}, {k})",
+    attrs=("k",),
+    flops_per_point=5,
+    saved=("out",),
+    evaluate=lambda t, x, c: t.row(f"top_k:{c.attrs['k']}", x[0]),
+)
+
+
 def _layer_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
     x, *affine = operands
     y = t.row(f"layer_norm:{call.attrs['eps']}", x)
@@ -141,4 +153,4 @@ batch_norm = Operator(
     evaluate=_batch_norm,
 )
 
-OPS = (softmax, log_softmax, layer_norm, rms_norm, channel_mean, channel_variance, batch_norm)
+OPS = (softmax, log_softmax, top_k, layer_norm, rms_norm, channel_mean, channel_variance, batch_norm)

@@ -57,6 +57,8 @@ def _constant_name(reading: Reading, node: Node) -> str:
         table = reading.leaf(reading.operands(user)[0])
         if user.op.name == "embedding" and table is not None:
             return f"{module_name(table.base)}_ids"
+        if user.op.name == "index_select":
+            return "chosen"
         if user.op.name == "attention":
             return "mask"
     return _rotary_name(node.attr("value").array) or "constant"

@@ -53,6 +53,12 @@ def batch_norm(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: 
     return (x - mean.view(-1, 1, 1)) * factor.view(-1, 1, 1) + bias.view(-1, 1, 1)
 
 
+def top_k(x: Tensor, k: int) -> Tensor:
+    """Each row with all but its ``k`` largest elements zero: [..., d] -> [..., d]."""
+    values, chosen = x.topk(k, -1)
+    return torch.zeros_like(x).scatter(-1, chosen, values)
+
+
 def overwrite(buffer: Tensor, value: Tensor) -> None:
     """Set a buffer that is no part of the function: running statistics."""
     with torch.no_grad():

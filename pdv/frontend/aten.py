@@ -14,9 +14,9 @@ import numpy as np
 from ir.graph import Node
 from ir.types import DType
 from pdv.frontend import layers
-from pdv.frontend.lowering import Lowering, Number, Pair, Unsupported
+from pdv.frontend.lowering import Lowering, Number, Pair, TopK, Unsupported
 
-Result = Node | tuple[Node | None, ...]
+Result = Node | tuple[Node | TopK | None, ...]
 Handler = Callable[..., Result]
 Scalar = Node | Number
 
@@ -105,6 +105,35 @@ def split(k: Lowering, x: Node, size: int | Sequence[int], dim: int = 0) -> Resu
     total = x.type.shape[dim]
     sizes = [min(size, total - i) for i in range(0, total, size)] if isinstance(size, int) else list(size)
     return k.split(x, dim, sizes)
+
+
+def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
+    """x[:, ids, ...]: elements by number along one dim, or (known ones) along several in a row, which are joined."""
+    dims = [dim for dim, node in enumerate(ids) if node is not None]
+    nodes = [node for node in ids if node is not None]
+    if len(dims) == 1:
+        return layers.index_select(k, x, dims[0], nodes[0])
+    arrays = [k.value(node) for node in nodes]
+    if dims != list(range(dims[0], dims[0] + len(dims))) or any(a is None or a.ndim != 1 for a in arrays):
+        raise Unsupported("an index by several tensors that are not known lists over neighbouring dims")
+    sizes = x.type.shape[dims[0] : dims[-1] + 1]
+    flat = np.ravel_multi_index([a % n for a, n in zip(arrays, sizes, strict=True) if a is not None], sizes)
+    return layers.index_select(k, layers.flatten(k, x, dims[0], dims[-1]), dims[0], k.const(flat.astype(np.int64)))
+
+
+def embedding_bag(
+    k: Lowering, table: Node, ids: Node, offsets: Node, scale_by_frequency: bool = False, mode: int = 0,
+    sparse: bool = False, weights: Node | None = None, include_last: bool = False, padding: int | None = None,
+) -> Result:  # fmt: skip
+    """Sums (mode 0) or means (1) of equal bags of rows, ids [bags x bag] in a line."""
+    starts = k.value(offsets)
+    bag = ids.type.shape[0] // offsets.type.shape[0]
+    if starts is None or not np.array_equal(starts, np.arange(0, ids.type.shape[0], bag)):
+        raise Unsupported("bags of different sizes")
+    if mode not in (0, 1) or weights is not None or include_last or scale_by_frequency or (padding or -1) >= 0:
+        raise Unsupported("bags that are weighted, padded or reduced by maximum")
+    rows = k.apply("embedding", table, k.reshape(ids, (starts.size, bag)))
+    return k.reduce(("reduce_sum", "reduce_mean")[mode], rows, (1,), keepdim=False), None, None, None
 
 
 def chunk(k: Lowering, x: Node, chunks: int, dim: int = 0) -> Result:
@@ -243,11 +272,12 @@ def max_pool2d(
     dilation: Sequence[int] = (1, 1), ceil_mode: bool = False,
 ) -> Node:  # fmt: skip
     """Maximum over windows; without a stride they do not overlap."""
+    window = {
+        "kernel": pair(kernel), "stride": pair(stride or kernel), "padding": pair(padding), "dilation": pair(dilation)
+    }  # fmt: skip
     if ceil_mode:
-        raise Unsupported("pooling with ceil_mode")
-    return layers.max_pool2d(
-        k, x, kernel=pair(kernel), stride=pair(stride or kernel), padding=pair(padding), dilation=pair(dilation)
-    )
+        layers.check_rounding(x, **window)
+    return layers.max_pool2d(k, x, **window)
 
 
 def avg_pool2d(
@@ -255,8 +285,10 @@ def avg_pool2d(
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Node:  # fmt: skip
     """Mean over windows."""
-    if ceil_mode or divisor_override is not None:
-        raise Unsupported("average pooling with ceil_mode or divisor_override")
+    if divisor_override is not None:
+        raise Unsupported("average pooling with divisor_override")
+    if ceil_mode:
+        layers.check_rounding(x, pair(kernel), pair(stride or kernel), pair(padding), (1, 1))
     return layers.avg_pool2d(
         k, x, kernel=pair(kernel), stride=pair(stride or kernel), padding=pair(padding), count_padding=count_include_pad
     )
@@ -338,6 +370,16 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.native_layer_norm.default": native_layer_norm,
     "aten.rms_norm.default": rms_norm,
     "aten.embedding.default": lambda k, table, ids, *padding: k.apply("embedding", table, ids),
+    "aten.embedding_bag.padding_idx": embedding_bag,
+    "aten._embedding_bag.default": embedding_bag,
+    "aten._embedding_bag_forward_only.default": embedding_bag,
+    "aten.index_select.default": layers.index_select,
+    "aten.index.Tensor": index,
+    "aten.topk.default": lambda k, x, count, dim=-1, largest=True, ordered=True: layers.top_k(
+        k, x, count, dim, largest=largest
+    ),
+    "aten.scatter.src": layers.scatter,
+    "aten.zeros_like.default": lambda k, x, **placement: layers.filled(k, 0.0, x.type.shape, x.type.dtype),
     "aten.batch_norm.default": batch_norm,
     "aten._native_batch_norm_legit_functional.default": functional_batch_norm,
     "aten._native_batch_norm_legit_no_training.default": no_training_batch_norm,

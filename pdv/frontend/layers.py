@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ir.graph import Node
-from pdv.frontend.lowering import Lowering, Pair, Unsupported
+from ir.types import DType
+from pdv.frontend.lowering import Lowering, Pair, TopK, Unsupported
 from pdv.passes.numbers import short_float
 
 
@@ -74,6 +76,43 @@ def softmax(k: Lowering, x: Node, dim: int, op: str = "softmax") -> Node:
     if dim % x.type.rank == x.type.rank - 1:
         return k.apply(op, x, dim=-1)
     return k.transpose(k.apply(op, k.transpose(x, dim, -1), dim=-1), dim, -1)
+
+
+def top_k(k: Lowering, x: Node, count: int, dim: int, *, largest: bool) -> tuple[TopK, TopK]:
+    """The `count` largest elements of each row, and where they are; `scatter` puts them back."""
+    if dim % x.type.rank != x.type.rank - 1 or not largest:
+        raise Unsupported("the k largest or smallest elements, other than the largest along the last dim")
+    return TopK(x, count, "values"), TopK(x, count, "places")
+
+
+def scatter(k: Lowering, base: Node, dim: int, places: Node | TopK, values: Node | TopK) -> Node:
+    """Elements written into zeros where `top_k` found them: rows with all but their largest elements zero."""
+    if not (isinstance(places, TopK) and isinstance(values, TopK) and places == replace(values, part="places")):
+        raise Unsupported("a scatter of anything but the k largest elements of each row, where they were")
+    x = values.of
+    if not is_constant(k, base, 0) or base.type.shape != x.type.shape or dim % x.type.rank != x.type.rank - 1:
+        raise Unsupported("a scatter of the k largest elements into anything but zeros")
+    return k.apply("top_k", x, k=values.k)
+
+
+def filled(k: Lowering, value: float, shape: Sequence[int], dtype: DType) -> Node:
+    """A constant tensor of one value."""
+    return k.expand(k.const(np.asarray(value, np.float32), dtype), shape)
+
+
+def index_select(k: Lowering, x: Node, dim: int, ids: Node) -> Node:
+    """Elements of a dim, by number: [..., v, ...], [p] -> [..., p, ...]; neighbours in order are a slice."""
+    if ids.type.rank != 1:
+        raise Unsupported(f"a selection by ids of rank {ids.type.rank}")
+    known, size = k.value(ids), x.type.shape[dim]
+    if known is not None:
+        if known.min() < -size or known.max() >= size:
+            raise ValueError(f"index {known.min()} to {known.max()} of a dim of size {size}")
+        known = known % size
+        if (np.diff(known) == 1).all():
+            return k.slice(x, dim, int(known[0]), int(known[-1]) + 1)
+        ids = k.const(known.astype(np.int64))
+    return k.apply("index_select", x, ids, dim=dim % x.type.rank)
 
 
 def layer_norm(k: Lowering, x: Node, dims: int, weight: Node | None, bias: Node | None, eps: float) -> Node:
@@ -160,6 +199,13 @@ def is_constant(k: Lowering, node: Node, value: float) -> bool:
     """True for a constant that is `value` throughout, which exporters write where a layer has no weight or bias."""
     array = k.value(node)
     return array is not None and bool((array == value).all())
+
+
+def check_rounding(x: Node, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> None:
+    """Windows counted by rounding up (`ceil_mode`) are those by rounding down, where they fit without a rest."""
+    for n, f, s, p, d in zip(x.type.shape[-2:], kernel, stride, padding, dilation, strict=True):
+        if (n + 2 * p - d * (f - 1) - 1) % s:
+            raise Unsupported(f"pooling with ceil_mode where windows of {f} every {s} leave a rest of {n}")
 
 
 def max_pool2d(k: Lowering, x: Node, *, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Node:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +27,18 @@ Number = int | float | bool
 
 class Unsupported(Exception):
     """A form of an operator that the IR cannot say; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """What a search for each row's k largest elements gives: the elements or where they are, of the node ``of``.
+
+    Only putting the elements back where they were is a function of the IR (`top_k`); apart they are known by this.
+    """
+
+    of: Node
+    k: int
+    part: Literal["values", "places"]
 
 
 class Lowering:

@@ -17,7 +17,7 @@ import numpy as np
 from ir.graph import Node
 from ir.types import DType
 from pdv.frontend import layers
-from pdv.frontend.lowering import Lowering, Pair, Unsupported
+from pdv.frontend.lowering import Lowering, Pair, TopK, Unsupported
 from pdv.passes.fold_constants import Array
 
 
@@ -28,8 +28,8 @@ class NanMask:
     of: Node
 
 
-Value = Node | tuple[Node, ...] | NanMask
-"""A tensor, a sequence of tensors, or a question about one."""
+Value = Node | tuple[Node, ...] | NanMask | TopK
+"""A tensor, a sequence of tensors, a question about one, or its largest elements."""
 
 Handler = Callable[["Call"], Any]  # Any: a Node, or a tuple with one entry per output (None: not computed)
 
@@ -51,6 +51,8 @@ class Call:
             raise ValueError(f"operand {index} is a sequence")
         if isinstance(value, NanMask):
             raise Unsupported("IsNaN, other than as a guard of a softmax")
+        if isinstance(value, TopK):
+            raise Unsupported("TopK, other than put back by ScatterElements")
         return value
 
     def __getitem__(self, index: int) -> Node:
@@ -166,16 +168,34 @@ def flatten(c: Call) -> Node:
 
 
 def gather(c: Call) -> Node:
-    """Rows of a table are an embedding, one known index is a selection, known neighbours are a slice."""
+    """Rows of a table are an embedding, one known index is a selection."""
     axis, x, ids = c.attrs.get("axis", 0), c[0], c[1]
     known = c.k.value(ids)
     if known is not None and known.ndim == 0:
         return c.k.select(x, axis, int(known))
     if axis % x.type.rank == 0 and x.type.rank == 2 and x.type.dtype.is_floating:
         return c.k.apply("embedding", x, ids)
-    if known is not None and known.ndim == 1 and (np.diff(known) == 1).all() and known[0] >= 0:
-        return c.k.slice(x, axis, int(known[0]), int(known[-1]) + 1)
-    raise Unsupported("a gather that is neither rows of a table nor a slice")
+    return layers.index_select(c.k, x, axis, ids)
+
+
+def top_k(c: Call) -> tuple[TopK, TopK]:
+    """The k largest along an axis, and where they are."""
+    (count,) = c.ints(1) or ()
+    return layers.top_k(c.k, c[0], count, c.attrs.get("axis", -1), largest=bool(c.attrs.get("largest", 1)))
+
+
+def scatter_elements(c: Call) -> Node:
+    """Only the k largest elements of each row, back where they were."""
+    places, values = c.inputs[1], c.inputs[2]
+    if c.attrs.get("reduction", "none") != "none" or not isinstance(places, TopK) or not isinstance(values, TopK):
+        raise Unsupported("a scatter of anything but the k largest elements of each row, where they were")
+    return layers.scatter(c.k, c[0], c.attrs.get("axis", 0), places, values)
+
+
+def constant_of_shape(c: Call) -> Node:
+    """One value throughout; without it, float zero."""
+    value = c.attrs["value"].numpy().reshape(()) if "value" in c.attrs else np.zeros((), np.float32)
+    return c.k.expand(c.k.const(value), c.ints(0) or ())
 
 
 def shape(c: Call) -> Node:
@@ -362,7 +382,7 @@ def max_pool(c: Call) -> tuple[Node, None]:
     kernel = cast(Pair, tuple(c.attrs["kernel_shape"]))
     stride, padding, dilation = _window(c, kernel)
     if c.attrs.get("ceil_mode", 0):
-        raise Unsupported("pooling with ceil_mode")
+        layers.check_rounding(c[0], kernel, stride, padding, dilation)
     return layers.max_pool2d(c.k, c[0], kernel=kernel, stride=stride, padding=padding, dilation=dilation), None
 
 
@@ -370,8 +390,10 @@ def average_pool(c: Call) -> Node:
     """Mean over windows."""
     kernel = cast(Pair, tuple(c.attrs["kernel_shape"]))
     stride, padding, dilation = _window(c, kernel)
-    if c.attrs.get("ceil_mode", 0) or dilation != (1, 1):
-        raise Unsupported("average pooling with ceil_mode or dilation")
+    if dilation != (1, 1):
+        raise Unsupported("average pooling with dilation")
+    if c.attrs.get("ceil_mode", 0):
+        layers.check_rounding(c[0], kernel, stride, padding, dilation)
     counted = bool(c.attrs.get("count_include_pad", 0))
     return layers.avg_pool2d(c.k, c[0], kernel=kernel, stride=stride, padding=padding, count_padding=counted)
 
@@ -406,6 +428,9 @@ HANDLERS: Mapping[str, Handler] = {
     "Unsqueeze": unsqueeze,
     "Flatten": flatten,
     "Gather": gather,
+    "TopK": top_k,
+    "ScatterElements": scatter_elements,
+    "ConstantOfShape": constant_of_shape,
     "ReduceMean": reduce("reduce_mean"),
     "ReduceSum": reduce("reduce_sum"),
     "GlobalAveragePool": lambda c: c.k.reduce("reduce_mean", c[0], tuple(range(2, c[0].type.rank)), True),

@@ -23,12 +23,15 @@ from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.aten import HANDLERS
-from pdv.frontend.lowering import Lowering, Unsupported
+from pdv.frontend.lowering import Lowering, TopK, Unsupported
 from pdv.frontend.program import Array, Program, Weights
 from pdv.passes.fold_constants import check_foldable_size
 
-Value = Node | tuple[Node | None, ...] | None
+Value = Node | TopK | tuple[Node | TopK | None, ...] | None
 """What an fx node gave: a tensor, several, or (None) something that could not be lowered and is already reported."""
+
+
+ONLY_SCATTER = "only scatter reads the k largest elements, to put them back"
 
 
 def load_exported_program(program: ExportedProgram) -> Program:
@@ -74,6 +77,9 @@ class _ProgramLowering:
         updates: dict[str, Node] = {}
         for spec in self.program.graph_signature.output_specs:
             value = self.values.get(by_name[spec.arg.name]) if isinstance(spec.arg, TensorArgument) else None
+            if isinstance(value, TopK):
+                self.unsupported[f"aten.topk.default at {_where(by_name[spec.arg.name])} ({ONLY_SCATTER})"] = None
+                raise UnsupportedOperatorsError(tuple(self.unsupported))
             if not isinstance(value, Node):
                 continue
             if spec.kind is OutputKind.USER_OUTPUT:
@@ -122,6 +128,9 @@ class _ProgramLowering:
                 return self._evaluate(node)
             if handler is None:
                 raise Unsupported("")
+            largest = any(isinstance(self.values[x], TopK) for x in node.all_input_nodes)
+            if largest and target != "aten.scatter.src":
+                raise Unsupported(ONLY_SCATTER)
             args, kwargs = _map_operands(node, lambda x: self.values[x])
             return handler(self.k, *args, **kwargs)
         except Unsupported as reason:
@@ -224,7 +233,7 @@ def _is_floating(node: torch.fx.Node) -> bool:
 
 def _is_constant(value: Value) -> bool:
     nodes = value if isinstance(value, tuple) else (value,)
-    return all(node is not None and node.op.name == "const" for node in nodes)
+    return all(isinstance(node, Node) and node.op.name == "const" for node in nodes)
 
 
 def _as_torch(value: Value) -> Any:

@@ -30,7 +30,11 @@ CLUSTER = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+OFTEN = ("bert", "gpt2", "llama", "resnet50", "vit", "dlrm")
+EACH = [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in sorted(MODELS)]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_both_frontends_give_the_same_plan(name: str, tmp_path: Path) -> None:
     module, inputs = build(name)
     path = tmp_path / "model.onnx"

@@ -1,4 +1,4 @@
-"""The five small models, each built, exported and lowered once per test run."""
+"""The small models, each built, exported and lowered once per test run."""
 
 from __future__ import annotations
 

@@ -65,6 +65,15 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "average pool": (lambda: nn.AvgPool2d(2), (2, 3, 8, 8)),
     "adaptive pool": (lambda: nn.AdaptiveAvgPool2d((2, 4)), (2, 3, 8, 8)),
     "max pool": (lambda: nn.MaxPool2d(3, 2, 1), (2, 3, 8, 8)),
+    "max pool, rounding up without a rest": (lambda: nn.MaxPool2d(3, 2, ceil_mode=True), (2, 3, 7, 9)),
+    "average pool, padded": (lambda: nn.AvgPool2d(3, 1, 1), (2, 3, 6, 5)),
+    "convolution of one by seven": (lambda: nn.Conv2d(4, 4, (1, 7), padding=(0, 3)), (2, 4, 5, 9)),
+    "elements by number": (lambda: Function(lambda x: x.index_select(1, torch.tensor([0, 2, 1, 0]))), (2, 3, 4)),
+    "neighbours by number": (lambda: Function(lambda x: x.index_select(1, torch.tensor([1, 2]))), (2, 3, 4)),
+    "two largest": (
+        lambda: Function(lambda x: torch.zeros_like(x).scatter(-1, x.topk(2).indices, x.topk(2).values)),
+        (3, 4, 5),
+    ),
     "rms norm": (lambda: nn.RMSNorm(8, eps=1e-6), (2, 3, 8)),
     "layer norm without weights": (lambda: nn.LayerNorm(8, elementwise_affine=False), (2, 3, 8)),
     "gelu, tanh": (lambda: nn.GELU("tanh"), (2, 8)),
@@ -136,6 +145,40 @@ def test_tied_weights_stay_one_stored_tensor() -> None:
     assert len(program.weights.names) == 1
     assert {node.attr("source") for node in program.graph.params} == set(program.weights.names)
     assert np.allclose(run(program, ids), module(ids).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x[:, [0, 2, -1, 0]] + x[:, 1:2], lambda x: x[:, [1, 2, 2], [0, 0, 1]]], ids=["one", "two"]
+)
+def test_indices_are_elements_by_number(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(2, 3, 3)
+    program = load_program(Function(function), x)
+    assert "index_select" in {node.op.name for node in program.graph.nodes}
+    assert np.array_equal(run(program, x), function(x).double().numpy())
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_one_size_are_sums_of_rows(mode: str) -> None:
+    bags, ids = nn.EmbeddingBag(10, 4, mode=mode), torch.randint(0, 10, (6, 3))
+    assert np.allclose(run(load_program(bags, ids), ids), bags(ids).detach().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x.topk(2).values, r"topk.*\(only scatter"),
+        (lambda x: x.topk(2).values + 1, r"add.*\(only scatter"),
+        (
+            lambda x: torch.ones(1, 2, 6, 6).scatter(-1, x.topk(2).indices, x.topk(2).values),
+            "anything but zeros",
+        ),
+        (lambda x: functional.max_pool2d(x, 3, 2, ceil_mode=True), "leave a rest of 6"),
+    ],
+    ids=["largest alone", "largest used", "scattered into ones", "rounding up"],
+)
+def test_what_has_no_declaration_is_refused(function: Callable[[torch.Tensor], torch.Tensor], reason: str) -> None:
+    with pytest.raises(UnsupportedOperatorsError, match=reason):
+        load_program(Function(function), torch.randn(1, 2, 6, 6))
 
 
 def test_bfloat16_weights_keep_their_bits() -> None:
