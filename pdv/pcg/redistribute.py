@@ -2,19 +2,30 @@
 
 Each step is one operator on one axis, each legal by the states it leaves; a chain of them is a composition of
 the cancellation and fusion laws of DESIGN section 3, so its order never changes what it computes, only what it costs.
+All chains of one tensor type are found together, as arrays over its shardings (``Routes``).
 """
 
 from __future__ import annotations
 
-import heapq
+import itertools
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ir.mesh import Mesh
 from ir.ops.parallel import move
-from ir.sharding import Invariant, Partial, Replicate, Shard, Sharding, State, fits, format_sharding, local_bytes
+from ir.sharding import Invariant, Partial, Replicate, Shard, Sharding, State, fits, shard_degrees
 from ir.types import TensorType
-from pdv.cost.comm import AxisLink, move_seconds
+from pdv.cost.comm import GATHERS, AxisLink, move_seconds
+
+Seconds = np.ndarray[Any, np.dtype[np.float64]]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+# Large enough that a line through this point and zero gives a collective's rate to full precision.
+MANY_BYTES = 2.0**40
 
 
 class Step(NamedTuple):
@@ -38,63 +49,245 @@ class Chain(NamedTuple):
         return self.forward_s + self.backward_s
 
 
+@dataclass(frozen=True)
+class StateGraph:
+    """The shardings of a tensor of one rank as vertices, the parallel operators as edges; edges sorted by target.
+
+    Attributes:
+        shardings: every sharding, whether or not a tensor's sizes divide.
+        index: its number.
+        degrees: [shardings, rank], into how many blocks each dim is cut.
+        tails, heads: [edges] the shardings before and after.
+        kinds: [edges] which of ``operators`` it is, as (name, axis).
+        steps: [edges] the operator.
+    """
+
+    shardings: tuple[Sharding, ...]
+    index: dict[Sharding, int]
+    degrees: Indices
+    tails: Indices
+    heads: Indices
+    kinds: Indices
+    operators: tuple[tuple[str, int], ...]
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def of(cls, mesh: Mesh, rank: int) -> StateGraph:
+        """All states of ``rank`` dims on a mesh."""
+        states: list[State] = [Invariant(), Replicate(), Partial(), *(Shard(dim) for dim in range(rank))]
+        shardings = tuple(itertools.product(states, repeat=len(mesh.axes)))
+        index = {sharding: number for number, sharding in enumerate(shardings)}
+        edges = sorted(_edges(mesh, shardings, index, states))
+        kinds = {kind: number for number, kind in enumerate(sorted({(e[3].name, e[2]) for e in edges}))}
+        degrees = np.array([shard_degrees(s, mesh, rank) for s in shardings]).reshape(len(shardings), rank)
+        return cls(
+            shardings,
+            index,
+            degrees,
+            np.array([tail for _, tail, _, _ in edges], dtype=np.int64),
+            np.array([head for head, _, _, _ in edges], dtype=np.int64),
+            np.array([kinds[step.name, axis] for _, _, axis, step in edges], dtype=np.int64),
+            tuple(kinds),
+            tuple(step for *_, step in edges),
+        )
+
+    @cached_property
+    def gathers(self) -> Flags:
+        """[edges] whether the operator's result is a copy that takes memory."""
+        return np.array([step.name in GATHERS for step in self.steps], dtype=bool)
+
+    @cached_property
+    def names_only(self) -> Flags:
+        """[edges] whether the operator only names a state."""
+        return np.array([step.name == "replicate" for step in self.steps], dtype=bool)
+
+
+def _edges(
+    mesh: Mesh, shardings: tuple[Sharding, ...], index: dict[Sharding, int], states: list[State]
+) -> list[tuple[int, int, int, Step]]:
+    """(head, tail, axis, step) of every legal operator."""
+    edges = []
+    for tail, sharding in enumerate(shardings):
+        for position, axis in enumerate(mesh.axes):
+            before, inner = sharding[position], sharding[position + 1 :]
+            if isinstance(before, Shard) and before in inner:
+                continue  # the inner cut of the same dim has to go first
+            for target in states:
+                found = move(before, target)
+                if found is None or (isinstance(target, Shard) and target in inner):
+                    continue
+                head = index[(*sharding[:position], target, *inner)]
+                edges.append((head, tail, position, Step(found[0], tuple(found[1].items()), axis.name)))
+    return edges
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The cheapest chains between all shardings of one tensor; arrays are [before, after] unless said otherwise.
+
+    Those from one sharding form a tree: the first steps of a cheapest chain are a cheapest chain.
+
+    Attributes:
+        states: the vertices.
+        seconds: forward and backward; infinite where there is no chain. ``forward_s``: forward alone.
+        edge: the last step (an edge of ``states``); -1 where there is none.
+        length: how many steps; -1 where there is no chain.
+        copy: what a reader of ``after`` holds (``replicate`` names a state and makes no copy).
+        gathered: whether making that copy takes a gather.
+        bytes: [after] that a device holds.
+    """
+
+    states: StateGraph
+    seconds: Seconds
+    forward_s: Seconds
+    edge: Indices
+    length: Indices
+    copy: Indices
+    gathered: Flags
+    bytes: Seconds
+
+    def chain(self, before: int, after: int) -> Chain | None:
+        """The chain between two vertices, or None."""
+        if self.length[before, after] < 0:
+            return None
+        steps: list[Step] = []
+        at = after
+        while at != before:
+            edge = self.edge[before, at]
+            steps.append(self.states.steps[edge])
+            at = int(self.states.tails[edge])
+        forward_s = float(self.forward_s[before, after])
+        return Chain(forward_s, float(self.seconds[before, after]) - forward_s, tuple(reversed(steps)))
+
+    def rest(self, before: int, names: Indices, wants: Indices, *, forward: bool = False) -> Seconds:
+        """[names, wants] seconds of the way from ``before`` to each want that are not on the way to the name."""
+        total = self.forward_s[before] if forward else self.seconds[before]
+        above = self._above(before)[names]
+        rest = np.full((len(names), len(total)), np.inf)
+        rest[:, before] = 0.0
+        for level in self._levels(before):
+            tails = self.states.tails[self.edge[before, level]]
+            further = rest[:, tails] + (total[level] - total[tails])
+            rest[:, level] = np.where(above[:, level], 0.0, further)
+        found: Seconds = rest[:, wants]
+        found[self.length[before, names] < 0] = np.inf
+        return found
+
+    def _levels(self, before: int) -> list[Indices]:
+        """Vertices reached from ``before`` in 1, 2, … steps."""
+        length = self.length[before]
+        return [np.flatnonzero(length == steps) for steps in range(1, int(length.max()) + 1)]
+
+    def _above(self, before: int) -> Flags:
+        """[after, vertex] whether a vertex is on the way to ``after``, its end included."""
+        above = np.eye(len(self.bytes), dtype=bool)
+        for level in self._levels(before):
+            above[level] |= above[self.states.tails[self.edge[before, level]]]
+        return above
+
+
 @dataclass
 class Redistribution:
-    """Cheapest chains on one mesh, remembered by (shape, type, gradient, before)."""
+    """Cheapest chains on one mesh, remembered by tensor type and gradient."""
 
     mesh: Mesh
     axes: tuple[AxisLink, ...]
-    _found: dict[tuple[TensorType, bool, Sharding], dict[Sharding, Chain]] = field(default_factory=dict)
+    _routes: dict[tuple[TensorType, bool], Routes] = field(default_factory=dict)
+    _graphs: dict[int, StateGraph] = field(default_factory=dict)
 
     def chain(self, tensor: TensorType, before: Sharding, after: Sharding, *, gradient: bool) -> Chain | None:
         """The cheapest chain, or None if there is none (nothing leaves Replicate, nothing enters Partial)."""
-        return self.from_(tensor, before, gradient=gradient).get(after)
+        routes = self.routes(tensor, gradient=gradient)
+        return routes.chain(routes.states.index[before], routes.states.index[after])
 
     def from_(self, tensor: TensorType, before: Sharding, *, gradient: bool) -> dict[Sharding, Chain]:
-        """Cheapest chains from ``before`` to every sharding that can be reached (Dijkstra; ties by text)."""
-        key = (tensor, gradient, before)
-        if key not in self._found:
-            self._found[key] = self._search(tensor, before, gradient)
-        return self._found[key]
+        """Cheapest chains from ``before`` to every sharding that can be reached."""
+        routes = self.routes(tensor, gradient=gradient)
+        start = routes.states.index[before]
+        chains = [(after, routes.chain(start, number)) for number, after in enumerate(routes.states.shardings)]
+        return {after: chain for after, chain in chains if chain is not None}
 
-    def _search(self, tensor: TensorType, before: Sharding, gradient: bool) -> dict[Sharding, Chain]:
-        done: dict[Sharding, Chain] = {}
-        queue = [(0.0, 0, format_sharding(before), before, Chain(0.0, 0.0, ()))]
-        while queue:
-            _, _, _, sharding, chain = heapq.heappop(queue)
-            if sharding in done:
-                continue
-            done[sharding] = chain
-            for after, step, (forward_s, backward_s) in self._moves(tensor, sharding):
-                if after in done:
-                    continue
-                back = backward_s if gradient else 0.0
-                longer = Chain(chain.forward_s + forward_s, chain.backward_s + back, (*chain.steps, step))
-                heapq.heappush(queue, (longer.seconds, len(longer.steps), format_sharding(after), after, longer))
-        return done
+    def routes(self, tensor: TensorType, *, gradient: bool) -> Routes:
+        """All chains of a tensor."""
+        key = (tensor, gradient)
+        if key not in self._routes:
+            if tensor.rank not in self._graphs:
+                self._graphs[tensor.rank] = StateGraph.of(self.mesh, tensor.rank)
+            self._routes[key] = self._found(tensor, self._graphs[tensor.rank], gradient=gradient)
+        return self._routes[key]
 
-    def _moves(self, tensor: TensorType, sharding: Sharding) -> list[tuple[Sharding, Step, tuple[float, float]]]:
-        moves = []
-        targets: list[State] = [Invariant(), Replicate(), *(Shard(dim) for dim in range(tensor.rank))]
-        held = local_bytes(tensor, sharding, self.mesh)
-        for position, axis in enumerate(self.mesh.axes):
-            before = sharding[position]
-            inner = sharding[position + 1 :]
-            if isinstance(before, Shard) and before in inner:
-                continue  # the inner cut of the same dim has to go first
-            for target in targets:
-                after = (*sharding[:position], target, *inner)
-                found = move(before, target)
-                if (
-                    found is None
-                    or (isinstance(target, Shard) and target in inner)
-                    or not fits(tensor, after, self.mesh)
-                ):
-                    continue
-                name, dims = found
-                seconds = move_seconds(name, self.axes[position], held)
-                moves.append((after, Step(name, tuple(dims.items()), axis.name), seconds))
-        return moves
+    def _found(self, tensor: TensorType, states: StateGraph, *, gradient: bool) -> Routes:
+        """Bellman and Ford from all shardings at once: after n rounds, the cheapest chains of at most n steps.
+
+        Of equally cheap chains the one of fewer steps is kept, then the one through the first tail.
+        """
+        divides = (np.array(tensor.shape, dtype=np.int64) % states.degrees == 0).all(axis=1)
+        held = np.where(divides, float(tensor.num_bytes) / np.maximum(states.degrees.prod(axis=1), 1), np.inf)
+        usable = np.flatnonzero(divides[states.tails] & divides[states.heads])
+        tails, heads = states.tails[usable], states.heads[usable]
+        forward, backward = self._edge_seconds(states, usable, held)
+        weights = forward + backward if gradient else forward
+        count = len(states.shardings)
+        seconds = np.full((count, count), np.inf)
+        np.fill_diagonal(seconds, np.where(divides, 0.0, np.inf))
+        edge = np.full((count, count), -1, dtype=np.int64)
+        length = np.where(np.isfinite(seconds), 0, -1)
+        targets, starts = np.unique(heads, return_index=True)
+        for steps in itertools.count(1):
+            if not len(usable):
+                break
+            offers = seconds[:, tails] + weights
+            least = np.minimum.reduceat(offers, starts, axis=1)
+            better = least < seconds[:, targets]
+            if not better.any():
+                break
+            rows, columns = np.nonzero(better)
+            seconds[rows, targets[columns]] = least[better]
+            length[rows, targets[columns]] = steps
+            edge[rows, targets[columns]] = usable[_first(offers, least, starts, rows, columns)]
+        return _routes(states, seconds, edge, length, dict(zip(usable.tolist(), forward.tolist(), strict=True)), held)
+
+    def _edge_seconds(self, states: StateGraph, edges: Indices, held: Seconds) -> tuple[Seconds, Seconds]:
+        """[edges] seconds forward and backward: every collective's are a line over its bytes."""
+        lines = np.empty((len(states.operators), 2, 2))
+        for kind, (name, position) in enumerate(states.operators):
+            base = np.array(move_seconds(name, self.axes[position], 0.0))
+            lines[kind, 0] = base
+            lines[kind, 1] = (np.array(move_seconds(name, self.axes[position], MANY_BYTES)) - base) / MANY_BYTES
+        found = lines[states.kinds[edges]]
+        both = found[:, 0] + found[:, 1] * held[states.tails[edges]][:, None]
+        return both[:, 0], both[:, 1]
+
+
+def _first(offers: Seconds, least: Seconds, starts: Indices, rows: Indices, columns: Indices) -> Indices:
+    """The first edge into each (row, column) that offers the least."""
+    width = np.diff(np.append(starts, offers.shape[1]))
+    found = np.full(len(rows), -1, dtype=np.int64)
+    for step in range(int(width.max())):
+        at = starts[columns] + np.minimum(step, width[columns] - 1)
+        hit = (found < 0) & (offers[rows, at] == least[rows, columns])
+        found[hit] = at[hit]
+    return found
+
+
+def _routes(
+    states: StateGraph, seconds: Seconds, edge: Indices, length: Indices, forward: dict[int, float], held: Seconds
+) -> Routes:
+    """What follows from the last steps, level by level."""
+    count = len(states.shardings)
+    weight = np.zeros(len(states.steps) + 1)
+    weight[list(forward)] = list(forward.values())
+    forward_s = np.where(length == 0, 0.0, np.inf)
+    copy = np.broadcast_to(np.arange(count), (count, count)).copy()
+    gathered = np.zeros((count, count), dtype=bool)
+    for steps in range(1, int(length.max(initial=0)) + 1):
+        rows, columns = np.nonzero(length == steps)
+        last = edge[rows, columns]
+        tails = states.tails[last]
+        forward_s[rows, columns] = forward_s[rows, tails] + weight[last]
+        copy[rows, columns] = np.where(states.names_only[last], copy[rows, tails], columns)
+        gathered[rows, columns] = gathered[rows, tails] | states.gathers[last]
+    return Routes(states, seconds, forward_s, edge, length, copy, gathered, np.where(np.isfinite(held), held, 0.0))
 
 
 def all_shardings(tensor: TensorType, mesh: Mesh, states: tuple[State, ...] | None = None) -> tuple[Sharding, ...]:
@@ -104,3 +297,6 @@ def all_shardings(tensor: TensorType, mesh: Mesh, states: tuple[State, ...] | No
     for _ in mesh.axes:
         found = [(*sharding, state) for sharding in found for state in options]
     return tuple(sharding for sharding in found if fits(tensor, sharding, mesh))
+
+
+__all__ = ["Chain", "Redistribution", "Routes", "StateGraph", "Step", "all_shardings"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from pdv.pcg.derive import exit_sharding
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import Factor, Table, Variable
 from pdv.search.sharing import EXACT_WANTS, Ways
+
+Helper = Callable[[int], Variable]
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,13 @@ class Moving:
     """Builds the factors of values at one price of memory (seconds per byte).
 
     ``optimistic`` factors bound the cost from below where more than three want a value; elsewhere they are the same.
+    With ``entries``, tables larger than that are replaced by sums of smaller ones that bound them from below.
     """
 
     configs: ConfigTable
     price: float
     optimistic: bool = False
+    entries: float = math.inf
 
     def factors(
         self,
@@ -42,7 +48,7 @@ class Moving:
         made: Sequence[Sharding],
         readers: Sequence[Reader],
         leaves: Sequence[bool],
-        helper: Callable[[int], Variable],
+        helper: Helper,
     ) -> list[Factor]:
         """Factors over ``source`` (its domain is ``made``), the readers' variables and a helper's.
 
@@ -56,106 +62,157 @@ class Moving:
         """
         if not made:
             return []  # nothing makes it: the plan is impossible, whatever moves cost
-        ways = {before: self._ways(value, before) for before in dict.fromkeys(made)}
-        exits = {before: self._exits(value, before, leaves) for before in ways}
+        gradient = self.configs.problem.train and value.needs_grad
+        routes = self.configs.moves.routes(value.type, gradient=gradient)
+        ways = {before: Ways(routes, before) for before in dict.fromkeys(made)}
+        exits = {before: self._exits(value, before, leaves, gradient=gradient) for before in ways}
+        kept_where_made = gradient and "out" in value.op.saved
+        moved = _Moved(self, source, tuple(made), tuple(readers), len(leaves), ways, exits, kept_where_made)
         if len(readers) < 2:
-            return self._single(value, source, made, readers, ways, exits)
-        return self._shared(value, source, made, readers, ways, exits, helper)
+            return moved.single()
+        return moved.pair() if moved.wants == 2 else moved.shared(helper)
 
-    def _ways(self, value: Node, before: Sharding) -> Ways:
-        return self.configs.sharing.ways(value.type, before, gradient=self._backward(value))
-
-    def _backward(self, value: Node) -> bool:
-        return self.configs.problem.train and value.needs_grad
-
-    def _exits(self, value: Node, before: Sharding, leaves: Sequence[bool]) -> list[Sharding] | None:
+    def _exits(self, value: Node, before: Sharding, leaves: Sequence[bool], *, gradient: bool) -> list[Sharding] | None:
         """Where the value goes to leave the program; None if it cannot."""
         found = []
         for whole in leaves:
-            gradient = self._backward(value)
             after = exit_sharding(self.configs.moves, value, before, whole=whole, gradient=gradient)
             if after is None:
                 return None
             found.append(after)
         return found
 
-    def _single(
-        self,
-        value: Node,
-        source: Variable,
-        made: Sequence[Sharding],
-        readers: Sequence[Reader],
-        ways: dict[Sharding, Ways],
-        exits: dict[Sharding, list[Sharding] | None],
-    ) -> list[Factor]:
-        """At most one reader: all wants are known from two configurations."""
-        needs = tuple(dict.fromkeys(readers[0].needs)) if readers else (None,)
-        small = {before: np.full(len(needs), np.inf) for before in ways}
-        for before, way in ways.items():
-            leaving = exits[before]
-            if leaving is None:
-                continue
-            for column, need in enumerate(needs):
-                cost = way.together_s(leaving if need is None else [need, *leaving])
-                if need is not None and readers[0].keeps and np.isfinite(cost):
-                    cost += self.price * float(self._held(value, way, [need])[0])
-                small[before][column] = cost
-        if not readers:
-            return [Factor((source,), np.array([small[before][0] for before in made]))]
-        number = {need: column for column, need in enumerate(needs)}
-        columns = [number[need] for need in readers[0].needs]
-        return [Factor((source, readers[0].variable), np.stack([small[before][columns] for before in made]))]
 
-    def _shared(
-        self,
-        value: Node,
-        source: Variable,
-        made: Sequence[Sharding],
-        readers: Sequence[Reader],
-        ways: dict[Sharding, Ways],
-        exits: dict[Sharding, list[Sharding] | None],
-        helper: Callable[[int], Variable],
-    ) -> list[Factor]:
-        """A helper names a want, the way to which is paid once, and says whether its copy is held once for all."""
-        named = tuple(dict.fromkeys(need for reader in readers for need in reader.needs))
-        wants = len(readers) + max(len(found or ()) for found in exits.values())
-        keepers = sum(reader.keeps for reader in readers)
-        loose = self.optimistic and wants > EXACT_WANTS
-        sharers, holders = (wants - 1, max(1, keepers)) if loose else (1, 1)
-        held = self._choices(keepers, all_keep=keepers == wants, loose=loose)
-        variable = helper(len(named) * len(held))
-        tables: list[dict[Sharding, Table]] = [{} for _ in range(len(readers) + 1)]
-        for before, way in ways.items():
-            names, leaving = way.rows(named), exits[before]
-            copies = self._held(value, way, named)
-            own = way.rest_s[0, names] + (
-                np.inf if leaving is None else way.rest_s[names][:, way.rows(leaving)].sum(axis=1) / sharers
-            )
-            tables[0][before] = np.concatenate([own + self.price * copies * once for once in held])
-            for number, reader in enumerate(readers, start=1):
-                rows = way.rows(reader.needs)
-                table = way.rest_s[np.ix_(names, rows)] / sharers
-                parts = []
-                for once in held:
-                    memory = self._held(value, way, reader.needs)[None, :] * reader.keeps / holders
-                    paid = once & (way.copy[names][:, None] == way.copy[rows][None, :])
-                    parts.append(table + self.price * np.where(paid, 0.0, memory))
-                tables[number][before] = np.concatenate(parts)
-        factors = [Factor((source, variable), np.stack([tables[0][before] for before in made]))]
-        for table_of, reader in zip(tables[1:], readers, strict=True):
-            factors.append(Factor((source, variable, reader.variable), np.stack([table_of[before] for before in made])))
+@dataclass(frozen=True)
+class _Moved:
+    """One value, its readers, and the ways from every sharding in which it may be made.
+
+    ``kept_where_made`` says that the value's own node holds it until backward, so that readers of that copy need not.
+    """
+
+    moving: Moving
+    source: Variable
+    made: tuple[Sharding, ...]
+    readers: tuple[Reader, ...]
+    leaves: int
+    ways: dict[Sharding, Ways]
+    exits: dict[Sharding, list[Sharding] | None]
+    kept_where_made: bool
+
+    @property
+    def wants(self) -> int:
+        """How many it is moved to."""
+        return len(self.readers) + self.leaves
+
+    @cached_property
+    def needs(self) -> list[tuple[tuple[Sharding, ...], list[int]]]:
+        """By reader: what its configurations need, each once, and which of these each configuration needs."""
+        found = []
+        for reader in self.readers:
+            numbers = {need: number for number, need in enumerate(dict.fromkeys(reader.needs))}
+            found.append((tuple(numbers), [numbers[need] for need in reader.needs]))
+        return found
+
+    def single(self) -> list[Factor]:
+        """At most one reader: all wants are known from two configurations."""
+        if not self.readers:
+            costs = {before: way.together_s(self.exits[before] or ()) for before, way in self.ways.items()}
+            stuck = {before for before, leaving in self.exits.items() if leaving is None}
+            return [Factor((self.source,), np.array([np.inf if m in stuck else costs[m] for m in self.made]))]
+        needs, columns = self.needs[0]
+        small = {}
+        for before, way in self.ways.items():
+            leaving, wants = self.exits[before], way.rows(needs)
+            if leaving is None:
+                row = np.full(len(needs), np.inf)
+            elif not leaving:
+                row = way.seconds(wants)
+            else:
+                row = np.array([way.together_s([need, *leaving]) for need in needs])
+            small[before] = (row + self._held_s(way, needs) * self.readers[0].keeps)[columns]
+        return [Factor((self.source, self.readers[0].variable), self._stacked(small))]
+
+    def pair(self) -> list[Factor]:
+        """Two readers: the way to the first is paid, and what the second adds."""
+        one, other = self.readers
+        (needs, columns), (needs_too, columns_too) = self.needs
+        if len(self.made) * len(columns) * len(columns_too) > self.moving.entries:
+            return self.apart()
+        small = {}
+        for before, way in self.ways.items():
+            first, second = way.rows(needs), way.rows(needs_too)
+            cost = way.seconds(first)[:, None] + way.rest(first, second)
+            cost += (self._held_s(way, needs) * one.keeps)[:, None]
+            if other.keeps:
+                same = way.copy(first)[:, None] == way.copy(second)[None, :]
+                cost += np.where(same & one.keeps, 0.0, self._held_s(way, needs_too)[None, :])
+            small[before] = cost[np.ix_(columns, columns_too)]
+        if one.variable == other.variable:  # one node reads it twice
+            small = {before: cost.diagonal() for before, cost in small.items()}
+            return [Factor((self.source, one.variable), self._stacked(small))]
+        return [Factor((self.source, one.variable, other.variable), self._stacked(small))]
+
+    def apart(self) -> list[Factor]:
+        """Each reader alone, at its share of the cost: a lower bound, for all together cost the dearest at least."""
+        keepers = max(1, sum(reader.keeps for reader in self.readers))
+        factors = []
+        for reader, (needs, columns) in zip(self.readers, self.needs, strict=True):
+            small = {}
+            for before, way in self.ways.items():
+                seconds = way.seconds(way.rows(needs)) / self.wants + self._held_s(way, needs) * reader.keeps / keepers
+                small[before] = (np.full_like(seconds, np.inf) if self.exits[before] is None else seconds)[columns]
+            factors.append(Factor((self.source, reader.variable), self._stacked(small)))
+        if self.leaves:
+            leaving = [self._leaving_s(before) / self.wants for before in self.made]
+            factors.append(Factor((self.source,), np.array(leaving)))
         return factors
 
-    def _choices(self, keepers: int, *, all_keep: bool, loose: bool) -> tuple[bool, ...]:
-        """Whether the named copy is held at the helper's expense."""
-        if keepers == 0 or self.price == 0.0 or loose:
-            return (False,)
-        return (True,) if all_keep else (False, True)
+    def shared(self, helper: Helper) -> list[Factor]:
+        """A helper names a want, the way to which is paid once, and says whether its copy is held once for all."""
+        named = tuple(dict.fromkeys(need for needs, _ in self.needs for need in needs))
+        largest = max(len(columns) for _, columns in self.needs)
+        keepers = sum(reader.keeps for reader in self.readers)
+        loose = self.moving.optimistic and self.wants > EXACT_WANTS
+        held = self._choices(keepers, loose=loose)
+        if len(self.made) * len(named) * len(held) * largest > self.moving.entries:
+            return self.apart()
+        sharers, holders = (self.wants - 1, max(1, keepers)) if loose else (1, 1)
+        variable = helper(len(named) * len(held))
+        own: dict[Sharding, Table] = {}
+        reading: list[dict[Sharding, Table]] = [{} for _ in self.readers]
+        for before, way in self.ways.items():
+            names, leaving = way.rows(named), self.exits[before]
+            rest = np.inf if leaving is None else way.rest(names, way.rows(leaving)).sum(axis=1) / sharers
+            copies = self._held_s(way, named)
+            own[before] = np.concatenate([way.seconds(names) + rest + copies * once for once in held])
+            for number, (reader, (needs, columns)) in enumerate(zip(self.readers, self.needs, strict=True)):
+                rows = way.rows(needs)
+                added = way.rest(names, rows) / sharers
+                memory = self._held_s(way, needs)[None, :] * reader.keeps / holders
+                same = way.copy(names)[:, None] == way.copy(rows)[None, :]
+                parts = [added + np.where(same & once, 0.0, memory) for once in held]
+                reading[number][before] = np.concatenate(parts)[:, columns]
+        factors = [Factor((self.source, variable), self._stacked(own))]
+        for reader, small in zip(self.readers, reading, strict=True):
+            factors.append(Factor((self.source, variable, reader.variable), self._stacked(small)))
+        return factors
 
-    def _held(self, value: Node, way: Ways, needs: Sequence[Sharding]) -> Table:
-        """[needs] bytes held by a reader that keeps what it reads; nothing where the value's own node holds it."""
-        rows = way.rows(needs)
-        held = way.bytes[rows]
-        if self._backward(value) and "out" in value.op.saved:
-            held = np.where(way.copy[rows] == 0, 0.0, held)
-        return held
+    def _choices(self, keepers: int, *, loose: bool) -> tuple[bool, ...]:
+        """Whether the named copy is held at the helper's expense."""
+        if keepers == 0 or self.moving.price == 0.0 or loose:
+            return (False,)
+        return (True,) if keepers == self.wants else (False, True)
+
+    def _leaving_s(self, before: Sharding) -> float:
+        leaving = self.exits[before]
+        return math.inf if leaving is None else max(self.ways[before].together_s([after]) for after in leaving)
+
+    def _held_s(self, way: Ways, needs: Iterable[Sharding]) -> Table:
+        """[needs] price of what a reader holds that keeps what it reads; nothing where the value's own node holds it."""
+        rows = way.rows(tuple(needs))
+        held = self.moving.price * way.bytes(rows)
+        return np.where(way.copy(rows) == way.start, 0.0, held) if self.kept_where_made else held
+
+    def _stacked(self, small: dict[Sharding, Table]) -> Table:
+        """[made, …] from one table per sharding."""
+        return np.stack([small[before] for before in self.made])

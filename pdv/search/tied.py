@@ -80,17 +80,17 @@ class TiedTable:
     def _rest_s(self, state: TiedState, needs: Sequence[Sharding]) -> Table:
         """[needs] seconds beyond the way to the named want; forward twice if gathered again."""
         ways = self._ways(state.storage)
-        named, rows = ways.rows([state.named])[0], ways.rows(needs)
-        again = ways.forward_rest_s[named, rows] if state.storage.regather else 0.0
-        rest: Table = ways.rest_s[named, rows] + again
+        named, rows = ways.rows([state.named]), ways.rows(needs)
+        again = ways.rest(named, rows, forward=True)[0] if state.storage.regather else 0.0
+        rest: Table = ways.rest(named, rows)[0] + again
         return rest
 
     def _copied(self, storage: Storage, needs: Sequence[Sharding]) -> Table:
         """[needs] bytes of gathered copies."""
         ways = self._ways(storage)
         rows = ways.rows(needs)
-        return np.where(ways.gathered[rows], ways.bytes[rows], 0.0)
+        return np.where(ways.gathered(rows), ways.bytes(rows), 0.0)
 
     def _ways(self, storage: Storage) -> Ways:
-        train = self._configs.problem.train
-        return self._configs.sharing.ways(self.param.type, storage.sharding, gradient=train)
+        routes = self._configs.moves.routes(self.param.type, gradient=self._configs.problem.train)
+        return Ways(routes, storage.sharding)
