@@ -1,4 +1,4 @@
-"""Models at training shapes, without weights: parameters are allocated but never touched, so 8 B of them fit a laptop.
+"""Models at training shapes, without weights: parameters are allocated but never touched, so 405 B of them fit a laptop.
 
 `program(name)` exports one and lowers it; only its shapes are ever read.
 """
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from pdv.frontend import Program
 
-LLAMA_3_8B: dict[str, Any] = {  # https://huggingface.co/meta-llama/Meta-Llama-3-8B, config.json
+# config.json of https://huggingface.co/meta-llama/Meta-Llama-3-8B, -3-70B and /Llama-3.1-405B
+LLAMA_3_8B: dict[str, Any] = {
     "vocab_size": 128256,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -24,10 +25,25 @@ LLAMA_3_8B: dict[str, Any] = {  # https://huggingface.co/meta-llama/Meta-Llama-3
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+LLAMA_3_70B = LLAMA_3_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+LLAMA_3_405B = LLAMA_3_8B | {
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+}
+LLAMAS = {"llama-3-8b": LLAMA_3_8B, "llama-3-70b": LLAMA_3_70B, "llama-3-405b": LLAMA_3_405B}
+BUFFERLESS = ("dlrm", "xdl", "candle-uno", "mlp", "nasrnn")  # big, and no buffer whose values matter
+Made = tuple["torch.nn.Module", tuple["torch.Tensor", ...]]
 
 
-def llama(batch: int, sequence: int, **changes: Any) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Llama-3-8B (or with other sizes) in bfloat16, weights untouched; ids [batch, sequence] -> logits."""
+def llama(batch: int, sequence: int, config: dict[str, Any] = LLAMA_3_8B, **changes: Any) -> Made:
+    """A Llama-3 (or with other sizes) in bfloat16, weights untouched; ids [batch, sequence] -> logits."""
     import torch
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
@@ -36,15 +52,30 @@ def llama(batch: int, sequence: int, **changes: Any) -> tuple[torch.nn.Module, t
         def forward(self, input_ids: torch.Tensor) -> Any:
             return super().forward(input_ids, use_cache=False).logits
 
-    config = LlamaConfig.from_dict({**LLAMA_3_8B, **changes, "attn_implementation": "sdpa"})
+    sizes = LlamaConfig.from_dict({**config, **changes, "attn_implementation": "sdpa"})
     with torch.device("meta"):
-        module = Llama(config).to(torch.bfloat16)
+        module = Llama(sizes).to(torch.bfloat16)
     module = module.to_empty(device="cpu")  # untouched pages take no memory
-    module.model.rotary_emb = LlamaRotaryEmbedding(config)  # the one buffer whose values matter
+    module.model.rotary_emb = LlamaRotaryEmbedding(sizes)  # the one buffer whose values matter
     return module, (torch.zeros(batch, sequence, dtype=torch.int64),)
 
 
-def gpt2(batch: int, sequence: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+def mixtral_8x7b(batch: int, sequence: int, **changes: Any) -> Made:
+    """Mixtral-8x7B in bfloat16 with dense experts, weights untouched; ids [batch, sequence] -> logits."""
+    import torch
+    from transformers.models.mixtral.modeling_mixtral import MixtralRotaryEmbedding
+
+    from benchmarks.models.language import MIXTRAL_8X7B
+    from benchmarks.models.mixture import mixtral
+
+    with torch.device("meta"):
+        module = mixtral({**MIXTRAL_8X7B, **changes}).to(torch.bfloat16)
+    module = module.to_empty(device="cpu")
+    module.model.rotary_emb = MixtralRotaryEmbedding(module.config)
+    return module, (torch.zeros(batch, sequence, dtype=torch.int64),)
+
+
+def gpt2(batch: int, sequence: int) -> Made:
     """GPT-2 124M at a training sequence; ids [batch, sequence] -> logits."""
     import torch
 
@@ -54,15 +85,40 @@ def gpt2(batch: int, sequence: int) -> tuple[torch.nn.Module, tuple[torch.Tensor
     return module, (torch.zeros(batch, sequence, dtype=torch.int64),)
 
 
+def bert(name: str, batch: int, sequence: int) -> Made:
+    """BERT-base or BERT-large at a training sequence; ids [batch, sequence] -> hidden."""
+    import torch
+
+    from benchmarks.models import build
+
+    module, _ = build(name, "full")
+    return module, (torch.zeros(batch, sequence, dtype=torch.int64),)
+
+
+def untouched(name: str, batch: int) -> Made:
+    """A model of the set whose buffers do not matter, at full size, weights untouched; inputs are zeros."""
+    import torch
+
+    from benchmarks.models import MODELS
+
+    with torch.device("meta"):
+        module, inputs = MODELS[name].make("full", batch)
+    return module.train().to_empty(device="cpu"), tuple(torch.zeros(x.shape, dtype=x.dtype) for x in inputs)
+
+
 def program(name: str, batch: int, sequence: int = 0) -> Program:
     """The canonical program of a model at a global batch (and, for language models, a sequence)."""
     from benchmarks.models import build
     from pdv.frontend import load_program
 
-    match name:
-        case "llama-3-8b":
-            return load_program(*llama(batch, sequence))
-        case "gpt2":
-            return load_program(*gpt2(batch, sequence))
-        case _:
-            return load_program(*build(name, "full", batch=batch))
+    if name in LLAMAS:
+        return load_program(*llama(batch, sequence, LLAMAS[name]))
+    if name == "mixtral-8x7b":
+        return load_program(*mixtral_8x7b(batch, sequence))
+    if name == "gpt2":
+        return load_program(*gpt2(batch, sequence))
+    if name in ("bert", "bert-large") and sequence:
+        return load_program(*bert(name, batch, sequence))
+    if name in BUFFERLESS:
+        return load_program(*untouched(name, batch))
+    return load_program(*build(name, "full", batch=batch))
