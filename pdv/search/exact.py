@@ -1,8 +1,10 @@
-"""Exact minimization of a sum of small tables by variable elimination, in the min-plus semiring.
+"""Minimization of a sum of small tables by variable elimination, in the min-plus semiring: exactly, or from below.
 
 Variables have finite domains; a factor is a table over some of them. Eliminating a variable adds up the factors that
-mention it and takes the minimum over it (Dechter, "Bucket elimination", Artificial Intelligence 1999). Cost is
-exponential only in the width of the elimination order, which is small for the graphs of neural networks.
+mention it (its *bucket*) and takes the minimum over it (Dechter, "Bucket elimination", Artificial Intelligence 1999).
+Cost is exponential only in the width of the elimination order, which is small for the graphs of neural networks. Where
+a sum would outgrow a limit, the bucket is split and each part minimized alone, which gives a lower bound ("mini-buckets",
+Dechter and Rish, JACM 2003); what the parts say about the variable is levelled first, so that they disagree less.
 """
 
 from __future__ import annotations
@@ -37,50 +39,154 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class _Eliminated:
+class _Bucket:
+    """Factors that were minimized over ``variable``; ``senders`` are the buckets whose messages are among them."""
+
     variable: Variable
     neighbours: tuple[Variable, ...]
+    factors: tuple[Factor, ...]
+    senders: tuple[int, ...]
     best: np.ndarray[Any, np.dtype[np.int16]]
+    message: Table
 
 
 @dataclass(frozen=True)
 class Elimination:
-    """What is left: a table over the kept variables, and how to read back the rest."""
+    """What is left: a table over the kept variables, and how to read back the rest.
+
+    ``exact`` is False where buckets were split: the table is then a lower bound, and what ``recover`` reads a guess.
+    """
 
     kept: tuple[Variable, ...]
     table: Table
-    trace: tuple[_Eliminated, ...]
+    buckets: tuple[_Bucket, ...]
+    sizes: Mapping[Variable, int]
     settled: frozenset[Variable] = frozenset()
+    exact: bool = True
 
     def recover(self, values: Mapping[Variable, int]) -> dict[Variable, int]:
         """The best value of every variable, given those of the kept ones."""
         chosen = {**dict.fromkeys(self.settled, 0), **values}
-        for step in reversed(self.trace):
-            chosen[step.variable] = int(step.best[tuple(chosen[other] for other in step.neighbours)])
+        for bucket in reversed(self.buckets):
+            at = tuple(chosen[other] for other in bucket.neighbours)
+            chosen.setdefault(bucket.variable, int(bucket.best[at]))
         return chosen
 
+    def marginals(self, context: Table) -> dict[Variable, Table]:
+        """For every value of every variable, what the whole costs at least if it is taken.
 
-def eliminate(factors: Iterable[Factor], sizes: Mapping[Variable, int], keep: Sequence[Variable]) -> Elimination:
+        Args:
+            context: over the kept variables, what is added to the table from elsewhere.
+        """
+        total = self.table + context
+        found = {v: _least_but(total, i) for i, v in enumerate(self.kept)}
+        root = Factor(self.kept, total)
+        parents = {sender: bucket for bucket in self.buckets for sender in bucket.senders}
+        numbers = {id(bucket): number for number, bucket in enumerate(self.buckets)}
+        beliefs: dict[int, Factor] = {}
+        for number in range(len(self.buckets) - 1, -1, -1):
+            bucket = self.buckets[number]
+            parent = parents.get(number)
+            above = root if parent is None else beliefs[numbers[id(parent)]]
+            outside = Factor(bucket.neighbours, _without(above, bucket))
+            scope = (*bucket.neighbours, bucket.variable)
+            table = add_up((*bucket.factors, outside), scope, self.sizes)
+            beliefs[number] = Factor(scope, table)
+            least = _least_but(table, len(scope) - 1)
+            found[bucket.variable] = np.maximum(found.get(bucket.variable, least), least)
+        return found
+
+
+def _least_but(table: Table, axis: int) -> Table:
+    """[axis] the minimum over all others."""
+    others = tuple(i for i in range(table.ndim) if i != axis)
+    least: Table = table.min(axis=others) if table.size else np.full(table.shape[axis], np.inf)
+    return least
+
+
+def _without(above: Factor, bucket: _Bucket) -> Table:
+    """Over a bucket's neighbours: the least of all else, its own message taken out of what it was added to."""
+    order = {variable: position for position, variable in enumerate(above.variables)}
+    rest = tuple(i for variable, i in order.items() if variable not in bucket.neighbours)
+    least = above.table.min(axis=rest) if rest else above.table
+    present = [v for v in above.variables if v in bucket.neighbours]
+    least = least.transpose([present.index(v) for v in bucket.neighbours])
+    with np.errstate(invalid="ignore"):
+        found: Table = np.where(np.isfinite(least), least - bucket.message, np.inf)
+    return found
+
+
+def eliminate(
+    factors: Iterable[Factor], sizes: Mapping[Variable, int], keep: Sequence[Variable], *, limit: float = math.inf
+) -> Elimination:
     """min over all other variables of the sum of the factors, as a table over ``keep`` (in that order).
 
+    With ``limit``, no sum of more entries is formed, and the table may be a lower bound.
+
     Raises:
-        TooWideError: if a table would outgrow ``MAX_ENTRIES``.
+        TooWideError: if there is no limit, and a table would outgrow ``MAX_ENTRIES``.
     """
     # a variable with one value is no choice: it would only add axes to tables, of which NumPy allows 64
     settled = {variable for variable, size in sizes.items() if size == 1 and variable not in keep}
-    pool = [_without(factor, settled) for factor in factors]
+    pool: list[tuple[Factor, int]] = [(_fixed(factor, settled), -1) for factor in factors]
     waiting = [variable for variable in sizes if variable not in keep and variable not in settled]
-    trace: list[_Eliminated] = []
+    buckets: list[_Bucket] = []
+    exact = True
     while waiting:
         variable = min(waiting, key=lambda v: (_size_after(v, pool, sizes), v))
         waiting.remove(variable)
-        touching = [factor for factor in pool if variable in factor.variables]
-        pool = [factor for factor in pool if variable not in factor.variables]
-        neighbours = tuple(sorted({v for factor in touching for v in factor.variables} - {variable}))
-        best, table = _minimize(touching, neighbours, variable, sizes)
-        trace.append(_Eliminated(variable, neighbours, best))
-        pool.append(Factor(neighbours, table))
-    return Elimination(tuple(keep), add_up(pool, tuple(keep), sizes), tuple(trace), frozenset(settled))
+        touching = [entry for entry in pool if variable in entry[0].variables]
+        pool = [entry for entry in pool if variable not in entry[0].variables]
+        parts = _parts(touching, variable, sizes, limit)
+        exact = exact and len(parts) == 1
+        for part in _levelled(parts, variable, sizes):
+            bucket = _minimized(part, variable, sizes)
+            pool.append((Factor(bucket.neighbours, bucket.message), len(buckets)))
+            buckets.append(bucket)
+    table = add_up([factor for factor, _ in pool], tuple(keep), sizes)
+    return Elimination(tuple(keep), table, tuple(buckets), dict(sizes), frozenset(settled), exact)
+
+
+def _parts(
+    touching: list[tuple[Factor, int]], variable: Variable, sizes: Mapping[Variable, int], limit: float
+) -> list[list[tuple[Factor, int]]]:
+    """The bucket, or parts of it whose sums stay within the limit (first fit, large ones first)."""
+    if not touching:
+        return [[]]
+    parts: list[tuple[set[Variable], list[tuple[Factor, int]]]] = []
+    for entry in sorted(touching, key=lambda e: -e[0].table.size):
+        scope = set(entry[0].variables)
+        for number, (joined, members) in enumerate(parts):
+            if math.prod(sizes[v] for v in joined | scope) <= limit:
+                parts[number] = (joined | scope, [*members, entry])
+                break
+        else:
+            parts.append((scope, [entry]))
+    return [members for _, members in parts]
+
+
+def _levelled(
+    parts: list[list[tuple[Factor, int]]], variable: Variable, sizes: Mapping[Variable, int]
+) -> list[list[tuple[Factor, int]]]:
+    """The same parts, with what each says about the variable alone replaced by the mean over parts; the sum stays."""
+    if len(parts) == 1:
+        return parts
+    alone = []
+    for part in parts:
+        neighbours = tuple(sorted({v for factor, _ in part for v in factor.variables} - {variable}))
+        table = add_up([factor for factor, _ in part], (*neighbours, variable), sizes)
+        alone.append(_least_but(table, len(neighbours)))
+    mean = sum(alone) / len(alone)
+    with np.errstate(invalid="ignore"):
+        shifts = [np.where(np.isfinite(mean), mean - own, np.inf) for own in alone]
+    return [[*part, (Factor((variable,), shift), -1)] for part, shift in zip(parts, shifts, strict=True)]
+
+
+def _minimized(entries: list[tuple[Factor, int]], variable: Variable, sizes: Mapping[Variable, int]) -> _Bucket:
+    factors = tuple(factor for factor, _ in entries)
+    neighbours = tuple(sorted({v for factor in factors for v in factor.variables} - {variable}))
+    best, table = _minimize(factors, neighbours, variable, sizes)
+    return _Bucket(variable, neighbours, factors, tuple(sender for _, sender in entries if sender >= 0), best, table)
 
 
 def _minimize(
@@ -93,8 +199,8 @@ def _minimize(
     if sizes[variable] == 0:  # no value is legal
         return np.zeros(shape, dtype=np.int16), np.full(shape, np.inf)
     if not neighbours or math.prod(shape) * sizes[variable] <= SLICE_ENTRIES:
-        table = add_up(factors, (*neighbours, variable), sizes)
-        return table.argmin(axis=-1).astype(np.int16), table.min(axis=-1)
+        table = add_up(factors, (variable, *neighbours), sizes)
+        return table.argmin(axis=0).astype(np.int16), table.min(axis=0)
     first, rest = neighbours[0], neighbours[1:]
     best = np.empty(shape, dtype=np.int16)
     least = np.empty(shape)
@@ -104,7 +210,7 @@ def _minimize(
     return best, least
 
 
-def _without(factor: Factor, settled: set[Variable]) -> Factor:
+def _fixed(factor: Factor, settled: set[Variable]) -> Factor:
     """The factor without the axes of variables that have one value."""
     for variable in settled.intersection(factor.variables):
         factor = _at(factor, variable, 0)
@@ -133,6 +239,6 @@ def add_up(factors: Sequence[Factor], variables: tuple[Variable, ...], sizes: Ma
     return total
 
 
-def _size_after(variable: Variable, pool: Sequence[Factor], sizes: Mapping[Variable, int]) -> int:
-    touched = {v for factor in pool if variable in factor.variables for v in factor.variables}
+def _size_after(variable: Variable, pool: Sequence[tuple[Factor, int]], sizes: Mapping[Variable, int]) -> int:
+    touched = {v for factor, _ in pool if variable in factor.variables for v in factor.variables}
     return math.prod(sizes[v] for v in touched)
