@@ -14,6 +14,7 @@ from ir.graph import Node
 from ir.mesh import Mesh
 from ir.operator import Split
 from ir.sharding import Invariant, Partial, Shard, State
+from pdv.pins.techniques import megatron
 from pdv.problem import Pins
 
 Role = Literal["ddp", "fsdp", "tp", "tp+sp"]
@@ -28,7 +29,7 @@ def expert(roles: Mapping[str, Role], mesh: Mesh) -> Pins:
     def split(node: Node, axis: str, option: Split) -> bool:
         if axis in data:
             return _data(node, option, sizes[axis])
-        return _megatron(node, option, sizes[axis], sequence=roles[axis] == "tp+sp")
+        return megatron(node, option, sizes[axis], sequence=roles[axis] == "tp+sp")
 
     def storage(param: Node, axis: str, state: State) -> bool:
         match roles[axis]:
@@ -42,15 +43,6 @@ def expert(roles: Mapping[str, Role], mesh: Mesh) -> Pins:
 
     regather: Literal["always", "never"] = "always" if "fsdp" in roles.values() else "never"
     return Pins(split, storage, regather, "+".join(f"{role}@{axis}" for axis, role in roles.items()))
-
-
-def cuts_samples(split: Split) -> bool:
-    """True for a cut of dim 0 of an activation: of the result, or of what a sum runs over."""
-    if split.loop is None:
-        return False
-    if isinstance(split.result, Shard):
-        return split.result.dim == 0
-    return split.operands[0] == Shard(0) and not isinstance(split.operands[-1], Shard)
 
 
 def _data(node: Node, option: Split, size: int) -> bool:
@@ -69,20 +61,3 @@ def _is_data(node: Node, option: Split, size: int) -> bool:
         return node.op.kind == "row" and option.operands[0] == Shard(0)
     state = option.operands[1] if node.op.name == "embedding" else option.operands[0]
     return option.result == Shard(0) and state == Shard(0)
-
-
-def _megatron(node: Node, option: Split, size: int, *, sequence: bool) -> bool:
-    """Products by column or row, attention by heads; norms and residual sums repeated, or cut along the sequence."""
-    result = option.result
-    match node.op.name:
-        case "linear":
-            return option.loop in ("n", "k")
-        case "attention":
-            return result == Shard(1)
-        case "embedding":
-            cut = node.loops.extents["v"] % size == 0
-            return option.loop == "v" if cut else option.label == "none"
-        case "layer_norm" | "rms_norm":
-            return result == Shard(1) if sequence else option.label == "none"
-        case _:
-            return not cuts_samples(option)

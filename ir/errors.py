@@ -34,6 +34,13 @@ class UsageError(PdvError):
     exit_code = 2
 
 
+class PinsError(PdvError):
+    """Pins that cannot be read, name nothing, or contradict each other."""
+
+    slug = "bad-pins"
+    exit_code = 2
+
+
 class ModelError(PdvError):
     """The model cannot be read, or is not a valid program."""
 

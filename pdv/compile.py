@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ir.errors import UsageError, VerificationError
+from ir.errors import PinsError, UsageError, VerificationError
 from ir.exact import Proof, verify_equal
 from ir.types import DType
 from pdv import config
@@ -18,18 +17,18 @@ from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.derivation import replay
 from pdv.document import plan_document, read_problem
+from pdv.pins import PinSet, load_pins
 from pdv.plan import Plan, read_document
+from pdv.planning import Progress, searched, strategy_called
 from pdv.problem import Mode, Pins, Problem
 from pdv.report.explain import explain_document
 from pdv.rewrite.algebra import RULES
-from pdv.search.meshes import Found, search_meshes
+from pdv.search.meshes import Found
 from pdv.search.strategies import STRATEGIES
 from pdv.source import read_source
 
 if TYPE_CHECKING:
     from ir.graph import Graph
-
-Progress = Callable[[str, float | None], None]
 
 __all__ = ["STRATEGIES", "Plan", "explain", "optimize", "plan_problems", "proof_document", "verify"]
 
@@ -45,7 +44,7 @@ def optimize(
     memory_limit: float | None = None,
     search: str = config.SEARCH,
     mesh: Mapping[str, int] | None = None,
-    pins: Pins | None = None,
+    pins: str | os.PathLike[str] | Mapping[str, Any] | PinSet | Pins | None = None,
     budget_s: float = config.BUDGET_S,
     progress: Progress = lambda stage, fraction: None,
 ) -> Plan:
@@ -61,26 +60,25 @@ def optimize(
         memory_limit: bytes per device; default: the smallest device's memory.
         search: the strategy's name.
         mesh: axis sizes, slow to fast; default: every mesh that the cluster allows.
-        pins: splits and storages that are allowed; default: all.
+        pins: what is fixed or forbidden: a YAML file or its content (docs/pins.md), or predicates.
         budget_s: wall time of search after which no further mesh is tried.
         progress: called with (stage, fraction or None).
 
     Raises:
         PdvError: one of its kinds, each with what is wrong and what to do (docs/errors.md).
     """
-    if search not in STRATEGIES:
-        raise UsageError(f"no search is called {search!r}", f"Allowed: {', '.join(STRATEGIES)}")
-    devices = _loaded(cluster, mesh)
+    strategy = strategy_called(search)
+    pinned = pins if pins is None or isinstance(pins, Pins) else load_pins(pins)
+    devices = _loaded(cluster, _pinned_mesh(mesh, pinned))
     from pdv.frontend import load_program
 
     progress("reading the model", None)
     program = load_program(model, example_inputs, batch=batch)
     graph = _with_dtype(replace(program.graph, name=_name_of(model)), dtype)
-    problems = plan_problems(graph, devices, mode=mode, memory_limit=memory_limit, pins=pins)
-    started = time.process_time()
-    found = search_meshes(problems, lambda fraction: progress("searching", fraction), budget_s, STRATEGIES[search])
-    seconds = time.process_time() - started
-    document = plan_document(found, source=graph, cluster=devices, strategy=search, seconds=seconds)
+    problems = plan_problems(graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned)
+    result = searched(problems, strategy, budget_s, progress)
+    found = result.found
+    document = plan_document(found, source=graph, cluster=devices, strategy=search, seconds=result.seconds)
     progress("proving", None)
     proof = proof_document(_proved(found, document, graph))
     return Plan({**document, "proof": proof}, graph, found.pcg, found.solution.problem.mesh, program.weights)
@@ -96,10 +94,22 @@ def _proved(found: Found, document: Mapping[str, Any], source: Graph) -> Proof:
 
 
 def plan_problems(
-    graph: Graph, cluster: Cluster, *, mode: Mode, memory_limit: float | None = None, pins: Pins | None = None
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    mode: Mode,
+    memory_limit: float | None = None,
+    pins: Pins | PinSet | None = None,
 ) -> tuple[Problem, ...]:
-    """One problem per mesh that the cluster allows; by default what is on the smallest device limits memory."""
+    """One problem per mesh that the cluster allows; by default what is on the smallest device limits memory.
+
+    Raises:
+        PinsError: if pins name what the graph or every mesh does not have.
+    """
     limit = cluster.memory_bytes if memory_limit is None else memory_limit
+    meshes = candidate_meshes(cluster, config.MAX_MESH_AXES)
+    if isinstance(pins, PinSet):
+        meshes = tuple(entry for entry in meshes if pins.speaks_of(entry.mesh)) or meshes[-1:]
     compute = ComputeModel.of(cluster)
     return tuple(
         Problem(
@@ -109,10 +119,10 @@ def plan_problems(
             compute,
             mode,
             limit,
-            pins or Pins(),
+            pins.on(graph, candidate.mesh) if isinstance(pins, PinSet) else pins or Pins(),
             RULES,
         )
-        for candidate in candidate_meshes(cluster, config.MAX_MESH_AXES)
+        for candidate in meshes
     )
 
 
@@ -171,6 +181,18 @@ def _loaded(cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster, mesh:
     """The cluster, with its mesh pinned to the one given, if any."""
     devices = load_cluster(Path(cluster) if isinstance(cluster, os.PathLike) else cluster)
     return devices if mesh is None else devices.with_mesh(mesh)
+
+
+def _pinned_mesh(mesh: Mapping[str, int] | None, pins: Pins | PinSet | None) -> Mapping[str, int] | None:
+    """The mesh that the caller or the pins fix, if any.
+
+    Raises:
+        PinsError: if they fix two.
+    """
+    pinned = pins.mesh if isinstance(pins, PinSet) else None
+    if mesh is None or pinned is None or list(mesh.items()) == list(pinned.items()):
+        return mesh or pinned
+    raise PinsError(f"the pins say mesh {dict(pinned)}, the caller says {dict(mesh)}", mend="Leave one of them out")
 
 
 def _name_of(model: Any) -> str:  # Any: as optimize takes it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,24 +13,35 @@ from pdv.cli import values
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning, progress_bar
 from pdv.cli.summary import summarize
 
+if TYPE_CHECKING:
+    from pdv.plan import Plan
+
+Model = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
+ClusterFile = Annotated[Path, typer.Option("--cluster", "-c", help="The cluster's YAML file.", show_default=False)]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="The package to write (default: <model>_pdv).")]
+Batch = Annotated[int | None, typer.Option(help="Global batch size, where the model leaves it open.", min=1)]
+DType = Annotated[str | None, typer.Option(help="Compute in float32, bfloat16 or float16 (default: as the model).")]
+MemoryLimit = Annotated[str | None, typer.Option(help='Memory a device may use, e.g. "70 GiB".')]
+MeshSizes = Annotated[str | None, typer.Option(help="Pin the mesh, slow axis first: x=2,y=4.")]
+PinsFile = Annotated[Path | None, typer.Option(help="What to fix or forbid: a YAML file (docs/pins.md).")]
+Search = Annotated[str, typer.Option(help="How to search.", autocompletion=values.strategy_names)]
+BudgetTime = Annotated[
+    str, typer.Option(help='Time of search after which the best plan is taken: "5s", "500ms", "2m".')
+]
+
 
 def optimize(
-    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
-    cluster: Annotated[Path, typer.Option("--cluster", "-c", help="The cluster's YAML file.", show_default=False)],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The package to write (default: <model>_pdv).")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="Global batch size, where the model leaves it open.", min=1)] = None,
+    model: Model,
+    cluster: ClusterFile,
+    output: Output = None,
+    batch: Batch = None,
     mode: Annotated[str, typer.Option(help="train or infer.")] = config.MODE,
-    dtype: Annotated[
-        str | None, typer.Option(help="Compute in float32, bfloat16 or float16 (default: as the model).")
-    ] = None,
-    memory_limit: Annotated[str | None, typer.Option(help='Memory a device may use, e.g. "70 GiB".')] = None,
-    mesh: Annotated[str | None, typer.Option(help="Pin the mesh, slow axis first: x=2,y=4.")] = None,
-    search: Annotated[str, typer.Option(help="How to search.")] = config.SEARCH,
-    budget: Annotated[
-        float, typer.Option(help="Seconds of search after which the best plan is taken.", min=0.1)
-    ] = config.BUDGET_S,
+    dtype: DType = None,
+    memory_limit: MemoryLimit = None,
+    mesh: MeshSizes = None,
+    pins: PinsFile = None,
+    search: Search = config.SEARCH,
+    budget: BudgetTime = values.seconds_text(config.BUDGET_S),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing package.")] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
@@ -40,26 +51,30 @@ def optimize(
         raise UsageError(f"--mode: {mode!r} is not known", "Allowed: train, infer")
     target = values.output_directory(output, model, overwrite=overwrite)
     limit, compute_dtype, pinned = values.memory_bytes(memory_limit), values.dtype(dtype), values.axis_sizes(mesh)
+    budget_s = values.seconds(budget, "--budget")
 
     from pdv.cluster import load_cluster
+    from pdv.pins import load_pins
 
-    devices = load_cluster(cluster)
-    if not as_json:
-        for warning in devices.warnings:
-            print_warning(warning)
-
-    given = {"--batch": batch, "--mode": mode, "--dtype": dtype, "--memory-limit": memory_limit, "--mesh": mesh}
-    command = values.command_line(model, cluster, given)
+    devices, fixed = load_cluster(cluster), None if pins is None else load_pins(pins)
+    for warning in () if as_json else devices.warnings:
+        print_warning(warning)
+    names = ("--batch", "--mode", "--dtype", "--memory-limit", "--mesh", "--pins")
+    given = dict(zip(names, (batch, mode, dtype, memory_limit, mesh, pins and pins.name), strict=True))
 
     from pdv.compile import optimize as plan_model
 
     with progress_bar(quiet=as_json) as progress:
         plan = plan_model(
             model, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,
-            memory_limit=limit, search=search, mesh=pinned, budget_s=budget, progress=progress,
-        ).made_by(command)  # fmt: skip
+            memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s, progress=progress,
+        ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         plan.save(target, overwrite=overwrite)
+    _print(plan, target, as_json=as_json)
+
+
+def _print(plan: Plan, target: Path, *, as_json: bool) -> None:
     if as_json:
         print_json("optimize", output=str(target), plan=plan.document)
     else:

@@ -20,6 +20,7 @@ DTYPES = {
     "fp16": "float16",
     "float16": "float16",
 }
+SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 NOT_PACKAGES = sys.stdlib_module_names | {"torch", "safetensors", "numpy", "pdv", "ir", "learned_cost"}
 
 
@@ -42,6 +43,27 @@ def dtype(text: str | None) -> str | None:
     if text is None or text in DTYPES:
         return DTYPES[text] if text else None
     raise UsageError(f"--dtype: {text!r} is not known", f"Allowed: {', '.join(sorted(DTYPES))}")
+
+
+def seconds(text: str, option: str) -> float:
+    """`"500ms"` in seconds; a bare number is one of seconds."""
+    match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h)?\s*", text, re.ASCII)
+    value = float(match[1]) * SECONDS[match[2] or "s"] if match else 0.0
+    if value <= 0.0:
+        raise UsageError(f"{option}: {text!r} is no time", "Allowed units: ms, s, m, h", f"Write {option} 5s")
+    return value
+
+
+def seconds_text(value: float) -> str:
+    """Seconds as `seconds` reads them."""
+    return f"{value:g}s"
+
+
+def strategy_names(incomplete: str) -> list[str]:
+    """Strategies that begin so, for the shell's completion."""
+    from pdv.search.strategies import STRATEGIES
+
+    return [name for name in STRATEGIES if name.startswith(incomplete)]
 
 
 def axis_sizes(text: str | None) -> dict[str, int] | None:

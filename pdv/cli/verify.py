@@ -22,4 +22,4 @@ def verify(
     if as_json:
         print_json("verify", directory=str(directory), verified=True, proof=proof)
     else:
-        print(f"{directory}: verified. {proof}")
+        print(f"{directory}: verified, {proof['statement']}")

@@ -168,7 +168,9 @@ class ChainSolver:
             sources = all_shardings(block.source.type, self.problem.mesh) if block.source is not None else ((),)
             solver = BlockSolver(self.configs, self._tied, price, sources, optimistic=optimistic)
             if block.key not in self._explored:
-                found = explore(block, self.problem.rules, self._numbers, solver.solve)
+                explored = explore(block, self.problem.rules, self._numbers, solver.solve)
+                loses = self.problem.pins.loses
+                found = [entry for entry in explored if not loses(block.nodes, entry[0].block.nodes)]
                 self._explored[block.key] = [variant for variant, _ in found]
                 solved = [entry for _, entry in found]
             else:

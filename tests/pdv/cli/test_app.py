@@ -44,6 +44,10 @@ WRONG = {
     "output-shadows": ["optimize", "m.onnx", "--cluster", LAPTOP, "-o", "torch"],
     "output-exists": ["optimize", "m.onnx", "--cluster", LAPTOP, "-o", "full"],
     "output-parent": ["optimize", "m.onnx", "--cluster", LAPTOP, "-o", "absent/there"],
+    "budget": ["optimize", "m.onnx", "--cluster", LAPTOP, "--budget", "5sec"],
+    "budget-zero": ["optimize", "m.onnx", "--cluster", LAPTOP, "--budget", "0s"],
+    "search": ["optimize", "m.onnx", "--cluster", LAPTOP, "--search", "backtrak"],
+    "pins-file": ["optimize", "m.onnx", "--cluster", LAPTOP, "--pins", "absent.yaml"],
     "cluster-file": ["optimize", "m.onnx", "--cluster", "absent.yaml"],
 }
 

@@ -1,0 +1,73 @@
+"""Reading a pins file: the same strict YAML as cluster files, one error with its line and a mend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ir.errors import ClusterError, PinsError
+from pdv.cluster.source import Place, Source, read_yaml
+from pdv.cluster.suggest import did_you_mean
+from pdv.cluster.units import Problem, shorten
+from pdv.pins.spec import ForbidPin, OperatorPin, PinsSpec
+
+
+def read_spec(pins: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[PinsSpec, Source]:  # Any: plain data
+    """What a file, or a mapping of the same content, says, and where it says it.
+
+    Raises:
+        PinsError: naming the file, the line and the mend.
+    """
+    source = Source("pins", dict(pins), {}) if isinstance(pins, Mapping) else _read(Path(pins))
+    if not isinstance(source.data, dict):
+        raise PinsError(f"{source.name}: pins are a mapping", mend="Start with `tensors:`, or another key of docs/pins")
+    try:
+        return PinsSpec.model_validate(source.data), source
+    except ValidationError as error:
+        raise _one_error(error, source) from None
+
+
+def _read(path: Path) -> Source:
+    try:
+        return read_yaml(path)
+    except ClusterError as error:  # the reader is the clusters'
+        mend = "Give the path of a YAML file" if "examples/clusters" in error.mend else error.mend
+        raise PinsError(error.what, error.allowed, mend) from None
+
+
+def _one_error(error: ValidationError, source: Source) -> PinsError:
+    """The first problem by line; the others are counted."""
+    problems = sorted(error.errors(), key=lambda problem: source.lines.get(_place(problem["loc"]), 0))
+    place = _place(problems[0]["loc"])
+    what, allowed, mend = _explained(dict(problems[0]), place)
+    more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+    return PinsError(f"{source.where(place)}: {what}{more}", allowed, mend)
+
+
+def _place(loc: tuple[int | str, ...]) -> Place:
+    return tuple(step for step in loc if step != "[key]")
+
+
+def _explained(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  # Any: pydantic's details
+    """What, allowed and mend for one error of pydantic."""
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, Problem):
+        return cause.what, cause.allowed, cause.mend
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(place[:-1])
+        return "unknown key", f"Known keys: {', '.join(known)}", did_you_mean(str(place[-1]), known) or "Remove it"
+    if problem["type"] == "missing":
+        return "missing", "", f"Add `{place[-1]}: ...`"
+    value = problem["input"]
+    shown = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else shorten(value)
+    return f"{shown} is not allowed here", str(problem["msg"]), ""
+
+
+def _known_keys(place: Place) -> list[str]:
+    """The keys that the mapping at ``place`` may have."""
+    models: dict[object, type[BaseModel]] = {"operators": OperatorPin, "forbid": ForbidPin}
+    return list(models.get(place[0] if place else None, PinsSpec).model_fields)

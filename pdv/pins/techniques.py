@@ -1,0 +1,116 @@
+"""The field's techniques as what they demand of one mesh axis. The search knows none of them; pins may demand them.
+
+Sources: DDP (Li et al., VLDB'20), ZeRO and FSDP (Rajbhandari et al., SC'20; Zhao et al., VLDB'23), Megatron's tensor
+parallelism (Shoeybi et al., 2019) and sequence parallelism (Korthikanti et al., MLSys'23, section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ir.graph import Node
+from ir.operator import Split
+from ir.sharding import Invariant, Shard, State
+from pdv.pins.roles import Role, RoleOf
+
+At = Literal["whole", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """What one axis must do.
+
+    Attributes:
+        roles: an operator with a cut of one of these roles takes one; others do the same work everywhere.
+        rest: where parameters rest along the axis, if that is fixed.
+        regather: whether copies gathered along the axis are dropped after forward, if that is fixed.
+        others: whether operators without such a cut are free instead.
+        inside: Megatron's plan, ``"sequence"`` with norms cut along the sequence.
+    """
+
+    roles: tuple[Role, ...] = ()
+    rest: At | None = None
+    regather: bool | None = None
+    others: bool = False
+    inside: Literal["tensor", "sequence"] | None = None
+
+
+TECHNIQUES: Mapping[str, Technique] = {
+    "ddp": Technique(("data",), rest="whole"),
+    "zero-2": Technique(("data",), rest="cut", regather=False),
+    "zero-3": Technique(("data",), rest="cut", regather=True),
+    "fsdp": Technique(("data",), rest="cut", regather=True),
+    "tensor": Technique(inside="tensor"),
+    "megatron": Technique(inside="tensor"),
+    "tensor+sequence": Technique(inside="sequence"),
+    "context": Technique(("sequence", "context")),
+    "expert": Technique(("expert",), others=True),
+}
+
+
+def splits_allowed(technique: Technique, size: int, role: RoleOf) -> Callable[[Node, Split], bool]:
+    """The operators' part of a technique along an axis of ``size``."""
+
+    def available(node: Node, option: Split) -> bool:
+        return option.loop is not None and node.loops.extents[option.loop] % size == 0
+
+    def allowed(node: Node, option: Split) -> bool:
+        if technique.inside is not None:
+            return megatron(node, option, size, sequence=technique.inside == "sequence")
+        wanted = {
+            other.loop
+            for other in node.op.splits(node.loops)
+            if available(node, other) and role(node, other) in technique.roles
+        }
+        if wanted:
+            return option.loop in wanted
+        return technique.others or option.label == "none"
+
+    return allowed
+
+
+def rests_so(technique: Technique, size: int) -> Callable[[Node, State], bool]:
+    """The parameters' part: whole, or cut wherever a dim divides."""
+
+    def allowed(param: Node, state: State) -> bool:
+        match technique.rest:
+            case "whole":
+                return isinstance(state, Invariant)
+            case "cut":
+                return isinstance(state, Shard) or not cuttable(param, size)
+        return True
+
+    return allowed
+
+
+def cuttable(param: Node, size: int) -> bool:
+    """Whether some dim of a parameter divides."""
+    return any(extent % size == 0 for extent in param.type.shape)
+
+
+def megatron(node: Node, option: Split, size: int, *, sequence: bool) -> bool:
+    """Products by column or row, attention by heads; norms and residual sums repeated, or cut along the sequence."""
+    result = option.result
+    match node.op.name:
+        case "linear":
+            return option.loop in ("n", "k")
+        case "attention":
+            return result == Shard(1)
+        case "embedding":
+            cut = node.loops.extents["v"] % size == 0
+            return option.loop == "v" if cut else option.label == "none"
+        case "layer_norm" | "rms_norm":
+            return result == Shard(1) if sequence else option.label == "none"
+        case _:
+            return not cuts_samples(option)
+
+
+def cuts_samples(split: Split) -> bool:
+    """True for a cut of dim 0 of an activation: of the result, or of what a sum runs over."""
+    if split.loop is None:
+        return False
+    if isinstance(split.result, Shard):
+        return split.result.dim == 0
+    return split.operands[0] == Shard(0) and not isinstance(split.operands[-1], Shard)

@@ -1,0 +1,262 @@
+"""Pins: what they force and forbid in the plan found, what they leave free, and one error for each that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ir.errors import NoPlanFitsError, PinsError
+from ir.mesh import Mesh
+from ir.sharding import Invariant, Replicate, Shard, format_sharding
+from ir.verify import infer_shardings
+from pdv.pins import contradiction, load_pins
+from pdv.pins.constraint import Joined
+from pdv.problem import Problem
+from pdv.report.techniques import techniques
+from pdv.rewrite.algebra import RULES
+from pdv.search.meshes import Found, search_mesh
+from tests.conftest import Golden
+from tests.pdv import worlds
+from tests.pdv.pins.graphs import gpt
+from tests.test_docs import blocks
+
+PAGE = Path(__file__).parents[3] / "docs" / "pins.md"
+MESH = Mesh.of(dp=2, tp=2)
+Content = Mapping[str, Any]  # Any: plain data
+
+
+@cache
+def graph() -> Any:
+    return gpt()
+
+
+def problem(pins: Content | Path, *, memory_limit: float = float("inf")) -> Problem:
+    loaded = load_pins(pins)
+    mesh = MESH if loaded.mesh is None else Mesh.of(**loaded.mesh)
+    bound = loaded.on(graph(), mesh)
+    return worlds.problem(graph(), mesh, pins=bound, rules=RULES, memory_limit=memory_limit)
+
+
+def planned(pins: Content | Path) -> Found:
+    """The plan found; every constraint holds in it."""
+    found = search_mesh(problem(pins))
+    solution = found.solution
+    kept = solution.problem.pins
+    for node, splits in solution.assignment.splits.items():
+        for axis, split in zip(solution.problem.mesh.axes, splits, strict=True):
+            assert kept.split(node, axis.name, split)
+    for param, storage in solution.assignment.storage.items():
+        assert kept.rests(param, storage)
+    return found
+
+
+def refused(pins: Content | Path, *, memory_limit: float = float("inf")) -> PinsError:
+    asked = problem(pins, memory_limit=memory_limit)
+    with pytest.raises(NoPlanFitsError) as caught:
+        search_mesh(asked)
+    blamed = contradiction(asked, caught.value)
+    assert blamed is not None
+    return blamed
+
+
+def labels(found: Found, op: str, axis: str) -> list[str]:
+    position = found.solution.problem.mesh.index(axis)
+    splits = found.solution.assignment.splits
+    return [splits[node][position].label for node in found.solution.graph.nodes if node.op.name == op]
+
+
+def rests(found: Found, name: str) -> str:
+    (param,) = [node for node in found.solution.graph.params if node.attr("source") == name]
+    storage = found.solution.assignment.storage.get(param)
+    return format_sharding(storage.sharding) if storage else "I,I"
+
+
+@cache
+def free_s() -> float:
+    return planned({}).cost.seconds
+
+
+def test_no_pins_are_free() -> None:
+    assert free_s() == search_mesh(worlds.problem(graph(), MESH, rules=RULES)).cost.seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("ddp", {"data parallel"}),
+        ("zero-2", {"data parallel", "ZeRO-2"}),
+        ("zero-3", {"data parallel", "ZeRO-3"}),
+        ("tensor", {"tensor parallel (column)", "tensor parallel (row)", "tensor parallel (heads)"}),
+        ("tensor+sequence", {"tensor parallel (column)", "sequence parallel", "tensor parallel (heads)"}),
+        ("context", {"context parallel"}),
+    ],
+)  # fmt: skip
+def test_a_technique_is_what_the_axis_does(name: str, named: set[str]) -> None:
+    found = planned({"techniques": {"dp": name}})
+    assert named <= set(techniques(found.pcg, MESH)["dp"])
+    if name in {"ddp", "zero-2", "zero-3"}:
+        assert set(techniques(found.pcg, MESH)["dp"]) == named
+    assert found.cost.seconds >= free_s() * (1 - 1e-12)
+
+
+def test_an_axis_is_used_for_its_role_alone() -> None:
+    found = planned({"axes": {"dp": "data", "tp": "context"}, "forbid": [{"technique": "zero"}]})
+    kinds = techniques(found.pcg, MESH)
+    assert set(kinds["dp"]) <= {"data parallel"}
+    assert set(kinds["tp"]) <= {"context parallel"}
+
+
+def test_a_parameter_rests_where_it_is_pinned() -> None:
+    found = planned({"tensors": {"h.0.mlp.c_fc.weight": {"tp": "shard 1", "dp": "whole"}, "wte": {"dp": "cut"}}})
+    assert rests(found, "h.0.mlp.c_fc.weight") == "I,S1"
+    assert rests(found, "wte").startswith("S")
+
+
+def test_equal_blocks_differ_where_one_is_pinned() -> None:
+    free = rests(planned({}), "h.1.mlp.c_fc.weight")
+    wanted, text = ("I,S1", "shard 1") if free != "I,S1" else ("I,S0", "shard 0")
+    found = planned({"tensors": {"h.0.mlp.c_fc.weight": {"tp": text, "dp": "whole"}}})
+    assert rests(found, "h.0.mlp.c_fc.weight") == wanted
+    assert rests(found, "h.1.mlp.c_fc.weight") == free
+
+
+def test_a_pinned_value_is_read_in_its_state() -> None:
+    found = planned({"tensors": {"h.0.mid": {"dp": "shard 0", "tp": "whole"}, "ids": {"dp": "shard 0"}}})
+    shardings = infer_shardings(found.pcg, MESH)
+    (value,) = [node for node in found.solution.graph.nodes if node.name == "h.0.mid"]
+    readers = [node for node in found.solution.graph.nodes if value in node.operands]
+    assert len(readers) == 2
+    for reader in readers:
+        made = found.derived.places[reader]
+        state = shardings[made.operands[reader.operands.index(value)]]
+        assert state[0] == Shard(0)
+        assert isinstance(state[1], Invariant | Replicate)
+
+
+def test_operators_are_cut_as_pinned() -> None:
+    found = planned({"operators": [{"op": "linear", "module": "h.*.mlp", "axis": "tp", "loop": "n"}]})
+    assert labels(found, "linear", "tp").count("n") >= 4
+    found = planned({"operators": [{"module": "h.1.attn", "op": "attention", "axis": "tp", "role": "context"}]})
+    assert labels(found, "attention", "tp")[1] == "s"
+
+
+def test_what_is_forbidden_is_not_done() -> None:
+    found = planned({"forbid": [{"op": "linear", "loop": "k"}, {"op": "attention", "axis": "dp"}]})
+    assert "k" not in labels(found, "linear", "tp") + labels(found, "linear", "dp")
+    assert set(labels(found, "attention", "dp")) <= {"none", "sum2"}
+    assert not any(
+        isinstance(s, Shard) for s in _states_read(planned({"forbid": [{"tensor": "h.*.out", "state": "shard 0"}]}))
+    )
+
+
+def _states_read(found: Found) -> list[object]:
+    """States along dp in which results of blocks are read, where cut along samples."""
+    splits = found.solution.assignment.splits
+    read = []
+    for node in found.solution.graph.nodes:
+        for i, operand in enumerate(node.operands):
+            if operand.name in {"h.0.out", "h.1.out"}:
+                read += [split.operands[i] for split in splits[node] if split.operands[i] == Shard(0)]
+    return read
+
+
+def test_a_rewrite_may_not_take_a_pinned_value_away() -> None:
+    heads = {"techniques": {"tp": "tensor"}, "forbid": [{"op": "linear", "loop": "k", "module": "h.*.attn.c_attn"}]}
+    assert any(node.op.name == "chunk" for node in graph().nodes)
+    split_qkv = planned(heads).solution.graph
+    assert not any(node.op.name == "chunk" for node in split_qkv.nodes)
+    kept = planned({"tensors": {"h.*.attn.qkv": {"dp": "whole"}}}).solution.graph
+    assert sum(node.name.endswith(".qkv") for node in kept.nodes) == 2
+
+
+WRONG = {
+    "unknown-key": "tensor: {}",
+    "unknown-axis": "techniques: {dpp: ddp}",
+    "unknown-technique": "techniques: {dp: zero3}",
+    "unknown-role": "axes: {dp: batch}",
+    "no-such-tensor": 'tensors: {"mlp.c_fc.weight": {tp: shard 0}}',
+    "mistyped-tensor": "tensors: {h.0.mlp.c_fc.wieght: {tp: shard 0}}",
+    "no-such-dim": "tensors: {wte: {tp: shard 2}}",
+    "state": "tensors: {wte: {tp: S0}}",
+    "no-such-operator": "forbid: [{op: liner}]",
+    "no-such-loop": "operators: [{op: linear, axis: tp, loop: m}]",
+    "no-such-module": "operators: [{module: h.2.attn, axis: tp, loop: n}]",
+    "nothing-of-all": "operators: [{op: layer_norm, module: h.0.attn, axis: tp, loop: none}]",
+    "loop-and-role": "operators: [{op: linear, axis: tp, loop: n, role: data}]",
+    "forbids-everything": "forbid: [{}]",
+    "state-alone": "forbid: [{tensor: wte}]",
+    "zero-of-operators": "forbid: [{technique: zero-3, op: linear}]",
+    "mesh-zero": "mesh: {dp: 0}",
+    "list": "- dp",
+    "twice": "axes: {dp: data}\naxes: {dp: data}",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_pin_is_one_error(name: str, golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pins.yaml").write_text(WRONG[name] + "\n")
+    with pytest.raises(PinsError) as caught:
+        load_pins(Path("pins.yaml")).on(graph(), MESH)
+    golden(f"errors/pins-{name}.txt", f"{caught.value}\n")
+
+
+CONTRADICTIONS = {
+    "two-techniques": "axes: {tp: data}\ntechniques: {tp: tensor}",
+    "two-states": 'tensors:\n  "h.*.mlp.c_fc.weight": {tp: shard 0}\n  "*.c_fc.weight": {tp: whole}',
+    "one-does-not-divide": "mesh: {dp: 2, tp: 5}\noperators: [{op: attention, axis: tp, role: tensor}]",
+    "storage-and-gather": "techniques: {dp: zero-3}\nforbid: [{technique: zero, param: wte}]",
+    "across-operators": (
+        "operators:\n  - {name: h.0.mlp.down, axis: tp, loop: n}\n  - {name: h.0.out, axis: tp, loop: sum0+1}\n"
+        "forbid: [{op: attention, axis: dp}]"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradictions_name_the_pins(
+    name: str, golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pins.yaml").write_text(CONTRADICTIONS[name] + "\n")
+    golden(f"errors/pins-contradict-{name}.txt", f"{refused(Path('pins.yaml'))}\n")
+
+
+def test_pins_to_blame_for_memory_are_named() -> None:
+    pins = {"techniques": {"dp": "ddp"}, "tensors": {"*": {"tp": "whole"}}, "forbid": [{"op": "gelu", "axis": "tp"}]}
+    largest = search_mesh(problem({"tensors": {"*": {"tp": "whole", "dp": "whole"}}})).cost.peak_bytes
+    smallest = search_mesh(problem({"techniques": {"dp": "zero-3", "tp": "tensor"}})).cost.peak_bytes
+    error = refused(pins, memory_limit=(smallest + largest) / 2)
+    assert "fits in memory" in error.what
+    assert "tensors.'*'" in error.what
+    assert "gelu" not in error.what
+
+
+def test_content_is_what_is_pinned() -> None:
+    one, other = (
+        load_pins({"mesh": {"dp": 2}, "axes": {"dp": "data"}}),
+        load_pins({"axes": {"dp": ["data"]}, "mesh": {"dp": 2}}),
+    )
+    assert one.content == other.content != load_pins({}).content
+    assert isinstance(load_pins({}).on(graph(), MESH), Joined)
+
+
+EXAMPLES = [block for block in blocks(PAGE) if block.startswith("# pins")]
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_examples_of_the_documentation_are_kept(text: str) -> None:
+    planned(yaml.safe_load(text))
+
+
+def test_the_contradiction_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = [block for block in blocks(PAGE) if block.startswith("# contradiction")]
+    (message,) = [block for block in blocks(PAGE) if block.startswith("error: bad-pins")]
+    monkeypatch.chdir(tmp_path)
+    Path("pins.yaml").write_text(text)
+    assert " ".join(message.split()) == f"error: {refused(Path('pins.yaml'))}"
