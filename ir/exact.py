@@ -24,7 +24,7 @@ from ir.recording import Var
 from ir.scale import Small, shrink
 from ir.sharding import parse_sharding
 from ir.verify import describe
-from ir.views import Base, add_up, bases, places, source_of
+from ir.views import Base, add_up, places, sources_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def verify_equal(
     started = time.perf_counter()
     _check_signature(source, pcg)
     small = shrink((source, pcg), mesh, scale=scale)
-    _check_ties(small.graphs[1], small.mesh)
+    _check_ties(small.graphs[1], small.mesh, small.stored)
     field = PrimeField(seed, trials)
     values = _draw(small, field)
     serial = evaluate(small.graphs[0], values, field=field)
@@ -131,7 +131,9 @@ def _check_signature(source: Graph, pcg: Graph) -> None:
     ):
         if dict(left) != dict(right):
             raise VerificationError(f"{what} of the plan are {_listed(right)}, of the source {_listed(left)}")
-    unknown = {source_of(node) for node in pcg.params} - {source_of(node) for node in source.params}
+    unknown = {x for node in pcg.params for x in sources_of(node)} - {
+        x for node in source.params for x in sources_of(node)
+    }
     if unknown:
         raise VerificationError(f"the plan stores {', '.join(sorted(unknown))}, which the source does not have")
 
@@ -140,28 +142,28 @@ def _listed(named: Sequence[tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}: {tensor}" for name, tensor in named) or "none"
 
 
-def _check_ties(pcg: Graph, mesh: Mesh) -> None:
+def _check_ties(pcg: Graph, mesh: Mesh, found: Mapping[str, Base]) -> None:
     """Readers that share elements of a stored tensor must find them on the same ranks: a tie has one home."""
-    found = bases([pcg])
     readers: dict[str, list[Node]] = {}
     for node in pcg.params:
-        readers.setdefault(source_of(node), []).append(node)
+        for source in dict.fromkeys(sources_of(node)):
+            readers.setdefault(source, []).append(node)
     for source, nodes in readers.items():
         for other in nodes[1:]:
-            _check_tie(nodes[0], other, found[source], mesh)
+            _check_tie(source, nodes[0], other, found, mesh)
 
 
-def _check_tie(one: Node, other: Node, base: Base, mesh: Mesh) -> None:
+def _check_tie(source: str, one: Node, other: Node, found: Mapping[str, Base], mesh: Mesh) -> None:
     held = []
     for node in (one, other):
         sharding = parse_sharding(node.attr("stored")) or ()
-        held.append(cut(places(node, base)[None], sharding, mesh).reshape(mesh.num_devices, -1))
-    shared = np.intersect1d(places(one, base), places(other, base))
+        held.append(cut(places(node, found)[None], sharding, mesh).reshape(mesh.num_devices, -1))
+    shared = np.intersect1d(places(one, found), places(other, found))
     for rank in range(mesh.num_devices) if shared.size else ():
         first, second = (np.intersect1d(pieces[rank], shared) for pieces in held)
         if not np.array_equal(first, second):
             raise VerificationError(
-                f"{one.name} and {other.name} read the same elements of {source_of(one)}, but store them differently: "
+                f"{one.name} and {other.name} read the same elements of {source}, but store them differently: "
                 f"{one.attr('stored') or 'whole'} and {other.attr('stored') or 'whole'}",
                 "A tied weight is stored once",
             )

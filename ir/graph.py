@@ -7,7 +7,7 @@ tensor) and ``const`` (a known array). Structure is hashed bottom-up; names of i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -45,7 +45,10 @@ class Constant:
         return f"#{self.digest}"
 
 
-ViewStep = tuple[Any, ...]  # Any: ("permute", perm) | ("chunk", dim, parts, index) | ("reshape", shape)
+ViewStep = tuple[Any, ...]
+"""("permute", perm) | ("chunk", dim, parts, index) | ("slice", dim, start, stop) | ("reshape", shape), or, as the first
+step alone, ("concat", dim, ((source, view, shape of the view), ...)): several stored tensors, read as one.
+"""
 View = tuple[ViewStep, ...]
 """How a parameter reads its stored tensor, in order."""
 
@@ -147,7 +150,7 @@ class Graph:
 
 
 def apply_view(array: np.ndarray[Any, Any], view: View) -> np.ndarray[Any, Any]:
-    """What a parameter reads of its stored array."""
+    """What a parameter reads of its one stored array."""
     for step in view:
         match step:
             case ("permute", perm):
@@ -155,11 +158,25 @@ def apply_view(array: np.ndarray[Any, Any], view: View) -> np.ndarray[Any, Any]:
             case ("chunk", dim, parts, index):
                 size = array.shape[dim] // parts
                 array = array.take(range(index * size, (index + 1) * size), axis=dim)
+            case ("slice", dim, start, stop):
+                array = array.take(range(start, stop), axis=dim)
             case ("reshape", shape):
                 array = array.reshape(shape)
             case _:
                 raise AssertionError(f"no such view step: {step}")
     return array
+
+
+def read_stored(
+    node: Node, stored: Callable[[str, View], np.ndarray[Any, Any]], view: View | None = None
+) -> np.ndarray[Any, Any]:
+    """What a parameter holds, given what each view of a stored tensor does; ``view``: in place of its own."""
+    view = param_view(node) if view is None else view
+    if view and view[0][0] == "concat":
+        _, dim, parts = view[0]
+        joined = np.concatenate([stored(source, part) for source, part, _ in parts], axis=dim)
+        return apply_view(joined, view[1:])
+    return stored(str(node.attr("source")), view)
 
 
 def param_view(node: Node) -> View:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ir.dims import Loops
 from ir.einsum import Data
 from ir.errors import VerificationError
 from ir.floats import FloatField
-from ir.graph import Graph, Node, apply_view, param_view
+from ir.graph import Graph, Node, View, apply_view, read_stored
 from ir.mesh import Mesh
 from ir.recording import Calls, Field, Recorder, Var
 from ir.sharding import Partial, Replicate, Shard, Sharding
@@ -209,9 +210,7 @@ class _Run:
             lifted = self.field.lift(array) if node.type.dtype.is_floating else array
             whole = np.broadcast_to(lifted, (trials, *node.type.shape))
         elif node.op.name == "param":
-            stored = np.asarray(self.given[node.attr("source")])
-            stored = stored if self.field.trial_axis else stored[None]
-            whole = np.stack([apply_view(trial, param_view(node)) for trial in stored])
+            whole = np.stack([read_stored(node, partial(self._stored, trial)) for trial in range(trials)])
         else:
             whole = np.asarray(self.given[node.attr("name")]).reshape(trials, *node.type.shape)
         assert whole.shape[1:] == node.type.shape, f"{node} was given {whole.shape[1:]}"
@@ -220,6 +219,10 @@ class _Run:
             return local
         tracked = node.needs_grad or (self.track_inputs and node.op.name == "input")
         return self.recorder.leaf(local, tracked=tracked)
+
+    def _stored(self, trial: int, source: str, view: View) -> Data:
+        stored = np.asarray(self.given[source])
+        return apply_view(stored[trial] if self.field.trial_axis else stored, view)
 
     def _move(self, node: Node, x: Value) -> Value:
         def total(data: Data, axes: tuple[int, ...]) -> Data:

@@ -12,8 +12,9 @@ Meshes of more than 16 ranks lose factors of their largest axes (an operator tak
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,14 @@ from ir.atoms import Atoms, Factors
 from ir.builder import Builder
 from ir.dims import Shape
 from ir.errors import ShapeError, VerificationError
-from ir.graph import Graph, Node, View
+from ir.graph import Graph, Node, View, ViewStep, param_view
 from ir.mesh import Axis, Mesh
 from ir.ops.movement import matched_dims
-from ir.scale_rules import CONSTRAINTS, SCALED, no_constraint
+from ir.scale_rules import CONSTRAINTS, SCALED, join_sizes, no_constraint, scaled_start, slice_sizes
 from ir.sharding import Shard
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_splits, split_degrees
-from ir.views import Base, bases, rest_of_view, source_of
+from ir.views import Base, Reading, bases, readings, rest_of_view
 
 MOST_RANKS = (16, 4)  # tried in turn: deep programs are small enough only on few
 MOST_ELEMENTS = 1 << 28  # of all nodes on all ranks: some 4 GiB at two trials
@@ -121,6 +122,7 @@ class _Sizes:
     chosen: dict[int, int] | None = None
     _dims: dict[Node, Dims] = field(default_factory=dict)
     _loops: dict[Node, dict[str, Factors]] = field(default_factory=dict)
+    _trails: dict[Hashable, list[Dims]] = field(default_factory=dict)
     _shared: dict[tuple[str, str], Dims] = field(default_factory=dict)
     _limits: dict[Node, list[Factors]] = field(default_factory=dict)
 
@@ -146,14 +148,42 @@ class _Sizes:
 
     def _leaf_dims(self, node: Node) -> Dims:
         if node.op.name == "param":
-            source = source_of(node)
-            base = self.found[source]
-            dims = self._shared.setdefault(("param", source), self._fresh(base.shape))
-            for step in rest_of_view(node, base):
-                dims = self._viewed(dims, step)
-            return dims
+            return self._param_dims(node)
         name = str(node.attr("name") if node.op.name == "input" else node.attr("value"))
         return self._shared.setdefault((node.op.name, name), self._fresh(node.type.shape))
+
+    def _param_dims(self, node: Node) -> Dims:
+        parts = [self._trail(reading, self._base_dims(reading)) for reading in readings(node)]
+        view = param_view(node)
+        if not view or view[0][0] != "concat":
+            return parts[0][-1]
+        if view not in self._trails:
+            self._trails[view] = self._followed(self._joined([part[-1] for part in parts], view[0][1]), view[1:])
+        return self._trails[view][-1]
+
+    def _base_dims(self, reading: Reading) -> Dims:
+        shape = self.found[reading.source].shape
+        return self._shared.setdefault(("param", reading.source), self._fresh(shape))
+
+    def _trail(self, reading: Reading, dims: Dims) -> list[Dims]:
+        """Dims of the base, then after each further step of a view."""
+        if reading not in self._trails:
+            self._trails[reading] = self._followed(dims, rest_of_view(reading, self.found[reading.source]))
+        return self._trails[reading]
+
+    def _followed(self, dims: Dims, steps: View) -> list[Dims]:
+        trail = [dims]
+        for step in steps:
+            trail.append(self._viewed(trail[-1], step))
+        return trail
+
+    def _joined(self, parts: Sequence[Dims], dim: int) -> Dims:
+        """Dims of several views joined along ``dim``, as those of the operator ``concat``."""
+        first = parts[0]
+        for other in parts[1:]:
+            self._unify_all((*first[:dim], *first[dim + 1 :]), (*other[:dim], *other[dim + 1 :]))
+        joined = join_sizes(self.atoms, [part[dim] for part in parts], [self._extents(part)[dim] for part in parts])
+        return (*first[:dim], joined, *first[dim + 1 :])
 
     def _viewed(self, dims: Dims, step: Any) -> Dims:
         """Dims after one view step."""
@@ -166,6 +196,10 @@ class _Sizes:
                 self.atoms.keep((outer,))
                 self.atoms.unify(dims[dim], (outer, inner))
                 return (*dims[:dim], (inner,), *dims[dim + 1 :])
+            case ("slice", dim, start, stop):
+                piece_of = (self.atoms.new(stop - start),)
+                slice_sizes(self.atoms, dims[dim], piece_of, (self._extents(dims)[dim], start, stop))
+                return (*dims[:dim], piece_of, *dims[dim + 1 :])
             case ("reshape", shape):
                 after = self._fresh(shape)
                 for left, right in matched_dims(self._extents(dims), shape):
@@ -274,18 +308,32 @@ class _Sizes:
         return k.apply(node.op, operands, attrs, node.name)
 
     def _rebuild_view(self, node: Node) -> View:
-        base = self.found[source_of(node)]
-        rest = rest_of_view(node, base)
+        view = param_view(node)
+        parts = [(reading, rest_of_view(reading, self.found[reading.source])) for reading in readings(node)]
+        if self.chosen is not None:
+            parts = [(reading, self._scaled(rest, self._trails[reading])) for reading, rest in parts]
+        if not view or view[0][0] != "concat":
+            return parts[0][1]
         if self.chosen is None:
-            return rest
-        steps = []
-        for number, step in enumerate(rest):
-            if step[0] == "reshape":
-                if number + 1 < len(rest):
-                    raise _StuckError(f"parameter {node.name} is reshaped within its view")
-                step = ("reshape", self._shape(self._dims[node]))  # noqa: PLW2901
-            steps.append(step)
-        return tuple(steps)
+            return (("concat", view[0][1], tuple((r.source, rest, r.shape) for r, rest in parts)), *view[1:])
+        shapes = [self._shape(self._trails[reading][-1]) for reading, _ in parts]
+        joined = tuple((r.source, rest, shape) for (r, rest), shape in zip(parts, shapes, strict=True))
+        return (("concat", view[0][1], joined), *self._scaled(view[1:], self._trails[view]))
+
+    def _scaled(self, steps: View, trail: Sequence[Dims]) -> View:
+        """Steps of a view in the sizes chosen, given the dims before and after each."""
+        found: list[ViewStep] = []
+        for step, (before, after) in zip(steps, pairwise(trail), strict=True):
+            match step:
+                case ("reshape", _):
+                    found.append(("reshape", self._shape(after)))
+                case ("slice", dim, start, stop):
+                    whole = self._extents(before)[dim]
+                    first = scaled_start((whole, start, stop), self._size(before[dim]))
+                    found.append(("slice", dim, first, first + self._size(after[dim])))
+                case _:
+                    found.append(step)
+        return tuple(found)
 
     def _constant(self, node: Node) -> np.ndarray[Any, Any]:
         """The leading block along every atom; indices wrapped into their table."""

@@ -42,12 +42,29 @@ def _keep_chosen(node: Node, loops: Loops, atoms: Atoms) -> None:
 
 def _keep_parts(node: Node, loops: Loops, atoms: Atoms) -> None:
     """The number of pieces stays; unequal pieces add up."""
-    del node
     if "parts" in loops:
         atoms.keep(loops["parts"])
     else:
-        pieces = [factors for loop, factors in loops.items() if loop.startswith("p")]
-        atoms.follows(loops["joined"][0], pieces, lambda *sizes: sum(sizes))
+        pieces = [(loops[loop], extent) for loop, extent in node.loops.extents.items() if loop.startswith("p")]
+        joined = join_sizes(atoms, [factors for factors, _ in pieces], [extent for _, extent in pieces])
+        atoms.unify(loops["joined"], joined)
+
+
+def join_sizes(atoms: Atoms, pieces: Sequence[Factors], sizes: Sequence[int]) -> Factors:
+    """The dim that pieces of these sizes make together: multiples of a large unit stay so, others add up."""
+    unit = math.gcd(*sizes)
+    if unit == 1 or sum(sizes) // unit > _PREFIX:
+        joined = atoms.new(sum(sizes))
+        atoms.follows(joined, pieces, lambda *each: sum(each))
+        return (joined,)
+    step = atoms.new(unit)
+    for factors, size in zip(pieces, sizes, strict=True):
+        count = atoms.new(size // unit)
+        atoms.keep((count,))
+        atoms.unify(factors, (count, step))
+    total = atoms.new(sum(sizes) // unit)
+    atoms.keep((total,))
+    return (total, step)
 
 
 def _slice_of(node: Node) -> tuple[str, int, int, int]:
@@ -63,29 +80,38 @@ def _unit(extent: int, start: int, stop: int) -> int:
 
 
 def _slice(node: Node, loops: Loops, atoms: Atoms) -> None:
-    """A slice in a large unit scales with it; one near an end keeps its numbers."""
-    loop, extent, start, stop = _slice_of(node)
+    loop, *numbers = _slice_of(node)
+    slice_sizes(atoms, loops[loop], loops["piece"], tuple(numbers))
+
+
+def slice_sizes(atoms: Atoms, whole: Factors, piece: Factors, numbers: tuple[int, ...]) -> None:
+    """A slice in a large unit scales with it; one near an end keeps its numbers (extent, start, stop)."""
+    extent, start, stop = numbers
     unit = _unit(extent, start, stop)
     if unit > 1:
-        step, whole, part = atoms.new(unit), atoms.new(extent // unit), atoms.new((stop - start) // unit)
-        atoms.keep((whole, part))
-        atoms.unify(loops[loop], (whole, step))
-        atoms.unify(loops["piece"], (part, step))
+        step, count, part = atoms.new(unit), atoms.new(extent // unit), atoms.new((stop - start) // unit)
+        atoms.keep((count, part))
+        atoms.unify(whole, (count, step))
+        atoms.unify(piece, (part, step))
     elif stop == extent and start <= _PREFIX:
-        atoms.at_least(loops[loop], start + 2)
-        atoms.follows(loops["piece"][0], [loops[loop]], lambda size: size - start)
+        atoms.at_least(whole, start + 2)
+        atoms.follows(piece[0], [whole], lambda size: size - start)
     else:
-        atoms.keep(loops["piece"])
-        atoms.at_least(loops[loop], stop)
+        atoms.keep(piece)
+        atoms.at_least(whole, stop)
 
 
 def _scaled_slice(node: Node, sizes: Mapping[str, int], shape: Shape, operands: Sequence[Node]) -> dict[str, Hashable]:
-    _, extent, start, stop = _slice_of(node)
-    dim = node.attr("dim")
-    unit = _unit(extent, start, stop)
-    if unit > 1:
-        start = start // unit * (operands[0].type.shape[dim] // (extent // unit))
+    _, *numbers = _slice_of(node)
+    start = scaled_start(tuple(numbers), operands[0].type.shape[node.attr("dim")])
     return {"start": start, "stop": start + sizes["piece"]}
+
+
+def scaled_start(numbers: tuple[int, ...], size: int) -> int:
+    """Where the slice (extent, start, stop) starts when the dim has another size."""
+    extent, start, stop = numbers
+    unit = _unit(extent, start, stop)
+    return start // unit * (size // (extent // unit)) if unit > 1 else start
 
 
 def _count(span: tuple[int, ...], size: int) -> int:

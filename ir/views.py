@@ -6,16 +6,17 @@ all readers have in common, the *base*, is the array that is drawn once, and on 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ir.dims import Shape
 from ir.errors import VerificationError
-from ir.graph import Graph, Node, View, apply_view, param_view
+from ir.graph import Graph, Node, View, apply_view, param_view, read_stored
 from ir.types import DType
 
 
@@ -36,14 +37,30 @@ class Base:
     trainable: bool
 
 
-def source_of(node: Node) -> str:
-    """The stored tensor that a parameter node reads."""
-    return str(node.attr("source"))
+class Reading(NamedTuple):
+    """One view of one stored tensor, and its shape."""
+
+    source: str
+    view: View
+    shape: Shape
 
 
-def rest_of_view(node: Node, base: Base) -> View:
-    """How a parameter node reads the base."""
-    return param_view(node)[base.steps :]
+def readings(node: Node) -> tuple[Reading, ...]:
+    """What a parameter node reads: one stored tensor, or the parts of a concatenation."""
+    view = param_view(node)
+    if view and view[0][0] == "concat":
+        return tuple(Reading(*part) for part in view[0][2])
+    return (Reading(str(node.attr("source")), view, node.type.shape),)
+
+
+def sources_of(node: Node) -> tuple[str, ...]:
+    """The stored tensors that a parameter node reads, in order."""
+    return tuple(reading.source for reading in readings(node))
+
+
+def rest_of_view(reading: Reading, base: Base) -> View:
+    """How the base is read."""
+    return reading.view[base.steps :]
 
 
 def bases(graphs: Iterable[Graph]) -> dict[str, Base]:
@@ -52,20 +69,21 @@ def bases(graphs: Iterable[Graph]) -> dict[str, Base]:
     Raises:
         VerificationError: if readers disagree about a tensor, or none tells its shape.
     """
-    readers: dict[str, list[Node]] = {}
+    readers: dict[str, list[tuple[Node, Reading]]] = {}
     for graph in graphs:
         for node in graph.params:
-            readers.setdefault(source_of(node), []).append(node)
-    return {source: _base(source, nodes) for source, nodes in readers.items()}
+            for reading in readings(node):
+                readers.setdefault(reading.source, []).append((node, reading))
+    return {source: _base(source, found) for source, found in readers.items()}
 
 
-def _base(source: str, nodes: list[Node]) -> Base:
-    views = [param_view(node) for node in nodes]
+def _base(source: str, readers: list[tuple[Node, Reading]]) -> Base:
+    views = [reading.view for _, reading in readers]
     steps = 0
     while all(len(view) > steps and view[steps] == views[0][steps] for view in views):
         steps += 1
-    shapes = {_before(node.type.shape, view[steps:]) for node, view in zip(nodes, views, strict=True)} - {None}
-    kinds = {(node.type.dtype, bool(node.attr("trainable"))) for node in nodes}
+    shapes = {_before(reading.shape, reading.view[steps:]) for _, reading in readers} - {None}
+    kinds = {(node.type.dtype, bool(node.attr("trainable"))) for node, _ in readers}
     if len(shapes) != 1 or len(kinds) != 1:
         raise VerificationError(
             f"readers of stored tensor {source} disagree about it: shapes {sorted(map(str, shapes))}, "
@@ -77,7 +95,7 @@ def _base(source: str, nodes: list[Node]) -> Base:
 
 
 def _before(shape: Shape, view: View) -> Shape | None:
-    """Shape that a view was taken of; None after a reshape, which does not tell."""
+    """Shape that a view was taken of; None after a reshape or a slice, which do not tell."""
     for step in reversed(view):
         match step:
             case ("permute", perm):
@@ -89,18 +107,31 @@ def _before(shape: Shape, view: View) -> Shape | None:
     return shape
 
 
-def places(node: Node, base: Base) -> np.ndarray[Any, Any]:
-    """[*node shape]: the row-major place in the base of each element that a parameter node reads."""
-    numbers = np.arange(math.prod(base.shape)).reshape(base.shape)
-    return apply_view(numbers, rest_of_view(node, base))
+def places(node: Node, found: Mapping[str, Base]) -> np.ndarray[Any, Any]:
+    """[*node shape]: of each element that a parameter node reads, its place when all bases lie in one row."""
+    starts = _starts(found)
+
+    def numbers(source: str, view: View) -> np.ndarray[Any, Any]:
+        base = found[source]
+        count = math.prod(base.shape)
+        return apply_view(np.arange(starts[source], starts[source] + count).reshape(base.shape), view[base.steps :])
+
+    return read_stored(node, numbers)
+
+
+def _starts(found: Mapping[str, Base]) -> dict[str, int]:
+    sizes = [math.prod(base.shape) for base in found.values()]
+    return dict(zip(found, itertools.accumulate(sizes, initial=0), strict=False))
 
 
 def add_up(gradients: Mapping[Node, np.ndarray[Any, Any]], found: Mapping[str, Base]) -> dict[str, Any]:
     """Stored tensor -> [trials, elements]: the sum of its readers' gradients, each [trials, *node shape]."""
-    totals: dict[str, Any] = {}
+    if not gradients:
+        return {}
+    first = next(iter(gradients.values()))
+    starts = _starts(found)
+    row = np.zeros((first.shape[0], sum(math.prod(base.shape) for base in found.values())), dtype=first.dtype)
     for node, gradient in gradients.items():
-        source = source_of(node)
-        base = found[source]
-        total = totals.setdefault(source, np.zeros((gradient.shape[0], math.prod(base.shape)), dtype=gradient.dtype))
-        total[:, places(node, base)] += gradient
-    return totals
+        row[:, places(node, found)] += gradient
+    read = dict.fromkeys(source for node in gradients for source in sources_of(node))
+    return {source: row[:, starts[source] : starts[source] + math.prod(found[source].shape)] for source in read}
