@@ -124,7 +124,9 @@ class Solution:
 
     ``graph`` is the source after ``steps``; ``assignment`` speaks of its nodes. ``cost_s`` is seconds per step,
     ``memory_bytes`` per device; no derivation on this mesh within the rules explored costs less than
-    ``lower_bound_s`` under the same cost model, limit and pins. ``states`` counts configurations priced.
+    ``lower_bound_s`` under the same cost model, limit and pins (0: nothing is known). ``states`` counts configurations
+    priced, ``variants`` the rewritten blocks among which the bound holds; a search that was cut short is not
+    ``complete``.
     """
 
     problem: Problem
@@ -135,6 +137,8 @@ class Solution:
     memory_bytes: float
     lower_bound_s: float
     states: int
+    variants: int = 1
+    complete: bool = True
 
     @property
     def gap(self) -> float:

@@ -159,6 +159,7 @@ class ChainSolver:
             priced.memory_bytes,
             bound,
             self.configs.states,
+            sum(len(variants) for variants in self._explored.values()),
         )
 
     def _portfolio(self, block: Block, price: float, *, optimistic: bool) -> Portfolio:

@@ -22,7 +22,10 @@ FREELY = Budget()
 
 @dataclass(frozen=True)
 class Found:
-    """The best solution over all meshes tried, its derived graph and price, and the least of their lower bounds."""
+    """The best solution over all meshes tried, its derived graph and price, and the least of their lower bounds.
+
+    It is not ``complete`` if a mesh was left out, or the search on one cut short.
+    """
 
     solution: Solution
     derived: Derived
@@ -30,6 +33,7 @@ class Found:
     lower_bound_s: float
     states: int
     meshes: int = 1
+    complete: bool = True
 
     @property
     def pcg(self) -> Graph:
@@ -60,6 +64,7 @@ def search_meshes(
     refused: list[NoPlanFitsError] = []
     bounds: list[float] = []
     states = 0
+    complete = True
     deadline = time.monotonic() + budget_s
     for number, problem in enumerate(problems):
         if best is not None and time.monotonic() > deadline:
@@ -74,11 +79,14 @@ def search_meshes(
             progress((number + 1) / len(problems))
         bounds.append(found.lower_bound_s)
         states += found.states
+        complete = complete and found.complete
         if best is None or found.cost.seconds < best.cost.seconds:
             best = found
     if best is None:
         raise min(refused, key=lambda error: error.needed_bytes)
-    return replace(best, lower_bound_s=min(bounds), states=states, meshes=len(bounds) + len(refused))
+    tried = len(bounds) + len(refused)
+    complete = complete and tried == len(problems)
+    return replace(best, lower_bound_s=min(bounds), states=states, meshes=tried, complete=complete)
 
 
 def search_mesh(problem: Problem, strategy: Strategy = backtrack, budget: Budget = FREELY) -> Found:
@@ -131,7 +139,7 @@ def _found(problem: Problem, strategy: Strategy, budget: Budget) -> Found:
         ) from error
     derived = derive_solution(solution)
     cost = plan_cost(replace(problem, graph=solution.graph), derived.pcg)
-    return Found(solution, derived, cost, solution.lower_bound_s, solution.states)
+    return Found(solution, derived, cost, solution.lower_bound_s, solution.states, complete=solution.complete)
 
 
 def derive_solution(solution: Solution) -> Derived:
