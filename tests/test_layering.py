@@ -24,6 +24,7 @@ TORCH_FOLDERS = ("pdv/frontend/", "pdv/emit/", "learned_cost/")
 TORCH_LAZILY = {
     "pdv/cli/doctor.py": "tells what this torch can run on",
     "pdv/compile.py": "plan.build() runs the package",
+    "pdv/search/strategies/gradient.py": "differentiates the relaxed cost",
 }
 
 FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))

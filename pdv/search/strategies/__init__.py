@@ -10,10 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdv.search.strategies.backtrack import backtrack
+from pdv.search.strategies.bayes import bayes
 from pdv.search.strategies.budget import Budget, Strategy
+from pdv.search.strategies.dp import dp
+from pdv.search.strategies.gradient import gradient
+from pdv.search.strategies.ilp import ilp
+from pdv.search.strategies.mcmc import mcmc
+from pdv.search.strategies.reinforce import reinforce
 
 STRATEGIES: Mapping[str, Strategy] = {
     "backtrack": backtrack,
+    "mcmc": mcmc,
+    "ilp": ilp,
+    "dp": dp,
+    "gradient": gradient,
+    "reinforce": reinforce,
+    "bayes": bayes,
 }
 
 __all__ = ["STRATEGIES", "Budget", "Strategy"]

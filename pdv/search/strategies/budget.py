@@ -22,6 +22,7 @@ class Budget:
 
     Attributes:
         seconds: CPU time; the best plan met so far is taken then.
+        effort: times as many steps as by default, for strategies that sample.
         seed: of whatever is random.
         on_best: called with (CPU-seconds since the start, seconds per step) of each plan that fits and is better.
     """
@@ -29,6 +30,11 @@ class Budget:
     seconds: float = float("inf")
     seed: int = 0
     on_best: Callable[[float, float], None] = _ignore
+    effort: float = 1.0
+
+    def steps(self, default: int) -> int:
+        """How many of something to do."""
+        return max(1, round(default * self.effort))
 
 
 Strategy = Callable[[Problem, Budget], Solution]

@@ -1,0 +1,103 @@
+"""Gradient descent on an annealed softmax relaxation (Liu et al., "DARTS", ICLR'19; Jang et al., ICLR'17).
+
+Every choice becomes a distribution over its values, softmax(logits / temperature), and a plan's cost its expectation
+under these, a polynomial that torch differentiates. Cooling makes the distributions sharp; then each choice takes its
+likeliest value, and single choices are bettered while they can be. Illegal entries cost as much as a poor plan.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pdv.search.exact import Table, Variable
+from pdv.search.strategies.decode import greedy
+from pdv.search.strategies.network import Flat, Values
+from pdv.search.strategies.pricing import Minimized, Task, strategy
+
+if TYPE_CHECKING:
+    import torch
+
+STEPS = 400
+RESTARTS = 3
+LEARNING_RATE = 0.1
+HOTTEST, COLDEST = 2.0, 0.05  # temperatures
+NOISE = 0.1  # of the first logits
+ROUND_EVERY = 50
+
+
+def minimize(task: Task) -> Minimized:
+    """The best rounding of several relaxed descents; no bound is known."""
+    flat = task.flat
+    best = dict(task.start) if task.start is not None else greedy(flat)
+    least = flat.value(best)
+    task.offer(best, least)
+    relaxed = _Relaxed(flat, penalty=least)
+    for _ in range(RESTARTS):
+        for values in relaxed.descend(task):
+            polished = flat.polished(values, rounds=2)
+            value = flat.value(polished)
+            if value < least:
+                best, least = polished, value
+                task.offer(best, least)
+    best = flat.polished(best)
+    return Minimized(best if flat.value(best) < flat.illegal else None)
+
+
+class _Relaxed:
+    """Expected cost under independent distributions: one contraction for all factors that share a table."""
+
+    def __init__(self, flat: Flat, penalty: float) -> None:
+        import torch
+
+        self._flat = flat
+        self._order = {variable: number for number, variable in enumerate(flat.sizes)}
+        self._sizes = torch.tensor(list(flat.sizes.values()))
+        groups: defaultdict[tuple[tuple[int, ...], bytes], list[tuple[Variable, ...]]] = defaultdict(list)
+        tables: dict[tuple[tuple[int, ...], bytes], Table] = {}
+        for factor in flat.factors:
+            key = (factor.table.shape, factor.table.tobytes())
+            tables[key] = np.where(np.isfinite(factor.table), factor.table, penalty) / penalty
+            groups[key].append(tuple(self._order[variable] for variable in factor.variables))
+        self._groups = [(torch.tensor(tables[key]), torch.tensor(scopes)) for key, scopes in groups.items()]
+
+    def descend(self, task: Task) -> Iterator[Values]:
+        """Roundings on the way of one annealed descent from random logits."""
+        import torch
+
+        widest = int(self._sizes.max())
+        outside = torch.arange(widest)[None] >= self._sizes[:, None]
+        first = torch.tensor(task.rng.normal(0.0, NOISE, (len(self._order), widest)))
+        logits = first.requires_grad_()
+        optimizer = torch.optim.Adam([logits], lr=LEARNING_RATE)
+        steps = task.steps(STEPS)
+        for step in range(1, steps + 1):
+            if task.clock.left_s <= 0:
+                return
+            temperature = HOTTEST * (COLDEST / HOTTEST) ** (step / steps)
+            chances = torch.softmax((logits / temperature).masked_fill(outside, -torch.inf), dim=1)
+            optimizer.zero_grad()
+            self._expected(chances).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            optimizer.step()
+            if step % ROUND_EVERY == 0 or step == steps:
+                likeliest = chances.argmax(dim=1).tolist()
+                yield {variable: likeliest[self._order[variable]] for variable in self._flat.choices}
+
+    def _expected(self, chances: torch.Tensor) -> torch.Tensor:
+        """A plan's mean cost, in units of the penalty."""
+        import torch
+
+        letters = "abcdefgh"
+        total = torch.zeros((), dtype=torch.float64)
+        for table, scopes in self._groups:
+            operands = [chances[scopes[:, axis], :size] for axis, size in enumerate(table.shape)]
+            names = letters[: table.ndim]
+            equation = ",".join([names, *(f"n{name}" for name in names)]) + "->"
+            total = total + torch.einsum(equation, table, *operands)
+        return total
+
+
+gradient = strategy(minimize)
