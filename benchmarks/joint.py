@@ -1,0 +1,237 @@
+"""Joint search of algebra and parallelism beside the two in sequence, and beside parallelism alone, priced alike.
+
+    python benchmarks/joint.py [--smoke] [--json OUT] [--models A,B] [--clusters A,B]
+
+Sequential: the best algebra on one device by the same cost model and rules, that graph frozen, then the best
+parallelism. Parallel only: the graph as it was written. "Alone" is what the joint plan's rewrites cost on one device:
+its graph's price there over the source's. Above one, a search that rewrites first would never have taken them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.record import Record, arguments, table
+from benchmarks.shapes import program
+from ir.errors import NoPlanFitsError
+from ir.graph import Graph
+from ir.mesh import Mesh
+from pdv.cluster import Cluster, load_cluster
+from pdv.compile import plan_problems
+from pdv.pcg.plan_cost import plan_cost
+from pdv.problem import Problem
+from pdv.search.meshes import Found, search_mesh
+
+BETTER = 0.999  # below this share of another plan's time one is called strictly better
+
+# Four kinds of machine, each as the one mesh of its levels (a single node of eight as two by four).
+CLUSTERS: dict[str, dict[str, Any]] = {
+    "nvswitch-8": {
+        "name": "nvswitch-8",
+        "nodes": [{"devices": 8, "device": "h100-80gb-sxm", "link": "nvlink4"}],
+        "mesh": {"outer": 2, "inner": 4},
+    },
+    "slow-2x4": {
+        "name": "slow-2x4",
+        "nodes": [{"count": 2, "devices": 4, "device": "a100-80gb-sxm", "link": "nvlink3"}],
+        "network": "ethernet-25g",
+        "mesh": {"nodes": 2, "inner": 4},
+    },
+    "pcie-4": {
+        "name": "pcie-4",
+        "nodes": [{"devices": 4, "device": "l40s", "link": "pcie4"}],
+        "mesh": {"inner": 4},
+    },
+    "infiniband-8x8": {
+        "name": "infiniband-8x8",
+        "nodes": [{"count": 8, "devices": 8, "device": "h100-80gb-sxm", "link": "nvlink4"}],
+        "network": "ib-ndr",
+        "mesh": {"nodes": 8, "inner": 8},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model at a global batch; the sequence is for language models."""
+
+    model: str
+    batch: int
+    sequence: int = 0
+
+
+CASES = (
+    Case("gpt2", 64, 1024),
+    Case("bert-large", 64, 512),
+    Case("llama-3-8b", 64, 2048),
+    Case("mixtral-8x7b", 64, 2048),
+    Case("vit", 256),
+    Case("resnet50", 256),
+    Case("resnext50", 256),
+    Case("inception-v3", 256),
+    Case("squeezenet", 256),
+    Case("dlrm", 8192),
+    Case("xdl", 1024),
+    Case("candle-uno", 1024),
+    Case("mlp", 1024),
+    Case("nasrnn", 64),
+)
+
+
+def main() -> None:
+    """Print the table; with --json write the record; fail if joint is ever beaten."""
+    parser = arguments(str(__doc__).splitlines()[0])
+    parser.add_argument("--models", default=",".join(case.model for case in CASES), help="comma-separated")
+    parser.add_argument("--clusters", default=",".join(CLUSTERS), help="comma-separated")
+    options = parser.parse_args()
+    record = Record()
+    cases = (Case("gpt2", 8, 64),) if options.smoke else CASES
+    clusters = ["pcie-4"] if options.smoke else options.clusters.split(",")
+    for case in cases:
+        if case.model not in options.models.split(","):
+            continue
+        graph = program(case.model, case.batch, case.sequence).graph
+        for name in clusters:
+            print(f"{case.model} on {name} …", file=sys.stderr, flush=True)
+            record.rows.append(compare(case, graph, load_cluster(CLUSTERS[name])))
+            record.write(options.json)
+    show(record.rows)
+    claim(record)
+    record.print_summary()
+    record.write(options.json)
+    worst = max((row["joint_over_sequential"] for row in record.rows if row["joint_over_sequential"]), default=0.0)
+    assert worst <= 1 + 1e-9, "a sequential search found a cheaper plan than the joint one"
+
+
+def compare(case: Case, graph: Graph, cluster: Cluster) -> dict[str, Any]:
+    """The three plans of one model on one cluster."""
+    (problem,) = plan_problems(graph, cluster, mode="train", memory_limit=cluster.memory_bytes)
+    row: dict[str, Any] = {
+        "model": case.model,
+        "batch": case.batch,
+        "sequence": case.sequence,
+        "cluster": cluster.name,
+        "mesh": str(problem.mesh),
+        "source_alone_s": price_alone(problem, graph),
+    }
+    rewritten, rules = best_algebra(problem)
+    row |= {"sequential_alone_s": price_alone(problem, rewritten), "sequential_rules": rules}
+    row |= outcome("joint", problem)
+    row |= outcome("parallel", replace(problem, rules=()))
+    if rewritten.digest == graph.digest:  # nothing to take on one device: then parallelism is all there is
+        row |= {key.replace("parallel", "sequential", 1): row[key] for key in list(row) if key.startswith("parallel_")}
+    else:
+        row |= outcome("sequential", replace(problem, graph=rewritten, rules=()))
+    for other in ("sequential", "parallel"):
+        row[f"joint_over_{other}"] = ratio(row["joint_s"], row[f"{other}_s"])
+    row["alone"] = ratio(row.get("joint_alone_s"), row["source_alone_s"])
+    return row
+
+
+def outcome(kind: str, problem: Problem) -> dict[str, Any]:
+    """What a search of the problem finds, under keys that begin with ``kind``."""
+    started = time.process_time()
+    try:
+        found = search_mesh(problem)
+    except NoPlanFitsError as error:
+        return {f"{kind}_s": None, f"{kind}_refused": str(error)}
+    seconds = time.process_time() - started
+    entries = {
+        "s": found.cost.seconds,
+        "gap": found.gap,
+        "search_cpu_s": seconds,
+        "rules": taken(found),
+        "alone_s": price_alone(problem, found.solution.graph),
+        "peak_bytes": found.cost.peak_bytes,
+    }
+    return {f"{kind}_{key}": value for key, value in entries.items() if not (key == "rules" and kind == "sequential")}
+
+
+def best_algebra(problem: Problem) -> tuple[Graph, dict[str, int]]:
+    """The cheapest equal program on one device, where memory is no matter, and the rules that lead to it."""
+    alone = on_one_device(problem, problem.graph)
+    found = search_mesh(alone)
+    return found.solution.graph, taken(found)
+
+
+def on_one_device(problem: Problem, graph: Graph) -> Problem:
+    """The same model on one of the cluster's devices, all of its memory needs met."""
+    return replace(problem, graph=graph, mesh=Mesh(()), axes=(), memory_limit=float("inf"))
+
+
+def price_alone(problem: Problem, graph: Graph) -> float:
+    """Seconds per step of a serial graph on one device."""
+    return plan_cost(on_one_device(problem, graph), graph).seconds
+
+
+def taken(found: Found) -> dict[str, int]:
+    """How many blocks each rule was applied in, most first."""
+    return dict(Counter(step.rule for step in found.solution.steps).most_common())
+
+
+def ratio(found: float | None, other: float | None) -> float | None:
+    """found / other, where both are."""
+    return found / other if found and other else None
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """A line per model and cluster."""
+
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    lines: list[tuple[str, ...]] = [
+        (
+            row["model"],
+            row["cluster"],
+            *(
+                number(row[f"{kind}_s"] and row[f"{kind}_s"] * 1e3, ".3f")
+                for kind in ("joint", "sequential", "parallel")
+            ),
+            number(row["joint_over_sequential"], ".3f"),
+            number(row["joint_over_parallel"], ".3f"),
+            number(row["alone"], ".3f"),
+            number(row.get("joint_gap"), ".1e"),
+            ", ".join(f"{rule} x{count}" for rule, count in row.get("joint_rules", {}).items()),
+        )
+        for row in rows
+    ]
+    header = (
+        "model",
+        "cluster",
+        "joint ms",
+        "sequential ms",
+        "parallel only ms",
+        "joint/seq",
+        "joint/par",
+        "alone",
+        "gap",
+    )
+    table((*header, "rules"), lines)
+
+
+def claim(record: Record) -> None:
+    """Worst and best ratios, how often joint is strictly better, and where rewrites that cost time alone were taken."""
+    compared = [row for row in record.rows if row["joint_over_sequential"]]
+    if not compared:
+        return
+    by_sequence = [row["joint_over_sequential"] for row in compared]
+    strictly = [row for row in compared if row["joint_over_sequential"] < BETTER]
+    costly = [row for row in strictly if row["alone"] > 1]
+    record.claim("joint over sequential, worst", max(by_sequence), "x", "(at most 1: never beaten)")
+    record.claim("joint over sequential, best", min(by_sequence), "x")
+    record.claim("pairs where joint is strictly better", len(strictly), f"of {len(compared)}")
+    record.claim("of these, with rewrites that cost time on one device", len(costly), "pairs")
+    for row in costly:
+        if row["model"] == "gpt2":
+            spread = f"(the rewritten graph alone: {row['alone']:.4f} x its source)"
+            record.claim(f"gpt2 on {row['cluster']}", row["joint_over_sequential"], "x", spread)
+
+
+if __name__ == "__main__":
+    main()
