@@ -65,8 +65,8 @@ def plan_document(found: Found, *, source: Graph, cluster: Cluster, strategy: st
             "states": found.states,
             "meshes": found.meshes,
             "cost": found.cost.seconds,
-            "lower_bound": min(found.lower_bound_s, found.cost.seconds),
-            "gap": found.gap,
+            "lower_bound": min(found.lower_bound_s, found.cost.seconds) if found.lower_bound_s > 0 else None,
+            "gap": found.gap if found.lower_bound_s > 0 else None,
         },
     }
 

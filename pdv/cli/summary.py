@@ -16,7 +16,7 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
         "predicted step": f"{_time(time['mean'])} ± {_time(time['std'])}",
         "predicted memory": memory,
         "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states, "
-        f"at most {search['gap']:.1%} above the lower bound",
+        + ("no bound is known" if search["gap"] is None else f"at most {search['gap']:.1%} above the lower bound"),
     }
 
 
