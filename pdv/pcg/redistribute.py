@@ -92,6 +92,11 @@ class StateGraph:
         )
 
     @cached_property
+    def copies(self) -> Flags:
+        """[shardings] whether some axis holds copies that are used differently."""
+        return np.array([any(isinstance(state, Replicate) for state in s) for s in self.shardings], dtype=bool)
+
+    @cached_property
     def gathers(self) -> Flags:
         """[edges] whether the operator's result is a copy that takes memory."""
         return np.array([step.name in GATHERS for step in self.steps], dtype=bool)
@@ -196,7 +201,7 @@ class Redistribution:
     _graphs: dict[int, StateGraph] = field(default_factory=dict)
 
     def chain(self, tensor: TensorType, before: Sharding, after: Sharding, *, gradient: bool) -> Chain | None:
-        """The cheapest chain, or None if there is none (nothing leaves Replicate, nothing enters Partial)."""
+        """The cheapest chain, or None if there is none: nothing enters Partial, and none starts from copies."""
         routes = self.routes(tensor, gradient=gradient)
         return routes.chain(routes.states.index[before], routes.states.index[after])
 
@@ -228,23 +233,28 @@ class Redistribution:
         forward, backward = self._edge_seconds(states, usable, held)
         weights = forward + backward if gradient else forward
         count = len(states.shardings)
-        seconds = np.full((count, count), np.inf)
-        np.fill_diagonal(seconds, np.where(divides, 0.0, np.inf))
-        edge = np.full((count, count), -1, dtype=np.int64)
+        starts = np.flatnonzero(divides & ~states.copies)  # no operator makes its result so
+        seconds = np.full((len(starts), count), np.inf)
+        seconds[np.arange(len(starts)), starts] = 0.0
+        edge = np.full((len(starts), count), -1, dtype=np.int64)
         length = np.where(np.isfinite(seconds), 0, -1)
-        targets, starts = np.unique(heads, return_index=True)
+        targets, first = np.unique(heads, return_index=True)
         for steps in itertools.count(1):
             if not len(usable):
                 break
             offers = seconds[:, tails] + weights
-            least = np.minimum.reduceat(offers, starts, axis=1)
+            least = np.minimum.reduceat(offers, first, axis=1)
             better = least < seconds[:, targets]
             if not better.any():
                 break
             rows, columns = np.nonzero(better)
             seconds[rows, targets[columns]] = least[better]
             length[rows, targets[columns]] = steps
-            edge[rows, targets[columns]] = usable[_first(offers, least, starts, rows, columns)]
+            edge[rows, targets[columns]] = usable[_first(offers, least, first, rows, columns)]
+        staying = np.where(divides, 0.0, np.inf)
+        seconds, edge, length = _spread(seconds, starts, np.inf), _spread(edge, starts, -1), _spread(length, starts, -1)
+        np.fill_diagonal(seconds, staying)
+        np.fill_diagonal(length, np.where(divides, 0, -1))
         return _routes(states, seconds, edge, length, dict(zip(usable.tolist(), forward.tolist(), strict=True)), held)
 
     def _edge_seconds(self, states: StateGraph, edges: Indices, held: Seconds) -> tuple[Seconds, Seconds]:
@@ -267,6 +277,13 @@ def _first(offers: Seconds, least: Seconds, starts: Indices, rows: Indices, colu
         at = starts[columns] + np.minimum(step, width[columns] - 1)
         hit = (found < 0) & (offers[rows, at] == least[rows, columns])
         found[hit] = at[hit]
+    return found
+
+
+def _spread(rows: Any, starts: Indices, fill: float) -> Any:  # Any: arrays of seconds, or of indices
+    """[before, after] from the rows of some ``starts``."""
+    found = np.full((rows.shape[1], rows.shape[1]), fill, dtype=rows.dtype)
+    found[starts] = rows
     return found
 
 

@@ -7,6 +7,7 @@ kept as an axis of the block's table, like the boundary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from pdv.search.moving import Moving, Reader
 from pdv.search.tied import TiedTable
 
 Choices = np.ndarray[Any, np.dtype[np.int64]]
+Domain = Mapping[Node, Sequence[int]]
+"""By node of a block: which of its configurations (as numbers) are left."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Network:
         variables: of the block's nodes, its source and the tied parameters that it reads.
         options: what the values of each node's variable mean, in order.
         tied: the tied parameters that it reads; values are their ``TiedTable.states``.
+        relaxed: whether some factors are lower bounds, made so for their size.
     """
 
     factors: tuple[Factor, ...]
@@ -41,6 +45,7 @@ class Network:
     variables: dict[Node, Variable]
     options: dict[Node, tuple[Config, ...]]
     tied: tuple[Node, ...]
+    relaxed: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Solved:
     """A block's cost for every pair of boundary shardings and every state of the tied parameters that it reads.
 
     ``table`` is [sources, sinks, tied…] (size one where the block has no source, no sink, or does not read that
-    parameter); ``sink_configs`` is the sink's configuration in each entry.
+    parameter); ``sink_configs`` is the sink's configuration in each entry. It bounds from below where not ``exact``.
     """
 
     block: Block
@@ -59,6 +64,7 @@ class Solved:
     variables: dict[Node, Variable]
     configs: dict[Node, tuple[Config, ...]]
     sink_configs: Choices | None
+    exact: bool = True
 
     def configs_for(self, source: int, sink: int, tied: Mapping[Node, int]) -> list[Config]:
         """The best configuration of each node of the block, in order, given its boundary and the tied states."""
@@ -84,12 +90,17 @@ class BlockSolver:
         sources: Sequence[Sharding],
         *,
         optimistic: bool = False,
+        limit: float = math.inf,
+        domain: Domain | None = None,
     ) -> None:
+        """``limit`` entries per table make the result a lower bound; a ``domain`` leaves out what it does not name."""
         self._configs = configs
         self._tied = tied
         self._price = price
         self._sources = tuple(sources)
         self._optimistic = optimistic
+        self._limit = limit
+        self._domain = domain
 
     def solve(self, block: Block) -> Solved:
         """Eliminate everything but the boundary and the tied parameters.
@@ -100,14 +111,14 @@ class BlockSolver:
         network = self.network(block)
         boundary = [node for node in (block.source, block.sink) if node is not None]
         kept = [network.variables[node] for node in (*boundary, *network.tied)]
-        elimination = eliminate(network.factors, network.sizes, kept)
+        elimination = eliminate(network.factors, network.sizes, kept, limit=self._limit)
         table = self._aligned(block, elimination.table, network.tied)
         sinks, table, sink_configs = _project(table, network.options[block.sink] if block.sink is not None else None)
         return Solved(block, self._sources, sinks, table, elimination, network.variables, network.options, sink_configs)
 
     def network(self, block: Block) -> Network:
         """The block as variables with finite domains and tables over them, whose sum is its cost."""
-        options = {node: self._configs.of(node) for node in block.nodes}
+        options = {node: self._options(node) for node in block.nodes}
         made: dict[Node, tuple[Sharding, ...]] = {node: tuple(c.result for c in options[node]) for node in block.nodes}
         if block.source is not None:
             made[block.source] = self._sources
@@ -117,9 +128,14 @@ class BlockSolver:
         sizes: dict[Variable, int] = {variables[node]: len(shardings) for node, shardings in made.items()}
         sizes |= {variables[param]: len(self._tied[param].states) for param in tied}
         factors = [Factor((variables[node],), self._unary(options[node])) for node in block.nodes]
-        factors += self._moves(block, made, options, variables, sizes)
+        moving = Moving(self._configs, self._price, self._optimistic, self._limit)
+        factors += self._moves(block, moving, made, options, variables, sizes)
         factors += self._uses(block, tied, options, variables)
-        return Network(tuple(factors), sizes, variables, options, tuple(tied))
+        return Network(tuple(factors), sizes, variables, options, tuple(tied), bool(moving.relaxed))
+
+    def _options(self, node: Node) -> tuple[Config, ...]:
+        options = self._configs.of(node)
+        return options if self._domain is None else tuple(options[i] for i in self._domain[node])
 
     def _unary(self, options: Sequence[Config]) -> Table:
         """Seconds of each configuration, leaves included."""
@@ -130,6 +146,7 @@ class BlockSolver:
     def _moves(
         self,
         block: Block,
+        moving: Moving,
         made: Mapping[Node, Sequence[Sharding]],
         options: Mapping[Node, Sequence[Config]],
         variables: Mapping[Node, Variable],
@@ -141,7 +158,6 @@ class BlockSolver:
             sizes[max(sizes) + 1] = size
             return max(sizes)
 
-        moving = Moving(self._configs, self._price, self._optimistic)
         whole = not self._configs.problem.train
         factors: list[Factor] = []
         for value, shardings in made.items():

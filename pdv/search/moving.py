@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.pcg.derive import exit_sharding
+from pdv.pcg.redistribute import Indices, Routes
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import Factor, Table, Variable
 from pdv.search.sharing import EXACT_WANTS, Ways
@@ -33,13 +34,15 @@ class Moving:
     """Builds the factors of values at one price of memory (seconds per byte).
 
     ``optimistic`` factors bound the cost from below where more than three want a value; elsewhere they are the same.
-    With ``entries``, tables larger than that are replaced by sums of smaller ones that bound them from below.
+    With ``entries``, tables larger than that are replaced by sums of smaller ones that bound them from below, and their
+    values listed as ``relaxed``.
     """
 
     configs: ConfigTable
     price: float
     optimistic: bool = False
     entries: float = math.inf
+    relaxed: list[Node] = field(default_factory=list)
 
     def factors(
         self,
@@ -67,7 +70,9 @@ class Moving:
         ways = {before: Ways(routes, before) for before in dict.fromkeys(made)}
         exits = {before: self._exits(value, before, leaves, gradient=gradient) for before in ways}
         kept_where_made = gradient and "out" in value.op.saved
-        moved = _Moved(self, source, tuple(made), tuple(readers), len(leaves), ways, exits, kept_where_made)
+        moved = _Moved(
+            self, value, routes, source, tuple(made), tuple(readers), len(leaves), ways, exits, kept_where_made
+        )
         if len(readers) < 2:
             return moved.single()
         return moved.pair() if moved.wants == 2 else moved.shared(helper)
@@ -91,6 +96,8 @@ class _Moved:
     """
 
     moving: Moving
+    value: Node
+    routes: Routes
     source: Variable
     made: tuple[Sharding, ...]
     readers: tuple[Reader, ...]
@@ -105,12 +112,13 @@ class _Moved:
         return len(self.readers) + self.leaves
 
     @cached_property
-    def needs(self) -> list[tuple[tuple[Sharding, ...], list[int]]]:
+    def needs(self) -> list[tuple[Indices, list[int]]]:
         """By reader: what its configurations need, each once, and which of these each configuration needs."""
         found = []
         for reader in self.readers:
             numbers = {need: number for number, need in enumerate(dict.fromkeys(reader.needs))}
-            found.append((tuple(numbers), [numbers[need] for need in reader.needs]))
+            vertices = np.array([self.routes.states.index[need] for need in numbers], dtype=np.int64)
+            found.append((vertices, [numbers[need] for need in reader.needs]))
         return found
 
     def single(self) -> list[Factor]:
@@ -119,18 +127,19 @@ class _Moved:
             costs = {before: way.together_s(self.exits[before] or ()) for before, way in self.ways.items()}
             stuck = {before for before, leaving in self.exits.items() if leaving is None}
             return [Factor((self.source,), np.array([np.inf if m in stuck else costs[m] for m in self.made]))]
+        reader = self.readers[0]
+        if not self.leaves:
+            return [Factor((self.source, reader.variable), self._alone(0, 1.0, 1.0))]
         needs, columns = self.needs[0]
         small = {}
         for before, way in self.ways.items():
-            leaving, wants = self.exits[before], way.rows(needs)
+            leaving = self.exits[before]
             if leaving is None:
                 row = np.full(len(needs), np.inf)
-            elif not leaving:
-                row = way.seconds(wants)
             else:
-                row = np.array([way.together_s([need, *leaving]) for need in needs])
-            small[before] = (row + self._held_s(way, needs) * self.readers[0].keeps)[columns]
-        return [Factor((self.source, self.readers[0].variable), self._stacked(small))]
+                row = np.array([way.together_s([need, *leaving]) for need in dict.fromkeys(reader.needs)])
+            small[before] = (row + self._held_s(way, needs) * reader.keeps)[columns]
+        return [Factor((self.source, reader.variable), self._stacked(small))]
 
     def pair(self) -> list[Factor]:
         """Two readers: the way to the first is paid, and what the second adds."""
@@ -140,11 +149,10 @@ class _Moved:
             return self.apart()
         small = {}
         for before, way in self.ways.items():
-            first, second = way.rows(needs), way.rows(needs_too)
-            cost = way.seconds(first)[:, None] + way.rest(first, second)
+            cost = way.seconds(needs)[:, None] + way.rest(needs, needs_too)
             cost += (self._held_s(way, needs) * one.keeps)[:, None]
             if other.keeps:
-                same = way.copy(first)[:, None] == way.copy(second)[None, :]
+                same = way.copy(needs)[:, None] == way.copy(needs_too)[None, :]
                 cost += np.where(same & one.keeps, 0.0, self._held_s(way, needs_too)[None, :])
             small[before] = cost[np.ix_(columns, columns_too)]
         if one.variable == other.variable:  # one node reads it twice
@@ -154,42 +162,54 @@ class _Moved:
 
     def apart(self) -> list[Factor]:
         """Each reader alone, at its share of the cost: a lower bound, for all together cost the dearest at least."""
+        self.moving.relaxed.append(self.value)
         keepers = max(1, sum(reader.keeps for reader in self.readers))
         factors = []
-        for reader, (needs, columns) in zip(self.readers, self.needs, strict=True):
-            small = {}
-            for before, way in self.ways.items():
-                seconds = way.seconds(way.rows(needs)) / self.wants + self._held_s(way, needs) * reader.keeps / keepers
-                small[before] = (np.full_like(seconds, np.inf) if self.exits[before] is None else seconds)[columns]
-            factors.append(Factor((self.source, reader.variable), self._stacked(small)))
+        for number, reader in enumerate(self.readers):
+            table = self._alone(number, 1.0 / self.wants, 1.0 / keepers)
+            factors.append(Factor((self.source, reader.variable), table))
         if self.leaves:
             leaving = [self._leaving_s(before) / self.wants for before in self.made]
             factors.append(Factor((self.source,), np.array(leaving)))
         return factors
 
+    def _alone(self, number: int, share: float, holding: float) -> Table:
+        """[made, configurations] of the whole way to one reader, and what it holds."""
+        starts = np.array([way.start for way in self.ways.values()])
+        wants, columns = self.needs[number]
+        cost = share * self.routes.seconds[np.ix_(starts, wants)]
+        if self.readers[number].keeps and self.moving.price:
+            held = np.broadcast_to(self.routes.bytes[wants], cost.shape)
+            if self.kept_where_made:
+                held = np.where(self.routes.copy[np.ix_(starts, wants)] == starts[:, None], 0.0, held)
+            cost = cost + self.moving.price * holding * held
+        cost[[self.exits[before] is None for before in self.ways]] = np.inf
+        rows = {before: row for row, before in enumerate(self.ways)}
+        found: Table = cost[np.ix_([rows[before] for before in self.made], columns)]
+        return found
+
     def shared(self, helper: Helper) -> list[Factor]:
         """A helper names a want, the way to which is paid once, and says whether its copy is held once for all."""
-        named = tuple(dict.fromkeys(need for needs, _ in self.needs for need in needs))
+        names = np.array(list(dict.fromkeys(int(need) for needs, _ in self.needs for need in needs)), dtype=np.int64)
         largest = max(len(columns) for _, columns in self.needs)
         keepers = sum(reader.keeps for reader in self.readers)
         loose = self.moving.optimistic and self.wants > EXACT_WANTS
         held = self._choices(keepers, loose=loose)
-        if len(self.made) * len(named) * len(held) * largest > self.moving.entries:
+        if len(self.made) * len(names) * len(held) * largest > self.moving.entries:
             return self.apart()
         sharers, holders = (self.wants - 1, max(1, keepers)) if loose else (1, 1)
-        variable = helper(len(named) * len(held))
+        variable = helper(len(names) * len(held))
         own: dict[Sharding, Table] = {}
         reading: list[dict[Sharding, Table]] = [{} for _ in self.readers]
         for before, way in self.ways.items():
-            names, leaving = way.rows(named), self.exits[before]
+            leaving = self.exits[before]
             rest = np.inf if leaving is None else way.rest(names, way.rows(leaving)).sum(axis=1) / sharers
-            copies = self._held_s(way, named)
+            copies = self._held_s(way, names)
             own[before] = np.concatenate([way.seconds(names) + rest + copies * once for once in held])
             for number, (reader, (needs, columns)) in enumerate(zip(self.readers, self.needs, strict=True)):
-                rows = way.rows(needs)
-                added = way.rest(names, rows) / sharers
+                added = way.rest(names, needs) / sharers
                 memory = self._held_s(way, needs)[None, :] * reader.keeps / holders
-                same = way.copy(names)[:, None] == way.copy(rows)[None, :]
+                same = way.copy(names)[:, None] == way.copy(needs)[None, :]
                 parts = [added + np.where(same & once, 0.0, memory) for once in held]
                 reading[number][before] = np.concatenate(parts)[:, columns]
         factors = [Factor((self.source, variable), self._stacked(own))]
@@ -207,11 +227,10 @@ class _Moved:
         leaving = self.exits[before]
         return math.inf if leaving is None else max(self.ways[before].together_s([after]) for after in leaving)
 
-    def _held_s(self, way: Ways, needs: Iterable[Sharding]) -> Table:
-        """[needs] price of what a reader holds that keeps what it reads; nothing where the value's own node holds it."""
-        rows = way.rows(tuple(needs))
-        held = self.moving.price * way.bytes(rows)
-        return np.where(way.copy(rows) == way.start, 0.0, held) if self.kept_where_made else held
+    def _held_s(self, way: Ways, needs: Indices) -> Table:
+        """[needs] price of what a keeping reader holds; nothing where the value's own node holds that copy."""
+        held = self.moving.price * way.bytes(needs)
+        return np.where(way.copy(needs) == way.start, 0.0, held) if self.kept_where_made else held
 
     def _stacked(self, small: dict[Sharding, Table]) -> Table:
         """[made, …] from one table per sharding."""

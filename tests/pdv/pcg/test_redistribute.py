@@ -32,11 +32,10 @@ def pairs(mesh: Mesh) -> Iterator[tuple[Sharding, Sharding]]:
 
 
 def possible(before: Sharding, after: Sharding) -> bool:
-    """Nothing leaves Replicate, and nothing enters Partial."""
-    return all(
-        new == Replicate() if old == Replicate() else new != Partial() or old == Partial()
-        for old, new in zip(before, after, strict=True)
-    )
+    """Chains start where values are made, and no operator makes copies; nothing enters Partial."""
+    if Replicate() in before:
+        return before == after
+    return all(new != Partial() or old == Partial() for old, new in zip(before, after, strict=True))
 
 
 def append(k: Builder, x: Node, chain: Chain) -> Node:
@@ -56,7 +55,7 @@ def check(mesh: Mesh) -> None:
         assert (not chain.steps) == (before == after)
         assert chain.forward_s >= 0.0
         assert chain.backward_s >= 0.0
-        if Partial() not in before:
+        if Partial() not in before and Replicate() not in before:
             k = Builder()
             entry = moves.chain(TENSOR, invariant(mesh), before, gradient=True)
             assert entry is not None
