@@ -206,6 +206,7 @@ concat = Operator(
     "move",
     emit="torch.cat(({operands}), {dim})",
     attrs=("dim",),
+    flops_per_point=0,  # its loops are one per piece, and their product nothing
     linear=(),  # all operands together; arity varies, so it is not declared as a set
     evaluate=lambda t, x, c: t.concat(x, c.attrs["dim"]),
 )

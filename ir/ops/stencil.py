@@ -112,6 +112,11 @@ def _pool_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, i
     return "n c h* w* -> n c h'* w'*", _windows(shapes[0], _pair(attrs["kernel"]), attrs)
 
 
+def _pool_flops(loops: Loops) -> float:
+    """One per element read or written; a window's points are in cache, and no device is slow enough to notice them."""
+    return float(loops.size_of(loops.operands[0]) + loops.size_of(loops.result))
+
+
 def _max_pool2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     return _row_of_window(t, operands[0], call, "max", float("-inf"))
 
@@ -140,6 +145,7 @@ def _pool(name: str, emit: str, evaluate: Any, saved: tuple[int | str, ...], lin
         attrs=("kernel", "stride", "padding", "dilation"),
         defaults={"padding": (0, 0), "dilation": (1, 1)},
         linear=linear,
+        flops=_pool_flops,
         backward_factor=1,
         saved=saved,
         evaluate=evaluate,
