@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ir.errors import ShapeError, ShardingError, VerificationError
+from ir.errors import PdvError, ShapeError, ShardingError, VerificationError
 from ir.graph import Graph, Node
 from ir.operator import Split
 from ir.sharding import Invariant, Shard, format_sharding, invariant, parse_sharding
@@ -97,6 +97,20 @@ def replay(problem: Problem, steps: Sequence[Step]) -> Graph:
             f"the derivation does not replay: {error!r}", "Steps as docs/plan-format.md says", "Plan the model again"
         ) from error
     return pcg
+
+
+def replayed(problem: Problem, steps: Sequence[Step]) -> tuple[Graph, Assignment]:
+    """The rewritten graph that ``steps`` make of ``problem.graph``, and what its nodes and parameters do.
+
+    Raises:
+        VerificationError: if a step does not apply.
+    """
+    try:
+        _check_form(steps)
+        graph = _replay_algebra(problem, steps)
+        return graph, _replay_parallel(replace(problem, graph=graph), steps)
+    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, PdvError) as error:
+        raise VerificationError(f"the derivation does not replay: {error!r}", "", "Plan the model again") from error
 
 
 def _check_form(steps: Sequence[Step]) -> None:
