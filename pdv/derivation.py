@@ -1,14 +1,13 @@
 """A plan as the list of substitutions that make it, written to JSON and replayed from it (DESIGN section 5).
 
-Algebraic steps name a rule and a block of the source graph (blocks are numbered in program order, and the rule is
-applied everywhere that it matches inside). Parallel steps name ``split-<op>-<loop>``, an axis and the operators (by
-number in the rewritten graph, leaves not counted). Storage steps say where a parameter rests.
+Algebraic steps name a rule and where it is applied, at all sites at once: a site lists operators, in the order of the
+rule's pattern, by number in the graph as it stands before the step. Parallel steps name ``split-<op>-<loop>``, an axis
+and the operators (by number in the rewritten graph, leaves not counted). Storage steps say where a parameter rests.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +19,13 @@ from ir.verify import check_outputs, infer_shardings
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Assignment, Problem, Solution, Storage
-from pdv.rewrite.algebra import RULES
+from pdv.rewrite.match import Match, matches
 from pdv.rewrite.parallel_rules import ParallelRule
+from pdv.rewrite.rewriter import CircleError, RewriteBuilder, applies, rewritten
+from pdv.rewrite.rule import Rule, by_name
 from pdv.search.assemble import rewritten_graph
 from pdv.search.blocks import split_blocks, tied_params
-from pdv.search.variants import apply_rules
+from pdv.search.variants import Variant, trail
 
 Step = Mapping[str, Any]  # Any: JSON; docs/plan-format.md
 STORE = "store-parameter"
@@ -37,18 +38,34 @@ def operators(graph: Graph) -> tuple[Node, ...]:
 
 def to_steps(solution: Solution) -> list[dict[str, Any]]:
     """The derivation of a solution, ready for JSON; equal steps at several sites are one entry."""
+    return [*_algebraic_steps(solution), *_parallel_steps(solution), *_storage_steps(solution)]
+
+
+def _algebraic_steps(solution: Solution) -> list[dict[str, Any]]:
+    """Rules by turns: what each block takes first, then second; each over all blocks that take it then."""
+    if not solution.steps:
+        return []
+    problem = solution.problem
+    tied = tied_params(problem.graph)
+    rules = by_name(problem.rules)
+    taken: dict[int, list[str]] = {}
+    for step in solution.steps:
+        taken.setdefault(step.block, []).append(step.rule)
+    blocks = split_blocks(problem.graph, problem.rules)
+    trails = {number: trail(blocks[number], [rules[name] for name in names], tied) for number, names in taken.items()}
+    now = {number: Variant(block) for number, block in enumerate(blocks)}
     steps: list[dict[str, Any]] = []
-    for (rule, block), _ in itertools.groupby(solution.steps, key=lambda step: (step.rule, step.block)):
-        steps.append({"rule": rule, "bindings": {}, "sites": [block]})
-    return [*_merged(steps), *_parallel_steps(solution), *_storage_steps(solution)]
-
-
-def _merged(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Algebraic steps by rule, in the order that a block takes them; blocks do not depend on each other."""
-    by_rule: dict[str, list[int]] = {}
-    for step in steps:
-        by_rule.setdefault(step["rule"], []).extend(step["sites"])
-    return [{"rule": rule, "bindings": {}, "sites": sites} for rule, sites in by_rule.items()]
+    for turn in range(max(len(names) for names in taken.values())):
+        for rule in dict.fromkeys(names[turn] for names in taken.values() if len(names) > turn):
+            graph, new = rewritten_graph(problem.graph, [(block, now[i]) for i, block in enumerate(blocks)])
+            number_of = {node: number for number, node in enumerate(operators(graph))}
+            sites: list[list[int]] = []
+            for block, (variants, found) in trails.items():
+                if len(found) > turn and taken[block][turn] == rule:
+                    sites += [[number_of[new[node]] for node in match.nodes] for match in found[turn]]
+                    now[block] = variants[turn + 1]
+            steps.append({"rule": rule, "bindings": {}, "sites": sites})
+    return steps
 
 
 def _parallel_steps(solution: Solution) -> list[dict[str, Any]]:
@@ -92,7 +109,7 @@ def replay(problem: Problem, steps: Sequence[Step]) -> Graph:
         assignment = _replay_parallel(problem, steps)
         pcg = derive(problem, assignment, Redistribution(problem.mesh, problem.axes)).pcg
         check_outputs(pcg, infer_shardings(pcg, problem.mesh))
-    except (LookupError, AssertionError, ValueError, TypeError, ShardingError, ShapeError) as error:
+    except (CircleError, LookupError, AssertionError, ValueError, TypeError, ShardingError, ShapeError) as error:
         raise VerificationError(
             f"the derivation does not replay: {error!r}", "Steps as docs/plan-format.md says", "Plan the model again"
         ) from error
@@ -109,7 +126,7 @@ def replayed(problem: Problem, steps: Sequence[Step]) -> tuple[Graph, Assignment
         _check_form(steps)
         graph = _replay_algebra(problem, steps)
         return graph, _replay_parallel(replace(problem, graph=graph), steps)
-    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, PdvError) as error:
+    except (ArithmeticError, AssertionError, CircleError, LookupError, TypeError, ValueError, PdvError) as error:
         raise VerificationError(f"the derivation does not replay: {error!r}", "", "Plan the model again") from error
 
 
@@ -117,9 +134,9 @@ def _check_form(steps: Sequence[Step]) -> None:
     """Every step has a rule, bindings and sites, of the types that JSON should give them."""
     for step in steps:
         rule, bindings, sites = step["rule"], step["bindings"], step["sites"]
-        kind = str if rule == STORE else int
         _require(isinstance(rule, str) and isinstance(bindings, Mapping), f"step {step!r}")
         _require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
+        kind = str if rule == STORE else list if isinstance(sites[0], list) else int
         _require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
 
 
@@ -129,20 +146,40 @@ def _require(holds: bool, what: str) -> None:
 
 
 def _replay_algebra(problem: Problem, steps: Sequence[Step]) -> Graph:
-    rules = {rule.name: rule for rule in RULES}
-    blocks = split_blocks(problem.graph)
-    taken: dict[int, list[str]] = {}
+    rules = by_name(problem.rules)
+    tied = {param.attr("name") for param in tied_params(problem.graph)}
+    graph = problem.graph
     for step in steps:
         if step["rule"] in rules:
-            for block in step["sites"]:
-                _require(0 <= block < len(blocks), f"there is no block {block}: there are {len(blocks)}")
-                taken.setdefault(block, []).append(step["rule"])
-    tied = tied_params(problem.graph)
-    variants = [
-        (block, apply_rules(block, tuple(rules[name] for name in taken.get(number, ())), tied))
-        for number, block in enumerate(blocks)
-    ]
-    return rewritten_graph(problem.graph, variants)[0]
+            graph = _applied(graph, rules[step["rule"]], step["sites"], tied)
+    return graph
+
+
+def _applied(graph: Graph, rule: Rule, sites: Sequence[Sequence[int]], tied: Collection[str]) -> Graph:
+    """The graph with a rule applied at all sites at once; a site lists operators in the order of the rule's pattern."""
+    nodes = operators(graph)
+    fixed = {param for param in graph.params if param.attr("name") in tied}
+    found: list[Match] = []
+    for site in sites:
+        _require(len(site) == sum(rule.sizes), f"{rule.name} has {sum(rule.sizes)} operators, not {site}")
+        _require(all(type(x) is int and 0 <= x < len(nodes) for x in site), f"{site} of {len(nodes)} operators")
+        at = [nodes[number] for number in site]
+        match = next((m for m in matches(rule, at[0], graph.users, at=at) if applies(m, fixed)), None)
+        _require(match is not None, f"{rule.name} does not match {site}")
+        assert match is not None
+        found.append(match)
+    roots = [root for match in found for root in match.roots]
+    _require(len(set(roots)) == len(roots), f"sites of {rule.name} overlap")
+    k = RewriteBuilder()
+    leaves = {node: k.copy(node, ()) for node in graph.inputs}
+
+    def leaf(node: Node) -> Node:
+        return leaves[node] if node in leaves else k.copy(node, ())
+
+    new = rewritten(k, nodes, found, leaf)
+    outputs = {name: new[node] if node in new else leaf(node) for name, node in graph.outputs}
+    updates = {name: new[node] if node in new else leaf(node) for name, node in graph.updates}
+    return k.graph(outputs, updates, graph.name)
 
 
 def _replay_parallel(problem: Problem, steps: Sequence[Step]) -> Assignment:
@@ -150,7 +187,7 @@ def _replay_parallel(problem: Problem, steps: Sequence[Step]) -> Assignment:
     params = {param.attr("name"): param for param in problem.graph.params}
     labels: dict[tuple[int, str], str] = {}
     storage: dict[Node, Storage] = {}
-    algebraic = {rule.name for rule in RULES}
+    algebraic = by_name(problem.rules)
     for step in steps:
         bindings = step["bindings"]
         if step["rule"] == STORE:

@@ -21,8 +21,8 @@ from pdv.rewrite.law import Shape as LawShape
 Values = Mapping[str, object]
 """Extents (int), runs of leading dims (tuple of int) and attribute variables, by name."""
 
-_DIM_ATTRS = {"chunk": "dim", "slice": "dim", "concat": "dim", "reduce_sum": "dims", "reduce_mean": "dims"}
-_DIM_ATTRS |= {"permute": "perm"}
+DIM_ATTRS = {"chunk": "dim", "slice": "dim", "concat": "dim", "reduce_sum": "dims", "reduce_mean": "dims"}
+DIM_ATTRS |= {"permute": "perm"}
 
 
 def instantiate(law: Law, values: Values) -> tuple[Graph, Graph]:
@@ -74,7 +74,7 @@ def resolved(op: str, attrs: Mapping[str, Hashable], shape: Shape) -> dict[str, 
         ShapeError: if there is no such dim, or no such piece of it.
     """
     found = dict(attrs)
-    name = _DIM_ATTRS.get(op)
+    name = DIM_ATTRS.get(op)
     if name is not None and isinstance(found.get(name), tuple):
         found[name] = tuple(_dim(dim, shape) for dim in cast("tuple[int, ...]", found[name]))
     elif name is not None:

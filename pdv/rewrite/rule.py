@@ -1,133 +1,154 @@
-"""A rule: two equal expressions. It is read three ways: as a pattern, as a replacement, and as what must be proved.
+"""A rule: a law read in one direction. What is matched is its pattern, what replaces it the other side.
 
-``before`` and ``after`` are functions of a builder ``k`` and of variables, named by their parameters. Called with a
-pattern builder, ``before`` says what to match: a variable that stands as an operand binds a node, one that stands as
-an attribute binds its value. Called with a real builder and the bindings, ``after`` makes the replacement.
+Entry points: ``rules_of`` makes the rules of a law; ``match`` says where they apply, ``rewriter`` what that makes.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from ir.builder import Builder
-from ir.graph import Node, ViewStep
+from ir.ops import OPERATORS
+from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Symbol, Term
 
-Binding = dict[str, Any]  # Any: nodes and attribute values
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """Stands for any node, or for any attribute value."""
-
-    name: str
+REVERSED = "~"
+COMMUTATIVE = frozenset({"add", "mul"})
+HEAVY = ("contraction", "stencil", "row")  # kinds of operators for which blocks are worth merging
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Stands for a node of one operator."""
-
-    op: str
-    operands: tuple[Pattern | Variable, ...]
-    attrs: tuple[tuple[str, Any], ...]  # Any: literal values or Variables
-
-
-class PatternBuilder:
-    """Records the calls of ``before`` as a pattern."""
-
-    def __getattr__(self, name: str) -> Callable[..., Pattern]:
-        def call(*operands: Pattern | Variable, **attrs: Any) -> Pattern:
-            return Pattern(name, operands, tuple(attrs.items()))
-
-        return call
-
-
-def _always(*_: Any) -> bool:
-    return True
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
-    """``before == after`` wherever ``when`` holds.
+    """``before`` may be replaced by ``after``: one or more results, equal one by one.
 
-    Args:
-        name: the effect, kebab-case.
-        law: the equation, for people.
-        before: pattern of (k, variables...).
-        after: replacement of (k, the same variables...).
-        when: pure predicate of the same variables, on types and attribute values only.
+    ``name`` is the law's, with ``~`` behind it where the law is read from right to left.
     """
 
     name: str
-    law: str
-    before: Callable[..., Any]
-    after: Callable[..., Node]
-    when: Callable[..., bool] = _always
+    law: Law
+    before: tuple[Apply, ...]
+    after: tuple[Term, ...]
+
+    @property
+    def equation(self) -> str:
+        """The law in this direction, for people."""
+        before, after = (", ".join(map(str, side)) for side in (self.before, self.after))
+        return f"{before} == {after}"
 
     @cached_property
-    def variables(self) -> tuple[str, ...]:
-        """Names of the variables, as ``before`` takes them."""
-        return tuple(inspect.signature(self.before).parameters)[1:]
+    def sizes(self) -> tuple[int, ...]:
+        """Operators in each root's pattern."""
+        return tuple(sum(1 for _ in applied(root)) for root in self.before)
 
     @cached_property
-    def pattern(self) -> Pattern:
-        """What to match."""
-        found = self.before(PatternBuilder(), *(Variable(name) for name in self.variables))
-        assert isinstance(found, Pattern), f"{self.name} matches anything"
+    def needs(self) -> Counter[str]:
+        """At least so many operators of each name are there where it matches (equal terms may be one node)."""
+        found: Counter[str] = Counter()
+        for term in {term for root in self.before for term in applied(root)}:
+            found[term.op] += 1
         return found
 
-    def match(self, node: Node, inside: Callable[[Node], bool] = _always) -> Binding | None:
-        """Bindings under which ``before`` is ``node``; inner matched nodes must be ``inside``."""
-        binding: Binding = {}
-        if not _match(self.pattern, node, binding, inside):
-            return None
-        values = [binding[name] for name in self.variables]
-        return binding if self.when(*values) else None
+    @cached_property
+    def spans(self) -> bool:
+        """True if it is worth a block of its own: more than one operator, one of them heavy."""
+        ops = [term.op for root in self.before for term in applied(root)]
+        return len(ops) > 1 and any(OPERATORS[op].kind in HEAVY for op in ops)
 
-    def apply(self, k: Builder, binding: Mapping[str, Any]) -> Node:
-        """The replacement."""
-        return self.after(k, *(binding[name] for name in self.variables))
+    @cached_property
+    def anchors(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """For each root after the first, a variable that an earlier one binds, and the operators above it upwards."""
+        known = set(variables(self.before[0]))
+        found = []
+        for root in self.before[1:]:
+            found.append(next(anchor for anchor in _anchors(root, ()) if anchor[0] in known))
+            known |= set(variables(root))
+        return tuple(found)
 
 
-def _match(pattern: Pattern | Variable, node: Node, binding: Binding, inside: Callable[[Node], bool]) -> bool:
-    if isinstance(pattern, Variable):
-        return _bind(pattern, node, binding)
-    if node.op.name != pattern.op or len(node.operands) != len(pattern.operands) or not inside(node):
+def rules_of(law: Law) -> tuple[Rule, ...]:
+    """The directions of a law whose pattern tells all that the replacement needs."""
+    sides = ((law.name, law.left, law.right), (law.name + REVERSED, law.right, law.left))
+    found = []
+    for name, before, after in sides:
+        pattern = tuple(term for term in before if isinstance(term, Apply))
+        if len(pattern) == len(before) and _tells(law, pattern, after) and _connected(pattern):
+            found.append(Rule(name, law, pattern, after))
+    return tuple(found)
+
+
+def applied(term: Term) -> Iterator[Apply]:
+    """A term's operators, outermost first, then operand by operand: the order of a match's nodes."""
+    if isinstance(term, Apply):
+        yield term
+        for operand in term.operands:
+            yield from applied(operand)
+
+
+def variables(term: Term) -> Iterator[str]:
+    """Operand variables of a term, in order."""
+    if isinstance(term, Operand):
+        yield term.name
+    else:
+        for operand in term.operands:
+            yield from variables(operand)
+
+
+def _tells(law: Law, pattern: Iterable[Apply], after: Iterable[Term]) -> bool:
+    operands = {name for root in pattern for name in variables(root)}
+    if not {name for term in after for name in variables(term)} <= operands:
         return False
-    for name, wanted in pattern.attrs:
-        value = node.attr(name)
-        if not (_bind(wanted, value, binding) if isinstance(wanted, Variable) else value == wanted):
+    bound = {dim.name for name in operands for dim in law.shapes[name].dims if not isinstance(dim, Literal)}
+    wanted: set[str] = set()
+    for root in pattern:
+        for term in applied(root):
+            for _, written in term.attrs:
+                bound |= set(_plain(written))
+                wanted |= set(_all(written))
+    wanted |= {name for term in after for part in applied(term) for _, written in part.attrs for name in _all(written)}
+    return wanted <= bound
+
+
+def _connected(pattern: tuple[Apply, ...]) -> bool:
+    known = set(variables(pattern[0])) if pattern else set()
+    for root in pattern[1:]:
+        if known.isdisjoint(variables(root)):
             return False
-    return all(_match(p, x, binding, inside) for p, x in zip(pattern.operands, node.operands, strict=True))
+        known |= set(variables(root))
+    return bool(pattern)
 
 
-def _bind(variable: Variable, value: Any, binding: Binding) -> bool:
-    return bool(binding.setdefault(variable.name, value) == value)
+def _anchors(term: Term, above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if isinstance(term, Operand):
+        yield term.name, above
+    else:
+        for operand in term.operands:
+            yield from _anchors(operand, (term.op, *above))
 
 
-class RewriteBuilder(Builder):
-    """A builder that keeps moved parameters parameters: ``chunk(w) == w`` read through a view."""
+def _plain(written: Expression) -> Iterator[str]:
+    """Symbols that a value given for ``written`` tells: those that stand alone, or in a tuple."""
+    match written:
+        case Symbol(name):
+            yield name
+        case tuple():
+            for item in written:
+                yield from _plain(item)
+        case _:
+            return
 
-    def apply(self, op: Any, operands: tuple[Node, ...], attrs: Mapping[str, Any], name: str = "") -> Node:
-        """As ``Builder.apply``; a chunk or permutation of a parameter is a parameter."""
-        if op.name in ("chunk", "permute") and operands[0].op.name == "param":
-            return self._view(op.name, operands[0], super().apply(op, operands, attrs, name))
-        return super().apply(op, operands, attrs, name)
 
-    def _view(self, op: str, param: Node, moved: Node) -> Node:
-        step: ViewStep
-        if op == "chunk":
-            step = ("chunk", moved.attr("dim"), moved.attr("parts"), moved.attr("index"))
-            suffix = str(moved.attr("index"))
-        else:
-            step, suffix = ("permute", moved.attr("perm")), "T"
-        return self.param(
-            f"{param.attr('name')}.{suffix}",
-            moved.type,
-            source=param.attr("source"),
-            view=(*param.attr("view"), step),
-            trainable=param.attr("trainable"),
-        )
+def _all(written: Expression) -> Iterator[str]:
+    match written:
+        case Literal():
+            return
+        case Compound(_, terms) | tuple(terms):
+            for term in terms:
+                yield from _all(term)
+        case _:
+            yield written.name
+
+
+def by_name(rules: Iterable[Rule]) -> Mapping[str, Rule]:
+    """Rules by name."""
+    return {rule.name: rule for rule in rules}

@@ -6,6 +6,7 @@ time alone is kept if what follows it may pay (TASO, SOSP'19, algorithm 2; Unity
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,17 @@ import numpy as np
 
 from ir.graph import Node
 from ir.sharding import Sharding
-from pdv.rewrite.rule import Rule
+from pdv.rewrite.rule import COMMUTATIVE, Rule
 from pdv.search.block_table import Choices, Solved
 from pdv.search.blocks import Block
+from pdv.search.configs import ConfigTable
 from pdv.search.exact import Table
-from pdv.search.variants import Variant, apply_rule
+from pdv.search.variants import Variant, apply_rule, builder_of
 
 ALPHA = 1.2  # Unity's published setting, OSDI'22 section 7
-MAX_VARIANTS = 64
+MAX_VARIANTS = 64  # of one block that are priced exactly
+ROUNDS = 4  # times that one rule is applied on end: a product of five that share an input
+GROWTH = 2  # a variant has at most so many times the operators of its block
 
 
 @dataclass(frozen=True)
@@ -39,30 +43,118 @@ class Portfolio:
     choice: Choices
 
 
+Bound = Callable[[Block], float]
+Deadline = Callable[[], bool]
+
+
 def explore(
-    block: Block, rules: Sequence[Rule], tied: dict[Node, int], solve: Callable[[Block], Solved]
+    block: Block,
+    rules: Sequence[Rule],
+    tied: dict[Node, int],
+    solve: Callable[[Block], Solved],
+    bound: Bound = lambda block: 0.0,
+    deadline: Deadline = lambda: False,
 ) -> list[tuple[Variant, Solved]]:
-    """All variants reached, the block itself first."""
-    first = Variant(block)
-    solved = solve(block)
-    found = [(first, solved)]
-    best = cheapest(solved)
-    seen = {block.key}
-    queue = [(best, 0, first)]
-    while queue and len(found) < MAX_VARIANTS:
-        cost, _, variant = heapq.heappop(queue)
-        if cost > ALPHA * best:
-            break
-        for rule in rules:
-            following = apply_rule(variant, rule, tied)
-            if following is None or following.block.key in seen:
+    """All variants reached and worth keeping, the block itself first.
+
+    Args:
+        block: what is rewritten.
+        rules: each is tried everywhere at once, and again until it no longer matches.
+        tied: parameters that are read more than once.
+        solve: the exact price of a variant.
+        bound: seconds below which no boundary shardings bring a variant, cheap to say.
+        deadline: True when it is time to stop; what was found is kept.
+    """
+    return _Exploration(block, rules, tied, solve, bound, deadline).run()
+
+
+class _Exploration:
+    def __init__(
+        self,
+        block: Block,
+        rules: Sequence[Rule],
+        tied: dict[Node, int],
+        solve: Callable[[Block], Solved],
+        bound: Bound,
+        deadline: Deadline,
+    ) -> None:
+        self._block = block
+        self._rules = rules
+        self._tied = tied
+        self._solve = solve
+        self._bound = bound
+        self._deadline = deadline
+        self._builder = builder_of(block)
+        self._canonical: dict[Node, str] = {} if block.source is None else {block.source: block.source.digest}
+        self._seen: set[tuple[str, ...]] = set()
+        self._queue: list[tuple[float, int, Variant, bool]] = []  # (cost or bound, order of arrival, _, solved)
+        self._arrivals = 0
+        self._best = float("inf")
+
+    def run(self) -> list[tuple[Variant, Solved]]:
+        first = Variant(self._block)
+        self._seen.add(self._key(first))
+        found = [(first, self._solve(self._block))]
+        self._best = cheapest(found[0][1])
+        self._push(self._best, first, solved=True)
+        while self._queue and len(found) < MAX_VARIANTS and not self._deadline():
+            cost, _, variant, solved = heapq.heappop(self._queue)
+            if cost > ALPHA * self._best:
+                break
+            if solved:
+                self._expand(variant)
                 continue
-            seen.add(following.block.key)
-            solved = solve(following.block)
-            found.append((following, solved))
-            best = min(best, cheapest(solved))
-            heapq.heappush(queue, (cheapest(solved), len(found), following))
-    return found
+            found.append((variant, self._solve(variant.block)))
+            cost = cheapest(found[-1][1])
+            self._best = min(self._best, cost)
+            self._push(cost, variant, solved=True)
+        return found
+
+    def _push(self, cost: float, variant: Variant, *, solved: bool) -> None:
+        if cost <= ALPHA * self._best:
+            heapq.heappush(self._queue, (cost, self._arrivals, variant, solved))
+            self._arrivals += 1
+
+    def _expand(self, variant: Variant) -> None:
+        """Queue what each rule makes of a variant, once and as often as it matches."""
+        for rule in self._rules:
+            before = variant
+            for number in range(ROUNDS):
+                following = apply_rule(before, rule, self._tied, self._builder)
+                if following is None or len(following.block.nodes) > GROWTH * len(self._block.nodes) + GROWTH:
+                    break
+                key = self._key(following)
+                if key in self._seen and number == 0:
+                    break
+                if key not in self._seen:
+                    self._seen.add(key)
+                    self._push(self._bound(following.block), following, solved=False)
+                before = following
+
+    def _key(self, variant: Variant) -> tuple[str, ...]:
+        """Equal for variants that differ only in the order of operands that commute."""
+        for node in variant.block.nodes:
+            if node not in self._canonical:
+                below = [self._canonical.get(operand, operand.digest) for operand in node.operands]
+                if node.op.name in COMMUTATIVE:
+                    below.sort()
+                attrs = [f"{name}={value!s}" for name, value in node.attrs.items()]
+                text = f"{node.op.name} {attrs} {node.type} {below}"
+                self._canonical[node] = hashlib.sha256(text.encode()).hexdigest()[:24]
+        return tuple(self._canonical.get(root, root.digest) for root in variant.roots)
+
+
+def least_seconds(configs: ConfigTable) -> Bound:
+    """What a block costs at least: each operator at its cheapest, nothing moved."""
+    least: dict[Node, float] = {}
+
+    def bound(block: Block) -> float:
+        for node in block.nodes:
+            if node not in least:
+                least[node] = min((config.totals(0.0)[0] for config in configs.of(node)), default=float("inf"))
+        return sum(least[node] for node in block.nodes)
+
+    return bound
 
 
 def cheapest(solved: Solved) -> float:

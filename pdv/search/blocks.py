@@ -7,9 +7,15 @@ post-dominators); leaves do not count, for they can be read anywhere.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ir.graph import Graph, Node
+from pdv.rewrite.match import matches
+from pdv.rewrite.rule import Rule
+
+SMALL = 8  # operators: what is smaller may be merged with its neighbours
+MOST = 40  # operators in a merged block
 
 
 @dataclass(frozen=True)
@@ -33,29 +39,75 @@ class Block:
     key: str
 
 
-def split_blocks(graph: Graph) -> tuple[Block, ...]:
-    """Blocks in program order; together they hold every operator once."""
+def split_blocks(graph: Graph, rules: Sequence[Rule] = ()) -> tuple[Block, ...]:
+    """Blocks in program order; together they hold every operator once.
+
+    Small neighbours that a match of one of ``rules`` spans are one block.
+    """
     nodes = _in_place(graph)
-    order = {node: index for index, node in enumerate(nodes)}
-    last_use = {node: max((order[user] for user in graph.users[node]), default=-1) for node in nodes}
+    ends = _merged(nodes, _bottlenecks(graph, nodes), graph, rules)
     tied = tied_params(graph)
     blocks: list[Block] = []
     start = 0
     source: Node | None = None
+    for end in ends:
+        last = end == len(nodes) - 1
+        block_nodes = tuple(nodes[start : end + 1])
+        inside = {source, *block_nodes} if last else {source, *block_nodes[:-1]}
+        outputs = tuple(value for _, value in graph.outputs if value in inside)
+        updates = tuple(value for _, value in graph.updates if value in inside)
+        blocks.append(block_of(source, block_nodes, None if last else nodes[end], outputs, updates, tied))
+        start, source = end + 1, nodes[end]
+    return tuple(blocks)
+
+
+def _bottlenecks(graph: Graph, nodes: Sequence[Node]) -> list[int]:
+    """Indices of the nodes that a block may end with."""
+    order = {node: index for index, node in enumerate(nodes)}
+    last_use = {node: max((order[user] for user in graph.users[node]), default=-1) for node in nodes}
+    ends: list[int] = []
     live: set[Node] = set()
     for index, node in enumerate(nodes):
         live = {value for value in live if last_use[value] > index}
         if last_use[node] > index:
             live.add(node)
-        last = index == len(nodes) - 1
-        if last or live == {node}:
-            block_nodes = tuple(nodes[start : index + 1])
-            inside = {source, *block_nodes} if last else {source, *block_nodes[:-1]}
-            outputs = tuple(value for _, value in graph.outputs if value in inside)
-            updates = tuple(value for _, value in graph.updates if value in inside)
-            blocks.append(block_of(source, block_nodes, None if last else node, outputs, updates, tied))
-            start, source = index + 1, node
-    return tuple(blocks)
+        if index == len(nodes) - 1 or live == {node}:
+            ends.append(index)
+    return ends
+
+
+def _merged(nodes: Sequence[Node], ends: list[int], graph: Graph, rules: Sequence[Rule]) -> list[int]:
+    """The ends that no match spans, as long as blocks stay small.
+
+    Only matches with an operator that computes much count (``Rule.spans``), and only between blocks that were small
+    before: a chain of convolutions has a bottleneck behind each, a transformer's layers are large enough already.
+    """
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    small = [end - start < SMALL for start, end in zip(starts, ends, strict=True)]
+    order = {node: index for index, node in enumerate(nodes)}
+    block = [
+        number for number, (start, end) in enumerate(zip(starts, ends, strict=True)) for _ in range(start, end + 1)
+    ]
+    spanned = [False] * len(ends)  # between a block and the next
+    by_op: dict[str, list[Rule]] = {}
+    for rule in rules if sum(small) > 1 else ():
+        if rule.spans:
+            by_op.setdefault(rule.before[0].op, []).append(rule)
+    for index, node in enumerate(nodes):
+        for rule in by_op.get(node.op.name, ()):
+            if small[block[index]] and (match := next(matches(rule, node, graph.users), None)) is not None:
+                touched = sorted({block[order[x]] for x in match.nodes})
+                for number in range(touched[0], touched[-1]):
+                    spanned[number] = True
+    kept: list[int] = []
+    start = 0
+    for number, end in enumerate(ends):
+        both = number + 1 < len(ends) and small[number] and small[number + 1]
+        if both and spanned[number] and ends[number + 1] - start < MOST:
+            continue
+        kept.append(end)
+        start = end + 1
+    return kept
 
 
 def _in_place(graph: Graph) -> list[Node]:

@@ -2,82 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from ir.graph import Graph, Node
-from pdv.rewrite.rule import Binding, RewriteBuilder, Rule
+from ir.graph import Node
+from pdv.rewrite.match import Match
+from pdv.rewrite.rewriter import CircleError, RewriteBuilder, Where, found_matches, rewritten
+from pdv.rewrite.rule import Rule
 from pdv.search.blocks import Block, block_of
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A block after ``rules``, each applied everywhere that it matches, in order."""
+    """A block after ``rules``, each applied everywhere that it matches without overlap, in order."""
 
     block: Block
     rules: tuple[str, ...] = ()
 
+    @cached_property
+    def users(self) -> Mapping[Node, tuple[Node, ...]]:
+        """Readers inside the block of everything that it reads."""
+        found: dict[Node, list[Node]] = {}
+        for node in self.block.nodes:
+            for operand in node.operands:
+                found.setdefault(operand, []).append(node)
+        return {node: tuple(dict.fromkeys(readers)) for node, readers in found.items()}
 
-def apply_rules(block: Block, rules: tuple[Rule, ...], tied: dict[Node, int]) -> Variant:
+    @cached_property
+    def inside(self) -> frozenset[Node]:
+        """The block's operators."""
+        return frozenset(self.block.nodes)
+
+    @cached_property
+    def ops(self) -> Counter[str]:
+        """How many operators of each name there are."""
+        return Counter(node.op.name for node in self.block.nodes)
+
+    @cached_property
+    def roots(self) -> tuple[Node, ...]:
+        """What the block is for."""
+        sink = () if self.block.sink is None else (self.block.sink,)
+        return (*self.block.outputs, *self.block.updates, *sink)
+
+
+def apply_rules(block: Block, rules: Iterable[Rule], tied: dict[Node, int]) -> Variant:
     """The block after each rule in turn.
 
     Raises:
         ValueError: if one matches nothing.
     """
-    variant = Variant(block)
+    return trail(block, rules, tied)[0][-1]
+
+
+def trail(block: Block, rules: Iterable[Rule], tied: dict[Node, int]) -> tuple[list[Variant], list[tuple[Match, ...]]]:
+    """The block, then after each rule in turn; and what each rule matched.
+
+    Raises:
+        ValueError: if a rule matches nothing.
+    """
+    variants, found = [Variant(block)], []
+    k = builder_of(block)
     for rule in rules:
-        following = apply_rule(variant, rule, tied)
+        following = applied_rule(variants[-1], rule, tied, k)
         if following is None:
-            raise ValueError(f"{rule.name} matches nothing after {variant.rules}")
-        variant = following
-    return variant
+            raise ValueError(f"{rule.name} matches nothing after {variants[-1].rules}")
+        variants.append(following[0])
+        found.append(following[1])
+    return variants, found
 
 
-def apply_rule(variant: Variant, rule: Rule, tied: dict[Node, int]) -> Variant | None:
+def builder_of(block: Block) -> RewriteBuilder:
+    """A builder that knows a block's nodes, so that what does not change stays the same object."""
+    leaves = [operand for node in block.nodes for operand in node.operands if operand.is_leaf]
+    return RewriteBuilder((*leaves, *block.nodes))
+
+
+def apply_rule(variant: Variant, rule: Rule, tied: dict[Node, int], k: RewriteBuilder | None = None) -> Variant | None:
     """The variant with ``rule`` applied everywhere inside it, or None where it matches nothing."""
-    block = variant.block
-    k = RewriteBuilder()
-    new: dict[Node, Node] = {}
-    inside: set[Node] = set()
-    matched = False
-    for node in block.nodes:
-        copy = k.copy(node, tuple(new.get(operand, operand) for operand in node.operands))
-        inside.add(copy)
-        binding = rule.match(copy, inside.__contains__)
-        if binding is not None and not _reads(binding, tied):
-            before = set(inside)
-            copy = rule.apply(k, binding)
-            inside |= _new_nodes(copy, before, block.source)
-            matched = True
-        new[node] = copy
-    if not matched:
+    found = applied_rule(variant, rule, tied, k or builder_of(variant.block))
+    return None if found is None else found[0]
+
+
+def applied_rule(
+    variant: Variant, rule: Rule, tied: dict[Node, int], k: RewriteBuilder
+) -> tuple[Variant, tuple[Match, ...]] | None:
+    """The variant with ``rule`` applied, and where; ``k`` built the variant."""
+    if any(variant.ops[op] < count for op, count in rule.needs.items()):
         return None
+    block = variant.block
+    where = Where(block.nodes, variant.users, variant.inside.__contains__, tied)
+    found = found_matches(rule, where)
+    k.moved.clear()
+    new: dict[Node, Node] = {}
+    while found and not new:
+        try:
+            new = rewritten(k, block.nodes, found, lambda node: node)
+        except CircleError as circle:
+            found = tuple(match for match in found if match is not circle.match)
+    if not new or not k.moved.isdisjoint(tied):
+        return None
+    following = _following(variant, rule, new, tied)
+    return None if following is None else (following, found)
+
+
+def _following(variant: Variant, rule: Rule, new: Mapping[Node, Node], tied: dict[Node, int]) -> Variant | None:
+    """The rewritten block; None if it reads a parameter twice that others expect to be read once."""
+    block = variant.block
     outputs = tuple(new.get(node, node) for node in block.outputs)
     updates = tuple(new.get(node, node) for node in block.updates)
     sink = None if block.sink is None else new[block.sink]
-    roots = [*outputs, *updates, *([] if sink is None else [sink])]
-    nodes = _reachable(roots, inside)
+    nodes = _ordered([*outputs, *updates, *([] if sink is None else [sink])], block.source)
+    if sink is not None and sink.is_leaf:
+        return None
+    reads = Counter(operand for node in nodes for operand in node.operands if operand.is_leaf and operand.needs_grad)
+    if any(count > 1 and param not in tied for param, count in reads.items()):
+        return None
     return Variant(block_of(block.source, nodes, sink, outputs, updates, tied), (*variant.rules, rule.name))
 
 
-def _reads(binding: Binding, tied: Collection[Node]) -> bool:
-    """True if a rule would move a tied parameter, whose readers must all find it in one place."""
-    return any(isinstance(value, Node) and value in tied for value in binding.values())
-
-
-def _new_nodes(root: Node, known: set[Node], source: Node | None) -> set[Node]:
-    found: set[Node] = set()
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node.is_leaf or node is source or node in known or node in found:
-            continue
-        found.add(node)
-        stack.extend(node.operands)
-    return found
-
-
-def _reachable(roots: list[Node], inside: set[Node]) -> tuple[Node, ...]:
-    """Nodes of the block that its results need, operands first."""
-    order = Graph((), tuple((str(i), root) for i, root in enumerate(roots))).nodes
-    return tuple(node for node in order if node in inside)
+def _ordered(roots: list[Node], source: Node | None) -> tuple[Node, ...]:
+    """Operators that ``roots`` need, operands first, down to leaves and the source."""
+    order: dict[Node, None] = {}
+    for root in roots:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in order or node.is_leaf or node is source:
+                stack.pop()
+                continue
+            waiting = [x for x in node.operands if x not in order and not x.is_leaf and x is not source]
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                order[node] = None
+                stack.pop()
+    return tuple(order)

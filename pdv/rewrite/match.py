@@ -1,0 +1,227 @@
+"""Where a rule applies: structure first, then shapes, then attributes.
+
+Entry point: ``matches``. A match names its operators in the order in which the pattern does, so that a derivation that
+lists them is replayed exactly (``at``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ir.graph import Node
+from ir.types import DType
+from pdv.rewrite.instantiate import DIM_ATTRS
+from pdv.rewrite.law import Apply, Compound, Expression, Literal, Operand, Star, Symbol, Term, evaluate
+from pdv.rewrite.law import Shape as LawShape
+from pdv.rewrite.rule import COMMUTATIVE, Rule
+
+Inside = Callable[[Node], bool]
+Users = Mapping[Node, Sequence[Node]]
+Values = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """``nodes``: the matched operators in the pattern's order; ``roots``: the outermost of each result."""
+
+    rule: Rule
+    nodes: tuple[Node, ...]
+    roots: tuple[Node, ...]
+    operands: Mapping[str, Node]
+    values: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is bound so far; never changed in place, for alternatives share it."""
+
+    nodes: tuple[Node, ...] = ()
+    terms: tuple[Apply, ...] = ()
+    operands: Mapping[str, Node] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    inside: Inside
+    users: Users
+    at: Sequence[Node] | None  # the nodes that must be matched, in order
+
+    def roots(self, rule: Rule, number: int, found: _Found) -> Iterator[_Found]:
+        """All ways to match the roots from ``number`` on."""
+        if number == len(rule.before):
+            yield found
+            return
+        for candidate in self._candidates(rule, number, found):
+            for following in self.term(rule.before[number], candidate, found):
+                yield from self.roots(rule, number + 1, following)
+
+    def _candidates(self, rule: Rule, number: int, found: _Found) -> Sequence[Node]:
+        if self.at is not None:
+            return self.at[len(found.nodes) : len(found.nodes) + 1]
+        variable, ops = rule.anchors[number - 1]
+        assert found.operands is not None
+        level: Sequence[Node] = [found.operands[variable]]
+        for op in ops:
+            users = dict.fromkeys(user for node in level for user in self.users.get(node, ()))
+            level = [user for user in users if user.op.name == op and self.inside(user)]
+        taken = set(found.nodes)
+        return [node for node in level if node not in taken]
+
+    def term(self, term: Term, node: Node, found: _Found) -> Iterator[_Found]:
+        """All ways to match ``term`` with ``node``."""
+        if isinstance(term, Operand):
+            bound = (found.operands or {}).get(term.name)
+            if bound is None:
+                yield _Found(found.nodes, found.terms, {**(found.operands or {}), term.name: node})
+            elif bound is node:
+                yield found
+            return
+        if not self._fits(term, node, found):
+            return
+        grown = _Found((*found.nodes, node), (*found.terms, term), found.operands)
+        yield from self._operands(term, node.operands, 0, grown)
+        if term.op in COMMUTATIVE and node.operands[0] is not node.operands[1]:
+            yield from self._operands(term, node.operands[::-1], 0, grown)
+
+    def _fits(self, term: Apply, node: Node, found: _Found) -> bool:
+        if node.op.name != term.op or len(node.operands) != len(term.operands) or not self.inside(node):
+            return False
+        if self.at is not None and self.at[len(found.nodes)] is not node:
+            return False
+        rank = node.operands[0].type.rank
+        return all(
+            node.attr(name) == _dim(term.op, name, written.value, rank)
+            for name, written in term.attrs
+            if isinstance(written, Literal)
+        )
+
+    def _operands(self, term: Apply, operands: Sequence[Node], number: int, found: _Found) -> Iterator[_Found]:
+        if number == len(operands):
+            yield found
+            return
+        for following in self.term(term.operands[number], operands[number], found):
+            yield from self._operands(term, operands, number + 1, following)
+
+
+def _always(_: Node) -> bool:
+    return True
+
+
+def matches(
+    rule: Rule, node: Node, users: Users, inside: Inside = _always, at: Sequence[Node] | None = None
+) -> Iterator[Match]:
+    """All matches whose first root is ``node``; every matched operator is ``inside``.
+
+    Args:
+        rule: what to match.
+        node: the first root.
+        users: readers of each node, in order; where there are more results than one.
+        inside: whether a node may be matched.
+        at: the operators that are to be matched, in the pattern's order.
+    """
+    search = _Search(inside, users, at)
+    starts = [0]
+    for size in rule.sizes:
+        starts.append(starts[-1] + size)
+    for first in search.term(rule.before[0], node, _Found()):
+        for found in search.roots(rule, 1, first):
+            roots = tuple(found.nodes[start] for start in starts[:-1])
+            values = _solved(rule, found)
+            if values is not None and len(set(roots)) == len(roots):
+                yield Match(rule, found.nodes, roots, found.operands or {}, values)
+
+
+def _solved(rule: Rule, found: _Found) -> Values | None:
+    """Values of all symbols, or None if shapes or attributes do not fit."""
+    values: Values = {}
+    floating: DType | None = None
+    for name, node in (found.operands or {}).items():
+        shape = rule.law.shapes[name]
+        if shape.dtype.is_floating:
+            floating = floating or node.type.dtype
+            if node.type.dtype is not floating:
+                return None
+        elif node.type.dtype is not shape.dtype:
+            return None
+        if not _shaped(shape, node.type.shape, values):
+            return None
+    return values if _attributes(found, values) else None
+
+
+def _shaped(shape: LawShape, extents: Sequence[int], values: Values) -> bool:
+    stars = [i for i, dim in enumerate(shape.dims) if isinstance(dim, Star)]
+    extra = len(extents) - len(shape.dims)
+    if len(stars) > 1 or extra < -1 or (not stars and extra != 0):
+        return False
+    at = 0
+    for dim in shape.dims:
+        taken = extra + 1 if isinstance(dim, Star) else 1
+        part = tuple(extents[at : at + taken])
+        at += taken
+        if isinstance(dim, Literal):
+            if part[0] != dim.value:
+                return False
+        elif values.setdefault(dim.name, part if isinstance(dim, Star) else part[0]) != (
+            part if isinstance(dim, Star) else part[0]
+        ):
+            return False
+    return True
+
+
+def _attributes(found: _Found, values: Values) -> bool:
+    """Attributes bind their variables; those that compute from others are compared last."""
+    waiting: list[tuple[Expression, object]] = []
+    for term, node in zip(found.terms, found.nodes, strict=True):
+        written = dict(term.attrs)
+        rank = node.operands[0].type.rank
+        for name, value in node.attrs.items():
+            if name not in written:
+                if name not in node.op.defaults or node.op.defaults[name] != value:
+                    return False
+            elif isinstance(written[name], Compound):
+                waiting.append((written[name], value))
+            elif not isinstance(written[name], Literal) and not _unified(
+                term.op, name, written[name], value, values, rank
+            ):
+                return False
+    return all(evaluate(written, values) == value for written, value in waiting)
+
+
+def _unified(op: str, name: str, written: Expression, value: object, values: Values, rank: int) -> bool:
+    match written:
+        case Literal(expected):
+            return _dim(op, name, expected, rank) == value
+        case Symbol(symbol):
+            return values.setdefault(symbol, value) == value
+        case tuple():
+            return isinstance(value, tuple) and _tuple_unified(op, name, written, value, values, rank)
+        case Compound():
+            try:
+                return evaluate(written, values) == value
+            except (KeyError, AssertionError):
+                return False
+    return False
+
+
+def _tuple_unified(
+    op: str, name: str, written: tuple[Expression, ...], value: tuple[Any, ...], values: Values, rank: int
+) -> bool:
+    at = 0
+    for item in written:
+        if isinstance(item, Star):
+            run = values.get(item.name)
+            if not isinstance(run, tuple) or value[at : at + len(run)] != run:
+                return False
+            at += len(run)
+        elif at >= len(value) or not _unified(op, name, item, value[at], values, rank):
+            return False
+        else:
+            at += 1
+    return at == len(value)
+
+
+def _dim(op: str, name: str, value: object, rank: int) -> object:
+    """A dim of the first operand, counted from the front."""
+    return value + rank if DIM_ATTRS.get(op) == name and isinstance(value, int) and value < 0 else value
