@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from ir.errors import PinsError, UsageError, VerificationError
 from ir.exact import Proof, verify_equal
 from ir.types import DType
 from pdv import config
+from pdv.cache import Cache
 from pdv.cluster import Cluster, candidate_meshes, load_cluster
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
@@ -19,7 +20,7 @@ from pdv.derivation import replay
 from pdv.document import plan_document, read_problem
 from pdv.pins import PinSet, load_pins
 from pdv.plan import Plan, read_document
-from pdv.planning import Progress, searched, strategy_called
+from pdv.planning import Effort, Progress, opened, searched
 from pdv.problem import Mode, Pins, Problem
 from pdv.report.explain import explain_document
 from pdv.rewrite.algebra import RULES
@@ -29,6 +30,7 @@ from pdv.source import read_source
 
 if TYPE_CHECKING:
     from ir.graph import Graph
+    from pdv.frontend.program import Program
 
 __all__ = ["STRATEGIES", "Plan", "explain", "optimize", "plan_problems", "proof_document", "verify"]
 
@@ -46,6 +48,7 @@ def optimize(
     mesh: Mapping[str, int] | None = None,
     pins: str | os.PathLike[str] | Mapping[str, Any] | PinSet | Pins | None = None,
     budget_s: float = config.BUDGET_S,
+    cache: str | os.PathLike[str] | Cache | None = None,
     progress: Progress = lambda stage, fraction: None,
 ) -> Plan:
     """Plan a model for a cluster and prove the plan.
@@ -61,27 +64,51 @@ def optimize(
         search: the strategy's name.
         mesh: axis sizes, slow to fast; default: every mesh that the cluster allows.
         pins: what is fixed or forbidden: a YAML file or its content (docs/pins.md), or predicates.
-        budget_s: wall time of search after which no further mesh is tried.
+        budget_s: wall time of search after which the best plan so far is taken.
+        cache: a directory of searches made before; default: none is kept.
         progress: called with (stage, fraction or None).
 
     Raises:
         PdvError: one of its kinds, each with what is wrong and what to do (docs/errors.md).
     """
-    strategy = strategy_called(search)
+    effort = Effort(search, budget_s, opened(cache))
     pinned = pins if pins is None or isinstance(pins, Pins) else load_pins(pins)
     devices = _loaded(cluster, _pinned_mesh(mesh, pinned))
-    from pdv.frontend import load_program
-
     progress("reading the model", None)
-    program = load_program(model, example_inputs, batch=batch)
-    graph = _with_dtype(replace(program.graph, name=_name_of(model)), dtype)
-    problems = plan_problems(graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned)
-    result = searched(problems, strategy, budget_s, progress)
-    found = result.found
-    document = plan_document(found, source=graph, cluster=devices, strategy=search, seconds=result.seconds)
+    program = _read(model, example_inputs, batch, dtype)
+    problems = plan_problems(program.graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned)
+    return _planned(program, problems, devices, effort, pinned, progress)
+
+
+def _planned(
+    program: Program,
+    problems: Sequence[Problem],
+    cluster: Cluster,
+    effort: Effort,
+    pins: PinSet | Pins | None,
+    progress: Progress,
+) -> Plan:
+    """Search and prove."""
+    if isinstance(pins, Pins):
+        effort = replace(effort, cache=None)  # predicates have no content to remember them by
+    content = pins.content if isinstance(pins, PinSet) else None
+    result = searched(problems, effort, content, progress)
+    found, graph = result.found, program.graph
+    document = plan_document(
+        found, source=graph, cluster=cluster, strategy=effort.search, seconds=result.seconds,
+        problems=problems, pins=content,
+    )  # fmt: skip
     progress("proving", None)
     proof = proof_document(_proved(found, document, graph))
     return Plan({**document, "proof": proof}, graph, found.pcg, found.solution.problem.mesh, program.weights)
+
+
+def _read(model: Any, example_inputs: Any, batch: int | None, dtype: str | None) -> Program:  # Any: as optimize
+    """The program of a model, under the model's name and in the type asked for."""
+    from pdv.frontend import load_program
+
+    program = load_program(model, example_inputs, batch=batch)
+    return replace(program, graph=_with_dtype(replace(program.graph, name=_name_of(model)), dtype))
 
 
 def _proved(found: Found, document: Mapping[str, Any], source: Graph) -> Proof:

@@ -5,7 +5,7 @@ Entry points: ``plan_document`` writes it, ``read_problem`` reads back what a re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ir.dims import Shape
@@ -14,6 +14,7 @@ from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from ir.sharding import format_sharding
 from ir.verify import infer_shardings
+from pdv.certificate import certificate_document
 from pdv.cluster import Cluster, Device, Link
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
@@ -28,8 +29,17 @@ FORMAT_VERSION = 1
 Document = dict[str, Any]  # Any: JSON
 
 
-def plan_document(found: Found, *, source: Graph, cluster: Cluster, strategy: str, seconds: float) -> Document:
-    """The document of a plan found; the proof is added by whoever proves it."""
+def plan_document(
+    found: Found,
+    *,
+    source: Graph,
+    cluster: Cluster,
+    strategy: str,
+    seconds: float,
+    problems: Sequence[Problem] = (),
+    pins: str | None = None,
+) -> Document:
+    """The document of a plan found for ``problems`` (one mesh each); the proof is added by whoever proves it."""
     problem = found.solution.problem
     return {
         "format_version": FORMAT_VERSION,
@@ -59,15 +69,21 @@ def plan_document(found: Found, *, source: Graph, cluster: Cluster, strategy: st
         "pcg_hash": found.pcg.digest,
         "operators": _operators(found),
         "predicted": _predicted(found.cost, cluster),
-        "search": {
-            "strategy": strategy,
-            "seconds": seconds,
-            "states": found.states,
-            "meshes": found.meshes,
-            "cost": found.cost.seconds,
-            "lower_bound": min(found.lower_bound_s, found.cost.seconds) if found.lower_bound_s > 0 else None,
-            "gap": found.gap if found.lower_bound_s > 0 else None,
-        },
+        "search": _search(found, strategy, seconds, certificate_document(found, problems or (problem,), pins)),
+    }
+
+
+def _search(found: Found, strategy: str, seconds: float, certificate: Document) -> Document:
+    """What was spent, and what it is worth."""
+    return {
+        "strategy": strategy,
+        "seconds": seconds,
+        "states": found.states,
+        "meshes": found.meshes,
+        "cost": found.cost.seconds,
+        "lower_bound": certificate["lower_bound"],
+        "gap": certificate["gap"],
+        "certificate": certificate,
     }
 
 
@@ -112,7 +128,7 @@ def _tensor(name: str, node: Node) -> Document:
 
 
 def _described(step: Document) -> Document:
-    laws = {rule.name: rule.equation for rule in RULES}
+    laws = {rule.name: rule.law for rule in RULES}
     if step["rule"] in laws:
         return {"kind": "algebraic", **step, "law": laws[step["rule"]]}
     return {"kind": "storage" if step["rule"] == STORE else "parallel", **step}

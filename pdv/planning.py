@@ -1,12 +1,16 @@
-"""Searching, and what is around it: the strategy by name, the budget, and the pins to blame if nothing is found."""
+"""Searching, and what is around it: strategy by name, budget, cache, and the pins to blame if nothing is found."""
 
 from __future__ import annotations
 
+import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ir.errors import NoPlanFitsError, UsageError
+from pdv.cache import Cache, cached
 from pdv.cluster.suggest import did_you_mean
 from pdv.pins import contradiction
 from pdv.problem import Problem
@@ -17,6 +21,29 @@ Progress = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True)
+class Effort:
+    """How to search: the strategy's name, seconds of wall time, and where earlier searches are kept, if anywhere.
+
+    Raises:
+        UsageError: if no strategy is called so.
+    """
+
+    search: str
+    budget_s: float
+    cache: Cache | None = None
+
+    def __post_init__(self) -> None:
+        if self.search not in STRATEGIES:
+            allowed = f"Allowed: {', '.join(STRATEGIES)}"
+            raise UsageError(f"no search is called {self.search!r}", allowed, did_you_mean(self.search, STRATEGIES))
+
+    def strategy(self, pins: str | None) -> Strategy:
+        """What solves one problem."""
+        strategy = STRATEGIES[self.search]
+        return strategy if self.cache is None else cached(strategy, self.search, self.cache, pins)
+
+
+@dataclass(frozen=True)
 class Searched:
     """What was found, and the CPU-seconds that it took."""
 
@@ -24,28 +51,17 @@ class Searched:
     seconds: float
 
 
-def strategy_called(name: str) -> Strategy:
-    """The strategy of that name.
-
-    Raises:
-        UsageError: if there is none.
-    """
-    if name not in STRATEGIES:
-        allowed = f"Allowed: {', '.join(STRATEGIES)}"
-        raise UsageError(f"no search is called {name!r}", allowed, did_you_mean(name, STRATEGIES))
-    return STRATEGIES[name]
-
-
-def searched(problems: Sequence[Problem], strategy: Strategy, budget_s: float, progress: Progress) -> Searched:
-    """The best plan over all meshes.
+def searched(problems: Sequence[Problem], effort: Effort, pins: str | None, progress: Progress) -> Searched:
+    """The best plan over all meshes; ``pins`` is what the problems' pins say.
 
     Raises:
         PinsError: if no plan keeps the pins, naming those to blame.
         NoPlanFitsError: if none fits in memory.
     """
     started = time.process_time()
+    strategy = effort.strategy(pins)
     try:
-        found = search_meshes(problems, lambda fraction: progress("searching", fraction), budget_s, strategy)
+        found = search_meshes(problems, lambda fraction: progress("searching", fraction), effort.budget_s, strategy)
     except NoPlanFitsError as error:
         progress("looking for the pins to blame", None)
         blamed = contradiction(problems[0], error)
@@ -53,3 +69,10 @@ def searched(problems: Sequence[Problem], strategy: Strategy, budget_s: float, p
             raise
         raise blamed from error
     return Searched(found, time.process_time() - started)
+
+
+def opened(cache: str | os.PathLike[str] | Cache | None) -> Cache | None:
+    """A cache in a directory, which warns as Python does."""
+    if cache is None or isinstance(cache, Cache):
+        return cache
+    return Cache(Path(cache), lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2))

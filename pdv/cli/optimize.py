@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, pri
 from pdv.cli.summary import summarize
 
 if TYPE_CHECKING:
+    from pdv.cache import Cache
     from pdv.plan import Plan
 
 Model = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
@@ -28,6 +30,10 @@ Search = Annotated[str, typer.Option(help="How to search.", autocompletion=value
 BudgetTime = Annotated[
     str, typer.Option(help='Time of search after which the best plan is taken: "5s", "500ms", "2m".')
 ]
+CacheFolder = Annotated[
+    Path | None, typer.Option("--cache", help="Where searches are kept (default: the platform's cache folder).")
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Search anew, and keep nothing.")]
 
 
 def optimize(
@@ -42,6 +48,8 @@ def optimize(
     pins: PinsFile = None,
     search: Search = config.SEARCH,
     budget: BudgetTime = values.seconds_text(config.BUDGET_S),
+    cache: CacheFolder = None,
+    no_cache: NoCache = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing package.")] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
@@ -67,11 +75,21 @@ def optimize(
     with progress_bar(quiet=as_json) as progress:
         plan = plan_model(
             model, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,
-            memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s, progress=progress,
+            memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
+            cache=_kept(cache, no_cache=no_cache), progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         plan.save(target, overwrite=overwrite)
     _print(plan, target, as_json=as_json)
+
+
+def _kept(directory: Path | None, *, no_cache: bool) -> Cache | None:
+    """Where searches are kept, if anywhere."""
+    from pdv.cache import Cache, default_directory
+
+    if no_cache and directory is not None:
+        raise UsageError("--cache and --no-cache say opposite things", mend="Leave one of them out")
+    return None if no_cache else Cache(directory or default_directory(os.environ), print_warning)
 
 
 def _print(plan: Plan, target: Path, *, as_json: bool) -> None:

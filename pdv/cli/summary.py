@@ -15,8 +15,9 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
         "mesh": " x ".join(f"{axis['name']}={axis['size']}" for axis in document["mesh"]) or "one device",
         "predicted step": f"{_time(time['mean'])} ± {_time(time['std'])}",
         "predicted memory": memory,
-        "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states, "
-        + ("no bound is known" if search["gap"] is None else f"at most {search['gap']:.1%} above the lower bound"),
+        "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states",
+        "certificate": search["certificate"]["statement"],
+        "proof": document["proof"]["statement"],
     }
 
 

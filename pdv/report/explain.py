@@ -29,12 +29,10 @@ def explain_document(document: Document) -> str:
 def _heading(document: Document) -> list[str]:
     source, search = document["source"], document["search"]
     proof = document["proof"]
-    bound = "no lower bound is known"
-    if search["gap"] is not None:
-        bound = f"lower bound {search['lower_bound'] * 1e3:.4g} ms, gap {search['gap']:.2%}"
     return [
         f"{source['name']}: {document['mode']} on {document['cluster']['name']}",
-        (f"search: {search['strategy']}, cost {search['cost'] * 1e3:.4g} ms, {bound}, {search['states']} states"),
+        f"search: {search['strategy']}, cost {search['cost'] * 1e3:.4g} ms, {search['states']} states",
+        f"certificate: {search['certificate']['statement']}",
         f"proof: {proof['statement']}",
     ]
 

@@ -1,0 +1,194 @@
+"""Searches that were made before: one file for each problem solved, by a digest of all that the answer depends on.
+
+A value is a derivation with its bound, as JSON; a hit is replayed, and its plan is priced and proved like any other, so
+that a wrong entry can cost time but not correctness. Entries appear whole or not at all (written aside, then renamed),
+so runs may share a directory and may be interrupted: what was solved before stays. A damaged entry is ignored with a
+warning and written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache as remembered
+from pathlib import Path
+from typing import Any
+
+from ir.errors import NoPlanFitsError, PdvError
+from pdv.derivation import replayed, to_steps
+from pdv.problem import AlgebraicStep, Problem, Solution
+from pdv.search.strategies.budget import Budget, Clock, Strategy
+
+FORMAT = 1
+CODE = ("ir", "pdv")  # packages whose code decides what a search finds
+Entry = dict[str, Any]  # Any: JSON
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A directory of solved problems; ``warn`` is told about entries that cannot be read or written."""
+
+    directory: Path
+    warn: Callable[[str], None]
+
+    def get(self, key: str) -> Entry | None:
+        """What is known under a key, if it is whole."""
+        path = self._path(key)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            self.warn(f"cache entry {path} cannot be read and is ignored: {error}")
+            return None
+        try:
+            stored = json.loads(text)
+            entry = stored["entry"]
+            if stored["format"] != FORMAT or stored["check"] != _check(entry) or not isinstance(entry, dict):
+                raise ValueError("its content does not match its checksum")
+        except (ValueError, LookupError, TypeError) as error:
+            self.warn(f"cache entry {path} is damaged and is ignored: {error}")
+            return None
+        return entry
+
+    def put(self, key: str, entry: Entry) -> None:
+        """Keep an entry; a directory that cannot be written is a warning."""
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=".", suffix=".json", dir=path.parent)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump({"format": FORMAT, "check": _check(entry), "entry": entry}, file)
+                Path(name).replace(path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            self.warn(f"the cache {self.directory} cannot be written: {error}")
+
+    def _path(self, key: str) -> Path:
+        return self.directory / key[:2] / f"{key[2:]}.json"
+
+
+def default_directory(environment: Mapping[str, str]) -> Path:
+    """Where caches go on this platform: $XDG_CACHE_HOME/pdv, else ~/.cache/pdv."""
+    home = environment.get("XDG_CACHE_HOME", "")
+    return (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "pdv"
+
+
+def cached(strategy: Strategy, name: str, store: Cache, pins: str | None) -> Strategy:
+    """The strategy, asked only for what is not in the cache yet; what a budget cut short is not kept.
+
+    ``pins`` is what the problems' pins say (None: nothing is pinned).
+    """
+
+    def ask(problem: Problem, budget: Budget) -> Solution:
+        key = problem_key(problem, name, budget, pins)
+        known = store.get(key)
+        if known is not None:
+            solution = _restored(known, problem, store)
+            if solution is not None:
+                return solution
+        clock = Clock(budget.seconds)
+        try:
+            solution = strategy(problem, budget)
+        except NoPlanFitsError as error:
+            if clock.left_s > 0:
+                store.put(key, {"refused": {**_parts(error), "needed_bytes": error.needed_bytes}})
+            raise
+        if solution.complete:
+            store.put(key, {"solution": _written(solution)})
+        return solution
+
+    return ask
+
+
+def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | None) -> str:
+    """A digest of all that a strategy's answer depends on: the problem, the pins, the rules, and this very code."""
+    names = [node.name for node in problem.graph.nodes] if pins is not None else []
+    parts = (
+        FORMAT,
+        problem.graph.digest,
+        names,
+        str(problem.mesh),
+        repr(problem.axes),
+        repr(problem.compute),
+        problem.mode,
+        repr(problem.memory_limit),
+        repr(problem.working_limit),
+        pins,
+        [f"{rule.name}: {rule.law}" for rule in problem.rules],
+        strategy,
+        budget.seed,
+        budget.effort,
+        code_digest(),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@remembered
+def code_digest() -> str:
+    """Of the source text of everything that a search runs through."""
+    root = Path(__file__).parent.parent
+    files = sorted(path for package in CODE for path in (root / package).rglob("*") if path.suffix in {".py", ".txt"})
+    total = hashlib.sha256()
+    for path in files:
+        total.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()
+
+
+def _written(solution: Solution) -> Entry:
+    return {
+        "algebra": [asdict(step) for step in solution.steps],
+        "steps": to_steps(solution),
+        "cost_s": solution.cost_s,
+        "memory_bytes": solution.memory_bytes,
+        "lower_bound_s": solution.lower_bound_s,
+        "states": solution.states,
+        "variants": solution.variants,
+    }
+
+
+def _restored(entry: Entry, problem: Problem, store: Cache) -> Solution | None:
+    """The solution of an entry, replayed.
+
+    Raises:
+        NoPlanFitsError: if that is what is known.
+    """
+    try:
+        if "refused" in entry:
+            refused = entry["refused"]
+            raise NoPlanFitsError(
+                refused["what"], refused["allowed"], refused["mend"], needed_bytes=float(refused["needed_bytes"])
+            )
+        known = entry["solution"]
+        graph, assignment = replayed(problem, known["steps"])
+        return Solution(
+            problem,
+            graph,
+            tuple(AlgebraicStep(**step) for step in known["algebra"]),
+            assignment,
+            known["cost_s"],
+            known["memory_bytes"],
+            known["lower_bound_s"],
+            known["states"],
+            known["variants"],
+        )
+    except NoPlanFitsError:
+        raise
+    except (LookupError, TypeError, ValueError, PdvError) as error:
+        store.warn(f"an entry of the cache {store.directory} does not replay and is ignored: {error!r}")
+        return None
+
+
+def _parts(error: PdvError) -> dict[str, str]:
+    return {"what": error.what, "allowed": error.allowed, "mend": error.mend}
+
+
+def _check(entry: object) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,63 @@
+"""How far from the best a plan can still be, and among which plans: the bound, the gap, and the space they speak of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdv.problem import Problem
+from pdv.search.meshes import Found
+
+Document = dict[str, Any]  # Any: JSON
+
+
+def certificate_document(found: Found, problems: Sequence[Problem], pins: str | None = None) -> Document:
+    """The certificate as JSON; ``problems`` are all that were to be searched, in order, ``pins`` what they pin."""
+    problem = found.solution.problem
+    bound = min(found.lower_bound_s, found.cost.seconds)
+    known = bound > 0.0  # nothing costs less than nothing: a bound of zero says nothing
+    document = {
+        "lower_bound": bound if known else None,
+        "gap": found.gap if known else None,
+        "complete": found.complete,
+        "space": {
+            "meshes": [str(entry.mesh) for entry in problems[: found.meshes]],
+            "meshes_left_out": [str(entry.mesh) for entry in problems[found.meshes :]],
+            "rules": {"count": len(problem.rules), "digest": rules_digest(problem)},
+            "variants": found.solution.variants,
+            "mode": problem.mode,
+            "memory_limit_bytes": _finite(problems[0].memory_limit if problems else problem.memory_limit),
+            "pins": pins,
+        },
+    }
+    return {"statement": statement(document), **document}
+
+
+def statement(document: Mapping[str, Any]) -> str:
+    """A certificate as a sentence."""
+    space = document["space"]
+    meshes, left_out = len(space["meshes"]), len(space["meshes_left_out"])
+    over = f"{meshes} mesh{'es' if meshes > 1 else ''}" + (f" (of {meshes + left_out})" if left_out else "")
+    rewrites = "of the graph as it was written"
+    if space["variants"] > 1:
+        rewrites = f"of {space['variants']} variants of its blocks, by {space['rules']['count']} algebraic rules"
+    among = f"over {over}, with any cut of any operator and parameter {rewrites}"
+    kept = ", that keep the pins" if space["pins"] else ""
+    stopped = "" if document["complete"] else "; the search was stopped by its budget"
+    if document["lower_bound"] is None:
+        return f"no bound is known: plans {among}{kept} may cost less{stopped}"
+    return (
+        f"plans {among}{kept} cost at least {document['lower_bound'] * 1e3:.4g} ms a step by the same model "
+        f"(gap {document['gap']:.2%}){stopped}"
+    )
+
+
+def rules_digest(problem: Problem) -> str:
+    """Of the algebraic rules allowed, by name and law, in order."""
+    lines = "\n".join(f"{rule.name}: {rule.law}" for rule in problem.rules)
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+def _finite(value: float) -> float | None:
+    return None if value == float("inf") else value
