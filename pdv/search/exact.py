@@ -3,8 +3,8 @@
 Variables have finite domains; a factor is a table over some of them. Eliminating a variable adds up the factors that
 mention it (its *bucket*) and takes the minimum over it (Dechter, "Bucket elimination", Artificial Intelligence 1999).
 Cost is exponential only in the width of the elimination order, which is small for the graphs of neural networks. Where
-a sum would outgrow a limit, the bucket is split and each part minimized alone, which gives a lower bound ("mini-buckets",
-Dechter and Rish, JACM 2003); what the parts say about the variable is levelled first, so that they disagree less.
+a sum would outgrow a limit, the bucket is split and each part minimized alone, which gives a lower bound (Dechter and
+Rish, "Mini-buckets", JACM 2003); what the parts say about the variable is levelled first, so that they disagree less.
 """
 
 from __future__ import annotations
@@ -36,6 +36,21 @@ class Factor:
 
     variables: tuple[Variable, ...]
     table: Table
+
+
+@dataclass(frozen=True)
+class PricedFactor:
+    """Seconds and bytes over ``variables``; ``num_bytes`` is None where it takes no memory."""
+
+    variables: tuple[Variable, ...]
+    seconds: Table
+    num_bytes: Table | None = None
+
+    def at(self, price: float) -> Factor:
+        """Their sum at a price of memory, in seconds per byte."""
+        if self.num_bytes is None or price == 0.0:
+            return Factor(self.variables, self.seconds)
+        return Factor(self.variables, self.seconds + price * self.num_bytes)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ir.sharding import Sharding
 from pdv.pcg.derive import exit_sharding
 from pdv.pcg.redistribute import Indices, Routes
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import Factor, Table, Variable
+from pdv.search.exact import PricedFactor, Table, Variable
 from pdv.search.sharing import EXACT_WANTS, Ways
 
 Helper = Callable[[int], Variable]
@@ -31,18 +31,17 @@ class Reader:
 
 @dataclass(frozen=True)
 class Moving:
-    """Builds the factors of values at one price of memory (seconds per byte).
+    """Builds the factors of values.
 
     ``optimistic`` factors bound the cost from below where more than three want a value; elsewhere they are the same.
-    With ``entries``, tables larger than that are replaced by sums of smaller ones that bound them from below, and their
-    values listed as ``relaxed``.
+    With ``entries``, tables larger than that are replaced by sums of smaller ones that bound them from below.
+    ``inexact`` lists the values whose cost is but bounded.
     """
 
     configs: ConfigTable
-    price: float
     optimistic: bool = False
     entries: float = math.inf
-    relaxed: list[Node] = field(default_factory=list)
+    inexact: list[Node] = field(default_factory=list)
 
     def factors(
         self,
@@ -52,7 +51,7 @@ class Moving:
         readers: Sequence[Reader],
         leaves: Sequence[bool],
         helper: Helper,
-    ) -> list[Factor]:
+    ) -> list[PricedFactor]:
         """Factors over ``source`` (its domain is ``made``), the readers' variables and a helper's.
 
         Args:
@@ -111,6 +110,11 @@ class _Moved:
         """How many it is moved to."""
         return len(self.readers) + self.leaves
 
+    @property
+    def keepers(self) -> int:
+        """How many readers hold it until backward."""
+        return sum(reader.keeps for reader in self.readers)
+
     @cached_property
     def needs(self) -> list[tuple[Indices, list[int]]]:
         """By reader: what its configurations need, each once, and which of these each configuration needs."""
@@ -121,115 +125,120 @@ class _Moved:
             found.append((vertices, [numbers[need] for need in reader.needs]))
         return found
 
-    def single(self) -> list[Factor]:
+    def single(self) -> list[PricedFactor]:
         """At most one reader: all wants are known from two configurations."""
         if not self.readers:
             costs = {before: way.together_s(self.exits[before] or ()) for before, way in self.ways.items()}
             stuck = {before for before, leaving in self.exits.items() if leaving is None}
-            return [Factor((self.source,), np.array([np.inf if m in stuck else costs[m] for m in self.made]))]
-        reader = self.readers[0]
+            return [PricedFactor((self.source,), np.array([np.inf if m in stuck else costs[m] for m in self.made]))]
+        alone = self._alone(0, 1.0, 1.0)
         if not self.leaves:
-            return [Factor((self.source, reader.variable), self._alone(0, 1.0, 1.0))]
-        needs, columns = self.needs[0]
+            return [alone]
+        _, columns = self.needs[0]
         small = {}
         for before, way in self.ways.items():
             leaving = self.exits[before]
+            wants = dict.fromkeys(self.readers[0].needs)
             if leaving is None:
-                row = np.full(len(needs), np.inf)
+                row = np.full(len(wants), np.inf)
             else:
-                row = np.array([way.together_s([need, *leaving]) for need in dict.fromkeys(reader.needs)])
-            small[before] = (row + self._held_s(way, needs) * reader.keeps)[columns]
-        return [Factor((self.source, reader.variable), self._stacked(small))]
+                row = np.array([way.together_s([need, *leaving]) for need in wants])
+            small[before] = row[columns]
+        return [PricedFactor(alone.variables, self._stacked(small), alone.num_bytes)]
 
-    def pair(self) -> list[Factor]:
+    def pair(self) -> list[PricedFactor]:
         """Two readers: the way to the first is paid, and what the second adds."""
         one, other = self.readers
         (needs, columns), (needs_too, columns_too) = self.needs
         if len(self.made) * len(columns) * len(columns_too) > self.moving.entries:
             return self.apart()
-        small = {}
+        seconds, held = {}, {}
         for before, way in self.ways.items():
             cost = way.seconds(needs)[:, None] + way.rest(needs, needs_too)
-            cost += (self._held_s(way, needs) * one.keeps)[:, None]
-            if other.keeps:
-                same = way.copy(needs)[:, None] == way.copy(needs_too)[None, :]
-                cost += np.where(same & one.keeps, 0.0, self._held_s(way, needs_too)[None, :])
-            small[before] = cost[np.ix_(columns, columns_too)]
+            same = way.copy(needs)[:, None] == way.copy(needs_too)[None, :]
+            again = np.where(same & one.keeps, 0.0, self._held(way, needs_too)[None, :]) * other.keeps
+            kept = (self._held(way, needs) * one.keeps)[:, None] + again
+            seconds[before], held[before] = (table[np.ix_(columns, columns_too)] for table in (cost, kept))
+        scope: tuple[Variable, ...] = (self.source, one.variable, other.variable)
         if one.variable == other.variable:  # one node reads it twice
-            small = {before: cost.diagonal() for before, cost in small.items()}
-            return [Factor((self.source, one.variable), self._stacked(small))]
-        return [Factor((self.source, one.variable, other.variable), self._stacked(small))]
+            seconds, held = ({m: t.diagonal() for m, t in tables.items()} for tables in (seconds, held))
+            scope = scope[:2]
+        return [PricedFactor(scope, self._stacked(seconds), self._stacked(held) if self.keepers else None)]
 
-    def apart(self) -> list[Factor]:
+    def apart(self) -> list[PricedFactor]:
         """Each reader alone, at its share of the cost: a lower bound, for all together cost the dearest at least."""
-        self.moving.relaxed.append(self.value)
-        keepers = max(1, sum(reader.keeps for reader in self.readers))
-        factors = []
-        for number, reader in enumerate(self.readers):
-            table = self._alone(number, 1.0 / self.wants, 1.0 / keepers)
-            factors.append(Factor((self.source, reader.variable), table))
+        self.moving.inexact.append(self.value)
+        shares = 1.0 / self.wants, 1.0 / max(1, self.keepers)
+        factors = [self._alone(number, *shares) for number in range(len(self.readers))]
         if self.leaves:
             leaving = [self._leaving_s(before) / self.wants for before in self.made]
-            factors.append(Factor((self.source,), np.array(leaving)))
+            factors.append(PricedFactor((self.source,), np.array(leaving)))
         return factors
 
-    def _alone(self, number: int, share: float, holding: float) -> Table:
-        """[made, configurations] of the whole way to one reader, and what it holds."""
+    def _alone(self, number: int, share: float, holding: float) -> PricedFactor:
+        """[made, configurations] a share of the whole way to one reader, and of what it holds."""
         starts = np.array([way.start for way in self.ways.values()])
         wants, columns = self.needs[number]
         cost = share * self.routes.seconds[np.ix_(starts, wants)]
-        if self.readers[number].keeps and self.moving.price:
-            held = np.broadcast_to(self.routes.bytes[wants], cost.shape)
-            if self.kept_where_made:
-                held = np.where(self.routes.copy[np.ix_(starts, wants)] == starts[:, None], 0.0, held)
-            cost = cost + self.moving.price * holding * held
         cost[[self.exits[before] is None for before in self.ways]] = np.inf
         rows = {before: row for row, before in enumerate(self.ways)}
-        found: Table = cost[np.ix_([rows[before] for before in self.made], columns)]
-        return found
+        spread = np.ix_([rows[before] for before in self.made], columns)
+        held = None
+        if self.readers[number].keeps:
+            held = np.broadcast_to(holding * self.routes.bytes[wants], cost.shape)
+            if self.kept_where_made:
+                held = np.where(self.routes.copy[np.ix_(starts, wants)] == starts[:, None], 0.0, held)
+            held = held[spread]
+        return PricedFactor((self.source, self.readers[number].variable), cost[spread], held)
 
-    def shared(self, helper: Helper) -> list[Factor]:
+    def shared(self, helper: Helper) -> list[PricedFactor]:
         """A helper names a want, the way to which is paid once, and says whether its copy is held once for all."""
         names = np.array(list(dict.fromkeys(int(need) for needs, _ in self.needs for need in needs)), dtype=np.int64)
         largest = max(len(columns) for _, columns in self.needs)
-        keepers = sum(reader.keeps for reader in self.readers)
         loose = self.moving.optimistic and self.wants > EXACT_WANTS
-        held = self._choices(keepers, loose=loose)
-        if len(self.made) * len(names) * len(held) * largest > self.moving.entries:
+        once = self._choices(loose=loose)
+        if len(self.made) * len(names) * len(once) * largest > self.moving.entries:
             return self.apart()
-        sharers, holders = (self.wants - 1, max(1, keepers)) if loose else (1, 1)
-        variable = helper(len(names) * len(held))
-        own: dict[Sharding, Table] = {}
-        reading: list[dict[Sharding, Table]] = [{} for _ in self.readers]
+        if self.wants > EXACT_WANTS:
+            self.moving.inexact.append(self.value)
+        sharers, holders = (self.wants - 1, max(1, self.keepers)) if loose else (1, 1)
+        variable = helper(len(names) * len(once))
+        own, kept = {}, {}
         for before, way in self.ways.items():
             leaving = self.exits[before]
             rest = np.inf if leaving is None else way.rest(names, way.rows(leaving)).sum(axis=1) / sharers
-            copies = self._held_s(way, names)
-            own[before] = np.concatenate([way.seconds(names) + rest + copies * once for once in held])
-            for number, (reader, (needs, columns)) in enumerate(zip(self.readers, self.needs, strict=True)):
-                added = way.rest(names, needs) / sharers
-                memory = self._held_s(way, needs)[None, :] * reader.keeps / holders
-                same = way.copy(names)[:, None] == way.copy(needs)[None, :]
-                parts = [added + np.where(same & once, 0.0, memory) for once in held]
-                reading[number][before] = np.concatenate(parts)[:, columns]
-        factors = [Factor((self.source, variable), self._stacked(own))]
-        for reader, small in zip(self.readers, reading, strict=True):
-            factors.append(Factor((self.source, variable, reader.variable), self._stacked(small)))
+            own[before] = np.tile(way.seconds(names) + rest, len(once))
+            kept[before] = np.concatenate([self._held(way, names) * choice for choice in once])
+        factors = [
+            PricedFactor((self.source, variable), self._stacked(own), self._stacked(kept) if any(once) else None)
+        ]
+        for number, reader in enumerate(self.readers):
+            added, held = {}, {}
+            needs, columns = self.needs[number]
+            for before, way in self.ways.items():
+                added[before] = np.tile(way.rest(names, needs)[:, columns] / sharers, (len(once), 1))
+                if reader.keeps:
+                    memory = self._held(way, needs)[None, :] / holders
+                    same = way.copy(names)[:, None] == way.copy(needs)[None, :]
+                    parts = [np.where(same & choice, 0.0, memory) for choice in once]
+                    held[before] = np.concatenate(parts)[:, columns]
+            scope = (self.source, variable, reader.variable)
+            factors.append(PricedFactor(scope, self._stacked(added), self._stacked(held) if reader.keeps else None))
         return factors
 
-    def _choices(self, keepers: int, *, loose: bool) -> tuple[bool, ...]:
-        """Whether the named copy is held at the helper's expense."""
-        if keepers == 0 or self.moving.price == 0.0 or loose:
+    def _choices(self, *, loose: bool) -> tuple[bool, ...]:
+        """Whether the named copy is held at the helper's expense; no question where memory is no matter."""
+        if self.keepers == 0 or loose or math.isinf(self.moving.configs.problem.memory_limit):
             return (False,)
-        return (True,) if keepers == self.wants else (False, True)
+        return (True,) if self.keepers == self.wants else (False, True)
 
     def _leaving_s(self, before: Sharding) -> float:
         leaving = self.exits[before]
         return math.inf if leaving is None else max(self.ways[before].together_s([after]) for after in leaving)
 
-    def _held_s(self, way: Ways, needs: Indices) -> Table:
-        """[needs] price of what a keeping reader holds; nothing where the value's own node holds that copy."""
-        held = self.moving.price * way.bytes(needs)
+    def _held(self, way: Ways, needs: Indices) -> Table:
+        """[needs] bytes of what a keeping reader holds; nothing where the value's own node holds that copy."""
+        held = way.bytes(needs)
         return np.where(way.copy(needs) == way.start, 0.0, held) if self.kept_where_made else held
 
     def _stacked(self, small: dict[Sharding, Table]) -> Table:

@@ -65,17 +65,17 @@ class TiedTable:
             costs.append(seconds + float(way[0]) + price * memory)
         return np.array(costs)
 
-    def use(self, needs: Sequence[Sharding], price: float, *, keep: bool, optimistic: bool) -> Table:
-        """[states, needs] what one reader adds."""
+    def use(self, needs: Sequence[Sharding], *, keep: bool, optimistic: bool) -> tuple[Table, Table | None]:
+        """[states, needs] the seconds that one reader adds, and the bytes."""
         columns = {need: number for number, need in enumerate(dict.fromkeys(needs))}
         sharers = max(1, self._wants - 1) if optimistic and not self.exact else 1
         keepers = max(1, self._keepers) if optimistic else 1
-        table = np.empty((len(self.states), len(columns)))
+        seconds, held = np.empty((2, len(self.states), len(columns)))
         for row, state in enumerate(self.states):
-            table[row] = self._rest_s(state, list(columns)) / sharers
-            if keep and not state.storage.regather:
-                table[row] += price * self._copied(state.storage, list(columns)) / keepers
-        return table[:, [columns[need] for need in needs]]
+            seconds[row] = self._rest_s(state, list(columns)) / sharers
+            held[row] = 0.0 if state.storage.regather else self._copied(state.storage, list(columns)) / keepers
+        spread = [columns[need] for need in needs]
+        return seconds[:, spread], held[:, spread] if keep else None
 
     def _rest_s(self, state: TiedState, needs: Sequence[Sharding]) -> Table:
         """[needs] seconds beyond the way to the named want; forward twice if gathered again."""

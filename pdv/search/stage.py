@@ -1,0 +1,209 @@
+"""All blocks of a graph as tables at one price of memory, chained: a bound, or the optimum of what is left.
+
+``Stages`` makes them: first over everything, with tables bounded in size, so that what comes out bounds the cost from
+below and says of every configuration what a program costs at least that uses it. Configurations that cost more than a
+plan already found are left out, and what remains is solved exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ir.graph import Node
+from ir.sharding import Sharding
+from pdv.pcg.redistribute import all_shardings
+from pdv.problem import Problem
+from pdv.search.backtrack import Portfolio, explore, least_seconds, portfolio
+from pdv.search.block_table import Solved, solve_model
+from pdv.search.blocks import Block
+from pdv.search.configs import ConfigTable
+from pdv.search.exact import Table, TooWideError
+from pdv.search.network import BlockModel, Domain
+from pdv.search.path import Entry, Path
+from pdv.search.tied import TiedTable
+from pdv.search.variants import Variant
+
+# Entries of a table in the first, bounding pass (16 MB): large enough that two axes are exact at once.
+LIMIT = 2_000_000
+# How far above its bound a plan is first sought, and how often that is changed.
+FIRST_SLACK = 0.02
+ROUNDS = 6
+# Rounding that sums of seconds may differ by.
+TOLERANCE = 1e-9
+
+Domains = Mapping[str, Mapping[int, Domain]]
+"""By block key and number of variant: what is left of it. Variants that are not named are left out."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Every block at one price. ``portfolios`` are by block key; their variants are numbered as ``numbers`` says."""
+
+    blocks: Sequence[Block]
+    portfolios: Mapping[str, Portfolio]
+    numbers: Mapping[str, tuple[int, ...]]
+    tied: tuple[Node, ...]
+    own: Table
+
+    @cached_property
+    def path(self) -> Path:
+        """The blocks in program order."""
+        entries = []
+        for block in self.blocks:
+            found = self.portfolios[block.key]
+            entries.append(Entry(found.sources, found.sinks, found.table))
+        return Path(entries, self.own)
+
+    @cached_property
+    def value(self) -> float:
+        """The least cost: exact, or a bound from below."""
+        legal = all(np.isfinite(found.table).any() for found in self.portfolios.values())
+        return self.path.value if legal else math.inf
+
+    @property
+    def exact(self) -> bool:
+        """False if the value is only a bound."""
+        return all(solved.exact for found in self.portfolios.values() for solved in found.solved)
+
+    def left(self, most: float) -> Domains:
+        """What programs of at most ``most`` seconds may be made of."""
+        contexts: dict[str, Table] = {}
+        for number, block in enumerate(self.blocks):
+            context = self.path.context(number)
+            known = contexts.get(block.key)
+            contexts[block.key] = context if known is None else np.minimum(known, context)
+        domains: dict[str, dict[int, Domain]] = {}
+        for key, found in self.portfolios.items():
+            domains[key] = {}
+            for number, solved in zip(self.numbers[key], found.solved, strict=True):
+                columns = [found.sinks.index(sink) for sink in solved.sinks]
+                context = contexts[key][:, columns] if columns else contexts[key]
+                left = solved.left(context, most * (1 + TOLERANCE))
+                if all(left.values()):
+                    domains[key][number] = left
+        return domains
+
+
+class Stages:
+    """Solves one problem's blocks; variants are explored once, models built once, and priced each time."""
+
+    def __init__(
+        self, problem: Problem, blocks: Sequence[Block], configs: ConfigTable, tied: Mapping[Node, TiedTable]
+    ) -> None:
+        self.problem = problem
+        self.blocks = blocks
+        self.configs = configs
+        self.tied = tied
+        self.variants: dict[str, list[Variant]] = {}
+        self._models: dict[tuple[str, int], BlockModel] = {}
+        self._least = least_seconds(configs)
+        self._first = {block.key: block for block in reversed(blocks)}
+
+    def bounded(self, price: float) -> Stage:
+        """Over everything, with tables of limited size."""
+        found = {}
+        for key, block in self._first.items():
+            if key not in self.variants:
+                self._explore(block)
+            models = [self._models[key, number] for number in range(len(self.variants[key]))]
+            found[key] = [solve_model(model, self.tied, price, limit=LIMIT) for model in models]
+        return self._stage(price, found, {key: tuple(range(len(solved))) for key, solved in found.items()})
+
+    def solved(self, price: float, domains: Domains, *, optimistic: bool = False) -> Stage:
+        """Over what is left, exactly (or, ``optimistic``, from below where many want one value).
+
+        Raises:
+            TooWideError: if that is too much still.
+        """
+        sources = self._sources(domains)
+        found: dict[str, list[Solved]] = {}
+        for key, variants in domains.items():
+            found[key] = []
+            for number, domain in variants.items():
+                block = self.variants[key][number].block
+                model = BlockModel(block, self.configs, self.tied, sources[key], optimistic=optimistic, domain=domain)
+                found[key].append(solve_model(model, self.tied, price))
+        return self._stage(price, found, {key: tuple(variants) for key, variants in domains.items()})
+
+    def _explore(self, block: Block) -> None:
+        """Variants of a block, explored free of memory's price, each with its model."""
+        sources = all_shardings(block.source.type, self.problem.mesh) if block.source is not None else ((),)
+        models: dict[Block, BlockModel] = {}
+
+        def solve(variant: Block) -> Solved:
+            models[variant] = BlockModel(variant, self.configs, self.tied, sources, optimistic=True, limit=LIMIT)
+            return solve_model(models[variant], self.tied, 0.0, limit=LIMIT)
+
+        numbers = {param: number for number, param in enumerate(self.tied)}
+        explored = explore(block, self.problem.rules, numbers, solve, self._least)
+        loses = self.problem.pins.loses
+        kept = [variant for variant, _ in explored if not loses(block.nodes, variant.block.nodes)]
+        self.variants[block.key] = kept
+        self._models |= {(block.key, number): models[variant.block] for number, variant in enumerate(kept)}
+
+    def _sources(self, domains: Domains) -> dict[str, tuple[Sharding, ...]]:
+        """By block key: the shardings in which what is left of the blocks before may hand on its source."""
+        given: dict[str, dict[Sharding, None]] = {}
+        before: dict[Sharding, None] = {(): None}
+        for block in self.blocks:
+            given.setdefault(block.key, {}).update(before)
+            if block.sink is not None:
+                before = dict.fromkeys(
+                    self.configs.of(sink)[i].result
+                    for number, domain in domains[block.key].items()
+                    if (sink := self.variants[block.key][number].block.sink) is not None
+                    for i in domain[sink]
+                )
+        return {key: tuple(shardings) for key, shardings in given.items()}
+
+    def _stage(
+        self, price: float, found: Mapping[str, Sequence[Solved]], numbers: Mapping[str, tuple[int, ...]]
+    ) -> Stage:
+        own: Table = np.zeros((1,) * len(self.tied))
+        for position, table in enumerate(self.tied.values()):
+            own = own + table.own(price).reshape([-1 if i == position else 1 for i in range(len(self.tied))])
+        portfolios = {}
+        for key, solved in found.items():
+            rules = [self.variants[key][number].rules for number in numbers[key]]
+            portfolios[key] = portfolio(list(zip(rules, solved, strict=True)))
+        return Stage(self.blocks, portfolios, numbers, tuple(self.tied), own)
+
+
+def narrowed(stages: Stages, price: float, bound: Stage) -> tuple[Stage, float]:
+    """(the best plan found at a price, what every plan costs at least), from a bound over everything.
+
+    A plan is sought among what costs little more than the bound; none outside that is cheaper than where it was cut,
+    so that a plan found below the cut is the optimum.
+
+    Raises:
+        TooWideError: if not even the closest surroundings of the bound can be solved.
+    """
+    best: Stage | None = None
+    floor, slack = bound.value, FIRST_SLACK * bound.value
+    for _ in range(ROUNDS):
+        cut = bound.value + slack
+        domains = bound.left(cut)
+        try:
+            found = stages.solved(price, domains) if all(domains.values()) else None
+        except TooWideError:
+            if best is not None:
+                break
+            slack /= 4
+            continue
+        if found is not None and (best is None or found.value < best.value):
+            best = found
+        reached = math.inf if best is None else best.value
+        floor = max(floor, min(cut, reached))
+        if reached <= cut * (1 + TOLERANCE):
+            break
+        slack = reached - bound.value if math.isfinite(reached) else slack * 4
+    if best is None:
+        raise TooWideError("every block, close to its bound")
+    if not best.exact:
+        floor = min(best.value, stages.solved(price, bound.left(best.value), optimistic=True).value)
+    return best, min(floor, best.value)
