@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,12 +18,14 @@ from ir.sharding import Sharding
 from pdv.rewrite.rule import COMMUTATIVE, Rule
 from pdv.search.block_table import Choices, Solved
 from pdv.search.blocks import Block
-from pdv.search.configs import ConfigTable
 from pdv.search.exact import Table
+from pdv.search.survey import Survey, gain
 from pdv.search.variants import Variant, apply_rule, builder_of
 
 ALPHA = 1.2  # Unity's published setting, OSDI'22 section 7
-MAX_VARIANTS = 64  # of one block that are priced exactly
+MAX_PRICED = 32  # variants of one block that are looked at
+MAX_VARIANTS = 6  # of these that are kept
+WORTH = 1e-3  # what a variant must save under some boundary shardings, relatively, to be kept
 ROUNDS = 4  # times that one rule is applied on end: a product of five that share an input
 GROWTH = 2  # a variant has at most so many times the operators of its block
 
@@ -43,7 +45,6 @@ class Portfolio:
     choice: Choices
 
 
-Bound = Callable[[Block], float]
 Deadline = Callable[[], bool]
 
 
@@ -52,83 +53,118 @@ def explore(
     rules: Sequence[Rule],
     tied: dict[Node, int],
     solve: Callable[[Block], Solved],
-    bound: Bound = lambda block: 0.0,
+    survey: Survey | None = None,
     deadline: Deadline = lambda: False,
 ) -> list[tuple[Variant, Solved]]:
-    """All variants reached and worth keeping, the block itself first.
+    """The block itself, and the variants of it that save something somewhere, priced exactly.
 
     Args:
         block: what is rewritten.
         rules: each is tried everywhere at once, and again until it no longer matches.
         tied: parameters that are read more than once.
-        solve: the exact price of a variant.
-        bound: seconds below which no boundary shardings bring a variant, cheap to say.
+        solve: the price of a variant on the whole mesh.
+        survey: cheap prices, by which variants are found and chosen; without it every variant is solved.
         deadline: True when it is time to stop; what was found is kept.
     """
-    return _Exploration(block, rules, tied, solve, bound, deadline).run()
+    first = Variant(block)
+    solved = {first: solve(block)}
+
+    def tables(variant: Variant) -> Sequence[Table]:
+        if survey is not None:
+            return survey.tables(variant.block)
+        if variant not in solved:
+            solved[variant] = solve(variant.block)
+        table = solved[variant].table
+        return (table.min(axis=tuple(range(2, table.ndim))),)
+
+    least = survey.least_seconds if survey is not None else lambda block: 0.0
+    exploration = _Exploration(block, rules, tied, tables, least, deadline)
+    chosen = _chosen(exploration.run(first), MAX_VARIANTS)
+    return [(variant, solved[variant] if variant in solved else solve(variant.block)) for variant in chosen]
+
+
+def _chosen(found: Sequence[tuple[Variant, Sequence[Table]]], most: int) -> list[Variant]:
+    """The first, then one after another the variant that saves most over those chosen, as long as one saves."""
+    (first, known), *rest = found
+    chosen = [first]
+    known = list(known)
+    while rest and len(chosen) < most:
+        gains = [gain(tables, known) for _, tables in rest]
+        best = max(range(len(rest)), key=lambda i: gains[i][1])
+        if gains[best][0] < WORTH:
+            break
+        variant, tables = rest.pop(best)
+        chosen.append(variant)
+        known = [np.minimum(old, new) for old, new in zip(known, tables, strict=True)]
+    return chosen
 
 
 class _Exploration:
+    """Best-first over variants; costs are relative to those of the block as it is, axis by axis."""
+
     def __init__(
         self,
         block: Block,
         rules: Sequence[Rule],
         tied: dict[Node, int],
-        solve: Callable[[Block], Solved],
-        bound: Bound,
+        tables: Callable[[Variant], Sequence[Table]],
+        least: Callable[[Block], float],
         deadline: Deadline,
     ) -> None:
         self._block = block
         self._rules = rules
         self._tied = tied
-        self._solve = solve
-        self._bound = bound
+        self._tables = tables
+        self._least = least
         self._deadline = deadline
         self._builder = builder_of(block)
         self._canonical: dict[Node, str] = {} if block.source is None else {block.source: block.source.digest}
         self._seen: set[tuple[str, ...]] = set()
-        self._queue: list[tuple[float, int, Variant, bool]] = []  # (cost or bound, order of arrival, _, solved)
+        self._queue: list[tuple[float, int, Variant, bool]] = []  # (cost or bound, order of arrival, _, priced)
         self._arrivals = 0
-        self._best = float("inf")
+        self._best = 1.0
 
-    def run(self) -> list[tuple[Variant, Solved]]:
-        first = Variant(self._block)
+    def run(self, first: Variant) -> list[tuple[Variant, Sequence[Table]]]:
+        """Variants that were priced, the first one first."""
         self._seen.add(self._key(first))
-        found = [(first, self._solve(self._block))]
-        self._best = cheapest(found[0][1])
-        self._push(self._best, first, solved=True)
-        while self._queue and len(found) < MAX_VARIANTS and not self._deadline():
-            cost, _, variant, solved = heapq.heappop(self._queue)
+        before = self._tables(first)
+        found = [(first, before)]
+        least = self._least(self._block) or 1.0
+        self._push(1.0, first, priced=True)
+        while self._queue and len(found) < MAX_PRICED and not self._deadline():
+            cost, _, variant, priced = heapq.heappop(self._queue)
             if cost > ALPHA * self._best:
                 break
-            if solved:
-                self._expand(variant)
+            if priced:
+                for following in self._following(variant):
+                    self._push(self._least(following.block) / least, following, priced=False)
                 continue
-            found.append((variant, self._solve(variant.block)))
-            cost = cheapest(found[-1][1])
+            found.append((variant, self._tables(variant)))
+            cost = _relative(found[-1][1], before)
             self._best = min(self._best, cost)
-            self._push(cost, variant, solved=True)
+            self._push(cost, variant, priced=True)
         return found
 
-    def _push(self, cost: float, variant: Variant, *, solved: bool) -> None:
+    def _push(self, cost: float, variant: Variant, *, priced: bool) -> None:
         if cost <= ALPHA * self._best:
-            heapq.heappush(self._queue, (cost, self._arrivals, variant, solved))
+            heapq.heappush(self._queue, (cost, self._arrivals, variant, priced))
             self._arrivals += 1
 
-    def _expand(self, variant: Variant) -> None:
-        """Queue what each rule makes of a variant, once and as often as it matches."""
+    def _following(self, variant: Variant) -> Iterator[Variant]:
+        """What each rule makes of a variant, applied once and as often as it matches; each but once."""
+        most = GROWTH * (len(self._block.nodes) + 1)
         for rule in self._rules:
             before = variant
             for number in range(ROUNDS):
                 following = apply_rule(before, rule, self._tied, self._builder)
-                if following is None or len(following.block.nodes) > GROWTH * len(self._block.nodes) + GROWTH:
+                if following is None or len(following.block.nodes) > most:
                     break
                 key = self._key(following)
-                if key in self._seen and number == 0:
-                    break
                 if key not in self._seen:
                     self._seen.add(key)
-                    self._push(self._bound(following.block), following, solved=False)
+                    yield following
+                elif number == 0:
+                    break
                 before = following
 
     def _key(self, variant: Variant) -> tuple[str, ...]:
@@ -144,17 +180,13 @@ class _Exploration:
         return tuple(self._canonical.get(root, root.digest) for root in variant.roots)
 
 
-def least_seconds(configs: ConfigTable) -> Bound:
-    """What a block costs at least: each operator at its cheapest, nothing moved."""
-    least: dict[Node, float] = {}
-
-    def bound(block: Block) -> float:
-        for node in block.nodes:
-            if node not in least:
-                least[node] = min((config.totals(0.0)[0] for config in configs.of(node)), default=float("inf"))
-        return sum(least[node] for node in block.nodes)
-
-    return bound
+def _relative(found: Sequence[Table], before: Sequence[Table]) -> float:
+    """The best that a variant does along any axis, relative to the block as it is."""
+    ratios = []
+    for new, old in zip(found, before, strict=True):
+        known = np.isfinite(old)
+        ratios.append(float((new[known] / old[known]).min(initial=np.inf)))
+    return min(ratios)
 
 
 def cheapest(solved: Solved) -> float:

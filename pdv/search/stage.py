@@ -18,13 +18,14 @@ from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.pcg.redistribute import all_shardings
 from pdv.problem import Problem
-from pdv.search.backtrack import Portfolio, explore, least_seconds, portfolio
+from pdv.search.backtrack import Portfolio, explore, portfolio
 from pdv.search.block_table import Solved, solve_model
 from pdv.search.blocks import Block
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import Table, TooWideError
 from pdv.search.network import BlockModel, Domain
 from pdv.search.path import Entry, Path
+from pdv.search.survey import Survey
 from pdv.search.tied import TiedTable
 from pdv.search.variants import Variant
 
@@ -101,7 +102,7 @@ class Stages:
         self.tied = tied
         self.variants: dict[str, list[Variant]] = {}
         self._models: dict[tuple[str, int], BlockModel] = {}
-        self._least = least_seconds(configs)
+        self._survey = Survey(problem) if len(problem.mesh.axes) > 1 else None
         self._first = {block.key: block for block in reversed(blocks)}
 
     def bounded(self, price: float) -> Stage:
@@ -140,7 +141,7 @@ class Stages:
             return solve_model(models[variant], self.tied, 0.0, limit=LIMIT)
 
         numbers = {param: number for number, param in enumerate(self.tied)}
-        explored = explore(block, self.problem.rules, numbers, solve, self._least)
+        explored = explore(block, self.problem.rules, numbers, solve, self._survey)
         loses = self.problem.pins.loses
         kept = [variant for variant, _ in explored if not loses(block.nodes, variant.block.nodes)]
         self.variants[block.key] = kept

@@ -1,0 +1,92 @@
+"""A cheap look at variants: each mesh axis alone, over all boundary shardings along it.
+
+A problem of one axis has few configurations per operator, so a block is solved in milliseconds. Whether a rewrite lets
+something be cut that could not be cut before, or saves work, shows there; what it is worth on the whole mesh does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ir.graph import Graph, Node
+from ir.mesh import Mesh
+from pdv.pcg.redistribute import Redistribution, all_shardings
+from pdv.problem import Pins, Problem
+from pdv.search.block_table import BlockSolver, Solved
+from pdv.search.blocks import Block, tied_params
+from pdv.search.configs import ConfigTable
+from pdv.search.exact import Table
+from pdv.search.tied import TiedTable
+
+LIMIT = 1_000_000  # entries of a table: beyond, a bound is good enough here
+
+
+class Survey:
+    """Prices blocks of one problem along each axis alone."""
+
+    def __init__(self, problem: Problem) -> None:
+        axes = zip(problem.mesh.axes, problem.axes, strict=True)
+        alone = [replace(problem, mesh=Mesh((axis,)), axes=(link,)) for axis, link in axes]
+        self._axes = [_Axis(of) for of in alone or [problem]]
+
+    def tables(self, block: Block) -> tuple[Table, ...]:
+        """By axis, seconds as [sources, sinks]."""
+        return tuple(axis.table(block) for axis in self._axes)
+
+    def least_seconds(self, block: Block) -> float:
+        """What the block costs at least along the first axis: each operator at its cheapest, nothing moved."""
+        return sum(self._axes[0].least_seconds(node) for node in block.nodes)
+
+
+class _Axis:
+    def __init__(self, problem: Problem) -> None:
+        pins = problem.pins
+        self._problem = replace(problem, pins=Pins(split=pins.split, storage=pins.storage, name=pins.name))
+        self._moves = Redistribution(problem.mesh, problem.axes)
+        numbers = tied_params(problem.graph)
+        self._configs = ConfigTable(self._problem, self._moves, numbers)
+        self._tied = {param: TiedTable(self._configs, param, reads(problem.graph, param)) for param in numbers}
+        self._least: dict[Node, float] = {}
+
+    def table(self, block: Block) -> Table:
+        source = block.source
+        sources = all_shardings(source.type, self._problem.mesh) if source is not None else ((),)
+        solver = BlockSolver(self._configs, self._tied, 0.0, sources, optimistic=True, limit=LIMIT)
+        return _by_sink(solver.solve(block), self._problem)
+
+    def least_seconds(self, node: Node) -> float:
+        if node not in self._least:
+            configs = self._configs.of(node)
+            self._least[node] = min((config.totals(0.0)[0] for config in configs), default=float("inf"))
+        return self._least[node]
+
+
+def _by_sink(solved: Solved, problem: Problem) -> Table:
+    """[sources, all shardings that the sink may have]; the best state of every tied parameter."""
+    table: Table = solved.table.min(axis=tuple(range(2, solved.table.ndim)))
+    if solved.block.sink is None:
+        return table
+    wanted = all_shardings(solved.block.sink.type, problem.mesh)
+    spread = np.full((table.shape[0], len(wanted)), np.inf)
+    for number, sharding in enumerate(wanted):
+        if sharding in solved.sinks:
+            spread[:, number] = table[:, solved.sinks.index(sharding)]
+    return spread
+
+
+def reads(graph: Graph, param: Node) -> Sequence[tuple[Node, int]]:
+    """Who reads a parameter, and as which operand."""
+    return [(node, i) for node in graph.nodes for i, operand in enumerate(node.operands) if operand is param]
+
+
+def gain(found: Sequence[Table], before: Sequence[Table]) -> tuple[float, float]:
+    """(the largest, the mean) relative saving of a variant over what is known, entry by entry, over all axes."""
+    savings = []
+    for new, old in zip(found, before, strict=True):
+        known = np.isfinite(old)
+        savings.append(np.maximum(0.0, 1.0 - new[known] / old[known]))
+    every = np.concatenate([saving.reshape(-1) for saving in savings])
+    return (float(every.max()), float(every.mean())) if every.size else (0.0, 0.0)
