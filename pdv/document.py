@@ -128,7 +128,7 @@ def _tensor(name: str, node: Node) -> Document:
 
 
 def _described(step: Document) -> Document:
-    laws = {rule.name: rule.law for rule in RULES}
+    laws = {rule.name: rule.equation for rule in RULES}
     if step["rule"] in laws:
         return {"kind": "algebraic", **step, "law": laws[step["rule"]]}
     return {"kind": "storage" if step["rule"] == STORE else "parallel", **step}
