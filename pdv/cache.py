@@ -122,7 +122,7 @@ def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | Non
         repr(problem.memory_limit),
         repr(problem.working_limit),
         pins,
-        [f"{rule.name}: {rule.law}" for rule in problem.rules],
+        [f"{rule.name}: {rule.equation}" for rule in problem.rules],
         strategy,
         budget.seed,
         budget.effort,
@@ -135,7 +135,7 @@ def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | Non
 def code_digest() -> str:
     """Of the source text of everything that a search runs through."""
     root = Path(__file__).parent.parent
-    files = sorted(path for package in CODE for path in (root / package).rglob("*") if path.suffix in {".py", ".txt"})
+    files = sorted(path for package in CODE for path in (root / package).rglob("*") if path.suffix in {".py", ".laws"})
     total = hashlib.sha256()
     for path in files:
         total.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())

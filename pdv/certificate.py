@@ -55,7 +55,7 @@ def statement(document: Mapping[str, Any]) -> str:
 
 def rules_digest(problem: Problem) -> str:
     """Of the algebraic rules allowed, by name and law, in order."""
-    lines = "\n".join(f"{rule.name}: {rule.law}" for rule in problem.rules)
+    lines = "\n".join(f"{rule.name}: {rule.equation}" for rule in problem.rules)
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
