@@ -1,4 +1,4 @@
-"""Models at training shapes, without weights: parameters are allocated but never touched, so 405 B of them fit a laptop.
+"""Models at training shapes, without weights: parameters are allocated but never touched, so 405 B fit a laptop.
 
 `program(name)` exports one and lowers it; only its shapes are ever read.
 """
@@ -54,8 +54,8 @@ def llama(batch: int, sequence: int, config: dict[str, Any] = LLAMA_3_8B, **chan
 
     sizes = LlamaConfig.from_dict({**config, **changes, "attn_implementation": "sdpa"})
     with torch.device("meta"):
-        module = Llama(sizes).to(torch.bfloat16)
-    module = module.to_empty(device="cpu")  # untouched pages take no memory
+        module: Any = Llama(sizes)  # Any: transformers wraps `to` in another signature
+    module = module.to(torch.bfloat16).to_empty(device="cpu")  # untouched pages take no memory
     module.model.rotary_emb = LlamaRotaryEmbedding(sizes)  # the one buffer whose values matter
     return module, (torch.zeros(batch, sequence, dtype=torch.int64),)
 
@@ -69,8 +69,8 @@ def mixtral_8x7b(batch: int, sequence: int, **changes: Any) -> Made:
     from benchmarks.models.mixture import mixtral
 
     with torch.device("meta"):
-        module = mixtral({**MIXTRAL_8X7B, **changes}).to(torch.bfloat16)
-    module = module.to_empty(device="cpu")
+        module: Any = mixtral({**MIXTRAL_8X7B, **changes})  # Any: as above
+    module = module.to(torch.bfloat16).to_empty(device="cpu")
     module.model.rotary_emb = MixtralRotaryEmbedding(module.config)
     return module, (torch.zeros(batch, sequence, dtype=torch.int64),)
 
@@ -83,6 +83,19 @@ def gpt2(batch: int, sequence: int) -> Made:
 
     module, _ = build("gpt2", "full")
     return module, (torch.zeros(batch, sequence, dtype=torch.int64),)
+
+
+def gpt2_large(batch: int, sequence: int) -> Made:
+    """GPT-2 774M (36 layers of 20 heads, huggingface.co/openai-community/gpt2-large), weights untouched."""
+    import torch
+
+    from benchmarks.models.language import gpt2_module
+
+    with torch.device("meta"):
+        module = gpt2_module({"n_embd": 1280, "n_layer": 36, "n_head": 20})
+    module = module.to_empty(device="cpu")
+    module.tie_weights()
+    return module.train(), (torch.zeros(batch, sequence, dtype=torch.int64),)
 
 
 def bert(name: str, batch: int, sequence: int) -> Made:
@@ -117,6 +130,8 @@ def program(name: str, batch: int, sequence: int = 0) -> Program:
         return load_program(*mixtral_8x7b(batch, sequence))
     if name == "gpt2":
         return load_program(*gpt2(batch, sequence))
+    if name == "gpt2-large":
+        return load_program(*gpt2_large(batch, sequence))
     if name in ("bert", "bert-large") and sequence:
         return load_program(*bert(name, batch, sequence))
     if name in BUFFERLESS:

@@ -20,6 +20,13 @@ NO_ENCODER_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob"
 
 def make_gpt2(size: Size, batch: int | None) -> Built:
     """GPT-2 124M with its language-model head, tied to the token embedding; ids [b, s] -> logits [b, s, vocab]."""
+    small = {"vocab_size": 128, "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 8} | NO_SPECIAL_TOKENS
+    module = gpt2_module(choose(size, small=small, full={}))
+    return module, token_ids(module.config.vocab_size, batch or 8, 16 if size == "small" else 64)
+
+
+def gpt2_module(config: dict[str, Any]) -> Any:  # Any: transformers' modules are untyped
+    """GPT-2 with its head and without dropout, 124M but for what ``config`` changes."""
     from transformers.models.gpt2.configuration_gpt2 import GPT2Config
     from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
@@ -27,10 +34,8 @@ def make_gpt2(size: Size, batch: int | None) -> Built:
         def forward(self, input_ids: torch.Tensor) -> Any:
             return super().forward(input_ids, use_cache=False).logits
 
-    small = {"vocab_size": 128, "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 8} | NO_SPECIAL_TOKENS
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    config = GPT2Config.from_dict(choose(size, small=small, full={}) | no_dropout | SDPA)
-    return Gpt2(config), token_ids(config.vocab_size, batch or 8, 16 if size == "small" else 64)
+    return Gpt2(GPT2Config.from_dict(config | no_dropout | SDPA))
 
 
 def make_llama(size: Size, batch: int | None) -> Built:
