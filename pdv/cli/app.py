@@ -16,7 +16,7 @@ import typer
 
 import pdv
 from ir.errors import PdvError, UsageError
-from pdv.cli import cluster, doctor, explain, optimize, verify
+from pdv.cli import cluster, doctor, explain, optimize, rules, verify
 from pdv.cli.output import print_error
 
 OUR_FAULT = 70  # EX_SOFTWARE of sysexits.h
@@ -33,6 +33,7 @@ app.command()(optimize.optimize)
 app.command()(verify.verify)
 app.command()(explain.explain)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(rules.app, name="rules")
 app.command()(doctor.doctor)
 
 
@@ -100,6 +101,6 @@ def _report_our_fault(error: Exception, command: str, *, as_json: bool, debug: b
 
 
 def _usage_hint(words: list[str]) -> str:
-    commands = {"optimize", "verify", "explain", "cluster", "doctor"}
+    commands = {"optimize", "verify", "explain", "cluster", "doctor", "rules"}
     command = next((word for word in words if word in commands), "")
     return f"See `{' '.join(('pdv', command, '--help')) if command else 'pdv --help'}`"

@@ -16,12 +16,13 @@ from ir.mesh import Mesh
 from ir.modular import PRIME
 from pdv.rewrite.instantiate import instantiate
 from pdv.rewrite.law import Law
-from pdv.rewrite.sample import samples
+from pdv.rewrite.sample import attr_uses, samples
 
 ALONE = Mesh(())
-INSTANCES = 10  # at which a law must hold: three runs of leading dims, equal and different extents
+INSTANCES = 12  # at which a law must hold: four runs of leading dims, equal and different extents
 FEWEST = 4  # laws of fixed sizes have few
-ATTEMPTS = 120  # drawn to find them: not every draw type-checks
+ATTEMPTS = 320  # drawn to find them: not every draw type-checks
+HOPELESS = 48  # draws, none of which did
 TRIALS = 2
 
 
@@ -52,22 +53,30 @@ def check_law(law: Law, *, seed: int = 0, instances: int = INSTANCES, fewest: in
     seen: set[tuple[str, str]] = set()
     bound = 0.0
     runs: set[int] = set()
-    for _, values in zip(range(ATTEMPTS), samples(law, seed), strict=False):
+    variables = attr_uses(law).values()
+    apart = False  # whether extents of different names were once different, and no ones
+    for attempt, values in zip(range(ATTEMPTS), samples(law, seed), strict=False):
+        if attempt == HOPELESS and not seen:
+            break
         try:
             left, right = instantiate(law, values)
         except ShapeError:
             continue
-        if (left.digest, right.digest) in seen:
+        different = len({values[name] for name in law.extents} - {1}) == len(law.extents)
+        last = len(seen) == instances - 1  # kept for one with different extents
+        if (left.digest, right.digest) in seen or (last and not apart and not different):
             continue
         seen.add((left.digest, right.digest))
         runs |= {len(value) for name, value in values.items() if name in law.stars and isinstance(value, tuple)}
+        apart = apart or different
         bound = max(bound, _prove(law, left, right, values, seed))
         if len(seen) == instances:
             break
-    if len(seen) < fewest or (law.stars and len(runs) < 2):
+    if len(seen) < fewest or not apart or (law.stars and len(runs) < 2 and "perm" not in variables):
         raise VerificationError(
-            f"law {law.name} type-checks at {len(seen)} of {ATTEMPTS} draws, with {len(runs)} runs of leading dims",
-            f"At least {fewest} draws" + (", two runs" if law.stars else ""),
+            f"law {law.name} type-checks at {len(seen)} of {ATTEMPTS} draws, with {len(runs)} runs of leading dims"
+            + ("" if apart else ", at none with different extents"),
+            f"At least {fewest} draws" + (", two runs" if law.stars else "") + ", one with all extents different",
         )
     return LawProof(len(seen), TRIALS, bound)
 

@@ -51,10 +51,18 @@ class ParallelRule:
 
     def apply(self, k: Builder, node: Node, operands: tuple[Node, ...], axis: str) -> Node:
         """The right-hand side over Invariant operands."""
+        inner = k.copy(node, self.enter(k, operands, axis))
+        return self.leave(k, inner, axis)
+
+    def enter(self, k: Builder, operands: tuple[Node, ...], axis: str) -> tuple[Node, ...]:
+        """Operands, Invariant along ``axis``, in the states that the split needs."""
         assert not self.passes_sum, "a pending sum needs a Partial operand, which no Invariant one becomes"
         states = zip(operands, self.split.operands, strict=True)
-        inner = k.copy(node, tuple(_moved(k, operand, Invariant(), state, axis) for operand, state in states))
-        return _moved(k, inner, self.split.result, Invariant(), axis)
+        return tuple(_moved(k, operand, Invariant(), state, axis) for operand, state in states)
+
+    def leave(self, k: Builder, result: Node, axis: str) -> Node:
+        """The split's result made Invariant along ``axis``."""
+        return _moved(k, result, self.split.result, Invariant(), axis)
 
 
 def parallel_rules(node: Node) -> tuple[ParallelRule, ...]:

@@ -1,4 +1,4 @@
-"""Sizes and attribute values at which a law is tried: extents equal and different, ones, no to two leading dims."""
+"""Sizes and attribute values at which a law is tried: extents equal and different, ones, no to three leading dims."""
 
 from __future__ import annotations
 
@@ -69,14 +69,18 @@ _DRAWS: Mapping[str, _Draw] = {
     "causal": lambda rng, values: rng.random() < 0.5,
     "dtype": lambda rng, values: rng.choice(("f64", "bf16", "f32")),
 }
+# Leading dims. Permutations get three, half of the time equal: one of two dims is its own inverse, and where a side's
+# type differs from the other's nothing is compared.
+_RUNS = (2, 1, 3, 0)
 _LATE = ("shape", "perm", "dims", "dim", "start", "stop")  # these look at the leading dims drawn
 
 
 def samples(law: Law, seed: int) -> Iterator[Values]:
     """Endless, deterministic: values of all symbols, one set after another; not all of them type-check."""
-    rng = random.Random(f"{seed}/{law.name}/{','.join(map(str, (*law.left, *law.right)))}")
+    rng = random.Random(f"{seed}/{','.join(map(str, (*law.left, *law.right)))}")
     variables = attr_uses(law)
     stars = law.stars
+    permuted = "perm" in variables.values()
     round_ = 0
     while True:
         values: Values = {}
@@ -84,11 +88,12 @@ def samples(law: Law, seed: int) -> Iterator[Values]:
             if attr not in _LATE:
                 values[name] = _DRAWS[attr](rng, values)
         step = _multiple(law, values)
-        run = (1, 2, 0)[round_ % 3]
-        for star in stars:
-            values[star] = tuple(_extent(rng, step, round_) for _ in range(run))
-        for name in law.extents:
-            values[name] = _extent(rng, step, round_)
+        run = 3 if permuted else _RUNS[round_ % len(_RUNS)]
+        first: tuple[int, ...] = ()
+        for number, star in enumerate(stars):
+            first = first if number else tuple(_extents(rng, run, step, 1 if permuted and round_ % 2 else round_))
+            values[star] = _varied(rng, first) if rng.random() < 0.7 and len(stars) > 1 else first
+        values |= zip(law.extents, _extents(rng, len(law.extents), step, round_), strict=True)
         for name, attr in variables.items():
             if attr in _LATE:
                 drawn = _expanded if attr == "shape" and _expands(law) else _DRAWS[attr]
@@ -97,11 +102,23 @@ def samples(law: Law, seed: int) -> Iterator[Values]:
         round_ += 1
 
 
-def _extent(rng: random.Random, step: int, round_: int) -> int:
-    """Different extents mostly; in every fourth round all equal, in every fifth ones among them."""
-    if round_ % 4 == 3:
-        return step * 2
-    return step * rng.choice((1, 1, 2) if round_ % 5 == 4 else (1, 2, 3))
+def _varied(rng: random.Random, run: tuple[int, ...]) -> tuple[int, ...]:
+    """Dims that go with ``run``: fewer of them and ones, as in broadcasting, or one dim longer, as in joining."""
+    if run and rng.random() < 0.5:
+        at = rng.randrange(len(run))
+        return (*run[:at], run[at] * rng.choice((2, 3)), *run[at + 1 :])
+    kept = run[rng.randint(0, len(run)) :]
+    return tuple(1 if rng.random() < 0.3 else size for size in kept)
+
+
+def _extents(rng: random.Random, count: int, step: int, round_: int) -> list[int]:
+    """All different, all equal, or any with ones among them, in turn; many different ones are large, so more rarely."""
+    match round_ % 3:
+        case 0 if count <= 4 or round_ % 2 == 0:
+            return [step * factor for factor in rng.sample(range(2 if step == 1 else 1, count + 3), count)]
+        case 1:
+            return [step * 2] * count
+    return [step * rng.choice((1, 1, 2, 3)) for _ in range(count)]
 
 
 def _multiple(law: Law, values: Values) -> int:

@@ -1,0 +1,81 @@
+"""`pdv rules generate | check | list`: the algebraic laws, found, proven, and which of them a model uses."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ir.errors import UsageError, VerificationError
+from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
+
+app = typer.Typer(help="Generate, prove and list the laws that the search may apply.", no_args_is_help=True)
+MAX_OPS = 4
+
+
+@app.command()
+def generate(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the laws here (default: print them).")
+    ] = None,
+    max_ops: Annotated[int, typer.Option(help="Operators of a side, at most.", min=1, max=6)] = MAX_OPS,
+    seed: Annotated[int, typer.Option(help="Of the values at which terms are compared.")] = 0,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Enumerate small programs, pair them by their values over Z_p, prove each pair, and keep what is of use."""
+    from pdv.rewrite.generate.library import generate as find
+    from pdv.rewrite.generate.library import written_library
+
+    started = time.process_time()
+    with progress_bar(quiet=as_json) as progress:
+        found = find(max_ops=max_ops, seed=seed, report=progress)
+    command = f"pdv rules generate --max-ops {max_ops} --seed {seed}"
+    text = written_library(found, command)
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
+    if as_json:
+        counts = {**found.counts, "cpu_s": round(time.process_time() - started, 1)}
+        print_json("rules generate", counts=counts, laws=[str(law) for law in found.laws])
+    elif output is None:
+        print(text, end="")
+    else:
+        print(f"{output}: {len(found.laws)} laws, each proven")
+
+
+@app.command()
+def check(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Files of laws (default: those shipped).", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the values and sizes at which they are tried.")] = 0,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Prove every law again, and with the shipped ones every parallel rule of every operator."""
+    from pdv.rewrite.check import check_law
+    from pdv.rewrite.check_parallel import check_parallel_rules
+    from pdv.rewrite.library import laws, read_laws
+
+    for path in files or ():
+        if not path.is_file():
+            raise UsageError(f"{path}: no such file")
+    chosen = [law for path in files for law in read_laws(path)] if files else list(laws())
+    false: list[str] = []
+    with progress_bar(quiet=as_json) as progress:
+        for number, law in enumerate(chosen):
+            progress(law.name, number / len(chosen))
+            try:
+                check_law(law, seed=seed)
+            except VerificationError as error:
+                false.append(error.what)
+        parallel = 0 if files else check_parallel_rules(seed=seed, report=progress)
+    if false:
+        more = f" (and {len(false) - 1} more)" if len(false) > 1 else ""
+        raise VerificationError(f"{false[0]}{more}", mend="Correct the law, or take it out", check="values")
+    if as_json:
+        print_json("rules check", laws=len(chosen), parallel_rules=parallel, verified=True)
+    else:
+        print(f"{len(chosen)} laws and {parallel} parallel rules: all proven")

@@ -1,0 +1,190 @@
+"""Terms of a world in order of size, paired by value: each pair that no kept law explains is a candidate law.
+
+Only representatives stand inside larger terms, so what is enumerated is terms modulo the laws already found.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ir.types import TensorType
+from pdv.rewrite.generate.generalize import Hint, generalize
+from pdv.rewrite.generate.reach import Way, follows, operands_of, ways
+from pdv.rewrite.generate.space import COMMUTATIVE, Class, Entry, Space, Step
+from pdv.rewrite.generate.worlds import Slot, World
+from pdv.rewrite.law import Law, Operand, Term
+
+STEPS = 3  # laws that may be needed, one after another, to explain an equation
+REPEATS = 1  # operands that may stand twice in a term, as in a·x + b·x
+Report = Callable[[str, float | None], None]
+
+
+@dataclass
+class Found:
+    """Laws kept so far over all worlds, and counts of what was looked at."""
+
+    laws: list[Law] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    by_root: dict[str, list[Way]] = field(default_factory=dict)
+
+    def keep(self, law: Law) -> None:
+        """Add a proven law."""
+        self.laws.append(law)
+        for way in ways(law):
+            self.by_root.setdefault(way.before.op, []).append(way)
+
+
+def explore(world: World, found: Found, *, max_ops: int, seed: int, report: Report) -> None:
+    """Enumerate a world's terms of up to ``max_ops`` operators; add the laws that nothing known implies."""
+    space = Space(world.shapes, world.values, seed)
+    for term in world.givens:
+        _add_given(space, world, found, term, seed)
+    top = min(max_ops, world.max_ops)
+    for size in range(1, top + 1):
+        report(f"{world.name}, {size} of {top} operators", None)
+        waiting = [
+            (step, children)
+            for step, children in _in_order(space, world, size)
+            if not _settle(space, found, step, children, size)
+        ]
+        for step, children in waiting:  # what all other terms of this size have not explained either
+            if not _settle(space, found, step, children, size, STEPS):
+                _discover(space, world, found, step, children, seed)
+
+
+def _settle(space: Space, found: Found, step: Step, children: Sequence[int], size: int, steps: int = 1) -> bool:
+    """Whether a term is of no interest: no term, met before, zero, the first of its value, or explained by laws."""
+    entry = space.entry(step.op, space.concrete(step), children)
+    if entry is None or entry in space.table:
+        return True
+    found.counts["enumerated"] += steps == 1
+    tensor, value, key = space.compute(entry)
+    if not key:
+        return True
+    known = space.known(key)
+    if known is None:
+        made = space.add_class(key, tensor, value, space.term_of(step, children), size, _leaves(space, children))
+        space.add_entry(entry, made)
+        return True
+    if any(follows(space, entry, found.by_root, count) is not None for count in range(1, steps + 1)):
+        found.counts["implied"] += 1
+        space.add_entry(entry, known)
+        return True
+    return False
+
+
+def _discover(space: Space, world: World, found: Found, step: Step, children: Sequence[int], seed: int) -> None:
+    """A term whose value another has, for no reason that is known: a law, if it is one at all sizes."""
+    entry = space.entry(step.op, space.concrete(step), children)
+    assert entry is not None, step
+    known = space.known(space.compute(entry)[2])
+    assert known is not None, step
+    law = _law(world, space.term_of(step, children), known, found, seed)
+    if law is not None:
+        found.keep(law)
+        space.add_entry(entry, known)
+
+
+def _law(world: World, term: Term, known: Class, found: Found, seed: int) -> Law | None:
+    """The candidate ``term == representative``, generalised and proven; None if it does not hold at other sizes."""
+    found.counts["candidates"] += 1
+    used, other = operands_of(term), operands_of(known.term)
+    if not (set(other) <= set(used) or set(used) <= set(other)):
+        return None  # each side has an operand that the other does without: both are trivial
+    left, right = (term, known.term) if set(other) <= set(used) else (known.term, term)
+    names = operands_of(left)
+    shapes = {name: world.shapes[name] for name in names}
+    law = generalize(Law("candidate", (left,), (right,), shapes), Hint(world.values), seed=seed)
+    if law is not None:
+        found.counts["proven"] += 1
+    return law
+
+
+def _add_given(space: Space, world: World, found: Found, term: Term, seed: int) -> int:
+    """The class of a term that counts as an operand; all terms in it are added with it."""
+    if isinstance(term, Operand):
+        return next(member.number for member in space.classes if member.term == term)
+    children = [_add_given(space, world, found, operand, seed) for operand in term.operands]
+    entry = space.entry(term.op, space.concrete(Step(term.op, term.attrs)), children)
+    assert entry is not None, f"{term} does not type-check in {world.name}"
+    if entry in space.table:
+        return space.table[entry]
+    tensor, value, key = space.compute(entry)
+    known = space.known(key)
+    if known is None:
+        known = space.add_class(key, tensor, value, term, 0, (str(term),))
+    elif follows(space, entry, found.by_root) is None:
+        law = _law(world, term, known, found, seed)
+        if law is not None:
+            found.keep(law)
+    space.add_entry(entry, known)
+    return known.number
+
+
+def _in_order(space: Space, world: World, size: int) -> list[tuple[Step, tuple[int, ...]]]:
+    """Those in which operands stand but once before those that repeat one, which laws of the first kind may explain."""
+    found: list[list[tuple[Step, tuple[int, ...]]]] = [[] for _ in range(REPEATS + 1)]
+    for step, children in _candidates(space, world, size):
+        if len(set(children)) == len(children):  # x + x, x · xᵀ: no law of programs needs them
+            leaves = _leaves(space, children)
+            repeats = len(leaves) - len(set(leaves))
+            if repeats <= REPEATS:
+                found[repeats].append((step, children))
+    return [chosen for group in found for chosen in group]
+
+
+def _leaves(space: Space, children: Sequence[int]) -> tuple[str, ...]:
+    return tuple(leaf for child in children for leaf in space.classes[child].leaves)
+
+
+def _candidates(space: Space, world: World, size: int) -> Iterator[tuple[Step, tuple[int, ...]]]:
+    """Steps over classes whose sizes add up to ``size - 1``; those of an earlier size first."""
+    groups = _by_size_and_type(space)
+    for step, slots in world.steps:
+        free = sum(slot is None for slot in slots)
+        for sizes in _compositions(size - 1, free):
+            for types in itertools.product(*(groups.get(part, {}) for part in sizes)):
+                yield from _over(space, step, slots, [groups[part][t] for part, t in zip(sizes, types, strict=True)])
+
+
+def _over(
+    space: Space, step: Step, slots: Sequence[Slot], choices: Sequence[Sequence[int]]
+) -> Iterator[tuple[Step, tuple[int, ...]]]:
+    """All children of one list of types, if these fit at all."""
+    fixed = {slot: number for number, slot in ((c.number, str(c.term)) for c in space.classes[:64])}
+    first = _fill(slots, [choice[0] for choice in choices], fixed)
+    if space.entry(step.op, space.concrete(step), first) is None:
+        return
+    for numbers in itertools.product(*choices):
+        children = _fill(slots, numbers, fixed)
+        if step.op not in COMMUTATIVE or children[0] <= children[1]:
+            yield step, children
+
+
+def _fill(slots: Sequence[Slot], numbers: Sequence[int], fixed: dict[str, int]) -> tuple[int, ...]:
+    left = iter(numbers)
+    return tuple(next(left) if slot is None else fixed[slot] for slot in slots)
+
+
+def _by_size_and_type(space: Space) -> dict[int, dict[TensorType, list[int]]]:
+    groups: dict[int, dict[TensorType, list[int]]] = {}
+    for member in space.classes:
+        groups.setdefault(member.size, {}).setdefault(member.tensor, []).append(member.number)
+    return groups
+
+
+def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Ordered ways to write ``total`` as ``parts`` sizes."""
+    if parts == 0:
+        if total == 0:
+            yield ()
+        return
+    for first in range(total + 1):
+        for rest in _compositions(total - first, parts - 1):
+            yield (first, *rest)
+
+
+__all__ = ["Entry", "Found", "explore"]

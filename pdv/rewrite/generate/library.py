@@ -1,0 +1,103 @@
+"""From worlds to the shipped file: enumerate, keep what a search can use, fuse, name, prove.
+
+Entry points: ``generate`` and ``written_library``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ir.modular import PRIME
+from pdv.rewrite.check import holds, proven
+from pdv.rewrite.generate.enumerate import Found, Report, explore
+from pdv.rewrite.generate.fuse import fusions
+from pdv.rewrite.generate.menu import WORLDS
+from pdv.rewrite.generate.names import named
+from pdv.rewrite.generate.select import oriented, profitable
+from pdv.rewrite.generate.worlds import World
+from pdv.rewrite.law import Apply, Expression, Law, Operand, Symbol, Term
+
+MAX_OPS = 4
+# Worlds have relu for any function of elements: it is uninterpreted, so what holds of it holds of these.
+ELEMENTWISE: dict[str, tuple[tuple[str, Expression], ...]] = {
+    "relu": (),
+    "gelu": (("approximate", Symbol("approximate")),),
+    "silu": (),
+    "tanh": (),
+    "sigmoid": (),
+}
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The laws to ship, proven, and how many were looked at on the way."""
+
+    laws: tuple[Law, ...]
+    counts: Counter[str]
+
+
+def generate(
+    worlds: Sequence[World] = WORLDS,
+    *,
+    max_ops: int = MAX_OPS,
+    seed: int = 0,
+    report: Report = lambda stage, share: None,
+) -> Generated:
+    """All laws of the worlds that a search can use. The same arguments give the same laws.
+
+    Args:
+        worlds: in the order in which later ones build on earlier.
+        max_ops: operators of a side.
+        seed: of the values at which terms are compared and laws tried.
+        report: called with a stage and the share done.
+    """
+    found = Found()
+    for number, world in enumerate(worlds):
+        share = number / len(worlds)
+        explore(world, found, max_ops=max_ops, seed=seed, report=lambda stage, _: report(stage, share))  # noqa: B023
+    report("selecting and proving", None)
+    laws = [law for law in found.laws if profitable(law, seed)]
+    laws += [fused for law in found.laws for fused in fusions(law, seed=seed)]
+    laws = [oriented(spread, seed) for law in laws for spread in _for_each_function(law)]
+    unique = {_key(law): law for law in reversed(laws)}
+    shipped = named(reversed(unique.values()))
+    found.counts["kept"] = len(shipped)
+    return Generated(tuple(proven(law, seed=seed) for law in shipped), found.counts)
+
+
+def _key(law: Law) -> str:
+    return str(replace(law, name="", proof=""))
+
+
+def _for_each_function(law: Law) -> list[Law]:
+    if not any("relu(" in str(term) for term in (*law.left, *law.right)):
+        return [law]
+    laws = [_with_function(law, name) for name in ELEMENTWISE]
+    assert all(holds(other) for other in laws), law
+    return laws
+
+
+def _with_function(law: Law, name: str) -> Law:
+    def inside(term: Term) -> Term:
+        if isinstance(term, Operand):
+            return term
+        op, attrs = (name, ELEMENTWISE[name]) if term.op == "relu" else (term.op, term.attrs)
+        return Apply(op, tuple(map(inside, term.operands)), attrs)
+
+    return replace(law, left=tuple(map(inside, law.left)), right=tuple(map(inside, law.right)))
+
+
+def written_library(generated: Generated, command: str) -> str:
+    """The text of the library file: a head that says where it comes from, then one law a line."""
+    counts = generated.counts
+    head = [
+        f"# {len(generated.laws)} laws, found and proven by `{command}`; do not edit, run it again.",
+        f"# {counts['enumerated']} terms, {counts['candidates']} pairs of equal value that nothing known explains;",
+        f"# {counts['proven']} of these are proven at all sizes tried; kept are those whose sides do different work.",
+        f"# Both sides are equal over Z_p (p = {PRIME}), gradients too, with functions of elements and rows",
+        "# uninterpreted. How to read a law: pdv/rewrite/law.py.",
+        "",
+    ]
+    return "\n".join([*head, *map(str, generated.laws)]) + "\n"

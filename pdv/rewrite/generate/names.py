@@ -1,0 +1,67 @@
+"""Names of laws by their effect: ``cancel-``, ``move-``, ``fuse-`` and what they do it to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from pdv.rewrite.law import Apply, Law, Term
+
+
+def named(laws: Iterable[Law]) -> list[Law]:
+    """The laws with names, each its own; which of several alike gets which number depends on their text alone."""
+    groups: dict[str, list[Law]] = {}
+    for law in laws:
+        groups.setdefault(effect(law), []).append(law)
+    found = []
+    for name, group in groups.items():
+        alike = sorted(group, key=lambda law: (len(str(law)), str(law)))
+        found += [replace(law, name=name if at == 0 else f"{name}-{at + 1}") for at, law in enumerate(alike)]
+    return found
+
+
+def effect(law: Law) -> str:
+    """What a law does, left to right, in words."""
+    if len(law.left) > 1:
+        return _fused(law)
+    (left,), (right,) = law.left, law.right
+    assert isinstance(left, Apply), law
+    if not isinstance(right, Apply):
+        return _cancelled(left)
+    before, after = Counter(_ops(left)), Counter(_ops(right))
+    gone, new = before - after, after - before
+    if new and gone:
+        return f"fuse-{_listed(gone)}-into-{_listed(new)}"
+    if left.op != right.op:
+        return f"move-{left.op}-past-{right.op}"
+    if set(before) == {left.op}:
+        return f"fuse-{left.op}" if before != after else f"associate-{left.op}"
+    inner = next((op for op in _ops(left) if op != left.op), left.op)
+    return f"cancel-{_listed(gone)}-in-{left.op}" if gone else f"move-{inner}-across-{left.op}"
+
+
+def _fused(law: Law) -> str:
+    first, second = law.left[:2]
+    assert isinstance(first, Apply)
+    assert isinstance(second, Apply)
+    shared = next(at for at, (x, y) in enumerate(zip(first.operands, second.operands, strict=True)) if x == y)
+    (reader, *_) = law.right
+    assert isinstance(reader, Apply)
+    return f"fuse-{first.op}-sharing-{('input', 'weight')[min(shared, 1)]}-by-{reader.op}"
+
+
+def _cancelled(left: Apply) -> str:
+    inner = [operand for operand in left.operands if isinstance(operand, Apply)]
+    return f"cancel-{left.op}-of-{inner[0].op}" if inner else f"cancel-{left.op}"
+
+
+def _listed(ops: Counter[str]) -> str:
+    return "-".join(ops)
+
+
+def _ops(term: Term) -> Iterator[str]:
+    if isinstance(term, Apply):
+        yield term.op
+        for operand in term.operands:
+            yield from _ops(operand)

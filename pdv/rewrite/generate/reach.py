@@ -1,0 +1,190 @@
+"""What follows from laws already found: one application of a law at the root of an entry, modulo equal classes.
+
+Since an entry's children are classes, one step at the root stands for any rewriting below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ir.dims import Shape
+from pdv.rewrite.generate.space import COMMUTATIVE, Entry, Space
+from pdv.rewrite.instantiate import resolved
+from pdv.rewrite.law import Apply, Expression, Law, Literal, Operand, Star, Symbol, Term, evaluate
+from pdv.rewrite.law import Shape as LawShape
+
+Binding = dict[str, int]
+Values = dict[str, object]
+ByRoot = Mapping[str, Sequence["Way"]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A law read in one direction."""
+
+    law: Law
+    before: Apply
+    after: Term
+
+    @cached_property
+    def shapes(self) -> Mapping[str, LawShape]:
+        """Of the operand variables that ``before`` binds."""
+        return {name: self.law.shapes[name] for name in operands_of(self.before)}
+
+
+def ways(law: Law) -> Iterator[Way]:
+    """Both directions of a law of one result, where the side read binds all that the other needs."""
+    (left,), (right,) = law.left, law.right
+    for before, after in ((left, right), (right, left)):
+        if isinstance(before, Apply) and set(operands_of(after)) <= set(operands_of(before)):
+            yield Way(law, before, after)
+
+
+def operands_of(term: Term) -> tuple[str, ...]:
+    """Operand variables in order of first use."""
+    if isinstance(term, Operand):
+        return (term.name,)
+    return tuple(dict.fromkeys(name for operand in term.operands for name in operands_of(operand)))
+
+
+def follows(space: Space, entry: Entry, by_root: ByRoot, steps: int = 1) -> int | None:
+    """A class that the entry is in because of ``steps`` laws one after another; None if there is none."""
+    for way in by_root.get(entry.op, ()):
+        for binding, asked in _match_entry(space, way.before, entry, {}):
+            values = _solve(space, way, binding, asked)
+            if values is None:
+                continue
+            found = _look_up(space, way.after, binding, values, by_root, steps - 1)
+            if found is not None:
+                return found
+    return None
+
+
+_Asked = tuple[tuple[Apply, Entry], ...]
+
+
+def _match(space: Space, pattern: Term, number: int, binding: Binding) -> Iterator[tuple[Binding, _Asked]]:
+    if isinstance(pattern, Operand):
+        if binding.get(pattern.name, number) == number:
+            yield {**binding, pattern.name: number}, ()
+        return
+    for entry in space.classes[number].entries:
+        if entry.op == pattern.op:
+            yield from _match_entry(space, pattern, entry, binding)
+
+
+def _match_entry(space: Space, pattern: Apply, entry: Entry, binding: Binding) -> Iterator[tuple[Binding, _Asked]]:
+    if len(pattern.operands) != len(entry.children):
+        return
+    yield from _match_all(space, pattern, entry, pattern.operands, entry.children, binding)
+    if entry.op in COMMUTATIVE and entry.children[0] != entry.children[1]:
+        yield from _match_all(space, pattern, entry, pattern.operands, entry.children[::-1], binding)
+
+
+def _match_all(
+    space: Space, pattern: Apply, entry: Entry, operands: Sequence[Term], children: Sequence[int], binding: Binding
+) -> Iterator[tuple[Binding, _Asked]]:
+    if not operands:
+        yield binding, ((pattern, entry),)
+        return
+    for bound, asked in _match(space, operands[0], children[0], binding):
+        for rest, more in _match_all(space, pattern, entry, operands[1:], children[1:], bound):
+            yield rest, asked + more
+
+
+def _solve(space: Space, way: Way, binding: Binding, asked: _Asked) -> Values | None:
+    """Values of all symbols, if shapes and attributes agree."""
+    values: Values = {}
+    for name, shape in way.shapes.items():
+        tensor = space.classes[binding[name]].tensor
+        if tensor.dtype != shape.dtype or not bind_shape(shape, tensor.shape, values):
+            return None
+    late: list[tuple[Apply, Entry]] = []
+    for pattern, entry in asked:
+        for name, written in pattern.attrs:
+            if isinstance(written, Symbol) and values.setdefault(written.name, entry.attr(name)) != entry.attr(name):
+                return None
+            if isinstance(written, tuple):
+                _bind_tuple(written, entry.attr(name), values)
+        late.append((pattern, entry))
+    return values if all(_agree(space, pattern, entry, values) for pattern, entry in late) else None
+
+
+def _bind_tuple(written: tuple[Expression, ...], value: Hashable, values: Values) -> None:
+    if isinstance(value, tuple) and len(value) == len(written):
+        for item, part in zip(written, value, strict=True):
+            if isinstance(item, Symbol):
+                values.setdefault(item.name, part)
+
+
+def _agree(space: Space, pattern: Apply, entry: Entry, values: Values) -> bool:
+    """Whether the pattern's attributes, written or left out, are the entry's."""
+    shape = space.classes[entry.children[0]].tensor.shape
+    attrs = _attrs(space, pattern, values, shape, entry.children)
+    return attrs is not None and attrs == entry.attrs
+
+
+def _attrs(
+    space: Space, term: Apply, values: Values, shape: Shape, children: Sequence[int]
+) -> tuple[tuple[str, Hashable], ...] | None:
+    try:
+        given = {name: _hashable(evaluate(written, values)) for name, written in term.attrs}
+    except KeyError:
+        return None
+    entry = space.entry(term.op, given, children)
+    return None if entry is None else entry.attrs
+
+
+def _look_up(space: Space, term: Term, binding: Binding, values: Values, by_root: ByRoot, steps: int) -> int | None:
+    """The class of a term; terms not met before may follow from further laws."""
+    if isinstance(term, Operand):
+        return binding[term.name]
+    children: list[int] = []
+    for operand in term.operands:
+        found = _look_up(space, operand, binding, values, by_root, steps)
+        if found is None:
+            return None
+        children.append(found)
+    try:
+        attrs = {name: _hashable(evaluate(written, values)) for name, written in term.attrs}
+    except KeyError:
+        return None
+    entry = space.entry(term.op, attrs, children)
+    if entry is None or entry in space.table or steps == 0:
+        return None if entry is None else space.table.get(entry)
+    return follows(space, entry, by_root, steps)
+
+
+def _hashable(value: object) -> Hashable:
+    assert isinstance(value, Hashable), value
+    return value
+
+
+def bind_shape(shape: LawShape, extents: Shape, values: Values) -> bool:
+    """Bind the dims of an operand variable to extents; False where they do not fit."""
+    dims = list(shape.dims)
+    stars = [at for at, dim in enumerate(dims) if isinstance(dim, Star)]
+    spare = len(extents) - len(dims) + len(stars)
+    if spare < 0 or (spare > 0 and not stars):
+        return False
+    at = 0
+    for dim in dims:
+        if isinstance(dim, Star):
+            run = tuple(extents[at : at + spare])
+            if values.setdefault(dim.name, run) != run:
+                return False
+            at += spare
+            continue
+        size = extents[at]
+        at += 1
+        if isinstance(dim, Literal):
+            if dim.value != size:
+                return False
+        elif values.setdefault(dim.name, size) != size:
+            return False
+    return True
+
+
+__all__ = ["Way", "bind_shape", "follows", "operands_of", "resolved", "ways"]
