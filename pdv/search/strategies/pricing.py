@@ -15,6 +15,7 @@ import numpy as np
 from ir.errors import NoPlanFitsError
 from pdv.problem import Problem, Solution
 from pdv.search.strategies.budget import Budget, Clock, Strategy
+from pdv.search.strategies.decode import greedy
 from pdv.search.strategies.network import Flat, Flattened, Plain, Values, no_legal_plan
 
 BISECTIONS = 6
@@ -75,6 +76,7 @@ class _Search:
         self._smallest: Plain | None = None
         self._start: Values | None = None
         self._bound = 0.0
+        self._free = self._flattened.at(0.0)
 
     def solve(self) -> Solution:
         """The best plan that fits.
@@ -83,7 +85,7 @@ class _Search:
             NoPlanFitsError: if none was met.
         """
         limit = self._problem.memory_limit
-        free = self._at(0.0, 1.0)
+        free = self._at(0.0, 0.1 if self._is_short(limit) else 1.0)
         low, high = 0.0, free.cost_s / max(free.memory_bytes, 1.0)
         for _ in range(MAX_RAISES):
             if self._best is not None:
@@ -101,6 +103,14 @@ class _Search:
                     high = middle
         return self._solution()
 
+    def _is_short(self, limit: float) -> bool:
+        """Whether a quick plan made without regard to memory does not fit, so that most time is for other prices."""
+        if not np.isfinite(limit):
+            return False
+        flat = self._free
+        quick = greedy(flat)
+        return flat.value(quick) < flat.illegal and self._flattened.plan(flat, quick).memory_bytes > limit
+
     def _solution(self) -> Solution:
         best, limit, gib = self._best, self._problem.memory_limit, 2.0**30
         if best is None:
@@ -115,12 +125,13 @@ class _Search:
         states = self._flattened.configs.states
         bound = min(self._bound, best.cost_s)
         return Solution(
-            self._problem, self._problem.graph, (), best.assignment, best.cost_s, best.memory_bytes, bound, states
-        )
+            self._problem, self._problem.graph, (), best.assignment, best.cost_s, best.memory_bytes, bound, states,
+            complete=self._clock.left_s > 0,
+        )  # fmt: skip
 
     def _at(self, price: float, share: float) -> Plain:
         """The plan found at a price, in a share of the time left."""
-        flat = self._flattened.at(price)
+        flat = self._free if price == 0.0 else self._flattened.at(price)
         last = float("inf")
 
         def offer(values: Values, value: float) -> None:

@@ -149,6 +149,6 @@ def test_no_time_gives_the_first_plan_met(name: str) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_meshes_are_searched_with_each(name: str) -> None:
     problems = [problem(mlp(), mesh) for mesh in (Mesh.of(a=2), Mesh.of(a=4))]
-    found = search_meshes(problems, strategy=STRATEGIES[name], budget_s=0.5)
+    found = search_meshes(problems, strategy=lambda of, budget: STRATEGIES[name](of, LITTLE))
     assert found.meshes == 2
     assert (found.lower_bound_s > 0) == (name not in SAMPLING)
