@@ -139,7 +139,7 @@ class Routes:
         length: how many steps; -1 where there is no chain.
         copy: what a reader of ``after`` holds (``replicate`` names a state and makes no copy).
         gathered: whether making that copy takes a gather.
-        bytes: [after] that a device holds.
+        held: [after] bytes of one device's piece; infinite where a dim does not divide.
     """
 
     states: StateGraph
@@ -149,7 +149,12 @@ class Routes:
     length: Indices
     copy: Indices
     gathered: Flags
-    bytes: Seconds
+    held: Seconds
+
+    @cached_property
+    def bytes(self) -> Seconds:
+        """[after] that a device holds, zero where that cannot be."""
+        return np.where(np.isfinite(self.held), self.held, 0.0)
 
     def chain(self, before: int, after: int) -> Chain | None:
         """The chain between two vertices, or None."""
@@ -304,7 +309,7 @@ def _routes(
         forward_s[rows, columns] = forward_s[rows, tails] + weight[last]
         copy[rows, columns] = np.where(states.names_only[last], copy[rows, tails], columns)
         gathered[rows, columns] = gathered[rows, tails] | states.gathers[last]
-    return Routes(states, seconds, forward_s, edge, length, copy, gathered, np.where(np.isfinite(held), held, 0.0))
+    return Routes(states, seconds, forward_s, edge, length, copy, gathered, held)
 
 
 def all_shardings(tensor: TensorType, mesh: Mesh, states: tuple[State, ...] | None = None) -> tuple[Sharding, ...]:

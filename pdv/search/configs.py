@@ -7,18 +7,20 @@ variables of their own (``tied``); what is whole on every device (inputs, consta
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ir.graph import Node
 from ir.operator import Split
-from ir.sharding import Invariant, Partial, Shard, Sharding, State, fits, local_bytes
-from ir.verify import divides
+from ir.sharding import Invariant, Partial, Shard, Sharding, State, local_bytes
+from ir.types import TensorType
+from ir.verify import divides, split_degrees
 from pdv.cost.comm import GATHERS
 from pdv.pcg.plan_cost import local_cost
 from pdv.pcg.redistribute import Redistribution, all_shardings
-from pdv.problem import INFER_COPIES, TRAIN_COPIES, Problem, Storage
+from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
 
 
 class Use(NamedTuple):
@@ -71,14 +73,26 @@ class ConfigTable:
         self.states = 0
         self._tied = frozenset(tied)
         self._configs: dict[Node, tuple[Config, ...]] = {}
+        self._alike: dict[Hashable, tuple[Config, ...]] = {}
         self._uses: dict[tuple[Node, Sharding, bool], tuple[Use, ...]] = {}
+        self._storages: dict[Node, list[Storage]] = {}
 
     def of(self, node: Node) -> tuple[Config, ...]:
         """Every legal configuration, in a fixed order; empty where pins leave none."""
         if node not in self._configs:
-            self._configs[node] = tuple(self._enumerate(node))
-            self.states += len(self._configs[node])
+            alike = self._kind(node)
+            if alike not in self._alike:
+                self._alike[alike] = tuple(self._enumerate(node))
+                self.states += len(self._alike[alike])
+            self._configs[node] = self._alike[alike]
         return self._configs[node]
+
+    def _kind(self, node: Node) -> Hashable:
+        """Equal for nodes whose configurations are equal: where nothing is pinned, those alike in what is priced."""
+        if self.problem.pins != Pins():
+            return node
+        read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tied) for x in node.operands)
+        return node.op.name, tuple(node.attrs.items()), node.type, node.needs_grad, read
 
     def keeps(self, reader: Node, operand: int) -> bool:
         """True if a reader holds what it reads until backward."""
@@ -88,26 +102,23 @@ class ConfigTable:
         mesh, pins = self.problem.mesh, self.problem.pins
         splits = node.op.splits(node.loops)
         options = [[split for split in splits if pins.split(node, axis.name, split)] for axis in mesh.axes]
+        seconds: dict[tuple[tuple[str, int], ...], float] = {}
         for chosen in itertools.product(*options):
             if divides(node.loops, chosen, mesh):
-                config = self._config(node, chosen)
+                degrees = tuple(sorted(split_degrees(chosen, mesh).items()))  # all that local work depends on
+                if degrees not in seconds:
+                    seconds[degrees] = local_cost(self.problem, node, chosen).seconds
+                config = self._config(node, chosen, seconds[degrees])
                 if config is not None:
                     yield config
 
-    def _config(self, node: Node, splits: tuple[Split, ...]) -> Config | None:
-        mesh = self.problem.mesh
+    def _config(self, node: Node, splits: tuple[Split, ...], seconds: float) -> Config | None:
         result = tuple(split.result for split in splits)
         needs = tuple(tuple(split.operands[i] for split in splits) for i in range(len(node.operands)))
-        operands_fit = all(fits(x.type, need, mesh) for x, need in zip(node.operands, needs, strict=True))
-        if not operands_fit or not fits(node.type, result, mesh):
+        held = [self._held(x.type, need) for x, need in zip((node, *node.operands), (result, *needs), strict=True)]
+        if sum(held) > self.problem.working_limit or math.isinf(sum(held)):
             return None
-        working = local_bytes(node.type, result, mesh)
-        working += sum(local_bytes(x.type, need, mesh) for x, need in zip(node.operands, needs, strict=True))
-        if working > self.problem.working_limit:
-            return None
-        memory = 0.0
-        if self.problem.train and "out" in node.op.saved and node.needs_grad:
-            memory += local_bytes(node.type, result, mesh)
+        memory = held[0] if self.problem.train and "out" in node.op.saved and node.needs_grad else 0.0
         leaves = []
         for number, (leaf, need) in enumerate(zip(node.operands, needs, strict=True)):
             if not leaf.is_leaf:
@@ -119,7 +130,12 @@ class ConfigTable:
                 if not uses:
                     return None
                 leaves.append((number, uses))
-        return Config(splits, needs, result, local_cost(self.problem, node, splits).seconds, memory, tuple(leaves))
+        return Config(splits, needs, result, seconds, memory, tuple(leaves))
+
+    def _held(self, tensor: TensorType, sharding: Sharding) -> float:
+        """Bytes of one device's piece; infinite where the cut is not even."""
+        routes = self.moves.routes(tensor, gradient=True)
+        return float(routes.held[routes.states.index[sharding]])
 
     def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
         """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
@@ -131,6 +147,11 @@ class ConfigTable:
 
     def storages(self, param: Node) -> list[Storage]:
         """Where a parameter may rest: Invariant first, then cut; cut ones with and without regathering."""
+        if param not in self._storages:
+            self._storages[param] = self._allowed(param)
+        return self._storages[param]
+
+    def _allowed(self, param: Node) -> list[Storage]:
         mesh, pins = self.problem.mesh, self.problem.pins
         states: tuple[State, ...] = (Invariant(), *(Shard(dim) for dim in range(param.type.rank)))
         found = []
@@ -153,19 +174,23 @@ class ConfigTable:
 
     def _stored(self, param: Node, need: Sharding, storage: Storage, *, keep: bool) -> Use | None:
         """A parameter that rests as ``storage`` and is read once, as ``need``."""
-        chain = self.moves.chain(param.type, storage.sharding, need, gradient=self.problem.train)
-        if chain is None:
-            return None
-        gathers = [step.axis for step in chain.steps if step.name in GATHERS]
-        if not all(self.problem.pins.gathers(param, axis, storage.regather) for axis in gathers):
-            return None
-        gathered = bool(gathers)
-        if storage.regather and not gathered:
-            return None  # nothing to gather again: the plain storage says the same
+        routes = self.moves.routes(param.type, gradient=self.problem.train)
+        before, after = routes.states.index[storage.sharding], routes.states.index[need]
+        gathered = bool(routes.gathered[before, after])
+        if routes.length[before, after] < 0 or (storage.regather and not gathered):
+            return None  # there is no way, or nothing to gather again: the plain storage says the same
+        if gathered and self.problem.pins.gathers is not Pins().gathers:
+            chain = routes.chain(before, after)
+            steps = () if chain is None else chain.steps
+            gathers = [step.axis for step in steps if step.name in GATHERS]
+            if not all(self.problem.pins.gathers(param, axis, storage.regather) for axis in gathers):
+                return None
         seconds, memory = self.resident(param, storage)
-        seconds += chain.seconds + (chain.forward_s if storage.regather else 0.0)
-        if gathered and keep and not storage.regather:
-            memory += local_bytes(param.type, need, self.problem.mesh)
+        seconds += float(routes.seconds[before, after])
+        if storage.regather:
+            seconds += float(routes.forward_s[before, after])
+        elif gathered and keep:
+            memory += float(routes.bytes[after])
         return Use(seconds, memory, storage)
 
 

@@ -32,7 +32,7 @@ from pdv.search.variants import Variant
 # Entries of a table in the first, bounding pass (16 MB): large enough that two axes are exact at once.
 LIMIT = 2_000_000
 # How far above its bound a plan is first sought, and how often that is changed.
-FIRST_SLACK = 0.02
+FIRST_SLACK = 1e-3
 ROUNDS = 6
 # Rounding that sums of seconds may differ by.
 TOLERANCE = 1e-9
@@ -202,7 +202,7 @@ def narrowed(stages: Stages, price: float, bound: Stage) -> tuple[Stage, float]:
         floor = max(floor, min(cut, reached))
         if reached <= cut * (1 + TOLERANCE):
             break
-        slack = reached - bound.value if math.isfinite(reached) else slack * 4
+        slack = reached - bound.value if math.isfinite(reached) else slack * 8
     if best is None:
         raise TooWideError("every block, close to its bound")
     if not best.exact:

@@ -21,10 +21,10 @@ from pdv.pcg.plan_cost import plan_cost, whole_bytes
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Assignment, Problem, Storage
 from pdv.search.block_table import BlockSolver
-from pdv.search.network import Network
 from pdv.search.blocks import block_of, tied_params
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import Factor, Table, Variable
+from pdv.search.network import Network
 from pdv.search.sharing import EXACT_WANTS
 from pdv.search.tied import TiedTable
 
