@@ -33,6 +33,10 @@ class RewriteBuilder(Builder):
     def apply(self, op: Any, operands: tuple[Node, ...], attrs: Mapping[str, Any], name: str = "") -> Node:
         """As ``Builder.apply``, with views of parameters and slices of slices written as what they are."""
         made = super().apply(op, operands, attrs, name)
+        if op.name in ("chunk", "slice") and _is_joined(operands[0]):
+            raise ShapeError(f"{operands[0]!r} was joined, and is not taken apart again")
+        if op.name == "concat" and _repeats(operands):
+            raise ShapeError(f"{operands!r} were taken apart, and are not joined again")
         if all(operand.op.name == "param" for operand in operands):
             if op.name in _MOVES:
                 return self._view(operands[0], made)
@@ -74,10 +78,20 @@ class RewriteBuilder(Builder):
         return super().apply(node.op, operands, dict(node.attrs), node.name)
 
 
+def _repeats(nodes: Sequence[Node]) -> bool:
+    """True if two of the nodes are views of one stored tensor."""
+    sources = [node.attr("source") for node in nodes if node.op.name == "param"]
+    return len(set(sources)) < len(sources)
+
+
+def _is_joined(node: Node) -> bool:
+    return node.op.name == "param" and param_view(node)[:1] != () and param_view(node)[0][0] == "concat"
+
+
 def _parts(param: Node, dim: int) -> tuple[tuple[str, View, tuple[int, ...]], ...] | None:
     """What ``param`` is joined of along ``dim``; None if it is joined in another way."""
     view = param_view(param)
-    if not view or view[0][0] != "concat":
+    if not _is_joined(param):
         return ((param.attr("source"), view, param.type.shape),)
     return view[0][2] if len(view) == 1 and view[0][1] == dim else None
 

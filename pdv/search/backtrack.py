@@ -129,7 +129,7 @@ class _Exploration:
         self._seen.add(self._key(first))
         before = self._tables(first)
         found = [(first, before)]
-        least = self._least(self._block) or 1.0
+        now = float(before[0].min(initial=np.inf))
         self._push(1.0, first, priced=True)
         while self._queue and len(found) < MAX_PRICED and not self._deadline():
             cost, _, variant, priced = heapq.heappop(self._queue)
@@ -137,7 +137,7 @@ class _Exploration:
                 break
             if priced:
                 for following in self._following(variant):
-                    self._push(self._least(following.block) / least, following, priced=False)
+                    self._push(self._least(following.block) / now, following, priced=False)
                 continue
             found.append((variant, self._tables(variant)))
             cost = _relative(found[-1][1], before)
@@ -168,16 +168,24 @@ class _Exploration:
                 before = following
 
     def _key(self, variant: Variant) -> tuple[str, ...]:
-        """Equal for variants that differ only in the order of operands that commute."""
+        """Equal for variants that differ only in the order of operands that commute, or in how a piece is named."""
         for node in variant.block.nodes:
             if node not in self._canonical:
                 below = [self._canonical.get(operand, operand.digest) for operand in node.operands]
                 if node.op.name in COMMUTATIVE:
                     below.sort()
-                attrs = [f"{name}={value!s}" for name, value in node.attrs.items()]
-                text = f"{node.op.name} {attrs} {node.type} {below}"
+                text = f"{_said(node)} {node.type} {below}"
                 self._canonical[node] = hashlib.sha256(text.encode()).hexdigest()[:24]
         return tuple(self._canonical.get(root, root.digest) for root in variant.roots)
+
+
+def _said(node: Node) -> str:
+    """Operator and attributes; a chunk as the slice that it is."""
+    if node.op.name == "chunk":
+        dim, index = node.attr("dim"), node.attr("index")
+        size = node.type.shape[dim]
+        return f"slice dim={dim} start={index * size} stop={(index + 1) * size}"
+    return " ".join([node.op.name, *(f"{name}={value!s}" for name, value in node.attrs.items())])
 
 
 def _relative(found: Sequence[Table], before: Sequence[Table]) -> float:
