@@ -59,7 +59,7 @@ _DRAWS: Mapping[str, _Draw] = {
     "padding": _pair((0, 0), (1, 1), (0, 1)),
     "dilation": _pair((1, 1), (2, 1)),
     "kernel": _pair((1, 1), (2, 2), (3, 2)),
-    "groups": lambda rng, values: rng.choice((1, 2, 3)),
+    "groups": lambda rng, values: rng.choice((1, 1, 2, 3)),
     "factor": lambda rng, values: rng.choice((0.5, 3.0, -2.0, 0.25)),
     "offset_by": lambda rng, values: rng.choice((1e-5, 1e-3, 0.5, 2.0)),
     "scale": lambda rng, values: rng.choice((0.5, 0.125, 2.0)),
@@ -112,10 +112,12 @@ def _varied(rng: random.Random, run: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _extents(rng: random.Random, count: int, step: int, round_: int) -> list[int]:
-    """All different, all equal, or any with ones among them, in turn; many different ones are large, so more rarely."""
+    """All different (where they are few: many would be large), all equal, or any with ones among them, in turn."""
     match round_ % 3:
-        case 0 if count <= 4 or round_ % 2 == 0:
+        case 0 if count <= 4:
             return [step * factor for factor in rng.sample(range(2 if step == 1 else 1, count + 3), count)]
+        case 0:
+            return [step * rng.choice((1, 2, 3, 4)) for _ in range(count)]
         case 1:
             return [step * 2] * count
     return [step * rng.choice((1, 1, 2, 3)) for _ in range(count)]

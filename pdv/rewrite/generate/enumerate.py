@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ir.types import TensorType
 from pdv.rewrite.generate.generalize import Hint, generalize
-from pdv.rewrite.generate.reach import Way, follows, operands_of, ways
+from pdv.rewrite.generate.reach import Way, follows, operands_of, ops_of, ways
 from pdv.rewrite.generate.space import COMMUTATIVE, Class, Entry, Space, Step
 from pdv.rewrite.generate.worlds import Slot, World
 from pdv.rewrite.law import Law, Operand, Term
@@ -125,15 +125,18 @@ def _add_given(space: Space, world: World, found: Found, term: Term, seed: int) 
 
 
 def _in_order(space: Space, world: World, size: int) -> list[tuple[Step, tuple[int, ...]]]:
-    """Those in which operands stand but once before those that repeat one, which laws of the first kind may explain."""
-    found: list[list[tuple[Step, tuple[int, ...]]]] = [[] for _ in range(REPEATS + 1)]
+    """What a law of a simpler term may explain comes later: operands that stand twice, operands that are terms."""
+    found: list[tuple[int, int, Step, tuple[int, ...]]] = []
     for step, children in _candidates(space, world, size):
-        if len(set(children)) == len(children):  # x + x, x · xᵀ: no law of programs needs them
-            leaves = _leaves(space, children)
-            repeats = len(leaves) - len(set(leaves))
-            if repeats <= REPEATS:
-                found[repeats].append((step, children))
-    return [chosen for group in found for chosen in group]
+        if len(set(children)) < len(children):  # x + x, x · xᵀ: no law of programs needs them
+            continue
+        leaves = _leaves(space, children)
+        repeats = len(leaves) - len(set(leaves))
+        inside = [op for child in children for op in ops_of(space.classes[child].term)]
+        if repeats <= REPEATS and not (step.op in world.flat and world.flat.intersection(inside)):
+            found.append((repeats, len(inside), step, children))
+    found.sort(key=lambda candidate: candidate[:2])
+    return [(step, children) for _, _, step, children in found]
 
 
 def _leaves(space: Space, children: Sequence[int]) -> tuple[str, ...]:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pdv.rewrite.generate.worlds import World
 
 
-def _world(name: str, operands: str, offers: str, max_ops: int = 3, given: str = "", **values: object) -> World:
-    return World(name, operands, values, offers, max_ops, given)
+def _world(
+    name: str, operands: str, offers: str, max_ops: int = 3, given: str = "", flat: str = "", **values: object
+) -> World:
+    return World(name, operands, values, offers, max_ops, given, frozenset(flat.split()))
 
 
 def _images(
@@ -96,6 +98,7 @@ SUMS = (
         "reduce_sum(_, dims=(-1,), keepdim=keep), reduce_sum(_, dims=(-2,), keepdim=keep),"
         " reduce_mean(_, dims=(-1,), keepdim=keep), add(_, _), mul(_, _), scale(_, factor=c),"
         " permute(_, perm=(0, 2, 1))",
+        flat="reduce_sum reduce_mean",
         a=2, e=3, f=5, c=0.17, keep=True,
     ),
 )  # fmt: skip
@@ -133,7 +136,8 @@ PRODUCTS = (
     _world(
         "linear fused",
         "x[t, k] y[r, k] u[n, k] v[m, k]",
-        "linear(_, _), concat(_, _, dim=0), concat(_, _, dim=-1), relu(_), slice(_, dim=-1, start=0, stop=n)",
+        "linear(_, _), concat(_, _, dim=0), concat(_, _, dim=-1), slice(_, dim=-1, start=0, stop=n)",
+        flat="concat",
         t=2, r=3, k=4, n=5, m=7,
     ),
     _world(
@@ -161,6 +165,7 @@ PRODUCTS = (
         "reduced products",
         "x[b, t, k] w[n, k] y[k, n]",
         "linear(_, _), matmul(_, _), reduce_sum(_, dims=(-2,), keepdim=keep), reduce_mean(_, dims=(-2,), keepdim=keep)",
+        2,
         b=2, t=3, k=4, n=5, keep=True,
     ),
 )  # fmt: skip
@@ -173,6 +178,7 @@ ROWS = (
         3,
         "layer_norm(x, mul(g, a), mul(b, a), eps=eps), layer_norm(x, g, add(a, b), eps=eps),"
         " rms_norm(x, mul(g, a), eps=eps)",
+        flat="layer_norm rms_norm softmax concat",
         t=2, r=3, k=5, eps=1e-5,
     ),
     _world(

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from itertools import count
 
-from pdv.rewrite.law import Apply, Law, Term
+from pdv.rewrite.generate.reach import ops_of
+from pdv.rewrite.law import Apply, Law
 
 
-def named(laws: Iterable[Law]) -> list[Law]:
-    """The laws with names, each its own; which of several alike gets which number depends on their text alone."""
+def named(laws: Iterable[Law], taken: Collection[str] = ()) -> list[Law]:
+    """The laws with names, each its own; which of several alike gets which number depends on their text alone.
+
+    Names in ``taken`` are left to others.
+    """
     groups: dict[str, list[Law]] = {}
     for law in laws:
         groups.setdefault(effect(law), []).append(law)
     found = []
     for name, group in groups.items():
         alike = sorted(group, key=lambda law: (len(str(law)), str(law)))
-        found += [replace(law, name=name if at == 0 else f"{name}-{at + 1}") for at, law in enumerate(alike)]
+        numbered = (name if at == 1 else f"{name}-{at}" for at in count(1))
+        free = (candidate for candidate in numbered if candidate not in taken)
+        found += [replace(law, name=next(free)) for law in alike]
     return found
 
 
@@ -29,7 +36,7 @@ def effect(law: Law) -> str:
     assert isinstance(left, Apply), law
     if not isinstance(right, Apply):
         return _cancelled(left)
-    before, after = Counter(_ops(left)), Counter(_ops(right))
+    before, after = Counter(ops_of(left)), Counter(ops_of(right))
     gone, new = before - after, after - before
     if new and gone:
         return f"fuse-{_listed(gone)}-into-{_listed(new)}"
@@ -37,7 +44,7 @@ def effect(law: Law) -> str:
         return f"move-{left.op}-past-{right.op}"
     if set(before) == {left.op}:
         return f"fuse-{left.op}" if before != after else f"associate-{left.op}"
-    inner = next((op for op in _ops(left) if op != left.op), left.op)
+    inner = next((op for op in ops_of(left) if op != left.op), left.op)
     return f"cancel-{_listed(gone)}-in-{left.op}" if gone else f"move-{inner}-across-{left.op}"
 
 
@@ -58,10 +65,3 @@ def _cancelled(left: Apply) -> str:
 
 def _listed(ops: Counter[str]) -> str:
     return "-".join(ops)
-
-
-def _ops(term: Term) -> Iterator[str]:
-    if isinstance(term, Apply):
-        yield term.op
-        for operand in term.operands:
-            yield from _ops(operand)

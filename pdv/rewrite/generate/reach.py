@@ -49,6 +49,14 @@ def operands_of(term: Term) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for operand in term.operands for name in operands_of(operand)))
 
 
+def ops_of(term: Term) -> Iterator[str]:
+    """Operators of a term, outermost first."""
+    if isinstance(term, Apply):
+        yield term.op
+        for operand in term.operands:
+            yield from ops_of(operand)
+
+
 def follows(space: Space, entry: Entry, by_root: ByRoot, steps: int = 1) -> int | None:
     """A class that the entry is in because of ``steps`` laws one after another; None if there is none."""
     for way in by_root.get(entry.op, ()):
@@ -187,4 +195,4 @@ def bind_shape(shape: LawShape, extents: Shape, values: Values) -> bool:
     return True
 
 
-__all__ = ["Way", "bind_shape", "follows", "operands_of", "resolved", "ways"]
+__all__ = ["Way", "bind_shape", "follows", "operands_of", "ops_of", "resolved", "ways"]

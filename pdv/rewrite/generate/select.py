@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ir.errors import ShapeError
 from ir.graph import Graph
+from pdv.rewrite.generate.reach import Way, follows, ways
+from pdv.rewrite.generate.space import Space, Step, add_term
 from pdv.rewrite.instantiate import instantiate
 from pdv.rewrite.law import Apply, Law, Term
 from pdv.rewrite.sample import Values, samples
@@ -36,6 +39,40 @@ def different_extents(law: Law, seed: int) -> tuple[Graph, Graph, Values] | None
         if len({values[name] for name in law.extents} - {1}) == len(law.extents):
             return left, right, values
     return None
+
+
+def independent(laws: Sequence[Law], seed: int) -> list[Law]:
+    """The laws without those that others imply, the largest tried first; laws of several results all stay."""
+    left = list(laws)
+    for law in sorted(laws, key=lambda law: (-_size(law), str(law))):
+        if len(law.left) == 1 and _implied(law, [other for other in left if other is not law], seed):
+            left.remove(law)
+    return left
+
+
+def _implied(law: Law, others: Sequence[Law], seed: int) -> bool:
+    """Whether the left side's root, in a space of both sides' terms alone, follows by others from the right."""
+    found = different_extents(law, seed)
+    if found is None:
+        return False
+    by_root: dict[str, list[Way]] = {}
+    for other in others:
+        for way in ways(other) if len(other.left) == 1 else ():
+            by_root.setdefault(way.before.op, []).append(way)
+    for before, after in ((law.left[0], law.right[0]), (law.right[0], law.left[0])):
+        space = Space(law.shapes, found[2], seed)
+        add_term(space, after)
+        if isinstance(before, Apply):
+            children = [add_term(space, operand) for operand in before.operands]
+            entry = space.entry(before.op, space.concrete(Step(before.op, before.attrs)), children)
+            assert entry is not None, law
+            if any(follows(space, entry, by_root, steps) is not None for steps in (1, 2)):
+                return True
+    return False
+
+
+def _size(law: Law) -> int:
+    return sum(map(_count, (*law.left, *law.right)))
 
 
 def _instances(law: Law, seed: int) -> list[tuple[Graph, Graph, Values]]:

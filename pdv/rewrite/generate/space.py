@@ -153,6 +153,20 @@ class Space:
         return found
 
 
+def add_term(space: Space, term: Term) -> int:
+    """The class of a term; all terms in it are added with it."""
+    if isinstance(term, Operand):
+        return next(member.number for member in space.classes if member.term == term)
+    children = [add_term(space, operand) for operand in term.operands]
+    entry = space.entry(term.op, space.concrete(Step(term.op, term.attrs)), children)
+    assert entry is not None, f"{term} does not type-check"
+    if entry not in space.table:
+        tensor, value, key = space.compute(entry)
+        known = space.known(key) or space.add_class(key, tensor, value, term, 0, (str(term),))
+        space.add_entry(entry, known)
+    return space.table[entry]
+
+
 def _solve(op: Operator, attrs: Mapping[str, Hashable], types: Sequence[TensorType]) -> _Solved | None:
     try:
         given = op.check_attrs(resolved(op.name, attrs, types[0].shape))

@@ -28,6 +28,7 @@ class World:
         offers: the steps, comma-separated.
         max_ops: operators of the largest term.
         given: terms that count as operands, because only weights are in them.
+        flat: operators that do not stand inside one of their own.
     """
 
     name: str
@@ -36,6 +37,7 @@ class World:
     offers: str
     max_ops: int = 3
     given: str = ""
+    flat: frozenset[str] = frozenset()
 
     @cached_property
     def _read(self) -> Law:
