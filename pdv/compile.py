@@ -22,7 +22,9 @@ from pdv.pins import PinSet, load_pins
 from pdv.plan import Plan, read_document
 from pdv.planning import Effort, Progress, opened, searched
 from pdv.problem import Mode, Pins, Problem
-from pdv.report.explain import explain_document
+from pdv.report.explain import explain_document, explain_operators
+from pdv.report.loaded import load_plan
+from pdv.report.reasons import chosen, reasons
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import Found
 from pdv.search.strategies import STRATEGIES
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from ir.graph import Graph
     from pdv.frontend.program import Program
 
-__all__ = ["STRATEGIES", "Plan", "explain", "optimize", "plan_problems", "proof_document", "verify"]
+__all__ = ["STRATEGIES", "Plan", "explain", "explanation", "optimize", "plan_problems", "proof_document", "verify"]
 
 
 def optimize(
@@ -172,15 +174,32 @@ def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return proof_document(verify_equal(source, pcg, problem.mesh, gradients=problem.train))
 
 
-def explain(directory: str | os.PathLike[str]) -> str:
-    """What the plan of a package does and costs, as text.
+def explain(directory: str | os.PathLike[str], operator: str | None = None) -> str:
+    """What the plan of a package does and costs, and why, as text.
+
+    Args:
+        directory: a package.
+        operator: a kind, name or number of operators, to tell about these alone, in detail.
+
+    Raises:
+        UsageError: if the directory is no package, its plan.json misses a field, or no operator is called so.
+        VerificationError: if the plan does not replay.
+    """
+    told = explanation(directory)
+    if operator is not None:
+        return explain_operators(chosen(told["operators"], operator))
+    return explain_document(read_document(directory), told)
+
+
+def explanation(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The same as data: operators and rewrites (docs/plan-format.md).
 
     Raises:
         UsageError: if the directory is no package, or its plan.json misses a field.
+        VerificationError: if the plan does not replay.
     """
-    document = read_document(directory)
     try:
-        return explain_document(document)
+        return reasons(load_plan(directory))
     except (KeyError, TypeError) as error:
         raise UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote") from error
 

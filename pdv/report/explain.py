@@ -9,21 +9,26 @@ GIB = 2.0**30
 Document = Mapping[str, Any]  # Any: plan.json; docs/plan-format.md
 
 
-def explain_document(document: Document) -> str:
-    """The report of one plan.json."""
-    return "\n\n".join(
-        "\n".join(section)
-        for section in (
-            _heading(document),
-            _axes(document),
-            _rewrites(document),
-            _time(document),
-            _memory(document),
-            _operators(document),
-            _storage(document),
-        )
-        if section
+def explain_document(document: Document, why: Mapping[str, Any]) -> str:
+    """The report of one plan.json, with what ``reasons`` says of it."""
+    return _joined(
+        _heading(document),
+        _axes(document),
+        _rewrites(why["rewrites"], document["predicted"]["step_time_s"]["mean"]),
+        _time(document),
+        _memory(document),
+        _operators(why["operators"]),
+        _storage(document),
     )
+
+
+def explain_operators(entries: Sequence[Mapping[str, Any]]) -> str:
+    """One section for each class of operators: its cut, its price, and every other cut."""
+    return _joined(*map(_in_detail, entries))
+
+
+def _joined(*sections: list[str]) -> str:
+    return "\n\n".join("\n".join(section) for section in sections if section)
 
 
 def _heading(document: Document) -> list[str]:
@@ -45,12 +50,17 @@ def _axes(document: Document) -> list[str]:
     return ["Mesh axes, slow to fast", *table(("axis", "size", "link", "what it does"), rows)]
 
 
-def _rewrites(document: Document) -> list[str]:
-    algebraic = [step for step in document["derivation"] if step["kind"] == "algebraic"]
-    if not algebraic:
+def _rewrites(entries: Sequence[Mapping[str, Any]], step_s: float) -> list[str]:
+    if not entries:
         return ["No algebraic rewrite was worth taking."]
-    rows = [(step["rule"], step["law"], str(len(step["sites"]))) for step in algebraic]
-    return ["Algebraic rewrites", *table(("rule", "law", "blocks"), rows)]
+    rows = []
+    for entry in entries:
+        without = entry["without_s"]
+        saved = "nothing fits" if without is None else _signed(without - step_s)
+        rows.append((entry["rule"], str(entry["sites"]), _signed(entry["alone_s"]), saved, entry["equation"]))
+    header = ("rule", "sites", "alone ms", "without ms", "law")
+    notes = ["  alone: on one device; without: the best plan by the other rules taken (a step, against this plan)"]
+    return ["Algebraic rewrites, in the order taken", *table(header, rows), *notes]
 
 
 def _time(document: Document) -> list[str]:
@@ -69,21 +79,65 @@ def _memory(document: Document) -> list[str]:
     return ["Memory per device", *table(("lifetime", "GiB"), rows)]
 
 
-def _operators(document: Document) -> list[str]:
-    """Equal operators once: what they do, how often, and what they take altogether."""
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for entry in document["operators"]:
-        splits = " ".join(f"{axis}:{label}" for axis, label in entry["splits"].items())
-        groups.setdefault((entry["op"], entry["type"], splits, entry["sharding"]), []).append(entry)
+def _operators(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Equal operators once: what they do, how often, what they take altogether, and what else they might do."""
     rows = []
-    for (op, tensor, splits, sharding), entries in groups.items():
-        seconds = sum(entry["time_s"] for entry in entries)
-        rows.append((seconds, (op, tensor, splits, sharding, str(len(entries)), f"{seconds * 1e3:.4g}")))
-    rows.sort(key=lambda row: -row[0])
+    for entry in entries:
+        times = (entry[f"{part}_s"] for part in ("time", "compute", "communication_forward", "communication_backward"))
+        milliseconds = [f"{seconds * 1e3:.4g}" for seconds in times]
+        rejected = entry["rejected"]
+        other = "too wide" if entry["too_wide"] else "-" if rejected is None else _cut(rejected["splits"], {})
+        more = "" if rejected is None else _signed(rejected["extra_s"])
+        cut = _cut(entry["splits"], entry["roles"])
+        rows.append(
+            (entry["op"], entry["type"], cut, entry["sharding"], str(entry["count"]), *milliseconds, other, more)
+        )
+    header = ("op", "result", "cut", "sharding", "count", "ms", "compute", "forward", "backward", "rejected", "each ms")
     return [
-        "Operators by time (loop cut along each axis; sharding of the result)",
-        *table(("op", "result", "splits", "sharding", "count", "ms"), [row for _, row in rows]),
+        "Operators by time: the loop cut along each axis; compute, communication forward and backward (altogether)",
+        *table(header, rows),
+        "  rejected: the best other cut, all else in its block free and the block's boundary kept; each: what a step",
+        "  would take more for each such operator. Below zero it is faster, and memory decided.",
     ]
+
+
+def _in_detail(entry: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"{entry['op']} -> {entry['type']}, {entry['count']} times ({', '.join(entry['names'][:3]) or 'no name'}"
+        + (", …)" if len(entry["names"]) > 3 else ")"),
+        f"  cut {_cut(entry['splits'], entry['roles'])}, result {entry['sharding']}",
+        (
+            f"  takes {entry['time_s'] * 1e3:.4g} ms a step: compute {entry['compute_s'] * 1e3:.4g}, communication "
+            f"forward {entry['communication_forward_s'] * 1e3:.4g}, backward "
+            f"{entry['communication_backward_s'] * 1e3:.4g}"
+        ),
+    ]
+    rejected = entry["rejected"]
+    if entry["too_wide"]:
+        return [*lines, "  its block is too wide to be solved again without this cut"]
+    if rejected is None:
+        return [*lines, "  no other cut is possible between the same boundary shardings (within the pins, if any)"]
+    lines.append(
+        f"  best rejected: {_cut(rejected['splits'], {})}, {_signed(rejected['extra_s'])} ms a step each (compute "
+        f"{_signed(rejected['extra_compute_s'])}, communication {_signed(rejected['extra_communication_s'])})"
+    )
+    for axis, options in entry["instead"].items():
+        ranked = sorted(options.items(), key=lambda item: (item[1] is None, item[1] or 0.0, item[0]))
+        rows = [(label, "not possible" if extra is None else f"{_signed(extra)} ms") for label, extra in ranked]
+        lines += [f"  along {axis}, instead of {entry['splits'][axis]}:", *("  " + line for line in table(None, rows))]
+    return lines
+
+
+def _cut(splits: Mapping[str, str], roles: Mapping[str, str]) -> str:
+    """``dp:_1 (data) tp:n (tensor)``."""
+    return " ".join(
+        f"{axis}:{label}" + (f" ({roles[axis]})" if axis in roles else "") for axis, label in splits.items()
+    )
+
+
+def _signed(seconds: float) -> str:
+    """Milliseconds with a sign."""
+    return f"{seconds * 1e3:+.4g}" if abs(seconds) > 1e-12 else "0"
 
 
 def _storage(document: Document) -> list[str]:
@@ -102,10 +156,10 @@ def _storage(document: Document) -> list[str]:
     return ["Parameters that rest cut", *table(("sharding", "regather", "count", "which"), rows)]
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(header: Sequence[str] | None, rows: Iterable[Sequence[str]]) -> list[str]:
     """Aligned columns, two spaces in front."""
-    lines = [tuple(header), *(tuple(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    lines = [*([] if header is None else [tuple(header)]), *(tuple(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     ]

@@ -16,7 +16,6 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.compile import plan_problems
 from pdv.derivation import replay
 from pdv.document import plan_document, read_problem
-from pdv.report.explain import explain_document
 from pdv.search.meshes import Found, search_meshes
 from tests.pdv.worlds import attention_block
 
@@ -117,11 +116,3 @@ def test_a_damaged_document_is_refused_or_harmless() -> None:
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(VerificationError, match="damaged"):
         read_problem({**document(), "mode": "guess"}, GRAPH)
-
-
-def test_it_reads_as_text() -> None:
-    proof = {"statement": "equal to its source"}
-    lines = explain_document({**document(), "proof": proof}).splitlines()
-    for heading in ("Mesh axes, slow to fast", "Memory per device"):
-        assert heading in lines
-    assert all(line == line.rstrip() for line in lines)

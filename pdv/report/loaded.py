@@ -1,0 +1,100 @@
+"""A saved plan, brought back: its problem with limit and pins, the rewritten graph, what nodes do, and the price."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ir.errors import PinsError, UsageError
+from ir.graph import Graph, Node
+from ir.sharding import Sharding
+from ir.verify import infer_shardings
+from pdv.derivation import operators, replayed
+from pdv.document import read_problem
+from pdv.pcg.derive import Derived, derive
+from pdv.pcg.plan_cost import PlanCost, plan_cost
+from pdv.pcg.redistribute import Redistribution
+from pdv.pins import RoleOf, load_pins
+from pdv.plan import read_document
+from pdv.problem import Assignment, Problem
+from pdv.source import read_source
+
+Document = Mapping[str, Any]  # Any: plan.json
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A plan and all that follows from it.
+
+    ``source`` is the problem that was searched, ``problem`` the same on the rewritten graph, of whose nodes
+    ``assignment`` speaks.
+    """
+
+    document: Document
+    source: Problem
+    problem: Problem
+    assignment: Assignment
+    derived: Derived
+    cost: PlanCost
+    shardings: Mapping[Node, Sharding]
+    role: RoleOf
+
+    @property
+    def graph(self) -> Graph:
+        """The rewritten graph."""
+        return self.problem.graph
+
+    @property
+    def operators(self) -> tuple[Node, ...]:
+        """Its operators, as derivations number them."""
+        return operators(self.graph)
+
+    def splits(self, node: Node) -> dict[str, str]:
+        """The loop that a node is cut along, by axis."""
+        chosen = self.assignment.splits[node]
+        return {axis.name: split.label for axis, split in zip(self.problem.mesh.axes, chosen, strict=True)}
+
+
+def load_plan(directory: str | os.PathLike[str]) -> Loaded:
+    """Read a package's plan.json and source graph, and replay.
+
+    Raises:
+        UsageError: if the directory is no package.
+        VerificationError: if the plan does not replay.
+    """
+    document = read_document(directory)
+    return loaded(document, read_source(Path(directory)))
+
+
+def loaded(document: Document, graph: Graph) -> Loaded:
+    """The same of a document and its source graph.
+
+    Raises:
+        UsageError: if the document misses a field.
+        VerificationError: if the plan does not replay.
+    """
+    source = _limited(read_problem(document, graph), document)
+    try:
+        rewritten, assignment = replayed(source, document["derivation"])
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote") from error
+    problem = replace(source, graph=rewritten)
+    derived = derive(problem, assignment, Redistribution(problem.mesh, problem.axes))
+    cost = plan_cost(problem, derived.pcg)
+    shardings = infer_shardings(derived.pcg, problem.mesh)
+    return Loaded(document, source, problem, assignment, derived, cost, shardings, RoleOf())
+
+
+def _limited(problem: Problem, document: Document) -> Problem:
+    """The problem with the memory limit and the pins that the certificate names."""
+    try:
+        space = document["search"]["certificate"]["space"]
+        limit, content = space["memory_limit_bytes"], space["pins"]
+        pins = problem.pins if content is None else load_pins(json.loads(content)).on(problem.graph, problem.mesh)
+        return replace(problem, memory_limit=float("inf") if limit is None else float(limit), pins=pins)
+    except (LookupError, TypeError, ValueError, PinsError) as error:
+        raise UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote") from error

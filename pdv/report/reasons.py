@@ -1,0 +1,103 @@
+"""Why a plan is as it is, as data: each class of equal operators with its price, its cut, and what was weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ir.errors import UsageError
+from ir.graph import Node
+from ir.sharding import format_sharding
+from pdv.cluster.suggest import did_you_mean
+from pdv.report.alternatives import Weighed, Weighing
+from pdv.report.loaded import Loaded
+from pdv.report.rewrites import brought
+from pdv.report.shares import Share, shares
+
+Entry = dict[str, Any]  # Any: JSON
+
+
+def reasons(plan: Loaded) -> Entry:
+    """Operators by time, and rewrites by what they brought."""
+    return {"operators": operator_classes(plan), "rewrites": [asdict(entry) for entry in brought(plan)]}
+
+
+def operator_classes(plan: Loaded) -> list[Entry]:
+    """Operators that are alike and cut alike, with the same alternatives, as one entry; by time, longest first."""
+    weighed, taken = Weighing(plan).all(), shares(plan)
+    groups: dict[str, list[tuple[int, Node]]] = {}
+    entries: dict[str, Entry] = {}
+    for number, node in enumerate(plan.operators):
+        entry = _entry(plan, node, weighed.get(node))
+        entries.setdefault(repr(entry), entry)
+        groups.setdefault(repr(entry), []).append((number, node))
+    for key, members in groups.items():
+        nodes = [node for _, node in members]
+        total = sum((taken[node] for node in nodes), Share())
+        entries[key] = {
+            **entries[key],
+            "numbers": [number for number, _ in members],
+            "names": [node.name for node in nodes if node.name],
+            "count": len(nodes),
+            "time_s": total.seconds,
+            "compute_s": total.compute_s,
+            "communication_forward_s": total.forward_s,
+            "communication_backward_s": total.backward_s,
+        }
+    return sorted(entries.values(), key=lambda entry: (-entry["time_s"], entry["numbers"]))
+
+
+def chosen(entries: Sequence[Entry], name: str) -> list[Entry]:
+    """The entries of operators of a kind, of a name, or of a number as in plan.json.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    found = [entry for entry in entries if name == entry["op"] or name in entry["names"]]
+    found = found or [entry for entry in entries if name.isdigit() and int(name) in entry["numbers"]]
+    if not found:
+        known = {entry["op"] for entry in entries} | {name for entry in entries for name in entry["names"]}
+        kinds = ", ".join(sorted({entry["op"] for entry in entries}))
+        raise UsageError(f"no operator of this plan is called {name!r}", f"Kinds: {kinds}", did_you_mean(name, known))
+    return found
+
+
+def _entry(plan: Loaded, node: Node, weighed: Weighed | None) -> Entry:
+    axes = plan.problem.mesh.axes
+    return {
+        "op": node.op.name,
+        "type": str(node.type),
+        "sharding": format_sharding(plan.shardings[plan.derived.places[node]]),
+        "splits": plan.splits(node),
+        "roles": {
+            axis.name: plan.role(node, split)
+            for axis, split in zip(axes, plan.assignment.splits[node], strict=True)
+            if split.loop is not None
+        },
+        "rejected": _rejected(plan, weighed),
+        "too_wide": weighed is not None and weighed.wide,
+        "instead": {
+            axis.name: {label: _rounded(extra) for label, extra in sorted(options.items())}
+            for axis, options in zip(axes, weighed.by_axis if weighed else (), strict=False)
+        },
+    }
+
+
+def _rejected(plan: Loaded, weighed: Weighed | None) -> Entry | None:
+    """The best alternative: its splits, and what the step would take more for each such operator."""
+    if weighed is None or weighed.best is None:
+        return None
+    best = weighed.best
+    names: Mapping[str, str] = dict(zip((axis.name for axis in plan.problem.mesh.axes), best.splits, strict=True))
+    return {
+        "splits": names,
+        "extra_s": _rounded(best.extra_s),
+        "extra_compute_s": _rounded(best.compute_s),
+        "extra_communication_s": _rounded(best.communication_s),
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    """To 9 digits: sums of the same numbers in another order are the same reason."""
+    return None if seconds is None else float(f"{seconds:.9g}") if abs(seconds) > 1e-15 else 0.0
