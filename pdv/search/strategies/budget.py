@@ -56,3 +56,14 @@ class Clock:
     def left_s(self) -> float:
         """CPU-seconds that may still be spent."""
         return self.seconds - self.elapsed_s
+
+    @property
+    def spent(self) -> float:
+        """Share of the time that is over, at most one; nothing where there is no limit."""
+        if self.seconds == float("inf"):
+            return 0.0
+        return min(1.0, self.elapsed_s / self.seconds) if self.seconds > 0 else 1.0
+
+    def share(self, parts: int) -> Clock:
+        """One of ``parts`` equal parts of what is left."""
+        return Clock(max(0.0, self.left_s) / parts)

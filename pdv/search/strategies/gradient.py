@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pdv.search.exact import Table, Variable
+from pdv.search.strategies.budget import Clock
 from pdv.search.strategies.decode import greedy
 from pdv.search.strategies.network import Flat, Values
 from pdv.search.strategies.pricing import Minimized, Task, strategy
@@ -36,8 +37,8 @@ def minimize(task: Task) -> Minimized:
     least = flat.value(best)
     task.offer(best, least)
     relaxed = _Relaxed(flat, penalty=least)
-    for _ in range(RESTARTS):
-        for values in relaxed.descend(task):
+    for restart in range(RESTARTS):
+        for values in relaxed.descend(task, task.clock.share(RESTARTS - restart)):
             polished = flat.polished(values, rounds=2)
             value = flat.value(polished)
             if value < least:
@@ -64,7 +65,7 @@ class _Relaxed:
             groups[key].append(tuple(self._order[variable] for variable in factor.variables))
         self._groups = [(torch.tensor(tables[key]), torch.tensor(scopes)) for key, scopes in groups.items()]
 
-    def descend(self, task: Task) -> Iterator[Values]:
+    def descend(self, task: Task, clock: Clock) -> Iterator[Values]:
         """Roundings on the way of one annealed descent from random logits."""
         import torch
 
@@ -75,16 +76,17 @@ class _Relaxed:
         optimizer = torch.optim.Adam([logits], lr=LEARNING_RATE)
         steps = task.steps(STEPS)
         for step in range(1, steps + 1):
-            if task.clock.left_s <= 0:
-                return
-            temperature = HOTTEST * (COLDEST / HOTTEST) ** (step / steps)
+            over = max(step / steps, clock.spent)
+            temperature = HOTTEST * (COLDEST / HOTTEST) ** over
             chances = torch.softmax((logits / temperature).masked_fill(outside, -torch.inf), dim=1)
             optimizer.zero_grad()
             self._expected(chances).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimizer.step()
-            if step % ROUND_EVERY == 0 or step == steps:
+            if step % ROUND_EVERY == 0 or over >= 1.0:
                 likeliest = chances.argmax(dim=1).tolist()
                 yield {variable: likeliest[self._order[variable]] for variable in self._flat.choices}
+            if over >= 1.0:
+                return
 
     def _expected(self, chances: torch.Tensor) -> torch.Tensor:
         """A plan's mean cost, in units of the penalty."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 
+from pdv.search.strategies.budget import Clock
 from pdv.search.strategies.decode import greedy
-from pdv.search.strategies.network import Flat, Values
+from pdv.search.strategies.network import Values
 from pdv.search.strategies.pricing import Minimized, Task, strategy
 
 RUNS = 4
@@ -26,46 +27,41 @@ def minimize(task: Task) -> Minimized:
     best = dict(task.start) if task.start is not None else greedy(flat)
     least = flat.value(best)
     task.offer(best, least)
-    for _ in range(RUNS):
-        best, least = _anneal(task, best, least)
+    for run in range(RUNS):
+        best, least = _anneal(task, task.clock.share(RUNS - run), best, least)
     best = flat.polished(best)
     return Minimized(best if flat.value(best) < flat.illegal else None)
 
 
-def _anneal(task: Task, best: Values, least: float) -> tuple[Values, float]:
+def _anneal(task: Task, clock: Clock, best: Values, least: float) -> tuple[Values, float]:
     """One chain from the best plan known; (best, least) after it."""
-    flat, rng = task.flat, task.rng
+    flat, rng, scale = task.flat, task.rng, least
     free = [variable for variable in flat.choices if flat.sizes[variable] > 1]
-    if not free:
-        return best, least
-    steps = task.steps(PROPOSALS * len(free))
+    steps = task.steps(PROPOSALS * len(free)) if free else 0
     values, value = dict(best), least
-    scale = least
-    drawn = rng.integers(0, len(free), steps)
-    rolls = rng.random((steps, 2))
+    costs = [term.at(values) for term in flat.terms]
+    over = 0.0
     for step in range(steps):
-        if step % 256 == 0 and task.clock.left_s <= 0:
-            break
-        temperature = scale * HOTTEST * (COLDEST / HOTTEST) ** (step / steps)
-        variable = free[drawn[step]]
-        old, new = values[variable], int(rolls[step, 0] * flat.sizes[variable])
-        added = _added(flat, values, variable, new)
-        if added > 0 and rolls[step, 1] >= math.exp(-added / temperature):
+        if step % 256 == 0:
+            over = max(step / steps, clock.spent)
+            if over >= 1.0:
+                break
+        temperature = scale * HOTTEST * (COLDEST / HOTTEST) ** over
+        variable = free[int(rng.random() * len(free))]
+        old, values[variable] = values[variable], int(rng.random() * flat.sizes[variable])
+        touched = flat.touching[variable]
+        after = [flat.terms[number].at(values) for number, _ in touched]
+        added = sum(after) - sum([costs[number] for number, _ in touched])
+        if added > 0 and rng.random() >= math.exp(-added / temperature):
             values[variable] = old
             continue
         value += added
+        for (number, _), cost in zip(touched, after, strict=True):
+            costs[number] = cost
         if value < least * (1 - 1e-9):
             best, least = dict(values), value
             task.offer(best, least)
     return best, least
-
-
-def _added(flat: Flat, values: Values, variable: int, new: int) -> float:
-    """What a proposal adds, from the terms that it touches; ``values`` are changed."""
-    before = [flat.terms[number].at(values) for number, _ in flat.touching[variable]]
-    values[variable] = new
-    after = [flat.terms[number].at(values) for number, _ in flat.touching[variable]]
-    return sum(after) - sum(before)
 
 
 mcmc = strategy(minimize)
