@@ -46,8 +46,8 @@ class Constant:
 
 
 ViewStep = tuple[Any, ...]
-"""("permute", perm) | ("chunk", dim, parts, index) | ("slice", dim, start, stop) | ("reshape", shape), or, as the first
-step alone, ("concat", dim, ((source, view, shape of the view), ...)): several stored tensors, read as one.
+"""("permute", perm) | ("chunk", dim, parts, index) | ("slice", dim, start, stop, extent) | ("reshape", shape), or, as
+the first step alone, ("concat", dim, ((source, view, shape of the view), ...)): several stored tensors, read as one.
 """
 View = tuple[ViewStep, ...]
 """How a parameter reads its stored tensor, in order."""
@@ -158,7 +158,7 @@ def apply_view(array: np.ndarray[Any, Any], view: View) -> np.ndarray[Any, Any]:
             case ("chunk", dim, parts, index):
                 size = array.shape[dim] // parts
                 array = array.take(range(index * size, (index + 1) * size), axis=dim)
-            case ("slice", dim, start, stop):
+            case ("slice", dim, start, stop, _):
                 array = array.take(range(start, stop), axis=dim)
             case ("reshape", shape):
                 array = array.reshape(shape)

@@ -196,9 +196,9 @@ class _Sizes:
                 self.atoms.keep((outer,))
                 self.atoms.unify(dims[dim], (outer, inner))
                 return (*dims[:dim], (inner,), *dims[dim + 1 :])
-            case ("slice", dim, start, stop):
+            case ("slice", dim, start, stop, extent):
                 piece_of = (self.atoms.new(stop - start),)
-                slice_sizes(self.atoms, dims[dim], piece_of, (self._extents(dims)[dim], start, stop))
+                slice_sizes(self.atoms, dims[dim], piece_of, (extent, start, stop))
                 return (*dims[:dim], piece_of, *dims[dim + 1 :])
             case ("reshape", shape):
                 after = self._fresh(shape)
@@ -327,10 +327,10 @@ class _Sizes:
             match step:
                 case ("reshape", _):
                     found.append(("reshape", self._shape(after)))
-                case ("slice", dim, start, stop):
-                    whole = self._extents(before)[dim]
-                    first = scaled_start((whole, start, stop), self._size(before[dim]))
-                    found.append(("slice", dim, first, first + self._size(after[dim])))
+                case ("slice", dim, start, stop, extent):
+                    size = self._size(before[dim])
+                    first = scaled_start((extent, start, stop), size)
+                    found.append(("slice", dim, first, first + self._size(after[dim]), size))
                 case _:
                     found.append(step)
         return tuple(found)

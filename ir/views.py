@@ -95,13 +95,15 @@ def _base(source: str, readers: list[tuple[Node, Reading]]) -> Base:
 
 
 def _before(shape: Shape, view: View) -> Shape | None:
-    """Shape that a view was taken of; None after a reshape or a slice, which do not tell."""
+    """Shape that a view was taken of; None after a reshape, which does not tell."""
     for step in reversed(view):
         match step:
             case ("permute", perm):
                 shape = tuple(shape[perm.index(dim)] for dim in range(len(perm)))
             case ("chunk", dim, parts, _):
                 shape = (*shape[:dim], shape[dim] * parts, *shape[dim + 1 :])
+            case ("slice", dim, _, _, extent):
+                shape = (*shape[:dim], extent, *shape[dim + 1 :])
             case _:
                 return None
     return shape

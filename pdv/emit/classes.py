@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ir.graph import Node, param_view
+from ir.graph import Node, View, param_view
 from ir.mesh import Mesh
 from ir.sharding import Shard, parse_sharding
+from ir.views import readings, sources_of
 from pdv.emit.body import Attributes, Body
-from pdv.emit.code import call, statement
+from pdv.emit.code import Code, call, statement
 from pdv.emit.leaves import Reading, is_column
 from pdv.emit.names import identifier, string, unique
 from pdv.emit.outline import Run, own_params
@@ -59,13 +60,35 @@ def cuts_of(param: Node, mesh: Mesh) -> str:
     return f"{{{', '.join(pairs)}}}" if pairs else ""
 
 
-def stored_text(param: Node, key: str, shape: Sequence[int]) -> str:
-    """``weights["h.0.attn.weight"].permute(1, 0)``: the stored tensor and the view of it; shape: of the stored one."""
-    text = f"weights[{key}]"
+def stored_code(param: Node, keys: Sequence[str], shapes_of: Mapping[str, Sequence[int]]) -> Code:
+    """``weights["h.0.attn.weight"].permute(1, 0)``, or ``join(0, weights[...], ...)``: what a parameter is made of.
+
+    keys: expressions of the names of the stored tensors; shapes_of: their shapes, by name.
+    """
     if is_column(param):
-        return text
+        return Code(f"weights[{keys[0]}]")
+    found = [
+        _viewed(f"weights[{key}]", reading.view, shapes_of[reading.source])
+        for key, reading in zip(keys, readings(param), strict=True)
+    ]
+    view = param_view(param)
+    if view and view[0][0] == "concat":
+        joined = call("join", str(view[0][1]), *found)
+        return joined if len(view) == 1 else Code(_viewed(joined.text, view[1:], _joined_shape(param)))
+    return Code(found[0])
+
+
+def _joined_shape(param: Node) -> list[int]:
+    """Shape of the parts of a joined parameter, together."""
+    shapes = [reading.shape for reading in readings(param)]
+    dim = param_view(param)[0][1]
+    return [sum(shape[dim] for shape in shapes) if i == dim else size for i, size in enumerate(shapes[0])]
+
+
+def _viewed(text: str, view: View, shape: Sequence[int]) -> str:
+    """The expression with the steps of a view applied; shape: of what it is taken of."""
     sizes = list(shape)
-    for step in param_view(param):
+    for step in view:
         match step:
             case ("permute", perm):
                 text += f".permute({', '.join(map(str, perm))})"
@@ -73,6 +96,9 @@ def stored_text(param: Node, key: str, shape: Sequence[int]) -> str:
             case ("chunk", dim, parts, index):
                 sizes[dim] //= parts
                 text += f".narrow({dim}, {index * sizes[dim]}, {sizes[dim]})"
+            case ("slice", dim, start, stop, _):
+                sizes[dim] = stop - start
+                text += f".narrow({dim}, {start}, {sizes[dim]})"
             case ("reshape", new):
                 text += f".reshape({', '.join(map(str, new))})"
                 sizes = list(new)
@@ -81,9 +107,11 @@ def stored_text(param: Node, key: str, shape: Sequence[int]) -> str:
     return text
 
 
-def declaration(param: Node, attribute: str, key: str, mesh: Mesh, shape: Sequence[int]) -> list[str]:
-    """The line of ``__init__`` that makes a parameter or a buffer."""
-    stored = stored_text(param, key, shape)
+def declaration(
+    param: Node, attribute: str, keys: Sequence[str], mesh: Mesh, shapes_of: Mapping[str, Sequence[int]]
+) -> list[str]:
+    """The line of ``__init__`` that makes a parameter or a buffer; keys: expressions of its stored names."""
+    stored = stored_code(param, keys, shapes_of)
     cuts = cuts_of(param, mesh)
     if param.attr("trainable"):
         return statement(f"self.{attribute} = ", call("mesh.parameter", stored, *([cuts] if cuts else [])), 8)
@@ -136,10 +164,13 @@ def block_class(
     result = "Tensor" if len(scope.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(scope.results))}]"
     names = "prefix: str" if run.prefixes else "names: tuple[str, ...]"
     declared: list[str] = []
-    for number, param in enumerate(params):
-        source = param.attr("source")
-        key = f"names[{number}]" if not run.prefixes else prefixed(source[len(prefix) + 1 :])
-        declared += declaration(param, attributes[param], key, emission.mesh, shapes_of[source])
+    number = 0
+    for param in params:
+        keys = []
+        for source in sources_of(param):
+            keys.append(f"names[{number}]" if not run.prefixes else prefixed(source[len(prefix) + 1 :]))
+            number += 1
+        declared += declaration(param, attributes[param], keys, emission.mesh, shapes_of)
     axes = used_axes(lines, emission.axes)
     what = ", ".join(f"{arguments[node]} {emission.shapes.text(node)}" for node in run.incoming[0])
     after = ", ".join(emission.shapes.text(node) for node in run.outgoing[0])

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ir.graph import Graph, Node
+from ir.graph import Graph, Node, param_view
 from ir.sharding import Sharding, format_sharding
+from ir.views import sources_of
 from pdv.emit.leaves import Leaf, Reading
 
 MIN_SAVED = 6  # steps; a class for less is harder to read than the repetition
@@ -231,7 +232,7 @@ def own_params(reading: Reading, block: Sequence[Node]) -> tuple[Node, ...]:
 
 def own_names(reading: Reading, block: Sequence[Node]) -> list[str]:
     """Stored names of a block's own parameters."""
-    return [param.attr("source") for param in own_params(reading, block)]
+    return [source for param in own_params(reading, block) for source in sources_of(param)]
 
 
 def common_prefixes(names: Sequence[Sequence[str]]) -> tuple[str, ...] | None:
@@ -260,8 +261,11 @@ def leaf_key(leaf: Leaf) -> str:
     """What two parameters must agree in to be the same attribute of two instances of a class."""
     base = leaf.base
     chain = [(node.op.name, *node.attrs.items()) for node in leaf.chain]
-    attrs = [base.attr(name) for name in ("view", "trainable", "stored", "regather")]
-    return f"{base.type} {attrs} {chain}"
+    attrs = [base.attr(name) for name in ("trainable", "stored", "regather")]
+    view = param_view(base)
+    if view and view[0][0] == "concat":  # the names of what is joined differ from block to block
+        view = (("concat", view[0][1], tuple(part[1:] for part in view[0][2])), *view[1:])
+    return f"{base.type} {view} {attrs} {chain}"
 
 
 def graph_updates(graph: Graph, reading: Reading) -> dict[Node, str]:

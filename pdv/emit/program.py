@@ -13,6 +13,7 @@ from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.sharding import Shard
 from ir.verify import infer_shardings
+from ir.views import sources_of
 from pdv.emit.body import Attributes, Body
 from pdv.emit.classes import (
     BlockClass,
@@ -158,8 +159,8 @@ class _Program:
     def _declarations(self, own: Sequence[Node], attributes: Mapping[Node, str]) -> list[str]:
         lines: list[str] = []
         for param in own:
-            source = param.attr("source")
-            lines += declaration(param, attributes[param], string(source), self._mesh, self._stored_shapes[source])
+            keys = [string(source) for source in sources_of(param)]
+            lines += declaration(param, attributes[param], keys, self._mesh, self._stored_shapes)
         for buffer in self._constants.values():
             made = call("mesh.tensor", f"weights[{string(buffer.stored)}]", *([buffer.cuts] if buffer.cuts else []))
             lines += statement(f"self.{buffer.attribute} = ", call("nn.Buffer", made, "persistent=False"), 8)
@@ -275,7 +276,7 @@ class _Program:
         return "\n".join(lines)
 
 
-RUNTIME = ("Mesh", "ParallelModule", "Weights", "local", "make_mesh")
+RUNTIME = ("Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh")
 
 
 def _import(module: str, names: Sequence[str]) -> str:

@@ -111,14 +111,14 @@ class Weights:
 class Stored:
     """A view of a stored tensor: per dim of the view, (dim of the stored tensor, start, stop).
 
-    What is reshaped is a view of ``base``, whose dims in turn are those of the reshaped tensor.
+    What is reshaped or joined is a view of ``base``, whose dims in turn are those of the reshaped or joined tensor.
     """
 
     file: Any  # an open safetensors file
     name: str
     dims: tuple[tuple[int, int, int], ...]
     dtype: torch.dtype | None = None
-    base: Stored | None = None
+    base: Stored | Joined | None = None
     base_shape: tuple[int, ...] = ()
 
     def permute(self, *perm: int) -> Stored:
@@ -159,16 +159,56 @@ class Stored:
             piece = self.file.get_slice(self.name)[ranges] if ranges else self.file.get_tensor(self.name)
         return piece.permute([source for source, _, _ in self.dims])
 
-    def write(self, value: Tensor, whole: Tensor) -> None:
-        """Put ``value``, all of this view, where it belongs in the stored tensor ``whole``."""
+    def write(self, value: Tensor, wholes: dict[str, Tensor]) -> None:
+        """Put ``value``, all of this view, where it belongs in the stored tensors, by name; what is new is zero."""
         value = value.permute([[source for source, _, _ in self.dims].index(dim) for dim in range(len(self.dims))])
-        if self.base is None:
-            whole[self._ranges()].copy_(value)
-        else:
-            self.base.write(value.reshape([stop - start for _, start, stop in self.base.dims]), whole)
+        if self.base is not None:
+            self.base.write(value.reshape(self.base.shape), wholes)
+            return
+        if self.name not in wholes:
+            wholes[self.name] = value.new_zeros(self.file.get_slice(self.name).get_shape())
+        wholes[self.name][self._ranges()].copy_(value)
+
+    @property
+    def shape(self) -> list[int]:
+        """Of the view."""
+        return [stop - start for _, start, stop in self.dims]
 
     def _ranges(self) -> tuple[slice, ...]:
         return tuple(slice(start, stop) for _, start, stop in sorted(self.dims))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Views of stored tensors, one behind another along ``dim``."""
+
+    parts: tuple[Stored, ...]
+    dim: int
+
+    @property
+    def shape(self) -> list[int]:
+        """Of all together."""
+        shape = self.parts[0].shape
+        shape[self.dim] = sum(part.shape[self.dim] for part in self.parts)
+        return shape
+
+    def view(self) -> Tensor:
+        """The values as they are stored."""
+        return torch.cat([part.view() for part in self.parts], self.dim)
+
+    def write(self, value: Tensor, wholes: dict[str, Tensor]) -> None:
+        """As ``Stored.write``."""
+        sizes = [part.shape[self.dim] for part in self.parts]
+        for part, piece in zip(self.parts, torch.split(value, sizes, self.dim), strict=True):
+            part.write(piece, wholes)
+
+
+def join(dim: int, *parts: Stored) -> Stored:
+    """Several stored tensors as one, as ``torch.cat``."""
+    joined = Joined(parts, dim)
+    dims = tuple((d, 0, size) for d, size in enumerate(joined.shape))
+    names = " and ".join(part.name for part in parts)
+    return Stored(parts[0].file, names, dims, parts[0].dtype, joined, tuple(joined.shape))
 
 
 def local(parameter: Tensor, *axes: Axis) -> Tensor:
@@ -236,9 +276,7 @@ class ParallelModule(nn.Module):
                 continue
             if isinstance(value, DTensor):
                 value = self._combined(value)
-            if stored.name not in found:
-                found[stored.name] = value.new_zeros(stored.file.get_slice(stored.name).get_shape())
-            stored.write(value, found[stored.name])
+            stored.write(value, found)
         return found
 
     def _combined(self, x: DTensor) -> Tensor:

@@ -9,36 +9,41 @@ import itertools
 from collections.abc import Sequence
 
 from ir.errors import ModelError
-from ir.graph import Graph, Node, param_view
+from ir.graph import Graph, Node
+from ir.views import Reading, readings
 
 Box = tuple[tuple[float, float], ...]
 """Per dim of a stored tensor, the part that a view reads, as fractions of the dim."""
 
 
 def stored_views(graph: Graph) -> dict[str, list[Node]]:
-    """Stored tensor -> the parameters that are views of it.
+    """Stored tensor -> the parameters that are views of it, or joined of views of several.
 
     Raises:
         ModelError: if two trained parameters read the same elements in different ways.
     """
     found: dict[str, list[Node]] = {}
+    trained: dict[str, list[Reading]] = {}
     for param in graph.params:
-        found.setdefault(param.attr("source"), []).append(param)
-    for source, params in found.items():
-        for a, b in itertools.combinations([param for param in params if param.attr("trainable")], 2):
+        for reading in readings(param):
+            found.setdefault(reading.source, []).append(param)
+            if param.attr("trainable"):
+                trained.setdefault(reading.source, []).append(reading)
+    for source, parts in trained.items():
+        for a, b in itertools.combinations(parts, 2):
             if overlap(box(a), box(b)):
                 raise ModelError(
-                    f"{source} is read both as {param_view(a) or 'it is'} and as {param_view(b) or 'it is'}",
+                    f"{source} is read both as {a.view or 'it is'} and as {b.view or 'it is'}",
                     "A tied weight is read in one way, or in parts that do not overlap",
                     "Read it in one layout, e.g. as the weight of linear layers only",
                 )
     return found
 
 
-def box(param: Node) -> Box:
-    """What a parameter reads of its stored tensor; what follows a reshape no longer narrows it."""
-    view = param_view(param)
-    rank = next((len(step[1]) for step in view if step[0] == "permute"), param.type.rank)
+def box(reading: Reading) -> Box:
+    """What is read of a stored tensor; what follows a reshape no longer narrows it."""
+    view = reading.view
+    rank = next((len(step[1]) for step in view if step[0] == "permute"), len(reading.shape))
     if view and view[0][0] == "reshape":
         return ()
     dims = list(range(rank))
@@ -51,6 +56,10 @@ def box(param: Node) -> Box:
                 start, stop = parts[dims[dim]]
                 width = (stop - start) / count
                 parts[dims[dim]] = start + index * width, start + (index + 1) * width
+            case ("slice", dim, first, last, extent):
+                start, stop = parts[dims[dim]]
+                width = (stop - start) / extent
+                parts[dims[dim]] = start + first * width, start + last * width
             case _:
                 break
     return tuple(parts)

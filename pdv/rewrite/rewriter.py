@@ -50,10 +50,12 @@ class RewriteBuilder(Builder):
 
     def _view(self, param: Node, moved: Node) -> Node:
         step: ViewStep = (moved.op.name, *moved.attrs.values())
+        if moved.op.name == "slice":
+            step = (*step, param.type.shape[moved.attr("dim")])
         match step:
             case ("chunk", _, _, index):
                 suffix = str(index)
-            case ("slice", _, start, stop):
+            case ("slice", _, start, stop, _):
                 suffix = f"{start}_{stop}"
             case ("permute", _):
                 suffix = "T"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from pdv.emit.parallel import Axis
-from pdv.emit.runtime import Mesh, Weights, local, make_mesh, train_step
+from pdv.emit.runtime import Mesh, Weights, join, local, make_mesh, train_step
 
 CPU = torch.device("cpu")
 STORED = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)
@@ -95,6 +95,19 @@ def test_a_step_on_one_process_is_the_plain_step(reduction: str) -> None:
 def test_a_reshaped_view_reads_and_writes_the_stored_layout(weights: Weights) -> None:
     stored = weights["w"].permute(2, 0, 1).reshape(8, 24).narrow(0, 2, 4)
     assert torch.equal(stored.read(CPU), STORED.permute(2, 0, 1).reshape(8, 24)[2:6])
-    whole = torch.zeros_like(STORED)
-    weights["w"].permute(2, 0, 1).reshape(8, 24).write(STORED.permute(2, 0, 1).reshape(8, 24), whole)
-    assert torch.equal(whole, STORED)
+    wholes: dict[str, torch.Tensor] = {}
+    weights["w"].permute(2, 0, 1).reshape(8, 24).write(STORED.permute(2, 0, 1).reshape(8, 24), wholes)
+    assert torch.equal(wholes["w"], STORED)
+
+
+def test_joined_views_are_read_and_cut_as_one_and_written_where_they_belong(weights: Weights) -> None:
+    """cat(upper half, lower half) is cut across the seam."""
+    stored = join(1, weights["w"].narrow(1, 3, 3), weights["w"].narrow(1, 0, 3))
+    expected = torch.cat([STORED[:, 3:], STORED[:, :3]], 1)
+    assert torch.equal(stored.read(CPU), expected)
+    mesh = Mesh((Axis("tp", 3, 1),), CPU)
+    assert torch.equal(mesh.tensor(stored, {"tp": 1}), expected[:, 2:4])
+    assert torch.equal(mesh.tensor(stored.permute(1, 0, 2), {"tp": 0}), expected[:, 2:4].permute(1, 0, 2))
+    wholes: dict[str, torch.Tensor] = {}
+    stored.permute(1, 0, 2).write(expected.permute(1, 0, 2), wholes)
+    assert torch.equal(wholes["w"], STORED)
