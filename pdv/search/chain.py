@@ -20,6 +20,7 @@ from pdv.pcg.plan_cost import plan_cost, whole_bytes
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import AlgebraicStep, Assignment, Problem, Solution
 from pdv.search.assemble import Choice, assemble
+from pdv.search.backtrack import Deadline
 from pdv.search.blocks import Block, split_blocks, tied_params
 from pdv.search.configs import Config, ConfigTable
 from pdv.search.path import at
@@ -46,18 +47,33 @@ class Priced:
     assignment: Assignment
 
 
+class Noticed:
+    """A deadline that remembers whether somebody met it."""
+
+    def __init__(self, late: Deadline) -> None:
+        self._late = late
+        self.noticed = False
+
+    def __call__(self) -> bool:
+        """True once it is late."""
+        self.noticed = self.noticed or self._late()
+        return self.noticed
+
+
 class ChainSolver:
     """Solves one problem; block tables are remembered across prices and across equal blocks."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, late: Deadline = lambda: False) -> None:
+        """When it is ``late``, no more rewrites and prices are tried; a plan is found nevertheless."""
         self.problem = problem
+        self._late = Noticed(late)
         blocks = split_blocks(problem.graph, problem.rules)
         self.blocks = tuple(replace(block, key=block.key + problem.pins.mark(block.nodes)) for block in blocks)
         self._numbers = tied_params(problem.graph)
         self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), self._numbers)
         self._tied = {param: TiedTable(self.configs, param, _reads(problem.graph, param)) for param in self._numbers}
         self._whole_bytes = whole_bytes(problem.graph)
-        self._stages = Stages(problem, self.blocks, self.configs, self._tied)
+        self._stages = Stages(problem, self.blocks, self.configs, self._tied, self._late)
         self.exact = True  # no plan so far had a price that is but bounded
 
     def solve(self) -> Solution:
@@ -102,7 +118,7 @@ class ChainSolver:
         best = found
         for _ in range(BISECTIONS):
             bound = max(bound, found.value - found.price * limit)
-            if best.cost_s - bound <= 1e-3 * best.cost_s:
+            if best.cost_s - bound <= 1e-3 * best.cost_s or self._late():
                 break
             middle = (low * high) ** 0.5 if low > 0 else high / 16
             found = self.at_price(middle)
@@ -135,6 +151,7 @@ class ChainSolver:
             bound,
             self.configs.states,
             sum(len(variants) for variants in self._stages.variants.values()),
+            complete=not self._late.noticed,
         )
 
     def _priced(self, price: float, value: float, stage: Stage) -> Priced:

@@ -18,7 +18,7 @@ from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.pcg.redistribute import all_shardings
 from pdv.problem import Problem
-from pdv.search.backtrack import Portfolio, explore, portfolio
+from pdv.search.backtrack import Deadline, Portfolio, explore, portfolio
 from pdv.search.block_table import Solved, solve_model
 from pdv.search.blocks import Block
 from pdv.search.configs import ConfigTable
@@ -94,12 +94,18 @@ class Stages:
     """Solves one problem's blocks; variants are explored once, models built once, and priced each time."""
 
     def __init__(
-        self, problem: Problem, blocks: Sequence[Block], configs: ConfigTable, tied: Mapping[Node, TiedTable]
+        self,
+        problem: Problem,
+        blocks: Sequence[Block],
+        configs: ConfigTable,
+        tied: Mapping[Node, TiedTable],
+        late: Deadline = lambda: False,
     ) -> None:
         self.problem = problem
         self.blocks = blocks
         self.configs = configs
         self.tied = tied
+        self._late = late
         self.variants: dict[str, list[Variant]] = {}
         self._models: dict[tuple[str, int], BlockModel] = {}
         self._survey = Survey(problem) if len(problem.mesh.axes) > 1 else None
@@ -141,7 +147,7 @@ class Stages:
             return solve_model(models[variant], self.tied, 0.0, limit=LIMIT)
 
         numbers = {param: number for number, param in enumerate(self.tied)}
-        explored = explore(block, self.problem.rules, numbers, solve, self._survey)
+        explored = explore(block, self.problem.rules, numbers, solve, self._survey, self._late)
         loses = self.problem.pins.loses
         kept = [variant for variant, _ in explored if not loses(block.nodes, variant.block.nodes)]
         self.variants[block.key] = kept

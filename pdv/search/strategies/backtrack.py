@@ -6,15 +6,18 @@ from pdv.problem import Problem, Solution
 from pdv.search.chain import ChainSolver
 from pdv.search.strategies.budget import Budget, Clock
 
+EXPLORING = 0.7  # of the time, after which what was found is put together
+
 
 def backtrack(problem: Problem, budget: Budget) -> Solution:
-    """The best plan that fits, algebra included; it is not cut short.
+    """The best plan that fits, algebra included; cut short, rewrites not yet looked at are left out.
 
     Raises:
         NoPlanFitsError: if none does.
         TooWideError: if the graph is too wide for elimination.
     """
     clock = Clock(budget.seconds)
-    solution = ChainSolver(problem).solve()
+    allowed_s = EXPLORING * (budget.seconds if budget.most_s is None else budget.most_s)
+    solution = ChainSolver(problem, lambda: clock.elapsed_s > allowed_s).solve()
     budget.on_best(clock.elapsed_s, solution.cost_s)
     return solution

@@ -23,6 +23,7 @@ class Budget:
     Attributes:
         seconds: CPU time; the best plan met so far is taken then.
         effort: times as many steps as by default, for strategies that sample.
+        most_s: CPU time that an exact search may take, where ``seconds`` is a fair share; default: ``seconds``.
         seed: of whatever is random.
         on_best: called with (CPU-seconds since the start, seconds per step) of each plan that fits and is better.
     """
@@ -31,6 +32,7 @@ class Budget:
     seed: int = 0
     on_best: Callable[[float, float], None] = _ignore
     effort: float = 1.0
+    most_s: float | None = None
 
     def steps(self, default: int) -> int:
         """How many of something to do."""

@@ -1,0 +1,44 @@
+"""A search that is cut short gives a plan nevertheless, the same or a dearer one, and says that it was stopped."""
+
+from __future__ import annotations
+
+import pytest
+
+from ir.mesh import Mesh
+from pdv.rewrite.algebra import RULES
+from pdv.search.meshes import search_mesh, search_meshes
+from pdv.search.strategies import Budget
+from pdv.search.strategies.backtrack import backtrack
+from tests.pdv import worlds
+from tests.pdv.pins.graphs import gpt
+
+PROBLEM = worlds.problem(gpt(1), Mesh.of(a=2), rules=RULES)
+
+
+def test_no_time_is_a_plan_without_rewrites() -> None:
+    hurried, patient = search_mesh(PROBLEM, backtrack, Budget(0.0)), search_mesh(PROBLEM)
+    assert not hurried.complete
+    assert patient.complete
+    assert hurried.solution.variants < patient.solution.variants
+    assert hurried.cost.seconds >= patient.cost.seconds * (1 - 1e-12)
+    assert hurried.lower_bound_s <= hurried.cost.seconds
+
+
+def test_memory_is_kept_in_no_time() -> None:
+    free = search_mesh(PROBLEM)
+    tight = worlds.problem(gpt(1), Mesh.of(a=2), rules=RULES, memory_limit=0.93 * free.cost.peak_bytes)
+    hurried = search_mesh(tight, backtrack, Budget(0.0))
+    assert hurried.cost.peak_bytes <= tight.memory_limit
+    assert not hurried.complete
+
+
+def test_time_for_more_is_time_for_all() -> None:
+    assert search_mesh(PROBLEM, backtrack, Budget(1e-9, most_s=1e9)).complete
+
+
+@pytest.mark.parametrize("budget_s", [1e-9, 1e9])
+def test_over_several_meshes(budget_s: float) -> None:
+    problems = [worlds.problem(gpt(1), mesh, rules=RULES) for mesh in (Mesh.of(a=2), Mesh.of(a=4))]
+    found = search_meshes(problems, budget_s=budget_s)
+    assert found.complete == (budget_s > 1)
+    assert found.meshes == (2 if budget_s > 1 else 1)
