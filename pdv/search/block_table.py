@@ -28,7 +28,8 @@ class Solved:
     """A block's cost for every pair of boundary shardings and every state of the tied parameters that it reads.
 
     ``table`` is [sources, sinks, tied…] (size one where the block has no source, no sink, or does not read that
-    parameter); ``sink_configs`` is the sink's configuration in each entry. Where not ``exact`` it is a bound.
+    parameter); ``sink_configs`` is the sink's configuration in each entry. Where not ``exact`` the table is a bound,
+    and where not ``whole`` what it recovers is a guess.
     """
 
     block: Block
@@ -40,6 +41,8 @@ class Solved:
     configs: dict[Node, tuple[Config, ...]]
     sink_configs: Choices | None
     exact: bool = True
+    whole: bool = True
+    model: BlockModel | None = None
 
     def values_for(self, source: int, sink: int, tied: Mapping[Node, int]) -> dict[Variable, int]:
         """The best value of every variable, given the boundary and the tied states."""
@@ -143,7 +146,10 @@ def solve_model(model: BlockModel, tied: Mapping[Node, TiedTable], price: float,
     sinks, table, sink_configs = _project(table, network.options[block.sink] if block.sink is not None else None)
     exact = elimination.exact and network.exact
     variables, options = network.variables, network.options
-    return Solved(block, model.sources, sinks, table, elimination, variables, options, sink_configs, exact)
+    whole = elimination.exact and network.whole
+    return Solved(
+        block, model.sources, sinks, table, elimination, variables, options, sink_configs, exact, whole, model
+    )
 
 
 def _project(table: Table, options: Sequence[Config] | None) -> tuple[tuple[Sharding, ...], Table, Choices | None]:

@@ -35,13 +35,14 @@ class Moving:
 
     ``optimistic`` factors bound the cost from below where more than three want a value; elsewhere they are the same.
     With ``entries``, tables larger than that are replaced by sums of smaller ones that bound them from below.
-    ``inexact`` lists the values whose cost is but bounded.
+    ``inexact`` lists the values whose cost is but bounded, ``relaxed`` those that were split for their size.
     """
 
     configs: ConfigTable
     optimistic: bool = False
     entries: float = math.inf
     inexact: list[Node] = field(default_factory=list)
+    relaxed: list[Node] = field(default_factory=list)
 
     def factors(
         self,
@@ -168,6 +169,7 @@ class _Moved:
     def apart(self) -> list[PricedFactor]:
         """Each reader alone, at its share of the cost: a lower bound, for all together cost the dearest at least."""
         self.moving.inexact.append(self.value)
+        self.moving.relaxed.append(self.value)
         shares = 1.0 / self.wants, 1.0 / max(1, self.keepers)
         factors = [self._alone(number, *shares) for number in range(len(self.readers))]
         if self.leaves:

@@ -35,6 +35,7 @@ class Network:
         options: what the values of each node's variable mean, in order.
         tied: the tied parameters that it reads; values are their ``TiedTable.states``.
         exact: False if some factors only bound what they stand for (``moving``).
+        whole: False if some were split for their size: what the network costs least is then no plan's cost.
     """
 
     factors: tuple[Factor, ...]
@@ -43,6 +44,7 @@ class Network:
     options: dict[Node, tuple[Config, ...]]
     tied: tuple[Node, ...]
     exact: bool = True
+    whole: bool = True
 
 
 class BlockModel:
@@ -76,13 +78,14 @@ class BlockModel:
         self.sizes |= {self.variables[param]: len(tied[param].states) for param in self.tied}
         moving = Moving(configs, optimistic, limit)
         self._factors = (*self._moves(moving, made), *self._uses())
+        self._whole = not moving.relaxed
         self._exact = not moving.inexact and all(tied[param].exact for param in self.tied)
 
     def at(self, price: float) -> Network:
         """The network at a price of memory (seconds per byte)."""
         own = [Factor((self.variables[node],), self._unary(node, price)) for node in self.block.nodes]
         factors = (*own, *(factor.at(price) for factor in self._factors))
-        return Network(factors, self.sizes, self.variables, self.options, self.tied, self._exact)
+        return Network(factors, self.sizes, self.variables, self.options, self.tied, self._exact, self._whole)
 
     def bytes_of(self, values: Mapping[Variable, int], price: float) -> float:
         """Bytes of an assignment whose leaves are kept as is cheapest at ``price``."""

@@ -31,9 +31,11 @@ from pdv.search.variants import Variant
 
 # Entries of a table in the first, bounding pass (16 MB): large enough that two axes are exact at once.
 LIMIT = 2_000_000
-# How far above its bound a plan is first sought, and how often that is changed.
-FIRST_SLACK = 1e-3
+# How far above a bound plans are sought, nearest first.
+SLACKS = (1e-4, 1e-3, 1e-2, 1e-1)
+# How often what is left is bounded again, and how much larger tables may get where that brings little.
 ROUNDS = 6
+GROWTH = 8
 # Rounding that sums of seconds may differ by.
 TOLERANCE = 1e-9
 
@@ -70,6 +72,11 @@ class Stage:
     def exact(self) -> bool:
         """False if the value is only a bound."""
         return all(solved.exact for found in self.portfolios.values() for solved in found.solved)
+
+    @property
+    def whole(self) -> bool:
+        """False if the best path is only a guess."""
+        return all(solved.whole for found in self.portfolios.values() for solved in found.solved)
 
     def left(self, most: float) -> Domains:
         """What programs of at most ``most`` seconds may be made of."""
@@ -121,20 +128,18 @@ class Stages:
             found[key] = [solve_model(model, self.tied, price, limit=LIMIT) for model in models]
         return self._stage(price, found, {key: tuple(range(len(solved))) for key, solved in found.items()})
 
-    def solved(self, price: float, domains: Domains, *, optimistic: bool = False) -> Stage:
-        """Over what is left, exactly (or, ``optimistic``, from below where many want one value).
-
-        Raises:
-            TooWideError: if that is too much still.
-        """
+    def solved(self, price: float, domains: Domains, *, optimistic: bool, limit: float = LIMIT) -> Stage:
+        """Over what is left; ``optimistic`` is from below where many want one value, and otherwise from above."""
         sources = self._sources(domains)
         found: dict[str, list[Solved]] = {}
         for key, variants in domains.items():
             found[key] = []
             for number, domain in variants.items():
                 block = self.variants[key][number].block
-                model = BlockModel(block, self.configs, self.tied, sources[key], optimistic=optimistic, domain=domain)
-                found[key].append(solve_model(model, self.tied, price))
+                model = BlockModel(
+                    block, self.configs, self.tied, sources[key], optimistic=optimistic, limit=limit, domain=domain
+                )
+                found[key].append(solve_model(model, self.tied, price, limit=limit))
         return self._stage(price, found, {key: tuple(variants) for key, variants in domains.items()})
 
     def _explore(self, block: Block) -> None:
@@ -184,33 +189,42 @@ class Stages:
 def narrowed(stages: Stages, price: float, bound: Stage) -> tuple[Stage, float]:
     """(the best plan found at a price, what every plan costs at least), from a bound over everything.
 
-    A plan is sought among what costs little more than the bound; none outside that is cheaper than where it was cut,
-    so that a plan found below the cut is the optimum.
+    A plan is sought close to the bound. What no cheaper plan can be made of is left out, the rest bounded again: with
+    smaller domains fewer tables are split, until none is and the bound is exact.
 
     Raises:
         TooWideError: if not even the closest surroundings of the bound can be solved.
     """
-    best: Stage | None = None
-    floor, slack = bound.value, FIRST_SLACK * bound.value
+    best = _near(stages, price, bound)
+    floor, limit = bound.value, LIMIT
     for _ in range(ROUNDS):
-        cut = bound.value + slack
-        domains = bound.left(cut)
-        try:
-            found = stages.solved(price, domains) if all(domains.values()) else None
-        except TooWideError:
-            if best is not None:
-                break
-            slack /= 4
-            continue
+        if best is not None and best.value <= floor * (1 + TOLERANCE):
+            break
+        most = bound.value * (1 + SLACKS[-1]) if best is None else best.value
+        tighter = stages.solved(price, bound.left(most), optimistic=True, limit=limit)
+        found = tighter if tighter.exact else _near(stages, price, tighter)
         if found is not None and (best is None or found.value < best.value):
             best = found
-        reached = math.inf if best is None else best.value
-        floor = max(floor, min(cut, reached))
-        if reached <= cut * (1 + TOLERANCE):
+        floor = max(floor, min(most, tighter.value))
+        if tighter.whole:
             break
-        slack = reached - bound.value if math.isfinite(reached) else slack * 8
+        if tighter.value - bound.value < (most - bound.value) / GROWTH:
+            limit *= GROWTH
+        bound = tighter
     if best is None:
         raise TooWideError("every block, close to its bound")
-    if not best.exact:
-        floor = min(best.value, stages.solved(price, bound.left(best.value), optimistic=True).value)
     return best, min(floor, best.value)
+
+
+def _near(stages: Stages, price: float, bound: Stage) -> Stage | None:
+    """The best plan among those that a little more than the bound may buy; None if too many may be bought."""
+    for slack in SLACKS:
+        domains = bound.left(bound.value * (1 + slack))
+        if not all(domains.values()):
+            continue
+        found = stages.solved(price, domains, optimistic=False)
+        if not found.whole:
+            return None
+        if math.isfinite(found.value):
+            return found
+    return None
