@@ -147,8 +147,9 @@ def eliminate(
     waiting = [variable for variable in sizes if variable not in keep and variable not in settled]
     buckets: list[_Bucket] = []
     exact = True
+    after = {variable: _size_after(variable, pool, sizes) for variable in waiting}
     while waiting:
-        variable = min(waiting, key=lambda v: (_size_after(v, pool, sizes), v))
+        variable = min(waiting, key=lambda v: (after[v], v))
         waiting.remove(variable)
         touching = [entry for entry in pool if variable in entry[0].variables]
         pool = [entry for entry in pool if variable not in entry[0].variables]
@@ -158,6 +159,8 @@ def eliminate(
             bucket = _minimized(part, variable, sizes)
             pool.append((Factor(bucket.neighbours, bucket.message), len(buckets)))
             buckets.append(bucket)
+        near = {other for factor, _ in touching for other in factor.variables}
+        after |= {other: _size_after(other, pool, sizes) for other in near.intersection(after)}  # no others change
     table = add_up([factor for factor, _ in pool], tuple(keep), sizes)
     return Elimination(tuple(keep), table, tuple(buckets), dict(sizes), frozenset(settled), exact)
 
