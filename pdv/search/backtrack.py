@@ -23,7 +23,8 @@ from pdv.search.survey import Survey, gain
 from pdv.search.variants import Variant, apply_rule, builder_of
 
 ALPHA = 1.2  # Unity's published setting, OSDI'22 section 7
-MAX_PRICED = 32  # variants of one block that are looked at
+MAX_LOOKED_AT = 600  # operators, of all variants of a block that are looked at together
+FEWEST = 6  # variants that are looked at however large the block
 MAX_VARIANTS = 6  # of these that are kept
 WORTH = 1e-3  # what a variant must save under some boundary shardings, relatively, to be kept
 ROUNDS = 4  # times that one rule is applied on end: a product of five that share an input
@@ -131,7 +132,8 @@ class _Exploration:
         found = [(first, before)]
         now = float(before[0].min(initial=np.inf))
         self._push(1.0, first, priced=True)
-        while self._queue and len(found) < MAX_PRICED and not self._deadline():
+        most = max(FEWEST, MAX_LOOKED_AT // len(self._block.nodes))
+        while self._queue and len(found) < most and not self._deadline():
             cost, _, variant, priced = heapq.heappop(self._queue)
             if cost > ALPHA * self._best:
                 break
