@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -28,10 +29,11 @@ def generate(
     """Enumerate small programs, pair them by their values over Z_p, prove each pair, and keep what is of use."""
     from pdv.rewrite.generate.library import generate as find
     from pdv.rewrite.generate.library import written_library
+    from pdv.rewrite.library import written_laws
 
     started = time.process_time()
     with progress_bar(quiet=as_json) as progress:
-        found = find(max_ops=max_ops, seed=seed, report=progress)
+        found = find(max_ops=max_ops, seed=seed, written=written_laws(), report=progress)
     command = f"pdv rules generate --max-ops {max_ops} --seed {seed}"
     text = written_library(found, command)
     if output is not None:
@@ -79,3 +81,61 @@ def check(
         print_json("rules check", laws=len(chosen), parallel_rules=parallel, verified=True)
     else:
         print(f"{len(chosen)} laws and {parallel} parallel rules: all proven")
+
+
+@app.command("list")
+def list_rules(
+    fired: Annotated[
+        Path | None,
+        typer.Option("--fired", help="Only the rules that match this model (an ONNX file).", show_default=False),
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", "-c", help="Plan it for this cluster, and count uses.", show_default=False),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Global batch size, where the model leaves it open.", min=1)] = None,
+    mode: Annotated[str, typer.Option(help="train or infer.")] = "train",
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """List the shipped laws; with --fired, where they match a model, and with --cluster, where its plan uses them."""
+    if mode not in {"train", "infer"}:
+        raise UsageError(f"--mode: {mode!r} is not known", "Allowed: train, infer")
+    if fired is None:
+        _list_all(as_json=as_json)
+        return
+    from pdv.rewrite.fired import fired as count
+    from pdv.rewrite.library import all_rules
+
+    with progress_bar(quiet=as_json) as progress:
+        if cluster is None:
+            from pdv.frontend import load_program
+
+            progress("reading the model", None)
+            graph, derivation = load_program(fired, batch=batch).graph, []
+        else:
+            from pdv.compile import optimize
+
+            plan = optimize(
+                fired, cluster=cluster, batch=batch, mode="infer" if mode == "infer" else "train", progress=progress
+            )
+            graph, derivation = plan.source, plan.document["derivation"]
+        progress("matching", None)
+        rows = count(all_rules(), graph, derivation)
+    if as_json:
+        print_json("rules list", model=str(fired), fired=[asdict(row) for row in rows])
+        return
+    width = max((len(row.rule) for row in rows), default=4)
+    print(f"{'uses':>5} {'matches':>8}  {'rule':<{width}}  equation")
+    for row in rows:
+        print(f"{row.uses:>5} {row.matches:>8}  {row.rule:<{width}}  {row.equation}")
+
+
+def _list_all(*, as_json: bool) -> None:
+    from pdv.rewrite.library import laws
+
+    if as_json:
+        print_json("rules list", laws=[str(law) for law in laws()])
+        return
+    for law in laws():
+        print(law)

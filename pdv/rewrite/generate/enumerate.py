@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ir.types import TensorType
-from pdv.rewrite.generate.generalize import Hint, generalize
+from pdv.rewrite.generate.generalize import generalize
 from pdv.rewrite.generate.reach import Way, follows, operands_of, ops_of, ways
 from pdv.rewrite.generate.space import COMMUTATIVE, Class, Entry, Space, Step
 from pdv.rewrite.generate.worlds import Slot, World
@@ -97,7 +97,7 @@ def _law(world: World, term: Term, known: Class, found: Found, seed: int) -> Law
     left, right = (term, known.term) if set(other) <= set(used) else (known.term, term)
     names = operands_of(left)
     shapes = {name: world.shapes[name] for name in names}
-    law = generalize(Law("candidate", (left,), (right,), shapes), Hint(world.values), seed=seed)
+    law = generalize(Law("candidate", (left,), (right,), shapes), world.values, seed=seed)
     if law is not None:
         found.counts["proven"] += 1
     return law
@@ -128,15 +128,21 @@ def _in_order(space: Space, world: World, size: int) -> list[tuple[Step, tuple[i
     """What a law of a simpler term may explain comes later: operands that stand twice, operands that are terms."""
     found: list[tuple[int, int, Step, tuple[int, ...]]] = []
     for step, children in _candidates(space, world, size):
-        if len(set(children)) < len(children):  # x + x, x · xᵀ: no law of programs needs them
-            continue
         leaves = _leaves(space, children)
+        if any(count > 1 and space.classes[child].size == 0 for child, count in _reads(space, children, leaves)):
+            continue  # x + x, x · f(x): no law of programs needs them
         repeats = len(leaves) - len(set(leaves))
         inside = [op for child in children for op in ops_of(space.classes[child].term)]
-        if repeats <= REPEATS and not (step.op in world.flat and world.flat.intersection(inside)):
+        if repeats <= REPEATS and not (step.op in world.flat and step.op in inside):
             found.append((repeats, len(inside), step, children))
     found.sort(key=lambda candidate: candidate[:2])
     return [(step, children) for _, _, step, children in found]
+
+
+def _reads(space: Space, children: Sequence[int], leaves: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Each child, and how often it, or its first operand, stands among the leaves of all."""
+    for child in children:
+        yield child, leaves.count(space.classes[child].leaves[0])
 
 
 def _leaves(space: Space, children: Sequence[int]) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ir.ops import OPERATORS
 from pdv.rewrite.check import holds
+from pdv.rewrite.generate.reach import ops_of
 from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Scalar, Shape, Star, Symbol, Term
 from pdv.rewrite.sample import attr_uses
 
@@ -16,16 +18,12 @@ _FIXABLE = ("stride", "padding", "dilation", "groups", "kernel", "keepdim", "cau
 _FREE |= {"keepdim": "keep", "start": "start", "stop": "stop"}
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """The world's values of attribute variables, to fall back on."""
+def generalize(law: Law, values: Mapping[str, object], *, seed: int) -> Law | None:
+    """The most general law found that is proven; None if not even the equation itself is true at other sizes.
 
-    values: Mapping[str, object]
-
-
-def generalize(law: Law, hint: Hint, *, seed: int) -> Law | None:
-    """The most general law found that is proven; None if not even the equation itself is true at other sizes."""
-    base = _true_at_all(law, hint, seed)
+    ``values`` are the world's, of attribute variables, to fall back on.
+    """
+    base = _true_at_all(law, values, seed)
     if base is None:
         return None
     for wider in _starred(base):
@@ -43,14 +41,14 @@ def generalize(law: Law, hint: Hint, *, seed: int) -> Law | None:
     return base
 
 
-def _true_at_all(law: Law, hint: Hint, seed: int) -> Law | None:
+def _true_at_all(law: Law, values: Mapping[str, object], seed: int) -> Law | None:
     """The law, with attribute variables fixed to the world's values where it is true only there."""
     if holds(law, seed=seed):
         return law
     variables = [name for name, attr in attr_uses(law).items() if attr in _FIXABLE]
     options = [(name,) for name in variables] + ([tuple(variables)] if len(variables) > 1 else [])
     for names in options:
-        fixed = map_attrs(law, _fixing({name: hint.values[name] for name in names}))
+        fixed = map_attrs(law, _fixing({name: values[name] for name in names}))
         if holds(fixed, seed=seed):
             return fixed
     return None
@@ -97,6 +95,9 @@ def _apart(law: Law, name: str, extent: str) -> Law | None:
 def _starred(law: Law) -> Iterator[Law]:
     """The law with leading dims left open, boldest first: each operand's its own, so that they may broadcast."""
     shapes = list(law.shapes.values())
+    if len({len(shape.dims) for shape in shapes}) == 1 and shapes[0].dims and _is_joining(law):
+        open_ = replace(law, shapes={name: replace(shape, dims=(STAR,)) for name, shape in law.shapes.items()})
+        yield map_attrs(_named_apart(open_), _freeing(("dim",)))
     if all(shape.dims == shapes[0].dims for shape in shapes) and shapes[0].dims:
         yield from _all_open(law, shapes[0].dims)
     for name, shape in law.shapes.items():
@@ -106,6 +107,17 @@ def _starred(law: Law) -> Iterator[Law]:
     yield _led(law, tuple(law.shapes))
     for name in law.shapes:
         yield _led(law, (name,))
+
+
+def _is_joining(law: Law) -> bool:
+    """Whether operands of any dims may stand here, for nothing broadcasts: terms are joined, cut, and mapped."""
+    ops = {op for term in (*law.left, *law.right) for op in ops_of(term)}
+    dims = {written for name, written in _attrs_of(law) if name == "dim"}
+    return (
+        "concat" in ops
+        and len(dims) == 1
+        and all(op in ("concat", "chunk", "slice") or OPERATORS[op].loops == "... -> ..." for op in ops)
+    )
 
 
 def _all_open(law: Law, dims: tuple[object, ...]) -> Iterator[Law]:

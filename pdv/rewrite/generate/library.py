@@ -6,7 +6,7 @@ Entry points: ``generate`` and ``written_library``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ir.modular import PRIME
@@ -15,7 +15,7 @@ from pdv.rewrite.generate.enumerate import Found, Report, explore
 from pdv.rewrite.generate.fuse import fusions
 from pdv.rewrite.generate.menu import WORLDS
 from pdv.rewrite.generate.names import named
-from pdv.rewrite.generate.select import independent, oriented, profitable
+from pdv.rewrite.generate.select import implied, independent, oriented, profitable
 from pdv.rewrite.generate.worlds import World
 from pdv.rewrite.law import Apply, Expression, Law, Operand, Symbol, Term
 
@@ -43,7 +43,7 @@ def generate(
     *,
     max_ops: int = MAX_OPS,
     seed: int = 0,
-    taken: Collection[str] = (),
+    written: Sequence[Law] = (),
     report: Report = lambda stage, share: None,
 ) -> Generated:
     """All laws of the worlds that a search can use. The same arguments give the same laws.
@@ -52,7 +52,7 @@ def generate(
         worlds: in the order in which later ones build on earlier.
         max_ops: operators of a side.
         seed: of the values at which terms are compared and laws tried.
-        taken: names that other laws have.
+        written: laws that are there already: what they imply is left out, and their names are theirs.
         report: called with a stage and the share done.
     """
     found = Found()
@@ -62,9 +62,11 @@ def generate(
     report("selecting and proving", None)
     laws = [law for law in found.laws if profitable(law, seed)]
     laws += [fused for law in found.laws for fused in fusions(law, seed=seed)]
+    found.counts["of use"] = len(laws)
     laws = independent(list({_key(law): law for law in laws}.values()), seed)
+    laws = [law for law in laws if len(law.left) > 1 or not implied(law, written, seed)]
     laws = [oriented(spread, seed) for law in laws for spread in _for_each_function(law, seed)]
-    shipped = named(laws, taken)
+    shipped = named(laws, taken={law.name for law in written})
     found.counts["kept"] = len(shipped)
     return Generated(tuple(proven(law, seed=seed) for law in shipped), found.counts)
 

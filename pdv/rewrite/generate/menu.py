@@ -14,9 +14,15 @@ def _world(
 
 
 def _images(
-    name: str, operands: str, offers: str, max_ops: int = 3, given: str = "", values: Mapping[str, object] | None = None
+    name: str,
+    operands: str,
+    offers: str,
+    max_ops: int = 3,
+    given: str = "",
+    flat: str = "",
+    values: Mapping[str, object] | None = None,
 ) -> World:
-    return World(name, operands, {**_IMAGES, **(values or {})}, offers, max_ops, given)
+    return World(name, operands, {**_IMAGES, **(values or {})}, offers, max_ops, given, frozenset(flat.split()))
 
 
 _IMAGES: Mapping[str, object] = {
@@ -42,7 +48,8 @@ ELEMENTS = (
         "scale(x, factor=c * e), scale(x, factor=c + e)",
         t=3, k=5, c=0.17, e=0.23,
     ),
-    _world("signs", "x[t, k] y[t, k] z[t, k]", "add(_, _), sub(_, _), neg(_), scale(_, factor=c)", t=3, k=5, c=0.17),
+    _world("signs", "x[t, k] y[t, k] z[t, k]", "add(_, _), sub(_, _), neg(_), scale(_, factor=c)",
+        flat="neg", t=3, k=5, c=0.17),
 )  # fmt: skip
 
 MOVES = (
@@ -96,7 +103,7 @@ SUMS = (
         "reductions",
         "x[a, e, f] y[a, e, f] z[e, f]",
         "reduce_sum(_, dims=(-1,), keepdim=keep), reduce_sum(_, dims=(-2,), keepdim=keep),"
-        " reduce_mean(_, dims=(-1,), keepdim=keep), add(_, _), mul(_, _), scale(_, factor=c),"
+        " reduce_mean(_, dims=(-1,), keepdim=keep), add(_, _), scale(_, factor=c),"
         " permute(_, perm=(0, 2, 1))",
         flat="reduce_sum reduce_mean",
         a=2, e=3, f=5, c=0.17, keep=True,
@@ -104,7 +111,7 @@ SUMS = (
 )  # fmt: skip
 
 PRODUCTS = (
-    _world("chains", "x[t, k] y[k, n] w[n, p]", "matmul(_, _)", t=3, k=4, n=5, p=2),
+    _world("chains", "x[t, k] y[k, n] w[n, p]", "matmul(_, _), permute(_, perm=(1, 0))", t=3, k=4, n=5, p=2),
     _world(
         "transposes",
         "x[t, k] y[k, n] w[n, p] z[t, k]",
@@ -152,6 +159,7 @@ PRODUCTS = (
         "x[t, k] w[n, k] b[n]",
         "linear(_, _), chunk(_, dim=0, parts=2, index=0), chunk(_, dim=-1, parts=2, index=0),"
         " slice(_, dim=-1, start=a, stop=e), slice(_, dim=0, start=a, stop=e), add(_, b)",
+        flat="chunk slice",
         t=6, k=8, n=14, a=1, e=6,
     ),
     _world(
@@ -159,6 +167,7 @@ PRODUCTS = (
         "x[t, k] y[k, n] z[k, m] u[r, k]",
         "matmul(_, _), concat(_, _, dim=-1), concat(_, _, dim=0), chunk(_, dim=-1, parts=2, index=0),"
         " chunk(_, dim=0, parts=2, index=0)",
+        flat="concat chunk",
         t=6, k=4, n=10, m=7, r=9,
     ),
     _world(
@@ -219,37 +228,42 @@ ROWS = (
 
 IMAGES = (
     _images("conv sums", "x[b, c, h, w] y[b, c, h, w] f[e, c, r, q] g[e, c, r, q]",
-           f"{_CONV}, add(_, _), scale(_, factor=a)", 4, values={"a": 0.17}),
+           f"{_CONV}, add(_, _), scale(_, factor=a)", 4, values={"a": 0.17}, flat="scale"),
     _images("conv fused", "x[b, c, h, w] f[e, c, r, q] g[m, c, r, q]",
            f"{_CONV}, concat(_, _, dim=0), concat(_, _, dim=1), relu(_), slice(_, dim=1, start=0, stop=e)",
-           values={"m": 6}),
+           values={"m": 6}, flat="concat relu slice"),
     _images("conv joined", "x[b, c, h, w] y[b, m, h, w] f[e, c, r, q] g[e, m, r, q]",
-           f"{_CONV}, concat(_, _, dim=1), add(_, _)", 4, values={"m": 6}),
+           f"{_CONV}, concat(_, _, dim=1), add(_, _)", 4, values={"m": 6}, flat="concat"),
     _images("conv of batches", "x[b, c, h, w] y[m, c, h, w] f[e, c, r, q]", f"{_CONV}, concat(_, _, dim=0), relu(_)",
-           values={"m": 1}),
+           values={"m": 1}, flat="concat relu"),
     _images("conv in pieces", "x[b, c, h, w] f[e, c, r, q]",
-           f"{_CONV}, chunk(_, dim=0, parts=2, index=0), chunk(_, dim=1, parts=2, index=0)", values={"e": 8}),
+           f"{_CONV}, chunk(_, dim=0, parts=2, index=0), chunk(_, dim=1, parts=2, index=0)",
+           values={"e": 8}, flat="chunk"),
     _images("conv in groups", "x[b, c, h, w] y[b, c, h, w] f[e, c, r, q] g[e, c, r, q]",
            f"{_CONV}, conv2d(_, _, stride=stride, padding=padding, groups=2), concat(_, _, dim=0),"
-           " concat(_, _, dim=1)"),
-    _images("conv scaled", "x[b, c, h, w] f[e, c, r, q] s[e] t[c]", f"{_CONV}, mul(_, _), relu(_)", 3,
-           "reshape(s, shape=(e, 1, 1)), reshape(s, shape=(e, 1, 1, 1)), reshape(t, shape=(c, 1, 1))"),
+           " concat(_, _, dim=1)", flat="concat conv2d"),
+    _images("conv scaled", "x[b, c, h, w] f[e, c, r, q] s[e] t[c]", f"{_CONV}, mul(_, _)", 3,
+           "reshape(s, shape=(e, 1, 1)), reshape(s, shape=(e, 1, 1, 1)), reshape(t, shape=(c, 1, 1))",
+           flat="mul conv2d"),
     _images("conv-norm", "x[b, c, h, w] f[e, c, r, q] m[e] v[e] g[e] a[e]",
            f"{_CONV}, mul(_, _), add(_, _), batch_norm(_, m, v, g, a, eps=eps)", 3,
            "reshape(mul(g, rsqrt(shift(v, offset_by=eps))), shape=(e, 1, 1)),"
            " reshape(mul(g, rsqrt(shift(v, offset_by=eps))), shape=(e, 1, 1, 1)),"
-           " reshape(sub(a, mul(m, mul(g, rsqrt(shift(v, offset_by=eps))))), shape=(e, 1, 1))", values={"eps": 1e-5}),
-    _images("conv of points", "x[b, c, h, w] f[e, c, 1, 1] g[p, e, 1, 1]",
-           "conv2d(_, _), matmul(_, _), linear(_, _), permute(_, perm=(0, 2, 3, 1)), permute(_, perm=(0, 3, 1, 2)),"
-           " reshape(_, shape=(p, c, 1, 1))", 4,
-           "reshape(f, shape=(e, c)), reshape(g, shape=(p, e))", values={"p": 8}),
+           " reshape(sub(a, mul(m, mul(g, rsqrt(shift(v, offset_by=eps))))), shape=(e, 1, 1))",
+           values={"eps": 1e-5}, flat="mul add batch_norm conv2d"),
+    _images("conv of points", "x[b, c, h, w] f[e, c, 1, 1] g[p, e, 1, 1]", "conv2d(_, f), conv2d(_, g)", 2,
+           "conv2d(x, reshape(matmul(reshape(g, shape=(p, e)), reshape(f, shape=(e, c))), shape=(p, c, 1, 1)))",
+           values={"p": 8}),
+    _images("conv as product", "x[b, c, h, w] f[e, c, 1, 1]", "conv2d(_, f), permute(_, perm=(0, 3, 1, 2))", 2,
+           "linear(permute(x, perm=(0, 2, 3, 1)), reshape(f, shape=(e, c)))"),
     _images("pools", "x[b, c, h, w] y[b, c, h, w] z[b, m, h, w] f[e, c, 1, 1]",
            "avg_pool2d(_, kernel=kernel, stride=stride, padding=padding),"
            " max_pool2d(_, kernel=kernel, stride=stride, padding=padding), add(_, _), scale(_, factor=a), relu(_),"
-           " concat(_, _, dim=1), conv2d(_, f)", values={"m": 1, "kernel": (2, 2), "a": 0.17}),
+           " concat(_, _, dim=1), conv2d(_, f)",
+           values={"m": 1, "kernel": (2, 2), "a": 0.17}, flat="avg_pool2d max_pool2d scale relu concat conv2d"),
     _images("norm of images", "x[b, c, h, w] y[b, m, h, w] z[b, c, h, w]",
            "channel_mean(_), concat(_, _, dim=1), concat(_, _, dim=0), add(_, _), scale(_, factor=a), relu(_)",
-           values={"m": 1, "a": 0.17}),
+           values={"m": 1, "a": 0.17}, flat="concat scale relu"),
 )  # fmt: skip
 
 WORLDS = (*ELEMENTS, *MOVES, *SUMS, *PRODUCTS, *ROWS, *IMAGES)

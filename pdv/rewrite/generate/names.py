@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 from pdv.rewrite.generate.reach import ops_of
+from pdv.rewrite.generate.select import FOLDED
 from pdv.rewrite.law import Apply, Law
 
 
@@ -38,6 +39,8 @@ def effect(law: Law) -> str:
         return _cancelled(left)
     before, after = Counter(ops_of(left)), Counter(ops_of(right))
     gone, new = before - after, after - before
+    if after.total() >= before.total() + FOLDED:
+        return f"fold-{_listed(gone)}-into-{_listed(before - gone)}" if before != gone else f"unfold-{_listed(gone)}"
     if new and gone:
         return f"fuse-{_listed(gone)}-into-{_listed(new)}"
     if left.op != right.op:

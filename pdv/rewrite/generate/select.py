@@ -14,6 +14,7 @@ from pdv.rewrite.instantiate import instantiate
 from pdv.rewrite.law import Apply, Law, Term
 from pdv.rewrite.sample import Values, samples
 
+FOLDED = 4  # operators more than the other side has
 LOOKS = 60  # draws at which the work of both sides is compared
 
 
@@ -23,13 +24,18 @@ def profitable(law: Law, seed: int) -> bool:
 
 
 def oriented(law: Law, seed: int) -> Law:
-    """The side of more operators, or else of more elements computed, on the left."""
+    """The side of more operators, or else of more elements computed, on the left.
+
+    A side that is much longer does arithmetic on weights, once: that is what a law folds into, so it is on the right.
+    """
     if len(law.left) > 1:
         return law
     left, right = _count(law.left[0]), _count(law.right[0])
     if left == right:
         pairs = [(_elements(before), _elements(after)) for before, after, _ in _instances(law, seed)]
         left, right = (sum(pair[side] for pair in pairs) for side in (0, 1))
+    if abs(left - right) >= FOLDED:
+        left, right = right, left
     return law if left >= right else replace(law, left=law.right, right=law.left)
 
 
@@ -45,12 +51,12 @@ def independent(laws: Sequence[Law], seed: int) -> list[Law]:
     """The laws without those that others imply, the largest tried first; laws of several results all stay."""
     left = list(laws)
     for law in sorted(laws, key=lambda law: (-_size(law), str(law))):
-        if len(law.left) == 1 and _implied(law, [other for other in left if other is not law], seed):
+        if len(law.left) == 1 and implied(law, [other for other in left if other is not law], seed):
             left.remove(law)
     return left
 
 
-def _implied(law: Law, others: Sequence[Law], seed: int) -> bool:
+def implied(law: Law, others: Sequence[Law], seed: int) -> bool:
     """Whether the left side's root, in a space of both sides' terms alone, follows by others from the right."""
     found = different_extents(law, seed)
     if found is None:
@@ -89,7 +95,7 @@ def _instances(law: Law, seed: int) -> list[tuple[Graph, Graph, Values]]:
 def _work(graph: Graph) -> Counter[str]:
     """Operators with the shapes that they read and make."""
     return Counter(
-        f"{node.op.name} {[str(operand.type) for operand in node.operands]} {node.type}"
+        f"{node.op.name} {sorted(str(operand.type) for operand in node.operands)} {node.type}"
         for node in graph.nodes
         if not node.is_leaf
     )

@@ -28,7 +28,7 @@ class World:
         offers: the steps, comma-separated.
         max_ops: operators of the largest term.
         given: terms that count as operands, because only weights are in them.
-        flat: operators that do not stand inside one of their own.
+        flat: operators that stand inside no other of the same name.
     """
 
     name: str

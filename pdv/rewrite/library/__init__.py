@@ -22,6 +22,11 @@ def read_laws(path: Path) -> tuple[Law, ...]:
     return tuple(parse_law(line) for line in lines if line.strip() and not line.startswith("#"))
 
 
+def written_laws() -> tuple[Law, ...]:
+    """The laws that people wrote."""
+    return read_laws(Path(__file__).parent / FILES[0])
+
+
 @cache
 def laws() -> tuple[Law, ...]:
     """All laws, the written ones first; a law of the same name or text is taken once."""
