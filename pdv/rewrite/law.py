@@ -177,8 +177,8 @@ def evaluate(expression: Expression, values: Mapping[str, object]) -> object:
         case _:
             found: list[object] = []
             for item in expression:
-                value = evaluate(item, values)
-                found.extend(value if isinstance(item, Star) and isinstance(value, tuple) else (value,))
+                part = evaluate(item, values)
+                found.extend(part if isinstance(item, Star) and isinstance(part, tuple) else (part,))
             return tuple(found)
 
 
