@@ -16,11 +16,15 @@ from pdv.search.variants import Variant
 
 @dataclass(frozen=True)
 class Choice:
-    """One block of the graph: the variant taken, the configuration of each of its nodes, storages by operand."""
+    """One block of the graph: the variant taken, and the configuration of each of its nodes.
+
+    ``price`` of memory (seconds per byte) says where its parameters rest.
+    """
 
     block: Block
     variant: Variant
     configs: Sequence[Config]
+    price: float = 0.0
 
 
 def rewritten_graph(graph: Graph, variants: Sequence[tuple[Block, Variant]]) -> tuple[Graph, dict[Node, Node]]:
@@ -48,7 +52,7 @@ def rewritten_graph(graph: Graph, variants: Sequence[tuple[Block, Variant]]) -> 
 
 
 def assemble(
-    graph: Graph, choices: Sequence[Choice], tied: Mapping[Node, Storage], price: float
+    graph: Graph, choices: Sequence[Choice], tied: Mapping[Node, Storage]
 ) -> tuple[Graph, Assignment, tuple[AlgebraicStep, ...]]:
     """The rewritten graph, what each of its nodes and parameters does, and the rules applied per block."""
     rewritten, new = rewritten_graph(graph, [(choice.block, choice.variant) for choice in choices])
@@ -58,7 +62,7 @@ def assemble(
     for number, choice in enumerate(choices):
         for node, config in zip(choice.variant.block.nodes, choice.configs, strict=True):
             splits[new[node]] = config.splits
-            for operand, kept in config.storage(price):
+            for operand, kept in config.storage(choice.price):
                 storage.setdefault(new[node.operands[operand]], kept)
         steps += [AlgebraicStep(rule, number) for rule in choice.variant.rules]
     return rewritten, Assignment(splits, storage), tuple(steps)

@@ -33,6 +33,7 @@ class Solved:
     """
 
     block: Block
+    model: BlockModel
     sources: tuple[Sharding, ...]
     sinks: tuple[Sharding, ...]
     table: Table
@@ -42,7 +43,6 @@ class Solved:
     sink_configs: Choices | None
     exact: bool = True
     whole: bool = True
-    model: BlockModel | None = None
 
     def values_for(self, source: int, sink: int, tied: Mapping[Node, int]) -> dict[Variable, int]:
         """The best value of every variable, given the boundary and the tied states."""
@@ -148,7 +148,7 @@ def solve_model(model: BlockModel, tied: Mapping[Node, TiedTable], price: float,
     variables, options = network.variables, network.options
     whole = elimination.exact and network.whole
     return Solved(
-        block, model.sources, sinks, table, elimination, variables, options, sink_configs, exact, whole, model
+        block, model, model.sources, sinks, table, elimination, variables, options, sink_configs, exact, whole
     )
 
 

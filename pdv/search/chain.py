@@ -15,6 +15,7 @@ import numpy as np
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph, Node
+from ir.sharding import Sharding
 from pdv.pcg.derive import derive
 from pdv.pcg.plan_cost import plan_cost, whole_bytes
 from pdv.pcg.redistribute import Redistribution
@@ -23,19 +24,35 @@ from pdv.search.assemble import Choice, assemble
 from pdv.search.backtrack import Deadline
 from pdv.search.blocks import Block, split_blocks, tied_params
 from pdv.search.configs import Config, ConfigTable
+from pdv.search.memory import fitting
 from pdv.search.path import at
 from pdv.search.stage import Stage, Stages, narrowed
 from pdv.search.tied import TiedTable
 from pdv.search.variants import Variant, apply_rules
 
-BISECTIONS = 14
+
+@dataclass(frozen=True)
+class Part:
+    """What one block of a plan does: a variant (by number), its nodes' configurations, and what it costs.
+
+    ``source`` and ``sink`` are the shardings at its boundary; ``price`` says where its parameters rest.
+    """
+
+    number: int
+    configs: tuple[Config, ...]
+    source: Sharding | None
+    sink: Sharding | None
+    price: float
+    seconds: float
+    num_bytes: float
 
 
 @dataclass(frozen=True)
 class Priced:
     """The best derivation at one price, with its true seconds and bytes.
 
-    No derivation has less ``cost_s + price * memory_bytes`` than ``value``.
+    No derivation has less ``cost_s + price * memory_bytes`` than ``value``. ``parts`` are by block, ``states`` by tied
+    parameter; ``stage`` is where they come from.
     """
 
     price: float
@@ -45,6 +62,9 @@ class Priced:
     graph: Graph
     steps: tuple[AlgebraicStep, ...]
     assignment: Assignment
+    parts: tuple[Part, ...]
+    states: tuple[int, ...]
+    stage: Stage
 
 
 class Noticed:
@@ -71,9 +91,9 @@ class ChainSolver:
         self.blocks = tuple(replace(block, key=block.key + problem.pins.mark(block.nodes)) for block in blocks)
         self._numbers = tied_params(problem.graph)
         self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), self._numbers)
-        self._tied = {param: TiedTable(self.configs, param, _reads(problem.graph, param)) for param in self._numbers}
-        self._whole_bytes = whole_bytes(problem.graph)
-        self._stages = Stages(problem, self.blocks, self.configs, self._tied, self._late)
+        self.tied = {param: TiedTable(self.configs, param, _reads(problem.graph, param)) for param in self._numbers}
+        self.whole_bytes = whole_bytes(problem.graph)
+        self._stages = Stages(problem, self.blocks, self.configs, self.tied, self._late)
         self.exact = True  # no plan so far had a price that is but bounded
 
     def solve(self) -> Solution:
@@ -85,7 +105,8 @@ class ChainSolver:
         free = self.at_price(0.0)
         if free.memory_bytes <= self.problem.memory_limit:
             return self._solution(free, free.value)
-        return self._priced_solution(free)
+        best, bound = fitting(self, free)
+        return self._solution(best, bound)
 
     def at_price(self, price: float) -> Priced:
         """The exact optimum of seconds + price x bytes.
@@ -102,43 +123,12 @@ class ChainSolver:
             )
         found, value = (bound, bound.value) if bound.exact else narrowed(self._stages, price, bound)
         self.exact = self.exact and found.exact
-        return self._priced(price, value + price * self._whole_bytes, found)
+        return self._priced(price, value + price * self.whole_bytes, found)
 
-    def _priced_solution(self, free: Priced) -> Solution:
-        limit = self.problem.memory_limit
-        bound = free.value
-        low, high = 0.0, free.cost_s / max(free.memory_bytes, 1.0)
-        found = self.at_price(high)
-        while found.memory_bytes > limit and high < 1e3 * max(free.cost_s, 1e-9):
-            bound = max(bound, found.value - high * limit)
-            low, high = high, high * 16
-            found = self.at_price(high)
-        if found.memory_bytes > limit:
-            self._refuse(found)
-        best = found
-        for _ in range(BISECTIONS):
-            bound = max(bound, found.value - found.price * limit)
-            if best.cost_s - bound <= 1e-3 * best.cost_s or self._late():
-                break
-            middle = (low * high) ** 0.5 if low > 0 else high / 16
-            found = self.at_price(middle)
-            if found.memory_bytes > limit:
-                low = middle
-            else:
-                high = middle
-                best = min(best, found, key=lambda p: p.cost_s)
-        bound = max(bound, found.value - found.price * limit)
-        return self._solution(best, min(bound, best.cost_s))
-
-    def _refuse(self, smallest: Priced) -> None:
-        limit, needed = self.problem.memory_limit, smallest.memory_bytes
-        gib = 2.0**30
-        raise NoPlanFitsError(
-            f"the smallest plan on {self.problem.mesh} needs {needed / gib:.3g} GiB per device, the limit is "
-            f"{limit / gib:.3g} GiB ({(needed - limit) / gib:.3g} GiB too much)",
-            mend=f"Use about {needed / limit:.1f} times as many devices, a smaller batch, or a narrower type",
-            needed_bytes=needed,
-        )
+    @property
+    def late(self) -> bool:
+        """True once no more should be tried."""
+        return self._late()
 
     def _solution(self, priced: Priced, bound: float) -> Solution:
         return Solution(
@@ -155,33 +145,53 @@ class ChainSolver:
         )
 
     def _priced(self, price: float, value: float, stage: Stage) -> Priced:
-        """The plan that a stage's best path stands for, with its own price."""
+        """The plan that a stage's best path stands for."""
         states, path = stage.path.best()
-        recovered: dict[tuple[str, int, int], tuple[int, list[Config]]] = {}
-        choices = []
+        known: dict[tuple[str, int, int], Part] = {}
+        parts = []
         for block, (source, sink) in zip(self.blocks, path, strict=True):
             key = (block.key, source, sink)
-            if key not in recovered:
-                recovered[key] = self._recovered(stage, block, source, sink, states)
-            number, configs = recovered[key]
-            choices.append(Choice(block, self._variant(block, stage.numbers[block.key][number]), configs))
+            if key not in known:
+                known[key] = self.part(stage, price, block, source, sink, states)
+            parts.append(known[key])
+        return self.assembled(parts, states, price, value, stage)
+
+    def assembled(
+        self, parts: Sequence[Part], states: tuple[int, ...], price: float, value: float, stage: Stage
+    ) -> Priced:
+        """The plan made of these parts, with its own price."""
+        choices = [
+            Choice(block, self._variant(block, part.number), part.configs, part.price)
+            for block, part in zip(self.blocks, parts, strict=True)
+        ]
         storage = {
-            param: table.states[state].storage for (param, table), state in zip(self._tied.items(), states, strict=True)
+            param: table.states[state].storage for (param, table), state in zip(self.tied.items(), states, strict=True)
         }
-        graph, assignment, steps = assemble(self.problem.graph, choices, storage, price)
+        graph, assignment, steps = assemble(self.problem.graph, choices, storage)
         problem = replace(self.problem, graph=graph)
         cost = plan_cost(problem, derive(problem, assignment, self.configs.moves).pcg)
-        return Priced(price, value, cost.seconds, cost.memory_bytes, graph, steps, assignment)
+        return Priced(
+            price, value, cost.seconds, cost.memory_bytes, graph, steps, assignment, tuple(parts), states, stage
+        )
 
-    def _recovered(
-        self, stage: Stage, block: Block, source: int, sink: int, states: Sequence[int]
-    ) -> tuple[int, list[Config]]:
-        """Which variant is best between two boundary shardings, and its nodes' configurations."""
+    def part(self, stage: Stage, price: float, block: Block, source: int, sink: int, states: tuple[int, ...]) -> Part:
+        """The best that a block does between two boundary shardings (by number in its portfolio)."""
         entry = stage.portfolios[block.key]
-        number = int(entry.choice[(source, sink, *at(states, entry.choice.shape[2:]))])
+        where = (source, sink, *at(states, entry.choice.shape[2:]))
+        number = int(entry.choice[where])
         solved = entry.solved[number]
         column = solved.sinks.index(entry.sinks[sink]) if entry.sinks else 0
-        return number, solved.configs_for(source, column, dict(zip(self._tied, states, strict=True)))
+        values = solved.values_for(source, column, dict(zip(self.tied, states, strict=True)))
+        num_bytes = solved.model.bytes_of(values, price)
+        return Part(
+            stage.numbers[block.key][number],
+            tuple(solved.configs[node][values[solved.variables[node]]] for node in solved.block.nodes),
+            entry.sources[source] if block.source is not None else None,
+            entry.sinks[sink] if entry.sinks else None,
+            price,
+            float(entry.table[where]) - price * num_bytes,
+            num_bytes,
+        )
 
     def _variant(self, block: Block, number: int) -> Variant:
         """A variant of a block, which may have been found for an equal one."""

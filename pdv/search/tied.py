@@ -58,12 +58,14 @@ class TiedTable:
 
     def own(self, price: float) -> Table:
         """[states] what rests, and the way that is paid once."""
-        costs = []
-        for state in self.states:
-            seconds, memory = self._configs.resident(self.param, state.storage)
-            way = self._rest_s(TiedState(state.storage, state.storage.sharding), [state.named])
-            costs.append(seconds + float(way[0]) + price * memory)
-        return np.array(costs)
+        return np.array([seconds + price * held for seconds, held in map(self.own_parts, range(len(self.states)))])
+
+    def own_parts(self, number: int) -> tuple[float, float]:
+        """(seconds, bytes) of one state."""
+        state = self.states[number]
+        seconds, memory = self._configs.resident(self.param, state.storage)
+        way = self._rest_s(TiedState(state.storage, state.storage.sharding), [state.named])
+        return seconds + float(way[0]), memory
 
     def use(self, needs: Sequence[Sharding], *, keep: bool, optimistic: bool) -> tuple[Table, Table | None]:
         """[states, needs] the seconds that one reader adds, and the bytes."""

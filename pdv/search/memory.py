@@ -1,0 +1,199 @@
+"""The best plan within a limit of memory: the price at which memory is worth its limit, then parts of several plans.
+
+The price that gives the best bound is found by Kelley's cutting planes: the plan that is too large and the one that
+fits are two lines over the price, and where they meet is tried next (Kelley, SIAM 1960). At that price both cost alike,
+and equal blocks do the same in each; a plan in which some blocks do as in one and some as in the other is a chain over
+the *Pareto front* of seconds and bytes, which closes what the price alone leaves open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ir.errors import NoPlanFitsError
+from ir.sharding import Sharding
+from pdv.search.exact import Table
+
+if TYPE_CHECKING:
+    from pdv.search.chain import ChainSolver, Part, Priced
+
+# Prices tried at most; each is a new corner of the lower hull of (bytes, seconds), of which few matter.
+PRICES = 12
+# A plan this close to the bound is good enough.
+GAP = 1e-4
+# First price, as times (seconds of the free plan / limit), and how far it goes up.
+FIRST_PRICE = 1.0
+STEEPER = 32.0
+STEEPEST = 1e6
+# Points of the front that are kept: the limit cut into so many steps of bytes.
+STEPS = 4096
+
+
+def fitting(solver: ChainSolver, free: Priced) -> tuple[Priced, float]:
+    """(the best plan found that fits, what every plan that fits costs at least).
+
+    Raises:
+        NoPlanFitsError: saying by how much the smallest plan is too large.
+    """
+    limit = solver.problem.memory_limit
+    plans = [free]
+    bound = free.value
+    large, small = free, _small_enough(solver, free, plans)
+    for _ in range(PRICES):
+        bound = max(bound, *(plan.value - plan.price * limit for plan in plans))
+        if small.cost_s - bound <= GAP * small.cost_s or solver.late or large.memory_bytes <= small.memory_bytes:
+            break
+        price = (small.cost_s - large.cost_s) / (large.memory_bytes - small.memory_bytes)
+        if any(abs(price - plan.price) <= 1e-9 * price for plan in plans):
+            break
+        found = solver.at_price(price)
+        plans.append(found)
+        if found.memory_bytes > limit:
+            large = found
+        elif found.cost_s < small.cost_s:
+            small = found
+        else:
+            break
+    bound = max(bound, *(plan.value - plan.price * limit for plan in plans))
+    best = min((plan for plan in plans if plan.memory_bytes <= limit), key=lambda plan: plan.cost_s)
+    if best.cost_s - bound > GAP * best.cost_s:
+        mixed = _mixed(solver, plans, best)
+        if mixed is not None and mixed.memory_bytes <= limit and mixed.cost_s < best.cost_s:
+            best = mixed
+    return best, min(bound, best.cost_s)
+
+
+def _small_enough(solver: ChainSolver, free: Priced, plans: list[Priced]) -> Priced:
+    """A plan that fits, memory made dearer until there is one."""
+    limit = solver.problem.memory_limit
+    unit = free.cost_s / max(limit, 1.0)
+    price = FIRST_PRICE * unit
+    while True:
+        found = solver.at_price(price)
+        plans.append(found)
+        if found.memory_bytes <= limit:
+            return found
+        if price >= STEEPEST * unit:
+            raise _refusal(solver, found)
+        price = min(price * STEEPER, STEEPEST * unit)
+
+
+def _refusal(solver: ChainSolver, smallest: Priced) -> NoPlanFitsError:
+    limit, needed = solver.problem.memory_limit, smallest.memory_bytes
+    gib = 2.0**30
+    return NoPlanFitsError(
+        f"the smallest plan on {solver.problem.mesh} needs {needed / gib:.3g} GiB per device, the limit is "
+        f"{limit / gib:.3g} GiB ({(needed - limit) / gib:.3g} GiB too much)",
+        mend=f"Use about {needed / limit:.1f} times as many devices, a smaller batch, or a narrower type",
+        needed_bytes=needed,
+    )
+
+
+@dataclass(frozen=True)
+class _Front:
+    """Undominated ways to reach one sharding: seconds, bytes, and for each where it comes from.
+
+    ``origin`` is [points, 3]: the front before (by number), its point, and the part taken.
+    """
+
+    seconds: Table
+    num_bytes: Table
+    origin: np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _mixed(solver: ChainSolver, plans: Sequence[Priced], best: Priced) -> Priced | None:
+    """The best plan whose blocks each do as in some of the plans (tied parameters as in ``best``)."""
+    limit = solver.problem.memory_limit
+    options = _options(solver, plans, best.states)
+    own_s = own_bytes = 0.0
+    for table, state in zip(solver.tied.values(), best.states, strict=True):
+        seconds, held = table.own_parts(state)
+        own_s, own_bytes = own_s + seconds, own_bytes + held
+    room = limit - own_bytes - solver.whole_bytes
+    fronts: dict[Sharding | None, _Front] = {None: _Front(np.zeros(1), np.zeros(1), np.zeros((1, 3), dtype=np.int64))}
+    history = []
+    for block in solver.blocks:
+        history.append(fronts)
+        fronts = _advanced(fronts, options[block.key], room)
+        if not fronts:
+            return None
+    ends = [(front.seconds[0], sharding, 0) for sharding, front in fronts.items()]
+    _, at, point = min(ends, key=lambda end: (end[0], str(end[1])))
+    parts: list[Part] = []
+    for block, before in zip(reversed(solver.blocks), reversed(history), strict=True):
+        number, earlier, taken = fronts[at].origin[point]
+        parts.append(options[block.key][taken])
+        fronts, at, point = before, list(before)[number], int(earlier)
+    return solver.assembled(parts[::-1], best.states, best.price, best.value, best.stage)
+
+
+def _options(solver: ChainSolver, plans: Sequence[Priced], states: tuple[int, ...]) -> dict[str, list[Part]]:
+    """By block key: what equal blocks do in any plan, and what they would do between any of their shardings there."""
+    sources: dict[str, dict[Sharding | None, None]] = {}
+    sinks: dict[str, dict[Sharding | None, None]] = {}
+    for plan in plans:
+        for block, part in zip(solver.blocks, plan.parts, strict=True):
+            sources.setdefault(block.key, {})[part.source] = None
+            sinks.setdefault(block.key, {})[part.sink] = None
+    found: dict[str, list[Part]] = {}
+    for block in solver.blocks:
+        if block.key not in found:
+            parts = []
+            for plan in plans:
+                entry = plan.stage.portfolios[block.key]
+                rows = [entry.sources.index(s) for s in sources[block.key] if s in entry.sources] or [0]
+                columns = [entry.sinks.index(s) for s in sinks[block.key] if s in entry.sinks] or [0]
+                for row in rows:
+                    for column in columns:
+                        part = solver.part(plan.stage, plan.price, block, row, column, states)
+                        if math.isfinite(part.seconds):
+                            parts.append(part)
+            found[block.key] = _best_parts(parts)
+    return found
+
+
+def _best_parts(parts: Iterable[Part]) -> list[Part]:
+    """Those that no other part between the same shardings beats."""
+    kept: list[Part] = []
+    for part in sorted(parts, key=lambda p: (str(p.source), str(p.sink), p.seconds, p.num_bytes)):
+        last = kept[-1] if kept else None
+        same = last is not None and (last.source, last.sink) == (part.source, part.sink)
+        if last is None or not same or part.num_bytes < last.num_bytes:
+            kept.append(part)
+    return kept
+
+
+def _advanced(
+    fronts: dict[Sharding | None, _Front], parts: Sequence[Part], room: float
+) -> dict[Sharding | None, _Front]:
+    """The fronts behind one more block."""
+    numbers = {sharding: number for number, sharding in enumerate(fronts)}
+    found: dict[Sharding | None, list[_Front]] = {}
+    for taken, part in enumerate(parts):
+        front = fronts.get(part.source)
+        if front is None:
+            continue
+        points = np.arange(len(front.seconds))
+        origin = np.stack([np.full_like(points, numbers[part.source]), points, np.full_like(points, taken)], axis=1)
+        after = _Front(front.seconds + part.seconds, front.num_bytes + part.num_bytes, origin)
+        found.setdefault(part.sink, []).append(after)
+    joined = {sharding: _undominated(reached, room) for sharding, reached in found.items()}
+    return {sharding: front for sharding, front in joined.items() if len(front.seconds)}
+
+
+def _undominated(fronts: Sequence[_Front], room: float) -> _Front:
+    """The points that fit and that no other beats, cheapest first; of those in one step of bytes the cheapest."""
+    seconds = np.concatenate([front.seconds for front in fronts])
+    num_bytes = np.concatenate([front.num_bytes for front in fronts])
+    origin = np.concatenate([front.origin for front in fronts])
+    order = np.lexsort((num_bytes, seconds))
+    order = order[num_bytes[order] <= room]
+    steps = np.ceil(num_bytes[order] / room * STEPS)
+    least = np.minimum.accumulate(np.concatenate(([np.inf], steps)))[:-1]
+    kept = order[steps < least]
+    return _Front(seconds[kept], num_bytes[kept], origin[kept])
