@@ -24,7 +24,7 @@ from pdv.planning import Effort, Progress, opened, searched
 from pdv.problem import Mode, Pins, Problem
 from pdv.report.explain import explain_document, explain_operators
 from pdv.report.loaded import load_plan
-from pdv.report.reasons import chosen, reasons
+from pdv.report.reasons import operators_called, reasons
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import Found
 from pdv.search.strategies import STRATEGIES
@@ -185,21 +185,22 @@ def explain(directory: str | os.PathLike[str], operator: str | None = None) -> s
         UsageError: if the directory is no package, its plan.json misses a field, or no operator is called so.
         VerificationError: if the plan does not replay.
     """
-    told = explanation(directory)
+    told = explanation(directory, operator)
     if operator is not None:
-        return explain_operators(chosen(told["operators"], operator))
+        return explain_operators(told["operators"])
     return explain_document(read_document(directory), told)
 
 
-def explanation(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The same as data: operators and rewrites (docs/plan-format.md).
+def explanation(directory: str | os.PathLike[str], operator: str | None = None) -> dict[str, Any]:
+    """The same as data: operators, and rewrites where no operator is given (docs/plan-format.md).
 
     Raises:
-        UsageError: if the directory is no package, or its plan.json misses a field.
+        UsageError: as ``explain``.
         VerificationError: if the plan does not replay.
     """
     try:
-        return reasons(load_plan(directory))
+        plan = load_plan(directory)
+        return reasons(plan) if operator is None else {"operators": operators_called(plan, operator)}
     except (KeyError, TypeError) as error:
         raise UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote") from error
 

@@ -22,13 +22,9 @@ def explain(
     from pdv.compile import explain as explain_plan
     from pdv.compile import explanation
     from pdv.plan import read_document
-    from pdv.report.reasons import chosen
 
     if not as_json:
         print(explain_plan(directory, operator))
         return
-    told = explanation(directory)
-    if operator is not None:
-        told = {"operators": chosen(told["operators"], operator)}
     search = read_document(directory)["search"]
-    print_json("explain", directory=str(directory), search=search, **told)
+    print_json("explain", directory=str(directory), search=search, **explanation(directory, operator))

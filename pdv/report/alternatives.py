@@ -8,7 +8,7 @@ memory decided, an alternative may be faster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from pdv.report.loaded import Loaded
 from pdv.search.block_table import BlockSolver
 from pdv.search.blocks import Block, block_of, split_blocks, tied_params
 from pdv.search.configs import Config, ConfigTable
-from pdv.search.exact import Factor, TooWideError, Variable, eliminate
+from pdv.search.exact import Factor, Table, TooWideError, Variable, eliminate
 from pdv.search.tied import TiedTable
 
 Kept = Mapping[Variable, Sequence[int]]
@@ -32,17 +32,18 @@ Kept = Mapping[Variable, Sequence[int]]
 class Alternative:
     """Another way to run an operator: its splits by axis, and what the step takes more with it.
 
-    ``compute_s`` is the part of it that is compute, the rest is communication (and the optimizer's work).
+    ``compute_s`` is the part of it that is compute, the rest is communication (and the optimizer's work); None where
+    that was not asked for.
     """
 
     splits: tuple[str, ...]
     extra_s: float
-    compute_s: float
+    compute_s: float | None = None
 
     @property
-    def communication_s(self) -> float:
+    def communication_s(self) -> float | None:
         """The rest."""
-        return self.extra_s - self.compute_s
+        return None if self.compute_s is None else self.extra_s - self.compute_s
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,14 @@ class Weighed:
 
 
 class Weighing:
-    """Weighs the operators of one plan; equal blocks are solved once."""
+    """Weighs the operators of one plan; equal blocks are solved once.
 
-    def __init__(self, plan: Loaded) -> None:
+    ``apart`` says of which operators the alternative's compute is told apart, which takes solving once more for each.
+    """
+
+    def __init__(self, plan: Loaded, apart: Callable[[Node], bool] = lambda node: False) -> None:
         self._plan = plan
+        self._apart = apart
         graph = plan.graph
         self._numbers = tied_params(graph)
         # the plan is explained as it is priced, in seconds: its limits have done their work
@@ -93,9 +98,11 @@ class Weighing:
         """Some operators of one block."""
         places = tuple(block.nodes.index(node) for node in nodes)
         splits = tuple(tuple(self._plan.splits(node).values()) for node in block.nodes)
-        key = (block.key, self._boundary(block), splits, places)
+        apart = tuple(self._apart(node) for node in nodes)
+        key = (block.key, self._boundary(block), splits, places, apart)
         if key not in self._known:
-            self._known[key] = _Solve(self._plan, block, self._configs, self._tied).weighed(places)
+            solve = _Solve(self._plan, block, self._configs, self._tied)
+            self._known[key] = solve.weighed(dict(zip(places, apart, strict=True)))
         return {block.nodes[number]: weighed for number, weighed in self._known[key].items()}
 
     def _joined(self, block: Block, following: Block) -> Block:
@@ -141,33 +148,36 @@ class _Solve:
         self._factors = tuple(_sliced(factor, kept) for factor in (*network.factors, *elsewhere))
         self._sizes = {variable: len(kept.get(variable, range(size))) for variable, size in network.sizes.items()}
 
-    def weighed(self, places: Sequence[int]) -> dict[int, Weighed]:
-        """The operators at some places of the block."""
+    def weighed(self, places: Mapping[int, bool]) -> dict[int, Weighed]:
+        """The operators at some places of the block, and whether their alternatives' compute is told apart."""
         try:
+            least = eliminate(self._factors, self._sizes, ()).marginals(np.zeros(()))
             chosen_s = self._value({self._variables[n]: [self._at(n, i)] for n, i in self._chosen.items()})
-            return {place: self._weigh(self._block.nodes[place], chosen_s) for place in places}
+            nodes = self._block.nodes
+            return {place: self._weigh(nodes[place], least, chosen_s, apart) for place, apart in places.items()}
         except TooWideError:
             return {place: Weighed(None, (), wide=True) for place in places}
 
-    def _weigh(self, node: Node, chosen_s: float) -> Weighed:
+    def _weigh(self, node: Node, least: Mapping[Variable, Table], chosen_s: float, apart: bool) -> Weighed:
         variable = self._variables[node]
-        table = eliminate(self._factors, self._sizes, (variable,)).table
         options = [self._options[node][i] for i in self._kept.get(variable, range(len(self._options[node])))]
         own = self._at(node, self._chosen[node])
         taken = _labels(options[own])
-        extra = [float(value) - chosen_s for value in table]
+        # a variable with one value is no choice, and has no marginal
+        extra = [float(value) - chosen_s for value in least[variable]] if variable in least else [0.0] * len(options)
         others = [i for i in range(len(options)) if i != own and np.isfinite(extra[i])]
         best = min(others, key=lambda i: (extra[i], _labels(options[i])), default=None)
-        found = None if best is None else self._alternative(node, options[best], best, extra[best])
+        found = None
+        if best is not None:
+            found = Alternative(_labels(options[best]), extra[best], self._compute(node, best) if apart else None)
         by_axis = tuple(_along(options, extra, axis, taken[axis]) for axis in range(len(taken)))
         return Weighed(found, by_axis)
 
-    def _alternative(self, node: Node, option: Config, index: int, extra_s: float) -> Alternative:
-        """The alternative with what the whole block then does."""
+    def _compute(self, node: Node, index: int) -> float:
+        """Seconds of compute that the block takes more with another configuration of one node."""
         variable = self._variables[node]
         factors = [_sliced(factor, {variable: [index]}) for factor in self._factors]
-        sizes = {**self._sizes, variable: 1}
-        values = eliminate(factors, sizes, ()).recover({})
+        values = eliminate(factors, {**self._sizes, variable: 1}, ()).recover({})
         values[variable] = index
         compute_s = 0.0
         for other in self._block.nodes:
@@ -175,7 +185,7 @@ class _Solve:
             config = self._options[other][self._kept[at][values[at]] if at in self._kept else values[at]]
             compute_s += local_cost(self._plan.problem, other, config.splits).seconds
             compute_s -= local_cost(self._plan.problem, other, self._plan.assignment.splits[other]).seconds
-        return Alternative(_labels(option), extra_s, compute_s)
+        return compute_s
 
     def _value(self, fixed: Kept) -> float:
         """The block's cost with some variables fixed (to positions among what is kept of them)."""

@@ -117,10 +117,12 @@ def _in_detail(entry: Mapping[str, Any]) -> list[str]:
         return [*lines, "  its block is too wide to be solved again without this cut"]
     if rejected is None:
         return [*lines, "  no other cut is possible between the same boundary shardings (within the pins, if any)"]
-    lines.append(
-        f"  best rejected: {_cut(rejected['splits'], {})}, {_signed(rejected['extra_s'])} ms a step each (compute "
-        f"{_signed(rejected['extra_compute_s'])}, communication {_signed(rejected['extra_communication_s'])})"
-    )
+    parts = ""
+    if rejected["extra_compute_s"] is not None:
+        compute, moved = _signed(rejected["extra_compute_s"]), _signed(rejected["extra_communication_s"])
+        parts = f" (compute {compute}, communication {moved})"
+    more = f"{_signed(rejected['extra_s'])} ms a step each{parts}"
+    lines.append(f"  best rejected: {_cut(rejected['splits'], {})}, {more}")
     for axis, options in entry["instead"].items():
         ranked = sorted(options.items(), key=lambda item: (item[1] is None, item[1] or 0.0, item[0]))
         rows = [(label, "not possible" if extra is None else f"{_signed(extra)} ms") for label, extra in ranked]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -23,15 +23,37 @@ def reasons(plan: Loaded) -> Entry:
     return {"operators": operator_classes(plan), "rewrites": [asdict(entry) for entry in brought(plan)]}
 
 
-def operator_classes(plan: Loaded) -> list[Entry]:
-    """Operators that are alike and cut alike, with the same alternatives, as one entry; by time, longest first."""
-    weighed, taken = Weighing(plan).all(), shares(plan)
+def operators_called(plan: Loaded, name: str) -> list[Entry]:
+    """The classes of operators of a kind, of a name, or of a number as in plan.json, alternatives in detail.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    nodes = {node for number, node in enumerate(plan.operators) if name in {node.op.name, node.name, str(number)}}
+    if not nodes:
+        known = {node.op.name for node in plan.operators} | {node.name for node in plan.operators if node.name}
+        kinds = ", ".join(sorted({node.op.name for node in plan.operators}))
+        raise UsageError(f"no operator of this plan is called {name!r}", f"Kinds: {kinds}", did_you_mean(name, known))
+    entries = operator_classes(plan, nodes.__contains__)
+    numbers = {number for number, node in enumerate(plan.operators) if node in nodes}
+    return [entry for entry in entries if numbers.intersection(entry["numbers"])]
+
+
+def operator_classes(plan: Loaded, apart: Callable[[Node], bool] = lambda node: False) -> list[Entry]:
+    """Operators that are alike and cut alike, with the same alternatives, as one entry; by time, longest first.
+
+    ``apart`` says of which the alternative's compute and communication are told apart.
+    """
+    weighed, taken = Weighing(plan, apart).all(), shares(plan)
     groups: dict[str, list[tuple[int, Node]]] = {}
     entries: dict[str, Entry] = {}
     for number, node in enumerate(plan.operators):
         entry = _entry(plan, node, weighed.get(node))
-        entries.setdefault(repr(entry), entry)
-        groups.setdefault(repr(entry), []).append((number, node))
+        rejected = entry["rejected"] and {key: entry["rejected"][key] for key in ("splits", "extra_s")}
+        alike = repr({**entry, "rejected": rejected})
+        if alike not in entries or apart(node):
+            entries[alike] = entry
+        groups.setdefault(alike, []).append((number, node))
     for key, members in groups.items():
         nodes = [node for _, node in members]
         total = sum((taken[node] for node in nodes), Share())
@@ -46,21 +68,6 @@ def operator_classes(plan: Loaded) -> list[Entry]:
             "communication_backward_s": total.backward_s,
         }
     return sorted(entries.values(), key=lambda entry: (-entry["time_s"], entry["numbers"]))
-
-
-def chosen(entries: Sequence[Entry], name: str) -> list[Entry]:
-    """The entries of operators of a kind, of a name, or of a number as in plan.json.
-
-    Raises:
-        UsageError: if there is none.
-    """
-    found = [entry for entry in entries if name == entry["op"] or name in entry["names"]]
-    found = found or [entry for entry in entries if name.isdigit() and int(name) in entry["numbers"]]
-    if not found:
-        known = {entry["op"] for entry in entries} | {name for entry in entries for name in entry["names"]}
-        kinds = ", ".join(sorted({entry["op"] for entry in entries}))
-        raise UsageError(f"no operator of this plan is called {name!r}", f"Kinds: {kinds}", did_you_mean(name, known))
-    return found
 
 
 def _entry(plan: Loaded, node: Node, weighed: Weighed | None) -> Entry:
