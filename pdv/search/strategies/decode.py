@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ir.sharding import Shard
 from pdv.search.exact import Table, Variable
 from pdv.search.strategies.network import Flat, Term, Values
 
@@ -78,6 +79,27 @@ def _rows(term: Term, at: tuple[int, ...], table: Table, variable: Variable, cho
     others = tuple(chosen[name] for name in names if name != variable)
     rows: Table = table[others] if others else table[None]
     return rows
+
+
+def started(flat: Flat) -> Values:
+    """The better of two plans to start from: the greedy one, and the one that cuts samples wherever it can."""
+    names = {variable: node for node, variable in flat.network.variables.items()}
+    favour = []
+    for variable in flat.choices:
+        node = names[variable]
+        options = flat.network.options.get(node, ()) if node.type.rank > 1 else ()  # rank one: statistics, not samples
+        cuts = [sum(state == Shard(0) for state in config.result) for config in options]
+        favour.append(np.array(cuts or [0.0] * flat.sizes[variable], dtype=np.float64))
+    decoder = Decoder(flat)
+
+    def choose(number: int, added: Table) -> Indices:
+        few = np.where(added < flat.illegal / 2, -favour[number], np.inf)
+        cheapest = np.where(few == few.min(axis=1, keepdims=True), added, np.inf)
+        chosen: Indices = cheapest.argmin(axis=1)
+        return chosen
+
+    taken, _ = decoder.run(choose, 1)
+    return min(greedy(flat), decoder.values(taken[0]), key=flat.value)
 
 
 def greedy(flat: Flat) -> Values:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pdv.search.exact import Table, Variable
 from pdv.search.strategies.budget import Clock
-from pdv.search.strategies.decode import greedy
+from pdv.search.strategies.decode import started
 from pdv.search.strategies.network import Flat, Values
 from pdv.search.strategies.pricing import Minimized, Task, strategy
 
@@ -26,19 +26,21 @@ STEPS = 400
 RESTARTS = 3
 LEARNING_RATE = 0.1
 HOTTEST, COLDEST = 2.0, 0.05  # temperatures
+PENALTY = 0.02  # of an illegal entry, in costs of the first plan
 NOISE = 0.1  # of the first logits
+RAISED = 1.0  # of the logits of a plan to start from
 ROUND_EVERY = 50
 
 
 def minimize(task: Task) -> Minimized:
     """The best rounding of several relaxed descents; no bound is known."""
     flat = task.flat
-    best = dict(task.start) if task.start is not None else greedy(flat)
+    best = dict(task.start) if task.start is not None else started(flat)
     least = flat.value(best)
     task.offer(best, least)
-    relaxed = _Relaxed(flat, penalty=least)
+    relaxed = _Relaxed(flat, penalty=PENALTY * least)
     for restart in range(RESTARTS):
-        for values in relaxed.descend(task, task.clock.share(RESTARTS - restart)):
+        for values in relaxed.descend(task, task.clock.share(RESTARTS - restart), {} if restart else best):
             polished = flat.polished(values, rounds=2)
             value = flat.value(polished)
             if value < least:
@@ -65,13 +67,15 @@ class _Relaxed:
             groups[key].append(tuple(self._order[variable] for variable in factor.variables))
         self._groups = [(torch.tensor(tables[key]), torch.tensor(scopes)) for key, scopes in groups.items()]
 
-    def descend(self, task: Task, clock: Clock) -> Iterator[Values]:
-        """Roundings on the way of one annealed descent from random logits."""
+    def descend(self, task: Task, clock: Clock, start: Values) -> Iterator[Values]:
+        """Roundings on the way of one annealed descent from random logits, those of ``start`` raised."""
         import torch
 
         widest = int(self._sizes.max())
         outside = torch.arange(widest)[None] >= self._sizes[:, None]
         first = torch.tensor(task.rng.normal(0.0, NOISE, (len(self._order), widest)))
+        for variable, value in start.items():
+            first[self._order[variable], value] += RAISED
         logits = first.requires_grad_()
         optimizer = torch.optim.Adam([logits], lr=LEARNING_RATE)
         steps = task.steps(STEPS)

@@ -3,7 +3,7 @@
 Metropolis-Hastings over strategies: one operator, drawn at random, gets a random configuration, and the change is
 accepted with probability min(1, exp(-β x what it adds)). FlexFlow's delta simulation is here the network: only terms
 that the operator touches are evaluated again. β grows over each run (simulated annealing), and each run starts from
-the best strategy met; the first from a greedy one, where FlexFlow takes data parallelism.
+the best strategy met; the first from data parallelism, as FlexFlow's, or a greedy one if that is better.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from __future__ import annotations
 import math
 
 from pdv.search.strategies.budget import Clock
-from pdv.search.strategies.decode import greedy
+from pdv.search.strategies.decode import started
 from pdv.search.strategies.network import Values
 from pdv.search.strategies.pricing import Minimized, Task, strategy
 
 RUNS = 4
 PROPOSALS = 400  # of each run, per choice
-COLDEST = 1e-5  # of the starting value: what the last proposals may still lose
-HOTTEST = 1e-2
+COLDEST = 1e-6  # temperature of the last proposals, in costs of the first plan
+HOTTEST = 1e-4
 
 
 def minimize(task: Task) -> Minimized:
     """The best of several annealed chains; no bound is known."""
     flat = task.flat
-    best = dict(task.start) if task.start is not None else greedy(flat)
+    best = dict(task.start) if task.start is not None else started(flat)
     least = flat.value(best)
     task.offer(best, least)
     for run in range(RUNS):
