@@ -26,6 +26,8 @@ from pdv.report.explain import explain_document, explain_operators
 from pdv.report.loaded import load_plan
 from pdv.report.reasons import operators_called, reasons
 from pdv.rewrite.algebra import RULES
+from pdv.rewrite.chosen import chosen_rules
+from pdv.rewrite.rule import Rule
 from pdv.search.meshes import Found
 from pdv.search.strategies import STRATEGIES
 from pdv.source import read_source
@@ -51,6 +53,7 @@ def optimize(
     pins: str | os.PathLike[str] | Mapping[str, Any] | PinSet | Pins | None = None,
     budget_s: float = config.BUDGET_S,
     cache: str | os.PathLike[str] | Cache | None = None,
+    rules: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     progress: Progress = lambda stage, fraction: None,
 ) -> Plan:
     """Plan a model for a cluster and prove the plan.
@@ -68,6 +71,7 @@ def optimize(
         pins: what is fixed or forbidden: a YAML file or its content (docs/pins.md), or predicates.
         budget_s: wall time of search after which the best plan so far is taken.
         cache: a directory of searches made before; default: none is kept.
+        rules: algebraic rules that may be applied: "shipped" (default), "none", files of laws, or several of these.
         progress: called with (stage, fraction or None).
 
     Raises:
@@ -78,7 +82,9 @@ def optimize(
     devices = _loaded(cluster, _pinned_mesh(mesh, pinned))
     progress("reading the model", None)
     program = _read(model, example_inputs, batch, dtype)
-    problems = plan_problems(program.graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned)
+    problems = plan_problems(
+        program.graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned, rules=chosen_rules(rules)
+    )
     return _planned(program, problems, devices, effort, pinned, progress)
 
 
@@ -129,6 +135,7 @@ def plan_problems(
     mode: Mode,
     memory_limit: float | None = None,
     pins: Pins | PinSet | None = None,
+    rules: tuple[Rule, ...] = RULES,
 ) -> tuple[Problem, ...]:
     """One problem per mesh that the cluster allows; by default what is on the smallest device limits memory.
 
@@ -149,7 +156,7 @@ def plan_problems(
             mode,
             limit,
             pins.on(graph, candidate.mesh) if isinstance(pins, PinSet) else pins or Pins(),
-            RULES,
+            rules,
         )
         for candidate in meshes
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ir.dims import Shape
-from ir.errors import VerificationError
+from ir.errors import UsageError, VerificationError
 from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from ir.sharding import format_sharding
@@ -22,7 +22,8 @@ from pdv.derivation import STORE, operators, to_steps
 from pdv.pcg.plan_cost import PlanCost
 from pdv.problem import Mode, Problem
 from pdv.report.techniques import techniques
-from pdv.rewrite.algebra import RULES
+from pdv.rewrite.law import parse_law
+from pdv.rewrite.rule import by_name, rules_of
 from pdv.search.meshes import Found
 
 FORMAT_VERSION = 1
@@ -41,6 +42,7 @@ def plan_document(
 ) -> Document:
     """The document of a plan found for ``problems`` (one mesh each); the proof is added by whoever proves it."""
     problem = found.solution.problem
+    steps = [_described(step, problem) for step in to_steps(found.solution)]
     return {
         "format_version": FORMAT_VERSION,
         "source": {
@@ -65,7 +67,8 @@ def plan_document(
             for axis, link in zip(problem.mesh.axes, problem.axes, strict=True)
         ],
         "techniques": techniques(found.pcg, problem.mesh),
-        "derivation": [_described(step) for step in to_steps(found.solution)],
+        "derivation": steps,
+        "laws": _laws(steps, problem),
         "pcg_hash": found.pcg.digest,
         "operators": _operators(found),
         "predicted": _predicted(found.cost, cluster),
@@ -107,8 +110,9 @@ def read_problem(document: Mapping[str, Any], source: Graph) -> Problem:
         mesh = Mesh(tuple(axis for axis, _ in axes))
         sized = tuple(AxisLink(axis.size, link) for (axis, _), link in zip(axes, links, strict=True))
         mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
-        return Problem(source, mesh, sized, ComputeModel(devices), mode, rules=RULES)
-    except (LookupError, TypeError, ValueError, AssertionError) as error:
+        rules = tuple(rule for text in document["laws"] for rule in rules_of(parse_law(str(text))))
+        return Problem(source, mesh, sized, ComputeModel(devices), mode, rules=rules)
+    except (UsageError, LookupError, TypeError, ValueError, AssertionError) as error:
         raise VerificationError(f"plan.json is damaged: {error!r}", "", "Plan again") from error
 
 
@@ -127,11 +131,17 @@ def _tensor(name: str, node: Node) -> Document:
     return {"name": name, "shape": list(shape), "dtype": node.type.dtype.torch_name}
 
 
-def _described(step: Document) -> Document:
-    laws = {rule.name: rule.equation for rule in RULES}
-    if step["rule"] in laws:
-        return {"kind": "algebraic", **step, "law": laws[step["rule"]]}
+def _described(step: Document, problem: Problem) -> Document:
+    rules = by_name(problem.rules)
+    if step["rule"] in rules:
+        return {"kind": "algebraic", **step, "law": rules[step["rule"]].equation}
     return {"kind": "storage" if step["rule"] == STORE else "parallel", **step}
+
+
+def _laws(steps: Sequence[Document], problem: Problem) -> list[str]:
+    """The laws that are taken, in full: a plan replays without the file, or the version, that they came from."""
+    rules = by_name(problem.rules)
+    return list(dict.fromkeys(str(rules[step["rule"]].law) for step in steps if step["rule"] in rules))
 
 
 def _operators(found: Found) -> list[Document]:

@@ -35,6 +35,11 @@ CacheFolder = Annotated[
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Search anew, and keep nothing.")]
 
+RuleFiles = Annotated[
+    list[str] | None,
+    typer.Option("--rules", help="Algebraic rules: shipped (default), none, or a file of laws; may be repeated."),
+]
+
 
 def optimize(
     model: Model,
@@ -50,6 +55,7 @@ def optimize(
     budget: BudgetTime = values.seconds_text(config.BUDGET_S),
     cache: CacheFolder = None,
     no_cache: NoCache = False,
+    rules: RuleFiles = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing package.")] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
@@ -67,8 +73,9 @@ def optimize(
     devices, fixed = load_cluster(cluster), None if pins is None else load_pins(pins)
     for warning in () if as_json else devices.warnings:
         print_warning(warning)
-    names = ("--batch", "--mode", "--dtype", "--memory-limit", "--mesh", "--pins")
-    given = dict(zip(names, (batch, mode, dtype, memory_limit, mesh, pins and pins.name), strict=True))
+    names = ("--batch", "--mode", "--dtype", "--memory-limit", "--mesh", "--pins", "--rules")
+    used = rules and ",".join(Path(name).name for name in rules)
+    given = dict(zip(names, (batch, mode, dtype, memory_limit, mesh, pins and pins.name, used), strict=True))
 
     from pdv.compile import optimize as plan_model
 
@@ -76,7 +83,7 @@ def optimize(
         plan = plan_model(
             model, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,
             memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
-            cache=_kept(cache, no_cache=no_cache), progress=progress,
+            cache=_kept(cache, no_cache=no_cache), rules=rules or None, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         plan.save(target, overwrite=overwrite)

@@ -103,6 +103,8 @@ DAMAGE: dict[str, Options] = {
     "another graph": {"pcg_hash": "0" * 32},
     "no derivation": {"derivation": None},
     "an empty derivation": {"derivation": []},
+    "no laws": {"laws": None},
+    "laws that are none": {"laws": ["a == b"]},
     "no mesh": {"mesh": None},
     "an uneven mesh": {"mesh": [{"name": "dp", "size": 3, "link": {}}]},
     "another version": {"format_version": 99},

@@ -101,7 +101,7 @@ def damaged(value: Any, rng: random.Random) -> Any:
 
 def test_a_damaged_document_is_refused_or_harmless() -> None:
     rng = random.Random(0)
-    parts = ("mesh", "mode", "cluster", "derivation")
+    parts = ("mesh", "mode", "cluster", "derivation", "laws")
     refused = 0
     for _ in range(200):
         part = rng.choice(parts)

@@ -1,0 +1,64 @@
+"""Which algebraic rules a search may apply: those shipped, none, or the laws of files, proven before they are used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ir.errors import UsageError, VerificationError
+from pdv.rewrite.algebra import RULES
+from pdv.rewrite.law import Law
+from pdv.rewrite.rule import Rule, rules_of
+
+NONE, SHIPPED = "none", "shipped"
+Name = str | os.PathLike[str]
+
+
+def chosen_rules(names: Name | Sequence[Name] | None) -> tuple[Rule, ...]:
+    """The rules that one or several names stand for: ``"shipped"``, ``"none"`` or a file of laws (``pdv.rewrite.law``).
+
+    Raises:
+        UsageError: if a file cannot be read, a line is no law, a law is false, or two laws share a name.
+    """
+    if names is None:
+        return RULES
+    listed = [names] if isinstance(names, str | os.PathLike) else list(names)
+    found: dict[str, Rule] = {}
+    for name in listed:
+        for rule in _named(name):
+            known = found.setdefault(rule.name, rule)
+            if str(known.law) != str(rule.law):
+                raise UsageError(f"{name}: a law of another file is called {rule.law.name}", mend="Rename one of them")
+    return tuple(found.values())
+
+
+def _named(name: Name) -> tuple[Rule, ...]:
+    if name == NONE:
+        return ()
+    if name == SHIPPED:
+        return RULES
+    return tuple(rule for law in _laws(Path(name)) for rule in rules_of(law))
+
+
+def _laws(path: Path) -> tuple[Law, ...]:
+    """The laws of a file, every one proven."""
+    from pdv.rewrite.check import check_law
+    from pdv.rewrite.library import read_laws
+
+    if not path.is_file():
+        raise UsageError(f"{path} is no file of laws", f"Allowed: {SHIPPED}, {NONE}, or a file with a law on each line")
+    try:
+        laws = read_laws(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.what}", error.allowed, error.mend) from error
+    for law in laws:
+        try:
+            check_law(law)
+        except VerificationError as error:
+            raise UsageError(
+                f"{path}: the law {law.name} is not true: {error.what}", mend="Mend or remove it"
+            ) from error
+    return laws
