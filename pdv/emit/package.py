@@ -10,6 +10,7 @@ from ir.graph import Constant, Graph
 from ir.mesh import Mesh
 from ir.types import DType
 from pdv.emit.constants import STORED, constant_names
+from pdv.emit.fold import folded
 from pdv.emit.leaves import Reading
 from pdv.emit.lower import lower
 from pdv.emit.program import helpers_used, write_program
@@ -35,6 +36,8 @@ def emit_package(pcg: Graph, mesh: Mesh, document: Mapping[str, object], weights
         ModelError: if a parameter has no values, or two of them share some.
         ShardingError: if ``pcg`` is not legal on ``mesh``.
     """
+    if document.get("mode") == "infer":
+        pcg, weights = folded(pcg, mesh, weights)
     graph, named = lower(pcg, mesh)
     shapes = write_weights(directory / "weights.safetensors", _tensors(graph, weights))
     text = write_program(graph, named, document, shapes)

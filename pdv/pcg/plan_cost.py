@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ir.graph import Graph, Node
 from ir.operator import Split, backward_work, forward_work
@@ -16,6 +17,8 @@ from ir.verify import infer_shardings, node_local_loops, node_splits
 from pdv.cost.comm import GATHERS, move_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.problem import TRAIN_COPIES, Problem
+
+FIXED_MOST = 128  # operators and leaves of a value that is computed from weights alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
 
 def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCost:
     """Seconds of an operator's own work on one device, cut as ``splits`` say; the search prices with the same."""
+    if not problem.train and (is_fixed(node) or _is_bias(node)):
+        return NodeCost(0.0, 0.0)  # computed once, when the package is written; or within the product below
     loops = node_local_loops(node, splits, problem.mesh)
     types = [operand.type for operand in node.operands]
     forward_s = problem.compute.seconds(forward_work(node.op, loops, types, node.type), node.type.dtype)
@@ -98,6 +103,31 @@ def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCos
     wanted = [i in indices and operand.needs_grad for i, operand in enumerate(node.operands)]
     work = backward_work(node.op, loops, types, node.type, wanted)
     return NodeCost(forward_s, problem.compute.seconds(work, node.type.dtype))
+
+
+def _is_bias(node: Node) -> bool:
+    """linear(x, w) + b and conv2d(x, w) + b, which are one call in the emitted program.
+
+    Wherever the product is moved in between, for the search prices an operator without knowing that.
+    """
+    if node.op.name != "add":
+        return False
+    product, bias = _base(node.operands[0]), node.operands[1]
+    rank = {"linear": 1, "conv2d": 3}.get(product.op.name)
+    return rank is not None and bias.type.shape == (node.type.shape[-rank], *(1,) * (rank - 1)) and is_fixed(bias)
+
+
+@lru_cache(maxsize=1 << 14)  # asked once per configuration
+def is_fixed(node: Node) -> bool:
+    """True if a value depends on weights and constants alone (and is found to within a few operators)."""
+    stack, seen = [node], {node}
+    while stack:
+        value = stack.pop()
+        if value.op.name == "input" or len(seen) > FIXED_MOST:
+            return False
+        stack.extend(operand for operand in value.operands if operand not in seen)
+        seen.update(value.operands)
+    return True
 
 
 def _parallel(problem: Problem, node: Node, shardings: Mapping[Node, Sharding]) -> NodeCost:

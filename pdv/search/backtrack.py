@@ -28,7 +28,8 @@ FEWEST = 6  # variants that are looked at however large the block
 MAX_VARIANTS = 6  # of these that are kept
 WORTH = 1e-3  # what a variant must save under some boundary shardings, relatively, to be kept
 ROUNDS = 4  # times that one rule is applied on end: a product of five that share an input
-GROWTH = 2  # a variant has at most so many times the operators of its block
+GROWTH = 2  # a variant has at most so many times the operators of its block,
+MORE = 64  # and so many more: a folded weight takes a dozen, which cost nothing
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class _Exploration:
 
     def _following(self, variant: Variant) -> Iterator[Variant]:
         """What each rule makes of a variant, applied once and as often as it matches; each but once."""
-        most = GROWTH * (len(self._block.nodes) + 1)
+        most = GROWTH * len(self._block.nodes) + MORE
         for rule in self._rules:
             before = variant
             for number in range(ROUNDS):

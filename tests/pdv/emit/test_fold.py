@@ -1,0 +1,80 @@
+"""In inference norms are folded into convolutions, and what depends on weights alone is computed when written."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ir.builder import Builder
+from ir.exact import verify_equal
+from ir.graph import Graph, Node
+from ir.interpret import evaluate
+from ir.mesh import Mesh
+from pdv.derivation import replay, to_steps
+from pdv.emit.fold import folded
+from pdv.emit.package import emit_package
+from pdv.frontend.program import Weights
+from pdv.plan import import_package
+from pdv.rewrite.algebra import RULES
+from pdv.search.chain import ChainSolver
+from pdv.search.meshes import derive_solution
+from tests.pdv.worlds import f32, problem
+
+
+def branches(widths: tuple[int, ...] = (4, 6)) -> Graph:
+    """relu(norm(conv x)) in branches of one input, joined, and one more such layer."""
+    k = Builder()
+
+    def layer(name: str, x: Node, to: int, kernel: int) -> Node:
+        weight = k.param(f"{name}.conv.weight", f32(to, x.type.shape[1], kernel, kernel))
+        y = k.conv2d(x, weight, padding=(kernel // 2,) * 2)
+        mean, variance = (k.param(f"{name}.norm.{part}", f32(to), trainable=False) for part in ("mean", "var"))
+        affine = (k.param(f"{name}.norm.{part}", f32(to)) for part in ("weight", "bias"))
+        return k.relu(k.batch_norm(y, mean, variance, *affine, eps=1e-3))
+
+    x = k.input("x", f32(2, 3, 5, 5))
+    parts = [layer(f"branch{i}", x, width, 1) for i, width in enumerate(widths)]
+    return k.graph({"y": layer("last", k.concat(*parts, dim=1), 8, 3)}, name="branches")
+
+
+def stored(graph: Graph) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {p.attr("source"): rng.uniform(0.2, 1.0, size=p.type.shape).astype(np.float32) for p in graph.params}
+
+
+@pytest.mark.parametrize("widths", [(4, 6), (4, 4, 4)])
+def test_norms_are_folded_and_branches_fused(tmp_path: Path, widths: tuple[int, ...]) -> None:
+    of = problem(branches(widths), Mesh(()), mode="infer", rules=RULES)
+    solution = ChainSolver(of).solve()
+    pcg = derive_solution(solution).pcg
+    steps = to_steps(solution)
+    assert replay(of, steps).digest == pcg.digest
+    verify_equal(of.graph, pcg, of.mesh, gradients=False)
+    assert sum(node.op.name == "batch_norm" for node in pcg.nodes) == 0
+    assert sum(node.op.name == "conv2d" for node in pcg.nodes) == 2
+    values = stored(of.graph)
+    weights = Weights({name: partial(values.__getitem__, name) for name in values})
+    emit_package(pcg, of.mesh, {"mode": "infer"}, weights, tmp_path)
+    text = (tmp_path / "model.py").read_text()
+    assert "rsqrt" not in text
+    assert "torch.cat" not in text
+    model = import_package(tmp_path).build(device="cpu")
+    x = np.random.default_rng(1).normal(size=(2, 3, 5, 5)).astype(np.float32)
+    y = model(torch.from_numpy(x)).detach().numpy()
+    expected = evaluate(of.graph, {**values, "x": x}).gather()["y"]
+    assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_what_the_caller_passes_is_not_folded() -> None:
+    k = Builder()
+    y = k.linear(k.input("x", f32(4, 6)), k.mul(k.param("w", f32(8, 6)), k.param("s", f32(8, 1))))
+    graph = k.graph({"y": k.add(y, k.param("b", f32(8)))})
+    values = stored(graph)
+    small, weights = folded(graph, Mesh(()), Weights({name: partial(values.__getitem__, name) for name in values}))
+    assert [node.op.name for node in small.nodes if not node.is_leaf] == ["linear", "add"]
+    assert sorted(node.attr("source") for node in small.params) == ["b", "w.folded"]
+    assert np.allclose(weights.load("w.folded"), values["w"] * values["s"])
