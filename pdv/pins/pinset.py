@@ -16,7 +16,7 @@ from ir.operator import Split
 from ir.sharding import Shard, State
 from pdv.cluster.source import Source
 from pdv.cluster.suggest import did_you_mean
-from pdv.pins.constraint import Constraint, Joined, join
+from pdv.pins.constraint import Constraint, join
 from pdv.pins.names import Names, source_of
 from pdv.pins.read import read_spec
 from pdv.pins.roles import RoleOf
@@ -24,7 +24,7 @@ from pdv.pins.select import Selected, selected
 from pdv.pins.spec import ForbidPin, OperatorPin, PinsSpec
 from pdv.pins.states import forbidden_state, tensor_constraints
 from pdv.pins.techniques import TECHNIQUES, rests_so, splits_allowed
-from pdv.problem import Storage
+from pdv.problem import Pins, Storage
 
 # forbidden techniques that are about parameters at rest: whether they are gathered again in backward, None for either
 AT_REST: Mapping[str, bool | None] = {"zero": None, "zero-2": False, "zero-3": True, "fsdp": True}
@@ -77,8 +77,8 @@ class PinSet:
         """True if a mesh has all axes that are named."""
         return all(any(axis.name == name for axis in mesh.axes) for name in self.axes)
 
-    def on(self, graph: Graph, mesh: Mesh) -> Joined:
-        """The pins as predicates over a graph's nodes and a mesh's axes.
+    def on(self, graph: Graph, mesh: Mesh) -> Pins:
+        """The pins as predicates over a graph's nodes and a mesh's axes; the free ones where there is none.
 
         Raises:
             PinsError: if a name is none of the graph's or of the mesh's.
@@ -92,7 +92,8 @@ class PinSet:
                     did_you_mean(name, known) or "Pin the mesh too, `mesh: {dp: 2, tp: 4}` or --mesh dp=2,tp=4",
                 )
         binding = _Binding(self, Names(graph), mesh, RoleOf())
-        return join(binding.constraints(), binding.role, self.source.name)
+        constraints = binding.constraints()
+        return join(constraints, binding.role, self.source.name) if constraints else Pins()
 
 
 @dataclass(frozen=True)

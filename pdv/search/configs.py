@@ -19,7 +19,7 @@ from ir.types import TensorType
 from ir.verify import divides, split_degrees
 from pdv.cost.comm import GATHERS
 from pdv.pcg.plan_cost import local_cost
-from pdv.pcg.redistribute import Redistribution, all_shardings
+from pdv.pcg.redistribute import Chain, Redistribution, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
 
 
@@ -172,6 +172,13 @@ class ConfigTable:
             return 0.0, float(held * INFER_COPIES)
         return self.problem.compute.optimizer_seconds(held), float(held * TRAIN_COPIES)
 
+    def may_gather(self, param: Node, storage: Storage, chain: Chain | None) -> bool:
+        """Whether the pins allow what a chain from where a parameter rests gathers."""
+        gathers = self.problem.pins.gathers
+        if chain is None or gathers is Pins().gathers:
+            return True
+        return all(gathers(param, step.axis, storage.regather) for step in chain.steps if step.name in GATHERS)
+
     def _stored(self, param: Node, need: Sharding, storage: Storage, *, keep: bool) -> Use | None:
         """A parameter that rests as ``storage`` and is read once, as ``need``."""
         routes = self.moves.routes(param.type, gradient=self.problem.train)
@@ -179,12 +186,8 @@ class ConfigTable:
         gathered = bool(routes.gathered[before, after])
         if routes.length[before, after] < 0 or (storage.regather and not gathered):
             return None  # there is no way, or nothing to gather again: the plain storage says the same
-        if gathered and self.problem.pins.gathers is not Pins().gathers:
-            chain = routes.chain(before, after)
-            steps = () if chain is None else chain.steps
-            gathers = [step.axis for step in steps if step.name in GATHERS]
-            if not all(self.problem.pins.gathers(param, axis, storage.regather) for axis in gathers):
-                return None
+        if gathered and not self.may_gather(param, storage, routes.chain(before, after)):
+            return None
         seconds, memory = self.resident(param, storage)
         seconds += float(routes.seconds[before, after])
         if storage.regather:

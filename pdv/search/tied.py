@@ -15,7 +15,7 @@ import numpy as np
 from ir.graph import Node
 from ir.sharding import Invariant, Replicate, Shard, Sharding, State
 from pdv.pcg.redistribute import all_shardings
-from pdv.problem import Storage
+from pdv.problem import Pins, Storage
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import Table
 from pdv.search.sharing import EXACT_WANTS, Ways
@@ -75,9 +75,19 @@ class TiedTable:
         seconds, held = np.empty((2, len(self.states), len(columns)))
         for row, state in enumerate(self.states):
             seconds[row] = self._rest_s(state, list(columns)) / sharers
+            seconds[row, ~self._allowed(state.storage, list(columns))] = np.inf
             held[row] = 0.0 if state.storage.regather else self._copied(state.storage, list(columns)) / keepers
         spread = [columns[need] for need in needs]
         return seconds[:, spread], held[:, spread] if keep else None
+
+    def _allowed(self, storage: Storage, needs: Sequence[Sharding]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """[needs] whether the pins let the parameter be gathered so far."""
+        problem = self._configs.problem
+        if problem.pins.gathers is Pins().gathers:
+            return np.ones(len(needs), dtype=bool)
+        move = self._configs.moves.chain
+        chains = [move(self.param.type, storage.sharding, need, gradient=problem.train) for need in needs]
+        return np.array([self._configs.may_gather(self.param, storage, chain) for chain in chains])
 
     def _rest_s(self, state: TiedState, needs: Sequence[Sharding]) -> Table:
         """[needs] seconds beyond the way to the named want; forward twice if gathered again."""

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+from ir.builder import Builder
 from ir.errors import NoPlanFitsError, PinsError
 from ir.mesh import Mesh
-from ir.sharding import Invariant, Replicate, Shard, format_sharding
+from ir.sharding import Invariant, Replicate, Shard, State, format_sharding
 from ir.verify import infer_shardings
 from pdv.pins import contradiction, load_pins
-from pdv.pins.constraint import Joined
-from pdv.problem import Problem
+from pdv.problem import Pins, Problem
 from pdv.report.techniques import techniques
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import Found, search_mesh
@@ -32,7 +32,7 @@ Content = Mapping[str, Any]  # Any: plain data
 
 @cache
 def graph() -> Any:
-    return gpt()
+    return gpt(2)
 
 
 def problem(pins: Content | Path, *, memory_limit: float = float("inf")) -> Problem:
@@ -154,7 +154,22 @@ def test_what_is_forbidden_is_not_done() -> None:
     )
 
 
-def _states_read(found: Found) -> list[object]:
+def test_a_tied_parameter_is_not_gathered_where_that_is_forbidden() -> None:
+    k = Builder()
+    h = k.relu(k.linear(k.input("x", worlds.f32(12, 12)), k.param("w", worlds.f32(12, 12))))
+    tied = k.graph({"y": k.linear(k.linear(h, k.param("w", worlds.f32(12, 12))), k.param("v", worlds.f32(24, 12)))})
+    mesh, cut = Mesh.of(a=2), {"axes": {"a": "data"}, "tensors": {"w": {"a": "cut"}}}
+    assert search_mesh(worlds.problem(tied, mesh, pins=load_pins(cut).on(tied, mesh))).cost.seconds > 0
+    pins = load_pins({**cut, "forbid": [{"technique": "zero", "param": "w"}]}).on(tied, mesh)
+    with pytest.raises(NoPlanFitsError) as caught:
+        search_mesh(worlds.problem(tied, mesh, pins=pins))
+    blamed = contradiction(worlds.problem(tied, mesh, pins=pins), caught.value)
+    assert blamed is not None
+    assert "tensors.w (a: cut)" in blamed.what
+    assert "forbid technique: zero" in blamed.what or "technique: zero" in blamed.what
+
+
+def _states_read(found: Found) -> list[State]:
     """States along dp in which results of blocks are read, where cut along samples."""
     splits = found.solution.assignment.splits
     read = []
@@ -243,7 +258,7 @@ def test_content_is_what_is_pinned() -> None:
         load_pins({"axes": {"dp": ["data"]}, "mesh": {"dp": 2}}),
     )
     assert one.content == other.content != load_pins({}).content
-    assert isinstance(load_pins({}).on(graph(), MESH), Joined)
+    assert load_pins({"mesh": {"dp": 2, "tp": 2}}).on(graph(), MESH) == Pins()
 
 
 EXAMPLES = [block for block in blocks(PAGE) if block.startswith("# pins")]
