@@ -61,26 +61,28 @@ class Solved:
         chosen = self.values_for(source, sink, tied)
         return [self.configs[node][chosen[self.variables[node]]] for node in self.block.nodes]
 
-    def left(self, context: Table, most: float) -> dict[Node, list[int]]:
-        """By node, the values with which a whole program may cost at most ``most``.
+    def marginals(self, context: Table) -> dict[Node, Table]:
+        """By node, what a whole program costs at least with each of its configurations (by number in the table of all).
 
         Args:
             context: [sources, sinks, tied…] what the rest of the program costs at least.
-            most: seconds.
         """
-        sized = self.elimination.table.shape
         spread = context
         if self.block.sink is not None:
             columns = [self.sinks.index(config.result) for config in self.configs[self.block.sink]]
             spread = context[:, columns]
-        marginals = self.elimination.marginals(spread.reshape(sized))
-        return {node: self._left(node, marginals, most) for node in self.block.nodes}
+        found = self.elimination.marginals(spread.reshape(self.elimination.table.shape))
+        least = min((float(table.min()) for table in found.values() if table.size), default=0.0)
+        return {node: self._spread(node, found, least) for node in self.block.nodes}
 
-    def _left(self, node: Node, marginals: Mapping[Variable, Table], most: float) -> list[int]:
+    def _spread(self, node: Node, found: Mapping[Variable, Table], least: float) -> Table:
         variable = self.variables[node]
-        if variable not in marginals:  # it has one value alone
-            return list(range(len(self.configs[node])))
-        return [int(i) for i in np.flatnonzero(marginals[variable] <= most)]
+        own = found.get(variable, np.full(len(self.configs[node]), least))  # of one value, if it has no marginal
+        if self.model.domain is None:
+            return own
+        table = np.full(self.model.sizes_of_all[node], np.inf)
+        table[list(self.model.domain[node])] = own
+        return table
 
 
 class BlockSolver:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 PRICES = 12
 # A plan this close to the bound is good enough.
 GAP = 1e-4
-# First price, as times (seconds of the free plan / limit), and how far it goes up.
-FIRST_PRICE = 1.0
-STEEPER = 32.0
-STEEPEST = 1e6
+# How much dearer memory is made each time while nothing fits; the first price is that of (the free plan / the limit).
+STEEPER = 16.0
+# Nothing fits if what does would have to be this many times slower than the free plan.
+HOPELESS = 100.0
 # Points of the front that are kept: the limit cut into so many steps of bytes.
 STEPS = 4096
 
@@ -69,18 +69,17 @@ def fitting(solver: ChainSolver, free: Priced) -> tuple[Priced, float]:
 
 
 def _small_enough(solver: ChainSolver, free: Priced, plans: list[Priced]) -> Priced:
-    """A plan that fits, memory made dearer until there is one."""
+    """A plan that fits, memory made dearer until there is one, or none can be hoped for."""
     limit = solver.problem.memory_limit
-    unit = free.cost_s / max(limit, 1.0)
-    price = FIRST_PRICE * unit
+    price = free.cost_s / max(limit, 1.0)
     while True:
         found = solver.at_price(price)
         plans.append(found)
         if found.memory_bytes <= limit:
             return found
-        if price >= STEEPEST * unit:
-            raise _refusal(solver, found)
-        price = min(price * STEEPER, STEEPEST * unit)
+        if found.value - price * limit > HOPELESS * free.cost_s or not free.cost_s:
+            raise _refusal(solver, min(plans, key=lambda plan: plan.memory_bytes))
+        price *= STEEPER
 
 
 def _refusal(solver: ChainSolver, smallest: Priced) -> NoPlanFitsError:

@@ -64,6 +64,8 @@ class BlockModel:
         """Tables of more than ``limit`` entries are bounded from below; ``domain`` leaves out what it does not name."""
         self.block = block
         self.sources = tuple(sources)
+        self.domain = domain
+        self.sizes_of_all = {node: len(configs.of(node)) for node in block.nodes}
         self._configs = configs
         self._tables = tied
         self._optimistic = optimistic

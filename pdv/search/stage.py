@@ -32,10 +32,11 @@ from pdv.search.variants import Variant
 # Entries of a table in the first, bounding pass (16 MB): large enough that two axes are exact at once.
 LIMIT = 2_000_000
 # How far above a bound plans are sought, nearest first.
-SLACKS = (1e-4, 1e-3, 1e-2, 1e-1)
-# How often what is left is bounded again, and how much larger tables may get where that brings little.
+SLACKS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+# How often what is left is bounded again, and how much larger tables may get where that brings little, and at most.
 ROUNDS = 6
-GROWTH = 8
+GROWTH = 4
+LARGEST = 16 * LIMIT
 # Rounding that sums of seconds may differ by.
 TOLERANCE = 1e-9
 
@@ -78,20 +79,29 @@ class Stage:
         """False if the best path is only a guess."""
         return all(solved.whole for found in self.portfolios.values() for solved in found.solved)
 
-    def left(self, most: float) -> Domains:
-        """What programs of at most ``most`` seconds may be made of."""
+    @cached_property
+    def marginals(self) -> Mapping[str, Mapping[int, Mapping[Node, Table]]]:
+        """By block key, variant and node: what a program costs at least in which the node does this or that."""
         contexts: dict[str, Table] = {}
         for number, block in enumerate(self.blocks):
             context = self.path.context(number)
             known = contexts.get(block.key)
             contexts[block.key] = context if known is None else np.minimum(known, context)
+        found: dict[str, dict[int, Mapping[Node, Table]]] = {}
+        for key, entry in self.portfolios.items():
+            found[key] = {}
+            for number, solved in zip(self.numbers[key], entry.solved, strict=True):
+                columns = [entry.sinks.index(sink) for sink in solved.sinks]
+                found[key][number] = solved.marginals(contexts[key][:, columns] if columns else contexts[key])
+        return found
+
+    def left(self, most: float) -> Domains:
+        """What programs of at most ``most`` seconds may be made of."""
         domains: dict[str, dict[int, Domain]] = {}
-        for key, found in self.portfolios.items():
+        for key, variants in self.marginals.items():
             domains[key] = {}
-            for number, solved in zip(self.numbers[key], found.solved, strict=True):
-                columns = [found.sinks.index(sink) for sink in solved.sinks]
-                context = contexts[key][:, columns] if columns else contexts[key]
-                left = solved.left(context, most * (1 + TOLERANCE))
+            for number, marginals in variants.items():
+                left = {n: np.flatnonzero(t <= most * (1 + TOLERANCE)).tolist() for n, t in marginals.items()}
                 if all(left.values()):
                     domains[key][number] = left
         return domains
@@ -209,6 +219,8 @@ def narrowed(stages: Stages, price: float, bound: Stage) -> tuple[Stage, float]:
         if tighter.whole:
             break
         if tighter.value - bound.value < (most - bound.value) / GROWTH:
+            if limit == LARGEST:
+                break
             limit *= GROWTH
         bound = tighter
     if best is None:
