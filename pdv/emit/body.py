@@ -77,6 +77,12 @@ class Body:
             targets = ", ".join(self._names[node] for node in item.targets)
             code = chunks_code(item.value, operand)
             return statement(f"{targets} = ", code, INDENT), self._shapes.text(item.value)
+        if item.kind == "norm":
+            x, _, _, *affine = self._reading.operands(item.value)
+            values = (self._writer.operand(x), *(self._writer.operand(leaf) for leaf in affine))
+            code = call("batch_norm_of_all", *values, repr(item.value.attr("eps")))
+            targets = ", ".join(self._names[node] for node in item.targets)
+            return statement(f"{targets} = ", code, INDENT), self._shapes.text(item.value)
         if item.kind == "update":
             value = item.value
             code = self._writer.operand(value) if value in self._names else self._writer.expression(value)

@@ -250,6 +250,7 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
     }
 )
 HELPERS = (
-    "batch_norm", "causal_attention", "channel_mean", "channel_variance", "embedding_block", "overwrite", "top_k",
+    "batch_norm", "batch_norm_of_all", "causal_attention", "channel_mean", "channel_variance", "embedding_block",
+    "overwrite", "top_k",
 )  # fmt: skip
 """Functions of ``operators.py`` that expressions may call."""

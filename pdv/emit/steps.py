@@ -27,11 +27,12 @@ MAX_INLINED = 6  # operators in a line, parallel ones and weights apart
 class Statement:
     """One line of a forward pass.
 
-    ``value`` is the node whose expression it holds: assigned to ``targets`` (all parts of a chunk, else one), written
-    into a buffer (``update`` names it), or returned. A ``run`` is the loop over equal blocks.
+    ``value`` is the node whose expression it holds: assigned to ``targets`` (all parts of a chunk, a normed batch with
+    its mean and variance, else one), written into a buffer (``update`` names it), or returned. A ``run`` is the loop
+    over equal blocks.
     """
 
-    kind: Literal["assign", "chunk", "update", "run", "return"]
+    kind: Literal["assign", "chunk", "norm", "update", "run", "return"]
     targets: tuple[Node, ...]
     reads: tuple[Node, ...]
     value: Node | None = None
@@ -149,6 +150,10 @@ class _Arranging:
     # ---- Steps ----
 
     def _step(self, node: Node) -> None:
+        normed = self._normed(node)
+        if normed is not None:
+            self._norm(normed)
+            return
         own = [x for x in self._reading.operands(node) if x in self._pending]
         heavy, size = int(is_heavy(node)), int(node.op.kind != "parallel")
         if self._takes_bias(node):
@@ -217,6 +222,27 @@ class _Arranging:
         }
         found = tuple(parts[index] for index in sorted(parts) if self._reads.get(parts[index]))
         return found if len(found) == node.attr("parts") else ()
+
+    def _normed(self, mean: Node) -> Node | None:
+        """The batch norm by this mean, if all points of a channel are on one device: a call of torch's gives both."""
+        if mean.op.name != "channel_mean" or self._writer.is_cut(mean, *mean.loops.contracted):
+            return None
+        for node in self._reading.users[mean]:
+            if node.op.name == "batch_norm" and node in self._scope.steps:
+                x, first, variance, *affine = self._reading.operands(node)
+                same = self._reading.operands(mean) == (x,) and self._reading.operands(variance) == (x, mean)
+                stored = all(self._reading.leaf(vector) is not None for vector in affine)
+                if same and stored and first is mean and variance in self._scope.steps:
+                    return node
+        return None
+
+    def _norm(self, node: Node) -> None:
+        """A batch norm with the statistics that it takes; what reads these (buffers) follows."""
+        x, mean, variance, *affine = self._reading.operands(node)
+        self._flush(x)
+        reads = [x, *(variable for leaf in affine for variable in self._leaf_reads(leaf))]
+        self._done.update((node, variance))
+        self._statements.append(Statement("norm", (node, mean, variance), tuple(dict.fromkeys(reads)), node))
 
     def _run(self, run: Run) -> None:
         for node in (*run.incoming[0], *run.fixed):

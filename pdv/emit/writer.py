@@ -49,6 +49,10 @@ class Writer:
             return write(product, [self.operand(operand) for operand in self.reading.operands(product)], context)
         return write(node, [self.operand(x) for x in operands], Context(self.shapes, self.batch_size))
 
+    def is_cut(self, node: Node, *loops: str) -> bool:
+        """Whether an axis cuts one of a node's loops."""
+        return bool(Context(self.shapes).cutting(node, *loops))
+
     def leaf(self, node: Node, *, making: bool = False, column: bool = True) -> Code:
         """A parameter on its way from storage, a buffer, or a constant; biases kept as vectors become columns last."""
         leaf = self.reading.leaf(node)

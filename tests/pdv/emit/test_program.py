@@ -214,3 +214,26 @@ def test_a_buffer_is_overwritten_with_a_value_that_is_also_returned(tmp_path: Pa
     torch.testing.assert_close(model(inputs), inputs * expected)
     torch.testing.assert_close(model.full_state_dict()["running"], expected)
     assert not list(model.parameters())
+
+
+def normed(batch: int) -> Graph:
+    """relu(x) normalised by the batch's statistics, of which a buffer keeps the mean."""
+    k = Builder()
+    x = k.relu(k.input("x", floats(batch, 4, 3, 3)))
+    mean = k.channel_mean(x)
+    variance = k.channel_variance(x, mean)
+    y = k.batch_norm(x, mean, variance, k.param("norm.weight", floats(4)), k.param("norm.bias", floats(4)), eps=1e-5)
+    running = k.param("norm.running_mean", floats(4), trainable=False)
+    return k.graph({"y": y}, {"norm.running_mean": k.add(k.scale(running, factor=0.9), k.scale(mean, factor=0.1))})
+
+
+def test_a_norm_by_all_points_is_one_call(tmp_path: Path) -> None:
+    text = emitted(normed(4), ALONE, tmp_path / "normed_pdv")
+    assert "batch_norm_of_all(h, local(self.weight), local(self.bias), 1e-05)" in text
+    assert "channel_mean" not in text
+    model, x = build(tmp_path / "normed_pdv"), torch.randn(4, 4, 3, 3)
+    before = model.running_mean.clone()
+    weight, bias = model.weight, model.bias
+    expected = torch.nn.functional.batch_norm(x.relu(), None, None, weight, bias, training=True)
+    assert torch.allclose(model(x), expected, atol=1e-6)
+    assert torch.allclose(model.running_mean, 0.9 * before + 0.1 * x.relu().mean((0, 2, 3)), atol=1e-6)
