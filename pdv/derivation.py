@@ -59,13 +59,21 @@ def _algebraic_steps(solution: Solution) -> list[dict[str, Any]]:
         for rule in dict.fromkeys(names[turn] for names in taken.values() if len(names) > turn):
             graph, new = rewritten_graph(problem.graph, [(block, now[i]) for i, block in enumerate(blocks)])
             number_of = {node: number for number, node in enumerate(operators(graph))}
-            sites: list[list[int]] = []
+            matched: list[Match] = []
             for block, (variants, found) in trails.items():
                 if len(found) > turn and taken[block][turn] == rule:
-                    sites += [[number_of[new[node]] for node in match.nodes] for match in found[turn]]
+                    matched += found[turn]
                     now[block] = variants[turn + 1]
-            steps.append({"rule": rule, "bindings": {}, "sites": sites})
+            sites = [[number_of[new[node]] for node in match.nodes] for match in matched]
+            steps.append({"rule": rule, "bindings": _shared_values(rules[rule], matched), "sites": sites})
     return steps
+
+
+def _shared_values(rule: Rule, found: Sequence[Match]) -> dict[str, Any]:
+    """Attribute values that all matches of a step have in common, for people who read the plan."""
+    names = [name for name in rule.law.attr_variables if name in found[0].values]
+    shared = [name for name in names if all(match.values[name] == found[0].values[name] for match in found)]
+    return {name: list(value) if isinstance(value := found[0].values[name], tuple) else value for name in shared}
 
 
 def _parallel_steps(solution: Solution) -> list[dict[str, Any]]:

@@ -51,9 +51,13 @@ class Rule:
 
     @cached_property
     def spans(self) -> bool:
-        """True if it is worth a block of its own: more than one operator, one of them heavy."""
-        ops = [term.op for root in self.before for term in applied(root)]
-        return len(ops) > 1 and any(OPERATORS[op].kind in HEAVY for op in ops)
+        """True if it is worth a block of its own: more than one operator, heavy ones among them, and no more after."""
+        before, after = (
+            [term.op for term in {term for root in side for term in applied(root)}]
+            for side in (self.before, self.after)
+        )
+        heavy, then = (sum(OPERATORS[op].kind in HEAVY for op in ops) for ops in (before, after))
+        return len(before) > 1 and heavy >= max(1, then)
 
     @cached_property
     def anchors(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
