@@ -1,15 +1,18 @@
 """All strategies on the same problems: cost reached against time, on eight models x four clusters.
 
     python benchmarks/searchers.py [--smoke] [--json OUT] [--plot FILE] [--models A,B] [--clusters A,B] [--seconds S]
+                                    [--rows JSON ...]
 
 Each strategy gets the same CPU time on one mesh per cluster, what it needs to build its tables included; what ends by
 itself may take longer (``dp`` and ``backtrack`` are not cut short). Costs are those of whole plans, derived and priced
 alike. ``backtrack`` alone also searches rewrites; "backtrack, no rewrites" is the best that the others could reach.
-With --plot, FILE.png and FILE.svg.
+With --plot, FILE.png and FILE.svg; with --rows, of records made before (of other models, say), nothing is run.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import statistics
 import sys
@@ -57,8 +60,22 @@ def main() -> None:
     parser.add_argument("--clusters", default=",".join(CLUSTERS), help="comma-separated")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="CPU time of each strategy on each problem")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw cost against time")
+    parser.add_argument("--rows", type=Path, nargs="+", metavar="JSON", default=[], help="join earlier records")
     options = parser.parse_args()
     record = Record()
+    record.rows += [row for path in options.rows for row in json.loads(path.read_text())["rows"]]
+    if not options.rows:
+        measure(record, options)
+    show(record.rows)
+    claim(record)
+    record.print_summary()
+    record.write(options.json)
+    if options.plot:
+        draw(record.rows, options.plot)
+
+
+def measure(record: Record, options: argparse.Namespace) -> None:
+    """Run what was asked for, written as it comes."""
     cases = (Case("mlp", 64),) if options.smoke else [c for c in CASES if c.model in options.models.split(",")]
     clusters = ["pcie-4"] if options.smoke else options.clusters.split(",")
     for case in cases:
@@ -66,12 +83,6 @@ def main() -> None:
         for name in clusters:
             record.rows += compare(case, graph, load_cluster(CLUSTERS[name]), 1.0 if options.smoke else options.seconds)
             record.write(options.json)
-    show(record.rows)
-    claim(record)
-    record.print_summary()
-    record.write(options.json)
-    if options.plot:
-        draw(record.rows, options.plot)
 
 
 def compare(case: Case, graph: Graph, cluster: Cluster, seconds: float) -> list[dict[str, Any]]:

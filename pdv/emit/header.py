@@ -79,7 +79,10 @@ def _memory(value: object) -> str:
 def _search(value: object) -> str:
     if not isinstance(value, Mapping) or "gap" not in value:
         return ""
-    return f"at most {float(value['gap']):.1%} above the lower bound of the {plain(str(value.get('strategy')))} search"
+    name = plain(str(value.get("strategy")))
+    if value["gap"] is None:
+        return f"found by the {name} search, which knows no lower bound"
+    return f"at most {float(value['gap']):.1%} above the lower bound of the {name} search"
 
 
 def _proof(value: object) -> str:

@@ -14,6 +14,7 @@ from ir.exact import verify_equal
 from ir.graph import Node
 from ir.mesh import Mesh
 from ir.operator import Split
+from pdv.emit import header
 from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Pins, Problem, Solution
 from pdv.search.meshes import derive_solution, search_meshes
@@ -152,3 +153,10 @@ def test_meshes_are_searched_with_each(name: str) -> None:
     found = search_meshes(problems, strategy=lambda of, budget: STRATEGIES[name](of, LITTLE))
     assert found.meshes == 2
     assert (found.lower_bound_s > 0) == (name not in SAMPLING)
+
+
+@pytest.mark.parametrize("gap", [None, 0.1])
+def test_the_emitted_header_says_what_is_known(gap: float | None) -> None:
+    said = header._search({"gap": gap, "strategy": "mcmc"})
+    assert "mcmc" in said
+    assert ("no lower bound" in said) == (gap is None)
