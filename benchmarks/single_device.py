@@ -1,14 +1,16 @@
-"""The emitted program at degree one against the module it came from, eager: same outputs, and how their times compare.
+"""Algebra alone: the program emitted for one device against the module it came from, eager or both compiled.
 
-    python benchmarks/single_device.py [--smoke] [--json OUT] [--compile]
+    python benchmarks/single_device.py [--smoke] [--json OUT] [--compile] [--models A,B]
 
-GPT-2 is planned for one device, saved, built there. A pass is forward, loss and backward. The two sides alternate in
-one run and each pair gives a ratio; TF32 is off.
+A model is planned for one device (only rewrites are left to choose), saved, built there. A pass is forward, loss and
+backward, or forward alone. The two sides alternate in one run and each pair gives a ratio; TF32 is off.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  # as everyone calls it
 
 import pdv
 from benchmarks.devices import default_device, label, one_device
@@ -24,6 +25,7 @@ from benchmarks.models import Size, build, token_ids
 from benchmarks.record import Record, arguments, table
 from benchmarks.timing import sample, summary
 from pdv.plan import import_package
+from pdv.problem import Mode
 
 PAIRS = 15
 # Largest difference over the largest element, of the output and of each gradient: float32 as for plans on a mesh,
@@ -35,44 +37,61 @@ SCALE_FLOOR = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """GPT-2 in one size."""
+    """A model of the set at a batch, and a sequence if it reads token ids (0: the size's own)."""
 
+    model: str
     size: Size
     batch: int
-    sequence: int
-    dtype: torch.dtype
+    sequence: int = 0
+    dtype: torch.dtype = torch.float32
+    mode: Mode = "train"
 
     @property
     def name(self) -> str:
         """What tables call it."""
-        return f"gpt2 {self.size}, {self.batch} x {self.sequence}, {str(self.dtype).removeprefix('torch.')}"
+        rows = f"{self.batch} x {self.sequence}" if self.sequence else str(self.batch)
+        return f"{self.model} {self.size}, {rows}, {str(self.dtype).removeprefix('torch.')}, {self.mode}"
 
 
 def cases_on(device: torch.device, *, smoke: bool) -> list[Case]:
-    """Host-bound and device-bound sizes on a GPU; on a CPU what it can bear."""
-    small = Case("small", 8, 16, torch.float32)
+    """GPT-2, host-bound and device-bound, and models with work to share; on a CPU at what it can bear."""
+    small = Case("gpt2", "small", 8, 16)
     if smoke:
         return [small]
+    modes: tuple[Mode, ...] = ("train", "infer")
+    batch = 1 if device.type == "cpu" else 16
+    shared = [Case("nasrnn", "full", batch, mode=mode) for mode in modes]
+    shared += [Case("bert", "full", batch, 64, mode=mode) for mode in modes]
+    shared += [
+        Case(name, "full", batch, mode=mode) for name in ("squeezenet", "resnext50", "inception-v3") for mode in modes
+    ]
     if device.type == "cpu":
-        return [small, Case("full", 2, 64, torch.float32)]
+        return [small, Case("gpt2", "full", 2, 64), *shared]
     sizes: list[tuple[Size, int, int]] = [("small", 8, 16), ("full", 8, 64), ("full", 8, 1024)]
-    return [Case(*size, dtype) for size in sizes for dtype in (torch.float32, torch.bfloat16)]
+    return [Case("gpt2", *size, dtype) for size in sizes for dtype in (torch.float32, torch.bfloat16)] + shared
 
 
 def main() -> None:
     """Compare and time each case; fail if any differs by more than rounding."""
     parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--compile", action="store_true", help="run both sides under torch.compile")
+    parser.add_argument("--models", default="", help="only these, comma-separated")
     options = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
     device = default_device()
     record = Record()
     for case in cases_on(device, smoke=options.smoke):
+        if options.models and case.model not in options.models.split(","):
+            continue
+        print(f"{case.name} …", file=sys.stderr, flush=True)
         row = compare(case, device, compiled=options.compile, pairs=3 if options.smoke else PAIRS)
         record.rows.append(row)
         low, high = row["ratio_quartiles"]
-        record.claim(f"emitted over source, {case.name}", row["ratio"], "x", f"(quartiles {low:.3f}-{high:.3f})")
+        record.claim(
+            f"source over emitted, {case.name}", 1 / row["ratio"], "x", f"(quartiles {1 / high:.3f}-{1 / low:.3f})"
+        )
+        record.write(options.json)
     show(record)
     record.write(options.json)
     wrong = [row["case"] for row in record.rows if row["difference"] > row["tolerance"]]
@@ -81,17 +100,19 @@ def main() -> None:
 
 def compare(case: Case, device: torch.device, *, compiled: bool, pairs: int) -> dict[str, Any]:
     """Both sides of one case: how far apart their outputs and gradients are, and their times."""
-    source, emitted, ids = both(case, device)
-    target = ids.roll(-1, 1)
-    emitted_pass, source_pass = (one_pass(side, ids, target, compiled=compiled) for side in (emitted, source))
+    source, emitted, inputs, rules = both(case, device)
+    emitted_pass, source_pass = (one_pass(side, inputs, case.mode, compiled=compiled) for side in (emitted, source))
     found, expected = emitted_pass(), source_pass()
-    difference = max(apart(found, expected), gradients_apart(emitted, source))
+    difference = apart(found, expected)
+    if case.mode == "train":
+        difference = max(difference, gradients_apart(emitted, source))
     times = timed_in_turn(emitted_pass, source_pass, device, pairs)
     ratios = summary([ours / theirs for ours, theirs in times])
     row: dict[str, Any] = {
         "case": case.name,
         "device": label(device),
         "compiled": compiled,
+        "rules": rules,
         "difference": difference,
         "tolerance": TOLERANCE[case.dtype],
         "emitted_s": summary([ours for ours, _ in times]).median_s,
@@ -108,28 +129,38 @@ def compare(case: Case, device: torch.device, *, compiled: bool, pairs: int) -> 
     return row
 
 
-def both(case: Case, device: torch.device) -> tuple[nn.Module, nn.Module, Tensor]:
-    """The source module, the emitted one, both on the device, and a batch of ids."""
-    module, _ = build("gpt2", case.size)
-    (ids,) = token_ids(module.get_parameter("transformer.wte.weight").size(0), case.batch, case.sequence)
-    plan = pdv.optimize(module, (ids,), cluster=one_device(device))
+def both(case: Case, device: torch.device) -> tuple[nn.Module, nn.Module, tuple[Tensor, ...], dict[str, int]]:
+    """The source module and the emitted one on the device, a batch, and the rewrites that the plan took."""
+    module, inputs = build(case.model, case.size, batch=case.batch)
+    module.train(case.mode == "train")
+    if case.sequence:
+        vocabulary = int(inputs[0].max()) + 1
+        inputs = token_ids(vocabulary, case.batch, case.sequence)
+    plan = pdv.optimize(module, inputs, cluster=one_device(device), mode=case.mode)
     with tempfile.TemporaryDirectory() as scratch:
-        package = plan.save(Path(scratch) / "gpt2_pdv")
+        package = plan.save(Path(scratch) / "alone_pdv")
         emitted = import_package(package).build(device=device, dtype=case.dtype)
-    return module.to(device, case.dtype), emitted, ids.to(device)
+    moved = tuple(x.to(device, case.dtype) if x.is_floating_point() else x.to(device) for x in inputs)
+    rules = Counter(step["rule"] for step in plan.document["derivation"] if step["kind"] == "algebraic")
+    return module.to(device, case.dtype), emitted, moved, dict(rules)
 
 
-def one_pass(module: nn.Module, ids: Tensor, target: Tensor, *, compiled: bool) -> Callable[[], Tensor]:
-    """Forward, loss and backward into fresh gradients; gives the logits."""
+def one_pass(module: nn.Module, inputs: tuple[Tensor, ...], mode: Mode, *, compiled: bool) -> Callable[[], Tensor]:
+    """Forward, loss and backward into fresh gradients, or forward without; gives the output."""
     run = torch.compile(module) if compiled else module
 
-    def step() -> Tensor:
-        module.zero_grad(set_to_none=True)
-        logits: Tensor = run(ids)
-        torch.autograd.backward(F.cross_entropy(logits.float().flatten(0, 1), target.flatten()))
-        return logits.detach()
+    def infer() -> Tensor:
+        with torch.no_grad():
+            output: Tensor = run(*inputs)
+        return output
 
-    return step
+    def train() -> Tensor:
+        module.zero_grad(set_to_none=True)
+        output: Tensor = run(*inputs)
+        torch.autograd.backward((output.float() - 1).square().mean())
+        return output.detach()
+
+    return train if mode == "train" else infer
 
 
 def timed_in_turn(
@@ -181,10 +212,11 @@ def show(record: Record) -> None:
             f"{row['source_s'] * 1e3:.3f}",
             f"{row['ratio']:.3f} ({row['ratio_quartiles'][0]:.3f}-{row['ratio_quartiles'][1]:.3f})",
             f"{row['difference']:.1e}",
+            ", ".join(f"{rule} x{count}" for rule, count in row["rules"].items()),
         )
         for row in record.rows
     ]
-    table(("case", "emitted ms", "source ms", "emitted / source", "largest difference"), lines)
+    table(("case", "emitted ms", "source ms", "emitted / source", "largest difference", "rewrites"), lines)
 
 
 if __name__ == "__main__":

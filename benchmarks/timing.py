@@ -48,10 +48,10 @@ def sample(run: Callable[[], object], device: torch.device, calls: int = 1) -> f
         end.synchronize()
         elapsed_s = float(start.elapsed_time(end)) * 1e-3  # events count milliseconds
         return max(elapsed_s, 1e-9) / calls
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(calls):
         run()
-    return (time.perf_counter() - started) / calls
+    return (time.process_time() - started) / calls
 
 
 def summary(seconds: list[float]) -> Timing:
