@@ -19,7 +19,7 @@ from pdv.rewrite.rule import COMMUTATIVE, Rule
 from pdv.search.block_table import Choices, Solved
 from pdv.search.blocks import Block
 from pdv.search.exact import Table
-from pdv.search.survey import Survey, gain
+from pdv.search.survey import Survey, by_sink, gain
 from pdv.search.variants import Variant, apply_rule, builder_of
 
 ALPHA = 1.2  # Unity's published setting, OSDI'22 section 7
@@ -57,6 +57,7 @@ def explore(
     solve: Callable[[Block], Solved],
     survey: Survey | None = None,
     deadline: Deadline = lambda: False,
+    wanted: Sequence[Sharding] = (),
 ) -> list[tuple[Variant, Solved]]:
     """The block itself, and the variants of it that save something somewhere, priced exactly.
 
@@ -67,6 +68,7 @@ def explore(
         solve: the price of a variant on the whole mesh.
         survey: cheap prices, by which variants are found and chosen; without it every variant is solved.
         deadline: True when it is time to stop; what was found is kept.
+        wanted: shardings of the sink by which variants are compared, whatever each can make.
     """
     first = Variant(block)
     solved = {first: solve(block)}
@@ -76,8 +78,7 @@ def explore(
             return survey.tables(variant.block)
         if variant not in solved:
             solved[variant] = solve(variant.block)
-        table = solved[variant].table
-        return (table.min(axis=tuple(range(2, table.ndim))),)
+        return (by_sink(solved[variant], wanted),)
 
     least = survey.least_seconds if survey is not None else lambda block: 0.0
     exploration = _Exploration(block, rules, tied, tables, least, deadline)

@@ -25,7 +25,7 @@ from pdv.search.configs import ConfigTable
 from pdv.search.exact import Table, TooWideError
 from pdv.search.network import BlockModel, Domain
 from pdv.search.path import Entry, Path
-from pdv.search.survey import Survey
+from pdv.search.survey import Survey, wanted_sinks
 from pdv.search.tied import TiedTable
 from pdv.search.variants import Variant
 
@@ -162,7 +162,8 @@ class Stages:
             return solve_model(models[variant], self.tied, 0.0, limit=LIMIT)
 
         numbers = {param: number for number, param in enumerate(self.tied)}
-        explored = explore(block, self.problem.rules, numbers, solve, self._survey, self._late)
+        wanted = wanted_sinks(block, self.problem.mesh)
+        explored = explore(block, self.problem.rules, numbers, solve, self._survey, self._late, wanted)
         loses = self.problem.pins.loses
         kept = [variant for variant, _ in explored if not loses(block.nodes, variant.block.nodes)]
         self.variants[block.key] = kept

@@ -13,6 +13,7 @@ import numpy as np
 
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
+from ir.sharding import Sharding
 from pdv.pcg.redistribute import Redistribution, all_shardings
 from pdv.problem import Pins, Problem
 from pdv.search.block_table import BlockSolver, Solved
@@ -55,7 +56,7 @@ class _Axis:
         source = block.source
         sources = all_shardings(source.type, self._problem.mesh) if source is not None else ((),)
         solver = BlockSolver(self._configs, self._tied, 0.0, sources, optimistic=True, limit=LIMIT)
-        return _by_sink(solver.solve(block), self._problem)
+        return by_sink(solver.solve(block), wanted_sinks(block, self._problem.mesh))
 
     def least_seconds(self, node: Node) -> float:
         if node not in self._least:
@@ -64,12 +65,16 @@ class _Axis:
         return self._least[node]
 
 
-def _by_sink(solved: Solved, problem: Problem) -> Table:
-    """[sources, all shardings that the sink may have]; the best state of every tied parameter."""
+def wanted_sinks(block: Block, mesh: Mesh) -> tuple[Sharding, ...]:
+    """All shardings that the sink may have, whatever makes it."""
+    return () if block.sink is None else all_shardings(block.sink.type, mesh)
+
+
+def by_sink(solved: Solved, wanted: Sequence[Sharding]) -> Table:
+    """[sources, wanted shardings of the sink]; the best state of every tied parameter."""
     table: Table = solved.table.min(axis=tuple(range(2, solved.table.ndim)))
     if solved.block.sink is None:
         return table
-    wanted = all_shardings(solved.block.sink.type, problem.mesh)
     spread = np.full((table.shape[0], len(wanted)), np.inf)
     for number, sharding in enumerate(wanted):
         if sharding in solved.sinks:

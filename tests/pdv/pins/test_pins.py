@@ -12,6 +12,7 @@ import yaml
 
 from ir.builder import Builder
 from ir.errors import NoPlanFitsError, PinsError
+from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.sharding import Invariant, Replicate, Shard, State, format_sharding
 from ir.verify import infer_shardings
@@ -19,6 +20,7 @@ from pdv.pins import contradiction, load_pins
 from pdv.problem import Pins, Problem
 from pdv.report.techniques import techniques
 from pdv.rewrite.algebra import RULES
+from pdv.rewrite.rule import Rule
 from pdv.search.meshes import Found, search_mesh
 from tests.conftest import Golden
 from tests.pdv import worlds
@@ -31,20 +33,22 @@ Content = Mapping[str, Any]  # Any: plain data
 
 
 @cache
-def graph() -> Any:
-    return gpt(2)
+def graph(layers: int = 2) -> Graph:
+    return gpt(layers)
 
 
-def problem(pins: Content | Path, *, memory_limit: float = float("inf")) -> Problem:
+def problem(
+    pins: Content | Path, *, memory_limit: float = float("inf"), layers: int = 2, rules: tuple[Rule, ...] = ()
+) -> Problem:
     loaded = load_pins(pins)
     mesh = MESH if loaded.mesh is None else Mesh.of(**loaded.mesh)
-    bound = loaded.on(graph(), mesh)
-    return worlds.problem(graph(), mesh, pins=bound, rules=RULES, memory_limit=memory_limit)
+    bound = loaded.on(graph(layers), mesh)
+    return worlds.problem(graph(layers), mesh, pins=bound, rules=rules, memory_limit=memory_limit)
 
 
-def planned(pins: Content | Path) -> Found:
+def planned(pins: Content | Path, rules: tuple[Rule, ...] = ()) -> Found:
     """The plan found; every constraint holds in it."""
-    found = search_mesh(problem(pins))
+    found = search_mesh(problem(pins, rules=rules))
     solution = found.solution
     kept = solution.problem.pins
     for node, splits in solution.assignment.splits.items():
@@ -56,7 +60,7 @@ def planned(pins: Content | Path) -> Found:
 
 
 def refused(pins: Content | Path, *, memory_limit: float = float("inf")) -> PinsError:
-    asked = problem(pins, memory_limit=memory_limit)
+    asked = problem(pins, memory_limit=memory_limit, layers=1)
     with pytest.raises(NoPlanFitsError) as caught:
         search_mesh(asked)
     blamed = contradiction(asked, caught.value)
@@ -82,7 +86,7 @@ def free_s() -> float:
 
 
 def test_no_pins_are_free() -> None:
-    assert free_s() == search_mesh(worlds.problem(graph(), MESH, rules=RULES)).cost.seconds
+    assert free_s() == search_mesh(worlds.problem(graph(), MESH)).cost.seconds
 
 
 @pytest.mark.parametrize(
@@ -169,6 +173,14 @@ def test_a_tied_parameter_is_not_gathered_where_that_is_forbidden() -> None:
     assert "forbid technique: zero" in blamed.what or "technique: zero" in blamed.what
 
 
+def test_variants_of_which_pins_leave_other_sinks_are_compared() -> None:
+    k = Builder()
+    h = k.relu(k.linear(k.input("x", worlds.f32(8, 8)), k.param("up", worlds.f32(16, 8))))
+    two, mesh = k.graph({"y": k.linear(h, k.param("down", worlds.f32(8, 16)))}), Mesh.of(tp=2)
+    pins = load_pins({"techniques": {"tp": "tensor"}}).on(two, mesh)
+    assert search_mesh(worlds.problem(two, mesh, rules=RULES, pins=pins)).gap == 0.0
+
+
 def _states_read(found: Found) -> list[State]:
     """States along dp in which results of blocks are read, where cut along samples."""
     splits = found.solution.assignment.splits
@@ -183,9 +195,9 @@ def _states_read(found: Found) -> list[State]:
 def test_a_rewrite_may_not_take_a_pinned_value_away() -> None:
     heads = {"techniques": {"tp": "tensor"}, "forbid": [{"op": "linear", "loop": "k", "module": "h.*.attn.c_attn"}]}
     assert any(node.op.name == "chunk" for node in graph().nodes)
-    split_qkv = planned(heads).solution.graph
+    split_qkv = planned(heads, RULES).solution.graph
     assert not any(node.op.name == "chunk" for node in split_qkv.nodes)
-    kept = planned({"tensors": {"h.*.attn.qkv": {"dp": "whole"}}}).solution.graph
+    kept = planned({"tensors": {"h.*.attn.qkv": {"dp": "whole"}}}, RULES).solution.graph
     assert sum(node.name.endswith(".qkv") for node in kept.nodes) == 2
 
 
@@ -244,8 +256,8 @@ def test_contradictions_name_the_pins(
 
 def test_pins_to_blame_for_memory_are_named() -> None:
     pins = {"techniques": {"dp": "ddp"}, "tensors": {"*": {"tp": "whole"}}, "forbid": [{"op": "gelu", "axis": "tp"}]}
-    largest = search_mesh(problem({"tensors": {"*": {"tp": "whole", "dp": "whole"}}})).cost.peak_bytes
-    smallest = search_mesh(problem({"techniques": {"dp": "zero-3", "tp": "tensor"}})).cost.peak_bytes
+    whole, cut = {"tensors": {"*": {"tp": "whole", "dp": "whole"}}}, {"techniques": {"dp": "zero-3", "tp": "tensor"}}
+    largest, smallest = (search_mesh(problem(entry, layers=1)).cost.peak_bytes for entry in (whole, cut))
     error = refused(pins, memory_limit=(smallest + largest) / 2)
     assert "fits in memory" in error.what
     assert "tensors.'*'" in error.what

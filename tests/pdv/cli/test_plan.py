@@ -1,0 +1,110 @@
+"""The commands on a whole model: optimize with pins, cache and rules; verify; explain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdv.cli import app as cli
+from pdv.cli.values import seconds, strategy_names
+from pdv.search.strategies import STRATEGIES
+
+pytest.importorskip("torch")
+
+CLUSTER = """
+nodes:
+  - devices: 2
+    device: {name: slow, memory: 1 GiB, peak: {float32: 1 GFLOP/s}, memory_bandwidth: 20 GB/s, launch_latency: 1 us,
+             efficiency: 1.0}
+    link: {name: wire, bandwidth: 10 GB/s, latency: 1 us}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import onnx
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    weights = [("up", (16, 8)), ("down", (8, 16))]
+    tensors = [onnx.numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in weights]
+    nodes = [
+        onnx.helper.make_node("Gemm", ["x", "up"], ["h"], transB=1, name="first"),
+        onnx.helper.make_node("Relu", ["h"], ["r"], name="relu"),
+        onnx.helper.make_node("Gemm", ["r", "down"], ["y"], transB=1, name="second"),
+    ]
+    values = [onnx.helper.make_tensor_value_info(name, 1, [8, 8]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph(nodes, "two", values[:1], values[1:], tensors)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), "two.onnx")
+    Path("cluster.yaml").write_text(CLUSTER)
+    Path("pins.yaml").write_text("mesh: {tp: 2}\ntechniques: {tp: tensor}\ntensors: {up: {tp: shard 0}}\n")
+    return tmp_path
+
+
+def ran(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    code = cli.run(words)
+    printed = capsys.readouterr()
+    assert code == 0, printed
+    return printed.out
+
+
+def optimized(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    text = ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "--json", "--overwrite", *words)
+    plan: dict[str, Any] = json.loads(text)["plan"]
+    return plan
+
+
+def test_pins_reach_the_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = optimized(capsys, "--pins", "pins.yaml", "--budget", "30s")
+    assert [axis["name"] for axis in plan["mesh"]] == ["tp"]
+    assert plan["techniques"]["tp"] == ["tensor parallel (column)", "tensor parallel (row)"]
+    assert json.loads(plan["search"]["certificate"]["space"]["pins"])["tensors"] == {"up": {"tp": "shard 0"}}
+    assert "--pins pins.yaml" in plan["command"]
+    assert "that keep the pins" in plan["search"]["certificate"]["statement"]
+
+
+def test_a_second_run_is_a_replay(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = optimized(capsys)
+    kept = list((here / "cache" / "pdv").rglob("*.json"))
+    assert kept
+    times = [path.stat().st_mtime_ns for path in kept]
+    second = optimized(capsys)
+    assert [path.stat().st_mtime_ns for path in kept] == times
+    for plan in (first, second):
+        plan["search"]["seconds"] = None
+    assert first == second
+    fresh = optimized(capsys, "--cache", "elsewhere")
+    assert list(Path("elsewhere").rglob("*.json"))
+    assert fresh["derivation"] == first["derivation"]
+
+
+def test_no_cache_keeps_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    optimized(capsys, "--no-cache", "--rules", "none")
+    assert not (here / "cache").exists()
+    assert cli.run(["optimize", "two.onnx", "-c", "cluster.yaml", "--no-cache", "--cache", "x", "--overwrite"]) == 2
+    assert "opposite" in capsys.readouterr().err
+
+
+def test_verify_and_explain(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "--pins", "pins.yaml", "--search", "ilp")
+    assert "certificate" in table
+    assert ran(capsys, "verify", "two_pdv").startswith("two_pdv: verified, equal to its source over the integers mod")
+    text = ran(capsys, "explain", "two_pdv")
+    assert "tp:n (tensor)" in text
+    assert "certificate: plans over 1 mesh" in text
+    assert ran(capsys, "explain", "two_pdv", "--operator", "relu").startswith("relu -> f32[8,16], 1 times")
+    told = json.loads(ran(capsys, "explain", "two_pdv", "--json"))
+    assert {entry["op"] for entry in told["operators"]} == {"linear", "relu"}
+    assert told["search"]["certificate"]["space"]["variants"] == 1
+    assert cli.run(["explain", "two_pdv", "--operator", "linaer"]) == 2
+    assert "Did you mean 'linear'" in capsys.readouterr().err
+
+
+def test_values() -> None:
+    assert [seconds(text, "--budget") for text in ("5s", "500ms", "2m", "0.5", "1h")] == [5.0, 0.5, 120.0, 0.5, 3600.0]
+    assert strategy_names("back") == ["backtrack"]
+    assert set(strategy_names("")) == set(STRATEGIES)
