@@ -23,8 +23,8 @@ from pdv.search.survey import Survey, by_sink, gain
 from pdv.search.variants import Variant, apply_rule, builder_of
 
 ALPHA = 1.2  # Unity's published setting, OSDI'22 section 7
-MAX_LOOKED_AT = 600  # operators, of all variants of a block that are looked at together
-FEWEST = 6  # variants that are looked at however large the block
+MAX_LOOKED_AT = 400  # operators, of all variants of a block that are looked at together
+FEWEST = 4  # variants that are looked at however large the block
 MAX_VARIANTS = 6  # of these that are kept
 WORTH = 1e-3  # what a variant must save under some boundary shardings, relatively, to be kept
 ROUNDS = 4  # times that one rule is applied on end: a product of five that share an input
