@@ -129,7 +129,9 @@ def _in_order(space: Space, world: World, size: int) -> list[tuple[Step, tuple[i
     found: list[tuple[int, int, Step, tuple[int, ...]]] = []
     for step, children in _candidates(space, world, size):
         leaves = _leaves(space, children)
-        if any(count > 1 and space.classes[child].size == 0 for child, count in _reads(space, children, leaves)):
+        if len(set(children)) < len(children) or any(
+            count > 1 and space.classes[child].size == 0 for child, count in _reads(space, children, leaves)
+        ):
             continue  # x + x, x · f(x): no law of programs needs them
         repeats = len(leaves) - len(set(leaves))
         inside = [op for child in children for op in ops_of(space.classes[child].term)]

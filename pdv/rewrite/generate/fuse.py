@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from ir.graph import Node
 from pdv.rewrite.check import holds
-from pdv.rewrite.generate.reach import operands_of
-from pdv.rewrite.generate.select import different_extents
+from pdv.rewrite.generate.select import instances
 from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Shape, Symbol, Term
 
 
@@ -60,13 +58,14 @@ def _renamed(shape: Shape, names: Mapping[Symbol, Symbol]) -> Shape:
 
 
 def _sizes(law: Law, joined: Apply, seed: int) -> tuple[Symbol, Symbol] | None:
-    """The symbols that are the pieces' extents along the joined dim; None if no symbol is."""
-    found = different_extents(replace(law, left=(joined,), right=(joined,)), seed)
-    if found is None or operands_of(joined) != tuple(name for name in law.shapes if name in operands_of(joined)):
+    """The symbols that are the pieces' extents along the joined dim wherever one looks; None if no symbol is."""
+    alone = replace(law, left=(joined,), right=(joined,))
+    left: list[set[str]] = [set(law.extents), set(law.extents)]
+    for graph, _, values in instances(alone, seed):
+        node = graph.outputs[0][1]
+        for names, operand in zip(left, node.operands, strict=True):
+            size = operand.type.shape[node.attr("dim")]
+            names -= {name for name in names if values[name] != size}
+    if any(len(names) != 1 for names in left) or left[0] == left[1]:
         return None
-    graph, _, values = found
-    node: Node = graph.outputs[0][1]
-    at = node.attr("dim")
-    named = {values[name]: Symbol(name) for name in law.extents}
-    sizes = [named.get(operand.type.shape[at]) for operand in node.operands]
-    return None if None in sizes or sizes[0] == sizes[1] else (sizes[0], sizes[1])  # type: ignore[return-value]
+    return Symbol(min(left[0])), Symbol(min(left[1]))

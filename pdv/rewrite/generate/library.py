@@ -15,7 +15,7 @@ from pdv.rewrite.generate.enumerate import Found, Report, explore
 from pdv.rewrite.generate.fuse import fusions
 from pdv.rewrite.generate.menu import WORLDS
 from pdv.rewrite.generate.names import named
-from pdv.rewrite.generate.select import implied, independent, oriented, profitable
+from pdv.rewrite.generate.select import independent, oriented, profitable
 from pdv.rewrite.generate.worlds import World
 from pdv.rewrite.law import Apply, Expression, Law, Operand, Symbol, Term
 
@@ -63,8 +63,7 @@ def generate(
     laws = [law for law in found.laws if profitable(law, seed)]
     laws += [fused for law in found.laws for fused in fusions(law, seed=seed)]
     found.counts["of use"] = len(laws)
-    laws = independent(list({_key(law): law for law in laws}.values()), seed)
-    laws = [law for law in laws if len(law.left) > 1 or not implied(law, written, seed)]
+    laws = independent(list({_key(law): law for law in laws}.values()), seed, written)
     laws = [oriented(spread, seed) for law in laws for spread in _for_each_function(law, seed)]
     shipped = named(laws, taken={law.name for law in written})
     found.counts["kept"] = len(shipped)

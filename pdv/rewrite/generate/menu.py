@@ -77,10 +77,19 @@ MOVES = (
         t=3, k=4, c=0.17,
     ),
     _world(
+        "permutations alone",
+        "x[a, e, f]",
+        "permute(_, perm=(0, 2, 1)), permute(_, perm=(1, 0, 2)), permute(_, perm=(1, 2, 0)),"
+        " permute(_, perm=(2, 0, 1))",
+        2,
+        a=2, e=3, f=4,
+    ),
+    _world(
         "permutations",
         "x[a, e, f] y[a, e, f] z[f]",
         "permute(_, perm=(0, 2, 1)), permute(_, perm=(1, 0, 2)), relu(_), add(_, _), mul(_, _), scale(_, factor=c),"
         " chunk(_, dim=-1, parts=2, index=0), concat(_, _, dim=-1)",
+        flat="permute",
         a=2, e=3, f=4, c=0.17,
     ),
     _world(
@@ -102,10 +111,17 @@ SUMS = (
     _world(
         "reductions",
         "x[a, e, f] y[a, e, f] z[e, f]",
-        "reduce_sum(_, dims=(-1,), keepdim=keep), reduce_sum(_, dims=(-2,), keepdim=keep),"
-        " reduce_mean(_, dims=(-1,), keepdim=keep), add(_, _), scale(_, factor=c),"
-        " permute(_, perm=(0, 2, 1))",
-        flat="reduce_sum reduce_mean",
+        "reduce_sum(_, dims=(-1,), keepdim=keep), reduce_sum(_, dims=(-2,), keepdim=keep), add(_, _),"
+        " scale(_, factor=c), permute(_, perm=(0, 2, 1))",
+        flat="reduce_sum permute",
+        a=2, e=3, f=5, c=0.17, keep=True,
+    ),
+    _world(
+        "means",
+        "x[a, e, f] y[a, e, f]",
+        "reduce_mean(_, dims=(-1,), keepdim=keep), reduce_mean(_, dims=(-2,), keepdim=keep), add(_, _),"
+        " scale(_, factor=c), permute(_, perm=(0, 2, 1))",
+        flat="reduce_mean permute",
         a=2, e=3, f=5, c=0.17, keep=True,
     ),
 )  # fmt: skip
@@ -245,7 +261,7 @@ IMAGES = (
     _images("conv scaled", "x[b, c, h, w] f[e, c, r, q] s[e] t[c]", f"{_CONV}, mul(_, _)", 3,
            "reshape(s, shape=(e, 1, 1)), reshape(s, shape=(e, 1, 1, 1)), reshape(t, shape=(c, 1, 1))",
            flat="mul conv2d"),
-    _images("conv-norm", "x[b, c, h, w] f[e, c, r, q] m[e] v[e] g[e] a[e]",
+    _images("conv-norm", "x[b, c, h, w] z[b, e, h, w] f[e, c, r, q] m[e] v[e] g[e] a[e]",
            f"{_CONV}, mul(_, _), add(_, _), batch_norm(_, m, v, g, a, eps=eps)", 3,
            "reshape(mul(g, rsqrt(shift(v, offset_by=eps))), shape=(e, 1, 1)),"
            " reshape(mul(g, rsqrt(shift(v, offset_by=eps))), shape=(e, 1, 1, 1)),"

@@ -11,7 +11,7 @@ from ir.graph import Graph
 from pdv.rewrite.generate.reach import Way, follows, ways
 from pdv.rewrite.generate.space import Space, Step, add_term
 from pdv.rewrite.instantiate import instantiate
-from pdv.rewrite.law import Apply, Law, Term
+from pdv.rewrite.law import Apply, Law, Operand, Term
 from pdv.rewrite.sample import Values, samples
 
 FOLDED = 4  # operators more than the other side has
@@ -19,8 +19,13 @@ LOOKS = 60  # draws at which the work of both sides is compared
 
 
 def profitable(law: Law, seed: int) -> bool:
-    """Whether the sides do different work somewhere: other operators, or the same at other shapes."""
-    return any(_work(left) != _work(right) for left, right, _ in _instances(law, seed))
+    """Whether the sides do different work somewhere: other operators, or the same at other shapes.
+
+    That more than a few operators cancel altogether is true of terms that nobody writes.
+    """
+    if any(isinstance(term, Operand) for term in (*law.left, *law.right)) and _size(law) >= FOLDED:
+        return False
+    return any(_work(left) != _work(right) for left, right, _ in instances(law, seed))
 
 
 def oriented(law: Law, seed: int) -> Law:
@@ -32,33 +37,34 @@ def oriented(law: Law, seed: int) -> Law:
         return law
     left, right = _count(law.left[0]), _count(law.right[0])
     if left == right:
-        pairs = [(_elements(before), _elements(after)) for before, after, _ in _instances(law, seed)]
+        pairs = [(_elements(before), _elements(after)) for before, after, _ in instances(law, seed)]
         left, right = (sum(pair[side] for pair in pairs) for side in (0, 1))
     if abs(left - right) >= FOLDED:
         left, right = right, left
     return law if left >= right else replace(law, left=law.right, right=law.left)
 
 
-def different_extents(law: Law, seed: int) -> tuple[Graph, Graph, Values] | None:
-    """The first instance at which no two extents are the same."""
-    for left, right, values in _instances(law, seed):
-        if len({values[name] for name in law.extents} - {1}) == len(law.extents):
-            return left, right, values
-    return None
+def most_different(law: Law, seed: int) -> Values | None:
+    """The values of an instance with as many different extents as any; None where nothing type-checks."""
+    found = [values for _, _, values in instances(law, seed)]
+    return max(found, key=lambda values: len({values[name] for name in law.extents} - {1}), default=None)
 
 
-def independent(laws: Sequence[Law], seed: int) -> list[Law]:
-    """The laws without those that others imply, the largest tried first; laws of several results all stay."""
+def independent(laws: Sequence[Law], seed: int, known: Sequence[Law] = ()) -> list[Law]:
+    """The laws without those that others, or ``known`` ones, imply, the largest tried first.
+
+    Laws of several results all stay.
+    """
     left = list(laws)
     for law in sorted(laws, key=lambda law: (-_size(law), str(law))):
-        if len(law.left) == 1 and implied(law, [other for other in left if other is not law], seed):
+        if len(law.left) == 1 and implied(law, [*known, *(other for other in left if other is not law)], seed):
             left.remove(law)
     return left
 
 
 def implied(law: Law, others: Sequence[Law], seed: int) -> bool:
     """Whether the left side's root, in a space of both sides' terms alone, follows by others from the right."""
-    found = different_extents(law, seed)
+    found = most_different(law, seed)
     if found is None:
         return False
     by_root: dict[str, list[Way]] = {}
@@ -66,7 +72,7 @@ def implied(law: Law, others: Sequence[Law], seed: int) -> bool:
         for way in ways(other) if len(other.left) == 1 else ():
             by_root.setdefault(way.before.op, []).append(way)
     for before, after in ((law.left[0], law.right[0]), (law.right[0], law.left[0])):
-        space = Space(law.shapes, found[2], seed)
+        space = Space(law.shapes, found, seed)
         add_term(space, after)
         if isinstance(before, Apply):
             children = [add_term(space, operand) for operand in before.operands]
@@ -81,7 +87,8 @@ def _size(law: Law) -> int:
     return sum(map(_count, (*law.left, *law.right)))
 
 
-def _instances(law: Law, seed: int) -> list[tuple[Graph, Graph, Values]]:
+def instances(law: Law, seed: int) -> list[tuple[Graph, Graph, Values]]:
+    """(left, right, values) wherever both sides type-check, of the first draws."""
     found = []
     for _, values in zip(range(LOOKS), samples(law, seed), strict=False):
         try:
