@@ -27,7 +27,7 @@ from benchmarks.timing import sample, summary
 from pdv.plan import import_package
 from pdv.problem import Mode
 
-PAIRS = 15
+PAIRS = {"cpu": 7, "cuda": 15}
 # Largest difference over the largest element, of the output and of each gradient: float32 as for plans on a mesh,
 # bfloat16 twelve layers deep at 8 bits. A gradient below SCALE_FLOOR of the largest of all is rounding: an attention
 # key's bias has none.
@@ -85,7 +85,7 @@ def main() -> None:
         if options.models and case.model not in options.models.split(","):
             continue
         print(f"{case.name} …", file=sys.stderr, flush=True)
-        row = compare(case, device, compiled=options.compile, pairs=3 if options.smoke else PAIRS)
+        row = compare(case, device, compiled=options.compile, pairs=3 if options.smoke else PAIRS[device.type])
         record.rows.append(row)
         low, high = row["ratio_quartiles"]
         record.claim(
