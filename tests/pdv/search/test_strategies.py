@@ -34,7 +34,9 @@ MESHES = (Mesh.of(a=2), Mesh.of(a=3), Mesh.of(a=2, b=2))
 def _imports() -> None:
     """Once, so that no test is charged for them."""
     import torch
+    from scipy.optimize import milp
 
+    milp([1.0])
     torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()  # loads the compiler
 
 
