@@ -31,11 +31,12 @@ MESHES = (Mesh.of(a=2), Mesh.of(a=3), Mesh.of(a=2, b=2))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _imports() -> None:
-    """Once, so that no test is charged for them."""
+def _prepared() -> None:
+    """Imports and oracles, so that no test is charged for them."""
     import torch
     from scipy.optimize import milp
 
+    small(12)
     milp([1.0])
     torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()  # loads the compiler
 
