@@ -15,7 +15,6 @@ import numpy as np
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph, Node
-from ir.sharding import Sharding
 from pdv.pcg.derive import derive
 from pdv.pcg.plan_cost import plan_cost, whole_bytes
 from pdv.pcg.redistribute import Redistribution
@@ -23,28 +22,13 @@ from pdv.problem import AlgebraicStep, Assignment, Problem, Solution
 from pdv.search.assemble import Choice, assemble
 from pdv.search.backtrack import Deadline
 from pdv.search.blocks import Block, split_blocks, tied_params
-from pdv.search.configs import Config, ConfigTable
+from pdv.search.configs import ConfigTable
+from pdv.search.exact import TooWideError
 from pdv.search.memory import fitting
-from pdv.search.path import at
-from pdv.search.stage import Stage, Stages, narrowed
+from pdv.search.refine import Part, Tables
+from pdv.search.stage import Stages
 from pdv.search.tied import TiedTable
 from pdv.search.variants import Variant, apply_rules
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one block of a plan does: a variant (by number), its nodes' configurations, and what it costs.
-
-    ``source`` and ``sink`` are the shardings at its boundary; ``price`` says where its parameters rest.
-    """
-
-    number: int
-    configs: tuple[Config, ...]
-    source: Sharding | None
-    sink: Sharding | None
-    price: float
-    seconds: float
-    num_bytes: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +36,7 @@ class Priced:
     """The best derivation at one price, with its true seconds and bytes.
 
     No derivation has less ``cost_s + price * memory_bytes`` than ``value``. ``parts`` are by block, ``states`` by tied
-    parameter; ``stage`` is where they come from.
+    parameter; ``tables`` are where they come from.
     """
 
     price: float
@@ -64,7 +48,7 @@ class Priced:
     assignment: Assignment
     parts: tuple[Part, ...]
     states: tuple[int, ...]
-    stage: Stage
+    tables: Tables
 
 
 class Noticed:
@@ -94,7 +78,6 @@ class ChainSolver:
         self.tied = {param: TiedTable(self.configs, param, _reads(problem.graph, param)) for param in self._numbers}
         self.whole_bytes = whole_bytes(problem.graph)
         self._stages = Stages(problem, self.blocks, self.configs, self.tied, self._late)
-        self.exact = True  # no plan so far had a price that is but bounded
 
     def solve(self) -> Solution:
         """The best assignment that fits.
@@ -121,9 +104,17 @@ class ChainSolver:
                 f"({self.problem.pins.name})",
                 mend="Loosen a pin, or change the mesh so that sizes divide",
             )
-        found, value = (bound, bound.value) if bound.exact else narrowed(self._stages, price, bound)
-        self.exact = self.exact and found.exact
-        return self._priced(price, value + price * self.whole_bytes, found)
+        tables = Tables(self._stages, price, bound)
+        settled = tables.settle()
+        if settled is None:
+            raise TooWideError("a block, close to its bound")
+        states, parts = settled
+        return self.assembled(parts, states, price, tables.value + price * self.whole_bytes, tables)
+
+    @property
+    def exact(self) -> bool:
+        """True if no price so far was but a bound."""
+        return self._stages.exact
 
     @property
     def late(self) -> bool:
@@ -144,20 +135,8 @@ class ChainSolver:
             complete=not self._late.noticed,
         )
 
-    def _priced(self, price: float, value: float, stage: Stage) -> Priced:
-        """The plan that a stage's best path stands for."""
-        states, path = stage.path.best()
-        known: dict[tuple[str, int, int], Part] = {}
-        parts = []
-        for block, (source, sink) in zip(self.blocks, path, strict=True):
-            key = (block.key, source, sink)
-            if key not in known:
-                known[key] = self.part(stage, price, block, source, sink, states)
-            parts.append(known[key])
-        return self.assembled(parts, states, price, value, stage)
-
     def assembled(
-        self, parts: Sequence[Part], states: tuple[int, ...], price: float, value: float, stage: Stage
+        self, parts: Sequence[Part], states: tuple[int, ...], price: float, value: float, tables: Tables
     ) -> Priced:
         """The plan made of these parts, with its own price."""
         choices = [
@@ -171,26 +150,7 @@ class ChainSolver:
         problem = replace(self.problem, graph=graph)
         cost = plan_cost(problem, derive(problem, assignment, self.configs.moves).pcg)
         return Priced(
-            price, value, cost.seconds, cost.memory_bytes, graph, steps, assignment, tuple(parts), states, stage
-        )
-
-    def part(self, stage: Stage, price: float, block: Block, source: int, sink: int, states: tuple[int, ...]) -> Part:
-        """The best that a block does between two boundary shardings (by number in its portfolio)."""
-        entry = stage.portfolios[block.key]
-        where = (source, sink, *at(states, entry.choice.shape[2:]))
-        number = int(entry.choice[where])
-        solved = entry.solved[number]
-        column = solved.sinks.index(entry.sinks[sink]) if entry.sinks else 0
-        values = solved.values_for(source, column, dict(zip(self.tied, states, strict=True)))
-        num_bytes = solved.model.bytes_of(values, price)
-        return Part(
-            stage.numbers[block.key][number],
-            tuple(solved.configs[node][values[solved.variables[node]]] for node in solved.block.nodes),
-            entry.sources[source] if block.source is not None else None,
-            entry.sinks[sink] if entry.sinks else None,
-            price,
-            float(entry.table[where]) - price * num_bytes,
-            num_bytes,
+            price, value, cost.seconds, cost.memory_bytes, graph, steps, assignment, tuple(parts), states, tables
         )
 
     def _variant(self, block: Block, number: int) -> Variant:

@@ -8,7 +8,6 @@ the *Pareto front* of seconds and bytes, which closes what the price alone leave
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,8 @@ from ir.sharding import Sharding
 from pdv.search.exact import Table
 
 if TYPE_CHECKING:
-    from pdv.search.chain import ChainSolver, Part, Priced
+    from pdv.search.chain import ChainSolver, Priced
+    from pdv.search.refine import Part
 
 # Prices tried at most; each is a new corner of the lower hull of (bytes, seconds), of which few matter.
 PRICES = 12
@@ -128,7 +128,7 @@ def _mixed(solver: ChainSolver, plans: Sequence[Priced], best: Priced) -> Priced
         number, earlier, taken = fronts[at].origin[point]
         parts.append(options[block.key][taken])
         fronts, at, point = before, list(before)[number], int(earlier)
-    return solver.assembled(parts[::-1], best.states, best.price, best.value, best.stage)
+    return solver.assembled(parts[::-1], best.states, best.price, best.value, best.tables)
 
 
 def _options(solver: ChainSolver, plans: Sequence[Priced], states: tuple[int, ...]) -> dict[str, list[Part]]:
@@ -142,16 +142,13 @@ def _options(solver: ChainSolver, plans: Sequence[Priced], states: tuple[int, ..
     found: dict[str, list[Part]] = {}
     for block in solver.blocks:
         if block.key not in found:
-            parts = []
+            parts: list[Part] = []
             for plan in plans:
-                entry = plan.stage.portfolios[block.key]
-                rows = [entry.sources.index(s) for s in sources[block.key] if s in entry.sources] or [0]
-                columns = [entry.sinks.index(s) for s in sinks[block.key] if s in entry.sinks] or [0]
-                for row in rows:
-                    for column in columns:
-                        part = solver.part(plan.stage, plan.price, block, row, column, states)
-                        if math.isfinite(part.seconds):
-                            parts.append(part)
+                known_sources, known_sinks = plan.tables.boundary(block.key)
+                rows = [known_sources.index(s) for s in sources[block.key] if s in known_sources] or [0]
+                columns = [known_sinks.index(s) for s in sinks[block.key] if s in known_sinks] or [0]
+                reached = [plan.tables.part(block, row, column, states) for row in rows for column in columns]
+                parts += [part for part in reached if part is not None]
             found[block.key] = _best_parts(parts)
     return found
 

@@ -80,14 +80,14 @@ class BlockModel:
         self.sizes |= {self.variables[param]: len(tied[param].states) for param in self.tied}
         moving = Moving(configs, optimistic, limit)
         self._factors = (*self._moves(moving, made), *self._uses())
-        self._whole = not moving.relaxed
-        self._exact = not moving.inexact and all(tied[param].exact for param in self.tied)
+        self.whole = not moving.relaxed
+        self.exact = not moving.inexact and all(tied[param].exact for param in self.tied)
 
     def at(self, price: float) -> Network:
         """The network at a price of memory (seconds per byte)."""
         own = [Factor((self.variables[node],), self._unary(node, price)) for node in self.block.nodes]
         factors = (*own, *(factor.at(price) for factor in self._factors))
-        return Network(factors, self.sizes, self.variables, self.options, self.tied, self._exact, self._whole)
+        return Network(factors, self.sizes, self.variables, self.options, self.tied, self.exact, self.whole)
 
     def bytes_of(self, values: Mapping[Variable, int], price: float) -> float:
         """Bytes of an assignment whose leaves are kept as is cheapest at ``price``."""

@@ -17,7 +17,9 @@ from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Problem
+from pdv.search import refine, stage
 from pdv.search.chain import ChainSolver
+from pdv.search.exact import TooWideError
 from pdv.search.meshes import derive_solution
 from tests.pdv.search.oracle import Oracle, TooManyPlansError
 from tests.pdv.worlds import f32, problem, random_graph
@@ -66,6 +68,31 @@ def check_limits(of: Problem, shares: tuple[float, ...]) -> None:
     with pytest.raises(NoPlanFitsError) as refused:
         ChainSolver(replace(of, memory_limit=least - 1)).solve()
     assert refused.value.needed_bytes == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
+    ("limit", "seeds"), [(1, 3), (60, 3), *(pytest.param(n, 30, marks=pytest.mark.slow) for n in (1, 60))]
+)
+def test_bounds_that_split_every_table_end_in_the_optimum(
+    limit: int, seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tables so small that bounds are loose, what is left out is never what the cheapest plan is made of."""
+    monkeypatch.setattr(stage, "LIMIT", limit)
+    monkeypatch.setattr(refine, "LIMIT", limit)
+    monkeypatch.setattr(refine, "LARGEST", 64 * limit)
+    checked = 0
+    for seed in range(40, 40 + seeds):
+        of = drawn(seed, TWO_AXES, 5)
+        try:
+            best = Oracle(of).fastest()
+            solution = ChainSolver(of).solve()
+        except (TooManyPlansError, TooWideError):
+            continue
+        checked += 1
+        assert solution.lower_bound_s <= best * (1 + 1e-9) <= solution.cost_s * (1 + 2e-9)
+        if solution.gap < 1e-9:
+            assert solution.cost_s == pytest.approx(best, rel=1e-9)
+    assert checked >= seeds / 3
 
 
 def each(seeds: range, meshes: tuple[Mesh, ...], most: int, limited: tuple[float, ...] = ()) -> int:

@@ -1,0 +1,268 @@
+"""A chain of blocks whose tables are bounds, made exact entry by entry where the cheapest path goes through them.
+
+The path that is cheapest by the bounds is looked up; its entries that are but bounds are solved exactly, for their
+boundary alone, where few configurations come near the bound; and so on until the cheapest path is exact throughout.
+Then it is the optimum, for every other path costs no less by its bounds (lazy shortest paths; Dellin and Srinivasa,
+ICAPS 2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ir.graph import Node
+from ir.sharding import Sharding
+from pdv.search.block_table import Solved, solve_model
+from pdv.search.blocks import Block
+from pdv.search.configs import Config
+from pdv.search.exact import Table
+from pdv.search.network import BlockModel, Domain
+from pdv.search.path import Path, at
+from pdv.search.stage import LIMIT, Stage, Stages
+
+# How far above its bound an entry is first sought, nearest first.
+SLACKS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+# How often what is left of a block is bounded again, how much larger tables may get each time, and at most.
+ROUNDS = 5
+GROWTH = 2
+LARGEST = 8 * LIMIT
+# Rounding that sums of seconds may differ by.
+TOLERANCE = 1e-9
+
+Where = tuple[int, ...]
+"""An entry of a block's table: source, sink, and the states of the tied parameters that it reads."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one block of a plan does: a variant (by number), its nodes' configurations, and what it costs.
+
+    ``source`` and ``sink`` are the shardings at its boundary; ``price`` says where its parameters rest; the block costs
+    no less than ``least`` seconds between them, bytes priced.
+    """
+
+    number: int
+    configs: tuple[Config, ...]
+    source: Sharding | None
+    sink: Sharding | None
+    price: float
+    seconds: float
+    num_bytes: float
+    least: float
+
+    @property
+    def value(self) -> float:
+        """Seconds, bytes priced."""
+        return self.seconds + self.price * self.num_bytes
+
+
+class Tables:
+    """Every block at one price of memory."""
+
+    def __init__(self, stages: Stages, price: float, bound: Stage) -> None:
+        self.price = price
+        self._stages = stages
+        self._bound = bound
+        self._tables = {key: found.table.copy() for key, found in bound.portfolios.items()}
+        self._parts: dict[tuple[str, Where], Part | None] = {}
+
+    def settle(self) -> tuple[tuple[int, ...], list[Part]] | None:
+        """(states of the tied parameters, what each block does) on the cheapest path; None if it cannot be solved."""
+        while True:
+            states, steps = self._path.best()
+            wheres = [self._where(block, *step, states) for block, step in zip(self._bound.blocks, steps, strict=True)]
+            fresh = [key for key in dict.fromkeys(wheres) if key not in self._parts]
+            for key in fresh:
+                self._refine(*key, states)
+            if all(self._tables[key][where] <= self._entry(key, where) for key, where in fresh):
+                parts = [self._parts[key] for key in wheres]
+                return None if any(part is None for part in parts) else (states, [p for p in parts if p is not None])
+
+    @property
+    def value(self) -> float:
+        """What every plan costs at least, bytes priced."""
+        return self._path.value
+
+    def part(self, block: Block, source: int, sink: int, states: tuple[int, ...]) -> Part | None:
+        """What a block does between two shardings (by number in its portfolio); None where that is not known."""
+        key = self._where(block, source, sink, states)
+        if key not in self._parts and self._exact(block.key):
+            self._refine(*key, states)
+        return self._parts.get(key)
+
+    def boundary(self, key: str) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+        """The shardings that a block's portfolio numbers: sources, sinks."""
+        found = self._bound.portfolios[key]
+        return found.sources, found.sinks
+
+    @property
+    def _path(self) -> Path:
+        entries = [
+            replace(entry, table=self._tables[block.key])
+            for entry, block in zip(self._bound.path.entries, self._bound.blocks, strict=True)
+        ]
+        return Path(entries, self._bound.own)
+
+    def _entry(self, key: str, where: Where) -> float:
+        return float(self._bound.portfolios[key].table[where]) * (1 + TOLERANCE)
+
+    def _where(self, block: Block, source: int, sink: int, states: tuple[int, ...]) -> tuple[str, Where]:
+        shape = self._tables[block.key].shape[2:]
+        return block.key, (source, sink, *at(states, shape))
+
+    def _exact(self, key: str) -> bool:
+        return all(solved.exact for solved in self._bound.portfolios[key].solved)
+
+    def _refine(self, key: str, where: Where, states: tuple[int, ...]) -> None:
+        """Solve one entry: its variants from the lowest bound on, until the next bound is no better."""
+        found = self._bound.portfolios[key]
+        best: Part | None = None
+        floor = math.inf
+        by_param = dict(zip(self._stages.tied, states, strict=True))
+        candidates = []
+        for number, solved in zip(self._bound.numbers[key], found.solved, strict=True):
+            sink = found.sinks[where[1]] if found.sinks else None
+            if sink is None or sink in solved.sinks:
+                own = (
+                    where[0],
+                    solved.sinks.index(sink) if sink is not None else 0,
+                    *at(where[2:], solved.table.shape[2:]),
+                )
+                candidates.append((float(solved.table[own]), number, solved, own))
+        for bound, number, solved, own in sorted(candidates, key=lambda c: c[:2]):
+            # a rewrite must pay for itself: ties keep the graph that the user wrote
+            if best is not None and bound >= best.value * (1 - TOLERANCE):
+                break
+            part = _Entry(self._stages, self.price, number, solved, own, by_param).part()
+            if part is None:
+                floor = min(floor, bound)
+                continue
+            floor = min(floor, part.least)
+            if best is None or part.value < best.value * (1 - TOLERANCE):
+                best = part
+        self._parts[key, where] = best
+        if best is not None:
+            self._tables[key][where] = max(self._tables[key][where], min(floor, best.value))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One entry of one variant's table."""
+
+    stages: Stages
+    price: float
+    number: int
+    solved: Solved
+    where: Where
+    states: Mapping[Node, int]
+
+    def part(self) -> Part | None:
+        """Solved exactly if it can be, else as well as it can be; None if not at all."""
+        if self.solved.exact:
+            return self._read(self.solved, self.where, float(self.solved.table[self.where]))
+        best = self._near(self.solved, self._context)
+        bound, context, limit = self.solved, self._context, LIMIT
+        least = float(self.solved.table[self.where])
+        for _ in range(ROUNDS):
+            if best is not None and best.value <= least * (1 + TOLERANCE):
+                break
+            most = best.value if best is not None else least * (1 + SLACKS[-1])
+            domain = self._left(bound, context, most)
+            if domain is None:  # nothing is left below the cut
+                least = most
+                continue
+            bound = self._solve(domain, optimistic=True, limit=limit)
+            context = self._context_of(bound)
+            value = self._value(bound)
+            least = max(least, min(most, value))
+            if bound.whole:
+                found = self._read(bound, self._at(bound), value) if bound.exact else self._near(bound, context)
+                best = found if best is None or (found is not None and found.value < best.value) else best
+                break
+            found = self._near(bound, context)
+            best = found if best is None or (found is not None and found.value < best.value) else best
+            if limit >= LARGEST:
+                break
+            limit *= GROWTH
+        return None if best is None else replace(best, least=min(least, best.value))
+
+    @cached_property
+    def _context(self) -> Table:
+        context = np.full(self.solved.table.shape, np.inf)
+        context[self.where] = 0.0
+        return context
+
+    def _context_of(self, solved: Solved) -> Table:
+        context = np.full(solved.table.shape, np.inf)
+        if self._reached(solved):
+            context[self._at(solved)] = 0.0
+        return context
+
+    def _reached(self, solved: Solved) -> bool:
+        return self._sink is None or self._sink in solved.sinks
+
+    @property
+    def _sink(self) -> Sharding | None:
+        return self.solved.sinks[self.where[1]] if self.solved.sinks else None
+
+    def _at(self, solved: Solved) -> Where:
+        """The entry in the table of a smaller model, which has one source."""
+        return (0, solved.sinks.index(self._sink) if self._sink is not None else 0, *self.where[2:])
+
+    def _value(self, solved: Solved) -> float:
+        return float(solved.table[self._at(solved)]) if self._reached(solved) else math.inf
+
+    def _near(self, bound: Solved, context: Table) -> Part | None:
+        """The best of what comes close to a bound; None if that is too much to solve."""
+        least = float((bound.table + context).min())
+        marginals = bound.marginals(context)
+        for slack in SLACKS:
+            domain = _kept(marginals, least * (1 + slack))
+            if domain is None:
+                continue
+            solved = self._solve(domain, optimistic=False, limit=LIMIT)
+            if not solved.whole:
+                return None
+            value = self._value(solved)
+            if math.isfinite(value):
+                return self._read(solved, self._at(solved), value, least=least)
+        return None
+
+    def _left(self, bound: Solved, context: Table, most: float) -> Domain | None:
+        return _kept(bound.marginals(context), most)
+
+    def _solve(self, domain: Domain, *, optimistic: bool, limit: int) -> Solved:
+        """What is left of the block, from its one source."""
+        block, stages = self.solved.block, self.stages
+        sources = (self.solved.sources[self.where[0]],)
+        model = BlockModel(
+            block, stages.configs, stages.tied, sources, optimistic=optimistic, limit=limit, domain=domain
+        )
+        return solve_model(model, stages.tied, self.price, limit=limit)
+
+    def _read(self, solved: Solved, where: Where, value: float, *, least: float | None = None) -> Part | None:
+        if not math.isfinite(value):
+            return None
+        values = solved.values_for(where[0], where[1], self.states)
+        num_bytes = solved.model.bytes_of(values, self.price)
+        return Part(
+            self.number,
+            tuple(solved.configs[node][values[solved.variables[node]]] for node in solved.block.nodes),
+            self.solved.sources[self.where[0]] if self.solved.block.source is not None else None,
+            self._sink,
+            self.price,
+            value - self.price * num_bytes,
+            num_bytes,
+            value if least is None else min(least, value),
+        )
+
+
+def _kept(marginals: Mapping[Node, Table], most: float) -> Domain | None:
+    """The configurations that cost at most so much; None if some node has none."""
+    left = {node: np.flatnonzero(table <= most * (1 + TOLERANCE)).tolist() for node, table in marginals.items()}
+    return left if all(left.values()) else None
