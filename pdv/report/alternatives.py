@@ -14,18 +14,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ir.graph import Node
-from ir.sharding import Sharding, invariant
 from pdv.pcg.plan_cost import local_cost
 from pdv.pcg.redistribute import Redistribution
-from pdv.problem import Storage
+from pdv.report.again import Again, Least, Splits, made
 from pdv.report.loaded import Loaded
-from pdv.search.block_table import BlockSolver
 from pdv.search.blocks import Block, block_of, split_blocks, tied_params
-from pdv.search.configs import Config, ConfigTable
-from pdv.search.exact import Factor, Table, TooWideError, Variable, eliminate
+from pdv.search.configs import ConfigTable
+from pdv.search.exact import TooWideError
 from pdv.search.tied import TiedTable
 
-Kept = Mapping[Variable, Sequence[int]]
+# Entries of a table (16 MB) above which a block is first bounded, then solved among what costs little more.
+LIMIT = 2_000_000
+SLACKS = (0.02, 0.1, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """What a step takes more, in seconds; where not ``exact``, at least so much."""
+
+    seconds: float
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +41,17 @@ class Alternative:
     """Another way to run an operator: its splits by axis, and what the step takes more with it.
 
     ``compute_s`` is the part of it that is compute, the rest is communication (and the optimizer's work); None where
-    that was not asked for.
+    that was not asked for, or is not known exactly.
     """
 
     splits: tuple[str, ...]
-    extra_s: float
+    extra: Extra
     compute_s: float | None = None
 
     @property
     def communication_s(self) -> float | None:
         """The rest."""
-        return None if self.compute_s is None else self.extra_s - self.compute_s
+        return None if self.compute_s is None else self.extra.seconds - self.compute_s
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Weighed:
     """
 
     best: Alternative | None
-    by_axis: tuple[Mapping[str, float | None], ...]
+    by_axis: tuple[Mapping[str, Extra | None], ...]
     wide: bool = False
 
 
@@ -118,127 +126,106 @@ class Weighing:
         return sharding, tuple(stored)
 
 
-def made(plan: Loaded, node: Node) -> Sharding:
-    """The sharding in which a node makes its value."""
-    return tuple(split.result for split in plan.assignment.splits[node])
-
-
 class _Solve:
     """One block under the plan's boundary."""
 
     def __init__(self, plan: Loaded, block: Block, configs: ConfigTable, tied: Mapping[Node, TiedTable]) -> None:
         self._plan = plan
         self._block = block
-        sources: tuple[Sharding, ...] = ((),) if block.source is None else (made(plan, block.source),)
-        network = BlockSolver(configs, tied, 0.0, sources).network(block)
-        self._options = network.options
-        self._variables = network.variables
-        self._chosen = {node: self._index(node) for node in block.nodes}
-        kept: dict[Variable, Sequence[int]] = {}
-        for param in network.tied:
-            stored = plan.assignment.storage.get(param, Storage(invariant(plan.problem.mesh)))
-            states = tied[param].states
-            kept[network.variables[param]] = [i for i, state in enumerate(states) if state.storage == stored]
+        self._configs = configs
+        self._tied = tied
+        self._chosen = {node: plan.assignment.splits[node] for node in block.nodes}
+        self._domain = {node: self._numbers(node, lambda splits: True) for node in block.nodes}
         if block.sink is not None:
-            results = [config.result for config in self._options[block.sink]]
-            wanted = results[self._chosen[block.sink]]
-            kept[self._variables[block.sink]] = [i for i, result in enumerate(results) if result == wanted]
-        self._kept = kept
-        elsewhere = (_elsewhere(plan, block, tied[param], network.variables[param]) for param in network.tied)
-        self._factors = tuple(_sliced(factor, kept) for factor in (*network.factors, *elsewhere))
-        self._sizes = {variable: len(kept.get(variable, range(size))) for variable, size in network.sizes.items()}
+            leaves = made(plan, block.sink)
+            self._domain[block.sink] = self._numbers(
+                block.sink, lambda splits: tuple(split.result for split in splits) == leaves
+            )
 
     def weighed(self, places: Mapping[int, bool]) -> dict[int, Weighed]:
         """The operators at some places of the block, and whether their alternatives' compute is told apart."""
         try:
-            least = eliminate(self._factors, self._sizes, ()).marginals(np.zeros(()))
-            chosen_s = self._value({self._variables[n]: [self._at(n, i)] for n, i in self._chosen.items()})
-            nodes = self._block.nodes
-            return {place: self._weigh(nodes[place], least, chosen_s, apart) for place, apart in places.items()}
+            chosen_s = self._again(
+                {node: self._numbers(node, splits.__eq__) for node, splits in self._chosen.items()}
+            ).value
+            extras = self._extras(chosen_s)
         except TooWideError:
             return {place: Weighed(None, (), wide=True) for place in places}
+        return {place: self._weigh(self._block.nodes[place], extras, apart) for place, apart in places.items()}
 
-    def _weigh(self, node: Node, least: Mapping[Variable, Table], chosen_s: float, apart: bool) -> Weighed:
-        variable = self._variables[node]
-        options = [self._options[node][i] for i in self._kept.get(variable, range(len(self._options[node])))]
-        own = self._at(node, self._chosen[node])
-        taken = _labels(options[own])
-        # a variable with one value is no choice, and has no marginal
-        extra = [float(value) - chosen_s for value in least[variable]] if variable in least else [0.0] * len(options)
-        others = [i for i in range(len(options)) if i != own and np.isfinite(extra[i])]
-        best = min(others, key=lambda i: (extra[i], _labels(options[i])), default=None)
+    def _extras(self, chosen_s: float) -> dict[Node, dict[Splits, Extra]]:
+        """By operator and splits, what a step takes more; impossible ones are left out."""
+        rough = self._again(self._domain, LIMIT)
+        bounds = rough.least()
+        exact, cut = (bounds, np.inf) if rough.exact else (Least(), chosen_s)
+        for slack in () if rough.exact else SLACKS:
+            most = chosen_s * (1 + slack)
+            left = {
+                node: [i for i in numbers if bounds[node].get(self._configs.of(node)[i].splits, np.inf) <= most]
+                for node, numbers in self._domain.items()
+            }
+            fine = self._again(left, LIMIT)
+            if not fine.exact:
+                break
+            exact, cut = fine.least(), most
+        return {
+            node: {
+                splits: _extra(exact.get(node, {}).get(splits, np.inf), bound, cut, chosen_s)
+                for splits, bound in costs.items()
+                if np.isfinite(bound)
+            }
+            for node, costs in bounds.items()
+        }
+
+    def _weigh(self, node: Node, extras: Mapping[Node, Mapping[Splits, Extra]], apart: bool) -> Weighed:
+        own, options = self._chosen[node], extras[node]
+        others = [splits for splits in options if splits != own]
+        best = min(others, key=lambda splits: (options[splits].seconds, _labels(splits)), default=None)
         found = None
         if best is not None:
-            found = Alternative(_labels(options[best]), extra[best], self._compute(node, best) if apart else None)
-        by_axis = tuple(_along(options, extra, axis, taken[axis]) for axis in range(len(taken)))
-        return Weighed(found, by_axis)
+            told = apart and options[best].exact
+            found = Alternative(_labels(best), options[best], self._compute(node, best) if told else None)
+        every = [self._configs.of(node)[i].splits for i in self._domain[node]]
+        return Weighed(found, tuple(_along(every, options, axis, _labels(own)[axis]) for axis in range(len(own))))
 
-    def _compute(self, node: Node, index: int) -> float:
-        """Seconds of compute that the block takes more with another configuration of one node."""
-        variable = self._variables[node]
-        factors = [_sliced(factor, {variable: [index]}) for factor in self._factors]
-        values = eliminate(factors, {**self._sizes, variable: 1}, ()).recover({})
-        values[variable] = index
-        compute_s = 0.0
-        for other in self._block.nodes:
-            at = self._variables[other]
-            config = self._options[other][self._kept[at][values[at]] if at in self._kept else values[at]]
-            compute_s += local_cost(self._plan.problem, other, config.splits).seconds
-            compute_s -= local_cost(self._plan.problem, other, self._plan.assignment.splits[other]).seconds
-        return compute_s
+    def _compute(self, node: Node, splits: Splits) -> float | None:
+        """Seconds of compute that the block takes more with other splits of one node; None where it is too wide."""
+        again = self._again({**self._domain, node: self._numbers(node, splits.__eq__)}, LIMIT)
+        if not again.exact:
+            return None
+        problem = self._plan.problem
+        return sum(
+            local_cost(problem, other, config.splits).seconds - local_cost(problem, other, self._chosen[other]).seconds
+            for other, config in again.configs().items()
+        )
 
-    def _value(self, fixed: Kept) -> float:
-        """The block's cost with some variables fixed (to positions among what is kept of them)."""
-        sizes = {
-            variable: len(fixed[variable]) if variable in fixed else size for variable, size in self._sizes.items()
-        }
-        return float(eliminate([_sliced(factor, fixed) for factor in self._factors], sizes, ()).table)
+    def _again(self, domain: Mapping[Node, Sequence[int]], limit: float = np.inf) -> Again:
+        return Again(self._plan, self._block, self._configs, self._tied, domain, limit)
 
-    def _index(self, node: Node) -> int:
-        splits = self._plan.assignment.splits[node]
-        return next(i for i, config in enumerate(self._options[node]) if config.splits == splits)
-
-    def _at(self, node: Node, index: int) -> int:
-        """The position of a configuration among those that are kept."""
-        kept = self._kept.get(self._variables[node])
-        return index if kept is None else list(kept).index(index)
+    def _numbers(self, node: Node, wanted: Callable[[Splits], bool]) -> list[int]:
+        """Configurations by number."""
+        return [i for i, config in enumerate(self._configs.of(node)) if wanted(config.splits)]
 
 
-def _elsewhere(plan: Loaded, block: Block, table: TiedTable, variable: Variable) -> Factor:
-    """What a tied parameter's states cost outside the block: where it rests, the shared way, and its other readers."""
-    seconds = table.own(0.0)
-    for node in dict.fromkeys(plan.graph.users[table.param]):
-        if node in block.nodes:
-            continue
-        for i, operand in enumerate(node.operands):
-            if operand is table.param:
-                need = tuple(split.operands[i] for split in plan.assignment.splits[node])
-                seconds = seconds + table.use([need], keep=False, optimistic=False)[0][:, 0]
-    return Factor((variable,), seconds)
+def _extra(known: float, bound: float, cut: float, chosen_s: float) -> Extra:
+    """What is known below the cut is exact; what is not costs at least the cut, and its bound."""
+    if np.isfinite(known) and known <= cut:
+        return Extra(known - chosen_s)
+    return Extra(max(bound, cut) - chosen_s, exact=False)
 
 
-def _sliced(factor: Factor, kept: Kept) -> Factor:
-    table = factor.table
-    for position, variable in enumerate(factor.variables):
-        if variable in kept:
-            table = table.take(list(kept[variable]), axis=position)
-    return Factor(factor.variables, table)
+def _labels(splits: Splits) -> tuple[str, ...]:
+    return tuple(split.label for split in splits)
 
 
-def _labels(config: Config) -> tuple[str, ...]:
-    return tuple(split.label for split in config.splits)
-
-
-def _along(options: Sequence[Config], extra: Sequence[float], axis: int, taken: str) -> dict[str, float | None]:
+def _along(every: Sequence[Splits], options: Mapping[Splits, Extra], axis: int, taken: str) -> dict[str, Extra | None]:
     """By each other label on an axis, the least that it costs more."""
-    found: dict[str, float | None] = {}
-    for option, seconds in zip(options, extra, strict=True):
-        label = option.splits[axis].label
+    found: dict[str, Extra | None] = {}
+    for splits in every:
+        label, extra = splits[axis].label, options.get(splits)
         if label == taken:
             continue
-        best = found.get(label)
-        if np.isfinite(seconds):
-            found[label] = seconds if best is None else min(best, seconds)
-        else:
-            found.setdefault(label, None)
+        best = found.setdefault(label, extra)
+        if extra is not None and (best is None or extra.seconds < best.seconds):
+            found[label] = extra
     return found

@@ -87,7 +87,7 @@ def _operators(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         milliseconds = [f"{seconds * 1e3:.4g}" for seconds in times]
         rejected = entry["rejected"]
         other = "too wide" if entry["too_wide"] else "-" if rejected is None else _cut(rejected["splits"], {})
-        more = "" if rejected is None else _signed(rejected["extra_s"])
+        more = "" if rejected is None else _more(rejected)
         cut = _cut(entry["splits"], entry["roles"])
         rows.append(
             (entry["op"], entry["type"], cut, entry["sharding"], str(entry["count"]), *milliseconds, other, more)
@@ -121,11 +121,11 @@ def _in_detail(entry: Mapping[str, Any]) -> list[str]:
     if rejected["extra_compute_s"] is not None:
         compute, moved = _signed(rejected["extra_compute_s"]), _signed(rejected["extra_communication_s"])
         parts = f" (compute {compute}, communication {moved})"
-    more = f"{_signed(rejected['extra_s'])} ms a step each{parts}"
+    more = f"{_more(rejected)} ms a step each{parts}"
     lines.append(f"  best rejected: {_cut(rejected['splits'], {})}, {more}")
     for axis, options in entry["instead"].items():
-        ranked = sorted(options.items(), key=lambda item: (item[1] is None, item[1] or 0.0, item[0]))
-        rows = [(label, "not possible" if extra is None else f"{_signed(extra)} ms") for label, extra in ranked]
+        ranked = sorted(options.items(), key=lambda item: (item[1] is None, item[1] and item[1]["extra_s"], item[0]))
+        rows = [(label, "not possible" if extra is None else f"{_more(extra)} ms") for label, extra in ranked]
         lines += [f"  along {axis}, instead of {entry['splits'][axis]}:", *("  " + line for line in table(None, rows))]
     return lines
 
@@ -135,6 +135,11 @@ def _cut(splits: Mapping[str, str], roles: Mapping[str, str]) -> str:
     return " ".join(
         f"{axis}:{label}" + (f" ({roles[axis]})" if axis in roles else "") for axis, label in splits.items()
     )
+
+
+def _more(extra: Mapping[str, Any]) -> str:
+    """Milliseconds more, or at least so many."""
+    return ("" if extra["exact"] else "≥ ") + _signed(extra["extra_s"])
 
 
 def _signed(seconds: float) -> str:

@@ -10,7 +10,7 @@ from ir.errors import UsageError
 from ir.graph import Node
 from ir.sharding import format_sharding
 from pdv.cluster.suggest import did_you_mean
-from pdv.report.alternatives import Weighed, Weighing
+from pdv.report.alternatives import Extra, Weighed, Weighing
 from pdv.report.loaded import Loaded
 from pdv.report.rewrites import brought
 from pdv.report.shares import Share, shares
@@ -49,7 +49,7 @@ def operator_classes(plan: Loaded, apart: Callable[[Node], bool] = lambda node: 
     entries: dict[str, Entry] = {}
     for number, node in enumerate(plan.operators):
         entry = _entry(plan, node, weighed.get(node))
-        rejected = entry["rejected"] and {key: entry["rejected"][key] for key in ("splits", "extra_s")}
+        rejected = entry["rejected"] and {key: entry["rejected"][key] for key in ("splits", "extra_s", "exact")}
         alike = repr({**entry, "rejected": rejected})
         if alike not in entries or apart(node):
             entries[alike] = entry
@@ -85,7 +85,7 @@ def _entry(plan: Loaded, node: Node, weighed: Weighed | None) -> Entry:
         "rejected": _rejected(plan, weighed),
         "too_wide": weighed is not None and weighed.wide,
         "instead": {
-            axis.name: {label: _rounded(extra) for label, extra in sorted(options.items())}
+            axis.name: {label: _told(extra) for label, extra in sorted(options.items())}
             for axis, options in zip(axes, weighed.by_axis if weighed else (), strict=False)
         },
     }
@@ -99,10 +99,15 @@ def _rejected(plan: Loaded, weighed: Weighed | None) -> Entry | None:
     names: Mapping[str, str] = dict(zip((axis.name for axis in plan.problem.mesh.axes), best.splits, strict=True))
     return {
         "splits": names,
-        "extra_s": _rounded(best.extra_s),
+        "extra_s": _rounded(best.extra.seconds),
+        "exact": best.extra.exact,
         "extra_compute_s": _rounded(best.compute_s),
         "extra_communication_s": _rounded(best.communication_s),
     }
+
+
+def _told(extra: Extra | None) -> Entry | None:
+    return None if extra is None else {"extra_s": _rounded(extra.seconds), "exact": extra.exact}
 
 
 def _rounded(seconds: float | None) -> float | None:
