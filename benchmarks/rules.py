@@ -53,7 +53,7 @@ def main() -> None:
     parallel = check_parallel_rules()
     parallel_s = time.process_time() - started
     _show(found, generated_s, proven_s, len(chosen), parallel, parallel_s)
-    verdicts = _mutate(chosen, 40 if options.smoke else 1000, record)
+    verdicts = _mutate(chosen, 40 if options.smoke else 700, record)
     if not options.smoke:
         _claim(record, found, generated_s, proven_s, len(chosen), parallel, verdicts)
     record.print_summary()

@@ -23,7 +23,7 @@ ALONE = Mesh(())
 INSTANCES = 12  # at which a law must hold: four runs of leading dims, equal and different extents
 FEWEST = 4  # laws of fixed sizes have few
 ATTEMPTS = 1000  # drawn to find them: not every draw type-checks
-HOPELESS = 48  # draws, none of which did
+HOPELESS = 48  # draws, none of which did, after which the generator tries another form
 TRIALS = 2
 
 
@@ -43,10 +43,11 @@ class LawProof:
         )
 
 
-def check_law(law: Law, *, seed: int = 0, instances: int = INSTANCES, fewest: int = FEWEST) -> LawProof:
+def check_law(law: Law, *, seed: int = 0, instances: int = INSTANCES, hopeless: int = ATTEMPTS) -> LawProof:
     """Prove a law at ``instances`` different instances, or some more until all extents were different somewhere.
 
-    Instances at which a side does not type-check are passed over: a law is about those where both do.
+    After ``hopeless`` draws none of which type-checks it gives up. Instances at which a side does not are passed over:
+    a law is about those where both do.
 
     Raises:
         VerificationError: if it is false at one of them, or type-checks at fewer than ``fewest``.
@@ -56,7 +57,7 @@ def check_law(law: Law, *, seed: int = 0, instances: int = INSTANCES, fewest: in
     runs: set[int] = set()
     together = set(combinations(law.extents, 2))  # extents of two names that were never different, ones apart
     for attempt, values in zip(range(ATTEMPTS), samples(law, seed), strict=False):
-        if attempt == HOPELESS and not seen:
+        if attempt == hopeless and not seen:
             break
         try:
             left, right = instantiate(law, values)
@@ -72,11 +73,11 @@ def check_law(law: Law, *, seed: int = 0, instances: int = INSTANCES, fewest: in
         if len(seen) >= instances and not together:
             break
     few_runs = len(runs) < 2 and law.stars and "perm" not in attr_uses(law).values()
-    if len(seen) < fewest or together or few_runs:
+    if len(seen) < FEWEST or together or few_runs:
         raise VerificationError(
             f"law {law.name} type-checks at {len(seen)} of {ATTEMPTS} draws, with {len(runs)} runs of leading dims"
             + "".join(f", {one} and {other} always alike" for one, other in sorted(together)[:1]),
-            f"At least {fewest} draws, two runs where there are any, all extents different somewhere",
+            f"At least {FEWEST} draws, two runs where there are any, all extents different somewhere",
         )
     return LawProof(len(seen), TRIALS, bound)
 
@@ -91,9 +92,9 @@ def proven(law: Law, *, seed: int = 0) -> Law:
 
 
 def holds(law: Law, *, seed: int = 0) -> bool:
-    """Whether ``check_law`` proves it."""
+    """Whether ``check_law`` proves it, without much patience: the generator tries many forms of a law."""
     try:
-        check_law(law, seed=seed)
+        check_law(law, seed=seed, hopeless=HOPELESS)
     except VerificationError:
         return False
     return True
