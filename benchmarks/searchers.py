@@ -1,12 +1,13 @@
 """All strategies on the same problems: cost reached against time, on eight models x four clusters.
 
     python benchmarks/searchers.py [--smoke] [--json OUT] [--plot FILE] [--models A,B] [--clusters A,B] [--seconds S]
-                                    [--rows JSON ...]
+                                    [--strategies A;B] [--rows JSON ...]
 
 Each strategy gets the same CPU time on one mesh per cluster, what it needs to build its tables included; what ends by
 itself may take longer (``dp`` and ``backtrack`` are not cut short). Costs are those of whole plans, derived and priced
 alike. ``backtrack`` alone also searches rewrites; "backtrack, no rewrites" is the best that the others could reach.
-With --plot, FILE.png and FILE.svg; with --rows, of records made before (of other models, say), nothing is run.
+With --plot, FILE.png and FILE.svg. With --rows nothing is run: records made before are joined, later rows replacing
+earlier ones of the same problem and strategy.
 """
 
 from __future__ import annotations
@@ -58,14 +59,16 @@ def main() -> None:
     parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--models", default=",".join(case.model for case in CASES), help="comma-separated")
     parser.add_argument("--clusters", default=",".join(CLUSTERS), help="comma-separated")
+    parser.add_argument("--strategies", default=";".join(NAMES), help="separated by semicolons")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="CPU time of each strategy on each problem")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw cost against time")
     parser.add_argument("--rows", type=Path, nargs="+", metavar="JSON", default=[], help="join earlier records")
     options = parser.parse_args()
     record = Record()
-    record.rows += [row for path in options.rows for row in json.loads(path.read_text())["rows"]]
+    record.rows = joined([row for path in options.rows for row in json.loads(path.read_text())["rows"]])
     if not options.rows:
         measure(record, options)
+    relate(record.rows)
     show(record.rows)
     claim(record)
     record.print_summary()
@@ -81,26 +84,39 @@ def measure(record: Record, options: argparse.Namespace) -> None:
     for case in cases:
         graph = program(case.model, case.batch, case.sequence).graph
         for name in clusters:
-            record.rows += compare(case, graph, load_cluster(CLUSTERS[name]), 1.0 if options.smoke else options.seconds)
+            seconds = 1.0 if options.smoke else options.seconds
+            record.rows += compare(case, graph, load_cluster(CLUSTERS[name]), seconds, options.strategies.split(";"))
             record.write(options.json)
 
 
-def compare(case: Case, graph: Graph, cluster: Cluster, seconds: float) -> list[dict[str, Any]]:
+def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The latest row of each problem and strategy, in the order of the tables."""
+    latest = {(row["model"], row["cluster"], row["strategy"]): row for row in rows}
+    models = [case.model for case in CASES]
+    return sorted(latest.values(), key=lambda row: (models.index(row["model"]), list(CLUSTERS).index(row["cluster"])))
+
+
+def relate(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to each row its cost over the best without rewrites, and when it came within 1 % of that."""
+    plain = {(row["model"], row["cluster"]): row["cost_s"] for row in rows if row["strategy"] == PLAIN}
+    for row in rows:
+        best = plain.get((row["model"], row["cluster"]))
+        row["over_plain"] = row["cost_s"] / best if row["cost_s"] and best else None
+        row["near_s"] = next((at for at, cost in row["trace"] if best and cost <= NEAR * best), None)
+
+
+def compare(
+    case: Case, graph: Graph, cluster: Cluster, seconds: float, strategies: Sequence[str]
+) -> list[dict[str, Any]]:
     """One row per strategy on one problem, with its trace."""
     (problem,) = plan_problems(graph, cluster, mode="train", memory_limit=cluster.memory_bytes)
     rows = []
-    for name in NAMES:
+    for name in strategies:
         print(f"{case.model} on {cluster.name}: {name} …", file=sys.stderr, flush=True)
         of = replace(problem, rules=()) if name == PLAIN else problem
         row = run("backtrack" if name == PLAIN else name, of, seconds)
         same = {"model": case.model, "batch": case.batch, "sequence": case.sequence, "cluster": cluster.name}
         rows.append({**same, "mesh": str(problem.mesh), "nodes": len(graph.nodes), "strategy": name, **row})
-    best = min((row["cost_s"] for row in rows if row["cost_s"]), default=math.nan)
-    plain = rows[0]["cost_s"]
-    for row in rows:
-        row["over_best"] = row["cost_s"] / best if row["cost_s"] else None
-        row["over_plain"] = row["cost_s"] / plain if row["cost_s"] and plain else None
-        row["near_s"] = next((at for at, cost in row["trace"] if plain and cost <= NEAR * plain), None)
     return rows
 
 
@@ -129,12 +145,14 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         lines = []
         for model, cluster in problems:
             here = {row["strategy"]: row for row in rows if (row["model"], row["cluster"]) == (model, cluster)}
-            lines.append((model, cluster, *(_cell(here[name], key) for name in NAMES)))
+            lines.append((model, cluster, *(_cell(here.get(name), key) for name in NAMES)))
         table(("model", "cluster", *NAMES), lines)
     print()
 
 
-def _cell(row: dict[str, Any], key: str) -> str:
+def _cell(row: dict[str, Any] | None, key: str) -> str:
+    if row is None:
+        return ""
     if row["cost_s"] is None:
         return "none"
     value = row[key]
@@ -157,7 +175,7 @@ def claim(record: Record) -> None:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A panel per problem: cost over the best without rewrites, against CPU-seconds."""
+    """A panel per problem: how much more than the best without rewrites, against CPU-seconds."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -176,7 +194,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     for panel in panels[-1]:
         panel.set_xlabel("CPU-seconds", fontsize=8)
     for line in panels:
-        line[0].set_ylabel("cost / best", fontsize=8)
+        line[0].set_ylabel("% above best", fontsize=8)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncol=len(labels), fontsize=8)
     figure.tight_layout(rect=(0, 0, 1, 0.97))
@@ -190,12 +208,12 @@ def _line(panel: Axes, row: dict[str, Any], plain: float | None) -> None:
     colour = f"C{NAMES.index(row['strategy'])}"
     unit = plain or 1.0
     times = [at for at, _ in row["trace"]] + [row["cpu_s"]]
-    costs = [cost / unit for _, cost in row["trace"]]
+    costs = [100 * (cost / unit - 1) for _, cost in row["trace"]]
     panel.step(times, [*costs, costs[-1]] if costs else [math.nan], where="post", color=colour, label=row["strategy"])
     if costs:
         panel.plot(times[-2:-1], costs[-1:], ".", color=colour)
     panel.set_xscale("log")
-    panel.set_yscale("log")
+    panel.set_yscale("symlog", linthresh=1.0)
     panel.tick_params(labelsize=7)
 
 

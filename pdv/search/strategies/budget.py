@@ -46,7 +46,7 @@ class Clock:
     """CPU-seconds since it was made."""
 
     def __init__(self, seconds: float) -> None:
-        self._started = time.process_time()
+        self._started, self._at = time.process_time(), time.monotonic()
         self.seconds = seconds
 
     @property
@@ -58,6 +58,13 @@ class Clock:
     def left_s(self) -> float:
         """CPU-seconds that may still be spent."""
         return self.seconds - self.elapsed_s
+
+    @property
+    def wall_left_s(self) -> float:
+        """The same for a solver that watches the clock on the wall, if the machine stays as busy as it was."""
+        elapsed_s = self.elapsed_s
+        busy = (time.monotonic() - self._at) / elapsed_s if elapsed_s > 0.1 else 1.0
+        return self.left_s * max(1.0, busy)
 
     @property
     def spent(self) -> float:

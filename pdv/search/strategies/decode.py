@@ -89,7 +89,7 @@ def started(flat: Flat) -> Values:
         node = names[variable]
         options = flat.network.options.get(node, ()) if node.type.rank > 1 else ()  # rank one: statistics, not samples
         cuts = [sum(state == Shard(0) for state in config.result) for config in options]
-        favour.append(np.array(cuts or [0.0] * flat.sizes[variable], dtype=np.float64))
+        favour.append(np.array(cuts or [0] * flat.sizes[variable], dtype=np.float64))
     decoder = Decoder(flat)
 
     def choose(number: int, added: Table) -> Indices:

@@ -61,7 +61,7 @@ def minimize(task: Task) -> Minimized:
             _edges(program, term, x)
     least = sum(float(program.cost[number].min()) for number in range(len(x)))  # of the operators' own seconds
     scale = SCALE / least if least > 0 else SCALE
-    best, bound = _solve(program, whole, flat.illegal, scale, max(0.1, task.clock.left_s))
+    best, bound = _solve(program, whole, flat.illegal, scale, max(0.1, task.clock.wall_left_s))
     if best is None:
         return Minimized(None, bound)
     values: Values = {variable: int(best[columns].argmax()) for variable, columns in x.items()}
