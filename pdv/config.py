@@ -8,5 +8,5 @@ Mode = Literal["train", "infer"]
 
 MODE: Mode = "train"
 SEARCH = "backtrack"
-MAX_MESH_AXES = 2  # nodes and devices; three axes are exact too, but take half a minute: pin such a mesh to get it
+MAX_MESH_AXES = 2  # nodes and devices; a mesh of three axes takes seconds more, and there are many: pin one to get it
 BUDGET_S = 60.0  # planning time after which the best plan so far is taken; GPT-2 needs a tenth of it

@@ -1,9 +1,9 @@
 """Solve a whole graph: equal blocks once, chained by min-plus over boundary shardings, memory priced by a multiplier.
 
 Memory is a hard limit. It enters as a price in seconds per byte (a Lagrange multiplier): at each price the chain is
-solved exactly, and that value less price x limit is a lower bound on every plan that fits (weak duality; Everett,
-Operations Research 1963). With room to spare the price is zero and the solution is optimal. Where more than three want
-one value, prices are no longer exact (``sharing``), and the bound is that of the optimistic ones.
+solved exactly (``refine``), and that value less price x limit is a lower bound on every plan that fits (weak duality;
+Everett, Operations Research 1963). With room to spare the price is zero and the solution is optimal; else plans of
+several prices are joined (``memory``). Where more than three want one value, prices are but bounded (``sharing``).
 """
 
 from __future__ import annotations
