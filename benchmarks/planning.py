@@ -67,7 +67,18 @@ def optimize_gpt2(scratch: Path, size: str) -> dict[str, Any]:
     export_onnx(module, inputs, model)
     cluster.write_text(TWO_BY_FOUR)
     found = measure(
-        [sys.executable, "-m", "pdv", "optimize", str(model), "-c", str(cluster), "-o", str(scratch / "out"), "--no-cache"]
+        [
+            sys.executable,
+            "-m",
+            "pdv",
+            "optimize",
+            str(model),
+            "-c",
+            str(cluster),
+            "-o",
+            str(scratch / "out"),
+            "--no-cache",
+        ]
     )
     found.pop("stdout")
     return found

@@ -64,7 +64,7 @@ def searched(problems: Sequence[Problem], effort: Effort, pins: str | None, prog
         found = search_meshes(problems, lambda fraction: progress("searching", fraction), effort.budget_s, strategy)
     except NoPlanFitsError as error:
         progress("looking for the pins to blame", None)
-        blamed = contradiction(problems[0], error)
+        blamed = next(filter(None, (contradiction(problem, error) for problem in problems)), None)
         if blamed is None:
             raise
         raise blamed from error

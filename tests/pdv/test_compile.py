@@ -12,7 +12,7 @@ import pytest
 
 import pdv
 from benchmarks import models
-from ir.errors import PdvError, UsageError, VerificationError
+from ir.errors import PdvError, PinsError, UsageError, VerificationError
 from pdv.compile import explain, verify
 from pdv.derivation import replay
 from pdv.document import read_problem
@@ -83,6 +83,30 @@ def test_unknown_options_are_usage_errors() -> None:
     for options in unknown:
         with pytest.raises(UsageError):
             planned(**options)
+
+
+WRONG_PINS: dict[str, tuple[Options, str]] = {
+    "contradictory": ({"axes": {"dp": "data"}, "techniques": {"dp": "tensor"}}, "contradict each other"),
+    "no such axis": ({"techniques": {"tp": "tensor"}}, "no mesh axis is called 'tp'"),
+    "no such tensor": ({"tensors": {"3.weight": {"dp": "cut"}}}, "no parameter or value is called"),
+    "another mesh": ({"mesh": {"dp": 4}}, "the caller says"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PINS)
+def test_wrong_pins_are_one_error(name: str) -> None:
+    pins, message = WRONG_PINS[name]
+    with pytest.raises(PinsError, match=message):
+        planned(pins=pins)
+
+
+def test_pins_bind_and_the_cache_replays_them(tmp_path: Path) -> None:
+    pins = {"techniques": {"dp": "zero-3"}}
+    first, second = (planned(pins=pins, cache=tmp_path) for _ in range(2))
+    assert first.document["techniques"] == {"dp": ["data parallel", "ZeRO-3"]}
+    assert first.document["search"]["certificate"] == second.document["search"]["certificate"]
+    assert first.pcg.digest == second.pcg.digest
+    assert len(list(tmp_path.rglob("*.json"))) == 1
 
 
 def test_planning_twice_gives_the_same_document() -> None:
