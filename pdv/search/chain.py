@@ -97,19 +97,24 @@ class ChainSolver:
         Raises:
             NoPlanFitsError: if pins leave no legal assignment at all.
         """
+        if not all(table.states for table in self.tied.values()):
+            raise self._no_legal_plan()
         bound = self._stages.bounded(price)
         if not np.isfinite(bound.value):
-            raise NoPlanFitsError(
-                f"no legal plan of {self.problem.graph.name} on {self.problem.mesh} keeps the pins "
-                f"({self.problem.pins.name})",
-                mend="Loosen a pin, or change the mesh so that sizes divide",
-            )
+            raise self._no_legal_plan()
         tables = Tables(self._stages, price, bound)
         settled = tables.settle()
         if settled is None:
             raise TooWideError("a block, close to its bound")
         states, parts = settled
         return self.assembled(parts, states, price, tables.value + price * self.whole_bytes, tables)
+
+    def _no_legal_plan(self) -> NoPlanFitsError:
+        return NoPlanFitsError(
+            f"no legal plan of {self.problem.graph.name} on {self.problem.mesh} keeps the pins "
+            f"({self.problem.pins.name})",
+            mend="Loosen a pin, or change the mesh so that sizes divide",
+        )
 
     @property
     def exact(self) -> bool:

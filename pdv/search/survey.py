@@ -72,7 +72,7 @@ def wanted_sinks(block: Block, mesh: Mesh) -> tuple[Sharding, ...]:
 
 def by_sink(solved: Solved, wanted: Sequence[Sharding]) -> Table:
     """[sources, wanted shardings of the sink]; the best state of every tied parameter."""
-    table: Table = solved.table.min(axis=tuple(range(2, solved.table.ndim)))
+    table: Table = solved.table.min(axis=tuple(range(2, solved.table.ndim)), initial=np.inf)
     if solved.block.sink is None:
         return table
     spread = np.full((table.shape[0], len(wanted)), np.inf)

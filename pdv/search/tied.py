@@ -87,7 +87,7 @@ class TiedTable:
             return np.ones(len(needs), dtype=bool)
         move = self._configs.moves.chain
         chains = [move(self.param.type, storage.sharding, need, gradient=problem.train) for need in needs]
-        return np.array([self._configs.may_gather(self.param, storage, chain) for chain in chains])
+        return np.array([self._configs.may_gather(self.param, storage, chain) for chain in chains], dtype=bool)
 
     def _rest_s(self, state: TiedState, needs: Sequence[Sharding]) -> Table:
         """[needs] seconds beyond the way to the named want; forward twice if gathered again."""
