@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Symbol, Term
+from pdv.rewrite.sample import attr_uses
 
 _EXCHANGES = (
     ("add", "mul", "sub"),
@@ -16,6 +17,7 @@ _EXCHANGES = (
     ("max_pool2d", "avg_pool2d"),
     ("softmax", "log_softmax"),
 )
+_NUMBERS = ("factor", "offset_by", "start", "stop", "parts", "index")
 EXCHANGED = {op: [other for other in group if other != op] for group in _EXCHANGES for op in group}
 KINDS = ("operands swapped", "operand replaced", "operator exchanged", "dim changed", "attribute changed")
 
@@ -98,8 +100,10 @@ def _other(name: str, written: Expression, law: Law) -> Iterator[Expression]:
         case Literal(value) if isinstance(value, float):
             yield Literal(value * 2)
         case Symbol():
-            others = [other for other in (*law.extents, *law.attr_variables) if other != written.name]
-            yield from map(Symbol, others)
+            alike = [other for other, attr in attr_uses(law).items() if attr == name and other != written.name]
+            yield from map(Symbol, alike)
+            if name in _NUMBERS:
+                yield from map(Symbol, law.extents)
             if name in ("factor", "offset_by", "start", "stop"):
                 yield Compound("+", (written, written))
         case Compound(sign, terms):

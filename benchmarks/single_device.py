@@ -1,13 +1,19 @@
-"""Algebra alone: the program emitted for one device against the module it came from, eager or both compiled.
+"""Algebra alone: the program emitted for one device against the module it came from, both eager or both compiled.
 
-    python benchmarks/single_device.py [--smoke] [--json OUT] [--compile] [--models A,B]
+    python benchmarks/single_device.py [--smoke] [--json OUT] [--compile] [--models A,B] [--modes train,infer]
+    python benchmarks/single_device.py --rows A.json B.json [--json OUT]
 
 A model is planned for one device (only rewrites are left to choose), saved, built there. A pass is forward, loss and
-backward, or forward alone. The two sides alternate in one run and each pair gives a ratio; TF32 is off.
+backward, or forward alone. The two sides alternate call by call, or a few calls at a time where a pass is short; each
+pair gives a ratio, source over emitted, and the median over pairs is reported, so that a busy machine slows both
+alike. On a CPU: one thread, CPU time; on a GPU: CUDA events, TF32 off. With --rows nothing is run: records made before
+are joined, later rows replacing earlier ones of the same case.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import tempfile
 from collections import Counter
@@ -27,7 +33,10 @@ from benchmarks.timing import sample, summary
 from pdv.plan import import_package
 from pdv.problem import Mode
 
-PAIRS = {"cpu": 7, "cuda": 15}
+FEWEST, MOST = 5, 25  # pairs of samples; between them, as many as fit into
+PAIRS_S = 4.0
+SAMPLE_S = {"cpu": 0.02, "cuda": 0.05}  # a sample is as many calls as fit into this, and one at least
+SLOWER = 0.98  # of the source's speed, the least that is asked
 # Largest difference over the largest element, of the output and of each gradient: float32 as for plans on a mesh,
 # bfloat16 twelve layers deep at 8 bits. A gradient below SCALE_FLOOR of the largest of all is rounding: an attention
 # key's bias has none.
@@ -54,19 +63,22 @@ class Case:
 
 
 def cases_on(device: torch.device, *, smoke: bool) -> list[Case]:
-    """GPT-2, host-bound and device-bound, and models with work to share; on a CPU at what it can bear."""
+    """GPT-2, host-bound and device-bound, models with work to share, and others; on a CPU at what it can bear."""
     small = Case("gpt2", "small", 8, 16)
     if smoke:
         return [small]
     modes: tuple[Mode, ...] = ("train", "infer")
-    batch = 1 if device.type == "cpu" else 16
+    cpu = device.type == "cpu"
+    batch = 1 if cpu else 16
+    names = ("squeezenet", "resnext50", "inception-v3", "resnet50", "vit")
+    language: list[tuple[str, Size, int, int]] = [("bert", "full", batch, 64)]
+    if cpu:
+        language = [("gpt2", "full", 2, 64), *language, ("llama", "small", 8, 32)]
     shared = [Case("nasrnn", "full", batch, mode=mode) for mode in modes]
-    shared += [Case("bert", "full", batch, 64, mode=mode) for mode in modes]
-    shared += [
-        Case(name, "full", batch, mode=mode) for name in ("squeezenet", "resnext50", "inception-v3") for mode in modes
-    ]
-    if device.type == "cpu":
-        return [small, Case("gpt2", "full", 2, 64), *shared]
+    shared += [Case(*sizes, mode=mode) for sizes in language for mode in modes]
+    shared += [Case(name, "full", batch, mode=mode) for name in names for mode in modes]
+    if cpu:
+        return [small, *shared]
     sizes: list[tuple[Size, int, int]] = [("small", 8, 16), ("full", 8, 64), ("full", 8, 1024)]
     return [Case("gpt2", *size, dtype) for size in sizes for dtype in (torch.float32, torch.bfloat16)] + shared
 
@@ -76,29 +88,47 @@ def main() -> None:
     parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--compile", action="store_true", help="run both sides under torch.compile")
     parser.add_argument("--models", default="", help="only these, comma-separated")
+    parser.add_argument("--modes", default="train,infer", help="comma-separated")
+    parser.add_argument("--rows", type=Path, nargs="+", metavar="JSON", default=[], help="join earlier records")
     options = parser.parse_args()
-    torch.backends.cudnn.allow_tf32 = False
-    torch.manual_seed(0)
-    device = default_device()
     record = Record()
-    for case in cases_on(device, smoke=options.smoke):
-        if options.models and case.model not in options.models.split(","):
-            continue
-        print(f"{case.name} …", file=sys.stderr, flush=True)
-        row = compare(case, device, compiled=options.compile, pairs=3 if options.smoke else PAIRS[device.type])
-        record.rows.append(row)
-        low, high = row["ratio_quartiles"]
-        record.claim(
-            f"source over emitted, {case.name}", 1 / row["ratio"], "x", f"(quartiles {1 / high:.3f}-{1 / low:.3f})"
-        )
-        record.write(options.json)
+    if options.rows:
+        rows = [row for path in options.rows for row in json.loads(path.read_text())["rows"]]
+        record.rows = list({(row["case"], row["compiled"]): row for row in rows}.values())
+        record.rows.sort(key=lambda row: row["compiled"])
+    else:
+        measure(record, options)
     show(record)
+    for row in record.rows:
+        low, high = row["ratio_quartiles"]
+        way = "compiled" if row["compiled"] else "eager"
+        record.claim(
+            f"source over emitted, {row['case']}, {way}", row["ratio"], "x", f"(quartiles {low:.3f}-{high:.3f})"
+        )
     record.write(options.json)
+    for row in record.rows:
+        if row["ratio"] < SLOWER:
+            print(f"slower than the source: {row['case']}, {row['ratio']:.3f}", file=sys.stderr)
     wrong = [row["case"] for row in record.rows if row["difference"] > row["tolerance"]]
     assert not wrong, f"emitted and source differ: {wrong}"
 
 
-def compare(case: Case, device: torch.device, *, compiled: bool, pairs: int) -> dict[str, Any]:
+def measure(record: Record, options: argparse.Namespace) -> None:
+    """Measure each case that the options ask for; the record is written as it grows."""
+    torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+    device = default_device()
+    modes = options.modes.split(",")
+    models = options.models.split(",") if options.models else None
+    for case in cases_on(device, smoke=options.smoke):
+        if case.mode not in modes or (models and case.model not in models):
+            continue
+        print(f"{case.name} …", file=sys.stderr, flush=True)
+        record.rows.append(compare(case, device, compiled=options.compile, smoke=options.smoke))
+        record.write(options.json)
+
+
+def compare(case: Case, device: torch.device, *, compiled: bool, smoke: bool) -> dict[str, Any]:
     """Both sides of one case: how far apart their outputs and gradients are, and their times."""
     source, emitted, inputs, rules = both(case, device)
     emitted_pass, source_pass = (one_pass(side, inputs, case.mode, compiled=compiled) for side in (emitted, source))
@@ -106,8 +136,8 @@ def compare(case: Case, device: torch.device, *, compiled: bool, pairs: int) -> 
     difference = apart(found, expected)
     if case.mode == "train":
         difference = max(difference, gradients_apart(emitted, source))
-    times = timed_in_turn(emitted_pass, source_pass, device, pairs)
-    ratios = summary([ours / theirs for ours, theirs in times])
+    times = timed_in_turn(emitted_pass, source_pass, device, most=FEWEST if smoke else MOST)
+    ratios = summary([theirs / ours for ours, theirs in times])
     row: dict[str, Any] = {
         "case": case.name,
         "device": label(device),
@@ -119,7 +149,7 @@ def compare(case: Case, device: torch.device, *, compiled: bool, pairs: int) -> 
         "source_s": summary([theirs for _, theirs in times]).median_s,
         "ratio": ratios.median_s,
         "ratio_quartiles": [ratios.low_s, ratios.high_s],
-        "pairs": pairs,
+        "pairs": len(times),
     }
     if device.type == "cuda":
         row |= {
@@ -164,12 +194,13 @@ def one_pass(module: nn.Module, inputs: tuple[Tensor, ...], mode: Mode, *, compi
 
 
 def timed_in_turn(
-    ours: Callable[[], object], theirs: Callable[[], object], device: torch.device, pairs: int
+    ours: Callable[[], object], theirs: Callable[[], object], device: torch.device, *, most: int
 ) -> list[tuple[float, float]]:
-    """Seconds of each side in ``pairs`` alternations, which begin in turn with either, after a warm-up."""
-    calls = max(1, min(20, int(0.05 / max(sample(run, device, 2) for run in (ours, theirs)))))
+    """Seconds of a call of each side, in pairs of samples that begin in turn with either, after a warm-up."""
+    call_s = max(sample(side, device, 2) for side in (ours, theirs))
+    calls = max(1, min(20, int(SAMPLE_S[device.type] / call_s)))
     times = []
-    for index in range(pairs):
+    for index in range(max(FEWEST, min(most, int(PAIRS_S / (2 * calls * call_s))))):
         if index % 2:
             second, first = sample(theirs, device, calls), sample(ours, device, calls)
         else:
@@ -207,7 +238,7 @@ def show(record: Record) -> None:
     """A line per case."""
     lines: list[tuple[str, ...]] = [
         (
-            row["case"],
+            row["case"] + ", compiled" * row["compiled"],
             f"{row['emitted_s'] * 1e3:.3f}",
             f"{row['source_s'] * 1e3:.3f}",
             f"{row['ratio']:.3f} ({row['ratio_quartiles'][0]:.3f}-{row['ratio_quartiles'][1]:.3f})",
@@ -216,7 +247,7 @@ def show(record: Record) -> None:
         )
         for row in record.rows
     ]
-    table(("case", "emitted ms", "source ms", "emitted / source", "largest difference", "rewrites"), lines)
+    table(("case", "emitted ms", "source ms", "source / emitted", "largest difference", "rewrites"), lines)
 
 
 if __name__ == "__main__":
