@@ -52,8 +52,8 @@ def _keep_parts(node: Node, loops: Loops, atoms: Atoms) -> None:
 
 def join_sizes(atoms: Atoms, pieces: Sequence[Factors], sizes: Sequence[int]) -> Factors:
     """The dim that pieces of these sizes make together: multiples of a large unit stay so, others add up."""
-    unit = math.gcd(*sizes)
-    if unit == 1 or sum(sizes) // unit > _PREFIX:
+    unit = _unit(*sizes, sum(sizes))
+    if unit == 1:
         joined = atoms.new(sum(sizes))
         atoms.follows(joined, pieces, lambda *each: sum(each))
         return (joined,)
@@ -73,10 +73,10 @@ def _slice_of(node: Node) -> tuple[str, int, int, int]:
     return f"d{dim}", node.operands[0].type.shape[dim], node.attr("start"), node.attr("stop")
 
 
-def _unit(extent: int, start: int, stop: int) -> int:
-    """What a slice counts in: the largest unit of all its numbers, or one where that would keep too many."""
-    unit = math.gcd(extent, start, stop)
-    return unit if extent // unit <= _PREFIX else 1
+def _unit(*numbers: int) -> int:
+    """What a slice or a concat counts in: the largest unit of all its numbers, or one where that keeps too many."""
+    unit = math.gcd(*numbers)
+    return unit if max(numbers) // unit <= max(_PREFIX, 2 * unit) else 1
 
 
 def _slice(node: Node, loops: Loops, atoms: Atoms) -> None:
