@@ -16,6 +16,7 @@ from pdv.emit.steps import Arranged, Scope, Statement, arrange
 from pdv.emit.writer import Writer
 
 INDENT = 8
+MOMENTUM, EPS = 0.1, 1e-5  # what torch.nn.functional.batch_norm takes where nothing is said
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,8 @@ class Body:
             code = chunks_code(item.value, operand)
             return statement(f"{targets} = ", code, INDENT), self._shapes.text(item.value)
         if item.kind == "norm":
-            x, _, _, *affine = self._reading.operands(item.value)
-            values = (self._writer.operand(x), *(self._writer.operand(leaf) for leaf in affine))
-            code = call("batch_norm_of_all", *values, repr(item.value.attr("eps")))
             targets = ", ".join(self._names[node] for node in item.targets)
-            return statement(f"{targets} = ", code, INDENT), self._shapes.text(item.value)
+            return statement(f"{targets} = ", self._norm(item, item.value), INDENT), self._shapes.text(item.value)
         if item.kind == "update":
             value = item.value
             code = self._writer.operand(value) if value in self._names else self._writer.expression(value)
@@ -90,6 +88,18 @@ class Body:
             return statement("", code, INDENT), ""
         code = self._writer.expression(item.value)
         return statement(f"{self._names[item.value]} = ", code, INDENT), self._shapes.text(item.value)
+
+    def _norm(self, item: Statement, node: Node) -> Code:
+        """A batch norm by the batch's own statistics, which it returns too or moves its buffers by."""
+        x, _, _, *affine = self._reading.operands(node)
+        weights = [self._writer.operand(leaf) for leaf in affine]
+        eps = node.attr("eps")
+        if item.tracking is None:
+            return call("batch_norm_of_all", self._writer.operand(x), *weights, repr(eps))
+        buffers = [self._writer.operand(buffer) for buffer in item.tracking.buffers]
+        given = (("momentum", item.tracking.momentum, MOMENTUM), ("eps", eps, EPS))
+        options = [f"{name}={value!r}" for name, value, default in given if value != default]
+        return call("F.batch_norm", self._writer.operand(x), *buffers, *weights, "training=True", *options)
 
     def _wrapped(self, node: Node, wrap: Mapping[Node, Sequence[tuple[str, str]]]) -> Code:
         code = self._writer.operand(node)

@@ -14,6 +14,7 @@ from typing import Literal
 from ir.graph import Node
 from pdv.emit.code import WIDTH
 from pdv.emit.leaves import Reading, is_column
+from pdv.emit.norms import Tracking, tracking
 from pdv.emit.outline import Item, Run
 from pdv.emit.writer import Writer
 
@@ -29,7 +30,7 @@ class Statement:
 
     ``value`` is the node whose expression it holds: assigned to ``targets`` (all parts of a chunk, a normed batch with
     its mean and variance, else one), written into a buffer (``update`` names it), or returned. A ``run`` is the loop
-    over equal blocks.
+    over equal blocks. A normed batch alone moves its running statistics too, as ``tracking`` says.
     """
 
     kind: Literal["assign", "chunk", "norm", "update", "run", "return"]
@@ -38,6 +39,7 @@ class Statement:
     value: Node | None = None
     run: Run | None = None
     update: str = ""
+    tracking: Tracking | None = None
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,10 @@ class _Arranging:
         self._flush(x)
         reads = [x, *(variable for leaf in affine for variable in self._leaf_reads(leaf))]
         self._done.update((node, variance))
-        self._statements.append(Statement("norm", (node, mean, variance), tuple(dict.fromkeys(reads)), node))
+        tracked = tracking(node, self._reading, self._scope.updates)
+        targets = (node, mean, variance) if tracked is None else (node,)
+        self._done.update(tracked.steps if tracked else ())
+        self._statements.append(Statement("norm", targets, tuple(dict.fromkeys(reads)), node, tracking=tracked))
 
     def _run(self, run: Run) -> None:
         for node in (*run.incoming[0], *run.fixed):

@@ -237,3 +237,47 @@ def test_a_norm_by_all_points_is_one_call(tmp_path: Path) -> None:
     expected = torch.nn.functional.batch_norm(x.relu(), None, None, weight, bias, training=True)
     assert torch.allclose(model(x), expected, atol=1e-6)
     assert torch.allclose(model.running_mean, 0.9 * before + 0.1 * x.relu().mean((0, 2, 3)), atol=1e-6)
+
+
+def tracked(*, unbiased: bool = True, momentum: float = 0.25, returned: bool = False, kept: float = 0.75) -> Graph:
+    """A norm by the batch's statistics whose buffers follow both, as torch's own does if ``unbiased``."""
+    k = Builder()
+    x = k.relu(k.input("x", floats(4, 4, 3, 3)))
+    mean = k.channel_mean(x)
+    variance = k.channel_variance(x, mean)
+    y = k.batch_norm(x, mean, variance, k.param("norm.weight", floats(4)), k.param("norm.bias", floats(4)), eps=1e-3)
+    share = momentum * (36 / 35 if unbiased else 1.0)
+    updates = {
+        name: k.add(k.scale(k.param(name, floats(4), trainable=False), factor=kept), k.scale(value, factor=factor))
+        for name, value, factor in (("norm.mean", mean, momentum), ("norm.variance", variance, share))
+    }
+    return k.graph({"y": y} | ({"moved": updates["norm.mean"]} if returned else {}), updates)
+
+
+def test_a_norm_with_running_statistics_is_torchs_own_call(tmp_path: Path) -> None:
+    text = emitted(tracked(), ALONE, tmp_path / "tracked_pdv")
+    assert "self.variance, local(self.weight), local(self.bias), training=True, momentum=0.25, eps=0.001" in text
+    assert "overwrite" not in text
+    assert "channel_mean" not in text
+    model, inputs = build(tmp_path / "tracked_pdv"), [torch.randn(4, 4, 3, 3) for _ in range(2)]
+    expected = {name: model.full_state_dict()[f"norm.{name}"].double() for name in ("mean", "variance")}
+    outputs = [model(x) for x in inputs]
+    for x, y in zip(inputs, outputs, strict=True):
+        points = x.relu().double().transpose(0, 1).flatten(1)
+        expected["mean"] = 0.75 * expected["mean"] + 0.25 * points.mean(1)
+        expected["variance"] = 0.75 * expected["variance"] + 0.25 * points.var(1)
+        z = torch.nn.functional.batch_norm(x.relu(), None, None, model.weight, model.bias, training=True, eps=1e-3)
+        assert torch.allclose(y, z, atol=1e-6)
+    for name, value in expected.items():
+        assert torch.allclose(model.full_state_dict()[f"norm.{name}"].double(), value, atol=1e-6)
+    torch.stack(outputs).square().sum().backward()  # buffers that moved twice since do not spoil the first backward
+    assert model.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    "graph", [tracked(unbiased=False), tracked(returned=True), tracked(kept=0.5)], ids=["biased", "returned", "kept"]
+)
+def test_running_statistics_that_move_otherwise_are_written_out(graph: Graph, tmp_path: Path) -> None:
+    text = emitted(graph, ALONE, tmp_path / "written_pdv")
+    assert "batch_norm_of_all" in text
+    assert text.count("overwrite(") == 2
