@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ir.dims import Loops
+from ir.errors import ShapeError
 from ir.graph import Constant, Graph, Node, View, dtype_of_array, node_digest
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.types import DType, TensorType
+
+
+def _solved(
+    op: Operator, types: tuple[TensorType, ...], attrs: tuple[tuple[str, Hashable], ...], name: str
+) -> tuple[Loops, TensorType]:
+    """Loop nest and result of an operator; equal layers ask again and again.
+
+    Raises:
+        ShapeError: if the operands do not fit.
+    """
+    try:
+        return _solve(op, types, attrs)
+    except ShapeError:
+        op.solve(f"{op.name} {name}".strip(), types, dict(attrs))  # the same error, with the name of this one
+        raise
+
+
+@lru_cache(maxsize=1 << 14)
+def _solve(
+    op: Operator, types: tuple[TensorType, ...], attrs: tuple[tuple[str, Hashable], ...]
+) -> tuple[Loops, TensorType]:
+    loops = op.solve(op.name, types, dict(attrs))
+    return loops, op.result_type(loops, types, dict(attrs))
 
 
 class Builder:
@@ -46,9 +71,7 @@ class Builder:
             ShapeError: if the operands do not fit the operator's loops.
         """
         attrs = op.check_attrs(attrs)
-        types = [operand.type for operand in operands]
-        loops = op.solve(f"{op.name} {name}".strip(), types, attrs)
-        result = op.result_type(loops, types, attrs)
+        loops, result = _solved(op, tuple(operand.type for operand in operands), tuple(attrs.items()), name)
         wanted = range(len(operands)) if op.differentiable is None else op.differentiable
         needs_grad = result.dtype.is_floating and any(operands[i].needs_grad for i in wanted if i < len(operands))
         return self._intern(op, operands, attrs, result, loops, needs_grad, name)

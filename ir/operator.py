@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from ir.dims import Loops, Shape, parse, solve
+from ir.dims import Dims, Loops, Shape, parse, solve
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
 from ir.types import DType, TensorType
 
@@ -116,23 +117,34 @@ class Operator:
 
     def splits(self, loops: Loops) -> tuple[Split, ...]:
         """Every legal split along one axis, whatever its size: "none" first, then loops, then pending sums."""
-        arity = len(loops.operands)
-        invariant: tuple[State, ...] = (Invariant(),) * arity
-        found = [Split(None, invariant, Invariant())]
-        found += [split for loop in loops.names if (split := split_of_loop(self, loops, loop)) is not None]
-        for group in self.linear:
-            operands: tuple[State, ...] = tuple(Partial() if i in group else Replicate() for i in range(arity))
-            found.append(Split(None, operands, Partial()))
-        return tuple(found)
+        ones = frozenset(name for name, extent in loops.extents.items() if extent == 1)
+        return _splits(self, loops.operands, loops.result, loops.whole, ones)
 
 
-def split_of_loop(op: Operator, loops: Loops, loop: str) -> Split | None:
-    """The split that cuts ``loop``, or None where it may not be cut.
+@lru_cache(maxsize=1 << 14)
+def _splits(
+    op: Operator, operands: tuple[Dims, ...], result: Dims, whole: frozenset[str], ones: frozenset[str]
+) -> tuple[Split, ...]:
+    """The splits of a nest, of whose extents only those of one (``ones``) matter."""
+    arity = len(operands)
+    names = {name for dims in (result, *operands) for group in dims for name in group}
+    loops = Loops(operands, result, {name: 1 if name in ones else 2 for name in names}, whole)
+    invariant: tuple[State, ...] = (Invariant(),) * arity
+    found = [Split(None, invariant, Invariant())]
+    if op.kind not in ("leaf", "parallel"):
+        cut = (_split_of_loop(loops, loop) for loop in loops.names if loop not in whole and loop not in ones)
+        found += [split for split in cut if split is not None]
+    for group in op.linear:
+        states: tuple[State, ...] = tuple(Partial() if i in group else Replicate() for i in range(arity))
+        found.append(Split(None, states, Partial()))
+    return tuple(found)
 
-    Whole loops may not; nor may a loop that is not the outermost of its dim, for its blocks would interleave.
+
+def _split_of_loop(loops: Loops, loop: str) -> Split | None:
+    """The split that cuts ``loop``, or None where it may not be cut: where it is not the outermost of its dim.
+
+    Blocks would interleave there.
     """
-    if loop in loops.whole or loops.extents[loop] == 1 or op.kind in ("leaf", "parallel"):
-        return None
     states: list[State] = []
     for dims in (*loops.operands, loops.result):
         position = loops.position(dims, loop)

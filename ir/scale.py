@@ -48,6 +48,7 @@ class Small:
         stored: for each stored tensor what its readers share, at small size.
         limits: inputs of integers -> the least table that they index.
         note: what was changed, in words.
+        nodes: nodes of the programs given -> what they became.
     """
 
     graphs: tuple[Graph, ...]
@@ -55,6 +56,7 @@ class Small:
     stored: Mapping[str, Base]
     limits: Mapping[str, int]
     note: str
+    nodes: Mapping[Node, Node]
 
 
 def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True) -> Small:
@@ -258,11 +260,12 @@ class _Sizes:
         limits: dict[str, int] = {}
         if self.chosen is None:
             self._limit_full(graphs)
-        small = tuple(self._rebuild(graph) for graph in graphs)
+        made: dict[Node, Node] = {}
+        small = tuple(self._rebuild(graph, made) for graph in graphs)
         for node in self._limits:
             if node.op.name == "input":
                 limits[node.attr("name")] = min(limits.get(node.attr("name"), 1 << 30), self._least_table(node))
-        return Small(small, self.small_mesh, stored, limits, note)
+        return Small(small, self.small_mesh, stored, limits, note, made)
 
     def _limit_full(self, graphs: Sequence[Graph]) -> None:
         for graph in graphs:
@@ -281,9 +284,8 @@ class _Sizes:
     def _shape(self, dims: Dims) -> Shape:
         return tuple(self._size(factors) for factors in dims)
 
-    def _rebuild(self, graph: Graph) -> Graph:
+    def _rebuild(self, graph: Graph, made: dict[Node, Node]) -> Graph:
         k = Builder()
-        made: dict[Node, Node] = {}
         for node in graph.nodes:
             made[node] = self._rebuild_node(k, node, tuple(made[x] for x in node.operands))
             if self.chosen is not None and made[node].type.shape != self._shape(self._dims[node]):

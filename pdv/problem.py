@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
@@ -13,6 +13,9 @@ from ir.sharding import Sharding, State
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.rewrite.rule import Rule
+
+if TYPE_CHECKING:
+    from pdv.pcg.realize import Realized
 
 Mode = Literal["train", "infer"]
 
@@ -126,7 +129,7 @@ class Solution:
     ``memory_bytes`` per device; no derivation on this mesh within the rules explored costs less than
     ``lower_bound_s`` under the same cost model, limit and pins (0: nothing is known). ``states`` counts configurations
     priced, ``variants`` the rewritten blocks among which the bound holds; a search that was cut short is not
-    ``complete``.
+    ``complete``. ``realized`` is the PCG with its price, where the strategy had to make it anyway.
     """
 
     problem: Problem
@@ -139,6 +142,7 @@ class Solution:
     states: int
     variants: int = 1
     complete: bool = True
+    realized: Realized | None = field(default=None, compare=False, repr=False)
 
     @property
     def gap(self) -> float:

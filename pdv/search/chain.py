@@ -3,7 +3,7 @@
 Memory is a hard limit. It enters as a price in seconds per byte (a Lagrange multiplier): at each price the chain is
 solved exactly (``refine``), and that value less price x limit is a lower bound on every plan that fits (weak duality;
 Everett, Operations Research 1963). With room to spare the price is zero and the solution is optimal; else plans of
-several prices are joined (``memory``). Where more than three want one value, prices are but bounded (``sharing``).
+several prices are joined (``memory``). Where more than five want one value, prices are but bounded (``sharing``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph, Node
-from pdv.pcg.derive import derive
-from pdv.pcg.plan_cost import plan_cost, whole_bytes
+from pdv.pcg.plan_cost import whole_bytes
+from pdv.pcg.realize import Realized, realize
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import AlgebraicStep, Assignment, Problem, Solution
 from pdv.search.assemble import Choice, assemble
@@ -33,7 +33,7 @@ from pdv.search.variants import Variant, apply_rules
 
 @dataclass(frozen=True)
 class Priced:
-    """The best derivation at one price, with its true seconds and bytes.
+    """The best derivation at one price, made into its PCG, with its true seconds and bytes.
 
     No derivation has less ``cost_s + price * memory_bytes`` than ``value``. ``parts`` are by block, ``states`` by tied
     parameter; ``tables`` are where they come from.
@@ -41,14 +41,23 @@ class Priced:
 
     price: float
     value: float
-    cost_s: float
-    memory_bytes: float
     graph: Graph
     steps: tuple[AlgebraicStep, ...]
     assignment: Assignment
+    realized: Realized
     parts: tuple[Part, ...]
     states: tuple[int, ...]
     tables: Tables
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds per step."""
+        return self.realized.cost.seconds
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes per device that stay allocated."""
+        return self.realized.cost.memory_bytes
 
 
 class Noticed:
@@ -138,6 +147,7 @@ class ChainSolver:
             self.configs.states,
             sum(len(variants) for variants in self._stages.variants.values()),
             complete=not self._late.noticed,
+            realized=priced.realized,
         )
 
     def assembled(
@@ -152,11 +162,8 @@ class ChainSolver:
             param: table.states[state].storage for (param, table), state in zip(self.tied.items(), states, strict=True)
         }
         graph, assignment, steps = assemble(self.problem.graph, choices, storage)
-        problem = replace(self.problem, graph=graph)
-        cost = plan_cost(problem, derive(problem, assignment, self.configs.moves).pcg)
-        return Priced(
-            price, value, cost.seconds, cost.memory_bytes, graph, steps, assignment, tuple(parts), states, tables
-        )
+        realized = realize(replace(self.problem, graph=graph), assignment, self.configs.moves)
+        return Priced(price, value, graph, steps, assignment, realized, tuple(parts), states, tables)
 
     def _variant(self, block: Block, number: int) -> Variant:
         """A variant of a block, which may have been found for an equal one."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.pcg.derive import Derived, derive
-from pdv.pcg.plan_cost import PlanCost, plan_cost
+from pdv.pcg.plan_cost import PlanCost
+from pdv.pcg.realize import realize
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Problem, Solution
 from pdv.search.exact import TooWideError
@@ -138,9 +139,8 @@ def _found(problem: Problem, strategy: Strategy, budget: Budget) -> Found:
             f"{problem.graph.name} has too many values alive at once to be solved exactly on {problem.mesh} ({error})",
             mend="Pin a mesh with fewer axes",
         ) from error
-    derived = derive_solution(solution)
-    cost = plan_cost(replace(problem, graph=solution.graph), derived.pcg)
-    return Found(solution, derived, cost, solution.lower_bound_s, solution.states, complete=solution.complete)
+    made = solution.realized or realize(replace(problem, graph=solution.graph), solution.assignment)
+    return Found(solution, made.derived, made.cost, solution.lower_bound_s, solution.states, complete=solution.complete)
 
 
 def derive_solution(solution: Solution) -> Derived:

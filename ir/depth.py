@@ -1,0 +1,284 @@
+"""The same pair of programs with fewer of their equal layers, so that a proof does not grow with depth.
+
+What is proved is proved of the short pair. That it holds for the long pair is an induction over layers: the source is
+A, S, S, …, S, B and the parallel program A', P, P, …, P, B', where the kth S and the kth P read the same stored tensors
+in the same places. ``exact.py`` compares the values between layers too: where these agree before S and P, they agree
+behind them, for every S and P are equal to the two that were evaluated. The layers go by structure: one that differs
+from its neighbours in anything but the names of its weights stays.
+
+Entry point: ``shorten``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from ir.builder import Builder
+from ir.graph import Graph, Node, param_view
+from ir.mesh import Mesh
+from ir.sharding import Sharding
+from ir.types import TensorType
+from ir.verify import infer_shardings
+from ir.views import readings, sources_of
+
+KEPT = 2  # of a run of equal layers: one to arrive at, and one to come from
+
+Pairs = tuple[tuple[Node, Node], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A pair of programs with fewer layers.
+
+    Attributes:
+        source, pcg: the programs.
+        pairs: values between layers, of the source and of the PCG, that must be the same for the pair to stand for
+            the longer one.
+        note: what was left out, in words; empty if nothing.
+    """
+
+    source: Graph
+    pcg: Graph
+    pairs: Pairs = ()
+    note: str = ""
+
+
+def shorten(source: Graph, pcg: Graph, mesh: Mesh) -> Short:
+    """The pair without what repeats; as it is where nothing does.
+
+    Raises:
+        ShardingError: if ``pcg`` is no legal PCG for ``mesh``.
+    """
+    short = Short(source, pcg)
+    while (found := _shortened(short, mesh)) is not None:
+        short = found
+    return short
+
+
+def _shortened(short: Short, mesh: Mesh) -> Short | None:
+    """The pair without the longest run; None if there is none, or its values are needed already."""
+    if short.source.updates or short.pcg.updates:  # each overwrites a buffer of its own
+        return None
+    serial, parallel = Chain(short.source, Mesh(())), Chain(short.pcg, mesh)
+    run = _longest_run(serial)
+    if run is None:
+        return None
+    ends = [serial.ends[at] for at in run]
+    found = _same_run(serial, parallel, run)
+    if found is None:
+        return None
+    first, last, partners = found
+    cuts = ((ends[first + 1], ends[last - 1]), (partners[first + 1], partners[last - 1]))
+    (new_source, in_source), (new_pcg, in_pcg) = (
+        _without(graph, *cut) for graph, cut in zip((short.source, short.pcg), cuts, strict=True)
+    )
+    wanted = [*short.pairs, *((ends[k], partners[k]) for k in (first, first + 1, last))]
+    if any(a not in in_source or b not in in_pcg for a, b in wanted):
+        return None
+    pairs = tuple((in_source[a], in_pcg[b]) for a, b in wanted)
+    note = f"{KEPT} of {last - first} equal layers"
+    return Short(new_source, new_pcg, pairs, f"{short.note}, {note}" if short.note else note)
+
+
+def _longest_run(chain: Chain) -> list[int] | None:
+    """Bottlenecks (by number) between which the program repeats, at least once more than is kept."""
+    keys = [chain.key(at, at + 1, chain.own(at, at + 1)) for at in range(len(chain.ends) - 1)]
+    best: tuple[int, int, int] | None = None  # segments left out, start, period
+    for period in range(1, len(keys) // 2 + 1):
+        start = 0
+        for at in range(len(keys) - period + 1):
+            if at < len(keys) - period and keys[at] == keys[at + period]:
+                continue
+            saved = ((at - start) // period + 1 - KEPT) * period
+            if saved > 0 and (best is None or saved > best[0]):
+                best = (saved, start, period)
+            start = at + 1
+    if best is None:
+        return None
+    saved, start, period = best
+    return [start + k * period for k in range(saved // period + KEPT + 1)]
+
+
+def _same_run(serial: Chain, parallel: Chain, run: Sequence[int]) -> tuple[int, int, dict[int, Node]] | None:
+    """(first, last, values of the PCG at those ends of the run) between which the PCG repeats as the source does.
+
+    The value that the source has behind its kth layer is looked for where the PCG has read the same tensors so far.
+    """
+    own = [serial.own(start, end) for start, end in pairwise(run)]
+    of_run = {source for layer in own for source in layer}
+    before: dict[tuple[frozenset[str], TensorType], int] = {}
+    for at, read in enumerate(parallel.read_before(of_run)):
+        before[read, parallel.ends[at].type] = at  # the last of several
+    places: list[int | None] = []
+    done: set[str] = set()
+    for k in range(len(run)):
+        places.append(before.get((frozenset(done), serial.ends[run[k]].type)))
+        if k < len(own):
+            done |= set(own[k])
+    keys: list[str | None] = []
+    for (start, end), layer in zip(pairwise(places), own, strict=True):
+        if start is None or end is None or start >= end or not set(layer) <= set(parallel.own(start, end)):
+            keys.append(None)
+        else:
+            keys.append(parallel.key(start, end, layer))
+    first, last = _longest_stretch(keys)
+    if last - first <= KEPT:
+        return None
+    return first, last, {k: parallel.ends[at] for k, at in enumerate(places) if at is not None}
+
+
+def _longest_stretch(keys: Sequence[str | None]) -> tuple[int, int]:
+    """[first, last) of the longest run of one key."""
+    best = (0, 0)
+    start = 0
+    for at in range(1, len(keys) + 1):
+        if at < len(keys) and keys[at] == keys[start]:
+            continue
+        if keys[start] is not None and at - start > best[1] - best[0]:
+            best = (start, at)
+        start = at
+    return best
+
+
+def _without(graph: Graph, kept: Node, dropped: Node) -> tuple[Graph, Mapping[Node, Node]]:
+    """The graph in which ``kept`` is read wherever ``dropped`` was; and where its nodes went, those still there."""
+    k = Builder()
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        made[node] = k.copy(node, tuple(made[x] for x in node.operands))
+        if node is dropped:
+            made[node] = made[kept]
+    new = k.graph({name: made[node] for name, node in graph.outputs}, name=graph.name)
+    there = set(new.nodes)
+    return new, {node: copy for node, copy in made.items() if copy in there}
+
+
+@dataclass
+class Chain:
+    """A program as a chain of values that everything behind them depends on alone (but for leaves and masks).
+
+    ``ends`` are these values. Only what depends on both inputs and weights counts: masks, positions and gathered
+    weights may be read anywhere.
+    """
+
+    graph: Graph
+    mesh: Mesh
+
+    @cached_property
+    def shardings(self) -> Mapping[Node, Sharding]:
+        """The state of every value."""
+        return infer_shardings(self.graph, self.mesh)
+
+    @cached_property
+    def flow(self) -> list[Node]:
+        """What depends on inputs and on weights, operands first."""
+        return [node for node in self.graph.nodes if self._depends[node] == (True, True)]
+
+    @cached_property
+    def _depends(self) -> dict[Node, tuple[bool, bool]]:
+        """Whether a node depends on an input, and whether on a weight."""
+        found: dict[Node, tuple[bool, bool]] = {}
+        for node in self.graph.nodes:
+            on = [found[x] for x in node.operands]
+            found[node] = (
+                node.op.name == "input" or any(a for a, _ in on),
+                node.op.name == "param" or any(b for _, b in on),
+            )
+        return found
+
+    @cached_property
+    def ends(self) -> list[Node]:
+        """The bottlenecks, in order."""
+        order = {node: at for at, node in enumerate(self.flow)}
+        last = {node: max((order[x] for x in self.graph.users[node]), default=-1) for node in self.flow}
+        found: list[Node] = []
+        reach = -1  # the last place where anything made so far is read
+        for at, node in enumerate(self.flow):
+            if reach <= at < last[node]:
+                found.append(node)
+            reach = max(reach, last[node])
+        return found
+
+    @cached_property
+    def _place(self) -> dict[Node, int]:
+        return {node: at for at, node in enumerate(self.flow)}
+
+    def between(self, start: int, end: int) -> Sequence[Node]:
+        """What flows behind the bottleneck ``start``, up to ``end``."""
+        return self.flow[self._place[self.ends[start]] + 1 : self._place[self.ends[end]] + 1]
+
+    @cached_property
+    def _weights(self) -> Callable[[Node], tuple[str, ...]]:
+        """Stored tensors that a node reads, itself or through what depends on weights alone."""
+        known: dict[Node, tuple[str, ...]] = {}
+
+        def of(node: Node) -> tuple[str, ...]:
+            if node not in known:
+                found = list(sources_of(node)) if node.op.name == "param" else []
+                for x in node.operands:
+                    if self._depends[x] == (False, True):
+                        found += of(x)
+                known[node] = tuple(dict.fromkeys(found))
+            return known[node]
+
+        return of
+
+    @cached_property
+    def _readers(self) -> dict[str, tuple[int, int]]:
+        """Stored tensor -> first and last place in ``flow`` where it is read."""
+        found: dict[str, tuple[int, int]] = {}
+        for at, node in enumerate(self.flow):
+            for source in self._weights(node):
+                found[source] = (found.get(source, (at, at))[0], at)
+        return found
+
+    def own(self, start: int, end: int) -> tuple[str, ...]:
+        """Stored tensors that are read between two bottlenecks and nowhere else, in order of first use."""
+        low, high = self._place[self.ends[start]], self._place[self.ends[end]]
+        read = dict.fromkeys(source for node in self.between(start, end) for source in self._weights(node))
+        return tuple(s for s in read if low < self._readers[s][0] and self._readers[s][1] <= high)
+
+    def read_before(self, of_run: set[str]) -> list[frozenset[str]]:
+        """For each bottleneck, those of the stored tensors that have been read by then."""
+        found: list[frozenset[str]] = []
+        read: set[str] = set()
+        bottlenecks = set(self.ends)
+        for node in self.flow:
+            read.update(source for source in self._weights(node) if source in of_run)
+            if node in bottlenecks:
+                found.append(frozenset(read))
+        return found
+
+    def key(self, start: int, end: int, own: Sequence[str]) -> str:
+        """Equal for stretches that differ in the names of the stored tensors ``own`` alone, position by position."""
+        local = {source: f"own {number}" for number, source in enumerate(own)}
+        first = self.ends[start]
+        named = {first: f"source {first.type} {self.shardings[first]}"}
+        outputs: dict[Node, list[str]] = {}
+        for name, node in self.graph.outputs:
+            outputs.setdefault(node, []).append(name)
+        lines = []
+        for number, node in enumerate(self.between(start, end)):
+            operands = [named[x] if x in named else self._outside(x, local) for x in node.operands]
+            lines.append(f"{_described(node)} {operands} {outputs.get(node, '')}")
+            named[node] = f"%{number}"
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def _outside(self, node: Node, local: Mapping[str, str]) -> str:
+        """An operand that does not flow: what is made of own weights by position, all else by content."""
+        if not any(source in local for source in self._weights(node)):
+            return node.digest
+        if node.op.name != "param":
+            return f"{_described(node)}({', '.join(self._outside(x, local) for x in node.operands)})"
+        attrs = [f"{key}={value!s}" for key, value in node.attrs.items() if key not in ("name", "source", "view")]
+        parts = [(local.get(part.source, part.source), part.view, part.shape) for part in readings(node)]
+        joined = [step if step[0] != "concat" else step[:2] for step in param_view(node)]
+        return f"param {parts} {joined} {attrs} {node.type}"
+
+
+def _described(node: Node) -> str:
+    return f"{node.op.name} {[f'{key}={value!s}' for key, value in node.attrs.items()]} {node.type} {node.needs_grad}"
