@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ir.graph import Graph, Node
 from pdv.rewrite.match import matches
@@ -84,25 +85,29 @@ def _merged(nodes: Sequence[Node], ends: list[int], graph: Graph, rules: Sequenc
     """
     starts = [0, *(end + 1 for end in ends[:-1])]
     small = [end - start < SMALL for start, end in zip(starts, ends, strict=True)]
+    beside = [a and b for a, b in pairwise(small)]  # a block and the next may become one
+    if not any(beside):
+        return ends
     order = {node: index for index, node in enumerate(nodes)}
     block = [
         number for number, (start, end) in enumerate(zip(starts, ends, strict=True)) for _ in range(start, end + 1)
     ]
     spanned = [False] * len(ends)  # between a block and the next
     by_op: dict[str, list[Rule]] = {}
-    for rule in rules if sum(small) > 1 else ():
+    for rule in rules:
         if rule.spans:
             by_op.setdefault(rule.before[0].op, []).append(rule)
+    mergeable = [a or b for a, b in zip([False, *beside], [*beside, False], strict=True)]
     for index, node in enumerate(nodes):
-        for rule in by_op.get(node.op.name, ()):
-            if small[block[index]] and (match := next(matches(rule, node, graph.users), None)) is not None:
+        for rule in by_op.get(node.op.name, ()) if mergeable[block[index]] else ():
+            if (match := next(matches(rule, node, graph.users), None)) is not None:
                 touched = sorted({block[order[x]] for x in match.nodes})
                 for number in range(touched[0], touched[-1]):
                     spanned[number] = True
     kept: list[int] = []
     start = 0
     for number, end in enumerate(ends):
-        both = number + 1 < len(ends) and small[number] and small[number + 1]
+        both = number + 1 < len(ends) and beside[number]
         if both and spanned[number] and ends[number + 1] - start < MOST:
             continue
         kept.append(end)
