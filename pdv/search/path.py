@@ -16,6 +16,7 @@ import numpy as np
 from ir.sharding import Sharding
 from pdv.search.exact import Table
 
+SMALL = 1 << 16  # elements
 Choices = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -41,8 +42,12 @@ class Path:
         value: Table = np.zeros((1,) * (1 + self.own.ndim))
         sharding: tuple[Sharding, ...] = ((),)
         values, best, rows = [], [], []
+        known: dict[tuple[int, int], list[int]] = {}  # equal blocks share their lists of shardings
         for entry in self.entries:
-            rows.append([entry.sources.index(s) for s in sharding])
+            key = (id(entry.sources), id(sharding))
+            if key not in known:
+                known[key] = [entry.sources.index(s) for s in sharding]
+            rows.append(known[key])
             values.append(value)
             choice, value = _min_plus(value, entry.table[rows[-1]])
             best.append(choice)
@@ -100,6 +105,10 @@ class Path:
 
 def _min_plus(value: Table, table: Table) -> tuple[Choices, Table]:
     """(argmin, min) over s of value[s, tied…] + table[s, sink, tied…], as [sink, tied…]."""
+    if value.size * table.shape[1] <= SMALL and table.size <= SMALL:
+        both = value[:, None] + table
+        row = both.argmin(axis=0)
+        return row, np.take_along_axis(both, row[None], axis=0)[0]
     best, least = [], []  # sink by sink, so that no table has both boundaries and all tied states
     for sink in range(table.shape[1]):
         total = value + table[:, sink]
