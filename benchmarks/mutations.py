@@ -19,7 +19,16 @@ _EXCHANGES = (
 )
 _NUMBERS = ("factor", "offset_by", "start", "stop", "parts", "index")
 EXCHANGED = {op: [other for other in group if other != op] for group in _EXCHANGES for op in group}
-KINDS = ("operands swapped", "operand replaced", "operator exchanged", "dim changed", "attribute changed")
+KINDS = (
+    "operands swapped",
+    "operand replaced",
+    "operator exchanged",
+    "dim changed",
+    "factor changed",
+    "attribute changed",
+)
+_DIMS = ("dim", "dims", "perm")
+_FACTORS = ("factor", "offset_by", "exponent", "scale", "eps")
 
 
 @dataclass(frozen=True)
@@ -79,11 +88,18 @@ def _here(term: Apply, kind: str, law: Law) -> Iterator[Term]:
     if kind == "operator exchanged":
         for op in EXCHANGED.get(term.op, ()):
             yield Apply(op, term.operands, (("approximate", Literal("none")),) if op == "gelu" else _kept(term, op))
-    if kind in ("dim changed", "attribute changed"):
+    if kind in ("dim changed", "factor changed", "attribute changed"):
         for at, (name, written) in enumerate(term.attrs):
-            if (name in ("dim", "dims", "perm")) == (kind == "dim changed"):
+            if _kind_of(name) == kind:
                 for changed in _other(name, written, law):
                     yield Apply(term.op, term.operands, (*term.attrs[:at], (name, changed), *term.attrs[at + 1 :]))
+
+
+def _kind_of(name: str) -> str:
+    """Of a change to the attribute."""
+    if name in _DIMS:
+        return "dim changed"
+    return "factor changed" if name in _FACTORS else "attribute changed"
 
 
 def _kept(term: Apply, op: str) -> tuple[tuple[str, Expression], ...]:
@@ -104,7 +120,7 @@ def _other(name: str, written: Expression, law: Law) -> Iterator[Expression]:
             yield from map(Symbol, alike)
             if name in _NUMBERS:
                 yield from map(Symbol, law.extents)
-            if name in ("factor", "offset_by", "start", "stop"):
+            if name in (*_FACTORS, "start", "stop"):
                 yield Compound("+", (written, written))
         case Compound(sign, terms):
             yield Compound("*" if sign == "+" else "+", terms)

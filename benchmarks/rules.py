@@ -1,30 +1,34 @@
-"""The rule generator: what it costs, how many laws it keeps, and whether the check that proves them refuses wrong ones.
+"""The rule generator: what it costs, which laws it keeps, and whether the check that proves them refuses wrong ones.
 
     python benchmarks/rules.py [--smoke] [--json OUT]
 
-Every kept law and every parallel rule is proven again. Then laws are made wrong in one place; each such mutant must be
-refused, unless it is a true law. Those that the exact evaluator proves are confirmed in another way: both sides are
-run in float64, with the real functions, at sizes that the proof did not use.
+Laws are generated twice: as shipped, beside what people wrote, and from nothing, to see which laws of the lectures are
+found that nobody gave. Every law and every parallel rule is proven again. Then rules are made wrong in one place; each
+such mutant must be refused, unless it is a true law. What the exact evaluator proves or refuses is looked at in another
+way too: both sides are run in float64, with the real functions, at sizes that the proof did not use.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import TypeVar
 
-import numpy as np
-
-from benchmarks.mutations import KINDS, Mutant, mutants
+from benchmarks import parallel_mutations
+from benchmarks.floats import agree
+from benchmarks.lectures import megatron, shown
+from benchmarks.mutations import KINDS, mutants
+from benchmarks.parallel_mutations import PARALLEL_KINDS, parallel_mutants
 from benchmarks.record import Record, arguments, table
 from ir.errors import ShapeError, VerificationError
-from ir.graph import Graph
-from ir.interpret import evaluate
+from pdv.rewrite import library
 from pdv.rewrite.check import check_law
 from pdv.rewrite.check_parallel import check_parallel_rules
-from pdv.rewrite.generate.library import Generated, generate
+from pdv.rewrite.generate.library import Generated, generate, written_library
 from pdv.rewrite.generate.menu import ELEMENTS, WORLDS
 from pdv.rewrite.instantiate import instantiate
 from pdv.rewrite.law import Law
@@ -32,73 +36,127 @@ from pdv.rewrite.library import laws as library_laws
 from pdv.rewrite.library import written_laws
 from pdv.rewrite.sample import samples
 
+MUTANTS = 700  # of laws that type-check, tried
 OTHER_SEED = 1000  # of sizes that no proof here uses
 CONFIRMED_AT = 8  # instances in float64
+DRAWS = 400  # at most, to find them
+DEGREES = (2, 3, 4, 8, 16)  # at which the lectures' transformer MLP is planned
+COUNTS = ("enumerated", "implied", "candidates", "proven", "of use", "kept")
+T = TypeVar("T")
+
+
+@dataclass
+class Clock:
+    """CPU and wall seconds of each stage, by its name."""
+
+    record: Record
+
+    def timed(self, name: str, work: Callable[[], T]) -> T:
+        """What ``work`` returns; its times are claimed."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        found = work()
+        wall = time.perf_counter() - wall
+        self.record.claim(name, round(time.process_time() - cpu, 1), "CPU-s", f"{wall:.0f} s on the wall")
+        return found
 
 
 def main() -> None:
-    """Generate, prove, mutate."""
+    """Generate, prove, derive, mutate."""
     options = arguments(str(__doc__).splitlines()[0]).parse_args()
     record = Record()
-    started = time.process_time()
-    found = generate(ELEMENTS if options.smoke else WORLDS, written=() if options.smoke else written_laws())
-    generated_s = time.process_time() - started
-    laws = {str(law).partition(": ")[2]: law for law in (*found.laws, *library_laws())}
-    chosen = list(laws.values())[:40] if options.smoke else list(laws.values())
-    started = time.process_time()
-    for law in chosen:
-        check_law(law, seed=1)
-    proven_s = time.process_time() - started
-    started = time.process_time()
-    parallel = check_parallel_rules()
-    parallel_s = time.process_time() - started
-    _show(found, generated_s, proven_s, len(chosen), parallel, parallel_s)
-    verdicts = _mutate(chosen, 40 if options.smoke else 700, record)
-    if not options.smoke:
-        _claim(record, found, generated_s, proven_s, len(chosen), parallel, verdicts)
+    clock = Clock(record)
+    smoke: bool = options.smoke
+    shipped = list(library_laws())
+    if not smoke:
+        beside = clock.timed("generation, proofs included", lambda: generate(WORLDS, written=written_laws()))
+        _reproduced(record, beside)
+    alone = clock.timed("generation from nothing, proofs included", lambda: generate(ELEMENTS if smoke else WORLDS))
+    _counted(record, alone, "from nothing: ")
+    chosen = [*alone.laws, *shipped[:30]] if smoke else shipped
+    clock.timed(f"{len(chosen)} laws proven again", lambda: [check_law(law, seed=1) for law in chosen])
+    rules = clock.timed("all parallel rules proven again", check_parallel_rules)
+    record.claim("parallel rules proven", rules, "rules", "degrees 2, 3, 4 and 2 x 2")
+    record.claim("laws shipped, all proven", len(shipped), "laws", f"{len(written_laws())} of them written by people")
+    _lectures(record, alone.laws, shipped)
+    _tally(record, "law", KINDS, clock.timed("mutants of laws", lambda: mutated_laws(chosen, 40 if smoke else MUTANTS)))
+    wrong = clock.timed("mutants of parallel rules", lambda: mutated_rules(every=60 if smoke else 1))
+    _tally(record, "parallel rule", PARALLEL_KINDS, wrong)
     record.print_summary()
     record.write(options.json)
 
 
-def _show(found: Generated, generated_s: float, proven_s: float, proven: int, parallel: int, parallel_s: float) -> None:
-    counts = found.counts
-    rows = [(name, str(counts[name])) for name in ("enumerated", "implied", "candidates", "proven", "of use", "kept")]
-    rows.append(("generation, CPU-s", f"{generated_s:.1f}"))
-    rows.append((f"proving {proven} laws again, CPU-s", f"{proven_s:.1f}"))
-    rows.append((f"proving {parallel} parallel rules, CPU-s", f"{parallel_s:.1f}"))
-    table(("", ""), rows)
+def _reproduced(record: Record, found: Generated) -> None:
+    """Counts of what is shipped, and whether the file is what was made just now."""
+    _counted(record, found, "")
+    text = written_library(found, "pdv rules generate --max-ops 4 --seed 0")
+    path = Path(library.__file__).parent / library.FILES[1]
+    record.claim("shipped file reproduced byte for byte", text == path.read_text(encoding="utf-8"), "(1: yes)")
 
 
-def _mutate(laws: list[Law], count: int, record: Record) -> Counter[str]:
-    """Try ``count`` mutants that type-check; a row for each that is tried."""
-    verdicts: Counter[str] = Counter()
-    by_kind: Counter[tuple[str, str]] = Counter()
+def _counted(record: Record, found: Generated, prefix: str) -> None:
+    names = {"enumerated": "terms enumerated", "implied": "explained by laws found before",
+             "candidates": "pairs that nothing explained", "proven": "of these proven at all sizes",
+             "of use": "of these of use, and fusions", "kept": "laws kept"}  # fmt: skip
+    for count in COUNTS:
+        record.claim(f"{prefix}{names[count]}", found.counts[count], "")
+
+
+def _lectures(record: Record, alone: Sequence[Law], shipped: Sequence[Law]) -> None:
+    """Which of the lectures' laws follow from those found from nothing, which from those shipped; Megatron's MLP."""
+    found, had = shown(alone), shown(shipped)
+    record.rows += [{"lecture": name, "from nothing": found[name], "shipped": had[name]} for name in found]
+    table(("law of the lectures", "from nothing", "shipped"), [(n, str(found[n]), str(had[n])) for n in found])
+    for name, which in (("found from nothing", found), ("in the shipped library", had)):
+        record.claim(f"laws of the lectures {name}", sum(which.values()), f"of {len(which)}")
+    for degree in DEGREES:
+        plan = megatron(degree)
+        record.rows.append({"megatron": degree, "rules": plan.rules, "moves": plan.moves, "proof": str(plan.proof)})
+        print(f"MLP on {degree} devices: {', '.join(plan.rules)}; moves {', '.join(plan.moves)}; {plan.proof}")
+    good = sum(row.get("moves") == ("replicate", "reduce") for row in record.rows)
+    record.claim("degrees at which Megatron's MLP is found and proven", good, f"of {len(DEGREES)}")
+
+
+Rows = list[dict[str, str]]
+
+
+def mutated_laws(laws: Sequence[Law], count: int) -> Rows:
+    """A row for each of ``count`` mutants that type-check, and for those met on the way that do not."""
+    rows: Rows = []
+    tried = 0
     for mutant in mutants(laws, seed=0):
-        verdict = judged(mutant)
-        verdicts[verdict] += 1
-        by_kind[mutant.kind, verdict] += 1
-        row: dict[str, Any] = {"law": mutant.source, "change": mutant.kind, "verdict": verdict}
-        record.rows.append(row | ({"mutant": str(mutant.law)} if verdict.startswith("true") else {}))
-        if sum(verdicts.values()) - verdicts["ill-typed"] == count:
+        verdict = judged(mutant.law)
+        text = str(mutant.law).partition(": ")[2]
+        rows.append({"law": mutant.source, "change": mutant.kind, "mutant": text, "verdict": verdict})
+        tried += verdict != "ill-typed"
+        if tried == count:
             break
-    names = sorted(verdicts)
-    table(("change", *names), [(kind, *(str(by_kind[kind, name]) for name in names)) for kind in KINDS])
-    return verdicts
+    return rows
 
 
-def judged(mutant: Mutant) -> str:
-    """refused by values, refused by gradients, ill-typed, or true (confirmed in floats, or else: DISAGREES)."""
+def mutated_rules(*, every: int) -> Rows:
+    """A row for each wrong parallel rule."""
+    rows: Rows = []
+    for mutant in parallel_mutants(every=every):
+        verdict = parallel_mutations.judged(mutant)
+        rows.append({"rule": mutant.source, "change": mutant.kind, "mutant": mutant.changed, "verdict": verdict})
+    return rows
+
+
+def judged(law: Law) -> str:
+    """ill-typed; refused by values or gradients, though floats agree or not; true, confirmed in floats or not."""
     try:
-        check_law(mutant.law)
+        check_law(law)
     except VerificationError as error:
-        return "ill-typed" if error.check == "signature" else f"refused by {error.check}"
-    return "true, confirmed" if confirmed(mutant.law) else "true, DISAGREES"
+        if error.check == "signature":
+            return "ill-typed"
+        return "refused, floats agree" if confirmed(law) else f"refused by {error.check}"
+    return "true, confirmed" if confirmed(law) else "true, DISAGREES"
 
 
 def confirmed(law: Law) -> bool:
     """Whether both sides agree in float64, outputs and gradients, at sizes of their own."""
     tried = 0
-    for values in islice(samples(law, OTHER_SEED), 400):
+    for values in islice(samples(law, OTHER_SEED), DRAWS):
         try:
             left, right = instantiate(law, values)
         except ShapeError:
@@ -111,46 +169,19 @@ def confirmed(law: Law) -> bool:
     return tried > 0
 
 
-def agree(left: Graph, right: Graph, seed: int) -> bool:
-    """Both programs on the same random numbers."""
-    rng = np.random.default_rng(seed)
-    given: dict[str, Any] = {}
-    for node in (*left.nodes, *right.nodes):
-        if node.is_leaf and node.name not in given:
-            shape = node.type.shape
-            floating = node.type.dtype.is_floating
-            given[node.name] = rng.uniform(0.5, 1.5, shape) if floating else rng.integers(0, 2, shape)
-    cotangents = {name: rng.normal(size=node.type.shape) for name, node in left.outputs}
-    one, other = (_run(graph, given, cotangents) for graph in (left, right))
-    zero = np.zeros(())
-    return all(
-        np.allclose(one.get(name, zero), other.get(name, zero), rtol=1e-9, atol=1e-9)
-        for name in one.keys() | other.keys()
-    )
-
-
-def _run(graph: Graph, given: Mapping[str, Any], cotangents: Mapping[str, Any]) -> dict[str, Any]:
-    found = evaluate(graph, given)
-    gradients = {f"gradient {name}": value for name, value in found.gather_gradients(cotangents).items()}
-    return {**found.gather(), **gradients}
-
-
-def _claim(
-    record: Record,
-    found: Generated,
-    generated_s: float,
-    proven_s: float,
-    proven: int,
-    parallel: int,
-    verdicts: Counter[str],
-) -> None:
-    record.claim("terms enumerated", found.counts["enumerated"], "terms")
-    record.claim("laws kept of those generated", len(found.laws), "laws")
-    record.claim("generation and verification", generated_s, "CPU-s")
-    record.claim("laws shipped and proven again", proven, "laws", f"in {proven_s:.0f} CPU-s")
-    record.claim("parallel rules proven", parallel, "rules")
-    for verdict, count in sorted(verdicts.items()):
-        record.claim(f"mutants {verdict}", count, "mutants")
+def _tally(record: Record, what: str, kinds: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
+    """A table of verdicts by kind of change; claims for each verdict; what was refused is kept as counts only."""
+    verdicts = Counter(row["verdict"] for row in rows)
+    by_kind = Counter((row["change"], row["verdict"]) for row in rows)
+    names = sorted(verdicts)
+    table((f"{what}: change", *names), [(kind, *(str(by_kind[kind, name]) for name in names)) for kind in kinds])
+    for kind in kinds:
+        record.rows.append({"mutants of": what, "change": kind} | {name: by_kind[kind, name] for name in names})
+    record.rows += [dict(row) for row in rows if row["verdict"].startswith("true") or "floats" in row["verdict"]]
+    tried = sum(count for name, count in verdicts.items() if name != "ill-typed")
+    record.claim(f"mutants of a {what} tried", tried, "mutants")
+    for name in names:
+        record.claim(f"mutants of a {what} {name}", verdicts[name], "mutants")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,11 @@ def output_extent(size: int, kernel: int, stride: int, padding: int, dilation: i
     """Windows that fit: floor((size + 2·padding - dilation·(kernel - 1) - 1) / stride) + 1.
 
     Raises:
-        ShapeError: if none does.
+        ShapeError: if none does, or the numbers describe no window.
     """
+    if min(kernel, stride, dilation) < 1 or padding < 0:
+        what = f"kernel {kernel}, stride {stride}, padding {padding}, dilation {dilation} describe no window"
+        raise ShapeError(what, "Padding is 0 or more, the others 1 or more")
     extent = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     if extent < 1:
         raise ShapeError(f"a window of {kernel} (dilation {dilation}) does not fit into {size} + 2 x {padding}")

@@ -7,7 +7,7 @@ twelve, so that all of these degrees divide them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from ir.builder import Builder
@@ -15,23 +15,31 @@ from ir.errors import ShardingError, VerificationError
 from ir.exact import verify_equal
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
+from ir.operator import Operator
 from ir.ops import OPERATORS
+from ir.sharding import Invariant, Partial, Shard
 from ir.types import DType, TensorType
 from ir.verify import divides
-from pdv.rewrite.parallel_rules import ParallelRule, parallel_rules
+from pdv.rewrite.parallel_rules import ParallelRule, moved, parallel_rules
 
 DEGREES = (2, 3, 4)
+MESHES = (*(Mesh.of(a=degree) for degree in DEGREES), Mesh.of(a=2, b=2))
+TERMS = 12  # of a sum that waits
 Report = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True)
 class Example:
-    """Operand shapes and attributes of one application; ``dtypes`` for operands that are no floats."""
+    """Operand shapes and attributes of one application; ``dtypes`` for operands that are no floats.
+
+    ``declared`` is another declaration than the operator's own, to see that a wrong one is refused.
+    """
 
     op: str
     shapes: tuple[tuple[int, ...], ...]
     attrs: Mapping[str, Hashable] = field(default_factory=dict)
     dtypes: Mapping[int, DType] = field(default_factory=dict)
+    declared: Operator | None = None
 
     @property
     def types(self) -> tuple[TensorType, ...]:
@@ -108,48 +116,64 @@ def check_parallel_rules(*, seed: int = 0, report: Report = lambda stage, share:
 
 
 def proved_rules(example: Example, *, seed: int) -> tuple[ParallelRule, ...]:
-    """The rules of one operator; a pending sum is proven with what leaves it pending, by the tests of operators.
+    """The rules of one operator, those that let a pending sum pass among them.
 
     Raises:
         VerificationError: naming the rule that is false.
     """
-    rules = [rule for rule in parallel_rules(serial(example).outputs[0][1]) if not rule.passes_sum]
+    rules = parallel_rules(serial(example).outputs[0][1])
     for rule in rules:
-        _prove(example, rule, seed)
-    return tuple(rules)
+        prove_rule(example, rule, seed=seed)
+    return rules
 
 
-def _prove(example: Example, rule: ParallelRule, seed: int) -> None:
-    whole = serial(example)
-    for degree in DEGREES:
-        _prove_on(whole, example, (rule,), Mesh.of(a=degree), seed)
-    _prove_on(whole, example, (rule, rule), Mesh.of(a=2, b=2), seed)
+def prove_rule(example: Example, rule: ParallelRule, *, seed: int) -> None:
+    """For every degree that divides, on one axis and on two of two.
+
+    Raises:
+        VerificationError: naming the rule, if it is false.
+    """
+    for mesh in MESHES:
+        pair = applied(example, rule, mesh)
+        if pair is None:
+            continue
+        try:
+            verify_equal(*pair, mesh, scale=False, trials=1, seed=seed)
+        except (VerificationError, ShardingError) as error:
+            check = error.check if isinstance(error, VerificationError) else "states"
+            raise VerificationError(f"{rule.name} is false on {mesh}: {error.what}", check=check) from error
 
 
-def _prove_on(whole: Graph, example: Example, rules: Sequence[ParallelRule], mesh: Mesh, seed: int) -> None:
+def applied(example: Example, rule: ParallelRule, mesh: Mesh) -> tuple[Graph, Graph] | None:
+    """The operator on one device and under the rule on every axis of ``mesh``; None where that does not divide."""
+    whole = serial(example, rule)
     node = whole.outputs[0][1]
-    if not divides(node.loops, tuple(rule.split for rule in rules), mesh):
-        return
+    if not divides(node.loops, (rule.split,) * len(mesh.axes), mesh):
+        return None
     k = Builder()
-    operands = tuple(_leaf(k, at, tensor) for at, tensor in enumerate(example.types))
-    try:
-        pcg = k.graph({"y": _applied(k, node, operands, rules, mesh)})
-        verify_equal(whole, pcg, mesh, scale=False, trials=1, seed=seed)
-    except (VerificationError, ShardingError) as error:
-        check = error.check if isinstance(error, VerificationError) else "states"
-        raise VerificationError(f"{rules[0].name} is false on {mesh}: {error.what}", check=check) from error
-
-
-def _applied(k: Builder, node: Node, operands: tuple[Node, ...], rules: Sequence[ParallelRule], mesh: Mesh) -> Node:
-    """The operator under one rule per axis: entered outer axis first, left inner axis first."""
-    if len(rules) == 1:
-        return rules[0].apply(k, node, operands, mesh.axes[0].name)
-    for rule, axis in zip(rules, mesh.axes, strict=True):
-        operands = rule.enter(k, operands, axis.name)
+    operands = _entered(k, example, rule, mesh)
     result = k.copy(node, operands)
-    for rule, axis in reversed(list(zip(rules, mesh.axes, strict=True))):
+    for axis in reversed(mesh.axes):  # entered outer axis first, left inner axis first
         result = rule.leave(k, result, axis.name)
-    return result
+    return whole, k.graph({"y": result})
+
+
+def _entered(k: Builder, example: Example, rule: ParallelRule, mesh: Mesh) -> tuple[Node, ...]:
+    """Operands in the states that the rule needs along every axis."""
+    states = rule.split.operands
+    found = []
+    for at, (tensor, state) in enumerate(zip(example.types, states, strict=True)):
+        pending = isinstance(state, Partial)
+        operand = _leaf(k, at, _terms(tensor) if pending else tensor)
+        for axis in mesh.axes:
+            operand = moved(k, operand, Invariant(), Shard(0) if pending else state, axis.name)
+        found.append(k.reduce_sum(operand, dims=(0,), keepdim=False) if pending else operand)
+    return tuple(found)
+
+
+def _terms(tensor: TensorType) -> TensorType:
+    """What sums up to ``tensor``: cut along the terms, its sum waits."""
+    return TensorType((TERMS, *tensor.shape), tensor.dtype)
 
 
 def _leaf(k: Builder, at: int, tensor: TensorType) -> Node:
@@ -157,8 +181,13 @@ def _leaf(k: Builder, at: int, tensor: TensorType) -> Node:
     return k.param(f"x{at}", tensor) if tensor.dtype.is_floating else k.input(f"x{at}", tensor)
 
 
-def serial(example: Example) -> Graph:
-    """The operator on one device."""
+def serial(example: Example, rule: ParallelRule | None = None) -> Graph:
+    """The operator on one device; the operands that ``rule`` takes as pending sums are sums here too."""
     k = Builder()
-    operands = tuple(_leaf(k, at, tensor) for at, tensor in enumerate(example.types))
-    return k.graph({"y": k.apply(OPERATORS[example.op], operands, example.attrs)})
+    operands = []
+    for at, tensor in enumerate(example.types):
+        if rule is not None and isinstance(rule.split.operands[at], Partial):
+            operands.append(k.reduce_sum(_leaf(k, at, _terms(tensor)), dims=(0,), keepdim=False))
+        else:
+            operands.append(_leaf(k, at, tensor))
+    return k.graph({"y": k.apply(example.declared or OPERATORS[example.op], tuple(operands), example.attrs)})

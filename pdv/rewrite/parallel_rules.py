@@ -58,11 +58,11 @@ class ParallelRule:
         """Operands, Invariant along ``axis``, in the states that the split needs."""
         assert not self.passes_sum, "a pending sum needs a Partial operand, which no Invariant one becomes"
         states = zip(operands, self.split.operands, strict=True)
-        return tuple(_moved(k, operand, Invariant(), state, axis) for operand, state in states)
+        return tuple(moved(k, operand, Invariant(), state, axis) for operand, state in states)
 
     def leave(self, k: Builder, result: Node, axis: str) -> Node:
         """The split's result made Invariant along ``axis``."""
-        return _moved(k, result, self.split.result, Invariant(), axis)
+        return moved(k, result, self.split.result, Invariant(), axis)
 
 
 def parallel_rules(node: Node) -> tuple[ParallelRule, ...]:
@@ -70,14 +70,15 @@ def parallel_rules(node: Node) -> tuple[ParallelRule, ...]:
     return tuple(ParallelRule(node.op.name, split) for split in node.op.splits(node.loops))
 
 
-def _moved(k: Builder, node: Node, before: State, after: State, axis: str) -> Node:
+def moved(k: Builder, node: Node, before: State, after: State, axis: str) -> Node:
+    """``node``, in state ``before`` along ``axis``, taken to ``after`` by the one operator that does."""
     if before == after:
         return node
     found = move(before, after)
     assert found is not None, f"no parallel operator takes {before} to {after}"
     name, dims = found
-    moved: Node = getattr(k, name)(node, axis=axis, **dims)
-    return moved
+    result: Node = getattr(k, name)(node, axis=axis, **dims)
+    return result
 
 
 def _written(text: str, before: State, after: State) -> str:
