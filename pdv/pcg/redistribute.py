@@ -170,9 +170,20 @@ class Routes:
         return Chain(forward_s, float(self.seconds[before, after]) - forward_s, tuple(reversed(steps)))
 
     def rest(self, before: int, names: Indices, wants: Indices, *, forward: bool = False) -> Seconds:
-        """[names, wants] seconds of the way from ``before`` to each want that are not on the way to the name."""
+        """[names, wants] seconds of the way from ``before`` to each want that are not on the way to the name.
+
+        Names: [names], or [names, several] where several are named together.
+        """
+        key = (before, forward, names.shape, names.tobytes(), wants.tobytes())
+        if key not in self._rests:
+            self._rests[key] = self._rest(before, names, wants, forward=forward)
+        return self._rests[key]
+
+    def _rest(self, before: int, names: Indices, wants: Indices, *, forward: bool) -> Seconds:
         total = self.forward_s[before] if forward else self.seconds[before]
-        above = self._above(before)[names]
+        several = names.reshape(len(names), -1)
+        above = np.asarray(self._above(before)[several].any(axis=1))
+        reached = np.asarray((self.length[before, several] >= 0).all(axis=1))
         rest = np.full((len(names), len(total)), np.inf)
         rest[:, before] = 0.0
         for level in self._levels(before):
@@ -180,20 +191,35 @@ class Routes:
             further = rest[:, tails] + (total[level] - total[tails])
             rest[:, level] = np.where(above[:, level], 0.0, further)
         found: Seconds = rest[:, wants]
-        found[self.length[before, names] < 0] = np.inf
+        found[~reached] = np.inf
+        found.setflags(write=False)
         return found
+
+    @cached_property
+    def _rests(self) -> dict[tuple[Any, ...], Seconds]:  # Any: what ``rest`` was asked
+        return {}
+
+    @cached_property
+    def _trees(self) -> dict[int, tuple[list[Indices], Flags]]:
+        return {}
 
     def _levels(self, before: int) -> list[Indices]:
         """Vertices reached from ``before`` in 1, 2, … steps."""
-        length = self.length[before]
-        return [np.flatnonzero(length == steps) for steps in range(1, int(length.max()) + 1)]
+        return self._tree(before)[0]
 
     def _above(self, before: int) -> Flags:
         """[after, vertex] whether a vertex is on the way to ``after``, its end included."""
-        above = np.eye(len(self.bytes), dtype=bool)
-        for level in self._levels(before):
-            above[level] |= above[self.states.tails[self.edge[before, level]]]
-        return above
+        return self._tree(before)[1]
+
+    def _tree(self, before: int) -> tuple[list[Indices], Flags]:
+        if before not in self._trees:
+            length = self.length[before]
+            levels = [np.flatnonzero(length == steps) for steps in range(1, int(length.max()) + 1)]
+            above = np.eye(len(self.bytes), dtype=bool)
+            for level in levels:
+                above[level] |= above[self.states.tails[self.edge[before, level]]]
+            self._trees[before] = levels, above
+        return self._trees[before]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from pdv.search.configs import ConfigTable
 from pdv.search.exact import PricedFactor, Table, Variable
 from pdv.search.sharing import EXACT_WANTS, Ways
 
-Helper = Callable[[int], Variable]
+Helper = Callable[[int, int], Variable]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Reader:
 class Moving:
     """Builds the factors of values.
 
-    ``optimistic`` factors bound the cost from below where more than three want a value; elsewhere they are the same.
+    ``optimistic`` factors bound the cost from below where more than five want a value; elsewhere they are the same.
     With ``entries``, tables larger than that are replaced by sums of smaller ones that bound them from below.
     ``inexact`` lists the values whose cost is but bounded, ``relaxed`` those that were split for their size.
     """
@@ -61,7 +62,7 @@ class Moving:
             made: the sharding that each of its configurations gives.
             readers: who reads it in this block.
             leaves: for each way that it leaves the program, whether it has to leave whole.
-            helper: makes a variable of a given size.
+            helper: makes a variable of a given size, and how many of its values differ where memory is free.
         """
         if not made:
             return []  # nothing makes it: the plan is impossible, whatever moves cost
@@ -194,45 +195,70 @@ class _Moved:
         return PricedFactor((self.source, self.readers[number].variable), cost[spread], held)
 
     def shared(self, helper: Helper) -> list[PricedFactor]:
-        """A helper names a want, the way to which is paid once, and says whether its copy is held once for all."""
-        names = np.array(list(dict.fromkeys(int(need) for needs, _ in self.needs for need in needs)), dtype=np.int64)
-        largest = max(len(columns) for _, columns in self.needs)
-        loose = self.moving.optimistic and self.wants > EXACT_WANTS
-        once = self._choices(loose=loose)
-        if len(self.made) * len(names) * len(once) * largest > self.moving.entries:
+        """A helper names one want or two, the way to which is paid once, and says whose copy is held once for all."""
+        distinct = np.array(list(dict.fromkeys(int(need) for needs, _ in self.needs for need in needs)), dtype=np.int64)
+        largest = len(self.made) * max(len(columns) for _, columns in self.needs)
+        at, once, loose = self._named(len(distinct))
+        if at.shape[1] > 1 and largest * len(at) * len(once) > self.moving.entries:
+            at, once, loose = self._named(len(distinct), most=1)
+        if largest * len(at) * len(once) > self.moving.entries:
             return self.apart()
-        if self.wants > EXACT_WANTS:
+        if self.wants > EXACT_WANTS[at.shape[1]]:
             self.moving.inexact.append(self.value)
+        variable, names = helper(len(at) * len(once), len(at)), distinct[at]
         sharers, holders = (self.wants - 1, max(1, self.keepers)) if loose else (1, 1)
-        variable = helper(len(names) * len(once))
         own, kept = {}, {}
         for before, way in self.ways.items():
             leaving = self.exits[before]
             rest = np.inf if leaving is None else way.rest(names, way.rows(leaving)).sum(axis=1) / sharers
-            own[before] = np.tile(way.seconds(names) + rest, len(once))
-            kept[before] = np.concatenate([self._held(way, names) * choice for choice in once])
-        factors = [
-            PricedFactor((self.source, variable), self._stacked(own), self._stacked(kept) if any(once) else None)
-        ]
+            named = way.seconds(names[:, 0])
+            if names.shape[1] > 1:
+                named = named + way.rest(distinct, distinct)[at[:, 0], at[:, 1]]
+            own[before] = np.tile(named + rest, len(once))
+            kept[before] = np.concatenate([self._held_once(way, names, choice) for choice in once])
+        memory = self._stacked(kept) if any(map(any, once)) else None
+        factors = [PricedFactor((self.source, variable), self._stacked(own), memory)]
         for number, reader in enumerate(self.readers):
             added, held = {}, {}
             needs, columns = self.needs[number]
             for before, way in self.ways.items():
                 added[before] = np.tile(way.rest(names, needs)[:, columns] / sharers, (len(once), 1))
                 if reader.keeps:
-                    memory = self._held(way, needs)[None, :] / holders
-                    same = way.copy(names)[:, None] == way.copy(needs)[None, :]
-                    parts = [np.where(same & choice, 0.0, memory) for choice in once]
-                    held[before] = np.concatenate(parts)[:, columns]
+                    again = [self._held_again(way, names, needs, choice) / holders for choice in once]
+                    held[before] = np.concatenate(again)[:, columns]
             scope = (self.source, variable, reader.variable)
             factors.append(PricedFactor(scope, self._stacked(added), self._stacked(held) if reader.keeps else None))
         return factors
 
+    def _named(self, count: int, most: int = 2) -> tuple[Indices, Sequence[tuple[bool, ...]], bool]:
+        """What a helper may name: [names, one or two] of ``count`` wants, which copies are held, whether it bounds."""
+        two = most > 1 and EXACT_WANTS[1] < self.wants <= EXACT_WANTS[2]
+        at = np.array(list(itertools.combinations_with_replacement(range(count), 1 + two)), dtype=np.int64)
+        loose = self.moving.optimistic and self.wants > EXACT_WANTS[1 + two]
+        return at, tuple(itertools.product(self._choices(loose=loose), repeat=1 + two)), loose
+
     def _choices(self, *, loose: bool) -> tuple[bool, ...]:
-        """Whether the named copy is held at the helper's expense; no question where memory is no matter."""
+        """Whether a named copy is held at the helper's expense; no question where memory is no matter."""
         if self.keepers == 0 or loose or math.isinf(self.moving.configs.problem.memory_limit):
             return (False,)
         return (True,) if self.keepers == self.wants else (False, True)
+
+    def _held_once(self, way: Ways, names: Indices, choice: tuple[bool, ...]) -> Table:
+        """[names] bytes of the named copies that are held, each counted once."""
+        held = self._held(way, names[:, 0]) * choice[0]
+        if len(choice) > 1 and choice[1]:
+            counted = (way.copy(names[:, 0]) == way.copy(names[:, 1])) & choice[0]
+            held = held + np.where(counted, 0.0, self._held(way, names[:, 1]))
+        return held
+
+    def _held_again(self, way: Ways, names: Indices, needs: Indices, choice: tuple[bool, ...]) -> Table:
+        """[names, needs] bytes that a reader holds beyond the named copies."""
+        memory = np.broadcast_to(self._held(way, needs)[None, :], (len(names), len(needs)))
+        for position, chosen in enumerate(choice):
+            if chosen:
+                same = way.copy(names[:, position])[:, None] == way.copy(needs)[None, :]
+                memory = np.where(same, 0.0, memory)
+        return memory
 
     def _leaving_s(self, before: Sharding) -> float:
         leaving = self.exits[before]

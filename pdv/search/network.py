@@ -78,6 +78,7 @@ class BlockModel:
         self.variables = {node: number for number, node in enumerate((*made, *self.tied))}
         self.sizes = {self.variables[node]: len(shardings) for node, shardings in made.items()}
         self.sizes |= {self.variables[param]: len(tied[param].states) for param in self.tied}
+        self._freely: dict[Variable, int] = {}  # of each helper, how many values differ where memory is free
         moving = Moving(configs, optimistic, limit)
         self._factors = (*self._moves(moving, made), *self._uses())
         self.whole = not moving.relaxed
@@ -86,8 +87,17 @@ class BlockModel:
     def at(self, price: float) -> Network:
         """The network at a price of memory (seconds per byte)."""
         own = [Factor((self.variables[node],), self._unary(node, price)) for node in self.block.nodes]
-        factors = (*own, *(factor.at(price) for factor in self._factors))
-        return Network(factors, self.sizes, self.variables, self.options, self.tied, self.exact, self.whole)
+        factors = (*own, *(self._differing(factor.at(price), price) for factor in self._factors))
+        sizes = self.sizes if price else {**self.sizes, **self._freely}
+        return Network(factors, sizes, self.variables, self.options, self.tied, self.exact, self.whole)
+
+    def _differing(self, factor: Factor, price: float) -> Factor:
+        """Where memory is free, the first values of a helper stand for all: they differ only in what is held."""
+        table = factor.table
+        for axis, variable in enumerate(factor.variables if price == 0.0 else ()):
+            if variable in self._freely:
+                table = table[(slice(None),) * axis + (slice(self._freely[variable]),)]
+        return Factor(factor.variables, table)
 
     def bytes_of(self, values: Mapping[Variable, int], price: float) -> float:
         """Bytes of an assignment whose leaves are kept as is cheapest at ``price``."""
@@ -108,9 +118,10 @@ class BlockModel:
     def _moves(self, moving: Moving, made: Mapping[Node, Sequence[Sharding]]) -> list[PricedFactor]:
         """Factors of every value that is read here, or leaves the program."""
 
-        def helper(size: int) -> Variable:
-            self.sizes[max(self.sizes) + 1] = size
-            return max(self.sizes)
+        def helper(size: int, freely: int) -> Variable:
+            variable = max(self.sizes) + 1
+            self.sizes[variable], self._freely[variable] = size, freely
+            return variable
 
         whole = not self._configs.problem.train
         factors: list[PricedFactor] = []

@@ -2,8 +2,8 @@
 
 The shortest chains from one sharding form a tree, and equal nodes of a program are one node, so several wants cost the
 tree's edges above any of them. With one want *named*, the others add only what leaves its way; the least over names is
-exact for up to three wants. For more, ``1 / (wants - 1)`` of what they add bounds the cost from below, for at most all
-the others share a step.
+exact for up to three wants, and with two named, for up to five: of the tree's lowest forks, each has a want named. For
+more, ``1 / (wants - 1)`` of what they add bounds the cost from below, for at most all the others share a step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ir.sharding import Sharding
 from pdv.pcg.redistribute import Flags, Indices, Routes, Seconds
 
-EXACT_WANTS = 3
+EXACT_WANTS = {1: 3, 2: 5}  # by how many are named
 
 
 class Ways:
@@ -36,7 +36,10 @@ class Ways:
         return found
 
     def rest(self, names: Indices, wants: Indices, *, forward: bool = False) -> Seconds:
-        """[names, wants] of the way to each want what is not on the way to the name (``forward``: forward alone)."""
+        """[names, wants] of the way to each want what is not on the way to the name (``forward``: forward alone).
+
+        ``names`` may be [names, more than one], each row of them named together.
+        """
         return self._routes.rest(self.start, names, wants, forward=forward)
 
     def copy(self, wants: Indices) -> Indices:

@@ -54,7 +54,7 @@ class TiedTable:
     @property
     def exact(self) -> bool:
         """False if only ``optimistic`` prices bound the cost from below."""
-        return self._wants <= EXACT_WANTS and self._keepers <= 1
+        return self._wants <= EXACT_WANTS[1] and self._keepers <= 1
 
     def own(self, price: float) -> Table:
         """[states] what rests, and the way that is paid once."""

@@ -38,7 +38,7 @@ def drawn(seed: int, meshes: tuple[Mesh, ...], most: int) -> Problem:
 def check_exact(of: Problem) -> None:
     """With room to spare, the plan found costs what the cheapest of all plans costs, and the certificate says so.
 
-    Where more than three want one value, the certificate may leave a gap, but never claims too much.
+    Where more than five want one value, the certificate may leave a gap, but never claims too much.
     """
     best = Oracle(of).fastest()
     solver = ChainSolver(of)

@@ -142,7 +142,7 @@ class Flattened:
         self._block = block_of(None, self.nodes, None, outputs, updates, numbers)
         self.whole_bytes = whole_bytes(graph)
         wants = [len(graph.users[node]) + sum(node is root for root in graph.roots) for node in self.nodes]
-        self.exact = max(wants, default=0) <= EXACT_WANTS and all(table.exact for table in self._tied.values())
+        self.exact = max(wants, default=0) <= EXACT_WANTS[2] and all(table.exact for table in self._tied.values())
 
     def at(self, price: float, *, optimistic: bool = False) -> Flat:
         """The network at a price; an ``optimistic`` one bounds every plan's cost from below (``sharing``).
