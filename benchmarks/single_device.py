@@ -1,13 +1,15 @@
 """Algebra alone: the program emitted for one device against the module it came from, both eager or both compiled.
 
     python benchmarks/single_device.py [--smoke] [--json OUT] [--compile] [--models A,B] [--modes train,infer]
+                                       [--unrewritten] [--pairs N]
     python benchmarks/single_device.py --rows A.json B.json [--json OUT]
 
 A model is planned for one device (only rewrites are left to choose), saved, built there. A pass is forward, loss and
 backward, or forward alone. The two sides alternate call by call, or a few calls at a time where a pass is short; each
 pair gives a ratio, source over emitted, and the median over pairs is reported, so that a busy machine slows both
-alike. On a CPU: one thread, CPU time; on a GPU: CUDA events, TF32 off. With --rows nothing is run: records made before
-are joined, later rows replacing earlier ones of the same case.
+alike. With --unrewritten the plan may take no rewrite: what is gained then is the emitted program's being plainer than
+the module, not the algebra's doing. On a CPU: one thread, CPU time; on a GPU: CUDA events, TF32 off. With --rows
+nothing is run: records made before are joined, later rows replacing earlier ones of the same case.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,12 +57,14 @@ class Case:
     sequence: int = 0
     dtype: torch.dtype = torch.float32
     mode: Mode = "train"
+    unrewritten: bool = False
 
     @property
     def name(self) -> str:
         """What tables call it."""
         rows = f"{self.batch} x {self.sequence}" if self.sequence else str(self.batch)
-        return f"{self.model} {self.size}, {rows}, {str(self.dtype).removeprefix('torch.')}, {self.mode}"
+        name = f"{self.model} {self.size}, {rows}, {str(self.dtype).removeprefix('torch.')}, {self.mode}"
+        return name + ", no rewrites" * self.unrewritten
 
 
 def cases_on(device: torch.device, *, smoke: bool) -> list[Case]:
@@ -88,8 +92,10 @@ def main() -> None:
     """Compare and time each case; fail if any differs by more than rounding."""
     parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--compile", action="store_true", help="run both sides under torch.compile")
+    parser.add_argument("--unrewritten", action="store_true", help="plan without algebraic rewrites")
     parser.add_argument("--models", default="", help="only these, comma-separated")
     parser.add_argument("--modes", default="train,infer", help="comma-separated")
+    parser.add_argument("--pairs", type=int, default=FEWEST, help="pairs of samples at least (default: %(default)s)")
     parser.add_argument("--rows", type=Path, nargs="+", metavar="JSON", default=[], help="join earlier records")
     options = parser.parse_args()
     record = Record()
@@ -124,12 +130,13 @@ def measure(record: Record, options: argparse.Namespace) -> None:
     for case in cases_on(device, smoke=options.smoke):
         if case.mode not in modes or (models and case.model not in models):
             continue
-        print(f"{case.name} …", file=sys.stderr, flush=True)
-        record.rows.append(compare(case, device, compiled=options.compile, smoke=options.smoke))
+        chosen = replace(case, unrewritten=options.unrewritten)
+        print(f"{chosen.name} …", file=sys.stderr, flush=True)
+        record.rows.append(compare(chosen, device, compiled=options.compile, pairs=options.pairs))
         record.write(options.json)
 
 
-def compare(case: Case, device: torch.device, *, compiled: bool, smoke: bool) -> dict[str, Any]:
+def compare(case: Case, device: torch.device, *, compiled: bool, pairs: int) -> dict[str, Any]:
     """Both sides of one case: how far apart their outputs and gradients are, and their times."""
     source, emitted, inputs, rules = both(case, device)
     emitted_pass, source_pass = (one_pass(side, inputs, case.mode, compiled=compiled) for side in (emitted, source))
@@ -137,7 +144,7 @@ def compare(case: Case, device: torch.device, *, compiled: bool, smoke: bool) ->
     difference = apart(found, expected)
     if case.mode == "train":
         difference = max(difference, gradients_apart(emitted, source))
-    times = timed_in_turn(emitted_pass, source_pass, device, most=FEWEST if smoke else MOST)
+    times = timed_in_turn(emitted_pass, source_pass, device, fewest=pairs)
     ratios = summary([theirs / ours for ours, theirs in times])
     row: dict[str, Any] = {
         "case": case.name,
@@ -168,13 +175,14 @@ def both(case: Case, device: torch.device) -> tuple[nn.Module, nn.Module, tuple[
         vocabulary = int(inputs[0].max()) + 1
         inputs = token_ids(vocabulary, case.batch, case.sequence)
     enliven(module, inputs)
-    plan = pdv.optimize(module, inputs, cluster=one_device(device), mode=case.mode)
+    rules = "none" if case.unrewritten else "shipped"
+    plan = pdv.optimize(module, inputs, cluster=one_device(device), mode=case.mode, rules=rules)
     with tempfile.TemporaryDirectory() as scratch:
         package = plan.save(Path(scratch) / "alone_pdv")
         emitted = import_package(package).build(device=device, dtype=case.dtype)
     moved = tuple(x.to(device, case.dtype) if x.is_floating_point() else x.to(device) for x in inputs)
-    rules = Counter(step["rule"] for step in plan.document["derivation"] if step["kind"] == "algebraic")
-    return module.to(device, case.dtype), emitted, moved, dict(rules)
+    taken = Counter(step["rule"] for step in plan.document["derivation"] if step["kind"] == "algebraic")
+    return module.to(device, case.dtype), emitted, moved, dict(taken)
 
 
 @torch.no_grad()
@@ -224,13 +232,13 @@ def one_pass(module: nn.Module, inputs: tuple[Tensor, ...], mode: Mode, *, compi
 
 
 def timed_in_turn(
-    ours: Callable[[], object], theirs: Callable[[], object], device: torch.device, *, most: int
+    ours: Callable[[], object], theirs: Callable[[], object], device: torch.device, *, fewest: int
 ) -> list[tuple[float, float]]:
     """Seconds of a call of each side, in pairs of samples that begin in turn with either, after a warm-up."""
     call_s = max(sample(side, device, 2) for side in (ours, theirs))
     calls = max(1, min(20, int(SAMPLE_S[device.type] / call_s)))
     times = []
-    for index in range(max(FEWEST, min(most, int(PAIRS_S / (2 * calls * call_s))))):
+    for index in range(max(fewest, min(MOST, int(PAIRS_S / (2 * calls * call_s))))):
         if index % 2:
             second, first = sample(theirs, device, calls), sample(ours, device, calls)
         else:
