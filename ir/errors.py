@@ -79,14 +79,21 @@ class ClusterError(PdvError):
 
 
 class NoPlanFitsError(PdvError):
-    """No plan meets the limits, usually of memory; `needed_bytes` is what the smallest one takes per device."""
+    """No plan meets the limits, usually of memory, or a search that cannot decide it met none.
+
+    `needed_bytes` is what the smallest one takes per device. `bound_s` is what a step of any plan takes at least: where
+    it is infinite, there is none.
+    """
 
     slug = "no-plan-fits"
     exit_code = 6
 
-    def __init__(self, what: str, allowed: str = "", mend: str = "", *, needed_bytes: float = math.inf) -> None:
+    def __init__(
+        self, what: str, allowed: str = "", mend: str = "", *, needed_bytes: float = math.inf, bound_s: float = math.inf
+    ) -> None:
         super().__init__(what, allowed, mend)
         self.needed_bytes = needed_bytes
+        self.bound_s = bound_s
 
 
 class VerificationError(PdvError):

@@ -23,7 +23,7 @@ from pdv.derivation import replayed, to_steps
 from pdv.problem import AlgebraicStep, Problem, Solution
 from pdv.search.strategies.budget import Budget, Clock, Strategy
 
-FORMAT = 1
+FORMAT = 2
 CODE = ("ir", "pdv")  # packages whose code decides what a search finds
 Entry = dict[str, Any]  # Any: JSON
 
@@ -40,15 +40,17 @@ class Cache:
         path = self._path(key)
         try:
             text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, UnicodeDecodeError) as error:
             self.warn(f"cache entry {path} cannot be read and is ignored: {error}")
             return None
         try:
             stored = json.loads(text)
+            if stored["format"] != FORMAT:
+                return None  # of another version, which wrote what it needs; this one writes it anew
             entry = stored["entry"]
-            if stored["format"] != FORMAT or stored["check"] != _check(entry) or not isinstance(entry, dict):
+            if stored["check"] != _check(entry) or not isinstance(entry, dict):
                 raise ValueError("its content does not match its checksum")
         except (ValueError, LookupError, TypeError) as error:
             self.warn(f"cache entry {path} is damaged and is ignored: {error}")
@@ -69,7 +71,7 @@ class Cache:
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            self.warn(f"the cache {self.directory} cannot be written: {error}")
+            self.warn(f"the cache {self.directory} cannot be written ({error.strerror}); nothing is kept there")
 
     def _path(self, key: str) -> Path:
         return self.directory / key[:2] / f"{key[2:]}.json"
@@ -99,7 +101,8 @@ def cached(strategy: Strategy, name: str, store: Cache, pins: str | None) -> Str
             solution = strategy(problem, budget)
         except NoPlanFitsError as error:
             if clock.left_s > 0:
-                store.put(key, {"refused": {**_parts(error), "needed_bytes": error.needed_bytes}})
+                limits = {"needed_bytes": error.needed_bytes, "bound_s": error.bound_s}
+                store.put(key, {"refused": {**_parts(error), **limits}})
             raise
         if solution.complete:
             store.put(key, {"solution": _written(solution)})
@@ -164,7 +167,11 @@ def _restored(entry: Entry, problem: Problem, store: Cache) -> Solution | None:
         if "refused" in entry:
             refused = entry["refused"]
             raise NoPlanFitsError(
-                refused["what"], refused["allowed"], refused["mend"], needed_bytes=float(refused["needed_bytes"])
+                refused["what"],
+                refused["allowed"],
+                refused["mend"],
+                needed_bytes=float(refused["needed_bytes"]),
+                bound_s=float(refused["bound_s"]),
             )
         known = entry["solution"]
         graph, assignment = replayed(problem, known["steps"])

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pdv.cluster.units import MEMORY
 from pdv.problem import Problem
 from pdv.search.meshes import Found
 
@@ -41,15 +42,17 @@ def statement(document: Mapping[str, Any]) -> str:
     over = f"{meshes} mesh{'es' if meshes > 1 else ''}" + (f" (of {meshes + left_out})" if left_out else "")
     rewrites = "of the graph as it was written"
     if space["variants"] > 1:
-        rewrites = f"of {space['variants']} variants of its blocks, by {space['rules']['count']} algebraic rules"
+        rewrites = f"of {space['variants']} variants of its blocks by {space['rules']['count']} algebraic rules"
     among = f"over {over}, with any cut of any operator and parameter {rewrites}"
-    kept = ", that keep the pins" if space["pins"] else ""
+    limit = space["memory_limit_bytes"]
+    kept = "" if limit is None else f", that fit in {MEMORY.format(limit)}"
+    kept += (" and keep the pins" if kept else ", that keep the pins") if space["pins"] else ""
     stopped = "" if document["complete"] else "; the search was stopped by its budget"
     if document["lower_bound"] is None:
         return f"no bound is known: plans {among}{kept} may cost less{stopped}"
     return (
-        f"plans {among}{kept} cost at least {document['lower_bound'] * 1e3:.4g} ms a step by the same model "
-        f"(gap {document['gap']:.2%}){stopped}"
+        f"gap {document['gap']:.2%}: no plan costs less than {document['lower_bound'] * 1e3:.4g} ms a step by the same "
+        f"model, {among}{kept}{stopped}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -52,6 +53,7 @@ def optimize(
     mesh: Mapping[str, int] | None = None,
     pins: str | os.PathLike[str] | Mapping[str, Any] | PinSet | Pins | None = None,
     budget_s: float = config.BUDGET_S,
+    seed: int = 0,
     cache: str | os.PathLike[str] | Cache | None = None,
     rules: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     progress: Progress = lambda stage, fraction: None,
@@ -70,6 +72,7 @@ def optimize(
         mesh: axis sizes, slow to fast; default: every mesh that the cluster allows.
         pins: what is fixed or forbidden: a YAML file or its content (docs/pins.md), or predicates.
         budget_s: wall time of search after which the best plan so far is taken.
+        seed: of searches that sample (mcmc, gradient, reinforce, bayes); the same seed gives the same plan.
         cache: a directory of searches made before; default: none is kept.
         rules: algebraic rules that may be applied: "shipped" (default), "none", files of laws, or several of these.
         progress: called with (stage, fraction or None).
@@ -77,9 +80,9 @@ def optimize(
     Raises:
         PdvError: one of its kinds, each with what is wrong and what to do (docs/errors.md).
     """
-    effort = Effort(search, budget_s, opened(cache))
+    effort = Effort(search, budget_s, opened(cache), seed)
     pinned = pins if pins is None or isinstance(pins, Pins) else load_pins(pins)
-    devices = _loaded(cluster, _pinned_mesh(mesh, pinned))
+    devices = _loaded(cluster, mesh, pinned)
     progress("reading the model", None)
     program = _read(model, example_inputs, batch, dtype)
     problems = plan_problems(
@@ -231,10 +234,31 @@ def proof_statement(proof: Proof) -> str:
     )
 
 
-def _loaded(cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster, mesh: Mapping[str, int] | None) -> Cluster:
-    """The cluster, with its mesh pinned to the one given, if any."""
+def _loaded(
+    cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster,
+    mesh: Mapping[str, int] | None,
+    pins: Pins | PinSet | None,
+) -> Cluster:
+    """The cluster, with its mesh pinned to the one that the caller or the pins give, if any.
+
+    Raises:
+        UsageError: if the caller's mesh is none of the cluster's.
+        PinsError: if the pins' is none, or they fix another than the caller.
+    """
     devices = load_cluster(Path(cluster) if isinstance(cluster, os.PathLike) else cluster)
-    return devices if mesh is None else devices.with_mesh(mesh)
+    pinned = _pinned_mesh(mesh, pins)
+    if pinned is None:
+        return devices
+    sizes = list(pinned.values())
+    if math.prod(sizes) != devices.num_devices:
+        axes = ", ".join(f"{name}={size}" for name, size in pinned.items())
+        allowed = f"{devices.name} has {devices.num_devices} devices"
+        mend = "Choose axis sizes that multiply to it, or leave the mesh out"
+        what = f"the mesh {axes} has {math.prod(sizes)} devices"
+        if mesh is None and isinstance(pins, PinSet):
+            raise PinsError(f"{pins.source.where(('mesh',))}: {what}", allowed, mend)
+        raise UsageError(what, allowed, mend)
+    return devices.with_mesh(pinned)
 
 
 def _pinned_mesh(mesh: Mapping[str, int] | None, pins: Pins | PinSet | None) -> Mapping[str, int] | None:
@@ -246,7 +270,8 @@ def _pinned_mesh(mesh: Mapping[str, int] | None, pins: Pins | PinSet | None) -> 
     pinned = pins.mesh if isinstance(pins, PinSet) else None
     if mesh is None or pinned is None or list(mesh.items()) == list(pinned.items()):
         return mesh or pinned
-    raise PinsError(f"the pins say mesh {dict(pinned)}, the caller says {dict(mesh)}", mend="Leave one of them out")
+    said, asked = (", ".join(f"{axis}={size}" for axis, size in sizes.items()) for sizes in (pinned, mesh))
+    raise PinsError(f"the pins say mesh {said}, the caller says {asked}", mend="Leave one of them out")
 
 
 def _name_of(model: Any) -> str:  # Any: as optimize takes it

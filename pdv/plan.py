@@ -91,6 +91,9 @@ def read_document(directory: str | os.PathLike[str]) -> dict[str, Any]:
         UsageError: if there is none, or it is no JSON object.
     """
     path = Path(directory) / DOCUMENT
+    if not path.is_file():
+        missing = f"has no {DOCUMENT}" if Path(directory).is_dir() else "is no directory"
+        raise UsageError(f"{directory} {missing}", "A package that `pdv optimize` wrote", "Check the path")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

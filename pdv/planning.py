@@ -22,20 +22,24 @@ Progress = Callable[[str, float | None], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """How to search: the strategy's name, seconds of wall time, and where earlier searches are kept, if anywhere.
+    """How to search: the strategy's name, seconds of wall time, where earlier searches are kept, and the seed.
 
     Raises:
-        UsageError: if no strategy is called so.
+        UsageError: if no strategy is called so, or there is no such budget or seed.
     """
 
     search: str
     budget_s: float
     cache: Cache | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.search not in STRATEGIES:
             allowed = f"Allowed: {', '.join(STRATEGIES)}"
             raise UsageError(f"no search is called {self.search!r}", allowed, did_you_mean(self.search, STRATEGIES))
+        if not self.budget_s > 0 or self.seed < 0:
+            what = f"no search can be run with a budget of {self.budget_s} s and seed {self.seed}"
+            raise UsageError(what, "Allowed: a budget above 0, a seed from 0")
 
     def strategy(self, pins: str | None) -> Strategy:
         """What solves one problem."""
@@ -61,7 +65,9 @@ def searched(problems: Sequence[Problem], effort: Effort, pins: str | None, prog
     started = time.process_time()
     strategy = effort.strategy(pins)
     try:
-        found = search_meshes(problems, lambda fraction: progress("searching", fraction), effort.budget_s, strategy)
+        found = search_meshes(
+            problems, lambda fraction: progress("searching", fraction), effort.budget_s, strategy, effort.seed
+        )
     except NoPlanFitsError as error:
         progress("looking for the pins to blame", None)
         blamed = next(filter(None, (contradiction(problem, error) for problem in problems)), None)

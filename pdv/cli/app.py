@@ -22,6 +22,9 @@ from pdv.cli.output import print_error
 OUR_FAULT = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
+COMMANDS = ("optimize", "verify", "explain", "cluster", "doctor", "rules")
+GROUPS = ("cluster", "rules")  # those that have commands of their own
+
 app = typer.Typer(
     name="pdv",
     help="Turn a single-device model into a sharded PyTorch program, proved equal, for the cluster at hand.",
@@ -61,22 +64,21 @@ def run(arguments: Sequence[str]) -> int:
     """The exit code of one command; every message is printed by then."""
     words = list(arguments) or ["--help"]
     as_json, debug = "--json" in words, "--debug" in words
-    command = " ".join(word for word in words[:2] if word.isalpha())
+    command = " ".join(words[:2] if words[0] in GROUPS else words[:1])
     try:
         code = app(args=words, prog_name="pdv", standalone_mode=False)
     except PdvError as error:
         return _report(error, command, as_json=as_json, debug=debug)
     except typer.TyperException as error:  # what typer itself found wrong with the words
-        return _report(
-            UsageError(error.format_message(), mend=_usage_hint(words)), command, as_json=as_json, debug=debug
-        )
+        told = UsageError(error.format_message(), mend=_usage_hint(words))
+        return _report(told, command, as_json=as_json, debug=debug)
     except BrokenPipeError:
         sys.stdout = None  # the reader went away; leave no complaint at exit
         return 0
     except Exception as error:  # noqa: BLE001  # the last resort, so that no user meets a traceback unasked
         return _report_our_fault(error, command, as_json=as_json, debug=debug)
     if code == INTERRUPTED:  # typer turns the interrupt into this code
-        print("interrupted; nothing was written", file=sys.stderr)
+        print_error(command, "interrupted", "interrupted; nothing was written", INTERRUPTED, as_json=as_json)
     return code if isinstance(code, int) else 0
 
 
@@ -101,6 +103,5 @@ def _report_our_fault(error: Exception, command: str, *, as_json: bool, debug: b
 
 
 def _usage_hint(words: list[str]) -> str:
-    commands = {"optimize", "verify", "explain", "cluster", "doctor", "rules"}
-    command = next((word for word in words if word in commands), "")
+    command = next((word for word in words if word in COMMANDS), "")
     return f"See `{' '.join(('pdv', command, '--help')) if command else 'pdv --help'}`"

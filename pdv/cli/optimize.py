@@ -11,7 +11,7 @@ import typer
 from ir.errors import UsageError
 from pdv import config
 from pdv.cli import values
-from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning, progress_bar
+from pdv.cli.output import DebugOption, JsonOption, once, print_json, print_table, print_warning, progress_bar
 from pdv.cli.summary import summarize
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ Search = Annotated[str, typer.Option(help="How to search.", autocompletion=value
 BudgetTime = Annotated[
     str, typer.Option(help='Time of search after which the best plan is taken: "5s", "500ms", "2m".')
 ]
+Seed = Annotated[int, typer.Option(help="Of searches that sample; the same seed gives the same plan.", min=0)]
 CacheFolder = Annotated[
     Path | None, typer.Option("--cache", help="Where searches are kept (default: the platform's cache folder).")
 ]
@@ -53,6 +54,7 @@ def optimize(
     pins: PinsFile = None,
     search: Search = config.SEARCH,
     budget: BudgetTime = values.seconds_text(config.BUDGET_S),
+    seed: Seed = 0,
     cache: CacheFolder = None,
     no_cache: NoCache = False,
     rules: RuleFiles = None,
@@ -73,16 +75,16 @@ def optimize(
     devices, fixed = load_cluster(cluster), None if pins is None else load_pins(pins)
     for warning in () if as_json else devices.warnings:
         print_warning(warning)
-    names = ("--batch", "--mode", "--dtype", "--memory-limit", "--mesh", "--pins", "--rules")
-    used = rules and ",".join(Path(name).name for name in rules)
-    given = dict(zip(names, (batch, mode, dtype, memory_limit, mesh, pins and pins.name, used), strict=True))
+    used = [Path(name).name for name in rules or ()]
+    options = (batch, mode, dtype, memory_limit, mesh, pins and pins.name, search, budget, seed, used)
+    given = dict(zip(values.RECORDED, options, strict=True))
 
     from pdv.compile import optimize as plan_model
 
     with progress_bar(quiet=as_json) as progress:
         plan = plan_model(
             model, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,
-            memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
+            memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s, seed=seed,
             cache=_kept(cache, no_cache=no_cache), rules=rules or None, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
@@ -96,7 +98,7 @@ def _kept(directory: Path | None, *, no_cache: bool) -> Cache | None:
 
     if no_cache and directory is not None:
         raise UsageError("--cache and --no-cache say opposite things", mend="Leave one of them out")
-    return None if no_cache else Cache(directory or default_directory(os.environ), print_warning)
+    return None if no_cache else Cache(directory or default_directory(os.environ), once(print_warning))
 
 
 def _print(plan: Plan, target: Path, *, as_json: bool) -> None:

@@ -35,6 +35,18 @@ def print_warning(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
+def once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """``tell``, but each message only the first time."""
+    told: set[str] = set()
+
+    def first(message: str) -> None:
+        if message not in told:
+            told.add(message)
+            tell(message)
+
+    return first
+
+
 def print_table(rows: Mapping[str, str]) -> None:
     """Names and values in two columns."""
     width = max((len(name) for name in rows), default=0)

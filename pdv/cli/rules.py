@@ -12,7 +12,7 @@ import typer
 from ir.errors import UsageError, VerificationError
 from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
 
-app = typer.Typer(help="Generate, prove and list the laws that the search may apply.", no_args_is_help=True)
+app = typer.Typer(help="Generate, prove and list the laws that the search may apply.")
 MAX_OPS = 4
 
 

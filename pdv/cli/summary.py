@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pdv.cluster.units import MEMORY
+from pdv.report.axes import axis_uses
+
 
 def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's content is untyped; docs/plan-format.md
-    """Mesh, predicted step time and memory, distance from the bound, and the proof."""
+    """Mesh and what it is used for, predicted step time and memory, distance from the bound, and the proof."""
     predicted, search = document["predicted"], document["search"]
     time = predicted["step_time_s"]
-    memory = ", ".join(f"{size / 2**30:.2f} GiB on {name}" for name, size in predicted["memory_bytes"].items())
-    return {
-        "mesh": " x ".join(f"{axis['name']}={axis['size']}" for axis in document["mesh"]) or "one device",
+    memory = ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in predicted["memory_bytes"].items())
+    rows = {"mesh": " x ".join(f"{axis['name']}={axis['size']}" for axis in document["mesh"]) or "one device"}
+    rows |= {f"axis {axis}": use for axis, use in axis_uses(document).items()}
+    rows |= {
         "predicted step": f"{_time(time['mean'])} ± {_time(time['std'])}",
         "predicted memory": memory,
         "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states",
-        "certificate": search["certificate"]["statement"],
-        "proof": document["proof"]["statement"],
     }
+    if not search["certificate"]["complete"]:
+        rows["cut short"] = _cut_short(search["certificate"]["space"])
+    return rows | {"certificate": search["certificate"]["statement"], "proof": document["proof"]["statement"]}
+
+
+def _cut_short(space: Mapping[str, Any]) -> str:
+    """What the budget left undone."""
+    left_out = ", ".join(space["meshes_left_out"])
+    what = f"meshes left out: {left_out}" if left_out else "some of the search was left out"
+    return f"the budget was spent; {what}. A larger --budget may find a better plan"
 
 
 def _time(seconds: float) -> str:

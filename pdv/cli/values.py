@@ -21,6 +21,19 @@ DTYPES = {
     "float16": "float16",
 }
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+# options that decide what a plan is, and what each is where it is not given
+RECORDED: Mapping[str, object] = {
+    "--batch": None,
+    "--mode": config.MODE,
+    "--dtype": None,
+    "--memory-limit": None,
+    "--mesh": None,
+    "--pins": None,
+    "--search": config.SEARCH,
+    "--budget": f"{config.BUDGET_S:g}s",
+    "--seed": 0,
+    "--rules": None,
+}
 NOT_PACKAGES = sys.stdlib_module_names | {"torch", "safetensors", "numpy", "pdv", "ir", "learned_cost"}
 
 
@@ -107,8 +120,12 @@ def output_directory(output: Path | None, model: Path, *, overwrite: bool) -> Pa
 
 
 def command_line(model: Path, cluster: Path, options: Mapping[str, object]) -> str:
-    """What made a plan, without folders and output, so that the same plan is the same bytes wherever it is made."""
-    chosen = [
-        text for name, value in options.items() if value not in {None, config.MODE} for text in (name, str(value))
-    ]
+    """What made a plan, without folders and output, so that the same plan is the same bytes wherever it is made.
+
+    Of ``options``, defaults are left out, and a list is an option given several times.
+    """
+    chosen: list[str] = []
+    for name, value in options.items():
+        for one in value if isinstance(value, list) else [] if value == RECORDED[name] else [value]:
+            chosen += [name, str(one)]
     return shlex.join(["pdv", "optimize", model.name, "--cluster", cluster.name, *chosen])

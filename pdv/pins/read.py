@@ -15,6 +15,17 @@ from pdv.cluster.suggest import did_you_mean
 from pdv.cluster.units import Problem, shorten
 from pdv.pins.spec import ForbidPin, OperatorPin, PinsSpec
 
+# what pydantic's kinds of errors want, in the words of docs/pins.md
+WANTED = {
+    "dict_type": "a mapping, `key: value`",
+    "list_type": "a list, `- entry`",
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "greater_than_equal": "1 or more",
+    "model_type": "a mapping, `key: value`",
+    "model_attributes_type": "a mapping, `key: value`",
+}
+
 
 def read_spec(pins: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[PinsSpec, Source]:  # Any: plain data
     """What a file, or a mapping of the same content, says, and where it says it.
@@ -35,7 +46,9 @@ def _read(path: Path) -> Source:
     try:
         return read_yaml(path)
     except ClusterError as error:  # the reader is the clusters'
-        mend = "Give the path of a YAML file" if "examples/clusters" in error.mend else error.mend
+        mend = error.mend
+        if "examples/clusters" in mend:
+            mend = "Write pins, or leave the file out" if path.is_file() else "Give the path of a YAML file"
         raise PinsError(error.what, error.allowed, mend) from None
 
 
@@ -64,7 +77,8 @@ def _explained(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  
         return "missing", "", f"Add `{place[-1]}: ...`"
     value = problem["input"]
     shown = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else shorten(value)
-    return f"{shown} is not allowed here", str(problem["msg"]), ""
+    allowed = WANTED.get(problem["type"], str(problem["msg"]))
+    return f"{shown} is not allowed here", f"Allowed: {allowed}" if problem["type"] in WANTED else allowed, ""
 
 
 def _known_keys(place: Place) -> list[str]:

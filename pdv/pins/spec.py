@@ -25,6 +25,9 @@ STATE = re.compile(r"shard (-?[0-9]{1,2})|whole|cut", re.ASCII)
 FORBIDDEN = (*ROLES, "zero", "zero-2", "zero-3", "fsdp")
 
 
+ZERO_1 = "zero-2 holds less and sends no more: write that"
+
+
 def _state(value: object) -> str:
     if not isinstance(value, str) or not STATE.fullmatch(value):
         raise Problem(f"{shorten(value)} is no state of a tensor", "Allowed: shard N (N is a dim), cut, whole")
@@ -35,7 +38,8 @@ def _one_of(what: str, known: tuple[str, ...]) -> BeforeValidator:
     def check(value: object) -> str:
         if not isinstance(value, str) or value not in known:
             allowed = f"Allowed: {', '.join(known)}"
-            raise Problem(f"{shorten(value)} is no {what}", allowed, did_you_mean(str(value), known))
+            mend = ZERO_1 if str(value).replace("-", "") == "zero1" else did_you_mean(str(value), known)
+            raise Problem(f"{shorten(value)} is no {what}", allowed, mend)
         return value
 
     return BeforeValidator(check)

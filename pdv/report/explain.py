@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-GIB = 2.0**30
+from pdv.cluster.units import MEMORY
+from pdv.report.axes import axis_uses
+
 Document = Mapping[str, Any]  # Any: plan.json; docs/plan-format.md
 
 
@@ -43,10 +46,10 @@ def _heading(document: Document) -> list[str]:
 
 
 def _axes(document: Document) -> list[str]:
-    rows = [
-        (axis["name"], str(axis["size"]), axis["link"]["name"], ", ".join(document["techniques"][axis["name"]]) or "-")
-        for axis in document["mesh"]
-    ]
+    if not document["mesh"]:
+        return ["One device: nothing is cut."]
+    uses = axis_uses(document)
+    rows = [(axis["name"], str(axis["size"]), axis["link"]["name"], uses[axis["name"]]) for axis in document["mesh"]]
     return ["Mesh axes, slow to fast", *table(("axis", "size", "link", "what it does"), rows)]
 
 
@@ -57,10 +60,23 @@ def _rewrites(entries: Sequence[Mapping[str, Any]], step_s: float) -> list[str]:
     for entry in entries:
         without = entry["without_s"]
         saved = "nothing fits" if without is None else _signed(without - step_s)
-        rows.append((entry["rule"], str(entry["sites"]), _signed(entry["alone_s"]), saved, entry["equation"]))
-    header = ("rule", "sites", "alone ms", "without ms", "law")
-    notes = ["  alone: on one device; without: the best plan by the other rules taken (a step, against this plan)"]
-    return ["Algebraic rewrites, in the order taken", *table(header, rows), *notes]
+        rows.append((entry["rule"], str(entry["sites"]), _signed(entry["alone_s"]), saved))
+    header = ("rule", "sites", "alone ms", "without ms")
+    notes = [
+        "  alone: what it adds to a step of the whole model on one device; without: how much longer than this plan the",
+        "  best plan takes that uses only the other rules",
+    ]
+    laws = [line for entry in entries for line in _law(entry)]
+    return ["Algebraic rewrites, in the order taken", *table(header, rows), *notes, *laws]
+
+
+def _law(entry: Mapping[str, Any]) -> list[str]:
+    """A law in lines of a terminal's width."""
+    indent = " " * 4
+    return textwrap.wrap(
+        f"{entry['rule']}: {entry['equation']}", 116, initial_indent="  ", subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _time(document: Document) -> list[str]:
@@ -75,8 +91,11 @@ def _time(document: Document) -> list[str]:
 
 def _memory(document: Document) -> list[str]:
     parts = document["predicted"]["memory_breakdown_bytes"]
-    rows = [(name, f"{size / GIB:.3f}") for name, size in parts.items()]
-    return ["Memory per device", *table(("lifetime", "GiB"), rows)]
+    rows = [(name, MEMORY.format(size)) for name, size in parts.items()]
+    limit = document["search"]["certificate"]["space"]["memory_limit_bytes"]
+    limited = "" if limit is None else f", limit {MEMORY.format(limit)}"
+    peak = max(document["predicted"]["memory_bytes"].values(), default=0.0)
+    return [f"Memory per device: {MEMORY.format(peak)}{limited}", *table(("lifetime", "bytes"), rows)]
 
 
 def _operators(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -86,11 +105,11 @@ def _operators(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         times = (entry[f"{part}_s"] for part in ("time", "compute", "communication_forward", "communication_backward"))
         milliseconds = [f"{seconds * 1e3:.4g}" for seconds in times]
         rejected = entry["rejected"]
-        other = "too wide" if entry["too_wide"] else "-" if rejected is None else _cut(rejected["splits"], {})
+        other = "too wide" if entry["too_wide"] else "-" if rejected is None else _other_cut(entry)
         more = "" if rejected is None else _more(rejected)
         cut = _cut(entry["splits"], entry["roles"])
         rows.append(
-            (entry["op"], entry["type"], cut, entry["sharding"], str(entry["count"]), *milliseconds, other, more)
+            (entry["op"], entry["type"], cut, entry["sharding"] or "-", str(entry["count"]), *milliseconds, other, more)
         )
     header = ("op", "result", "cut", "sharding", "count", "ms", "compute", "forward", "backward", "rejected", "each ms")
     return [
@@ -102,10 +121,12 @@ def _operators(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _in_detail(entry: Mapping[str, Any]) -> list[str]:
+    times = "once" if entry["count"] == 1 else f"{entry['count']} times"
+    named = f"{_few(entry['names']) or 'no name'}; number {_few(map(str, entry['numbers']))}"
     lines = [
-        f"{entry['op']} -> {entry['type']}, {entry['count']} times ({', '.join(entry['names'][:3]) or 'no name'}"
-        + (", …)" if len(entry["names"]) > 3 else ")"),
-        f"  cut {_cut(entry['splits'], entry['roles'])}, result {entry['sharding']}",
+        f"{entry['op']} -> {entry['type']}, {times} ({named})",
+        f"  loops {', '.join(_loop(name, loop) for name, loop in entry['loops'].items()) or 'none'}",
+        f"  cut {_cut(entry['splits'], entry['roles'])}, result {entry['sharding'] or 'whole'}",
         (
             f"  takes {entry['time_s'] * 1e3:.4g} ms a step: compute {entry['compute_s'] * 1e3:.4g}, communication "
             f"forward {entry['communication_forward_s'] * 1e3:.4g}, backward "
@@ -122,19 +143,46 @@ def _in_detail(entry: Mapping[str, Any]) -> list[str]:
         compute, moved = _signed(rejected["extra_compute_s"]), _signed(rejected["extra_communication_s"])
         parts = f" (compute {compute}, communication {moved})"
     more = f"{_more(rejected)} ms a step each{parts}"
-    lines.append(f"  best rejected: {_cut(rejected['splits'], {})}, {more}")
+    lines.append(f"  best rejected: {_other_cut(entry)}, {more}")
     for axis, options in entry["instead"].items():
         ranked = sorted(options.items(), key=lambda item: (item[1] is None, item[1] and item[1]["extra_s"], item[0]))
-        rows = [(label, "not possible" if extra is None else f"{_more(extra)} ms") for label, extra in ranked]
+        rows = [
+            (_meant(label, entry["loops"]), "not possible" if extra is None else f"{_more(extra)} ms")
+            for label, extra in ranked
+        ]
         lines += [f"  along {axis}, instead of {entry['splits'][axis]}:", *("  " + line for line in table(None, rows))]
     return lines
 
 
 def _cut(splits: Mapping[str, str], roles: Mapping[str, str]) -> str:
     """``dp:_1 (data) tp:n (tensor)``."""
-    return " ".join(
-        f"{axis}:{label}" + (f" ({roles[axis]})" if axis in roles else "") for axis, label in splits.items()
-    )
+    cuts = (f"{axis}:{label}" + (f" ({roles[axis]})" if axis in roles else "") for axis, label in splits.items())
+    return " ".join(cuts) or "-"
+
+
+def _other_cut(entry: Mapping[str, Any]) -> str:
+    """The rejected alternative, in the same words."""
+    splits: Mapping[str, str] = entry["rejected"]["splits"]
+    loops = entry["loops"]
+    return _cut(splits, {axis: loops[label]["role"] for axis, label in splits.items() if label in loops})
+
+
+def _loop(name: str, loop: Mapping[str, Any]) -> str:
+    """``k=768 (tensor)``; a loop that is taken whole has no role."""
+    return f"{name}={loop['extent']}" + (f" ({loop['role']})" if loop["role"] else " (whole)")
+
+
+def _meant(label: str, loops: Mapping[str, Any]) -> str:
+    """A cut's label with what it is for."""
+    if label in loops:
+        return f"{label} ({loops[label]['role']})"
+    return f"{label} (a pending sum passes)" if label.startswith("sum") else label
+
+
+def _few(names: Iterable[str]) -> str:
+    """The first three."""
+    every = list(names)
+    return ", ".join(every[:3]) + (", …" if len(every) > 3 else "")
 
 
 def _more(extra: Mapping[str, Any]) -> str:

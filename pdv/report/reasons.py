@@ -75,6 +75,7 @@ def _entry(plan: Loaded, node: Node, weighed: Weighed | None) -> Entry:
     return {
         "op": node.op.name,
         "type": str(node.type),
+        "loops": _loops(plan, node),
         "sharding": format_sharding(plan.shardings[plan.derived.places[node]]),
         "splits": plan.splits(node),
         "roles": {
@@ -89,6 +90,12 @@ def _entry(plan: Loaded, node: Node, weighed: Weighed | None) -> Entry:
             for axis, options in zip(axes, weighed.by_axis if weighed else (), strict=False)
         },
     }
+
+
+def _loops(plan: Loaded, node: Node) -> Entry:
+    """Each loop's extent, and what a cut of it is for (null: it cannot be cut)."""
+    roles = {split.loop: plan.role(node, split) for split in node.op.splits(node.loops) if split.loop is not None}
+    return {name: {"extent": size, "role": roles.get(name)} for name, size in node.loops.extents.items()}
 
 
 def _rejected(plan: Loaded, weighed: Weighed | None) -> Entry | None:

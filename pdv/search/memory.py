@@ -16,6 +16,7 @@ import numpy as np
 
 from ir.errors import NoPlanFitsError
 from ir.sharding import Sharding
+from pdv.cluster.units import MEMORY
 from pdv.search.exact import Table
 
 if TYPE_CHECKING:
@@ -84,10 +85,9 @@ def _small_enough(solver: ChainSolver, free: Priced, plans: list[Priced]) -> Pri
 
 def _refusal(solver: ChainSolver, smallest: Priced) -> NoPlanFitsError:
     limit, needed = solver.problem.memory_limit, smallest.memory_bytes
-    gib = 2.0**30
     return NoPlanFitsError(
-        f"the smallest plan on {solver.problem.mesh} needs {needed / gib:.3g} GiB per device, the limit is "
-        f"{limit / gib:.3g} GiB ({(needed - limit) / gib:.3g} GiB too much)",
+        f"the smallest plan on {solver.problem.mesh} needs {MEMORY.format(needed)} per device, the limit is "
+        f"{MEMORY.format(limit)} ({MEMORY.format(needed - limit)} too much)",
         mend=f"Use about {needed / limit:.1f} times as many devices, a smaller batch, or a narrower type",
         needed_bytes=needed,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
+from pdv.cluster.units import MEMORY
 from pdv.pcg.derive import Derived, derive
 from pdv.pcg.plan_cost import PlanCost
 from pdv.pcg.realize import realize
@@ -15,7 +16,7 @@ from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Problem, Solution
 from pdv.search.exact import TooWideError
 from pdv.search.strategies.backtrack import backtrack
-from pdv.search.strategies.budget import Budget, Strategy
+from pdv.search.strategies.budget import Budget, Clock, Strategy
 
 RETRIES = 4
 FREELY = Budget()
@@ -53,11 +54,12 @@ def search_meshes(
     progress: Callable[[float], None] = lambda _: None,
     budget_s: float = float("inf"),
     strategy: Strategy = backtrack,
+    seed: int = 0,
 ) -> Found:
     """The cheapest plan over several meshes of one cluster; ``budget_s`` of wall time spent, the best so far.
 
     A strategy that can be cut short gets an equal share of what is left for each mesh; an exact one may take more, for
-    most meshes take less.
+    most meshes take less. A mesh that was left undecided lowers the bound, to what is known of it.
 
     Raises:
         NoPlanFitsError: the one of the mesh that comes nearest, if none fits.
@@ -71,11 +73,14 @@ def search_meshes(
     for number, problem in enumerate(problems):
         if best is not None and time.monotonic() > deadline:
             break
+        left, waiting = max(0.0, deadline - time.monotonic()), len(problems) - number
+        budget = Budget(left / waiting, seed, most_s=left / min(waiting, 2))
+        clock = Clock(budget.seconds)
         try:
-            left, waiting = max(0.0, deadline - time.monotonic()), len(problems) - number
-            found = search_mesh(problem, strategy, Budget(left / waiting, most_s=left / min(waiting, 2)))
+            found = search_mesh(problem, strategy, budget)
         except NoPlanFitsError as error:
             refused.append(error)
+            complete = complete and (error.bound_s == float("inf") or clock.left_s > 0)
             continue
         finally:
             progress((number + 1) / len(problems))
@@ -88,6 +93,7 @@ def search_meshes(
         raise min(refused, key=lambda error: error.needed_bytes)
     tried = len(bounds) + len(refused)
     complete = complete and tried == len(problems)
+    bounds += [error.bound_s for error in refused]
     return replace(best, lower_bound_s=min(bounds), states=states, meshes=tried, complete=complete)
 
 
@@ -116,10 +122,11 @@ def search_mesh(problem: Problem, strategy: Strategy = backtrack, budget: Budget
     fitting = [found for found in tried if found.cost.peak_bytes <= limit]
     if not fitting:
         raise NoPlanFitsError(
-            f"the peak of the smallest plan found on {problem.mesh} is {nearest / 2**30:.3g} GiB per device, "
-            f"the limit is {limit / 2**30:.3g} GiB",
+            f"the peak of the smallest plan found on {problem.mesh} is {MEMORY.format(nearest)} per device, "
+            f"the limit is {MEMORY.format(limit)}",
             mend="Use more devices, or a smaller batch",
             needed_bytes=nearest,
+            bound_s=first.lower_bound_s,
         )
     best = min(fitting, key=lambda found: found.cost.seconds)
     # the first search had the most room: its bound is one for every later try
@@ -138,6 +145,7 @@ def _found(problem: Problem, strategy: Strategy, budget: Budget) -> Found:
         raise NoPlanFitsError(
             f"{problem.graph.name} has too many values alive at once to be solved exactly on {problem.mesh} ({error})",
             mend="Pin a mesh with fewer axes",
+            bound_s=0.0,
         ) from error
     made = solution.realized or realize(replace(problem, graph=solution.graph), solution.assignment)
     return Found(solution, made.derived, made.cost, solution.lower_bound_s, solution.states, complete=solution.complete)

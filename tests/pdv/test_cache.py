@@ -81,7 +81,7 @@ def test_a_refusal_is_remembered(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(NoPlanFitsError) as caught:
             strategy(tight, Budget())
-        messages.append((str(caught.value), caught.value.needed_bytes))
+        messages.append((str(caught.value), caught.value.needed_bytes, caught.value.bound_s))
     assert counted.times == 1
     assert messages[0] == messages[1]
 
@@ -112,6 +112,15 @@ def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "code_digest", lambda: "another version")
     keys += [problem_key(problem, "backtrack", Budget(), None)]
     assert len(set(keys)) == len(keys)
+
+
+def test_what_another_version_wrote_is_written_anew_without_complaint(tmp_path: Path) -> None:
+    store(tmp_path).put("abc", {"x": 1})
+    (entry,) = tmp_path.rglob("*.json")
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), "format": module.FORMAT + 1}))
+    assert store(tmp_path).get("abc") is None
+    store(tmp_path).put("abc", {"x": 2})
+    assert store(tmp_path).get("abc") == {"x": 2}
 
 
 DAMAGE: dict[str, Callable[[str], str]] = {

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import pytest
+
+from ir.errors import NoPlanFitsError
 from ir.mesh import Mesh
 from pdv.certificate import certificate_document
+from pdv.problem import Problem, Solution
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import search_meshes
+from pdv.search.strategies import Budget
+from pdv.search.strategies.backtrack import backtrack
 from tests.pdv import worlds
 
 PROBLEMS = tuple(worlds.problem(worlds.mlp(), mesh, rules=RULES) for mesh in (Mesh.of(a=2), Mesh.of(a=2, b=2)))
@@ -42,3 +49,34 @@ def test_no_bound_is_no_number() -> None:
     assert (document["lower_bound"], document["gap"]) == (None, None)
     assert "no bound is known" in document["statement"]
     assert "keep the pins" in document["statement"]
+
+
+def test_what_limits_memory_is_said() -> None:
+    limited = tuple(replace(problem, memory_limit=2.0**30) for problem in PROBLEMS)
+    found = search_meshes(limited)
+    assert ", that fit in 1 GiB" in certificate_document(found, limited)["statement"]
+    assert "that fit in 1 GiB and keep the pins" in certificate_document(found, limited, "{}")["statement"]
+
+
+@pytest.mark.parametrize(
+    ("bound_s", "told"), [(math.inf, "gap 0.00%"), (1e-9, "gap 100.00%"), (0.0, "no bound is known")]
+)
+def test_a_mesh_that_was_left_undecided_lowers_the_bound(bound_s: float, told: str) -> None:
+    def only_first(problem: Problem, budget: Budget) -> Solution:
+        if problem is PROBLEMS[1]:
+            raise NoPlanFitsError("none was met", bound_s=bound_s)
+        return backtrack(problem, budget)
+
+    found = search_meshes(PROBLEMS, strategy=only_first)
+    assert found.complete  # there was time for more
+    assert found.lower_bound_s == min(bound_s, search_meshes(PROBLEMS[:1]).lower_bound_s)
+    assert told in certificate_document(found, PROBLEMS)["statement"]
+
+
+def test_a_mesh_undecided_for_want_of_time_is_said() -> None:
+    def slow(problem: Problem, budget: Budget) -> Solution:
+        if problem is PROBLEMS[1]:
+            raise NoPlanFitsError("none was met", bound_s=0.0)
+        return backtrack(problem, Budget())
+
+    assert not search_meshes(PROBLEMS[::-1], strategy=slow, budget_s=1e-9).complete

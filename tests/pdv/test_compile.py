@@ -79,7 +79,9 @@ def test_every_option_reaches_the_plan() -> None:
 
 
 def test_unknown_options_are_usage_errors() -> None:
-    unknown: tuple[Options, ...] = ({"search": "guess"}, {"dtype": "int64"}, {"dtype": "float12"})
+    unknown: tuple[Options, ...] = (
+        {"search": "guess"}, {"dtype": "int64"}, {"dtype": "float12"}, {"budget_s": 0.0}, {"seed": -1},
+    )  # fmt: skip
     for options in unknown:
         with pytest.raises(UsageError):
             planned(**options)

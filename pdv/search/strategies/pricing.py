@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ir.errors import NoPlanFitsError
+from pdv.cluster.units import MEMORY
 from pdv.problem import Problem, Solution
 from pdv.search.strategies.budget import Budget, Clock, Strategy
 from pdv.search.strategies.decode import greedy
@@ -112,15 +113,16 @@ class _Search:
         return flat.value(quick) < flat.illegal and self._flattened.plan(flat, quick).memory_bytes > limit
 
     def _solution(self) -> Solution:
-        best, limit, gib = self._best, self._problem.memory_limit, 2.0**30
+        best, limit = self._best, self._problem.memory_limit
         if best is None:
             assert self._smallest is not None
             needed = self._smallest.memory_bytes
             raise NoPlanFitsError(
-                f"the smallest plan met on {self._problem.mesh} needs {needed / gib:.3g} GiB per device, the limit is "
-                f"{limit / gib:.3g} GiB ({(needed - limit) / gib:.3g} GiB too much)",
+                f"the smallest plan met on {self._problem.mesh} needs {MEMORY.format(needed)} per device, the limit is "
+                f"{MEMORY.format(limit)} ({MEMORY.format(needed - limit)} too much)",
                 mend="Give the search more time, or search with backtrack, which decides whether there is one",
                 needed_bytes=needed,
+                bound_s=self._bound,
             )
         states = self._flattened.configs.states
         bound = min(self._bound, best.cost_s)
@@ -178,4 +180,5 @@ class _Search:
             f"this search met no legal plan of {self._problem.graph.name} on {self._problem.mesh} in "
             f"{self._clock.elapsed_s:.1f} s (pins: {self._problem.pins.name})",
             mend="Give it more time (--budget), or search with backtrack, which decides whether there is one",
+            bound_s=self._bound,
         )

@@ -31,6 +31,8 @@ WRONG = {
     "command-far": ["frobnicate"],
     "subcommand": ["cluster", "shw"],
     "subcommand-missing": ["cluster"],
+    "rules-command-missing": ["rules"],
+    "seed": ["optimize", "m.onnx", "--cluster", LAPTOP, "--seed", "-1"],
     "option": ["optimize", "m.onnx", "--clster", "x"],
     "argument-missing": ["optimize"],
     "cluster-missing": ["optimize", "m.onnx"],
@@ -121,6 +123,18 @@ def test_interrupting_is_130(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setattr("pdv.cluster.load_cluster", interrupt)
     assert cli.run(["cluster", "show", "x.yaml"]) == 130
     assert "nothing was written" in capsys.readouterr().err
+    assert cli.run(["cluster", "show", "x.yaml", "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["error"]["slug"] == "interrupted"
+
+
+@pytest.mark.parametrize("command", ["verify", "explain"])
+def test_what_is_no_package_is_named(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([command, "absent", "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert told["command"] == command  # the words after it are not part of it
+    assert "absent is no directory" in told["error"]["message"]
+    assert cli.run([command, "full"]) == 2
+    assert "full has no plan.json" in capsys.readouterr().err
 
 
 def test_show_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_pins_reach_the_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert plan["techniques"]["tp"] == ["tensor parallel (column)", "tensor parallel (row)"]
     assert json.loads(plan["search"]["certificate"]["space"]["pins"])["tensors"] == {"up": {"tp": "shard 0"}}
     assert "--pins pins.yaml" in plan["command"]
-    assert "that keep the pins" in plan["search"]["certificate"]["statement"]
+    assert "keep the pins" in plan["search"]["certificate"]["statement"]
 
 
 def test_a_second_run_is_a_replay(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,13 +95,56 @@ def test_verify_and_explain(here: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert ran(capsys, "verify", "two_pdv").startswith("two_pdv: verified, equal to its source over the integers mod")
     text = ran(capsys, "explain", "two_pdv")
     assert "tp:n (tensor)" in text
-    assert "certificate: plans over 1 mesh" in text
-    assert ran(capsys, "explain", "two_pdv", "--operator", "relu").startswith("relu -> f32[8,16], 1 times")
+    assert "certificate: gap 0.00%: no plan costs less than" in text
+    detail = ran(capsys, "explain", "two_pdv", "--operator", "relu")
+    assert detail.startswith("relu -> f32[8,16], once (r; number 1)\n  loops _1=8 (data), _0=16 (tensor)\n")
     told = json.loads(ran(capsys, "explain", "two_pdv", "--json"))
     assert {entry["op"] for entry in told["operators"]} == {"linear", "relu"}
     assert told["search"]["certificate"]["space"]["variants"] == 1
     assert cli.run(["explain", "two_pdv", "--operator", "linaer"]) == 2
     assert "Did you mean 'linear'" in capsys.readouterr().err
+
+
+def test_the_command_names_all_that_made_the_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optimized(capsys)["command"] == "pdv optimize two.onnx --cluster cluster.yaml"
+    words = ["--search", "mcmc", "--seed", "3", "--budget", "9s", "--memory-limit", "900 MiB"]
+    words += ["--rules", "none", "--rules", "shipped"]
+    plan = optimized(capsys, *words)
+    options = "--memory-limit '900 MiB' --search mcmc --budget 9s --seed 3 --rules none --rules shipped"
+    assert plan["command"] == f"pdv optimize two.onnx --cluster cluster.yaml {options}"
+
+
+def test_the_summary_says_what_the_axes_do(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut = ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "--pins", "pins.yaml").splitlines()
+    assert "axis tp           tensor parallel (column), tensor parallel (row)" in cut
+    assert any(line.startswith("predicted memory") and "MiB on slow" in line for line in cut)
+    Path("idle.yaml").write_text("operators: [{op: '*', axis: gpu, loop: none}]\ntensors: {'*': {gpu: whole}}")
+    idle = ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "--pins", "idle.yaml", "--overwrite")
+    assert "axis gpu          idle, every device along it does the same work" in idle
+
+
+def test_a_search_cut_short_says_what_was_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = CLUSTER.replace("devices: 2", "devices: 4")
+    Path("four.yaml").write_text(cluster)
+    words = ["optimize", "two.onnx", "-c", "four.yaml", "--budget", "1ms", "--no-cache"]
+    assert "meshes left out: " in ran(capsys, *words)
+
+
+def test_a_mesh_that_does_not_fit_is_its_owners_mistake(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["optimize", "two.onnx", "-c", "cluster.yaml", "--mesh", "x=3"]) == 2
+    assert "usage: the mesh x=3 has 3 devices. cluster has 2 devices" in capsys.readouterr().err
+    Path("pins.yaml").write_text("# mine\nmesh: {tp: 3}\n")
+    assert cli.run(["optimize", "two.onnx", "-c", "cluster.yaml", "--pins", "pins.yaml"]) == 2
+    assert "bad-pins: pins.yaml line 2, mesh: the mesh tp=3 has 3 devices" in capsys.readouterr().err
+    assert cli.run(["optimize", "two.onnx", "-c", "cluster.yaml", "--pins", "pins.yaml", "--mesh", "tp=2"]) == 2
+    assert "the pins say mesh tp=3, the caller says tp=2" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_kept_is_one_warning(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("four.yaml").write_text(CLUSTER.replace("devices: 2", "devices: 4"))
+    assert cli.run(["optimize", "two.onnx", "-c", "four.yaml", "--cache", "two.onnx"]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert warnings == ["warning: the cache two.onnx cannot be written (Not a directory); nothing is kept there"]
 
 
 def test_values() -> None:

@@ -17,6 +17,7 @@ from pdv.document import plan_document
 from pdv.pins import load_pins
 from pdv.problem import Pins, Problem
 from pdv.report.alternatives import Weighing
+from pdv.report.axes import IDLE, UNNAMED, axis_uses
 from pdv.report.explain import explain_document, explain_operators
 from pdv.report.loaded import Loaded, loaded
 from pdv.report.reasons import operator_classes, operators_called, reasons
@@ -127,9 +128,29 @@ def test_a_rewrite_has_brought_something() -> None:
 def test_it_reads_as_text() -> None:
     document = {**attention().document, "proof": {"statement": "equal to its source"}}
     text = explain_document(document, reasons(attention()))
-    for heading in ("Mesh axes, slow to fast", "Memory per device", "Algebraic rewrites, in the order taken"):
-        assert heading in text.splitlines()
+    for heading in ("Mesh axes, slow to fast", "Memory per device: ", "Algebraic rewrites, in the order taken"):
+        assert any(line.startswith(heading) for line in text.splitlines())
     assert all(line == line.rstrip() for line in text.splitlines())
+    laws = text[text.index("best plan takes that uses") : text.index("Predicted step")].splitlines()
+    assert len(laws) > 2
+    assert all(len(line) <= 116 for line in laws)
+    assert "0.000" not in text[text.index("Memory per device") : text.index("Operators by time")]
+
+
+def test_one_device_reads_as_text() -> None:
+    plan = told(worlds.problem(worlds.mlp(), Mesh(())))
+    document = {**plan.document, "proof": {"statement": "equal to its source"}}
+    text = explain_document(document, reasons(plan))
+    assert "One device: nothing is cut." in text.splitlines()
+    assert "axis  size" not in text
+
+
+def test_an_axis_is_idle_where_nothing_is_cut_along_it() -> None:
+    document = {**small().document, "techniques": {axis.name: [] for axis in small().problem.mesh.axes}}
+    assert set(axis_uses(document).values()) == {UNNAMED}
+    whole = [{**entry, "splits": dict.fromkeys(entry["splits"], "none")} for entry in document["operators"]]
+    assert set(axis_uses({**document, "operators": whole, "derivation": []}).values()) == {IDLE}
+    assert axis_uses({**document, "techniques": {"dp": ["data parallel"]}}) == {"dp": "data parallel"}
 
 
 def test_one_operator_in_detail() -> None:
@@ -139,6 +160,11 @@ def test_one_operator_in_detail() -> None:
     assert "best rejected" in text
     assert "(compute " in text
     assert "along tp, instead of" in text
+    assert f"number {entry['numbers'][0]}" in text
+    loops = {name: loop["extent"] for name, loop in entry["loops"].items()}
+    assert loops["_1"] == 4
+    assert "_1=4 (data)" in text
+    assert {loop["role"] for loop in entry["loops"].values()} >= {"data", "tensor", "context"}
     assert operators_called(small(), "h.0.mlp.act")[0]["op"] == "gelu"
     assert entry in operators_called(small(), str(entry["numbers"][0]))
     with pytest.raises(UsageError, match="Did you mean 'attention'"):
