@@ -144,6 +144,19 @@ def test_pins_that_leave_nothing_are_an_error(name: str) -> None:
         STRATEGIES[name](problem(mlp(), Mesh.of(a=2), pins=pins), LITTLE)
 
 
+@pytest.mark.parametrize("name", SAMPLING)
+def test_what_samples_reads_the_seed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def remembered(seed: int) -> np.random.Generator:
+        seeds.append(seed)
+        return np.random.Generator(np.random.PCG64(seed))
+
+    monkeypatch.setattr("pdv.search.strategies.pricing.np.random.default_rng", remembered)
+    search_meshes([problem(mlp(), Mesh.of(a=2))], budget_s=0.01, strategy=STRATEGIES[name], seed=7)
+    assert seeds == [7]
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_time_gives_the_first_plan_met(name: str) -> None:
     of = problem(mlp(), Mesh.of(a=2))
