@@ -181,7 +181,7 @@ class Routes:
 
     def _rest(self, before: int, names: Indices, wants: Indices, *, forward: bool) -> Seconds:
         total = self.forward_s[before] if forward else self.seconds[before]
-        several = names.reshape(len(names), -1)
+        several = names.reshape(len(names), 1 if names.ndim == 1 else names.shape[1])
         above = np.asarray(self._above(before)[several].any(axis=1))
         reached = np.asarray((self.length[before, several] >= 0).all(axis=1))
         rest = np.full((len(names), len(total)), np.inf)
