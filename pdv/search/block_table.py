@@ -141,7 +141,7 @@ def solve_model(model: BlockModel, tied: Mapping[Node, TiedTable], price: float,
     block, network = model.block, model.at(price)
     boundary = [node for node in (block.source, block.sink) if node is not None]
     kept = [network.variables[node] for node in (*boundary, *network.tied)]
-    elimination = eliminate(network.factors, network.sizes, kept, limit=limit)
+    elimination = eliminate(network.factors, network.sizes, kept, limit=limit, known=model.known)
     present = [block.source is not None, block.sink is not None, *(param in network.tied for param in tied)]
     sizes = iter(elimination.table.shape)
     table = elimination.table.reshape([next(sizes) if here else 1 for here in present])

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ir.graph import Node
 from ir.operator import Split
@@ -21,6 +21,7 @@ from pdv.cost.comm import GATHERS
 from pdv.pcg.plan_cost import local_cost
 from pdv.pcg.redistribute import Chain, Redistribution, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
+from pdv.search.exact import Known, Table
 
 
 class Use(NamedTuple):
@@ -71,6 +72,11 @@ class ConfigTable:
         self.problem = problem
         self.moves = moves
         self.states = 0
+        self.moved: dict[Hashable, Any] = {}  # Any: ``network.Moved``, what moving alike values costs
+        # tables that blocks share, by the objects they are made of (which are kept, so that their ids stay theirs)
+        self.known = Known()
+        self.free: dict[tuple[int, int], tuple[Table, Table]] = {}
+        self.own: dict[tuple[int, float], tuple[tuple[Config, ...], Table]] = {}
         self._tied = frozenset(tied)
         self._configs: dict[Node, tuple[Config, ...]] = {}
         self._alike: dict[Hashable, tuple[Config, ...]] = {}

@@ -10,20 +10,30 @@ Rish, "Mini-buckets", JACM 2003); what the parts say about the variable is level
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
+Choices = np.ndarray[Any, np.dtype[np.int64]]
+Argmin = np.ndarray[Any, np.dtype[np.int16]]
 Variable = int
+Sizes = Mapping[Variable, int]
 
 # Sums are formed in slices of at most this many entries, so that they stay in cache.
 SLICE_ENTRIES = 2_000_000
 
 # A table over this many entries (400 MB) means that the graph is too wide for elimination.
 MAX_ENTRIES = 50_000_000
+
+
+# A bucket of so many entries is looked through for alike values; one so many times over the limit is not. What is left
+# of it may be so many times the limit.
+WORTH_FOLDING = 200_000
+FOLDABLE = 16
+FOLDED = 4
 
 
 class TooWideError(Exception):
@@ -132,37 +142,133 @@ def _without(above: Factor, bucket: _Bucket) -> Table:
 
 
 def eliminate(
-    factors: Iterable[Factor], sizes: Mapping[Variable, int], keep: Sequence[Variable], *, limit: float = math.inf
+    factors: Iterable[Factor],
+    sizes: Mapping[Variable, int],
+    keep: Sequence[Variable],
+    *,
+    limit: float = math.inf,
+    known: Known | None = None,
 ) -> Elimination:
     """min over all other variables of the sum of the factors, as a table over ``keep`` (in that order).
 
-    With ``limit``, no sum of more entries is formed, and the table may be a lower bound.
+    With ``limit``, no sum of more entries is formed, and the table may be a lower bound; unless alike values of
+    variables (``folding``) make it small enough, and the whole exact. What is ``known`` is not minimized again.
 
     Raises:
         TooWideError: if there is no limit, and a table would outgrow ``MAX_ENTRIES``.
     """
     # a variable with one value is no choice: it would only add axes to tables, of which NumPy allows 64
-    settled = {variable for variable, size in sizes.items() if size == 1 and variable not in keep}
-    pool: list[tuple[Factor, int]] = [(_fixed(factor, settled), -1) for factor in factors]
+    settled = frozenset(variable for variable, size in sizes.items() if size == 1 and variable not in keep)
+    known = Known() if known is None else known
+    fixed = [known.fixed(factor, settled) for factor in factors]
+    found = _eliminated(fixed, sizes, keep, settled, limit, known, fold=True)
+    found = found or _eliminated(fixed, sizes, keep, settled, limit, known, fold=False)
+    assert found is not None, "what may be split has an end"
+    return found
+
+
+class Known:
+    """Buckets minimized before, by the very tables in them: alike parts of blocks, and variants, share these."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[Hashable, tuple[tuple[Factor, ...], Argmin, Table]] = {}  # factors: so that ids stay theirs
+        self._fixed: dict[Hashable, tuple[Table, Table]] = {}
+
+    def fixed(self, factor: Factor, settled: frozenset[Variable]) -> Factor:
+        """The factor without the axes of variables that have one value."""
+        left = tuple(v for v in factor.variables if v not in settled)
+        if len(left) == len(factor.variables):
+            return factor
+        at = tuple(0 if v in settled else slice(None) for v in factor.variables)
+        key = id(factor.table), tuple(v in settled for v in factor.variables)
+        if key not in self._fixed:
+            self._fixed[key] = factor.table, np.asarray(factor.table[at])
+        return Factor(left, self._fixed[key][1])
+
+    def minimized(
+        self, factors: tuple[Factor, ...], neighbours: tuple[Variable, ...], variable: Variable, sizes: Sizes
+    ) -> tuple[Argmin, Table]:
+        """(argmin, min) over ``variable`` of the sum of factors."""
+        place = {v: number for number, v in enumerate((variable, *neighbours))}
+        key = tuple((id(f.table), tuple(place[v] for v in f.variables)) for f in factors), sizes[variable]
+        if key not in self._buckets:
+            self._buckets[key] = (factors, *_folded(factors, neighbours, variable, sizes))
+        _, best, table = self._buckets[key]
+        return best, table
+
+
+def _eliminated(
+    factors: Sequence[Factor],
+    sizes: Sizes,
+    keep: Sequence[Variable],
+    settled: frozenset[Variable],
+    limit: float,
+    known: Known,
+    *,
+    fold: bool,
+) -> Elimination | None:
+    """As ``eliminate``; where alike values are to be folded, None if that is not enough."""
+    pool = _Pool([(factor, -1) for factor in factors], sizes)
     waiting = [variable for variable in sizes if variable not in keep and variable not in settled]
     buckets: list[_Bucket] = []
     exact = True
-    after = {variable: _size_after(variable, pool, sizes) for variable in waiting}
-    while waiting:
-        variable = min(waiting, key=lambda v: (after[v], v))
-        waiting.remove(variable)
-        touching = [entry for entry in pool if variable in entry[0].variables]
-        pool = [entry for entry in pool if variable not in entry[0].variables]
-        parts = _parts(touching, variable, sizes, limit)
+    after = {variable: pool.size_after(variable) for variable in waiting}
+    while after:
+        variable = min(after, key=lambda v: (after[v], v))
+        size = after.pop(variable)
+        touching = pool.taken(variable)
+        if not fold or size <= limit:
+            parts = _parts(touching, variable, sizes, limit)
+        elif size <= FOLDABLE * limit and folded_size([factor for factor, _ in touching], sizes) <= FOLDED * limit:
+            parts = [touching]
+        else:
+            return None
         exact = exact and len(parts) == 1
         for part in _levelled(parts, variable, sizes):
-            bucket = _minimized(part, variable, sizes)
-            pool.append((Factor(bucket.neighbours, bucket.message), len(buckets)))
+            bucket = _minimized(part, variable, sizes, known)
+            pool.add((Factor(bucket.neighbours, bucket.message), len(buckets)))
             buckets.append(bucket)
         near = {other for factor, _ in touching for other in factor.variables}
-        after |= {other: _size_after(other, pool, sizes) for other in near.intersection(after)}  # no others change
-    table = add_up([factor for factor, _ in pool], tuple(keep), sizes)
-    return Elimination(tuple(keep), table, tuple(buckets), dict(sizes), frozenset(settled), exact)
+        after |= {other: pool.size_after(other) for other in near.intersection(after)}  # no others change
+    table = add_up([factor for factor, _ in pool.entries.values()], tuple(keep), sizes)
+    return Elimination(tuple(keep), table, tuple(buckets), dict(sizes), settled, exact)
+
+
+class _Pool:
+    """Factors (each with the bucket that sent it, or -1) that are still to be added, by variable."""
+
+    def __init__(self, entries: Sequence[tuple[Factor, int]], sizes: Mapping[Variable, int]) -> None:
+        self.entries: dict[int, tuple[Factor, int]] = {}
+        self._touching: dict[Variable, dict[int, None]] = {}
+        self._sizes = sizes
+        self._arrivals = 0
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: tuple[Factor, int]) -> None:
+        """One more."""
+        self.entries[self._arrivals] = entry
+        for variable in entry[0].variables:
+            self._touching.setdefault(variable, {})[self._arrivals] = None
+        self._arrivals += 1
+
+    def taken(self, variable: Variable) -> list[tuple[Factor, int]]:
+        """Those over ``variable``, which leave the pool."""
+        found = []
+        for number in self._touching.pop(variable, ()):
+            entry = self.entries.pop(number)
+            found.append(entry)
+            for other in entry[0].variables:
+                if other != variable:
+                    del self._touching[other][number]
+        return found
+
+    def size_after(self, variable: Variable) -> int:
+        """Entries of the sum of those over ``variable``."""
+        touched: set[Variable] = set()
+        for number in self._touching.get(variable, ()):
+            touched.update(self.entries[number][0].variables)
+        return math.prod(self._sizes[v] for v in touched)
 
 
 def _parts(
@@ -200,16 +306,56 @@ def _levelled(
     return [[*part, (Factor((variable,), shift), -1)] for part, shift in zip(parts, shifts, strict=True)]
 
 
-def _minimized(entries: list[tuple[Factor, int]], variable: Variable, sizes: Mapping[Variable, int]) -> _Bucket:
+def _minimized(entries: Sequence[tuple[Factor, int]], variable: Variable, sizes: Sizes, known: Known) -> _Bucket:
     factors = tuple(factor for factor, _ in entries)
     neighbours = tuple(sorted({v for factor in factors for v in factor.variables} - {variable}))
-    best, table = _minimize(factors, neighbours, variable, sizes)
+    best, table = known.minimized(factors, neighbours, variable, sizes)
     return _Bucket(variable, neighbours, factors, tuple(sender for _, sender in entries if sender >= 0), best, table)
+
+
+def _folded(
+    factors: Sequence[Factor], neighbours: tuple[Variable, ...], variable: Variable, sizes: Mapping[Variable, int]
+) -> tuple[Argmin, Table]:
+    """As ``_minimize``; where that is much work, values of a variable that all factors take alike are added up once."""
+    if math.prod(sizes[v] for v in (variable, *neighbours)) < WORTH_FOLDING or sizes[variable] == 0:
+        return _minimize(factors, neighbours, variable, sizes)
+    firsts, classes = folding(factors, (variable, *neighbours))
+    smaller = [Factor(f.variables, f.table[np.ix_(*(firsts[v] for v in f.variables))]) for f in factors]
+    best, least = _minimize(smaller, neighbours, variable, {v: len(first) for v, first in firsts.items()})
+    spread = np.ix_(*(classes[v] for v in neighbours))
+    return firsts[variable].astype(np.int16)[best][spread], least[spread]
+
+
+def folded_size(factors: Sequence[Factor], sizes: Mapping[Variable, int]) -> int:
+    """Entries of the sum of factors, alike values of a variable counted once."""
+    variables = tuple({v for factor in factors for v in factor.variables})
+    return math.prod(len(first) for first in folding(factors, variables)[0].values())
+
+
+def folding(
+    factors: Sequence[Factor], variables: Sequence[Variable]
+) -> tuple[dict[Variable, Choices], dict[Variable, Choices]]:
+    """By variable: the first of each class of values that no factor tells apart, and the class of each value."""
+    firsts, classes = {}, {}
+    for variable in variables:
+        slices = [
+            np.ascontiguousarray(np.moveaxis(factor.table, factor.variables.index(variable), 0))
+            for factor in factors
+            if variable in factor.variables
+        ]
+        numbers: dict[bytes, int] = {}
+        found = [
+            numbers.setdefault(b"".join(rows[i].tobytes() for rows in slices), len(numbers))
+            for i in range(len(slices[0]))
+        ]
+        classes[variable] = np.array(found, dtype=np.int64)
+        firsts[variable] = np.unique(classes[variable], return_index=True)[1]
+    return firsts, classes
 
 
 def _minimize(
     factors: Sequence[Factor], neighbours: tuple[Variable, ...], variable: Variable, sizes: Mapping[Variable, int]
-) -> tuple[np.ndarray[Any, np.dtype[np.int16]], Table]:
+) -> tuple[Argmin, Table]:
     """(argmin, min) over ``variable`` of the sum of factors, by slices of the first neighbour where that is large."""
     shape = tuple(sizes[v] for v in neighbours)
     if math.prod(shape) > MAX_ENTRIES:
@@ -226,13 +372,6 @@ def _minimize(
         sliced = [_at(factor, first, value) for factor in factors]
         best[value], least[value] = _minimize(sliced, rest, variable, sizes)
     return best, least
-
-
-def _fixed(factor: Factor, settled: set[Variable]) -> Factor:
-    """The factor without the axes of variables that have one value."""
-    for variable in settled.intersection(factor.variables):
-        factor = _at(factor, variable, 0)
-    return factor
 
 
 def _at(factor: Factor, variable: Variable, value: int) -> Factor:
@@ -255,8 +394,3 @@ def add_up(factors: Sequence[Factor], variables: tuple[Variable, ...], sizes: Ma
         index = tuple(slice(None) if variable in present else None for variable in variables)
         total += table[index]
     return total
-
-
-def _size_after(variable: Variable, pool: Sequence[tuple[Factor, int]], sizes: Mapping[Variable, int]) -> int:
-    touched = {v for factor, _ in pool if variable in factor.variables for v in factor.variables}
-    return math.prod(sizes[v] for v in touched)

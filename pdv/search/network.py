@@ -7,7 +7,7 @@ read in (``moving``) + what tied parameters add (``tied``). A model is built onc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.search.blocks import Block
 from pdv.search.configs import Config, ConfigTable
-from pdv.search.exact import Factor, PricedFactor, Variable
+from pdv.search.exact import Factor, Known, PricedFactor, Variable
 from pdv.search.moving import Moving, Reader
 from pdv.search.tied import TiedTable
 
@@ -45,6 +45,19 @@ class Network:
     tied: tuple[Node, ...]
     exact: bool = True
     whole: bool = True
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What moving one value costs, its variables numbered from zero: its own, its readers', then ``helpers``.
+
+    ``helpers`` are (size, how many values differ where memory is free); the rest as ``Moving`` says.
+    """
+
+    factors: tuple[PricedFactor, ...]
+    helpers: tuple[tuple[int, int], ...]
+    inexact: bool
+    relaxed: bool
 
 
 class BlockModel:
@@ -79,10 +92,15 @@ class BlockModel:
         self.sizes = {self.variables[node]: len(shardings) for node, shardings in made.items()}
         self.sizes |= {self.variables[param]: len(tied[param].states) for param in self.tied}
         self._freely: dict[Variable, int] = {}  # of each helper, how many values differ where memory is free
-        moving = Moving(configs, optimistic, limit)
-        self._factors = (*self._moves(moving, made), *self._uses())
-        self.whole = not moving.relaxed
-        self.exact = not moving.inexact and all(tied[param].exact for param in self.tied)
+        self._inexact = self._relaxed = False
+        self._factors = (*self._moves(optimistic, limit, made), *self._uses())
+        self.whole = not self._relaxed
+        self.exact = not self._inexact and all(tied[param].exact for param in self.tied)
+
+    @property
+    def known(self) -> Known:
+        """Parts of blocks that were minimized before, for this problem."""
+        return self._configs.known
 
     def at(self, price: float) -> Network:
         """The network at a price of memory (seconds per byte)."""
@@ -96,7 +114,10 @@ class BlockModel:
         table = factor.table
         for axis, variable in enumerate(factor.variables if price == 0.0 else ()):
             if variable in self._freely:
-                table = table[(slice(None),) * axis + (slice(self._freely[variable]),)]
+                key = id(table), axis
+                if key not in self._configs.free:
+                    self._configs.free[key] = table, table[(slice(None),) * axis + (slice(self._freely[variable]),)]
+                table = self._configs.free[key][1]
         return Factor(factor.variables, table)
 
     def bytes_of(self, values: Mapping[Variable, int], price: float) -> float:
@@ -111,30 +132,86 @@ class BlockModel:
 
     def _unary(self, node: Node, price: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Seconds of each configuration, leaves included."""
-        totals = np.array([config.totals(price) for config in self.options[node]], dtype=np.float64).reshape(-1, 2)
+        options = self.options[node]
+        if (id(options), price) not in self._configs.own:
+            self._configs.own[id(options), price] = options, self._own(options, price)
+        return self._configs.own[id(options), price][1]
+
+    @staticmethod
+    def _own(options: tuple[Config, ...], price: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        totals = np.array([config.totals(price) for config in options], dtype=np.float64).reshape(-1, 2)
         costs: np.ndarray[tuple[int], np.dtype[np.float64]] = totals[:, 0] + price * totals[:, 1]
         return costs
 
-    def _moves(self, moving: Moving, made: Mapping[Node, Sequence[Sharding]]) -> list[PricedFactor]:
-        """Factors of every value that is read here, or leaves the program."""
-
-        def helper(size: int, freely: int) -> Variable:
-            variable = max(self.sizes) + 1
-            self.sizes[variable], self._freely[variable] = size, freely
-            return variable
-
+    def _moves(self, optimistic: bool, limit: float, made: Mapping[Node, Sequence[Sharding]]) -> list[PricedFactor]:
+        """Factors of every value that is read here, or leaves the program; those of alike values are the same."""
+        readers: dict[Node, list[tuple[Node, int]]] = {value: [] for value in made}
+        for node in self.block.nodes:
+            for i, operand in enumerate(node.operands):
+                if operand in readers:
+                    readers[operand].append((node, i))
+        kinds = {node: self._kind(node) for node in made}
         whole = not self._configs.problem.train
         factors: list[PricedFactor] = []
         for value, shardings in made.items():
-            readers = [self._reader(node, i) for node, i in self._readers(value)]
             leaves = [whole] * (value in self.block.outputs) + [True] * (value in self.block.updates)
-            if readers or leaves:
-                factors += moving.factors(value, self.variables[value], shardings, readers, leaves, helper)
+            if not readers[value] and not leaves:
+                continue
+            local = {
+                node: number for number, node in enumerate(dict.fromkeys((value, *(n for n, _ in readers[value]))))
+            }
+            reads = tuple((local[node], kinds[node], i, self._configs.keeps(node, i)) for node, i in readers[value])
+            saved = "out" in value.op.saved
+            key = (value.type, value.needs_grad, saved, kinds[value], reads, tuple(leaves), optimistic, limit)
+            if key not in self._configs.moved:
+                self._configs.moved[key] = self._moved(
+                    value, shardings, readers[value], leaves, local, optimistic, limit
+                )
+            found = self._configs.moved[key]
+            self._inexact |= found.inexact
+            self._relaxed |= found.relaxed
+            factors += self._renamed(found, [self.variables[node] for node in local])
         return factors
 
-    def _reader(self, node: Node, operand: int) -> Reader:
-        needs = [config.needs[operand] for config in self.options[node]]
-        return Reader(self.variables[node], needs, self._configs.keeps(node, operand))
+    def _kind(self, node: Node) -> Hashable:
+        """Equal for nodes whose values mean the same configurations (or shardings, of the source)."""
+        if node is self.block.source:
+            return self.sources
+        left = None if self.domain is None else tuple(self.domain[node])
+        return id(self._configs.of(node)), left
+
+    def _moved(
+        self,
+        value: Node,
+        shardings: Sequence[Sharding],
+        readers: Sequence[tuple[Node, int]],
+        leaves: Sequence[bool],
+        local: Mapping[Node, Variable],
+        optimistic: bool,
+        limit: float,
+    ) -> Moved:
+        """The factors of a value, its variables numbered as ``local``, helpers behind them."""
+        helpers: list[tuple[int, int]] = []
+
+        def helper(size: int, freely: int) -> Variable:
+            helpers.append((size, freely))
+            return len(local) + len(helpers) - 1
+
+        moving = Moving(self._configs, optimistic, limit)
+        reading = [
+            Reader(local[node], [config.needs[i] for config in self.options[node]], self._configs.keeps(node, i))
+            for node, i in readers
+        ]
+        factors = moving.factors(value, local[value], shardings, reading, leaves, helper)
+        return Moved(tuple(factors), tuple(helpers), bool(moving.inexact), bool(moving.relaxed))
+
+    def _renamed(self, moved: Moved, variables: list[Variable]) -> Iterator[PricedFactor]:
+        for size, freely in moved.helpers:
+            variable = max(self.sizes) + 1
+            self.sizes[variable], self._freely[variable] = size, freely
+            variables.append(variable)
+        for factor in moved.factors:
+            yield PricedFactor(tuple(variables[v] for v in factor.variables), factor.seconds, factor.num_bytes)
 
     def _uses(self) -> list[PricedFactor]:
         """Factors of every read of a tied parameter."""

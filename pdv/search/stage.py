@@ -76,6 +76,7 @@ class Stages:
         self._late = late
         self.variants: dict[str, list[Variant]] = {}
         self._models: dict[tuple[str, int], BlockModel] = {}
+        self._free: dict[tuple[str, int], Solved] = {}  # where memory is free
         self._survey = Survey(problem) if len(problem.mesh.axes) > 1 else None
         self._first = {block.key: block for block in reversed(blocks)}
 
@@ -90,9 +91,13 @@ class Stages:
         for key, block in self._first.items():
             if key not in self.variants:
                 self._explore(block)
-            models = [self._models[key, number] for number in range(len(self.variants[key]))]
-            found[key] = [solve_model(model, self.tied, price, limit=LIMIT) for model in models]
+            found[key] = [self._solved(key, number, price) for number in range(len(self.variants[key]))]
         return self._stage(price, found, {key: tuple(range(len(solved))) for key, solved in found.items()})
+
+    def _solved(self, key: str, number: int, price: float) -> Solved:
+        if price == 0.0:
+            return self._free[key, number]
+        return solve_model(self._models[key, number], self.tied, price, limit=LIMIT)
 
     def _explore(self, block: Block) -> None:
         """Variants of a block, explored free of memory's price, each with its model."""
@@ -107,9 +112,10 @@ class Stages:
         wanted = wanted_sinks(block, self.problem.mesh)
         explored = explore(block, self.problem.rules, numbers, solve, self._survey, self._late, wanted)
         loses = self.problem.pins.loses
-        kept = [variant for variant, _ in explored if not loses(block.nodes, variant.block.nodes)]
-        self.variants[block.key] = kept
-        self._models |= {(block.key, number): models[variant.block] for number, variant in enumerate(kept)}
+        kept = [(variant, solved) for variant, solved in explored if not loses(block.nodes, variant.block.nodes)]
+        self.variants[block.key] = [variant for variant, _ in kept]
+        self._free |= {(block.key, number): solved for number, (_, solved) in enumerate(kept)}
+        self._models |= {(block.key, number): models[variant.block] for number, (variant, _) in enumerate(kept)}
 
     def _stage(
         self, price: float, found: Mapping[str, Sequence[Solved]], numbers: Mapping[str, tuple[int, ...]]
