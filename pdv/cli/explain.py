@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pdv.cli.output import DebugOption, JsonOption, print_json
+from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
 
 
 def explain(
@@ -23,8 +23,13 @@ def explain(
     from pdv.compile import explanation
     from pdv.plan import read_document
 
-    if not as_json:
-        print(explain_plan(directory, operator))
-        return
-    search = read_document(directory)["search"]
-    print_json("explain", directory=str(directory), search=search, **explanation(directory, operator))
+    with progress_bar(quiet=as_json) as progress:
+        progress("replaying, and weighing alternatives", None)
+        if as_json:
+            told, text = explanation(directory, operator), ""
+        else:
+            told, text = {}, explain_plan(directory, operator)
+    if as_json:
+        print_json("explain", directory=str(directory), search=read_document(directory)["search"], **told)
+    else:
+        print(text)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pdv.cli.output import DebugOption, JsonOption, print_json
+from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
 
 
 def verify(
@@ -18,7 +18,9 @@ def verify(
     """Replay the plan and prove again that it computes what its source model computes."""
     from pdv.compile import verify as verify_plan
 
-    proof = verify_plan(directory)
+    with progress_bar(quiet=as_json) as progress:
+        progress("replaying and proving", None)
+        proof = verify_plan(directory)
     if as_json:
         print_json("verify", directory=str(directory), verified=True, proof=proof)
     else:

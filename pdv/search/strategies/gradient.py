@@ -7,13 +7,14 @@ likeliest value, and single choices are bettered while they can be. Illegal entr
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdv.search.exact import Table, Variable
+from pdv.search.exact import Factor
 from pdv.search.strategies.budget import Clock
 from pdv.search.strategies.decode import started
 from pdv.search.strategies.network import Flat, Values
@@ -30,6 +31,7 @@ PENALTY = 0.02  # of an illegal entry, in costs of the first plan
 NOISE = 0.1  # of the first logits
 RAISED = 1.0  # of the logits of a plan to start from
 ROUND_EVERY = 50
+BESIDE = 1 << 16  # entries of tables laid side by side, at most (half a MB)
 
 
 def minimize(task: Task) -> Minimized:
@@ -51,7 +53,10 @@ def minimize(task: Task) -> Minimized:
 
 
 class _Relaxed:
-    """Expected cost under independent distributions: one contraction for all factors that share a table."""
+    """Expected cost under independent distributions: one contraction for all factors of one shape.
+
+    Where their tables together are too large to be laid side by side, one for all factors that share a table.
+    """
 
     def __init__(self, flat: Flat, penalty: float) -> None:
         import torch
@@ -59,13 +64,19 @@ class _Relaxed:
         self._flat = flat
         self._order = {variable: number for number, variable in enumerate(flat.sizes)}
         self._sizes = torch.tensor(list(flat.sizes.values()))
-        groups: defaultdict[tuple[tuple[int, ...], bytes], list[tuple[Variable, ...]]] = defaultdict(list)
-        tables: dict[tuple[tuple[int, ...], bytes], Table] = {}
+        shapes: defaultdict[tuple[int, ...], defaultdict[bytes, list[Factor]]]
+        shapes = defaultdict(lambda: defaultdict(list))
         for factor in flat.factors:
-            key = (factor.table.shape, factor.table.tobytes())
-            tables[key] = np.where(np.isfinite(factor.table), factor.table, penalty) / penalty
-            groups[key].append(tuple(self._order[variable] for variable in factor.variables))
-        self._groups = [(torch.tensor(tables[key]), torch.tensor(scopes)) for key, scopes in groups.items()]
+            shapes[factor.table.shape][factor.table.tobytes()].append(factor)
+        self._groups: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for shape, alike in shapes.items():
+            every = [factor for factors in alike.values() for factor in factors]
+            beside = len(every) * math.prod(shape) <= BESIDE
+            for factors in [every] if beside else alike.values():
+                tables = np.stack([factor.table for factor in factors[: len(factors) if beside else 1]])
+                scaled = torch.tensor(np.where(np.isfinite(tables), tables, penalty) / penalty)
+                scopes = [[self._order[variable] for variable in factor.variables] for factor in factors]
+                self._groups.append((scaled, torch.tensor(scopes)))
 
     def descend(self, task: Task, clock: Clock, start: Values) -> Iterator[Values]:
         """Roundings on the way of one annealed descent from random logits, those of ``start`` raised."""
@@ -99,10 +110,11 @@ class _Relaxed:
         letters = "abcdefgh"
         total = torch.zeros((), dtype=torch.float64)
         for table, scopes in self._groups:
-            operands = [chances[scopes[:, axis], :size] for axis, size in enumerate(table.shape)]
-            names = letters[: table.ndim]
-            equation = ",".join([names, *(f"n{name}" for name in names)]) + "->"
-            total = total + torch.einsum(equation, table, *operands)
+            operands = [chances[scopes[:, axis], :size] for axis, size in enumerate(table.shape[1:])]
+            names = letters[: len(operands)]
+            one = len(table) == 1  # for all of them
+            equation = ",".join([names if one else f"n{names}", *(f"n{name}" for name in names)]) + "->"
+            total = total + torch.einsum(equation, table[0] if one else table, *operands)
         return total
 
 
