@@ -163,6 +163,13 @@ def _layer_norm(node: Node, x: Sequence[Code], context: Context) -> Code:
     return call("F.layer_norm", x[0], width, *affine, repr(node.attr("eps")))
 
 
+def _batch_norm(node: Node, x: Sequence[Code], context: Context) -> Code:
+    """One call of torch's; by statistics that gradients flow through, the helper that spells it out."""
+    if any(statistic.needs_grad for statistic in node.operands[1:3]):
+        return call("batch_norm", *x, repr(node.attr("eps")))
+    return call("F.batch_norm", *x, f"eps={node.attr('eps')!r}")
+
+
 def _rms_norm(node: Node, x: Sequence[Code], context: Context) -> Code:
     width = tuple_of((str(node.type.shape[-1]),))
     return call("F.rms_norm", x[0], width, x[1], repr(node.attr("eps")))
@@ -222,6 +229,7 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
         "embedding": _embedding,
         "layer_norm": _layer_norm,
         "rms_norm": _rms_norm,
+        "batch_norm": _batch_norm,
         "channel_mean": _channel_mean,
         "channel_variance": _channel_variance,
         "reduce_mean": _mean,

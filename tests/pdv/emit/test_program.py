@@ -270,7 +270,7 @@ def test_a_norm_with_running_statistics_is_torchs_own_call(tmp_path: Path) -> No
         assert torch.allclose(y, z, atol=1e-6)
     for name, value in expected.items():
         assert torch.allclose(model.full_state_dict()[f"norm.{name}"].double(), value, atol=1e-6)
-    torch.stack(outputs).square().sum().backward()  # buffers that moved twice since do not spoil the first backward
+    torch.autograd.backward(torch.stack(outputs).square().sum())  # buffers that moved twice since do not spoil the first backward
     assert model.weight.grad is not None
 
 
@@ -281,3 +281,23 @@ def test_running_statistics_that_move_otherwise_are_written_out(graph: Graph, tm
     text = emitted(graph, ALONE, tmp_path / "written_pdv")
     assert "batch_norm_of_all" in text
     assert text.count("overwrite(") == 2
+
+
+def test_a_norm_by_stored_statistics_is_torchs_own_call(tmp_path: Path) -> None:
+    k = Builder()
+    x = k.relu(k.input("x", floats(4, 4, 3, 3)))
+    mean, variance = (k.param(f"norm.{name}", floats(4), trainable=False) for name in ("mean", "variance"))
+    y = k.batch_norm(
+        x, mean, k.exp(variance), k.param("norm.weight", floats(4)), k.param("norm.bias", floats(4)), eps=1e-3
+    )
+    text = emitted(k.graph({"y": y}), ALONE, tmp_path / "stored_pdv")
+    assert "F.batch_norm(" in text
+    assert ".operators import" not in text
+    model, inputs = build(tmp_path / "stored_pdv"), torch.randn(4, 4, 3, 3, requires_grad=True)
+    z = (inputs.relu() - model.mean.view(-1, 1, 1)) / (model.variance.exp() + 1e-3).sqrt().view(-1, 1, 1)
+    expected = z * model.weight.view(-1, 1, 1) + model.bias.view(-1, 1, 1)
+    found = model(inputs)
+    assert torch.allclose(found, expected, atol=1e-5)
+    leaves = (inputs, model.weight, model.bias)
+    for a, b in zip(*(torch.autograd.grad(y.sin().sum(), leaves) for y in (found, expected)), strict=True):
+        assert torch.allclose(a, b, atol=1e-4)
