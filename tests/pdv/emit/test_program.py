@@ -270,7 +270,7 @@ def test_a_norm_with_running_statistics_is_torchs_own_call(tmp_path: Path) -> No
         assert torch.allclose(y, z, atol=1e-6)
     for name, value in expected.items():
         assert torch.allclose(model.full_state_dict()[f"norm.{name}"].double(), value, atol=1e-6)
-    torch.autograd.backward(torch.stack(outputs).square().sum())  # buffers that moved twice since do not spoil the first backward
+    torch.autograd.backward(torch.stack(outputs).square().sum())  # through calls whose buffers moved again since
     assert model.weight.grad is not None
 
 
