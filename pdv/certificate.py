@@ -41,7 +41,7 @@ def statement(document: Mapping[str, Any]) -> str:
     meshes, left_out = len(space["meshes"]), len(space["meshes_left_out"])
     over = f"{meshes} mesh{'es' if meshes > 1 else ''}" + (f" (of {meshes + left_out})" if left_out else "")
     rewrites = "of the graph as it was written"
-    if space["variants"] > 1:
+    if space["variants"] > 1 and space["rules"]["count"]:
         rewrites = f"of {space['variants']} variants of its blocks by {space['rules']['count']} algebraic rules"
     among = f"over {over}, with any cut of any operator and parameter {rewrites}"
     limit = space["memory_limit_bytes"]

@@ -12,7 +12,10 @@ from typing import Literal
 from ir.errors import UsageError
 from pdv.cli.output import DebugOption, JsonOption, print_json
 
-REQUIRED = ("numpy", "networkx", "pydantic", "PyYAML", "typer", "rich", "onnx", "onnx-ir", "safetensors", "torch")
+REQUIRED = (
+    "numpy", "ml-dtypes", "networkx", "scipy", "pydantic", "PyYAML", "typer", "rich", "onnx", "onnx-ir", "safetensors",
+    "torch",
+)  # fmt: skip
 OPTIONAL = {"transformers": "the example models", "onnxscript": "exporting modules to ONNX"}
 
 

@@ -31,6 +31,9 @@ def generate(
     from pdv.rewrite.generate.library import written_library
     from pdv.rewrite.library import written_laws
 
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        what = f"-o: {output} {'is a folder' if output.is_dir() else 'would be in a folder that is not there'}"
+        raise UsageError(what, "A file in a folder that exists", "Make the folder, or write elsewhere")
     started = time.process_time()
     with progress_bar(quiet=as_json) as progress:
         found = find(max_ops=max_ops, seed=seed, written=written_laws(), report=progress)
@@ -61,26 +64,25 @@ def check(
     from pdv.rewrite.check_parallel import check_parallel_rules
     from pdv.rewrite.library import laws, read_laws
 
-    for path in files or ():
-        if not path.is_file():
-            raise UsageError(f"{path}: no such file")
     chosen = [law for path in files for law in read_laws(path)] if files else list(laws())
-    false: list[str] = []
+    false: list[VerificationError] = []
     with progress_bar(quiet=as_json) as progress:
         for number, law in enumerate(chosen):
             progress(law.name, number / len(chosen))
             try:
                 check_law(law, seed=seed)
             except VerificationError as error:
-                false.append(error.what)
+                false.append(error)
         parallel = 0 if files else check_parallel_rules(seed=seed, report=progress)
     if false:
-        more = f" (and {len(false) - 1} more)" if len(false) > 1 else ""
-        raise VerificationError(f"{false[0]}{more}", mend="Correct the law, or take it out", check="values")
+        more = f" (and {len(false) - 1} more of {len(chosen)} laws are wrong)" if len(false) > 1 else ""
+        allowed = false[0].allowed or "Laws whose sides are equal, gradients too, wherever both have a type"
+        raise VerificationError(f"{false[0].what}{more}", allowed, "Correct the law, or take it out", check="values")
     if as_json:
         print_json("rules check", laws=len(chosen), parallel_rules=parallel, verified=True)
     else:
-        print(f"{len(chosen)} laws and {parallel} parallel rules: all proven")
+        told = f"{len(chosen)} law{'s' if len(chosen) > 1 else ''}"
+        print(f"{told}: proven" if files else f"{told} and {parallel} parallel rules: all proven")
 
 
 @app.command("list")
@@ -100,8 +102,11 @@ def list_rules(
 ) -> None:
     """List the shipped laws; with --fired, where they match a model, and with --cluster, where its plan uses them."""
     if mode not in {"train", "infer"}:
-        raise UsageError(f"--mode: {mode!r} is not known", "Allowed: train, infer")
+        raise UsageError(f"--mode: {mode!r} is not known", "Allowed: train, infer", "Write --mode train")
     if fired is None:
+        if cluster is not None or batch is not None:
+            what = f"--{'cluster' if cluster is not None else 'batch'} is about a model, and none is given"
+            raise UsageError(what, "It goes with --fired", "Add --fired MODEL, or leave it out")
         _list_all(as_json=as_json)
         return
     from pdv.rewrite.fired import fired as count

@@ -51,6 +51,14 @@ def test_no_bound_is_no_number() -> None:
     assert "keep the pins" in document["statement"]
 
 
+def test_without_rules_nothing_is_said_of_rewrites() -> None:
+    plain = tuple(replace(problem, rules=()) for problem in PROBLEMS)
+    assert "of the graph as it was written" in certificate_document(search_meshes(plain), plain)["statement"]
+    found = search_meshes(PROBLEMS)
+    if found.solution.variants > 1:
+        assert f"by {len(RULES)} algebraic rules" in certificate_document(found, PROBLEMS)["statement"]
+
+
 def test_what_limits_memory_is_said() -> None:
     limited = tuple(replace(problem, memory_limit=2.0**30) for problem in PROBLEMS)
     found = search_meshes(limited)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -169,3 +171,24 @@ def test_doctor_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", "--json"]) == 0
     findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
     assert findings["torch"]["state"] == "ok"
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {re.split("[>=]", name)[0].lower() for name in needed} <= {name.lower() for name in findings}
+
+
+def documented() -> dict[str, str]:
+    """Commands of docs/errors.md, and the error that each is said to give."""
+    page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^    \$ (pdv .*)\n((?:    .+\n)+)", page, re.MULTILINE)
+    return {words: " ".join(text.split()) for words, text in blocks}
+
+
+@pytest.mark.parametrize("words", [words for words in documented() if "--pins" not in words])
+def test_errors_are_as_documented(words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = "{bandwidth: 450 gb/s, latency: 1 us}" if "show" in words else "nvlink3"
+    (here / "cluster.yaml").write_text(f"nodes:\n  - devices: 8\n    device: a100-80gb-sxm\n    link: {link}\n")
+    assert cli.run(words.split()[1:]) in (2, 5)
+    assert capsys.readouterr().err.strip() == documented()[words]
+
+
+def test_errors_are_documented() -> None:
+    assert len(documented()) >= 5
