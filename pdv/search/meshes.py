@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ir.errors import NoPlanFitsError
@@ -18,7 +20,7 @@ from pdv.search.exact import TooWideError
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget, Clock, Strategy
 
-RETRIES = 4
+CLASSES = 5  # of plans, by the size of their working sets
 FREELY = Budget()
 
 
@@ -100,8 +102,10 @@ def search_meshes(
 def search_mesh(problem: Problem, strategy: Strategy = backtrack, budget: Budget = FREELY) -> Found:
     """The best plan on one mesh whose peak, working set included, is within the limit.
 
-    The search prices what stays allocated. Where the plan's largest working set does not fit on top of that, less and
-    less of the limit is set aside for it, nodes that would need more are not run so, and the best that fits is taken.
+    The search prices what stays allocated. Where a plan's largest working set does not fit on top of that, plans are
+    searched by the size of their working sets: those of at least so much have the rest of the limit for what stays,
+    those of less have no node that needs more. Every plan is in one of these classes, so the least of their bounds
+    holds for all.
 
     Raises:
         NoPlanFitsError: if none does.
@@ -110,27 +114,46 @@ def search_mesh(problem: Problem, strategy: Strategy = backtrack, budget: Budget
     first = _found(problem, strategy, budget)
     if first.cost.peak_bytes <= limit:
         return first
-    tried = [first]
-    nearest = first.cost.peak_bytes
-    for attempt in range(RETRIES):
-        aside = first.cost.memory["transient"] / 2**attempt
+    tried, bounds, nearest = [first], [], first.cost.peak_bytes
+    share = replace(budget, seconds=budget.seconds / CLASSES)
+    for least, below in _working_sets(first.cost.memory["transient"]):
+        if least >= limit:
+            continue  # nothing would be left for what stays
+        room = replace(problem, memory_limit=limit - least, working_limit=_under(below))
         try:
-            room = replace(problem, memory_limit=limit - aside, working_limit=aside)
-            tried.append(_found(room, strategy, replace(budget, seconds=budget.seconds / RETRIES)))
+            found = _found(room, strategy, share)
         except NoPlanFitsError as error:
-            nearest = min(nearest, error.needed_bytes + aside)
+            nearest = min(nearest, error.needed_bytes + least)
+            bounds.append(error.bound_s)
+            continue
+        tried.append(found)
+        bounds.append(found.lower_bound_s)
+        if found.cost.peak_bytes > limit:
+            with suppress(NoPlanFitsError):
+                tried.append(_found(replace(room, working_limit=least), strategy, share))
     fitting = [found for found in tried if found.cost.peak_bytes <= limit]
+    bound = max(first.lower_bound_s, min(bounds, default=math.inf))
     if not fitting:
         raise NoPlanFitsError(
             f"the peak of the smallest plan found on {problem.mesh} is {MEMORY.format(nearest)} per device, "
             f"the limit is {MEMORY.format(limit)}",
             mend="Use more devices, or a smaller batch",
             needed_bytes=nearest,
-            bound_s=first.lower_bound_s,
+            bound_s=bound,
         )
     best = min(fitting, key=lambda found: found.cost.seconds)
-    # the first search had the most room: its bound is one for every later try
-    return replace(best, lower_bound_s=first.lower_bound_s, states=sum(found.states for found in tried))
+    return replace(best, lower_bound_s=min(bound, best.cost.seconds), states=sum(found.states for found in tried))
+
+
+def _under(num_bytes: float) -> float:
+    """The largest number below; infinity stays."""
+    return num_bytes if math.isinf(num_bytes) else math.nextafter(num_bytes, 0.0)
+
+
+def _working_sets(largest: float) -> list[tuple[float, float]]:
+    """Classes of plans by their largest working set: [least, below) bytes, from the most to the least."""
+    ends = [math.inf, *(largest / 2**n for n in range(CLASSES - 1)), 0.0]
+    return list(zip(ends[1:], ends, strict=False))
 
 
 def _found(problem: Problem, strategy: Strategy, budget: Budget) -> Found:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,12 +17,13 @@ from ir.errors import NoPlanFitsError
 from ir.exact import verify_equal
 from ir.graph import Graph
 from ir.mesh import Mesh
+from pdv.pcg.derive import derive
 from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Problem
 from pdv.search import refine, stage
 from pdv.search.chain import ChainSolver
 from pdv.search.exact import TooWideError
-from pdv.search.meshes import derive_solution
+from pdv.search.meshes import derive_solution, search_mesh
 from tests.pdv.search.oracle import Oracle, TooManyPlansError
 from tests.pdv.worlds import f32, problem, random_graph
 
@@ -68,6 +71,54 @@ def check_limits(of: Problem, shares: tuple[float, ...]) -> None:
     with pytest.raises(NoPlanFitsError) as refused:
         ChainSolver(replace(of, memory_limit=least - 1)).solve()
     assert refused.value.needed_bytes == pytest.approx(least)
+
+
+def every_plan(of: Problem, most: int) -> list[tuple[float, float]]:
+    """(seconds, peak bytes) of all plans that there are."""
+    oracle = Oracle(of)
+    keys = list(oracle.sizes)
+    if math.prod(oracle.sizes.values()) > most:
+        raise TooManyPlansError
+    found = []
+    for index in itertools.product(*(range(oracle.sizes[key]) for key in keys)):
+        chosen = dict(zip(keys, index, strict=True))
+        if math.isfinite(oracle.price(chosen)[0]):
+            cost = plan_cost(of, derive(of, oracle.assignment(chosen), oracle.moves).pcg)
+            found.append((cost.seconds, cost.peak_bytes))
+    return found
+
+
+def within(of: Problem, limit: float) -> tuple[float, float]:
+    """(bound, seconds of the plan found); no plan takes for ever."""
+    try:
+        found = search_mesh(replace(of, memory_limit=limit))
+    except NoPlanFitsError as error:
+        return error.bound_s, math.inf
+    assert found.cost.peak_bytes <= limit
+    return found.lower_bound_s, found.cost.seconds
+
+
+def check_peaks(seeds: range) -> int:
+    """Under limits of the peak, working sets included: what is found fits, the bound holds, none is missed."""
+    checked = 0
+    for seed in seeds:
+        of = drawn(seed, ONE_AXIS, 2)
+        try:
+            plans = every_plan(of, 1000)
+        except TooManyPlansError:
+            continue
+        checked += 1
+        peaks = sorted({peak for _, peak in plans})
+        for limit in peaks[:: max(1, len(peaks) // 4)]:
+            best = min(seconds for seconds, peak in plans if peak <= limit)
+            bound_s, seconds = within(of, limit)
+            assert bound_s <= best * (1 + 1e-9) <= seconds * (1 + 2e-9)
+    return checked
+
+
+@pytest.mark.parametrize("start", [50_000, pytest.param(51_000, marks=pytest.mark.slow)])
+def test_the_bound_holds_for_peaks(start: int) -> None:
+    assert check_peaks(range(start, start + (8 if start == 50_000 else 200))) >= 4
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ir.graph import Node
 from ir.mesh import Mesh
 from ir.operator import Split
 from ir.sharding import Invariant, Shard, State
+from pdv.cluster.units import MEMORY
 from pdv.problem import Pins, Problem
 from pdv.search.meshes import Found, search_mesh, search_meshes
 from tests.pdv.worlds import DEVICE, attention_block, mlp, problem
@@ -86,7 +87,7 @@ def test_a_looser_limit_never_costs_more() -> None:
 
 
 def test_what_fits_nowhere_is_refused_with_numbers() -> None:
-    with pytest.raises(NoPlanFitsError, match=r"needs .* GiB per device, the limit is .* GiB \(.* too much\)") as error:
+    with pytest.raises(NoPlanFitsError, match=r"needs .*B per device, the limit is .*B \(.*B too much\)") as error:
         search_mesh(problem(HEAVY, MESH, memory_limit=1000.0))
     assert error.value.needed_bytes > 1000.0
     assert "times as many devices" in error.value.mend
@@ -157,7 +158,7 @@ def test_a_limit_counts_the_working_set() -> None:
     limit = (found.cost.peak_bytes + found.solution.memory_bytes) / 2
     with pytest.raises(NoPlanFitsError, match="the peak of the smallest plan found") as error:
         search_mesh(problem(HEAVY, MESH, memory_limit=limit))
-    assert f"the limit is {limit / 2**30:.3g} GiB" in error.value.what
+    assert f"the limit is {MEMORY.format(limit)}" in error.value.what
     assert error.value.needed_bytes > limit
 
 
