@@ -58,9 +58,9 @@ CLAIMED = (
     Case("llama-3-8b", (8, 8), 64, 32),
     Case("llama-3-8b", (4, 4, 4), 64, 32),
     Case("llama-3-8b", (8, 8, 8), 256, 32),
-    Case("llama-3-8b", (8, 8), 64, 32, 32.0),
+    Case("llama-3-8b", (8, 8), 64, 32, 16.0),
     Case("llama-3-405b", (128, 8), 256, 126, 1024.0),
-    Case("inception", (8, 8), 512),
+    Case("inception-v3", (8, 8), 512),
 )
 LAYERS = tuple(Case("llama-3-405b", (128, 8), 256, layers, 1024.0) for layers in (8, 16, 32, 64, 126))
 DEVICES = tuple(Case("llama-3-8b", mesh, 256, 32, 1024.0) for mesh in ((8,), (2, 8), (8, 8), (32, 8), (128, 8)))
