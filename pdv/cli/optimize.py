@@ -81,6 +81,7 @@ def optimize(
 
     from pdv.compile import optimize as plan_model
 
+    values.check_limit(limit, devices.memory_bytes)
     with progress_bar(quiet=as_json) as progress:
         plan = plan_model(
             model, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,

@@ -51,6 +51,15 @@ def memory_bytes(text: str | None) -> int | None:
         raise UsageError(f"--memory-limit: {problem.what}", problem.allowed, problem.mend) from None
 
 
+def check_limit(limit: int | None, memory: float) -> None:
+    """A limit above what the smallest device has would plan for memory that is not there."""
+    if limit is not None and limit > memory:
+        from pdv.cluster.units import MEMORY
+
+        what = f"--memory-limit: {MEMORY.format(limit)} is more than the smallest device has"
+        raise UsageError(what, f"At most {MEMORY.format(memory)}", "Change the device's memory in the cluster file")
+
+
 def dtype(text: str | None) -> str | None:
     """The full name of a dtype: `bf16` is bfloat16."""
     if text is None or text in DTYPES:

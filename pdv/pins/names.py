@@ -7,6 +7,7 @@ read, other values by operator and name.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from ir.errors import PinsError
 from ir.graph import Graph, Node
 from pdv.cluster.suggest import did_you_mean
 from pdv.cluster.units import shorten
+
+SHOWN = 4  # names in a message
 
 
 class Key(NamedTuple):
@@ -106,5 +109,7 @@ def matched(where: str, kind: str, pattern: str, known: Iterable[str]) -> list[s
         return found
     wider = f"*{pattern}" if matching(f"*{pattern}", names) else f"*.{pattern}"
     mend = f"Did you mean {wider!r}?" if matching(wider, names) else did_you_mean(pattern, names)
-    shown = ", ".join(sorted(names)[:4]) + (f", … ({len(names)} in all)" if len(names) > 4 else "")
+    near = get_close_matches(pattern, names, n=SHOWN, cutoff=0.4)
+    few = [*near, *(name for name in sorted(names) if name not in near)][:SHOWN]
+    shown = ", ".join(few) + (f", … ({len(names)} in all)" if len(names) > SHOWN else "")
     raise PinsError(f"{where}: no {kind} is called {shorten(pattern)}", f"There are {shown}" if names else "", mend)

@@ -23,7 +23,7 @@ from pdv.pins.roles import RoleOf
 from pdv.pins.select import Selected, selected
 from pdv.pins.spec import ForbidPin, OperatorPin, PinsSpec
 from pdv.pins.states import forbidden_state, tensor_constraints
-from pdv.pins.techniques import TECHNIQUES, rests_so, splits_allowed
+from pdv.pins.techniques import TECHNIQUES, followed, rests_so, splits_allowed
 from pdv.problem import Pins, Storage
 
 # forbidden techniques that are about parameters at rest: whether they are gathered again in backward, None for either
@@ -127,6 +127,10 @@ class _Binding:
         technique, size = TECHNIQUES[name], self.mesh.size(axis)
         allowed, rests = splits_allowed(technique, size, self.role), rests_so(technique, size)
         position = self.mesh.index(axis)
+        if not followed(technique, size, self.role, self.names.operators):
+            where, roles = self.pins.source.where(("techniques", axis)), " or ".join(technique.roles)
+            what = f"{where}: {name} cuts nothing here: no operator has a cut for {roles} that divides by {size}"
+            raise PinsError(what, mend="Choose another technique, or another size of the axis")
 
         def split(node: Node, on: str, option: Split) -> bool:
             return on != axis or allowed(node, option)

@@ -6,7 +6,7 @@ parallelism (Shoeybi et al., 2019) and sequence parallelism (Korthikanti et al.,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,22 +53,32 @@ TECHNIQUES: Mapping[str, Technique] = {
 def splits_allowed(technique: Technique, size: int, role: RoleOf) -> Callable[[Node, Split], bool]:
     """The operators' part of a technique along an axis of ``size``."""
 
-    def available(node: Node, option: Split) -> bool:
-        return option.loop is not None and node.loops.extents[option.loop] % size == 0
-
     def allowed(node: Node, option: Split) -> bool:
         if technique.inside is not None:
             return megatron(node, option, size, sequence=technique.inside == "sequence")
         wanted = {
             other.loop
             for other in node.op.splits(node.loops)
-            if available(node, other) and role(node, other) in technique.roles
+            if available(other, node, size) and role(node, other) in technique.roles
         }
         if wanted:
             return option.loop in wanted
         return technique.others or option.label == "none"
 
     return allowed
+
+
+def followed(technique: Technique, size: int, role: RoleOf, nodes: Iterable[Node]) -> bool:
+    """Whether any operator has a cut that the technique is about, and that divides."""
+    if not technique.roles:
+        return True
+    cuts = ((node, split) for node in nodes for split in node.op.splits(node.loops))
+    return any(available(split, node, size) and role(node, split) in technique.roles for node, split in cuts)
+
+
+def available(split: Split, node: Node, size: int) -> bool:
+    """Whether a cut's loop divides."""
+    return split.loop is not None and node.loops.extents[split.loop] % size == 0
 
 
 def rests_so(technique: Technique, size: int) -> Callable[[Node, State], bool]:

@@ -140,6 +140,11 @@ def test_a_mesh_that_does_not_fit_is_its_owners_mistake(here: Path, capsys: pyte
     assert "the pins say mesh tp=3, the caller says tp=2" in capsys.readouterr().err
 
 
+def test_a_limit_above_the_devices_memory_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["optimize", "two.onnx", "-c", "cluster.yaml", "--memory-limit", "2 GiB"]) == 2
+    assert "2 GiB is more than the smallest device has. At most 1 GiB" in capsys.readouterr().err
+
+
 def test_a_cache_that_cannot_be_kept_is_one_warning(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("four.yaml").write_text(CLUSTER.replace("devices: 2", "devices: 4"))
     assert cli.run(["optimize", "two.onnx", "-c", "four.yaml", "--cache", "two.onnx"]) == 0

@@ -207,6 +207,7 @@ WRONG = {
     "unknown-technique": "techniques: {dp: zero3}",
     "zero-1": "techniques: {dp: zero-1}",
     "empty": "# nothing yet",
+    "nothing-to-follow": "techniques: {tp: expert}",
     "mesh-a-number": "mesh: 8",
     "operators-a-mapping": "operators: {op: linear}",
     "unknown-role": "axes: {dp: batch}",
