@@ -167,7 +167,7 @@ class _Arranging:
         for operand in own:
             more_heavy, more_size = self._pending[operand]
             readable = heavy + more_heavy <= 1 and size + more_size <= MAX_INLINED and not self._wants_names(node)
-            if readable and self._fits(node, operand):
+            if readable and not (is_heavy(node) and self._holds(operand)) and self._fits(node, operand):
                 self._inline(operand)
                 heavy, size = heavy + more_heavy, size + more_size
             else:
@@ -186,6 +186,25 @@ class _Arranging:
             self._pending[node] = heavy, size
             if self._reads.get(node, 0) != 1:
                 self._flush(node)
+
+    def _holds(self, operand: Node) -> bool:
+        """True if a variable that only ``operand`` still needs would be kept in memory while its reader runs.
+
+        ``F.conv2d(F.relu(h), w)`` holds h all along; with a line for ``h = F.relu(h)`` its memory is free for others.
+        """
+        makes, reads = self._parts(operand)
+        return makes and any(node not in self._given and self._reads.get(node) == 1 for node in reads)
+
+    def _parts(self, node: Node) -> tuple[bool, list[Node]]:
+        """Whether the expression of a node makes a new tensor, and the computed values that it reads by name."""
+        makes, reads = node.op.kernel and node.op.kind != "parallel", list[Node]()
+        for operand in self._reading.operands(node):
+            if operand in self._inlined:
+                more, below = self._parts(operand)
+                makes, reads = makes or more, [*reads, *below]
+            elif self._reading.leaf(operand) is None:
+                reads.append(operand)
+        return makes, reads
 
     def _fits(self, node: Node, operand: Node) -> bool:
         """True if ``node`` with ``operand`` written in it is still a short line, or no longer for it."""

@@ -301,3 +301,17 @@ def test_a_norm_by_stored_statistics_is_torchs_own_call(tmp_path: Path) -> None:
     leaves = (inputs, model.weight, model.bias)
     for a, b in zip(*(torch.autograd.grad(y.sin().sum(), leaves) for y in (found, expected)), strict=True):
         assert torch.allclose(a, b, atol=1e-4)
+
+
+def test_a_value_is_not_held_while_the_convolution_after_its_reader_runs(tmp_path: Path) -> None:
+    k = Builder()
+    x, w = k.input("x", floats(2, 4, 5, 5)), [k.param(f"w{i}", floats(4, 4, 3, 3)) for i in range(2)]
+    names = [f"a_layer_that_fills_its_line.{name}" for name in ("mean", "spread", "weight", "bias")]
+    vectors = [k.param(name, floats(4), trainable=index > 1) for index, name in enumerate(names)]
+    h = k.batch_norm(k.conv2d(x, w[0], padding=(1, 1)), vectors[0], k.exp(vectors[1]), *vectors[2:], eps=1e-5)
+    text = emitted(k.graph({"y": k.conv2d(k.relu(h), w[1])}), ALONE, tmp_path / "held_pdv")
+    assert "x = F.relu(x)\n" in text
+    assert "F.conv2d(F.relu(" not in text
+    turned = k.conv2d(k.permute(h, perm=(0, 1, 3, 2)), w[1])
+    text = emitted(k.graph({"y": turned}), ALONE, tmp_path / "turned_pdv")
+    assert "F.conv2d(x.transpose(2, 3), " in text  # a view has no memory of its own
