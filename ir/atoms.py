@@ -7,6 +7,7 @@ formula (the windows of a convolution), the rest may be chosen freely, as multip
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,12 +15,16 @@ Factors = tuple[int, ...]
 """A dim: atoms by number, outermost first; atoms of extent one may be there or not."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Formula:
     """A size that follows from others."""
 
     inputs: tuple[Factors, ...]
     compute: Callable[..., int]
+
+    def value(self, sizes: dict[int, int]) -> int:
+        """The size; ``inputs`` are unrefined atoms."""
+        return self.compute(*(math.prod(sizes[atom] for atom in factors) for factors in self.inputs))
 
 
 @dataclass(slots=True)
@@ -112,6 +117,10 @@ class Atoms:
         for root in [root for root in formulas if root in self._kept]:
             for formula in formulas.pop(root):
                 self._keep_inputs(formula, formulas)
+        formulas = {  # nothing is refined from here on
+            root: [Formula(tuple(map(self.flat, f.inputs)), f.compute) for f in found]
+            for root, found in formulas.items()
+        }
         multiples = self._cuts()
         free = self._free_sizes(formulas, multiples)
         while True:
@@ -166,27 +175,43 @@ class Atoms:
     ) -> tuple[dict[int, int], int | None]:
         """All sizes that follow from the free ones; and an atom that comes out too small, uncut or in two ways."""
         sizes = dict(free)
-        waiting = [root for root in formulas if root not in sizes]
-        while waiting:
-            ready = [(root, f) for root in waiting for f in formulas[root] if self._known(f, sizes)]
-            if not ready:  # a circle (a convolution that keeps its size, beside a skip): one of it is free
-                root = waiting[0]
-                free[root] = sizes[root] = _small(self.extents[root], multiples.get(root, 1), 2, {})
-            for root, formula in ready:
-                sizes[root] = self._value(formula, sizes)
-            waiting = [root for root in waiting if root not in sizes]
+        readers: dict[int, list[tuple[int, Formula]]] = {}
+        missing: dict[Formula, int] = {}
+        ready: deque[tuple[int, Formula]] = deque()
+        for root, following in formulas.items():
+            for formula in following:
+                unknown = {atom for factors in formula.inputs for atom in factors if atom not in sizes}
+                missing[formula] = len(unknown)
+                for atom in sorted(unknown):
+                    readers.setdefault(atom, []).append((root, formula))
+                if not unknown:
+                    ready.append((root, formula))
+        for start in formulas:
+            self._settle(ready, readers, missing, sizes)
+            if start not in sizes:  # a circle (a convolution that keeps its size, beside a skip): one of it is free
+                free[start] = sizes[start] = _small(self.extents[start], multiples.get(start, 1), 2, {})
+                _tell(start, ready, readers, missing)
+        self._settle(ready, readers, missing, sizes)
         for root, following in formulas.items():
             size = sizes[root]
-            agree = all(self._value(formula, sizes) == size for formula in following)
+            agree = all(formula.value(sizes) == size for formula in following)
             if size < 2 or size % multiples.get(root, 1) or not agree:
                 return sizes, root
         return sizes, None
 
-    def _known(self, formula: Formula, sizes: dict[int, int]) -> bool:
-        return all(atom in sizes for factors in formula.inputs for atom in self.flat(factors))
-
-    def _value(self, formula: Formula, sizes: dict[int, int]) -> int:
-        return formula.compute(*(self.size(factors, sizes) for factors in formula.inputs))
+    def _settle(
+        self,
+        ready: deque[tuple[int, Formula]],
+        readers: dict[int, list[tuple[int, Formula]]],
+        missing: dict[Formula, int],
+        sizes: dict[int, int],
+    ) -> None:
+        """Compute what is ready, and what becomes so."""
+        while ready:
+            root, formula = ready.popleft()
+            if root not in sizes:
+                sizes[root] = formula.value(sizes)
+                _tell(root, ready, readers, missing)
 
     def _grow(
         self, root: int, formulas: dict[int, list[Formula]], multiples: dict[int, int], free: dict[int, int]
@@ -209,7 +234,7 @@ class Atoms:
                 free[atom] = larger
                 grown = True
             for formula in formulas.get(atom, ()):
-                stack += [a for factors in formula.inputs for a in self.flat(factors)]
+                stack += [a for factors in formula.inputs for a in factors]
         if not grown:
             raise ValueError("sizes that follow from one another have no common solution")
 
@@ -218,6 +243,19 @@ class Atoms:
             self._parent[atom] = self._parent[self._parent[atom]]  # halve the path for those who come after
             atom = self._parent[atom]
         return atom
+
+
+def _tell(
+    atom: int,
+    ready: deque[tuple[int, Formula]],
+    readers: dict[int, list[tuple[int, Formula]]],
+    missing: dict[Formula, int],
+) -> None:
+    """An atom's size is known: formulas that wait for nothing else are ready."""
+    for root, formula in readers.get(atom, ()):
+        missing[formula] -= 1
+        if not missing[formula]:
+            ready.append((root, formula))
 
 
 def _small(extent: int, multiple: int, floor: int, used: dict[int, int]) -> int:

@@ -295,9 +295,16 @@ class Recorder:
         grads: dict[int, Data] = {}
         degrees: dict[int, int] = {}
 
+        sums: set[int] = set()  # gradients added up here and not yet reduced; int64 holds 2^32 terms
+
         def accumulate(x: Var, grad: Data, degree: int) -> None:
-            known = grads.get(x.slot)
-            grads[x.slot] = grad if known is None else self.field.reduce(known + grad)
+            if x.slot in sums:
+                grads[x.slot] += grad
+            elif x.slot in grads:
+                grads[x.slot] = grads[x.slot] + grad
+                sums.add(x.slot)
+            else:
+                grads[x.slot] = grad
             degrees[x.slot] = max(degree, degrees.get(x.slot, 0))
 
         for x, grad in seeds:
@@ -307,10 +314,12 @@ class Recorder:
             if step.slot not in grads:
                 continue
             grad = grads.pop(step.slot)
+            if step.slot in sums:
+                grad = self.field.reduce(grad)
             for x, part, extra in zip(step.operands, step.pullback(grad), step.extra, strict=True):
                 if x.slot >= 0 and part is not None:
                     accumulate(x, part, degrees[step.slot] + extra)
-        return grads, degrees
+        return {slot: self.field.reduce(grad) if slot in sums else grad for slot, grad in grads.items()}, degrees
 
     def _emit(
         self, data: Data, degree: int, operands: tuple[Var, ...], pullback: Pullback, extra: tuple[int, ...]
