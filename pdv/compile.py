@@ -24,14 +24,13 @@ from pdv.plan import Plan, read_document
 from pdv.planning import Effort, Progress, opened, searched
 from pdv.problem import Mode, Pins, Problem
 from pdv.report.explain import explain_document, explain_operators
-from pdv.report.loaded import load_plan
+from pdv.report.loaded import load_plan, read_planned
 from pdv.report.reasons import operators_called, reasons
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.chosen import chosen_rules
 from pdv.rewrite.rule import Rule
 from pdv.search.meshes import Found
 from pdv.search.strategies import STRATEGIES
-from pdv.source import read_source
 
 if TYPE_CHECKING:
     from ir.graph import Graph
@@ -172,11 +171,7 @@ def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
         UsageError: if the directory is no package.
         VerificationError: if the plan does not replay, or does not compute what its source computes.
     """
-    document = read_document(directory)
-    source = read_source(Path(directory))
-    described = document.get("source")
-    if not isinstance(described, Mapping) or source.digest != described.get("hash"):
-        raise VerificationError("source.graph is not the graph that was planned", "", "Plan again")
+    document, source = read_planned(directory)
     problem = read_problem(document, source)
     pcg = replay(problem, document.get("derivation", []))
     if pcg.digest != document.get("pcg_hash"):
@@ -198,7 +193,10 @@ def explain(directory: str | os.PathLike[str], operator: str | None = None) -> s
     told = explanation(directory, operator)
     if operator is not None:
         return explain_operators(told["operators"])
-    return explain_document(read_document(directory), told)
+    try:
+        return explain_document(read_document(directory), told)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(error) from error
 
 
 def explanation(directory: str | os.PathLike[str], operator: str | None = None) -> dict[str, Any]:
@@ -212,7 +210,11 @@ def explanation(directory: str | os.PathLike[str], operator: str | None = None) 
         plan = load_plan(directory)
         return reasons(plan) if operator is None else {"operators": operators_called(plan, operator)}
     except (KeyError, TypeError) as error:
-        raise UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote") from error
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> UsageError:
+    return UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote", "Plan again")
 
 
 def proof_document(proof: Proof) -> dict[str, Any]:

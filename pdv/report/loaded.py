@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ir.errors import PinsError, UsageError
+from ir.errors import PinsError, UsageError, VerificationError
 from ir.graph import Graph, Node
 from ir.sharding import Sharding
 from ir.verify import infer_shardings
@@ -66,8 +66,22 @@ def load_plan(directory: str | os.PathLike[str]) -> Loaded:
         UsageError: if the directory is no package.
         VerificationError: if the plan does not replay.
     """
+    return loaded(*read_planned(directory))
+
+
+def read_planned(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], Graph]:
+    """plan.json of a package, and the source graph that it was made for.
+
+    Raises:
+        UsageError: if the directory is no package.
+        VerificationError: if the source graph is another.
+    """
     document = read_document(directory)
-    return loaded(document, read_source(Path(directory)))
+    source = read_source(Path(directory))
+    described = document.get("source")
+    if not isinstance(described, Mapping) or source.digest != described.get("hash"):
+        raise VerificationError("source.graph is not the graph that was planned", "", "Plan again")
+    return document, source
 
 
 def loaded(document: Document, graph: Graph) -> Loaded:

@@ -145,6 +145,31 @@ def test_a_damaged_package_is_refused(name: str, tmp_path: Path) -> None:
         verify(written(base(), tmp_path, **DAMAGE[name]))
 
 
+UNREADABLE: dict[str, Options] = {
+    "no price": {"predicted": None},
+    "a price that is text": {"predicted": {"step_time_s": {"mean": "soon"}}},
+    "no operators": {"techniques": {"dp": []}, "operators": None},
+    "no techniques": {"techniques": {}},
+    "no proof": {"proof": 3},
+    "no search": {"search": {}},
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_package_that_cannot_be_explained_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"plan\.json is damaged"):
+        explain(written(base(), tmp_path, **UNREADABLE[name]))
+
+
+def test_another_source_is_not_explained(tmp_path: Path) -> None:
+    written(base(), tmp_path)
+    text = (tmp_path / "source.graph").read_text(encoding="utf-8")
+    (tmp_path / "source.graph").write_text(text.replace("relu", "gelu"), encoding="utf-8")
+    for function in (explain, verify):
+        with pytest.raises(VerificationError, match="not the graph that was planned"):
+            function(tmp_path)
+
+
 def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         verify(tmp_path)
