@@ -80,7 +80,8 @@ class ConfigTable:
         self._tied = frozenset(tied)
         self._configs: dict[Node, tuple[Config, ...]] = {}
         self._alike: dict[Hashable, tuple[Config, ...]] = {}
-        self._uses: dict[tuple[Node, Sharding, bool], tuple[Use, ...]] = {}
+        self._uses: dict[tuple[Node | TensorType, Sharding, bool], tuple[Use, ...]] = {}
+        self._pieces: dict[tuple[TensorType, Sharding], float] = {}
         self._storages: dict[Node, list[Storage]] = {}
 
     def of(self, node: Node) -> tuple[Config, ...]:
@@ -140,12 +141,15 @@ class ConfigTable:
 
     def _held(self, tensor: TensorType, sharding: Sharding) -> float:
         """Bytes of one device's piece; infinite where the cut is not even."""
-        routes = self.moves.routes(tensor, gradient=True)
-        return float(routes.held[routes.states.index[sharding]])
+        key = tensor, sharding
+        if key not in self._pieces:
+            routes = self.moves.routes(tensor, gradient=True)
+            self._pieces[key] = float(routes.held[routes.states.index[sharding]])
+        return self._pieces[key]
 
     def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
         """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
-        key = (param, need, keep)
+        key = (param.type if self.problem.pins == Pins() else param, need, keep)
         if key not in self._uses:
             uses = [self._stored(param, need, storage, keep=keep) for storage in self.storages(param)]
             self._uses[key] = tuple(_undominated([use for use in uses if use is not None]))

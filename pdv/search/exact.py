@@ -31,7 +31,7 @@ MAX_ENTRIES = 50_000_000
 
 # A bucket of so many entries is looked through for alike values; one so many times over the limit is not. What is left
 # of it may be so many times the limit.
-WORTH_FOLDING = 200_000
+WORTH_FOLDING = 2_000_000
 FOLDABLE = 16
 FOLDED = 4
 

@@ -234,6 +234,7 @@ class _Moved:
         """What a helper may name: [names, one or two] of ``count`` wants, which copies are held, whether it bounds."""
         two = most > 1 and EXACT_WANTS[1] < self.wants <= EXACT_WANTS[2]
         at = np.array(list(itertools.combinations_with_replacement(range(count), 1 + two)), dtype=np.int64)
+        at = at.reshape(-1, 1 + two)  # none, if a reader can do nothing
         loose = self.moving.optimistic and self.wants > EXACT_WANTS[1 + two]
         return at, tuple(itertools.product(self._choices(loose=loose), repeat=1 + two)), loose
 

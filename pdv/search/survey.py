@@ -45,7 +45,8 @@ class Survey:
 class _Axis:
     def __init__(self, problem: Problem) -> None:
         pins = problem.pins
-        self._problem = replace(problem, pins=Pins(split=pins.split, storage=pins.storage, name=pins.name))
+        own = Pins(split=pins.split, storage=pins.storage, name=pins.name)
+        self._problem = replace(problem, pins=own, memory_limit=float("inf"))
         self._moves = Redistribution(problem.mesh, problem.axes)
         numbers = tied_params(problem.graph)
         self._configs = ConfigTable(self._problem, self._moves, numbers)

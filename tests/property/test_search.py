@@ -196,20 +196,36 @@ def test_the_bound_holds_on_many(start: int) -> None:
 
 
 def fan(readers: int) -> Graph:
-    """One value that many read: beyond three, prices are bounds."""
+    """One value that many read: beyond five, prices are bounds."""
     k = Builder()
     h = k.linear(k.input("x", f32(6, 12)), k.param("w", f32(6, 12)))
-    ends = [k.permute(h, perm=(1, 0)), k.relu(h), k.tanh(h), k.exp(h), k.sigmoid(h)]
+    ends = [k.permute(h, perm=(1, 0)), k.relu(h), k.tanh(h), k.exp(h), k.sigmoid(h), k.silu(h)]
     return k.graph({f"y{i}": end for i, end in enumerate(ends[:readers])})
 
 
 @pytest.mark.parametrize("mesh", [Mesh.of(a=2), Mesh.of(a=3)], ids=str)
 def test_a_value_with_many_readers_has_a_true_bound(mesh: Mesh) -> None:
-    of = problem(fan(5), mesh)
+    of = problem(fan(6), mesh)
     best = Oracle(of).fastest()
     solution = ChainSolver(of).solve()
     assert solution.lower_bound_s <= best * (1 + 1e-9) <= solution.cost_s * (1 + 2e-9)
-    check_limits(of, (0.3, 0.7))
+    check_limits(problem(fan(5), mesh), (0.5,))
+
+
+@pytest.mark.parametrize(("readers", "mesh"), [(4, Mesh.of(a=2)), (4, Mesh.of(a=3)), (5, Mesh.of(a=3))], ids=str)
+def test_a_value_with_four_or_five_readers_is_priced_exactly(readers: int, mesh: Mesh) -> None:
+    of = problem(fan(readers), mesh)
+    solver = ChainSolver(of)
+    solution = solver.solve()
+    best = Oracle(of).fastest()
+    assert solver.exact
+    assert solution.cost_s == pytest.approx(best, rel=1e-9)
+    assert solution.lower_bound_s == pytest.approx(best, rel=1e-9)
+
+
+def test_readers_that_can_do_nothing_are_no_plan() -> None:
+    with pytest.raises(NoPlanFitsError):
+        ChainSolver(replace(problem(fan(5), Mesh.of(a=2)), working_limit=1.0)).solve()
 
 
 def test_what_is_found_is_equal_to_its_source() -> None:
