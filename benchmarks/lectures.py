@@ -6,7 +6,7 @@ Entry points: ``LECTURES``, ``FUSIONS`` (names of laws that make one product of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ir.builder import Builder
 from ir.exact import Proof, verify_equal
@@ -47,14 +47,26 @@ offset_by=o))))), shape=(e, 1, 1))) for x[b, c, h, w] f[e, c, r, q] m[e] v[e] g[
 """.strip().splitlines(),
     )
 )
+# Terms by way of which a law follows from two others: `implied` looks at the terms of a law's own sides alone.
+BY_WAY_OF = {"scale-is-linear": "linear(x, scale(w, factor=c))"}
 FUSIONS = ("fuse-linear-sharing-input", "fuse-matmul-sharing-input", "fuse-conv2d-sharing-input")
 
 
 def shown(laws: Sequence[Law]) -> dict[str, bool]:
     """Each law of the lectures, and each fusion: whether it follows from ``laws``, or is one of them."""
     single = [law for law in laws if len(law.left) == 1]
-    found = {law.name: implied(law, single, 2) for law in LECTURES}
-    return found | {name: any(map(lambda law: is_fusion(law, name), laws)) for name in FUSIONS}  # noqa: C417
+    found = {law.name: all(implied(part, single, 2) for part in parts(law)) for law in LECTURES}
+    return found | {name: any(is_fusion(law, name) for law in laws) for name in FUSIONS}
+
+
+def parts(law: Law) -> tuple[Law, ...]:
+    """The law, or the two of which it is the chain."""
+    if law.name not in BY_WAY_OF:
+        return (law,)
+    (middle,) = parse_law(
+        f"middle: {BY_WAY_OF[law.name]} == x for {' '.join(f'{name}{shape}' for name, shape in law.shapes.items())}"
+    ).left
+    return replace(law, right=(middle,)), replace(law, left=(middle,))
 
 
 def is_fusion(law: Law, name: str) -> bool:

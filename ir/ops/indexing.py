@@ -9,8 +9,23 @@ from typing import Any, cast
 import numpy as np
 
 from ir.dims import Shape
+from ir.errors import ShapeError
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
+from ir.types import DType
+
+
+def _ids_are_integers(dtypes: Sequence[DType], attrs: Attrs) -> DType:
+    """The table's type.
+
+    Raises:
+        ShapeError: if the ids are no integers.
+    """
+    table, ids = dtypes
+    if ids.is_floating or ids is DType.BOOL:
+        raise ShapeError(f"ids are {ids.value}", "Integers", "Cast them, or swap the operands")
+    return table
+
 
 embedding = Operator(
     "embedding",
@@ -23,6 +38,7 @@ embedding = Operator(
     backward_factor=1,
     saved=(1,),
     differentiable=(0,),
+    result_dtype=_ids_are_integers,
     evaluate=lambda t, x, c: t.take(x[0], x[1], c.offset),
 )
 
@@ -60,6 +76,7 @@ index_select = Operator(
     backward_factor=1,
     saved=(1,),
     differentiable=(0,),
+    result_dtype=_ids_are_integers,
     evaluate=_select,
 )
 

@@ -74,11 +74,11 @@ def check_law(law: Law, *, seed: int = 0, instances: int = INSTANCES, hopeless: 
             break
     few_runs = len(runs) < 2 and law.stars and "perm" not in attr_uses(law).values()
     if len(seen) < FEWEST or together or few_runs:
-        raise VerificationError(
-            f"law {law.name} type-checks at {len(seen)} of {ATTEMPTS} draws, with {len(runs)} runs of leading dims"
-            + "".join(f", {one} and {other} always alike" for one, other in sorted(together)[:1]),
-            f"At least {FEWEST} draws, two runs where there are any, all extents different somewhere",
-        )
+        told = f"law {law.name} type-checks at {len(seen)} of the sizes and attributes tried"
+        told += f", with {len(runs)} runs of leading dims" if few_runs else ""
+        told += "".join(f", {one} and {other} always alike" for one, other in sorted(together)[:1])
+        allowed = f"At least {FEWEST}, two runs of leading dims where there are any, all extents different somewhere"
+        raise VerificationError(told, allowed)
     return LawProof(len(seen), TRIALS, bound)
 
 

@@ -29,7 +29,8 @@ def chosen_rules(names: Name | Sequence[Name] | None) -> tuple[Rule, ...]:
         for rule in _named(name):
             known = found.setdefault(rule.name, rule)
             if str(known.law) != str(rule.law):
-                raise UsageError(f"{name}: a law of another file is called {rule.law.name}", mend="Rename one of them")
+                what = f"{name}: a law of another file is called {rule.law.name}, and says something else"
+                raise UsageError(what, "Names of which each is one law", "Rename one of them")
     return tuple(found.values())
 
 
@@ -47,18 +48,16 @@ def _laws(path: Path) -> tuple[Law, ...]:
     from pdv.rewrite.library import read_laws
 
     if not path.is_file():
-        raise UsageError(f"{path} is no file of laws", f"Allowed: {SHIPPED}, {NONE}, or a file with a law on each line")
-    try:
-        laws = read_laws(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    except UsageError as error:
-        raise UsageError(f"{path}: {error.what}", error.allowed, error.mend) from error
+        raise UsageError(
+            f"{path} is no file of laws",
+            f"Allowed: {SHIPPED}, {NONE}, or a file with a law on each line",
+            "Check the path",
+        )
+    laws = read_laws(path)
     for law in laws:
         try:
             check_law(law)
         except VerificationError as error:
-            raise UsageError(
-                f"{path}: the law {law.name} is not true: {error.what}", mend="Mend or remove it"
-            ) from error
+            allowed = error.allowed or "Laws whose sides are equal wherever both have a type"
+            raise UsageError(f"{path}: {error.what}", allowed, "Correct the law, or take it out") from error
     return laws

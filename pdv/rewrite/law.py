@@ -149,14 +149,20 @@ def parse_law(text: str) -> Law:
     """
     match = re.fullmatch(r"\s*([\w-]+): (.+?) == (.+?) for ([^#]+?)\s*(?:# ?(.*))?", text)
     if match is None:
-        raise UsageError(f"no law: {text!r}", "name: left == right for x[*s, k] …")
+        raise UsageError(
+            f"this is no law: {text!r}",
+            "name: left == right for x[*s, k] w[n, k]",
+            "docs/rules.md shows how laws are written",
+        )
     name, left, right, operands, proof = match.groups()
     try:
-        shapes = dict(_shape(item) for item in re.findall(r"\w+\[[^\]]*\](?::\w+)?", operands))
+        shapes = _shapes(operands)
         return Law(name, _terms(left, shapes), _terms(right, shapes), shapes, (proof or "").strip())
     except (SyntaxError, ValueError, KeyError) as error:
         raise UsageError(
-            f"law {name!r} does not read: {error}", "See the notes at the head of the law files"
+            f"law {name} does not read: {error}",
+            "Operators over variables that have their dims after 'for', attributes by name",
+            "docs/rules.md shows how laws are written",
         ) from error
 
 
@@ -183,7 +189,8 @@ def evaluate(expression: Expression, values: Mapping[str, object]) -> object:
 
 
 def _number(value: object) -> int | float:
-    assert isinstance(value, int | float), f"{value!r} is no number"
+    if not isinstance(value, int | float):
+        raise UsageError(f"{value!r} is counted with", "Numbers", "Write a name or a number that is one")
     return value
 
 
@@ -195,8 +202,26 @@ def written(expression: Expression) -> str:
     return str(expression)
 
 
+def _shapes(text: str) -> dict[str, Shape]:
+    """Of all variables, each given once.
+
+    Raises:
+        ValueError: if one is given twice, or what stands there is none.
+    """
+    found: dict[str, Shape] = {}
+    for item in re.findall(r"\w+\[[^\]]*\](?::\w+)?|\S+", text):
+        name, shape = _shape(item)
+        if name in found:
+            raise ValueError(f"{name} is given twice after 'for'")
+        found[name] = shape
+    return found
+
+
 def _shape(text: str) -> tuple[str, Shape]:
-    name, inside, dtype = re.fullmatch(r"(\w+)\[([^\]]*)\](?::(\w+))?", text).groups()  # type: ignore[union-attr]
+    match = re.fullmatch(r"(\w+)\[([^\]]*)\](?::(\w+))?", text)
+    if match is None:
+        raise ValueError(f"{text!r} after 'for' is no variable with its dims")
+    name, inside, dtype = match.groups()
     dims = tuple(_dim(part.strip()) for part in inside.split(",") if part.strip())
     return name, Shape(dims, DType(dtype) if dtype else DType.F32)
 

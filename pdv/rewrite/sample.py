@@ -66,6 +66,7 @@ _DRAWS: Mapping[str, _Draw] = {
     "eps": lambda rng, values: rng.choice((1e-5, 1e-6, 1e-3)),
     "exponent": lambda rng, values: rng.choice((2.0, 3.0, 0.5)),
     "approximate": lambda rng, values: rng.choice(("none", "tanh")),
+    "k": lambda rng, values: rng.choice((1, 2)),
     "causal": lambda rng, values: rng.random() < 0.5,
     "dtype": lambda rng, values: rng.choice(("f64", "bf16", "f32")),
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from ir.errors import UsageError
 from pdv.rewrite.law import Law, parse_law
 from pdv.rewrite.rule import Rule, rules_of
+from pdv.rewrite.wellformed import check_form
 
 FILES = ("written.laws", "generated.laws")
 
@@ -16,10 +17,34 @@ def read_laws(path: Path) -> tuple[Law, ...]:
     """The laws of a file; empty lines and lines that start with ``#`` are for people.
 
     Raises:
-        UsageError: naming the line that is no law.
+        UsageError: naming file and line of what is no law, or uses what does not exist; or if there is no law at all.
     """
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return tuple(parse_law(line) for line in lines if line.strip() and not line.startswith("#"))
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "there is no such file"
+        raise UsageError(f"{path}: {what}", "A text file with a law on each line", "Check the path")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}", "UTF-8 text, a law on each line", "Check the file"
+        ) from error
+    found: dict[str, Law] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            law = check_form(parse_law(line))
+        except UsageError as error:
+            raise UsageError(f"{path} line {number}: {error.what}", error.allowed, error.mend) from error
+        if law.name in found:
+            what = f"{path} line {number}: a law above is called {law.name} too"
+            raise UsageError(what, "Names of which each is there once", "Rename one of them")
+        found[law.name] = law
+    if not found:
+        raise UsageError(
+            f"{path} holds no law", "A law on each line, as docs/rules.md says", "Write one, or leave it out"
+        )
+    return tuple(found.values())
 
 
 def written_laws() -> tuple[Law, ...]:
