@@ -89,7 +89,7 @@ def applied_rule(
     variant: Variant, rule: Rule, tied: dict[Node, int], k: RewriteBuilder
 ) -> tuple[Variant, tuple[Match, ...]] | None:
     """The variant with ``rule`` applied, and where; ``k`` built the variant."""
-    if any(variant.ops[op] < count for op, count in rule.needs.items()):
+    if not rule.needs.keys() <= variant.ops.keys() or any(variant.ops[op] < count for op, count in rule.needs.items()):
         return None
     block = variant.block
     where = Where(block.nodes, variant.users, variant.inside.__contains__, tied)
