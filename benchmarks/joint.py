@@ -292,9 +292,8 @@ def claim(record: Record) -> None:
         ("joint", "with room"),
         ("kept", f"where {TIGHT:g} of what the plan keeps is allowed"),
     ):
-        gaps = {
-            f"{row['model']} on {row['cluster']}": row[f"{kind}_gap"] for row in record.rows if row.get(f"{kind}_s")
-        }
+        planned = [row for row in record.rows if row.get(f"{kind}_s")]
+        gaps = {f"{row['model']} ({row['batch']}) on {row['cluster']}": row[f"{kind}_gap"] for row in planned}
         if gaps:
             worst = max(gaps, key=lambda name: gaps[name])
             above = sum(gap > 0.01 for gap in gaps.values())
