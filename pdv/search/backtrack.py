@@ -130,10 +130,14 @@ class _Exploration:
     def run(self, first: Variant) -> list[tuple[Variant, Sequence[Table]]]:
         """Variants that were priced, the first one first."""
         self._seen.add(self._key(first))
+        behind_first = list(self._following(first))
+        if not behind_first:
+            return [(first, ())]
         before = self._tables(first)
         found = [(first, before)]
         now = float(before[0].min(initial=np.inf))
-        self._push(1.0, first, priced=True)
+        for following in behind_first:
+            self._push(self._least(following.block) / now, following, priced=False)
         most = max(FEWEST, MAX_LOOKED_AT // len(self._block.nodes))
         while self._queue and len(found) < most and not self._deadline():
             cost, _, variant, priced = heapq.heappop(self._queue)

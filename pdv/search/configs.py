@@ -19,7 +19,7 @@ from ir.types import TensorType
 from ir.verify import divides, split_degrees
 from pdv.cost.comm import GATHERS
 from pdv.pcg.plan_cost import local_cost
-from pdv.pcg.redistribute import Chain, Redistribution, all_shardings
+from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
 from pdv.search.exact import Known, Table
 
@@ -81,6 +81,7 @@ class ConfigTable:
         self._configs: dict[Node, tuple[Config, ...]] = {}
         self._alike: dict[Hashable, tuple[Config, ...]] = {}
         self._uses: dict[tuple[Node | TensorType, Sharding, bool], tuple[Use, ...]] = {}
+        self._resident: dict[tuple[TensorType, Sharding], tuple[float, float]] = {}
         self._pieces: dict[tuple[TensorType, Sharding], float] = {}
         self._storages: dict[Node, list[Storage]] = {}
 
@@ -123,7 +124,8 @@ class ConfigTable:
         result = tuple(split.result for split in splits)
         needs = tuple(tuple(split.operands[i] for split in splits) for i in range(len(node.operands)))
         held = [self._held(x.type, need) for x, need in zip((node, *node.operands), (result, *needs), strict=True)]
-        if sum(held) > self.problem.working_limit or math.isinf(sum(held)):
+        working = sum(held)
+        if working > self.problem.working_limit or math.isinf(working):
             return None
         memory = held[0] if self.problem.train and "out" in node.op.saved and node.needs_grad else 0.0
         leaves = []
@@ -142,16 +144,18 @@ class ConfigTable:
     def _held(self, tensor: TensorType, sharding: Sharding) -> float:
         """Bytes of one device's piece; infinite where the cut is not even."""
         key = tensor, sharding
-        if key not in self._pieces:
+        held = self._pieces.get(key)
+        if held is None:
             routes = self.moves.routes(tensor, gradient=True)
-            self._pieces[key] = float(routes.held[routes.states.index[sharding]])
-        return self._pieces[key]
+            held = self._pieces[key] = float(routes.held[routes.states.index[sharding]])
+        return held
 
     def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
         """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
         key = (param.type if self.problem.pins == Pins() else param, need, keep)
         if key not in self._uses:
-            uses = [self._stored(param, need, storage, keep=keep) for storage in self.storages(param)]
+            routes = self.moves.routes(param.type, gradient=self.problem.train)
+            uses = [self._stored(param, need, storage, routes, keep=keep) for storage in self.storages(param)]
             self._uses[key] = tuple(_undominated([use for use in uses if use is not None]))
         return self._uses[key]
 
@@ -177,10 +181,14 @@ class ConfigTable:
 
     def resident(self, param: Node, storage: Storage) -> tuple[float, float]:
         """(seconds of the optimizer, bytes of weight, gradient and moments) of a parameter at rest."""
-        held = local_bytes(param.type, storage.sharding, self.problem.mesh)
-        if not self.problem.train:
-            return 0.0, float(held * INFER_COPIES)
-        return self.problem.compute.optimizer_seconds(held), float(held * TRAIN_COPIES)
+        key = param.type, storage.sharding
+        if key not in self._resident:
+            held = local_bytes(param.type, storage.sharding, self.problem.mesh)
+            if self.problem.train:
+                self._resident[key] = self.problem.compute.optimizer_seconds(held), float(held * TRAIN_COPIES)
+            else:
+                self._resident[key] = 0.0, float(held * INFER_COPIES)
+        return self._resident[key]
 
     def may_gather(self, param: Node, storage: Storage, chain: Chain | None) -> bool:
         """Whether the pins allow what a chain from where a parameter rests gathers."""
@@ -189,9 +197,8 @@ class ConfigTable:
             return True
         return all(gathers(param, step.axis, storage.regather) for step in chain.steps if step.name in GATHERS)
 
-    def _stored(self, param: Node, need: Sharding, storage: Storage, *, keep: bool) -> Use | None:
+    def _stored(self, param: Node, need: Sharding, storage: Storage, routes: Routes, *, keep: bool) -> Use | None:
         """A parameter that rests as ``storage`` and is read once, as ``need``."""
-        routes = self.moves.routes(param.type, gradient=self.problem.train)
         before, after = routes.states.index[storage.sharding], routes.states.index[need]
         gathered = bool(routes.gathered[before, after])
         if routes.length[before, after] < 0 or (storage.regather and not gathered):
