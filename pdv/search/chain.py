@@ -32,32 +32,31 @@ from pdv.search.variants import Variant, apply_rules
 
 
 @dataclass(frozen=True)
-class Priced:
-    """The best derivation at one price, made into its PCG, with its true seconds and bytes.
+class Made:
+    """The rewritten graph of a plan, what its nodes do, and both made into a PCG."""
 
-    No derivation has less ``cost_s + price * memory_bytes`` than ``value``. ``parts`` are by block, ``states`` by tied
-    parameter; ``tables`` are where they come from.
-    """
-
-    price: float
-    value: float
     graph: Graph
     steps: tuple[AlgebraicStep, ...]
     assignment: Assignment
     realized: Realized
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The best derivation at one price, with its seconds and bytes.
+
+    No derivation has less ``cost_s + price * memory_bytes`` than ``value``. ``parts`` are by block, ``states`` by tied
+    parameter; ``tables`` are where they come from. ``made`` is there where it had to be made to know what it costs.
+    """
+
+    price: float
+    value: float
+    cost_s: float
+    memory_bytes: float
     parts: tuple[Part, ...]
     states: tuple[int, ...]
     tables: Tables
-
-    @property
-    def cost_s(self) -> float:
-        """Seconds per step."""
-        return self.realized.cost.seconds
-
-    @property
-    def memory_bytes(self) -> float:
-        """Bytes per device that stay allocated."""
-        return self.realized.cost.memory_bytes
+    made: Made | None = None
 
 
 class Noticed:
@@ -87,25 +86,34 @@ class ChainSolver:
         self.tied = {param: TiedTable(self.configs, param, _reads(problem.graph, param)) for param in self._numbers}
         self.whole_bytes = whole_bytes(problem.graph)
         self._stages = Stages(problem, self.blocks, self.configs, self.tied, self._late)
+        self.plans: list[Priced] = []
 
-    def solve(self) -> Solution:
-        """The best assignment that fits.
+    def solve(self, limit: float | None = None) -> Solution:
+        """The best assignment that fits the problem's limit, or another one: what is known of one helps for the next.
 
         Raises:
             NoPlanFitsError: saying by how much the smallest plan is too large.
         """
+        limit = self.problem.memory_limit if limit is None else limit
         free = self.at_price(0.0)
-        if free.memory_bytes <= self.problem.memory_limit:
-            return self._solution(free, free.value)
-        best, bound = fitting(self, free)
-        return self._solution(best, bound)
+        if free.memory_bytes <= limit:
+            return self._solution(free, free.value, limit)
+        best, bound = fitting(self, limit)
+        return self._solution(best, bound, limit)
 
     def at_price(self, price: float) -> Priced:
-        """The exact optimum of seconds + price x bytes.
+        """The exact optimum of seconds + price x bytes; ``plans`` are those found so far.
 
         Raises:
             NoPlanFitsError: if pins leave no legal assignment at all.
         """
+        known = next((plan for plan in self.plans if plan.price == price), None)
+        if known is None:
+            known = self._at_price(price)
+            self.plans.append(known)
+        return known
+
+    def _at_price(self, price: float) -> Priced:
         if not all(table.states for table in self.tied.values()):
             raise self._no_legal_plan()
         bound = self._stages.bounded(price)
@@ -135,25 +143,44 @@ class ChainSolver:
         """True once no more should be tried."""
         return self._late()
 
-    def _solution(self, priced: Priced, bound: float) -> Solution:
+    def _solution(self, priced: Priced, bound: float, limit: float) -> Solution:
+        made = priced.made or self._made(priced.parts, priced.states)
+        cost = made.realized.cost
+        assert cost.memory_bytes <= limit, f"{cost.memory_bytes} bytes, of {limit} allowed"
         return Solution(
-            self.problem,
-            priced.graph,
-            priced.steps,
-            priced.assignment,
-            priced.cost_s,
-            priced.memory_bytes,
-            bound,
+            replace(self.problem, memory_limit=limit),
+            made.graph,
+            made.steps,
+            made.assignment,
+            cost.seconds,
+            cost.memory_bytes,
+            min(bound, cost.seconds),
             self.configs.states,
             sum(len(variants) for variants in self._stages.variants.values()),
             complete=not self._late.noticed,
-            realized=priced.realized,
+            realized=made.realized,
+            again=self.solve,
         )
 
     def assembled(
         self, parts: Sequence[Part], states: tuple[int, ...], price: float, value: float, tables: Tables
     ) -> Priced:
-        """The plan made of these parts, with its own price."""
+        """The plan made of these parts, with its own price: their sum, or if that is but a bound, the PCG's."""
+        if not self.exact or not all(table.exact for table in self.tied.values()):
+            made = self._made(parts, states)
+            cost = made.realized.cost
+            return Priced(price, value, cost.seconds, cost.memory_bytes, tuple(parts), states, tables, made)
+        own_s, own_bytes = self.own(states)
+        seconds = own_s + sum(part.seconds for part in parts)
+        num_bytes = own_bytes + sum(part.num_bytes for part in parts)
+        return Priced(price, value, seconds, num_bytes, tuple(parts), states, tables)
+
+    def own(self, states: Sequence[int]) -> tuple[float, float]:
+        """(seconds, bytes) that belong to no block: tied parameters, and what is whole on every device."""
+        found = [table.own_parts(state) for table, state in zip(self.tied.values(), states, strict=True)]
+        return sum(seconds for seconds, _ in found), self.whole_bytes + sum(held for _, held in found)
+
+    def _made(self, parts: Sequence[Part], states: Sequence[int]) -> Made:
         choices = [
             Choice(block, self._variant(block, part.number), part.configs, part.price)
             for block, part in zip(self.blocks, parts, strict=True)
@@ -162,8 +189,9 @@ class ChainSolver:
             param: table.states[state].storage for (param, table), state in zip(self.tied.items(), states, strict=True)
         }
         graph, assignment, steps = assemble(self.problem.graph, choices, storage)
-        realized = realize(replace(self.problem, graph=graph), assignment, self.configs.moves)
-        return Priced(price, value, graph, steps, assignment, realized, tuple(parts), states, tables)
+        return Made(
+            graph, steps, assignment, realize(replace(self.problem, graph=graph), assignment, self.configs.moves)
+        )
 
     def _variant(self, block: Block, number: int) -> Variant:
         """A variant of a block, which may have been found for an equal one."""

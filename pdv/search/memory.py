@@ -35,56 +35,64 @@ HOPELESS = 100.0
 STEPS = 4096
 
 
-def fitting(solver: ChainSolver, free: Priced) -> tuple[Priced, float]:
+def fitting(solver: ChainSolver, limit: float) -> tuple[Priced, float]:
     """(the best plan found that fits, what every plan that fits costs at least).
 
     Raises:
         NoPlanFitsError: saying by how much the smallest plan is too large.
     """
-    limit = solver.problem.memory_limit
-    plans = [free]
-    bound = free.value
-    large, small = free, _small_enough(solver, free, plans)
+    small = min(_within(solver, limit), key=_cost, default=None) or _small_enough(solver, limit)
+    large = min((plan for plan in solver.plans if plan.memory_bytes > limit), key=lambda plan: plan.memory_bytes)
     for _ in range(PRICES):
-        bound = max(bound, *(plan.value - plan.price * limit for plan in plans))
+        bound = _bound(solver, limit)
         if small.cost_s - bound <= GAP * small.cost_s or solver.late or large.memory_bytes <= small.memory_bytes:
             break
         price = (small.cost_s - large.cost_s) / (large.memory_bytes - small.memory_bytes)
-        if any(abs(price - plan.price) <= 1e-9 * price for plan in plans):
+        if any(abs(price - plan.price) <= 1e-9 * price for plan in solver.plans):
             break
         found = solver.at_price(price)
-        plans.append(found)
         if found.memory_bytes > limit:
             large = found
         elif found.cost_s < small.cost_s:
             small = found
         else:
             break
-    bound = max(bound, *(plan.value - plan.price * limit for plan in plans))
-    best = min((plan for plan in plans if plan.memory_bytes <= limit), key=lambda plan: plan.cost_s)
+    bound = _bound(solver, limit)
+    best = min(_within(solver, limit), key=_cost)
     if best.cost_s - bound > GAP * best.cost_s:
-        mixed = _mixed(solver, plans, best)
+        mixed = _mixed(solver, limit, best)
         if mixed is not None and mixed.memory_bytes <= limit and mixed.cost_s < best.cost_s:
             best = mixed
     return best, min(bound, best.cost_s)
 
 
-def _small_enough(solver: ChainSolver, free: Priced, plans: list[Priced]) -> Priced:
+def _cost(plan: Priced) -> float:
+    return plan.cost_s
+
+
+def _within(solver: ChainSolver, limit: float) -> list[Priced]:
+    return [plan for plan in solver.plans if plan.memory_bytes <= limit]
+
+
+def _bound(solver: ChainSolver, limit: float) -> float:
+    return max(plan.value - plan.price * limit for plan in solver.plans)
+
+
+def _small_enough(solver: ChainSolver, limit: float) -> Priced:
     """A plan that fits, memory made dearer until there is one, or none can be hoped for."""
-    limit = solver.problem.memory_limit
+    free = solver.plans[0]
     price = free.cost_s / max(limit, 1.0)
     while True:
         found = solver.at_price(price)
-        plans.append(found)
         if found.memory_bytes <= limit:
             return found
         if found.value - price * limit > HOPELESS * free.cost_s or not free.cost_s:
-            raise _refusal(solver, min(plans, key=lambda plan: plan.memory_bytes))
+            raise _refusal(solver, limit)
         price *= STEEPER
 
 
-def _refusal(solver: ChainSolver, smallest: Priced) -> NoPlanFitsError:
-    limit, needed = solver.problem.memory_limit, smallest.memory_bytes
+def _refusal(solver: ChainSolver, limit: float) -> NoPlanFitsError:
+    needed = min(plan.memory_bytes for plan in solver.plans)
     return NoPlanFitsError(
         f"the smallest plan on {solver.problem.mesh} needs {MEMORY.format(needed)} per device, the limit is "
         f"{MEMORY.format(limit)} ({MEMORY.format(needed - limit)} too much)",
@@ -105,15 +113,10 @@ class _Front:
     origin: np.ndarray[Any, np.dtype[np.int64]]
 
 
-def _mixed(solver: ChainSolver, plans: Sequence[Priced], best: Priced) -> Priced | None:
+def _mixed(solver: ChainSolver, limit: float, best: Priced) -> Priced | None:
     """The best plan whose blocks each do as in some of the plans (tied parameters as in ``best``)."""
-    limit = solver.problem.memory_limit
-    options = _options(solver, plans, best.states)
-    own_s = own_bytes = 0.0
-    for table, state in zip(solver.tied.values(), best.states, strict=True):
-        seconds, held = table.own_parts(state)
-        own_s, own_bytes = own_s + seconds, own_bytes + held
-    room = limit - own_bytes - solver.whole_bytes
+    options = _options(solver, solver.plans, best.states)
+    room = limit - solver.own(best.states)[1]
     fronts: dict[Sharding | None, _Front] = {None: _Front(np.zeros(1), np.zeros(1), np.zeros((1, 3), dtype=np.int64))}
     history = []
     for block in solver.blocks:

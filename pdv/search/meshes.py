@@ -90,7 +90,7 @@ def search_meshes(
         states += found.states
         complete = complete and found.complete
         if best is None or found.cost.seconds < best.cost.seconds:
-            best = found
+            best = replace(found, solution=replace(found.solution, again=None))  # its tables may go
     if best is None:
         raise min(refused, key=lambda error: error.needed_bytes)
     tried = len(bounds) + len(refused)
@@ -120,8 +120,9 @@ def search_mesh(problem: Problem, strategy: Strategy = backtrack, budget: Budget
         if least >= limit:
             continue  # nothing would be left for what stays
         room = replace(problem, memory_limit=limit - least, working_limit=_under(below))
+        again = first.solution.again if math.isinf(below) else None
         try:
-            found = _found(room, strategy, share)
+            found = _as_found(again(room.memory_limit)) if again else _found(room, strategy, share)
         except NoPlanFitsError as error:
             nearest = min(nearest, error.needed_bytes + least)
             bounds.append(error.bound_s)
@@ -170,7 +171,11 @@ def _found(problem: Problem, strategy: Strategy, budget: Budget) -> Found:
             mend="Pin a mesh with fewer axes",
             bound_s=0.0,
         ) from error
-    made = solution.realized or realize(replace(problem, graph=solution.graph), solution.assignment)
+    return _as_found(solution)
+
+
+def _as_found(solution: Solution) -> Found:
+    made = solution.realized or realize(replace(solution.problem, graph=solution.graph), solution.assignment)
     return Found(solution, made.derived, made.cost, solution.lower_bound_s, solution.states, complete=solution.complete)
 
 
