@@ -59,9 +59,10 @@ CLAIMED = (
     Case("llama-3-8b", (4, 4, 4), 64, 32),
     Case("llama-3-8b", (8, 8, 8), 256, 32),
     Case("llama-3-8b", (8, 8), 64, 32, 16.0),
-    Case("llama-3-405b", (128, 8), 256, 126, 1024.0),
+    Case("llama-3-405b", (128, 8), 256, 126),
     Case("inception-v3", (8, 8), 512),
 )
+# with room, so that growth is that of the program and the mesh
 LAYERS = tuple(Case("llama-3-405b", (128, 8), 256, layers, 1024.0) for layers in (8, 16, 32, 64, 126))
 DEVICES = tuple(Case("llama-3-8b", mesh, 256, 32, 1024.0) for mesh in ((8,), (2, 8), (8, 8), (32, 8), (128, 8)))
 SMOKE = (Case("mlp", (2, 2), 64),)
@@ -133,11 +134,11 @@ def plan(case: Case, folder: Path) -> dict[str, Any]:
 
         written_s = 0.0
 
-        def assembled(self, *args: Any) -> Any:  # Any: passed on
+        def made(self, *args: Any) -> Any:  # Any: passed on
             began = time.process_time()
-            priced = super().assembled(*args)
+            made = super().made(*args)
             Timed.written_s += time.process_time() - began
-            return priced
+            return made
 
     graph = read_source(folder)
     problems = problems_of(case, graph)
@@ -194,6 +195,8 @@ def claim(record: Record) -> None:
     for what, cases in (("layers 8 to 126", LAYERS), ("devices 8 to 1,024", DEVICES)):
         first, last = by_name[cases[0].name], by_name[cases[-1].name]
         record.claim(f"{what}: growth of search", last["search_cpu_s"] / first["search_cpu_s"], "x")
+        decided = [row["search_cpu_s"] - row["written_cpu_s"] for row in (first, last)]
+        record.claim(f"{what}: the same until the plan is decided, not yet written out", decided[1] / decided[0], "x")
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:

@@ -144,7 +144,7 @@ class ChainSolver:
         return self._late()
 
     def _solution(self, priced: Priced, bound: float, limit: float) -> Solution:
-        made = priced.made or self._made(priced.parts, priced.states)
+        made = priced.made or self.made(priced.parts, priced.states)
         cost = made.realized.cost
         assert cost.memory_bytes <= limit, f"{cost.memory_bytes} bytes, of {limit} allowed"
         return Solution(
@@ -167,7 +167,7 @@ class ChainSolver:
     ) -> Priced:
         """The plan made of these parts, with its own price: their sum, or if that is but a bound, the PCG's."""
         if not self.exact or not all(table.exact for table in self.tied.values()):
-            made = self._made(parts, states)
+            made = self.made(parts, states)
             cost = made.realized.cost
             return Priced(price, value, cost.seconds, cost.memory_bytes, tuple(parts), states, tables, made)
         own_s, own_bytes = self.own(states)
@@ -180,7 +180,8 @@ class ChainSolver:
         found = [table.own_parts(state) for table, state in zip(self.tied.values(), states, strict=True)]
         return sum(seconds for seconds, _ in found), self.whole_bytes + sum(held for _, held in found)
 
-    def _made(self, parts: Sequence[Part], states: Sequence[int]) -> Made:
+    def made(self, parts: Sequence[Part], states: Sequence[int]) -> Made:
+        """The rewritten graph of these parts, its assignment, and both made into a PCG."""
         choices = [
             Choice(block, self._variant(block, part.number), part.configs, part.price)
             for block, part in zip(self.blocks, parts, strict=True)
