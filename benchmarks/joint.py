@@ -7,8 +7,8 @@ Sequential: the best algebra on one device by the same cost model and rules, tha
 parallelism; where the joint plan's graph is the cheapest alone, that is the best algebra. Parallel only: the graph as
 it was written. "Alone" is what the joint plan's rewrites cost on one device: its graph's price there over the source's.
 Above one, a search that rewrites first would never have taken them. The joint search is done once more where memory is
-short: "kept" limits what stays allocated to 0.7 of what the joint plan keeps (working sets, which the certificate does
-not bound, left out). Its certified gap is claimed beside that of the plans with room.
+short: "kept" limits what stays allocated to 0.7 of what the joint plan keeps (working sets left out). Its certified gap
+is claimed beside that of the plans with room.
 """
 
 from __future__ import annotations

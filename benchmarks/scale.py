@@ -10,6 +10,7 @@ number of layers on one mesh, and the number of devices under one model.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 import time
@@ -41,10 +42,7 @@ class Case:
     @property
     def devices(self) -> int:
         """How many there are."""
-        total = 1
-        for size in self.mesh:
-            total *= size
-        return total
+        return math.prod(self.mesh)
 
     @property
     def name(self) -> str:
@@ -114,8 +112,8 @@ def export(case: Case, folder: Path) -> dict[str, float]:
     from pdv.source import write_source
 
     if case.layers:
-        config = {"llama-3-8b": shapes.LLAMA_3_8B, "llama-3-405b": shapes.LLAMA_3_405B}[case.model]
-        graph = load_program(*shapes.llama(case.batch, 2048, config, num_hidden_layers=case.layers)).graph
+        made = shapes.llama(case.batch, 2048, shapes.LLAMAS[case.model], num_hidden_layers=case.layers)
+        graph = load_program(*made).graph
     else:
         graph = shapes.program(case.model, case.batch).graph
     write_source(graph, folder)

@@ -174,44 +174,20 @@ class Atoms:
         self, formulas: dict[int, list[Formula]], multiples: dict[int, int], free: dict[int, int]
     ) -> tuple[dict[int, int], int | None]:
         """All sizes that follow from the free ones; and an atom that comes out too small, uncut or in two ways."""
-        sizes = dict(free)
-        readers: dict[int, list[tuple[int, Formula]]] = {}
-        missing: dict[Formula, int] = {}
-        ready: deque[tuple[int, Formula]] = deque()
-        for root, following in formulas.items():
-            for formula in following:
-                unknown = {atom for factors in formula.inputs for atom in factors if atom not in sizes}
-                missing[formula] = len(unknown)
-                for atom in sorted(unknown):
-                    readers.setdefault(atom, []).append((root, formula))
-                if not unknown:
-                    ready.append((root, formula))
+        follow = _Following(formulas, dict(free))
         for start in formulas:
-            self._settle(ready, readers, missing, sizes)
-            if start not in sizes:  # a circle (a convolution that keeps its size, beside a skip): one of it is free
-                free[start] = sizes[start] = _small(self.extents[start], multiples.get(start, 1), 2, {})
-                _tell(start, ready, readers, missing)
-        self._settle(ready, readers, missing, sizes)
+            follow.settle()
+            if start not in follow.sizes:  # a circle (a convolution that keeps its size, beside a skip): one is free
+                free[start] = _small(self.extents[start], multiples.get(start, 1), 2, {})
+                follow.tell(start, free[start])
+        follow.settle()
+        sizes = follow.sizes
         for root, following in formulas.items():
             size = sizes[root]
             agree = all(formula.value(sizes) == size for formula in following)
             if size < 2 or size % multiples.get(root, 1) or not agree:
                 return sizes, root
         return sizes, None
-
-    def _settle(
-        self,
-        ready: deque[tuple[int, Formula]],
-        readers: dict[int, list[tuple[int, Formula]]],
-        missing: dict[Formula, int],
-        sizes: dict[int, int],
-    ) -> None:
-        """Compute what is ready, and what becomes so."""
-        while ready:
-            root, formula = ready.popleft()
-            if root not in sizes:
-                sizes[root] = formula.value(sizes)
-                _tell(root, ready, readers, missing)
 
     def _grow(
         self, root: int, formulas: dict[int, list[Formula]], multiples: dict[int, int], free: dict[int, int]
@@ -245,17 +221,37 @@ class Atoms:
         return atom
 
 
-def _tell(
-    atom: int,
-    ready: deque[tuple[int, Formula]],
-    readers: dict[int, list[tuple[int, Formula]]],
-    missing: dict[Formula, int],
-) -> None:
-    """An atom's size is known: formulas that wait for nothing else are ready."""
-    for root, formula in readers.get(atom, ()):
-        missing[formula] -= 1
-        if not missing[formula]:
-            ready.append((root, formula))
+class _Following:
+    """Sizes that follow from others, computed as soon as all of these are known."""
+
+    def __init__(self, formulas: dict[int, list[Formula]], sizes: dict[int, int]) -> None:
+        self.sizes = sizes
+        self._readers: dict[int, list[tuple[int, Formula]]] = {}
+        self._missing: dict[Formula, int] = {}
+        self._ready: deque[tuple[int, Formula]] = deque()
+        for root, following in formulas.items():
+            for formula in following:
+                unknown = {atom for factors in formula.inputs for atom in factors if atom not in sizes}
+                self._missing[formula] = len(unknown)
+                for atom in sorted(unknown):
+                    self._readers.setdefault(atom, []).append((root, formula))
+                if not unknown:
+                    self._ready.append((root, formula))
+
+    def settle(self) -> None:
+        """Compute what is ready, and what becomes so."""
+        while self._ready:
+            root, formula = self._ready.popleft()
+            if root not in self.sizes:
+                self.tell(root, formula.value(self.sizes))
+
+    def tell(self, atom: int, size: int) -> None:
+        """An atom's size is known: formulas that wait for nothing else are ready."""
+        self.sizes[atom] = size
+        for root, formula in self._readers.get(atom, ()):
+            self._missing[formula] -= 1
+            if not self._missing[formula]:
+                self._ready.append((root, formula))
 
 
 def _small(extent: int, multiple: int, floor: int, used: dict[int, int]) -> int:

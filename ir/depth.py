@@ -12,13 +12,13 @@ Entry point: ``shorten``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from ir.builder import Builder
-from ir.graph import Graph, Node, param_view
+from ir.graph import Graph, Node, bottlenecks, param_view
 from ir.mesh import Mesh
 from ir.sharding import Sharding
 from ir.types import TensorType
@@ -193,15 +193,7 @@ class Chain:
     @cached_property
     def ends(self) -> list[Node]:
         """The bottlenecks, in order."""
-        order = {node: at for at, node in enumerate(self.flow)}
-        last = {node: max((order[x] for x in self.graph.users[node]), default=-1) for node in self.flow}
-        found: list[Node] = []
-        reach = -1  # the last place where anything made so far is read
-        for at, node in enumerate(self.flow):
-            if reach <= at < last[node]:
-                found.append(node)
-            reach = max(reach, last[node])
-        return found
+        return [self.flow[at] for at in bottlenecks(self.flow, self.graph.users)]
 
     @cached_property
     def _place(self) -> dict[Node, int]:
@@ -212,34 +204,37 @@ class Chain:
         return self.flow[self._place[self.ends[start]] + 1 : self._place[self.ends[end]] + 1]
 
     @cached_property
-    def _weights(self) -> Callable[[Node], tuple[str, ...]]:
+    def _weights(self) -> dict[Node, tuple[str, ...]]:
         """Stored tensors that a node reads, itself or through what depends on weights alone."""
-        known: dict[Node, tuple[str, ...]] = {}
+        found: dict[Node, tuple[str, ...]] = {}
+        for node in self.graph.nodes:
+            read = list(sources_of(node)) if node.op.name == "param" else []
+            for x in node.operands:
+                if self._depends[x] == (False, True):
+                    read += found[x]
+            found[node] = tuple(dict.fromkeys(read))
+        return found
 
-        def of(node: Node) -> tuple[str, ...]:
-            if node not in known:
-                found = list(sources_of(node)) if node.op.name == "param" else []
-                for x in node.operands:
-                    if self._depends[x] == (False, True):
-                        found += of(x)
-                known[node] = tuple(dict.fromkeys(found))
-            return known[node]
-
-        return of
+    @cached_property
+    def _outputs(self) -> dict[Node, list[str]]:
+        found: dict[Node, list[str]] = {}
+        for name, node in self.graph.outputs:
+            found.setdefault(node, []).append(name)
+        return found
 
     @cached_property
     def _readers(self) -> dict[str, tuple[int, int]]:
         """Stored tensor -> first and last place in ``flow`` where it is read."""
         found: dict[str, tuple[int, int]] = {}
         for at, node in enumerate(self.flow):
-            for source in self._weights(node):
+            for source in self._weights[node]:
                 found[source] = (found.get(source, (at, at))[0], at)
         return found
 
     def own(self, start: int, end: int) -> tuple[str, ...]:
         """Stored tensors that are read between two bottlenecks and nowhere else, in order of first use."""
         low, high = self._place[self.ends[start]], self._place[self.ends[end]]
-        read = dict.fromkeys(source for node in self.between(start, end) for source in self._weights(node))
+        read = dict.fromkeys(source for node in self.between(start, end) for source in self._weights[node])
         return tuple(s for s in read if low < self._readers[s][0] and self._readers[s][1] <= high)
 
     def read_before(self, of_run: set[str]) -> list[frozenset[str]]:
@@ -248,7 +243,7 @@ class Chain:
         read: set[str] = set()
         bottlenecks = set(self.ends)
         for node in self.flow:
-            read.update(source for source in self._weights(node) if source in of_run)
+            read.update(source for source in self._weights[node] if source in of_run)
             if node in bottlenecks:
                 found.append(frozenset(read))
         return found
@@ -258,19 +253,16 @@ class Chain:
         local = {source: f"own {number}" for number, source in enumerate(own)}
         first = self.ends[start]
         named = {first: f"source {first.type} {self.shardings[first]}"}
-        outputs: dict[Node, list[str]] = {}
-        for name, node in self.graph.outputs:
-            outputs.setdefault(node, []).append(name)
         lines = []
         for number, node in enumerate(self.between(start, end)):
             operands = [named[x] if x in named else self._outside(x, local) for x in node.operands]
-            lines.append(f"{_described(node)} {operands} {outputs.get(node, '')}")
+            lines.append(f"{_described(node)} {operands} {self._outputs.get(node, '')}")
             named[node] = f"%{number}"
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def _outside(self, node: Node, local: Mapping[str, str]) -> str:
         """An operand that does not flow: what is made of own weights by position, all else by content."""
-        if not any(source in local for source in self._weights(node)):
+        if not any(source in local for source in self._weights[node]):
             return node.digest
         if node.op.name != "param":
             return f"{_described(node)}({', '.join(self._outside(x, local) for x in node.operands)})"

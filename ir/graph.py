@@ -7,7 +7,7 @@ tensor) and ``const`` (a known array). Structure is hashed bottom-up; names of i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -147,6 +147,23 @@ class Graph:
         lines = [f"{name}:{node.digest}" for name, node in (*self.outputs, *self.updates)]
         lines += [node.digest for node in self.inputs]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+def bottlenecks(nodes: Sequence[Node], users: Mapping[Node, Sequence[Node]]) -> list[int]:
+    """Places in ``nodes`` (operands first) of values that are read on, and on which alone all behind them depends.
+
+    Only ``nodes`` count as readers and as values. These are the post-dominators at which Unity splits (OSDI'22,
+    section 6.2).
+    """
+    place = {node: at for at, node in enumerate(nodes)}
+    last = [max((place.get(user, -1) for user in users[node]), default=-1) for node in nodes]
+    found: list[int] = []
+    reach = -1  # the last place where anything made before is read
+    for at, end in enumerate(last):
+        if reach <= at < end:
+            found.append(at)
+        reach = max(reach, end)
+    return found
 
 
 def apply_view(array: np.ndarray[Any, Any], view: View) -> np.ndarray[Any, Any]:

@@ -15,9 +15,9 @@ from ir.sharding import Sharding
 from ir.verify import infer_shardings
 from pdv.derivation import operators, replayed
 from pdv.document import read_problem
-from pdv.pcg.derive import Derived, derive
-from pdv.pcg.plan_cost import PlanCost, plan_cost
-from pdv.pcg.redistribute import Redistribution
+from pdv.pcg.derive import Derived
+from pdv.pcg.plan_cost import PlanCost
+from pdv.pcg.realize import realize
 from pdv.pins import RoleOf, load_pins
 from pdv.plan import read_document
 from pdv.problem import Assignment, Problem
@@ -97,10 +97,9 @@ def loaded(document: Document, graph: Graph) -> Loaded:
     except (KeyError, TypeError) as error:
         raise UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote") from error
     problem = replace(source, graph=rewritten)
-    derived = derive(problem, assignment, Redistribution(problem.mesh, problem.axes))
-    cost = plan_cost(problem, derived.pcg)
-    shardings = infer_shardings(derived.pcg, problem.mesh)
-    return Loaded(document, source, problem, assignment, derived, cost, shardings, RoleOf())
+    made = realize(problem, assignment)
+    shardings = infer_shardings(made.derived.pcg, problem.mesh)
+    return Loaded(document, source, problem, assignment, made.derived, made.cost, shardings, RoleOf())
 
 
 def _limited(problem: Problem, document: Document) -> Problem:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ir.graph import Graph, Node
+from ir.graph import Graph, Node, bottlenecks
 from pdv.rewrite.match import matches
 from pdv.rewrite.rule import Rule
 
@@ -46,7 +46,8 @@ def split_blocks(graph: Graph, rules: Sequence[Rule] = ()) -> tuple[Block, ...]:
     Small neighbours that a match of one of ``rules`` spans are one block.
     """
     nodes = _in_place(graph)
-    ends = _merged(nodes, _bottlenecks(graph, nodes), graph, rules)
+    final = [len(nodes) - 1] if nodes else []
+    ends = _merged(nodes, [*bottlenecks(nodes, graph.users), *final], graph, rules)
     tied = tied_params(graph)
     blocks: list[Block] = []
     start = 0
@@ -60,21 +61,6 @@ def split_blocks(graph: Graph, rules: Sequence[Rule] = ()) -> tuple[Block, ...]:
         blocks.append(block_of(source, block_nodes, None if last else nodes[end], outputs, updates, tied))
         start, source = end + 1, nodes[end]
     return tuple(blocks)
-
-
-def _bottlenecks(graph: Graph, nodes: Sequence[Node]) -> list[int]:
-    """Indices of the nodes that a block may end with."""
-    order = {node: index for index, node in enumerate(nodes)}
-    last_use = {node: max((order[user] for user in graph.users[node]), default=-1) for node in nodes}
-    ends: list[int] = []
-    live: set[Node] = set()
-    for index, node in enumerate(nodes):
-        live = {value for value in live if last_use[value] > index}
-        if last_use[node] > index:
-            live.add(node)
-        if index == len(nodes) - 1 or live == {node}:
-            ends.append(index)
-    return ends
 
 
 def _merged(nodes: Sequence[Node], ends: list[int], graph: Graph, rules: Sequence[Rule]) -> list[int]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ir.errors import NoPlanFitsError
-from ir.graph import Graph, Node
+from ir.graph import Graph
 from pdv.pcg.plan_cost import whole_bytes
 from pdv.pcg.realize import Realized, realize
 from pdv.pcg.redistribute import Redistribution
@@ -26,8 +25,9 @@ from pdv.search.configs import ConfigTable
 from pdv.search.exact import TooWideError
 from pdv.search.memory import fitting
 from pdv.search.refine import Part, Tables
+from pdv.search.refusals import no_legal_plan
 from pdv.search.stage import Stages
-from pdv.search.tied import TiedTable
+from pdv.search.tied import TiedTable, reads
 from pdv.search.variants import Variant, apply_rules
 
 
@@ -83,7 +83,8 @@ class ChainSolver:
         self.blocks = tuple(replace(block, key=block.key + problem.pins.mark(block.nodes)) for block in blocks)
         self._numbers = tied_params(problem.graph)
         self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), self._numbers)
-        self.tied = {param: TiedTable(self.configs, param, _reads(problem.graph, param)) for param in self._numbers}
+        nodes = problem.graph.nodes
+        self.tied = {param: TiedTable(self.configs, param, reads(nodes, param)) for param in self._numbers}
         self.whole_bytes = whole_bytes(problem.graph)
         self._stages = Stages(problem, self.blocks, self.configs, self.tied, self._late)
         self.plans: list[Priced] = []
@@ -115,23 +116,16 @@ class ChainSolver:
 
     def _at_price(self, price: float) -> Priced:
         if not all(table.states for table in self.tied.values()):
-            raise self._no_legal_plan()
+            raise no_legal_plan(self.problem)
         bound = self._stages.bounded(price)
         if not np.isfinite(bound.value):
-            raise self._no_legal_plan()
+            raise no_legal_plan(self.problem)
         tables = Tables(self._stages, price, bound)
         settled = tables.settle()
         if settled is None:
             raise TooWideError("a block, close to its bound")
         states, parts = settled
         return self.assembled(parts, states, price, tables.value + price * self.whole_bytes, tables)
-
-    def _no_legal_plan(self) -> NoPlanFitsError:
-        return NoPlanFitsError(
-            f"no legal plan of {self.problem.graph.name} on {self.problem.mesh} keeps the pins "
-            f"({self.problem.pins.name})",
-            mend="Loosen a pin, or change the mesh so that sizes divide",
-        )
 
     @property
     def exact(self) -> bool:
@@ -199,7 +193,3 @@ class ChainSolver:
         rules = {rule.name: rule for rule in self.problem.rules}
         names = self._stages.variants[block.key][number].rules
         return apply_rules(block, tuple(rules[name] for name in names), self._numbers)
-
-
-def _reads(graph: Graph, param: Node) -> list[tuple[Node, int]]:
-    return [(node, i) for node in graph.nodes for i, operand in enumerate(node.operands) if operand is param]

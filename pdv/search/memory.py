@@ -16,8 +16,8 @@ import numpy as np
 
 from ir.errors import NoPlanFitsError
 from ir.sharding import Sharding
-from pdv.cluster.units import MEMORY
 from pdv.search.exact import Table
+from pdv.search.refusals import too_large
 
 if TYPE_CHECKING:
     from pdv.search.chain import ChainSolver, Priced
@@ -94,8 +94,7 @@ def _small_enough(solver: ChainSolver, limit: float) -> Priced:
 def _refusal(solver: ChainSolver, limit: float) -> NoPlanFitsError:
     needed = min(plan.memory_bytes for plan in solver.plans)
     return NoPlanFitsError(
-        f"the smallest plan on {solver.problem.mesh} needs {MEMORY.format(needed)} per device, the limit is "
-        f"{MEMORY.format(limit)} ({MEMORY.format(needed - limit)} too much)",
+        f"the smallest plan on {solver.problem.mesh} {too_large(needed, limit)}",
         mend=f"Use about {needed / limit:.1f} times as many devices, a smaller batch, or a narrower type",
         needed_bytes=needed,
     )

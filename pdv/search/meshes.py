@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster.units import MEMORY
-from pdv.pcg.derive import Derived, derive
+from pdv.pcg.derive import Derived
 from pdv.pcg.plan_cost import PlanCost
-from pdv.pcg.realize import realize
-from pdv.pcg.redistribute import Redistribution
+from pdv.pcg.realize import Realized, realize
 from pdv.problem import Problem, Solution
 from pdv.search.exact import TooWideError
 from pdv.search.strategies.backtrack import backtrack
@@ -175,11 +174,10 @@ def _found(problem: Problem, strategy: Strategy, budget: Budget) -> Found:
 
 
 def _as_found(solution: Solution) -> Found:
-    made = solution.realized or realize(replace(solution.problem, graph=solution.graph), solution.assignment)
+    made = solution.realized or realized(solution)
     return Found(solution, made.derived, made.cost, solution.lower_bound_s, solution.states, complete=solution.complete)
 
 
-def derive_solution(solution: Solution) -> Derived:
-    """The PCG of a solution."""
-    problem = replace(solution.problem, graph=solution.graph)
-    return derive(problem, solution.assignment, Redistribution(problem.mesh, problem.axes))
+def realized(solution: Solution) -> Realized:
+    """The PCG of a solution with its price, made afresh."""
+    return realize(replace(solution.problem, graph=solution.graph), solution.assignment)

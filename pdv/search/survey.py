@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ir.graph import Graph, Node
+from ir.graph import Node
 from ir.mesh import Mesh
 from ir.sharding import Sharding
 from pdv.pcg.redistribute import Redistribution, all_shardings
@@ -20,7 +20,7 @@ from pdv.search.block_table import BlockSolver, Solved
 from pdv.search.blocks import Block, tied_params
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import Table
-from pdv.search.tied import TiedTable
+from pdv.search.tied import TiedTable, reads
 
 LIMIT = 1_000_000  # entries of a table: beyond, a bound is good enough here
 
@@ -50,7 +50,7 @@ class _Axis:
         self._moves = Redistribution(problem.mesh, problem.axes)
         numbers = tied_params(problem.graph)
         self._configs = ConfigTable(self._problem, self._moves, numbers)
-        self._tied = {param: TiedTable(self._configs, param, reads(problem.graph, param)) for param in numbers}
+        self._tied = {param: TiedTable(self._configs, param, reads(problem.graph.nodes, param)) for param in numbers}
         self._least: dict[Node, float] = {}
 
     def table(self, block: Block) -> Table:
@@ -81,11 +81,6 @@ def by_sink(solved: Solved, wanted: Sequence[Sharding]) -> Table:
         if sharding in solved.sinks:
             spread[:, number] = table[:, solved.sinks.index(sharding)]
     return spread
-
-
-def reads(graph: Graph, param: Node) -> Sequence[tuple[Node, int]]:
-    """Who reads a parameter, and as which operand."""
-    return [(node, i) for node in graph.nodes for i, operand in enumerate(node.operands) if operand is param]
 
 
 def gain(found: Sequence[Table], before: Sequence[Table]) -> tuple[float, float]:

@@ -106,3 +106,8 @@ class TiedTable:
     def _ways(self, storage: Storage) -> Ways:
         routes = self._configs.moves.routes(self.param.type, gradient=self._configs.problem.train)
         return Ways(routes, storage.sharding)
+
+
+def reads(nodes: Sequence[Node], param: Node) -> list[tuple[Node, int]]:
+    """Who of ``nodes`` reads a parameter, and as which operand."""
+    return [(node, i) for node in nodes for i, operand in enumerate(node.operands) if operand is param]

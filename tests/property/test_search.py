@@ -23,7 +23,7 @@ from pdv.problem import Problem
 from pdv.search import refine, stage
 from pdv.search.chain import ChainSolver
 from pdv.search.exact import TooWideError
-from pdv.search.meshes import derive_solution, search_mesh
+from pdv.search.meshes import realized, search_mesh
 from tests.pdv.search.oracle import Oracle, TooManyPlansError
 from tests.pdv.worlds import f32, problem, random_graph
 
@@ -50,7 +50,7 @@ def check_exact(of: Problem) -> None:
     if solver.exact:
         assert solution.cost_s == pytest.approx(best, rel=1e-9)
         assert solution.lower_bound_s == pytest.approx(best, rel=1e-9)
-    assert plan_cost(of, derive_solution(solution).pcg).seconds == solution.cost_s
+    assert plan_cost(of, realized(solution).derived.pcg).seconds == solution.cost_s
 
 
 def check_limits(of: Problem, shares: tuple[float, ...]) -> None:
@@ -231,5 +231,5 @@ def test_readers_that_can_do_nothing_are_no_plan() -> None:
 def test_what_is_found_is_equal_to_its_source() -> None:
     for seed in range(8):
         of = drawn(seed, (*ONE_AXIS, *TWO_AXES), most=5)
-        pcg = derive_solution(ChainSolver(of).solve()).pcg
+        pcg = realized(ChainSolver(of).solve()).derived.pcg
         verify_equal(of.graph, pcg, of.mesh, gradients=of.train)

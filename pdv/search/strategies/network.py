@@ -13,11 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from ir.errors import NoPlanFitsError
 from ir.graph import Node
 from ir.operator import Split
-from pdv.pcg.derive import derive
-from pdv.pcg.plan_cost import plan_cost, whole_bytes
+from pdv.pcg.plan_cost import whole_bytes
+from pdv.pcg.realize import realize
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Assignment, Problem, Storage
 from pdv.search.block_table import BlockSolver
@@ -25,8 +24,9 @@ from pdv.search.blocks import block_of, tied_params
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import Factor, Table, Variable
 from pdv.search.network import Network
+from pdv.search.refusals import no_legal_plan
 from pdv.search.sharing import EXACT_WANTS
-from pdv.search.tied import TiedTable
+from pdv.search.tied import TiedTable, reads
 
 Values = dict[Variable, int]
 
@@ -135,7 +135,7 @@ class Flattened:
         graph = problem.graph
         numbers = tied_params(graph)
         self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), numbers)
-        self._tied = {param: TiedTable(self.configs, param, _reads(graph.nodes, param)) for param in numbers}
+        self._tied = {param: TiedTable(self.configs, param, reads(graph.nodes, param)) for param in numbers}
         self.nodes = tuple(node for node in graph.nodes if not node.is_leaf)
         outputs = tuple(node for _, node in graph.outputs if not node.is_leaf)
         updates = tuple(node for _, node in graph.updates if not node.is_leaf)
@@ -181,20 +181,8 @@ class Flattened:
             for operand, kept in config.storage(flat.price):
                 storage.setdefault(node.operands[operand], kept)
         assignment = Assignment(splits, storage)
-        cost = plan_cost(self.problem, derive(self.problem, assignment, self.configs.moves).pcg)
+        cost = realize(self.problem, assignment, self.configs.moves).cost
         return Plain(assignment, cost.seconds, cost.memory_bytes)
-
-
-def no_legal_plan(problem: Problem) -> NoPlanFitsError:
-    """The error of pins that contradict each other."""
-    return NoPlanFitsError(
-        f"no legal plan of {problem.graph.name} on {problem.mesh} keeps the pins ({problem.pins.name})",
-        mend="Loosen a pin, or change the mesh so that sizes divide",
-    )
-
-
-def _reads(nodes: Sequence[Node], param: Node) -> list[tuple[Node, int]]:
-    return [(node, i) for node in nodes for i, operand in enumerate(node.operands) if operand is param]
 
 
 def _terms(factors: Sequence[Factor], network: Network, illegal: float) -> tuple[Term, ...]:

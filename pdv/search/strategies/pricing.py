@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ir.errors import NoPlanFitsError
-from pdv.cluster.units import MEMORY
 from pdv.problem import Problem, Solution
+from pdv.search.refusals import no_legal_plan, too_large
 from pdv.search.strategies.budget import Budget, Clock, Strategy
 from pdv.search.strategies.decode import greedy
-from pdv.search.strategies.network import Flat, Flattened, Plain, Values, no_legal_plan
+from pdv.search.strategies.network import Flat, Flattened, Plain, Values
 
 BISECTIONS = 6
 MAX_RAISES = 6  # each makes memory sixteen times dearer: at the last nothing else counts
@@ -118,8 +118,7 @@ class _Search:
             assert self._smallest is not None
             needed = self._smallest.memory_bytes
             raise NoPlanFitsError(
-                f"the smallest plan met on {self._problem.mesh} needs {MEMORY.format(needed)} per device, the limit is "
-                f"{MEMORY.format(limit)} ({MEMORY.format(needed - limit)} too much)",
+                f"the smallest plan met on {self._problem.mesh} {too_large(needed, limit)}",
                 mend="Give the search more time, or search with backtrack, which decides whether there is one",
                 needed_bytes=needed,
                 bound_s=self._bound,

@@ -20,7 +20,7 @@ from pdv.frontend.program import Weights
 from pdv.plan import import_package
 from pdv.rewrite.algebra import RULES
 from pdv.search.chain import ChainSolver
-from pdv.search.meshes import derive_solution
+from pdv.search.meshes import realized
 from tests.pdv.worlds import f32, problem
 
 WIDTH, HEADS = 24, 4
@@ -54,7 +54,7 @@ def stored(graph: Graph) -> dict[str, np.ndarray]:
 def test_joined_parameters_run_train_and_are_saved_as_the_source_has_them(tmp_path: Path, kv: int) -> None:
     of = problem(encoder(kv=kv), Mesh(()), rules=RULES)
     solution = ChainSolver(of).solve()
-    pcg = derive_solution(solution).pcg
+    pcg = realized(solution).derived.pcg
     steps = to_steps(solution)
     assert {step["rule"] for step in steps} & {"fuse-three-biased-linears", "fuse-biased-linears"}
     assert replay(of, steps).digest == pcg.digest

@@ -17,7 +17,7 @@ from ir.operator import Split
 from pdv.emit import header
 from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Pins, Problem, Solution
-from pdv.search.meshes import derive_solution, search_meshes
+from pdv.search.meshes import realized, search_meshes
 from pdv.search.strategies import STRATEGIES, Budget
 from pdv.search.strategies.network import Flattened
 from tests.pdv.search.oracle import Oracle, TooManyPlansError
@@ -63,7 +63,7 @@ def small(count: int) -> tuple[tuple[Problem, Oracle], ...]:
 def legal(solution: Solution) -> Solution:
     """What is said of it is true: it computes what its source computes, at the price stated."""
     of = solution.problem
-    pcg = derive_solution(solution).pcg
+    pcg = realized(solution).derived.pcg
     verify_equal(of.graph, pcg, of.mesh, gradients=of.train, trials=1)
     cost = plan_cost(replace(of, graph=solution.graph), pcg)
     assert (cost.seconds, cost.memory_bytes) == (solution.cost_s, solution.memory_bytes)

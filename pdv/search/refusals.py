@@ -1,0 +1,23 @@
+"""Why there is no plan, in the same words whichever search says so."""
+
+from __future__ import annotations
+
+from ir.errors import NoPlanFitsError
+from pdv.cluster.units import MEMORY
+from pdv.problem import Problem
+
+
+def no_legal_plan(problem: Problem) -> NoPlanFitsError:
+    """The error of pins that contradict each other."""
+    return NoPlanFitsError(
+        f"no legal plan of {problem.graph.name} on {problem.mesh} keeps the pins ({problem.pins.name})",
+        mend="Loosen a pin, or change the mesh so that sizes divide",
+    )
+
+
+def too_large(needed: float, limit: float) -> str:
+    """What the smallest plan needs, what it may, and the difference, all in bytes per device."""
+    return (
+        f"needs {MEMORY.format(needed)} per device, the limit is {MEMORY.format(limit)} "
+        f"({MEMORY.format(needed - limit)} too much)"
+    )
