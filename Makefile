@@ -12,7 +12,7 @@ setup: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,models]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,models,learned]'
 	touch $@
 
 lint: setup

@@ -1,0 +1,153 @@
+"""An ir operator under local loops, as the kernels that run it.
+
+Decides which column of a profile each size is. An operator that profiles know nothing of is described by its loop nest.
+The gradient of a contraction is contractions again, so measured products answer for training too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from ir.dims import Loops
+from ir.operator import Attrs, Operator, Work, backward_work, forward_work
+from ir.types import DType, TensorType
+from learned_cost.kernel import Kernel
+
+DTYPES = {DType.F64: "fp64", DType.F32: "fp32", DType.BF16: "bf16", DType.F16: "fp16", DType.I8: "int8"}
+
+# ir operator -> operator of the profiles, both over [m, n]
+ROWS = {
+    "layer_norm": "layernorm", "rms_norm": "rmsnorm", "softmax": "softmax", "log_softmax": "softmax", "gelu": "gelu",
+    "relu": "relu", "tanh": "tanh", "add": "add", "sub": "add", "mul": "mul", "div": "div", "scale": "mul_scalar",
+    "shift": "add_scalar", "pow": "pow_scalar",
+}  # fmt: skip
+
+
+def forward_kernels(
+    op: Operator, loops: Loops, operands: Sequence[TensorType], result: TensorType, attrs: Attrs
+) -> tuple[Kernel, ...]:
+    """What running ``op`` forward starts; ``loops`` are local. Views start nothing."""
+    work = forward_work(op, loops, operands, result)
+    if work.kernels == 0:
+        return ()
+    return (_kernel(op, loops, result, attrs, work, "forward"),)
+
+
+def backward_kernels(
+    op: Operator,
+    loops: Loops,
+    operands: Sequence[TensorType],
+    result: TensorType,
+    attrs: Attrs,
+    wanted: Sequence[bool],
+) -> tuple[Kernel, ...]:
+    """What its backward starts; ``wanted[i]`` says whether operand ``i`` needs a gradient."""
+    work = backward_work(op, loops, operands, result, wanted)
+    if work.kernels == 0:
+        return ()
+    if op.kind == "contraction" and len(operands) == 2 and op.backward_factor is None:
+        m, n, k, b = _product(loops)
+        share = Work(work.flops / work.kernels, work.bytes_moved / work.kernels, 1)
+        sizes = [(m, k, n), (m, n, k)]  # of x: dy w over n; of w: below
+        sizes[1] = (k, n, m) if op.name == "matmul" else (n, k, m)
+        return tuple(
+            _matmul(b, size, result.dtype, share)
+            for size, want in zip(sizes, wanted, strict=True)
+            if want
+        )  # fmt: skip
+    return (_kernel(op, loops, result, attrs, work, "backward"),)
+
+
+def _kernel(op: Operator, loops: Loops, result: TensorType, attrs: Attrs, work: Work, direction: str) -> Kernel:
+    if op.kind == "contraction" and len(loops.operands) == 2:
+        m, n, k, b = _product(loops)
+        return _matmul(b, (m, n, k), result.dtype, work, direction)
+    name, dims = SIZES.get(op.name, _rows)(op, loops, attrs)
+    dtype = DTYPES.get(result.dtype, "fp32")
+    return Kernel(name, op.kind, dtype, dims, _extents(op, loops), work.flops, work.bytes_moved, direction)
+
+
+def _matmul(b: int, size: tuple[int, int, int], dtype: DType, work: Work, direction: str = "forward") -> Kernel:
+    """C[b, m, n] = A[b, m, k] · B[b, k, n]; one product is called linear."""
+    m, n, k = size
+    name = "linear" if b == 1 else "bmm"
+    dims = {"b": b, "m": m, "n": n, "k": k}
+    extents = (b * m * n, k, 1, 1)
+    return Kernel(
+        name, "contraction", DTYPES.get(dtype, "fp32"), dims, extents, work.flops, work.bytes_moved, direction
+    )
+
+
+def _product(loops: Loops) -> tuple[int, int, int, int]:
+    """(m, n, k, b) of a product of two operands: loops of both and of the result are batch."""
+    first, second = ({loop for group in dims for loop in group} for dims in loops.operands)
+    out = {loop for group in loops.result for loop in group}
+    extents = loops.extents
+
+    def size(names: set[str]) -> int:
+        return math.prod(extents[name] for name in names)
+
+    return (
+        size((first & out) - second),
+        size((second & out) - first),
+        size((first & second) - out),
+        size(first & second & out),
+    )
+
+
+def _extents(op: Operator, loops: Loops) -> tuple[int, int, int, int]:
+    contracted, out = set(loops.contracted), {loop for group in loops.result for loop in group}
+    sizes = {"parallel": 1, "contracted": 1, "whole": 1, "stencil": 1}
+    for name in loops.names:
+        role = "parallel"
+        if name in loops.whole:
+            role = "stencil" if op.kind == "stencil" else "whole"
+        elif name in contracted or name not in out:
+            role = "contracted"
+        sizes[role] *= loops.extents[name]
+    return sizes["parallel"], sizes["contracted"], sizes["whole"], sizes["stencil"]
+
+
+Sizes = Callable[[Operator, Loops, Attrs], tuple[str, Mapping[str, int]]]
+
+
+def _rows(op: Operator, loops: Loops, attrs: Attrs) -> tuple[str, Mapping[str, int]]:
+    """m rows of n elements, of the larger of the first operand and the result."""
+    shape = max(loops.shape_of(loops.operands[0]) if loops.operands else (), loops.result_shape, key=math.prod)
+    n = shape[-1] if shape else 1
+    return ROWS.get(op.name, op.name), {"m": max(1, math.prod(shape) // max(n, 1)), "n": n}
+
+
+def _attention(op: Operator, loops: Loops, attrs: Attrs) -> tuple[str, Mapping[str, int]]:
+    """q: [..., heads, s, e], k: [..., heads, t, e]."""
+    *lead, s, e = loops.shape_of(loops.operands[0])
+    t = loops.shape_of(loops.operands[1])[-2]
+    heads = lead[-1] if lead else 1
+    name = "attn_prefill" if attrs["causal"] is True else "attn_full"
+    dims = {"b": math.prod(lead[:-1]), "seq_q": s, "seq_kv": t, "heads": heads, "kv_heads": heads, "head_dim": e}
+    return name, {**dims, "window": 0}
+
+
+def _embedding(op: Operator, loops: Loops, attrs: Attrs) -> tuple[str, Mapping[str, int]]:
+    shape = loops.result_shape
+    return "embedding", {"m": math.prod(shape[:-1]), "n": shape[-1]}
+
+
+def _conv2d(op: Operator, loops: Loops, attrs: Attrs) -> tuple[str, Mapping[str, int]]:
+    """x: [n, c, h, w], weight: [o, c / groups, kh, kw]; square sizes, the geometric mean where they are not."""
+    b, c_in, height, width = loops.shape_of(loops.operands[0])
+    c_out, _, kernel_h, kernel_w = loops.shape_of(loops.operands[1])
+    stride = cast(tuple[Any, ...], attrs["stride"])[0]  # Any: attributes are hashables
+    padding = cast(tuple[Any, ...], attrs["padding"])[0]
+    dims = {"b": b, "c_in": c_in, "c_out": c_out, "ksize": max(1, round(math.sqrt(kernel_h * kernel_w)))}
+    return "conv2d", {
+        **dims,
+        "img": max(1, round(math.sqrt(height * width))),
+        "stride": int(stride),
+        "pad": int(padding),
+    }
+
+
+SIZES: Mapping[str, Sizes] = {"attention": _attention, "embedding": _embedding, "conv2d": _conv2d}
