@@ -107,6 +107,27 @@ class VerificationError(PdvError):
         self.check = check
 
 
+class DataError(PdvError):
+    """Measurements that cannot be read, say what cannot be, or name a device that nobody described."""
+
+    slug = "bad-data"
+    exit_code = 8
+
+
+class WeightsError(PdvError):
+    """A file of the cost model's weights or a checkpoint that cannot be read, or that is of another version."""
+
+    slug = "bad-weights"
+    exit_code = 8
+
+
+class WriteError(PdvError):
+    """A file cannot be written: a full disk, or a folder that may not be written to. What was there is still there."""
+
+    slug = "cannot-write"
+    exit_code = 9
+
+
 class ShardingError(PdvError):
     """A sharding that an operator, a shape or a mesh does not allow."""
 

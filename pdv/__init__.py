@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ir.errors import (
     ClusterError,
+    DataError,
     ModelError,
     NoPlanFitsError,
     PdvError,
@@ -20,6 +21,8 @@ from ir.errors import (
     UnsupportedOperatorsError,
     UsageError,
     VerificationError,
+    WeightsError,
+    WriteError,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ClusterError",
+    "DataError",
     "ModelError",
     "NoPlanFitsError",
     "PdvError",
@@ -37,6 +41,8 @@ __all__ = [
     "UnsupportedOperatorsError",
     "UsageError",
     "VerificationError",
+    "WeightsError",
+    "WriteError",
     "explain",
     "optimize",
     "verify",

@@ -32,6 +32,6 @@ def test_errors_cross_process_borders(error: PdvError) -> None:
 def test_exit_codes_and_pages() -> None:
     page = DOCS.read_text(encoding="utf-8")
     codes = {cls.slug: cls.exit_code for cls in PdvError.__subclasses__() if cls.__module__ == "ir.errors"}
-    assert sorted({*codes.values(), OUR_FAULT}) == [2, 3, 4, 5, 6, 7, 70]
+    assert sorted({*codes.values(), OUR_FAULT}) == [2, 3, 4, 5, 6, 7, 8, 9, 70]
     for slug in codes:
         assert f"## {slug}\n" in page, f"docs/errors.md has no section {slug}"

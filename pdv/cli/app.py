@@ -1,7 +1,7 @@
 """`pdv`: the commands put together, and the one place where an exception becomes a message and an exit code.
 
 0 done, 2 usage, 3 bad model, 4 unsupported operators, 5 bad cluster, 6 no plan fits, 7 verification failed,
-70 our own fault.
+8 bad measurements or weights, 9 cannot write, 70 our own fault.
 """
 
 from __future__ import annotations
