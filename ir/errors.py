@@ -78,6 +78,13 @@ class ClusterError(PdvError):
     exit_code = 5
 
 
+class DeviceError(PdvError):
+    """A device record that cannot be read, says what no record may, or does not exist."""
+
+    slug = "bad-device"
+    exit_code = 5
+
+
 class NoPlanFitsError(PdvError):
     """No plan meets the limits, usually of memory, or a search that cannot decide it met none.
 
