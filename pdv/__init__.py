@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ir.errors import (
     ClusterError,
     DataError,
+    DeviceError,
     ModelError,
     NoPlanFitsError,
     PdvError,
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ClusterError",
     "DataError",
+    "DeviceError",
     "ModelError",
     "NoPlanFitsError",
     "PdvError",

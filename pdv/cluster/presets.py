@@ -1,9 +1,10 @@
 """Devices and links that need no describing, each number with its source.
 
-"sheet" is the vendor's datasheet of that product (dense rates). "kernels" and "collectives" are medians over public
-measurements (NeuSight, Vidur, AIConfigurator, DeepBench, LLMServingSim; collected 2026-11): matrix products of more
-than 1e11 FLOP against the sheet's peak, and NCCL all-reduce of at least 128 MiB (nccl-tests bus bandwidth) and of at
-most 16 KiB (latency, divided by the steps of a ring).
+A device's rates and sizes are those of its record (learned_cost/devices/*.yaml, by name or alias). "sheet" is the
+vendor's datasheet of that product. "kernels" and "collectives" are medians over public measurements (NeuSight, Vidur,
+AIConfigurator, DeepBench, LLMServingSim; collected 2026-11): matrix products of more than 1e11 FLOP against the sheet's
+peak, and NCCL all-reduce of at least 128 MiB (nccl-tests bus bandwidth) and of at most 16 KiB (latency, divided by the
+steps of a ring).
 """
 
 from __future__ import annotations
@@ -13,50 +14,55 @@ from typing import Literal
 
 from pdv.cluster.description import Device, Link
 
-GIB = 2**30
-
 # Host time to queue one eager PyTorch kernel. An assumption: a kernel that the host waits for takes at least 24-31 us
 # (kernels, NeuSight, A100 to V100), one behind others in the queue a part of it. Describe a device to set your own.
 LAUNCH_S = 5e-6
 
 
-def _gpu(name: str, memory_gib: int, bandwidth_gb_s: float, efficiency: float, **peak_tflops: float) -> Device:
-    peaks = {dtype: rate * 1e12 for dtype, rate in peak_tflops.items()}
-    return Device(name, memory_gib * GIB, peaks, bandwidth_gb_s * 1e9, LAUNCH_S, efficiency)
+def _device(name: str, efficiency: float, launch_s: float = LAUNCH_S) -> Device:
+    """A preset: the published numbers of its record, and what only the planner's arithmetic needs."""
+    from learned_cost.device import record
 
+    known = record(name)
+    peaks = {dtype: rate for key, dtype in DTYPES.items() if (rate := known.peak(key)) is not None}
+    bandwidth = known.memory_bandwidth_bytes_per_s
+    return Device(name, known.memory_bytes, peaks, bandwidth, launch_s, efficiency, kind=known.kind)
+
+
+# dtype of a record -> dtype of a plan
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        # sheet; efficiency: kernels, DeepBench fp16, median of 50
-        _gpu("v100-16gb-sxm", 16, 900, 0.81, float32=15.7, float16=125),
-        _gpu("v100-32gb-sxm", 32, 900, 0.81, float32=15.7, float16=125),
-        _gpu("v100-32gb-pcie", 32, 900, 0.81, float32=14.0, float16=112),
-        # sheet; efficiency: kernels, DeepBench fp16, median of 50 (a 70 W card: its clock falls under load)
-        _gpu("t4", 16, 320, 0.60, float32=8.1, float16=65),
-        # sheet, TF32 off as in PyTorch's default; efficiency: kernels, AIConfigurator bf16 linear, median of 2,280
-        _gpu("a100-40gb-sxm", 40, 1555, 0.775, float32=19.5, float16=312, bfloat16=312),
-        _gpu("a100-80gb-sxm", 80, 2039, 0.775, float32=19.5, float16=312, bfloat16=312),
-        _gpu("a100-40gb-pcie", 40, 1555, 0.775, float32=19.5, float16=312, bfloat16=312),
-        _gpu("a100-80gb-pcie", 80, 1935, 0.775, float32=19.5, float16=312, bfloat16=312),
-        # sheet; efficiency: no L4 kernels above 1e11 FLOP, taken as the L40S's (same chip family, lower power)
-        _gpu("l4", 24, 300, 0.55, float32=30.3, float16=121, bfloat16=121),
-        # sheet; efficiency: kernels, AIConfigurator bf16 linear, median of 5,404
-        _gpu("l40s", 48, 864, 0.55, float32=91.6, float16=362, bfloat16=362),
-        # sheet, fp32 accumulation; efficiency: kernels, LLMServingSim bf16 linear, median of 183
-        _gpu("rtx-4090", 24, 1008, 0.97, float32=82.6, float16=165.2, bfloat16=165.2),
-        # sheet; efficiency: taken as the H200's (same chip)
-        _gpu("h100-80gb-sxm", 80, 3350, 0.755, float32=66.9, float16=989, bfloat16=989),
-        # sheet; efficiency: kernels, AIConfigurator bf16 linear, median of 5,423
-        _gpu("h200-141gb-sxm", 141, 4800, 0.755, float32=66.9, float16=989, bfloat16=989),
-        # sheet, matrix rates; efficiency: kernels, LLMCompass fp16 on MI210, median of 11 (none of MI300X at hand)
-        _gpu("mi300x", 192, 5300, 0.66, float32=163.4, float16=1307, bfloat16=1307),
-        # One process on one core of a server (AMD EPYC, PyTorch 2.13, one thread), measured 2026-11-21: 2048^3 products
-        # at 100 GFLOP/s in float32 and 206 in bfloat16, torch.add at 29 GB/s, 3 us a small operation. The peaks are the
-        # best of these runs, so efficiency is near one. Memory: a quarter of a 16 GiB laptop.
-        Device("cpu-core", 4 * GIB, {"float32": 105e9, "bfloat16": 215e9}, 29e9, 3e-6, efficiency=0.95, kind="cpu"),
+        # efficiency: kernels, DeepBench fp16, median of 50
+        _device("v100-16gb-sxm", 0.81),
+        _device("v100-32gb-sxm", 0.81),
+        _device("v100-32gb-pcie", 0.81),
+        # efficiency: kernels, DeepBench fp16, median of 50 (a 70 W card: its clock falls under load)
+        _device("t4", 0.60),
+        # TF32 off as in PyTorch's default; efficiency: kernels, AIConfigurator bf16 linear, median of 2,280
+        _device("a100-40gb-sxm", 0.775),
+        _device("a100-80gb-sxm", 0.775),
+        _device("a100-40gb-pcie", 0.775),
+        _device("a100-80gb-pcie", 0.775),
+        # efficiency: no L4 kernels above 1e11 FLOP, taken as the L40S's (same chip family, lower power)
+        _device("l4", 0.55),
+        # efficiency: kernels, AIConfigurator bf16 linear, median of 5,404
+        _device("l40s", 0.55),
+        # fp32 accumulation; efficiency: kernels, LLMServingSim bf16 linear, median of 183
+        _device("rtx-4090", 0.97),
+        # efficiency: taken as the H200's (same chip)
+        _device("h100-80gb-sxm", 0.755),
+        # efficiency: kernels, AIConfigurator bf16 linear, median of 5,423
+        _device("h200-141gb-sxm", 0.755),
+        # efficiency: kernels, LLMCompass fp16 on MI210, median of 11 (none of MI300X at hand)
+        _device("mi300x", 0.66),
+        # One process on one core (AMD EPYC, PyTorch 2.13, one thread), measured 2026-11-21: 3 us a small operation. The
+        # record's peaks are the best of several runs, so efficiency is near one.
+        _device("cpu-core", 0.95, 3e-6),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
