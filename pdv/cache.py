@@ -24,7 +24,7 @@ from pdv.problem import AlgebraicStep, Problem, Solution
 from pdv.search.strategies.budget import Budget, Clock, Strategy
 
 FORMAT = 2
-CODE = ("ir", "pdv")  # packages whose code decides what a search finds
+CODE = ("ir", "pdv", "learned_cost")  # packages whose code decides what a search finds
 Entry = dict[str, Any]  # Any: JSON
 
 
@@ -120,7 +120,7 @@ def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | Non
         names,
         str(problem.mesh),
         repr(problem.axes),
-        repr(problem.compute),
+        problem.compute.identity,
         problem.mode,
         repr(problem.memory_limit),
         repr(problem.working_limit),

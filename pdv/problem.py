@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from ir.cost_model import CostModel
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Split
 from ir.sharding import Sharding, State
 from pdv.cost.comm import AxisLink
-from pdv.cost.compute import ComputeModel
 from pdv.rewrite.rule import Rule
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Problem:
     graph: Graph
     mesh: Mesh
     axes: tuple[AxisLink, ...]
-    compute: ComputeModel
+    compute: CostModel
     mode: Mode = "train"
     memory_limit: float = float("inf")
     pins: Pins = field(default_factory=Pins)

@@ -6,10 +6,13 @@ at the pace of the slowest device, so a node costs its maximum over the cluster'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ir.operator import Work
-from ir.types import DType
+from ir.cost_model import NOTHING, Estimate, NodeEstimate, Query
+from ir.operator import Work, backward_work, forward_work
+from ir.types import DType, TensorType
 from pdv.cluster import Cluster, Device
 
 # Mean absolute error of a roofline over 1.4 M measured kernels of 26 devices (public kernel measurements, DESIGN
@@ -23,7 +26,7 @@ ADAMW_PASSES = 7
 
 @dataclass(frozen=True)
 class ComputeModel:
-    """Roofline seconds on the slowest class of device."""
+    """The analytic cost model (``ir.cost_model``): roofline seconds on the slowest class of device."""
 
     devices: tuple[Device, ...]
 
@@ -48,3 +51,42 @@ class ComputeModel:
     def optimizer_seconds(self, num_bytes: float) -> float:
         """AdamW over ``num_bytes`` of one device's weights; launches are fused over all weights and not counted."""
         return max(ADAMW_PASSES * num_bytes / device.memory_bandwidth_bytes_per_s for device in self.devices)
+
+    @property
+    def identity(self) -> str:
+        """The devices' numbers."""
+        return repr(self)
+
+    @property
+    def correlation(self) -> float:
+        """Errors of one device share their sign."""
+        return 1.0
+
+    def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
+        """By arithmetic and traffic alone."""
+        return [self._node(query) for query in queries]
+
+    def _node(self, query: Query) -> NodeEstimate:
+        op, loops, operands, result, _, wanted = query
+        forward = self.estimate(forward_work(op, loops, operands, result), result.dtype)
+        if wanted is None:
+            return NodeEstimate(forward)
+        return NodeEstimate(forward, self.estimate(backward_work(op, loops, operands, result, wanted), result.dtype))
+
+    def estimate(self, work: Work, dtype: DType, why: str = "") -> Estimate:
+        """``seconds`` with the roofline's deviation."""
+        seconds = self.seconds(work, dtype)
+        return Estimate(seconds, ROOFLINE_RELATIVE_STD * seconds, "analytic", why)
+
+    def optimizer(self, num_bytes: float) -> Estimate:
+        """``optimizer_seconds`` with the roofline's deviation."""
+        seconds = self.optimizer_seconds(num_bytes)
+        return Estimate(seconds, ROOFLINE_RELATIVE_STD * seconds)
+
+    def outside(self, outputs: Sequence[TensorType]) -> Estimate:  # noqa: ARG002  # the protocol's
+        """Not counted: an analytic price is of the graph and the optimizer."""
+        return NOTHING
+
+    def provenance(self) -> dict[str, Any]:  # Any: JSON
+        """It has no weights."""
+        return {"name": "analytic", "hash": None, "devices": {}}

@@ -6,13 +6,16 @@ simulator's job is to say how much does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from ir.cost_model import NOTHING, SOURCES, Estimate, Query, Source
 from ir.graph import Graph, Node
-from ir.operator import Split, backward_work, forward_work
-from ir.sharding import Sharding, local_bytes
+from ir.operator import Split
+from ir.sharding import Sharding, local_bytes, local_shape
+from ir.types import TensorType
 from ir.verify import infer_shardings, node_local_loops, node_splits
 from pdv.cost.comm import GATHERS, move_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
@@ -23,10 +26,11 @@ FIXED_MOST = 128  # operators and leaves of a value that is computed from weight
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """Seconds of one PCG node, forward and backward."""
+    """Seconds of one PCG node, forward and backward; ``estimates`` says where those of local work come from."""
 
     forward_s: float
     backward_s: float
+    estimates: tuple[Estimate, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -43,16 +47,47 @@ class PlanCost:
     optimizer_s: float
     memory: Mapping[str, float]
     nodes: Mapping[Node, NodeCost] = field(repr=False)
+    optimizer: tuple[Estimate, ...] = field(default=(), repr=False)
+    outside: Estimate = NOTHING
+    correlation: float = 1.0
 
     @property
     def seconds(self) -> float:
-        """All of it, nothing overlapped."""
+        """All that the search decides, nothing overlapped."""
         return self.compute_s + self.communication_s + self.optimizer_s
 
     @property
+    def step_s(self) -> float:
+        """A whole step: the above, and what runs beside the graph."""
+        return self.seconds + self.outside.mean_s
+
+    @property
+    def estimates(self) -> list[Estimate]:
+        """Of every kernel and parameter that the cost model was asked about."""
+        local = [estimate for cost in self.nodes.values() for estimate in cost.estimates]
+        return [*local, *self.optimizer, self.outside]
+
+    @property
+    def seconds_by_source(self) -> dict[Source, float]:
+        """The step's seconds by where they come from; α–β is analytic. Sources of nothing are left out."""
+        found = dict.fromkeys(SOURCES, 0.0)
+        for estimate in self.estimates:
+            found[estimate.source] += estimate.mean_s
+        found["analytic"] += self.communication_s
+        return {source: seconds for source, seconds in found.items() if seconds > 0.0}
+
+    @property
     def std_s(self) -> float:
-        """Deviation of ``seconds``: the roofline's error, taken as shared by all kernels."""
-        return ROOFLINE_RELATIVE_STD * self.seconds
+        """Deviation of ``step_s``.
+
+        Errors of two kernels of one device have the model's ``correlation``: that part of the variance adds up
+        linearly over kernels, the rest averages out. The analytic part is all shared, as its errors share their sign.
+        """
+        better = [estimate for estimate in self.estimates if estimate.source != "analytic"]
+        known_s, linear = sum(e.mean_s for e in better), sum(e.std_s for e in better)
+        squares = sum(e.std_s**2 for e in better)
+        shared = ROOFLINE_RELATIVE_STD * (self.step_s - known_s) + math.sqrt(self.correlation) * linear
+        return math.hypot(shared, math.sqrt((1.0 - self.correlation) * squares))
 
     @property
     def memory_bytes(self) -> float:
@@ -72,6 +107,9 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
         ShardingError: if the graph is not a PCG of the problem's mesh.
     """
     shardings = infer_shardings(pcg, problem.mesh)
+    local = [node for node in pcg.nodes if not node.is_leaf and node.op.kind != "parallel"]
+    splits = [node_splits(node, [shardings[x] for x in node.operands], problem.mesh) for node in local]
+    known = dict(zip(local, local_costs(problem, list(zip(local, splits, strict=True))), strict=True))
     nodes: dict[Node, NodeCost] = {}
     compute_s = communication_s = 0.0
     for node in pcg.nodes:
@@ -81,28 +119,51 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
             nodes[node] = _parallel(problem, node, shardings)
             communication_s += nodes[node].seconds
         else:
-            splits = node_splits(node, [shardings[operand] for operand in node.operands], problem.mesh)
-            nodes[node] = local_cost(problem, node, splits)
+            nodes[node] = known[node]
             compute_s += nodes[node].seconds
-    trained = [node for node in pcg.params if node.needs_grad]
-    held = [local_bytes(node.type, shardings[node], problem.mesh) for node in trained]
-    optimizer_s = sum(problem.compute.optimizer_seconds(size) for size in held) if problem.train else 0.0
-    return PlanCost(compute_s, communication_s, optimizer_s, _memory(problem, pcg, shardings), nodes)
+    optimizer: tuple[Estimate, ...] = ()
+    outside = NOTHING
+    if problem.train:
+        trained = [node for node in pcg.params if node.needs_grad]
+        held = [local_bytes(node.type, shardings[node], problem.mesh) for node in trained]
+        optimizer = tuple(problem.compute.optimizer(size) for size in held)
+        outputs = [node for _, node in pcg.outputs]
+        pieces = [TensorType(local_shape(x.type, shardings[x], problem.mesh), x.type.dtype) for x in outputs]
+        outside = problem.compute.outside(pieces)
+    return PlanCost(
+        compute_s, communication_s, sum(estimate.mean_s for estimate in optimizer),
+        _memory(problem, pcg, shardings), nodes, optimizer, outside, problem.compute.correlation,
+    )  # fmt: skip
 
 
 def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCost:
     """Seconds of an operator's own work on one device, cut as ``splits`` say; the search prices with the same."""
-    if not problem.train and (is_fixed(node) or _is_bias(node)):
-        return NodeCost(0.0, 0.0)  # computed once, when the package is written; or within the product below
+    return local_costs(problem, [(node, splits)])[0]
+
+
+def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]]) -> list[NodeCost]:
+    """``local_cost`` of many, in one question to the cost model."""
+    free = [not problem.train and (is_fixed(node) or _is_bias(node)) for node, _ in asked]
+    queries = [_query(problem, *one) for one, is_free in zip(asked, free, strict=True) if not is_free]
+    answers = iter(problem.compute.nodes(queries))
+    costs = []
+    for is_free in free:
+        if is_free:
+            costs.append(NodeCost(0.0, 0.0))  # computed once, when the package is written; or within the product below
+        else:
+            estimate = next(answers)
+            costs.append(NodeCost(estimate.forward.mean_s, estimate.backward.mean_s, estimate))
+    return costs
+
+
+def _query(problem: Problem, node: Node, splits: Sequence[Split]) -> Query:
     loops = node_local_loops(node, splits, problem.mesh)
-    types = [operand.type for operand in node.operands]
-    forward_s = problem.compute.seconds(forward_work(node.op, loops, types, node.type), node.type.dtype)
+    types = tuple(operand.type for operand in node.operands)
     if not (problem.train and node.needs_grad):
-        return NodeCost(forward_s, 0.0)
+        return Query(node.op, loops, types, node.type, node.attrs, None)
     indices = range(len(types)) if node.op.differentiable is None else node.op.differentiable
-    wanted = [i in indices and operand.needs_grad for i, operand in enumerate(node.operands)]
-    work = backward_work(node.op, loops, types, node.type, wanted)
-    return NodeCost(forward_s, problem.compute.seconds(work, node.type.dtype))
+    wanted = tuple(i in indices and operand.needs_grad for i, operand in enumerate(node.operands))
+    return Query(node.op, loops, types, node.type, node.attrs, wanted)
 
 
 def _is_bias(node: Node) -> bool:

@@ -18,7 +18,7 @@ from ir.sharding import Invariant, Partial, Shard, Sharding, State, local_bytes
 from ir.types import TensorType
 from ir.verify import divides, split_degrees
 from pdv.cost.comm import GATHERS
-from pdv.pcg.plan_cost import local_cost
+from pdv.pcg.plan_cost import local_costs
 from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
 from pdv.search.exact import Known, Table
@@ -110,15 +110,16 @@ class ConfigTable:
         mesh, pins = self.problem.mesh, self.problem.pins
         splits = node.op.splits(node.loops)
         options = [[split for split in splits if pins.split(node, axis.name, split)] for axis in mesh.axes]
-        seconds: dict[tuple[tuple[str, int], ...], float] = {}
-        for chosen in itertools.product(*options):
-            if divides(node.loops, chosen, mesh):
-                degrees = tuple(sorted(split_degrees(chosen, mesh).items()))  # all that local work depends on
-                if degrees not in seconds:
-                    seconds[degrees] = local_cost(self.problem, node, chosen).seconds
-                config = self._config(node, chosen, seconds[degrees])
-                if config is not None:
-                    yield config
+        even = [chosen for chosen in itertools.product(*options) if divides(node.loops, chosen, mesh)]
+        # all that local work depends on; a cost model is asked about all of a node's at once
+        degrees = [tuple(sorted(split_degrees(chosen, mesh).items())) for chosen in even]
+        distinct = dict(zip(degrees, even, strict=True))
+        costs = local_costs(self.problem, [(node, chosen) for chosen in distinct.values()])
+        seconds = {cut: cost.seconds for cut, cost in zip(distinct, costs, strict=True)}
+        for chosen, cut in zip(even, degrees, strict=True):
+            config = self._config(node, chosen, seconds[cut])
+            if config is not None:
+                yield config
 
     def _config(self, node: Node, splits: tuple[Split, ...], seconds: float) -> Config | None:
         result = tuple(split.result for split in splits)
@@ -185,7 +186,7 @@ class ConfigTable:
         if key not in self._resident:
             held = local_bytes(param.type, storage.sharding, self.problem.mesh)
             if self.problem.train:
-                self._resident[key] = self.problem.compute.optimizer_seconds(held), float(held * TRAIN_COPIES)
+                self._resident[key] = self.problem.compute.optimizer(held).mean_s, float(held * TRAIN_COPIES)
             else:
                 self._resident[key] = 0.0, float(held * INFER_COPIES)
         return self._resident[key]

@@ -14,6 +14,7 @@ from ir.errors import NoPlanFitsError
 from ir.mesh import Mesh
 from pdv import cache as module
 from pdv.cache import Cache, cached, default_directory, problem_key
+from pdv.cost.compute import ComputeModel
 from pdv.derivation import to_steps
 from pdv.problem import Problem, Solution
 from pdv.rewrite.algebra import RULES
@@ -96,14 +97,16 @@ def test_what_a_budget_cut_short_is_not_kept(tmp_path: Path) -> None:
 
 def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = PROBLEMS[0]
-    device = replace(problem.compute.devices[0], memory_bandwidth_bytes_per_s=2e9)
+    compute = problem.compute
+    assert isinstance(compute, ComputeModel)
+    device = replace(compute.devices[0], memory_bandwidth_bytes_per_s=2e9)
     others = [
         replace(problem, mode="infer"),
         replace(problem, memory_limit=1e9),
         replace(problem, working_limit=1e9),
         replace(problem, rules=RULES[:-1]),
         replace(problem, graph=worlds.attention_block(fused=False)),
-        replace(problem, compute=replace(problem.compute, devices=(device,))),
+        replace(problem, compute=replace(compute, devices=(device,))),
         PROBLEMS[1],
     ]
     keys = [problem_key(entry, "backtrack", Budget(), None) for entry in (problem, *others)]

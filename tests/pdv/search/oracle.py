@@ -19,6 +19,7 @@ from ir.graph import Node
 from ir.operator import Split, backward_work, forward_work
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, fits, invariant, local_bytes
 from ir.verify import divides, node_local_loops
+from pdv.cost.compute import ComputeModel
 from pdv.pcg.derive import exit_sharding
 from pdv.pcg.redistribute import Redistribution, Step
 from pdv.problem import TRAIN_COPIES, Assignment, Problem, Storage
@@ -172,6 +173,7 @@ class Oracle:
         loops = node_local_loops(node, splits, self.problem.mesh)
         types = [operand.type for operand in node.operands]
         compute = self.problem.compute
+        assert isinstance(compute, ComputeModel)
         seconds = compute.seconds(forward_work(node.op, loops, types, node.type), node.type.dtype)
         if self._backward(node):
             numbers = range(len(types)) if node.op.differentiable is None else node.op.differentiable
@@ -299,7 +301,7 @@ class Oracle:
         if storage.regather:
             seconds += sum(self._again(param, storage.sharding, prefix) for prefix in tree)
         memory = held * (TRAIN_COPIES if gradient else 1)
-        seconds += self.problem.compute.optimizer_seconds(held) if gradient else 0.0
+        seconds += self.problem.compute.optimizer(held).mean_s if gradient else 0.0
         gathered = {
             self._copy(param, storage.sharding, need)
             for need, (reader, i) in zip(needs, readers, strict=True)
