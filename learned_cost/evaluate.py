@@ -160,7 +160,8 @@ def _groups(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.intp]]]:  # An
     """Each key in order, and the rows that have it."""
     order = np.argsort(keys, kind="stable")
     found, starts = np.unique(keys[order], return_index=True)
-    for key, start, end in zip(found, starts, [*starts[1:], len(order)], strict=True):
+    ends = np.append(starts, len(order))[1:]
+    for key, start, end in zip(found, starts, ends, strict=True):
         yield int(key), order[start:end]
 
 
