@@ -1,0 +1,119 @@
+"""How long a call takes: CUDA graphs or events on a GPU, the clock on a CPU; with warm or cold caches.
+
+warm: the same operands again and again, as a consumer meets what was just made. cold: the last-level cache is
+overwritten before each call, as weights are met once a step. Entry point: ``Stopwatch.measure``.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+Caches = Literal["warm", "cold"]
+SAMPLE_S = 1e-3  # a thousand times what the clocks resolve: CUDA events 0.5 us (CUDA runtime API), perf_counter less
+SAMPLES = 7
+ATTEMPTS = 4  # of a sample that other processes disturbed
+UNDISTURBED = 0.93  # share of the wall time that the process must have run, of a sample that counts
+MAX_CALLS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one call: the median over ``repeats`` samples, and their standard deviation."""
+
+    median_s: float
+    std_s: float
+    repeats: int
+    stack: str = ""  # "cudagraph" where calls were replayed without their launches
+
+
+class Stopwatch:
+    """Times calls on one device.
+
+    Args:
+        cache_bytes: of the last-level cache, what ``cold`` overwrites twice.
+        limit_s: about how long one measurement may take.
+    """
+
+    def __init__(self, device: torch.device, cache_bytes: int, limit_s: float = 0.06) -> None:
+        self.device = device
+        self.limit_s = limit_s
+        self._sweep = torch.empty(2 * cache_bytes // 4, dtype=torch.float32, device=device)
+        self._single = torch.get_num_threads() == 1
+
+    def measure(self, run: Callable[[], Any], caches: Caches = "warm") -> Timing:  # Any: results are dropped
+        """Time ``run`` after a warm-up, within about ``limit_s``; at least three samples, whatever they take."""
+        run()
+        run()
+        if caches == "cold":
+            return self._cold(run)
+        stack = ""
+        if self.device.type == "cuda":
+            replay = captured(run)
+            if replay is not None:
+                run, stack = replay, "cudagraph"
+        first = self._sample(run, 1)
+        calls = min(MAX_CALLS, max(1, math.ceil(SAMPLE_S / first)))
+        count = max(3, min(SAMPLES, int(self.limit_s / (first * calls))))
+        samples = [self._sample(run, calls) for _ in range(count)]
+        return summary(samples, stack)
+
+    def _cold(self, run: Callable[[], Any]) -> Timing:
+        def sweep() -> None:
+            self._sweep.fill_(1.0)
+
+        first = self._sample(run, 1, sweep)
+        count = max(3, min(SAMPLES, int(self.limit_s / first)))
+        return summary([self._sample(run, 1, sweep) for _ in range(count)], "")
+
+    def _sample(self, run: Callable[[], Any], calls: int, before: Callable[[], None] = lambda: None) -> float:
+        """Seconds of a call, on average over ``calls`` back to back, after ``before``."""
+        before()
+        if self.device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            for _ in range(calls):
+                run()
+            end.record()
+            end.synchronize()
+            return max(float(start.elapsed_time(end)) * 1e-3, 1e-9) / calls  # events count milliseconds
+        best = math.inf
+        for _ in range(ATTEMPTS):
+            began, used = time.perf_counter(), time.process_time()
+            for _ in range(calls):
+                run()
+            wall, used = time.perf_counter() - began, time.process_time() - used
+            best = min(best, max(wall, 1e-9))
+            if not self._single or used >= UNDISTURBED * wall:
+                break  # with one thread, less processor time than wall time means that somebody else ran
+            before()
+        return best / calls
+
+
+def captured(run: Callable[[], Any]) -> Callable[[], Any] | None:
+    """``run`` as a CUDA graph, or None where it cannot be captured (it waits for the device, say)."""
+    try:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return graph.replay
+
+
+def summary(samples: list[float], stack: str) -> Timing:
+    """Median and deviation of some samples."""
+    return Timing(statistics.median(samples), statistics.pstdev(samples), len(samples), stack)
