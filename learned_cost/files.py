@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from ir.errors import WriteError
@@ -14,19 +15,30 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         WriteError: if the disk is full, or the folder may not be written to.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    write_together({path: content})
+
+
+def write_together(contents: Mapping[Path, bytes]) -> None:
+    """Several files that belong together: none is moved to its place before all are written.
+
+    Raises:
+        WriteError: if the disk is full, or a folder may not be written to; then all stays as it was.
+    """
+    beside = {path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in contents}
+    path = Path()
     try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        for path, content in contents.items():
+            with beside[path].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, part in beside.items():
+            part.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise unwritable(path, error) from error
-    except BaseException:  # interrupted: leave nothing half-written
-        beside.unlink(missing_ok=True)
-        raise
+    finally:  # interrupted, too: leave nothing half-written
+        for part in beside.values():
+            part.unlink(missing_ok=True)
 
 
 def unwritable(path: Path, error: OSError) -> WriteError:

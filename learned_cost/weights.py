@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.errors import WeightsError
-from learned_cost.files import write_whole
+from learned_cost.files import write_together, write_whole
 
 FORMAT_VERSION = 1
 SHIPPED = Path(__file__).parent / "weights"
@@ -63,8 +63,7 @@ def save_weights(path: Path, weights: Weights) -> Weights:
     digest = hashlib.sha256(numbers).hexdigest()
     head = {"format_version": FORMAT_VERSION, "kind": weights.kind, "sha256": digest}
     text = json.dumps({**weights.description, **head}, indent=1, sort_keys=True, allow_nan=False) + "\n"
-    write_whole(_beside(base, ".safetensors"), numbers)
-    write_whole(_beside(base, ".json"), text.encode())
+    write_together({_beside(base, ".safetensors"): numbers, _beside(base, ".json"): text.encode()})
     return Weights(weights.kind, weights.arrays, weights.description, base.name, digest)
 
 

@@ -140,14 +140,22 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     checkpoint = tmp_path / "c.checkpoint"
     save_checkpoint(checkpoint, ARRAYS, {"step": 1})
 
+    left = 0
+
     def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("learned_cost.files.os.fsync", full)
     with pytest.raises(WriteError, match=r"No space left.*unchanged.*Free some room"):
         save_weights(path, Weights("kernels", {"layer.weight": np.zeros(5)}, DESCRIPTION))
     with pytest.raises(WriteError, match="No space left"):
         save_checkpoint(checkpoint, ARRAYS, {"step": 2})
+    left = 1  # full between the two files
+    with pytest.raises(WriteError, match="No space left"):
+        save_weights(path, Weights("kernels", {"layer.weight": np.zeros(5)}, DESCRIPTION))
     monkeypatch.undo()
     assert load_weights(path, "kernels").arrays["layer.weight"].shape == (3, 4)
     assert load_checkpoint(checkpoint).description["step"] == 1
