@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 FILES: Mapping[str, tuple[Column, ...]] = {
     "kernels": KERNEL_COLUMNS, "collectives": COLLECTIVE_COLUMNS, "opgraphs": GRAPH_COLUMNS
 }  # fmt: skip
+SHIPPED = Path(__file__).parent / "profiles"
 SHOWN = 5  # rows that an error names
 
 

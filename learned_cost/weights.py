@@ -67,8 +67,8 @@ def save_weights(path: Path, weights: Weights) -> Weights:
     return Weights(weights.kind, weights.arrays, weights.description, base.name, digest)
 
 
-def load_weights(path: Path, kind: str, *, features: str | None = None) -> Weights:
-    """The weights in NAME.safetensors and NAME.json; ``path`` is NAME or either file.
+def load_weights(path: Path, kind: str | None, *, features: str | None = None) -> Weights:
+    """The weights in NAME.safetensors and NAME.json; ``path`` is NAME or either file. Any kind will do if it is None.
 
     Raises:
         WeightsError: if one is missing, damaged, foreign, of another version or kind, or, where ``features`` is given,
@@ -101,7 +101,7 @@ def load_weights(path: Path, kind: str, *, features: str | None = None) -> Weigh
             f"This version computes features {features[:12]}",
             "Train again with this version, or use the shipped weights",
         )
-    return Weights(kind, arrays, description, base.name, digest)
+    return Weights(str(description["kind"]), arrays, description, base.name, digest)
 
 
 def save_checkpoint(path: Path, arrays: Arrays, description: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is no number")
 
 
-def _check_head(path: Path, description: Mapping[str, Any], kind: str) -> None:
+def _check_head(path: Path, description: Mapping[str, Any], kind: str | None) -> None:
     version = description.get("format_version")
     if version != FORMAT_VERSION:
         raise WeightsError(
@@ -198,8 +198,15 @@ def _check_head(path: Path, description: Mapping[str, Any], kind: str) -> None:
             f"This version reads {FORMAT_VERSION}",
             "Train again, or use the pdv that wrote it",
         )
-    if description.get("kind") != kind:
-        raise WeightsError(f"{path} is of kind {description.get('kind')!r}"[:200], f"Needed here: {kind!r}")
+    found = description.get("kind")
+    if not isinstance(found, str) or (kind is not None and found != kind):
+        raise WeightsError(f"{path} is of kind {found!r}"[:200], f"Needed here: {kind or 'kernels or collectives'!r}")
+
+
+def trained_devices(weights: Weights) -> list[str]:
+    """Devices that the weights have seen, those before a fine-tuning included."""
+    training = weights.description.get("training", {})
+    return sorted({*training.get("by_device", {}), *training.get("before", {}).get("by_device", {})})
 
 
 def finite(value: float) -> float | None:

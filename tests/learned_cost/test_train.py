@@ -16,8 +16,8 @@ from ir.errors import DataError, WeightsError, WriteError
 from learned_cost.dataset import Dataset, read_folder, read_folders
 from learned_cost.fit import FitConfig
 from learned_cost.table import Table
-from learned_cost.train import Trained, TrainOptions, shape_hash, split, train, trained_devices
-from learned_cost.weights import load_weights
+from learned_cost.train import Trained, TrainOptions, shape_hash, split, train
+from learned_cost.weights import load_weights, trained_devices
 from tests.learned_cost.data import kernel_columns, write
 from tests.learned_cost.linear_learner import LinearLearner
 

@@ -1,0 +1,324 @@
+"""`pdv cost train | evaluate | show | publish`: the model that predicts how long kernels and collectives take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ir.errors import UsageError
+from pdv.cli import values
+from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning, progress_bar
+
+if TYPE_CHECKING:
+    from learned_cost.dataset import Dataset
+    from learned_cost.scoring import Evaluation
+    from learned_cost.weights import Weights
+
+app = typer.Typer(help="Train, score, show and publish the model that predicts how long kernels and collectives take.")
+SHIPPED = "shipped"
+
+Folders = Annotated[
+    list[Path], typer.Option("--data", "-d", help="A folder of measurements; may be repeated.", show_default=False)
+]
+WeightFile = Annotated[
+    Path | None, typer.Option("--weights", "-w", help="Of kernels (default: the shipped ones).", show_default=False)
+]
+CollectiveFile = Annotated[
+    Path | None,
+    typer.Option("--collective-weights", help="Of collectives (default: the shipped ones).", show_default=False),
+]
+DeviceFolder = Annotated[
+    Path | None, typer.Option("--devices", help="Records of devices that do not ship, NAME.yaml.", show_default=False)
+]
+DeviceNames = Annotated[
+    list[str] | None, typer.Option("--device", help="Only rows of this device; may be repeated.", show_default=False)
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that say what cannot be, and count them.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+
+
+@app.command()
+def train(
+    data: Folders,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="NAME: writes NAME.safetensors and NAME.json.", show_default=False)
+    ],
+    start: Annotated[
+        str | None, typer.Option("--from", help="Fine-tune these weights: shipped, or a file.", show_default=False)
+    ] = None,
+    device: DeviceNames = None,
+    holdout_device: Annotated[
+        list[str] | None,
+        typer.Option(help="Score on this device, and do not train on it; may be repeated.", show_default=False),
+    ] = None,
+    holdout_fold: Annotated[
+        int | None, typer.Option(help="Score on this fold of shapes, and do not train on it.", show_default=False)
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the rows.", min=1, show_default=False)] = None,
+    budget: Annotated[str | None, typer.Option(help='Time of training: "2m", "90s".', show_default=False)] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The highest.", min=0.0, show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="The same seed and data give the same weights.", min=0)] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")] = False,
+    devices: DeviceFolder = None,
+    skip_bad: SkipBad = False,
+    overwrite: Overwrite = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Train the kernel model on folders of measurements, or fine-tune weights on a few."""
+    base = _weight_name(output, overwrite=overwrite)
+    seconds = None if budget is None else values.seconds(budget, "--budget")
+    _need("torch", "torch_geometric", "pyarrow")
+
+    from learned_cost.gnn import GraphLearner
+    from learned_cost.train import TrainOptions, fit_config
+    from learned_cost.train import train as run
+
+    learner = GraphLearner()
+    begun = None if start is None else _weights(None if start == SHIPPED else Path(start), learner.layout)
+    config = fit_config(
+        fine_tuning=begun is not None, epochs=epochs, budget_s=seconds, learning_rate=learning_rate, seed=seed
+    )
+    options = TrainOptions(
+        config, devices=tuple(device or ()), holdout_devices=tuple(holdout_device or ()), holdout_fold=holdout_fold,
+        start=begun,
+    )  # fmt: skip
+    with progress_bar(quiet=as_json) as progress:
+        progress("reading measurements", None)
+        dataset = _read(data, devices, skip_bad=skip_bad)
+        result = run(dataset, base, options, learner=learner, resume=resume, progress=progress)
+    training = result.weights.description["training"]
+    if as_json:
+        print_json(
+            "cost train", output=str(base), sha256=result.weights.digest, training=training, metrics=result.report
+        )
+        return
+    from learned_cost.card import sentence
+
+    rows = {
+        "written": f"{base}.safetensors, {base.name}.json",
+        "trained on": f"{training['rows']:,} rows, {result.fitted.steps:,} steps, {result.fitted.seconds:.0f} s",
+    }
+    if result.report:
+        rows["held out"] = sentence(result.report["all"])
+    print_table(rows)
+    _warn_skipped(dataset.skipped)
+
+
+@app.command()
+def evaluate(
+    data: Folders,
+    weights: WeightFile = None,
+    collective_weights: CollectiveFile = None,
+    device: DeviceNames = None,
+    fold: Annotated[int | None, typer.Option(help="Only this fold of shapes.", show_default=False)] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Draw predicted against measured, and the error by size, into this folder.")
+    ] = None,
+    devices: DeviceFolder = None,
+    skip_bad: SkipBad = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Score weights on any folder of measurements: errors, intervals and ranks, by operator, device and source."""
+    if plots is not None:
+        from learned_cost.publish import check_folder
+
+        check_folder(plots, overwrite=True)
+    _need("pyarrow")
+    with progress_bar(quiet=as_json) as progress:
+        progress("reading measurements", None)
+        dataset = _selected(_read(data, devices, skip_bad=skip_bad), device, fold)
+        progress("predicting", None)
+        found, used = _evaluated(dataset, weights, collective_weights)
+        drawn = [] if plots is None else _draw(found, plots)
+    if as_json:
+        print_json("cost evaluate", data=[str(path) for path in data], weights=used, plots=drawn, **found.report)
+        return
+    _print_report(found.report)
+    _warn_skipped(dataset.skipped)
+
+
+@app.command()
+def show(
+    file: Annotated[Path | None, typer.Argument(help="Weights (default: all that ship).", show_default=False)] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Print what weights were trained on and how well they did: the model card in short."""
+    from learned_cost.card import facts
+    from learned_cost.weights import SHIPPED as FOLDER
+    from learned_cost.weights import load_weights
+
+    paths = [file] if file is not None else sorted(FOLDER.glob("*.safetensors"))
+    shown = [load_weights(path, None) for path in paths]
+    if as_json:
+        print_json("cost show", weights=[_described(entry) for entry in shown])
+        return
+    for number, entry in enumerate(shown):
+        print("\n" * min(number, 1), end="")
+        print_table(facts(entry))
+
+
+@app.command()
+def publish(
+    file: Annotated[Path, typer.Argument(help="Weights.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.", show_default=False)],
+    data: Annotated[
+        list[Path] | None,
+        typer.Option("--data", "-d", help="What to score them on (default: the shipped profiles)."),
+    ] = None,
+    devices: DeviceFolder = None,
+    overwrite: Overwrite = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Check weights, score them again, and write them with a model card and pictures as a folder for others."""
+    from learned_cost.dataset import SHIPPED as PROFILES
+    from learned_cost.publish import check_folder
+    from learned_cost.publish import publish as write
+    from learned_cost.weights import load_weights
+
+    check_folder(output, overwrite=overwrite)
+    _need("pyarrow", "matplotlib")
+    checked = load_weights(file, None)
+    with progress_bar(quiet=as_json) as progress:
+        progress("reading measurements", None)
+        dataset = _read(data or [PROFILES], devices, skip_bad=False)
+        progress("scoring", None)
+        own = (file, None) if checked.kind == "kernels" else (None, file)
+        found, _ = _evaluated(dataset, *own, parts=(checked.kind,))
+        told = ", ".join(path.name for path in data) if data else "the shipped profiles"
+        names = write(checked, found, output, evaluated_on=told, overwrite=overwrite)
+    if as_json:
+        print_json("cost publish", output=str(output), files=names, **found.report)
+    else:
+        print_table({"written": f"{output}/", "files": ", ".join(names)})
+
+
+def _weight_name(output: Path, *, overwrite: bool) -> Path:
+    """Where weights go, checked before the work starts."""
+    from learned_cost.weights import stem
+
+    base = stem(output)
+    if not base.absolute().parent.is_dir():
+        raise UsageError(f"-o: the folder {str(base.parent)!r} does not exist", mend="Make it first")
+    for suffix in (".safetensors", ".json"):
+        if base.with_name(base.name + suffix).exists() and not overwrite:
+            raise UsageError(f"-o: {base}{suffix} exists", mend="Choose another name, or add --overwrite")
+    return base
+
+
+def _need(*packages: str) -> None:
+    """Fail before the work starts where a package is missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        names = ", ".join(missing).replace("_", "-")
+        raise UsageError(f"this needs {names}, not installed", mend="pip install 'pipedejavu[learned]'")
+
+
+def _read(folders: list[Path], devices: Path | None, *, skip_bad: bool) -> Dataset:
+    from learned_cost.dataset import read_folders
+    from learned_cost.device import load_records
+
+    return read_folders(folders, devices=load_records(devices), skip_bad=skip_bad)
+
+
+def _selected(dataset: Dataset, devices: list[str] | None, fold: int | None) -> Dataset:
+    from learned_cost.scoring import select
+
+    return select(dataset, devices=devices or (), fold=fold)
+
+
+def _weights(path: Path | None, layout: str | None = None) -> Weights:
+    """Of kernels: a file, or the shipped ones."""
+    from learned_cost.weights import SHIPPED as FOLDER
+    from learned_cost.weights import load_weights
+
+    return load_weights(path or FOLDER / "kernels", "kernels", features=layout)
+
+
+def _evaluated(
+    dataset: Dataset,
+    weights: Path | None,
+    collective_weights: Path | None,
+    *,
+    parts: tuple[str, ...] = ("kernels", "collectives"),
+) -> tuple[Evaluation, dict[str, Any]]:
+    """The scores, and by what weights: name and digest by part."""
+    from learned_cost.scoring import evaluate as score
+    from learned_cost.weights import trained_devices
+
+    kernels = collectives = None
+    used: dict[str, Any] = {}
+    seen: list[str] = []
+    if "kernels" in parts and (dataset.kernels is not None or dataset.graphs is not None):
+        from learned_cost.predict import Predictor
+
+        found = _weights(weights)
+        kernels, seen = Predictor.load(weights), trained_devices(found)
+        used["kernels"] = {"name": found.name, "sha256": found.digest}
+    if "collectives" in parts and dataset.collectives is not None:
+        from learned_cost.collectives import load_collective_model
+
+        collectives = load_collective_model(collective_weights)
+        used["collectives"] = {"name": str(collective_weights or SHIPPED)}
+    return score(dataset, kernels, collectives, seen=seen), used
+
+
+def _draw(found: Evaluation, folder: Path) -> list[str]:
+    from learned_cost.files import unwritable
+    from learned_cost.publish import draw
+
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    return [name for part in found.measured_s for name in draw(found, folder.name, part, folder)]
+
+
+def _described(entry: Weights) -> dict[str, Any]:
+    """Without the numbers' normalisation, which is long and means nothing to a reader."""
+    rest = {key: value for key, value in entry.description.items() if key != "model"}
+    return {"name": entry.name, **rest}
+
+
+def _print_report(report: Mapping[str, Any]) -> None:
+    from learned_cost.card import sentence
+
+    for part in ("kernels", "collectives"):
+        if part not in report:
+            continue
+        found = report[part]
+        print(f"{part}: {sentence(found['all'])}; {found['suspect']:,} suspect rows left out")
+        if found.get("unseen_devices"):
+            print(f"of devices that the weights had not: {sentence(found['unseen_devices'])}")
+        if found.get("ranks", {}).get("groups"):
+            print(f"rank correlation within device and operator: Kendall {found['ranks']['kendall']:.3f}")
+        for name in ("by_device", "by_family", "by_system", "by_collective"):
+            if name in found:
+                print()
+                _print_groups(name.removeprefix("by_"), found[name])
+        print()
+    for name, graph in report.get("graphs", {}).items():
+        totals = [f"{device} {entry['seconds'] * 1e3:.2f} ms" for device, entry in graph["by_device"].items()]
+        print(f"{name}: {graph['kernels']} kernels, predicted {', '.join(totals) or 'on no device'}")
+
+
+def _print_groups(what: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    from learned_cost.card import percent
+
+    print(f"{what:<36} {'rows':>9} {'error':>8} {'median':>8} {'90% holds':>9} {'roofline':>9}")
+    for name, figures in groups.items():
+        told = [percent(figures.get(key)) for key in ("mape", "median", "coverage_90", "roofline_mape")]
+        print(f"{name[:36]:<36} {figures['rows']:>9,} {told[0]:>8} {told[1]:>8} {told[2]:>9} {told[3]:>9}")
+
+
+def _warn_skipped(skipped: Mapping[str, int]) -> None:
+    for reason, count in skipped.items():
+        print_warning(f"left out {count:,} rows: {reason}")
