@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ir.errors import UsageError
+from ir.errors import UsageError, WeightsError
 from pdv.cli import values
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning, progress_bar
 
@@ -154,6 +154,8 @@ def show(
     from learned_cost.weights import load_weights
 
     paths = [file] if file is not None else sorted(FOLDER.glob("*.safetensors"))
+    if not paths:
+        raise WeightsError("no weights ship with this version", mend="`pdv cost train` makes some; name them")
     shown = [load_weights(path, None) for path in paths]
     if as_json:
         print_json("cost show", weights=[_described(entry) for entry in shown])
