@@ -9,16 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ir.cost_model import CostModel
 from ir.errors import PinsError, UsageError, VerificationError
 from ir.exact import Proof, verify_equal
 from ir.types import DType
 from pdv import config
 from pdv.cache import Cache
-from pdv.cluster import Cluster, candidate_meshes, load_cluster
+from pdv.cluster import Cluster, Device, candidate_meshes, load_cluster
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.derivation import replay
-from pdv.document import plan_document, read_problem
+from pdv.document import plan_document, read_devices, read_problem
 from pdv.pins import PinSet, load_pins
 from pdv.plan import Plan, read_document
 from pdv.planning import Effort, Progress, opened, searched
@@ -55,6 +56,7 @@ def optimize(
     seed: int = 0,
     cache: str | os.PathLike[str] | Cache | None = None,
     rules: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    cost: str | os.PathLike[str] | None = None,
     progress: Progress = lambda stage, fraction: None,
 ) -> Plan:
     """Plan a model for a cluster and prove the plan.
@@ -74,20 +76,71 @@ def optimize(
         seed: of searches that sample (mcmc, gradient, reinforce, bayes); the same seed gives the same plan.
         cache: a directory of searches made before; default: none is kept.
         rules: algebraic rules that may be applied: "shipped" (default), "none", files of laws, or several of these.
+        cost: what prices kernels: "analytic", "learned", "measured", a weight file, or a folder of profiles.
         progress: called with (stage, fraction or None).
 
     Raises:
         PdvError: one of its kinds, each with what is wrong and what to do (docs/errors.md).
     """
     effort = Effort(search, budget_s, opened(cache), seed)
-    pinned = pins if pins is None or isinstance(pins, Pins) else load_pins(pins)
-    devices = _loaded(cluster, mesh, pinned)
-    progress("reading the model", None)
-    program = _read(model, example_inputs, batch, dtype)
+    devices, pinned = _loaded(cluster, mesh, pins if pins is None or isinstance(pins, Pins) else load_pins(pins))
+    compute, used = cost_model(cost, [entry.device for entry in devices.classes]), chosen_rules(rules)
+    program = _read(model, example_inputs, batch, dtype, progress)
     problems = plan_problems(
-        program.graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned, rules=chosen_rules(rules)
+        program.graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned, rules=used, compute=compute
     )
     return _planned(program, problems, devices, effort, pinned, progress)
+
+
+def cost_model(choice: str | os.PathLike[str] | None, devices: Sequence[Device]) -> CostModel:
+    """What prices local work on devices.
+
+    ``choice`` is "analytic", "learned", "measured", a weight file, a folder of profiles, or None for the default.
+
+    Raises:
+        UsageError: if ``choice`` is none of them.
+        WeightsError, DataError: if the file or folder is damaged or foreign.
+    """
+    analytic = ComputeModel(tuple(devices))
+    name = os.fspath(config.COST if choice is None else choice)
+    if name == config.ANALYTIC:
+        return analytic
+    from learned_cost.choose import Described, chosen
+
+    described = [
+        Described(
+            device.name, device.kind, device.memory_bytes, tuple(device.peak_flops.items()),
+            device.memory_bandwidth_bytes_per_s, device.share,
+        )
+        for device in devices
+    ]  # fmt: skip
+    return chosen(name, described, analytic)
+
+
+def _priced_by(document: Mapping[str, Any], cost: str | os.PathLike[str] | None) -> CostModel:
+    """The cost model that priced a plan, here again.
+
+    Raises:
+        UsageError: if the weights or profiles here are others.
+    """
+    facts = document.get("cost_model", {"name": config.ANALYTIC})
+    name = facts["name"]
+    model = cost_model(name if cost is None and name in config.COSTS else cost or name, read_devices(document))
+    if name != config.ANALYTIC or cost is not None:
+        here = model.provenance()
+        for kind in ("weights", "profiles"):
+            said, found = facts.get(kind), here.get(kind)
+            if said != found:
+                raise UsageError(
+                    f"the plan was priced by {kind} {_file(said)}, here are {_file(found)}",
+                    "The files that priced it",
+                    "Name them with --cost FILE, or plan again",
+                )
+    return model
+
+
+def _file(facts: Mapping[str, Any] | None) -> str:
+    return "none" if facts is None else f"{facts['name']} ({str(facts['hash'])[:12]})"
 
 
 def _planned(
@@ -113,8 +166,15 @@ def _planned(
     return Plan({**document, "proof": proof}, graph, found.pcg, found.solution.problem.mesh, program.weights)
 
 
-def _read(model: Any, example_inputs: Any, batch: int | None, dtype: str | None) -> Program:  # Any: as optimize
+def _read(
+    model: Any,  # Any: as optimize
+    example_inputs: Any,
+    batch: int | None,
+    dtype: str | None,
+    progress: Progress,
+) -> Program:
     """The program of a model, under the model's name and in the type asked for."""
+    progress("reading the model", None)
     from pdv.frontend import load_program
 
     program = load_program(model, example_inputs, batch=batch)
@@ -138,6 +198,7 @@ def plan_problems(
     memory_limit: float | None = None,
     pins: Pins | PinSet | None = None,
     rules: tuple[Rule, ...] = RULES,
+    compute: CostModel | None = None,
 ) -> tuple[Problem, ...]:
     """One problem per mesh that the cluster allows; by default what is on the smallest device limits memory.
 
@@ -148,7 +209,7 @@ def plan_problems(
     meshes = candidate_meshes(cluster, config.MAX_MESH_AXES)
     if isinstance(pins, PinSet):
         meshes = tuple(entry for entry in meshes if pins.speaks_of(entry.mesh)) or meshes[-1:]
-    compute = ComputeModel.of(cluster)
+    compute = compute or ComputeModel.of(cluster)
     return tuple(
         Problem(
             graph,
@@ -179,18 +240,22 @@ def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return proof_document(verify_equal(source, pcg, problem.mesh, gradients=problem.train))
 
 
-def explain(directory: str | os.PathLike[str], operator: str | None = None) -> str:
+def explain(
+    directory: str | os.PathLike[str], operator: str | None = None, cost: str | os.PathLike[str] | None = None
+) -> str:
     """What the plan of a package does and costs, and why, as text.
 
     Args:
         directory: a package.
         operator: a kind, name or number of operators, to tell about these alone, in detail.
+        cost: the weight file or profile folder that priced the plan, where that was none of the shipped ones.
 
     Raises:
-        UsageError: if the directory is no package, its plan.json misses a field, or no operator is called so.
+        UsageError: if the directory is no package, its plan.json misses a field, no operator is called so, or the plan
+            was priced by other weights or profiles than there are.
         VerificationError: if the plan does not replay.
     """
-    told = explanation(directory, operator)
+    told = explanation(directory, operator, cost)
     if operator is not None:
         return explain_operators(told["operators"])
     try:
@@ -199,7 +264,9 @@ def explain(directory: str | os.PathLike[str], operator: str | None = None) -> s
         raise _damaged(error) from error
 
 
-def explanation(directory: str | os.PathLike[str], operator: str | None = None) -> dict[str, Any]:
+def explanation(
+    directory: str | os.PathLike[str], operator: str | None = None, cost: str | os.PathLike[str] | None = None
+) -> dict[str, Any]:
     """The same as data: operators, and rewrites where no operator is given (docs/plan-format.md).
 
     Raises:
@@ -207,7 +274,7 @@ def explanation(directory: str | os.PathLike[str], operator: str | None = None) 
         VerificationError: if the plan does not replay.
     """
     try:
-        plan = load_plan(directory)
+        plan = load_plan(directory, _priced_by(read_document(directory), cost))
         return reasons(plan) if operator is None else {"operators": operators_called(plan, operator)}
     except (KeyError, TypeError) as error:
         raise _damaged(error) from error
@@ -240,8 +307,8 @@ def _loaded(
     cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster,
     mesh: Mapping[str, int] | None,
     pins: Pins | PinSet | None,
-) -> Cluster:
-    """The cluster, with its mesh pinned to the one that the caller or the pins give, if any.
+) -> tuple[Cluster, Pins | PinSet | None]:
+    """The cluster, with its mesh pinned to the one that the caller or the pins give, if any; and the pins.
 
     Raises:
         UsageError: if the caller's mesh is none of the cluster's.
@@ -250,7 +317,7 @@ def _loaded(
     devices = load_cluster(Path(cluster) if isinstance(cluster, os.PathLike) else cluster)
     pinned = _pinned_mesh(mesh, pins)
     if pinned is None:
-        return devices
+        return devices, pins
     sizes = list(pinned.values())
     if math.prod(sizes) != devices.num_devices:
         axes = ", ".join(f"{name}={size}" for name, size in pinned.items())
@@ -260,7 +327,7 @@ def _loaded(
         if mesh is None and isinstance(pins, PinSet):
             raise PinsError(f"{pins.source.where(('mesh',))}: {what}", allowed, mend)
         raise UsageError(what, allowed, mend)
-    return devices.with_mesh(pinned)
+    return devices.with_mesh(pinned), pins
 
 
 def _pinned_mesh(mesh: Mapping[str, int] | None, pins: Pins | PinSet | None) -> Mapping[str, int] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ir.cost_model import CostModel
 from ir.dims import Shape
 from ir.errors import UsageError, VerificationError
 from ir.graph import Graph, Node
@@ -18,6 +19,7 @@ from pdv.certificate import certificate_document
 from pdv.cluster import Cluster, Device, Link
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
+from pdv.cost.sources import cost_document, node_source
 from pdv.derivation import STORE, operators, to_steps
 from pdv.pcg.plan_cost import PlanCost
 from pdv.problem import Mode, Problem
@@ -71,7 +73,8 @@ def plan_document(
         "laws": _laws(steps, problem),
         "pcg_hash": found.pcg.digest,
         "operators": _operators(found),
-        "predicted": _predicted(found.cost, cluster),
+        "cost_model": dict(problem.compute.provenance()),
+        "predicted": _predicted(found.cost, problem, cluster),
         "search": _search(found, strategy, seconds, certificate_document(found, problems or (problem,), pins)),
     }
 
@@ -90,8 +93,8 @@ def _search(found: Found, strategy: str, seconds: float, certificate: Document) 
     }
 
 
-def read_problem(document: Mapping[str, Any], source: Graph) -> Problem:
-    """The problem that a document's derivation is replayed on.
+def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel | None = None) -> Problem:
+    """The problem that a document's derivation is replayed on; a replay needs no prices, hence no ``compute``.
 
     Raises:
         VerificationError: if the document is of another version or misses a field.
@@ -106,13 +109,25 @@ def read_problem(document: Mapping[str, Any], source: Graph) -> Problem:
     try:
         axes = [(Axis(entry["name"], entry["size"]), entry["link"]) for entry in document["mesh"]]
         links = [_link(link) for _, link in axes]
-        devices = tuple(Device(**entry["device"]) for entry in document["cluster"]["classes"])
+        compute = compute or ComputeModel(read_devices(document))
         mesh = Mesh(tuple(axis for axis, _ in axes))
         sized = tuple(AxisLink(axis.size, link) for (axis, _), link in zip(axes, links, strict=True))
         mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
         rules = tuple(rule for text in document["laws"] for rule in rules_of(parse_law(str(text))))
-        return Problem(source, mesh, sized, ComputeModel(devices), mode, rules=rules)
+        return Problem(source, mesh, sized, compute, mode, rules=rules)
     except (UsageError, LookupError, TypeError, ValueError, AssertionError) as error:
+        raise VerificationError(f"plan.json is damaged: {error!r}", "", "Plan again") from error
+
+
+def read_devices(document: Mapping[str, Any]) -> tuple[Device, ...]:
+    """The device classes of a document's cluster.
+
+    Raises:
+        VerificationError: if it misses them.
+    """
+    try:
+        return tuple(Device(**entry["device"]) for entry in document["cluster"]["classes"])
+    except (LookupError, TypeError, ValueError, AssertionError) as error:
         raise VerificationError(f"plan.json is damaged: {error!r}", "", "Plan again") from error
 
 
@@ -162,19 +177,21 @@ def _operators(found: Found) -> list[Document]:
                 "splits": {axis.name: split.label for axis, split in zip(problem.mesh.axes, splits, strict=True)},
                 "sharding": format_sharding(shardings[made]),
                 "time_s": cost.seconds,
+                "source": node_source(cost),
             }
         )
     return entries
 
 
-def _predicted(cost: PlanCost, cluster: Cluster) -> Document:
+def _predicted(cost: PlanCost, problem: Problem, cluster: Cluster) -> Document:
     return {
-        "step_time_s": {"mean": cost.seconds, "std": cost.std_s},
-        "source": "roofline and alpha-beta, nothing overlapped, not calibrated on this cluster",
+        "step_time_s": {"mean": cost.step_s, "std": cost.std_s},
+        **cost_document(cost, problem.compute.provenance()),
         "breakdown_s": {
             "compute": cost.compute_s,
             "communication": cost.communication_s,
             "optimizer": cost.optimizer_s,
+            **({"outside the graph": cost.outside.mean_s} if cost.outside.mean_s else {}),
         },
         "memory_bytes": {entry.device.name: cost.peak_bytes for entry in cluster.classes},
         "memory_breakdown_bytes": dict(cost.memory),

@@ -15,6 +15,9 @@ def explain(
     operator: Annotated[
         str | None, typer.Option(help="Tell about operators of this kind, name or number alone, in detail.")
     ] = None,
+    cost: Annotated[
+        str | None, typer.Option(help="The weight file or profile folder that priced the plan, if not a shipped one.")
+    ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
@@ -26,9 +29,9 @@ def explain(
     with progress_bar(quiet=as_json) as progress:
         progress("replaying, and weighing alternatives", None)
         if as_json:
-            told, text = explanation(directory, operator), ""
+            told, text = explanation(directory, operator, cost), ""
         else:
-            told, text = {}, explain_plan(directory, operator)
+            told, text = {}, explain_plan(directory, operator, cost)
     if as_json:
         print_json("explain", directory=str(directory), search=read_document(directory)["search"], **told)
     else:

@@ -36,6 +36,9 @@ CacheFolder = Annotated[
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Search anew, and keep nothing.")]
 
+CostName = Annotated[
+    str, typer.Option(help="What prices kernels: analytic, learned, measured, a weight file, a folder of profiles.")
+]
 RuleFiles = Annotated[
     list[str] | None,
     typer.Option("--rules", help="Algebraic rules: shipped (default), none, or a file of laws; may be repeated."),
@@ -58,6 +61,7 @@ def optimize(
     cache: CacheFolder = None,
     no_cache: NoCache = False,
     rules: RuleFiles = None,
+    cost: CostName = config.COST,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing package.")] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
@@ -75,8 +79,8 @@ def optimize(
     devices, fixed = load_cluster(cluster), None if pins is None else load_pins(pins)
     for warning in () if as_json else devices.warnings:
         print_warning(warning)
-    used = [Path(name).name for name in rules or ()]
-    options = (batch, mode, dtype, memory_limit, mesh, pins and pins.name, search, budget, seed, used)
+    names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
+    options = (batch, mode, dtype, memory_limit, mesh, names[0], search, budget, seed, *names[1:])
     given = dict(zip(values.RECORDED, options, strict=True))
 
     from pdv.compile import optimize as plan_model
@@ -86,7 +90,7 @@ def optimize(
         plan = plan_model(
             model, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,
             memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s, seed=seed,
-            cache=_kept(cache, no_cache=no_cache), rules=rules or None, progress=progress,
+            cache=_kept(cache, no_cache=no_cache), rules=rules or None, cost=cost, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         plan.save(target, overwrite=overwrite)

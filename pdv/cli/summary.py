@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdv.cluster.units import MEMORY
+from pdv.cost.sources import source_shares
 from pdv.report.axes import axis_uses
 
 
@@ -17,7 +18,7 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
     rows = {"mesh": " x ".join(f"{axis['name']}={axis['size']}" for axis in document["mesh"]) or "one device"}
     rows |= {f"axis {axis}": use for axis, use in axis_uses(document).items()}
     rows |= {
-        "predicted step": f"{_time(time['mean'])} ± {_time(time['std'])}",
+        "predicted step": f"{_time(time['mean'])} ± {_time(time['std'])} ({source_shares(predicted['sources'])})",
         "predicted memory": memory,
         "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states",
     }

@@ -33,6 +33,7 @@ RECORDED: Mapping[str, object] = {
     "--budget": f"{config.BUDGET_S:g}s",
     "--seed": 0,
     "--rules": None,
+    "--cost": config.COST,
 }
 NOT_PACKAGES = sys.stdlib_module_names | {"torch", "safetensors", "numpy", "pdv", "ir", "learned_cost"}
 
@@ -86,6 +87,11 @@ def strategy_names(incomplete: str) -> list[str]:
     from pdv.search.strategies import STRATEGIES
 
     return [name for name in STRATEGIES if name.startswith(incomplete)]
+
+
+def cost_name(text: str) -> str:
+    """A cost model as a plan's command names it: of a file its name, without folders."""
+    return text if text in config.COSTS else Path(text).name
 
 
 def axis_sizes(text: str | None) -> dict[str, int] | None:

@@ -129,6 +129,8 @@ def _explain(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  # 
             "Allowed: more than 0 and at most 1",
             "Write the share of the peak, like 0.8",
         )
+    if place[-1:] == ("share",):
+        return f"{shown} is no share", "Allowed: more than 0 and at most 1", "Write the part of its time, like 0.5"
     if kind in {"greater_than_equal", "less_than_equal"}:
         return f"{shown} is out of range", f"Allowed: 1 to {schema.MAX_COUNT}", ""
     if kind == "int_type":

@@ -105,6 +105,7 @@ class DeviceSpec(_Spec):
     memory_bandwidth: Annotated[float, _quantity(MEMORY_BANDWIDTH)] | None = None
     launch_latency: Annotated[float, _quantity(TIME)] | None = None
     efficiency: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] | None = None
+    share: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] = 1.0
 
     @model_validator(mode="before")
     @classmethod
@@ -124,7 +125,7 @@ class DeviceSpec(_Spec):
     def build(self) -> Device:
         """As plain data, the preset's values where the file gives none."""
         base = DEVICES.get(self.preset or "")
-        changed = bool(self.model_fields_set - {"preset", "name"})
+        changed = bool(self.model_fields_set - {"preset", "name", "share"})
         name = self.name or (f"{self.preset}-changed" if changed else self.preset)
 
         def pick(own: Any, field: str) -> Any:  # a field's type differs from field to field
@@ -138,6 +139,7 @@ class DeviceSpec(_Spec):
             launch_latency_s=pick(self.launch_latency, "launch_latency_s"),
             efficiency=pick(self.efficiency, "efficiency"),
             kind=self.kind or (base.kind if base else "gpu"),
+            share=self.share,
         )
 
 

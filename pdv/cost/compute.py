@@ -40,17 +40,22 @@ class ComputeModel:
         if work.kernels == 0:
             return 0.0
         return max(
-            max(
-                work.flops / (device.peak(dtype.torch_name) * device.efficiency),
-                work.bytes_moved / device.memory_bandwidth_bytes_per_s,
+            (
+                max(
+                    work.flops / (device.peak(dtype.torch_name) * device.efficiency),
+                    work.bytes_moved / device.memory_bandwidth_bytes_per_s,
+                )
+                + work.kernels * device.launch_latency_s
             )
-            + work.kernels * device.launch_latency_s
+            / device.share
             for device in self.devices
         )
 
     def optimizer_seconds(self, num_bytes: float) -> float:
         """AdamW over ``num_bytes`` of one device's weights; launches are fused over all weights and not counted."""
-        return max(ADAMW_PASSES * num_bytes / device.memory_bandwidth_bytes_per_s for device in self.devices)
+        return max(
+            ADAMW_PASSES * num_bytes / device.memory_bandwidth_bytes_per_s / device.share for device in self.devices
+        )
 
     @property
     def identity(self) -> str:

@@ -86,7 +86,16 @@ def _time(document: Document) -> list[str]:
     return [
         f"Predicted step: {time['mean'] * 1e3:.4g} ± {time['std'] * 1e3:.4g} ms ({document['predicted']['source']})",
         *table(("part", "ms", "share"), rows),
+        *_fallbacks(document["predicted"].get("fallbacks", ())),
     ]
+
+
+def _fallbacks(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the chosen cost model does not know, and what was done instead."""
+    if not entries:
+        return []
+    rows = [(entry["op"], str(entry["count"]), f"{entry['seconds'] * 1e3:.4g}", entry["why"]) for entry in entries]
+    return ["Priced by the analytic model, for want of a better one", *table(("op", "count", "ms", "why"), rows)]
 
 
 def _memory(document: Document) -> list[str]:
@@ -103,15 +112,14 @@ def _operators(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = []
     for entry in entries:
         times = (entry[f"{part}_s"] for part in ("time", "compute", "communication_forward", "communication_backward"))
-        milliseconds = [f"{seconds * 1e3:.4g}" for seconds in times]
+        numbers = [str(entry["count"]), *(f"{seconds * 1e3:.4g}" for seconds in times), str(entry["source"])]
         rejected = entry["rejected"]
         other = "too wide" if entry["too_wide"] else "-" if rejected is None else _other_cut(entry)
         more = "" if rejected is None else _more(rejected)
         cut = _cut(entry["splits"], entry["roles"])
-        rows.append(
-            (entry["op"], entry["type"], cut, entry["sharding"] or "-", str(entry["count"]), *milliseconds, other, more)
-        )
-    header = ("op", "result", "cut", "sharding", "count", "ms", "compute", "forward", "backward", "rejected", "each ms")
+        rows.append((entry["op"], entry["type"], cut, entry["sharding"] or "-", *numbers, other, more))
+    timed = ("count", "ms", "compute", "forward", "backward", "source")
+    header = ("op", "result", "cut", "sharding", *timed, "rejected", "each ms")
     return [
         "Operators by time: the loop cut along each axis; compute, communication forward and backward (altogether)",
         *table(header, rows),

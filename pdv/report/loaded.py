@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ir.cost_model import CostModel
 from ir.errors import PinsError, UsageError, VerificationError
 from ir.graph import Graph, Node
 from ir.sharding import Sharding
@@ -59,14 +60,14 @@ class Loaded:
         return {axis.name: split.label for axis, split in zip(self.problem.mesh.axes, chosen, strict=True)}
 
 
-def load_plan(directory: str | os.PathLike[str]) -> Loaded:
-    """Read a package's plan.json and source graph, and replay.
+def load_plan(directory: str | os.PathLike[str], compute: CostModel | None = None) -> Loaded:
+    """Read a package's plan.json and source graph, and replay; ``compute`` prices it, by default the roofline.
 
     Raises:
         UsageError: if the directory is no package.
         VerificationError: if the plan does not replay.
     """
-    return loaded(*read_planned(directory))
+    return loaded(*read_planned(directory), compute)
 
 
 def read_planned(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], Graph]:
@@ -84,14 +85,14 @@ def read_planned(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], Gra
     return document, source
 
 
-def loaded(document: Document, graph: Graph) -> Loaded:
+def loaded(document: Document, graph: Graph, compute: CostModel | None = None) -> Loaded:
     """The same of a document and its source graph.
 
     Raises:
         UsageError: if the document misses a field.
         VerificationError: if the plan does not replay.
     """
-    source = _limited(read_problem(document, graph), document)
+    source = _limited(read_problem(document, graph, compute), document)
     try:
         rewritten, assignment = replayed(source, document["derivation"])
     except (KeyError, TypeError) as error:

@@ -10,6 +10,7 @@ from ir.errors import UsageError
 from ir.graph import Node
 from ir.sharding import format_sharding
 from pdv.cluster.suggest import did_you_mean
+from pdv.cost.sources import node_source
 from pdv.report.alternatives import Extra, Weighed, Weighing
 from pdv.report.loaded import Loaded
 from pdv.report.rewrites import brought
@@ -74,6 +75,7 @@ def _entry(plan: Loaded, node: Node, weighed: Weighed | None) -> Entry:
     axes = plan.problem.mesh.axes
     return {
         "op": node.op.name,
+        "source": node_source(plan.cost.nodes[plan.derived.places[node]]),
         "type": str(node.type),
         "loops": _loops(plan, node),
         "sharding": format_sharding(plan.shardings[plan.derived.places[node]]),

@@ -1,0 +1,202 @@
+"""Are plans ordered right? Many plans of one model are run on this machine's processes and priced by each cost model.
+
+    python benchmarks/ranking.py [--smoke] [--plans 15] [--folder DIR] [--json OUT]
+    python benchmarks/ranking.py --rescore benchmarks/results/ranking.json
+
+Within a group (model, batch, processes) every two plans are a pair; pairs whose measured steps differ by less than
+10 % are left out. Groups that the record has already are not run again. A step is forward, loss, backward and AdamW;
+gloo's collectives are measured in the same run, and a device is a process with its share of a core.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ranking_plans import GROUPS, Group, plans_of, problem_of, program_of
+from benchmarks.ranking_run import on_ranks, run_collectives, run_packages
+from benchmarks.record import Record, arguments, table
+from ir.graph import Graph
+from ir.mesh import Axis, Mesh
+from pdv.cluster import Link, load_cluster
+from pdv.compile import cost_model
+from pdv.cost.comm import AxisLink
+from pdv.derivation import replayed
+from pdv.emit.package import emit_package
+from pdv.pcg.plan_cost import PlanCost, plan_cost
+from pdv.pcg.realize import realize
+
+APART = 0.1  # of the faster one: pairs closer than that are noise
+MODELS = ("analytic", "learned", "measured")
+SIZES = tuple(4**power * 1024 for power in range(8))
+Row = dict[str, Any]  # Any: JSON
+
+
+def main() -> None:
+    """Run what the record lacks, then score."""
+    parser = arguments(str(__doc__).splitlines()[0])
+    parser.add_argument("--plans", type=int, default=15, help="plans of each group")
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each plan's steps")
+    parser.add_argument("--folder", type=Path, help="where packages are kept, to be run later")
+    parser.add_argument("--prepare", action="store_true", help="only write the packages")
+    parser.add_argument("--rescore", type=Path, metavar="RECORD", help="price and score what a record has measured")
+    parser.add_argument("--cost", nargs="*", default=MODELS, help="cost models: names as --cost takes them")
+    options = parser.parse_args()
+    source: Path | None = options.rescore or options.json
+    record = Record(rows=json.loads(source.read_text())["rows"] if source and source.exists() else [])
+    if options.rescore is None:
+        groups, count = (GROUPS[2:3], 3) if options.smoke else (GROUPS, options.plans)
+        with tempfile.TemporaryDirectory() as scratch:
+            for group in groups:
+                if not any(row["group"] == group.name for row in record.rows):
+                    record.rows += measured(group, options.folder or Path(scratch), count, options)
+                    record.write(options.json)
+    if not options.prepare:
+        score(record, options.cost)
+        record.print_summary()
+        record.write(options.json)
+
+
+def measured(group: Group, folder: Path, count: int, options: Any) -> list[Row]:
+    """The plans of a group, written if they are not there yet, and run."""
+    rows = packages(group, folder / group.name.replace(" ", "-"), count)
+    if options.prepare:
+        return []
+    started = time.monotonic()
+    seconds = 0.05 if options.smoke else options.seconds
+    directories = [(row["key"], row.pop("directory")) for row in rows]
+    times = on_ranks(run_packages, group.processes, directories, group.model, group.loss, seconds)
+    links = on_ranks(run_collectives, group.processes, SIZES[:2] if options.smoke else SIZES, seconds / 6)
+    print(f"{group.name}: {len(rows)} plans in {time.monotonic() - started:.0f} s", flush=True)
+    return [*({**row, **found} for row, found in zip(rows, times, strict=True)), {"group": group.name, "links": links}]
+
+
+def packages(group: Group, folder: Path, count: int) -> list[Row]:
+    """Write a group's packages; what was written before is read."""
+    index = folder / "plans.json"
+    if index.exists():
+        rows: list[Row] = json.loads(index.read_text())
+        return rows
+    program, rows = program_of(group.model), []
+    for number, plan in enumerate(plans_of(group, program, count)):
+        problem = plan.found.solution.problem
+        directory = folder / f"{group.model}_{group.processes}_{number}"
+        directory.mkdir(parents=True, exist_ok=True)
+        emit_package(plan.found.pcg, problem.mesh, {"mode": "train"}, program.weights, directory)
+        rows.append(
+            {
+                "group": group.name, "key": f"{group.name} {number}", "asked": plan.asked,
+                "mesh": {axis.name: axis.size for axis in problem.mesh.axes},
+                "speed": problem.axes[0].link.bandwidth_bytes_per_s, "pcg_hash": plan.found.pcg.digest,
+                "derivation": plan.steps, "directory": str(directory),
+            }
+        )  # fmt: skip
+    index.write_text(json.dumps(rows))
+    return rows
+
+
+def score(record: Record, names: Sequence[str]) -> None:
+    """Price every plan by every model; claim pairs ordered right, Kendall's tau and the error of step times."""
+    plans = [row for row in record.rows if "step_s" in row]
+    run = [group for group in GROUPS if any(row["group"] == group.name for row in plans)]
+    graphs = {model: program_of(model).graph for model in dict.fromkeys(group.model for group in run)}
+    for group in run:
+        rows = [row for row in plans if row["group"] == group.name]
+        links = next((row["links"] for row in record.rows if row["group"] == group.name and "links" in row), [])
+        for row, name in itertools.product(rows, names):
+            cost = priced(row, graphs[group.model], group.processes, links, name)
+            row.setdefault("predicted_s", {})[name] = cost.step_s
+            row.setdefault("predicted_std_s", {})[name] = cost.std_s
+            row.setdefault("parts_s", {})[name] = parts(cost)
+    show(plans, names)
+    for name in names:
+        pairs, right, tau, error = scores(plans, name)
+        record.claim(f"{name}: pairs more than 10 % apart", pairs, "pairs")
+        record.claim(f"{name}: pairs ordered right", 100 * right, "%")
+        record.claim(f"{name}: Kendall's tau, mean over groups", tau, "")
+        record.claim(f"{name}: mean error of the step time", 100 * error, "%")
+
+
+def parts(cost: PlanCost) -> dict[str, float]:
+    """Seconds of a price by what they are for."""
+    return {
+        "compute": cost.compute_s, "communication": cost.communication_s, "optimizer": cost.optimizer_s,
+        "outside": cost.outside.mean_s, **{f"from {name}": s for name, s in cost.seconds_by_source.items()},
+    }  # fmt: skip
+
+
+def priced(row: Row, graph: Graph, processes: int, links: Sequence[Row], name: str) -> PlanCost:
+    """A measured plan's price: replayed as it was planned, priced for the machine as it is."""
+    mesh = Mesh(tuple(Axis(axis, size) for axis, size in row["mesh"].items()))
+    problem = problem_of(graph, mesh, speed=row["speed"])
+    rewritten, assignment = replayed(problem, row["derivation"])
+    made = realize(replace(problem, graph=rewritten), assignment)
+    assert made.derived.pcg.digest == row["pcg_hash"], f"{row['key']} replays to another graph"
+    cluster = load_cluster(machine(processes))
+    link = fitted(links, cluster.levels[-1].link)
+    axes = tuple(AxisLink(axis.size, link) for axis in mesh.axes)
+    compute = cost_model(name, [entry.device for entry in cluster.classes])
+    return plan_cost(replace(problem, graph=rewritten, axes=axes, compute=compute), made.derived.pcg)
+
+
+def machine(processes: int) -> Mapping[str, Any]:
+    """The machine at hand as a cluster: a device is a process with its share of a core."""
+    share = min(1.0, (os.cpu_count() or processes) / processes)
+    device = {"preset": "cpu-core", "share": share}
+    return {"nodes": [{"devices": processes, "device": device, "link": "loopback-gloo"}]}
+
+
+def fitted(links: Sequence[Row], fallback: Link) -> Link:
+    """α and 1/β of the all-reduces measured beside the plans, by least relative squares; of two axes the same link."""
+    rows = [row for row in links if row["collective"] == "all_reduce"]
+    if len(rows) < 2:
+        return fallback
+    import numpy as np
+
+    n, seconds = rows[0]["n"], np.array([row["latency_s"] for row in rows])
+    steps = 2 * (n - 1).bit_length()
+    moved = np.array([2 * row["bytes"] * (n - 1) / n for row in rows])
+    (latency_s, per_byte_s), *_ = np.linalg.lstsq(
+        np.stack([np.full_like(moved, steps), moved], 1) / seconds[:, None], np.ones_like(seconds)
+    )
+    return Link("gloo-measured", 1.0 / max(per_byte_s, 1e-12), max(float(latency_s), 1e-7))
+
+
+def scores(plans: Sequence[Row], name: str) -> tuple[int, float, float, float]:
+    """(pairs apart, share ordered right, Kendall's tau over all pairs by group, mean relative error)."""
+    pairs, right = 0, 0
+    taus = []
+    for group in dict.fromkeys(row["group"] for row in plans):
+        rows = [row for row in plans if row["group"] == group]
+        agree = []
+        for a, b in itertools.combinations(rows, 2):
+            fast, slow = sorted((a, b), key=lambda row: float(row["step_s"]))
+            ordered = fast["predicted_s"][name] < slow["predicted_s"][name]
+            agree.append(1 if ordered else -1)
+            if slow["step_s"] > (1 + APART) * fast["step_s"]:
+                pairs += 1
+                right += ordered
+        taus.append(statistics.mean(agree) if agree else 0.0)
+    error = statistics.mean(abs(row["predicted_s"][name] - row["step_s"]) / row["step_s"] for row in plans)
+    return pairs, right / max(pairs, 1), statistics.mean(taus), error
+
+
+def show(plans: Sequence[Row], names: Sequence[str]) -> None:
+    """Measured against predicted, by plan."""
+    rows = [
+        (row["key"], row["asked"], f"{row['step_s'] * 1e3:.1f}", *(f"{row['predicted_s'][n] * 1e3:.1f}" for n in names))
+        for row in plans
+    ]
+    table(("plan", "asked", "measured ms", *names), rows)
+
+
+if __name__ == "__main__":
+    main()

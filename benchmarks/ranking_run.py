@@ -1,0 +1,171 @@
+"""Step times of many packages on one pool of processes. Entry points: ``run_packages``, ``run_collectives``.
+
+A step is ``train_step`` and AdamW, as a training script writes it. A package takes a second or two: two steps to warm
+up, then as many as fit; the median of each rank, and of these the largest.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import gc
+import importlib
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+WARM = 2
+LEAST, MOST = 5, 40
+Row = dict[str, Any]  # Any: JSON
+
+
+def on_ranks(worker: Callable[..., list[Row]], processes: int, *arguments: object) -> list[Row]:
+    """What rank 0 of ``worker(*arguments)`` returns; its rows are written as they come, so a dead rank is an error."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        answers = context.Queue()
+        ranks = [
+            context.Process(target=_rank, args=(worker, arguments, rank, processes, folder, answers), daemon=True)
+            for rank in range(processes)
+        ]
+        for rank in ranks:
+            rank.start()
+        try:
+            ok, found = answers.get(timeout=470)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.join()
+    if not ok:
+        raise RuntimeError(f"a rank failed: {found}")
+    rows: list[Row] = found
+    return rows
+
+
+def _rank(
+    worker: Callable[..., list[Row]], arguments: Sequence[object], rank: int, size: int, folder: str, answers: Any
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    if "lo" in [name for _, name in socket.if_nameindex()]:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        store, timeout = f"file://{Path(folder) / 'store'}", dt.timedelta(seconds=60)
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timeout)
+        rows = worker(*arguments)
+        if rank == 0:
+            answers.put((True, rows))
+    except BaseException as error:  # noqa: BLE001  # whatever it is, the parent shall see it
+        answers.put((False, repr(error)))
+    time.sleep(600)  # the parent ends all ranks at once: gloo's teardown may wait for peers
+
+
+def run_packages(packages: Sequence[tuple[str, str]], inputs_of: str, loss: str, seconds: float) -> list[Row]:
+    """On each rank: (key, directory) of packages of one model, timed one after the other."""
+    from benchmarks.ranking_plans import module_of
+
+    _, inputs = module_of(inputs_of)
+    rows = []
+    for key, directory in packages:
+        rows.append({"key": key, **_timed(Path(directory), inputs, loss, seconds)})
+        gc.collect()
+    return rows
+
+
+def _timed(directory: Path, inputs: tuple[Any, ...], loss: str, seconds: float) -> Row:
+    import torch
+
+    sys.path.insert(0, str(directory.parent))
+    model = importlib.import_module(directory.name).build(device="cpu")
+    sys.path.pop(0)
+    with torch.no_grad():
+        shape = list(model(*inputs).shape)
+    rows = inputs[0].size(0)
+    target, loss_fn = _target(loss, [rows, *shape[1:]])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> tuple[float, float]:
+        started = time.perf_counter()
+        model.train_step(inputs, target, loss_fn)
+        trained = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - started, trained - started
+
+    for _ in range(WARM):
+        step()
+    probe_s = _largest(step()[0])
+    count = max(LEAST, min(MOST, int(seconds / probe_s)))
+    times = [step() for _ in range(count)]
+    whole = [total for total, _ in times]
+    low, middle, high = statistics.quantiles(whole, n=4)
+    return {
+        "step_s": _largest(middle), "low_s": low, "high_s": high, "steps": count,
+        "train_s": statistics.median(trained for _, trained in times),
+    }  # fmt: skip
+
+
+def _target(loss: str, shape: list[int]) -> tuple[Any, Callable[[Any, Any], Any]]:
+    import torch
+    from torch.nn.functional import cross_entropy, mse_loss
+
+    generator = torch.Generator().manual_seed(1)
+    if loss == "cross_entropy":
+        target = torch.randint(1, shape[-1], shape[:-1], generator=generator)
+        return target, lambda logits, wanted: cross_entropy(logits.flatten(0, -2), wanted.flatten())
+    return torch.randn(shape, generator=generator), mse_loss
+
+
+def _largest(seconds: float) -> float:
+    """Over the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    value = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value.item())
+
+
+def run_collectives(sizes: Sequence[int], seconds: float) -> list[Row]:
+    """On each rank: medians of the collectives that emitted programs use, by bytes of the larger side."""
+    import torch.distributed as dist
+
+    return [
+        {"collective": name, "bytes": size, "n": dist.get_world_size(), "latency_s": _collective(name, size, seconds)}
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+        for size in sizes
+    ]
+
+
+def _collective(name: str, size: int, seconds: float) -> float:
+    import torch
+    import torch.distributed as dist
+
+    n = dist.get_world_size()
+    whole, part = torch.ones(size // 4), torch.ones(size // 4 // n)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
+    }
+    for _ in range(3):
+        calls[name]()
+    started = time.perf_counter()
+    calls[name]()
+    count = max(5, min(100, int(seconds / _largest(time.perf_counter() - started))))
+    times = []
+    for _ in range(count):
+        started = time.perf_counter()
+        calls[name]()
+        times.append(time.perf_counter() - started)
+    return _largest(statistics.median(times))

@@ -1,0 +1,106 @@
+"""Which cost model a name stands for: learned, measured, a weight file or a profile folder. Entry point: ``chosen``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ir.errors import UsageError
+from learned_cost.device import DeviceRecord, Dtype, find, load_records
+from learned_cost.estimator import Analytic, KernelCosts, Place
+
+if TYPE_CHECKING:
+    from learned_cost.measured import Measurements
+    from learned_cost.predict import Predictor
+
+LEARNED, MEASURED = "learned", "measured"
+LANES_HZ = 256 * 1.6e9  # float32 FLOP/s of a unit of GPUs of 2017 to 2025: 128 lanes, two operations, 1.6 GHz
+DTYPES: dict[str, Dtype] = {
+    "float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16", "float8": "fp8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A device class as a cluster file describes it; the record of its name, if there is one, knows more."""
+
+    name: str
+    kind: Literal["gpu", "cpu"]
+    memory_bytes: int
+    peak_flops: tuple[tuple[str, float], ...]
+    memory_bandwidth_bytes_per_s: float
+    share: float = 1.0
+
+
+def chosen(choice: str, devices: Sequence[Described], analytic: Analytic) -> KernelCosts:
+    """The cost model that ``choice`` names, for these device classes.
+
+    Args:
+        choice: "learned" (the shipped weights), "measured" (the shipped profiles, then these), a weight file, or a
+            folder of profiles (then the shipped weights).
+        devices: the cluster's device classes.
+        analytic: what is fallen back to.
+
+    Raises:
+        UsageError: if it is none of them.
+        WeightsError, DataError: if the file or folder is damaged or foreign.
+    """
+    predictor, measured = _sources(choice)
+    places = tuple(_place(device) for device in devices)
+    facts = {
+        "name": choice if choice in {LEARNED, MEASURED} else Path(choice).name,
+        "weights": None if predictor is None else {"name": predictor.name, "hash": predictor.digest},
+        "profiles": None if measured is None else {"name": measured.name, "hash": measured.digest},
+        "devices": {
+            device.name: place.record.name if place.known else "as the cluster file describes it"
+            for device, place in zip(devices, places, strict=True)
+        },
+    }
+    identity = repr((facts["weights"], facts["profiles"], places, analytic))
+    return KernelCosts(places, analytic, identity, predictor, measured, facts=facts)
+
+
+def _sources(choice: str) -> tuple[Predictor | None, Measurements | None]:
+    from learned_cost.measured import SHIPPED, Measurements
+    from learned_cost.predict import Predictor
+
+    path = Path(choice)
+    if choice == LEARNED:
+        return Predictor.load(None), None
+    if choice == MEASURED:
+        folders = sorted(folder for folder in SHIPPED.iterdir() if folder.is_dir())
+        return Predictor.load(None), Measurements.read(folders, "shipped")
+    if path.is_dir():
+        return Predictor.load(None), Measurements.read([path], path.name)
+    if path.suffix in {".safetensors", ".json"} or path.with_name(path.name + ".safetensors").is_file():
+        return Predictor.load(path), None
+    raise UsageError(
+        f"--cost: {choice!r} is no cost model, and no file or folder of that name is here",
+        "Allowed: analytic, learned, measured, a weight file of `pdv cost train`, a folder of `pdv profile`",
+        "Check the name",
+    )
+
+
+def known_devices(devices: Sequence[Described]) -> bool:
+    """Whether each has a record."""
+    return all(_place(device).known for device in devices)
+
+
+def _place(device: Described) -> Place:
+    record = find(device.name, load_records().values())
+    if record is not None:
+        return Place(record, share=device.share)
+    return Place(_as_record(device), known=False, share=device.share)
+
+
+def _as_record(device: Described) -> DeviceRecord:
+    """What the cluster file says, as a record; what it does not say is unknown."""
+    units = max(1, round(dict(device.peak_flops)["float32"] / LANES_HZ)) if device.kind == "gpu" else 1
+    peaks = {DTYPES[name]: rate for name, rate in device.peak_flops if name in DTYPES}
+    return DeviceRecord(
+        name=device.name, kind=device.kind, vendor="unknown", arch="unknown", sm_count=units, peak_flops=peaks,
+        memory_bytes=device.memory_bytes, memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        source="the cluster file",
+    )  # fmt: skip

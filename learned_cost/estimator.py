@@ -1,0 +1,220 @@
+"""The search's cost model from measurements and learned weights. Entry point: ``KernelCosts``.
+
+Each kernel of an operator is priced by the most trusted source that knows it: a measurement of this very kernel on this
+device, the learned model where the kernel is within its range, the analytic model otherwise (and then the estimate says
+why). Kernels that were not asked before are predicted in one batch.
+
+An even plan runs at the pace of the slowest device, so a kernel costs its maximum over the cluster's device classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ir.cost_model import NOTHING, SOURCES, Estimate, NodeEstimate, Query
+from ir.operator import Work
+from ir.types import DType, TensorType
+from learned_cost.describe import DTYPES, backward_kernels, forward_kernels
+from learned_cost.device import DeviceRecord
+from learned_cost.kernel import Kernel, Subgraph
+
+# Digits kept of a prediction: sums of products differ in the last bits with the size of the batch they are made in, and
+# equal questions must have equal answers in every run.
+DIGITS = 6
+UNKNOWN_DEVICE_STD = (
+    0.25  # of log seconds, added for a device without a record (leave one device out, docs/cost-model.md)
+)
+OUT_OF_RANGE = "out of the range of the weights"
+NO_WEIGHTS = "no learned weights"
+
+
+class Prediction(Protocol):
+    """By kernel: log of seconds, its deviation, and whether the model knows anything like it."""
+
+    @property
+    def mean_log_s(self) -> NDArray[np.floating[Any]]:
+        """[n]."""
+
+    @property
+    def std_log(self) -> NDArray[np.floating[Any]]:
+        """[n]."""
+
+    @property
+    def in_range(self) -> NDArray[np.bool_]:
+        """[n]."""
+
+
+class Predictor(Protocol):
+    """What ``learned_cost.predict.Predictor`` does."""
+
+    def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Prediction:
+        """Of each subgraph on a device."""
+
+
+class Measured(Protocol):
+    """What ``learned_cost.measured.Measurements`` does."""
+
+    def seconds(self, kernel: Kernel, device: DeviceRecord) -> tuple[float, float] | None:
+        """Median and deviation of this very kernel on this device, if it was measured."""
+
+
+class Analytic(Protocol):
+    """The model that is fallen back to."""
+
+    def estimate(self, work: Work, dtype: DType, why: str = "") -> Estimate:
+        """Of one piece of work."""
+
+    def optimizer(self, num_bytes: float) -> Estimate:
+        """As ``CostModel``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device class: its record, whether that is a known one, and the part of its time that a process has."""
+
+    record: DeviceRecord
+    known: bool = True
+    share: float = 1.0
+
+
+@dataclass
+class KernelCosts:
+    """``ir.cost_model.CostModel`` by kernels.
+
+    Attributes:
+        identity: of the weights, profiles and devices.
+        correlation: between the errors of two kernels of a device, in logs.
+        facts: for plan.json.
+    """
+
+    places: tuple[Place, ...]
+    analytic: Analytic
+    identity: str
+    predictor: Predictor | None = None
+    measured: Measured | None = None
+    correlation: float = 0.5
+    facts: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
+    _nodes: dict[Any, NodeEstimate] = field(default_factory=dict, repr=False)  # Any: hashable keys
+    _kernels: dict[Any, Estimate] = field(default_factory=dict, repr=False)
+
+    def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
+        """Estimates, one for each query; what is new is predicted in one batch."""
+        known = self._nodes
+        keys = [_key(query) for query in queries]
+        new = {key: query for key, query in zip(keys, queries, strict=True) if key not in known}
+        if new:
+            kernels = [_described(query) for query in new.values()]
+            self._price([kernel for pair in kernels for part in pair for kernel in part])
+            for key, (forward, backward) in zip(new, kernels, strict=True):
+                known[key] = NodeEstimate(self._sum(forward), self._sum(backward))
+        return [known[key] for key in keys]
+
+    def optimizer(self, num_bytes: float) -> Estimate:
+        """AdamW over one parameter: a kernel like any other where it was measured or learned, else analytic."""
+        estimate = self.analytic.optimizer(num_bytes)
+        return Estimate(estimate.mean_s, estimate.std_s, "analytic", "optimizer steps are not in the profiles")
+
+    def outside(self, outputs: Sequence[TensorType]) -> Estimate:
+        """The loss, taken as a softmax over the last dim of each output, forward and backward."""
+        kernels = [kernel for output in outputs if output.rank for kernel in _loss(output)]
+        self._price(kernels)
+        return self._sum(kernels)
+
+    def provenance(self) -> Mapping[str, Any]:
+        """Names and hashes."""
+        return self.facts
+
+    def _sum(self, kernels: Sequence[Kernel]) -> Estimate:
+        """One after the other; errors are taken to share their sign."""
+        if not kernels:
+            return NOTHING
+        parts = [self._kernels[kernel.key] for kernel in kernels]
+        if len(parts) == 1:
+            return parts[0]
+        worst = max(parts, key=lambda part: SOURCES.index(part.source))
+        return Estimate(sum(p.mean_s for p in parts), sum(p.std_s for p in parts), worst.source, worst.why)
+
+    def _price(self, kernels: Sequence[Kernel]) -> None:
+        """Know all of these."""
+        new = {kernel.key: kernel for kernel in kernels if kernel.key not in self._kernels}
+        if not new:
+            return
+        asked = list(new.values())
+        slowest: list[Estimate] | None = None
+        for place in self.places:
+            found = self._on(place, asked)
+            slowest = found if slowest is None else [max(a, b, key=_mean) for a, b in zip(slowest, found, strict=True)]
+        assert slowest is not None, "a cluster has devices"
+        self._kernels.update(zip(new, slowest, strict=True))
+
+    def _on(self, place: Place, kernels: Sequence[Kernel]) -> list[Estimate]:
+        found: list[Estimate | None] = [None] * len(kernels)
+        if self.measured is not None:
+            for number, kernel in enumerate(kernels):
+                seconds = self.measured.seconds(kernel, place.record)
+                if seconds is not None:
+                    found[number] = Estimate(seconds[0] / place.share, seconds[1] / place.share, "measured")
+        missing = [number for number, estimate in enumerate(found) if estimate is None]
+        if missing and self.predictor is not None:
+            predicted = self.predictor.predict([Subgraph.of(kernels[number]) for number in missing], place.record)
+            for number, mean, std, known in zip(
+                missing,
+                np.exp(np.asarray(predicted.mean_log_s, dtype=np.float64)).tolist(),
+                np.asarray(predicted.std_log, dtype=np.float64).tolist(),
+                predicted.in_range.tolist(),
+                strict=True,
+            ):
+                if known and math.isfinite(mean) and mean > 0.0:
+                    found[number] = _learned(mean / place.share, std, known_device=place.known)
+        why = NO_WEIGHTS if self.predictor is None else OUT_OF_RANGE
+        return [
+            estimate or self.analytic.estimate(Work(kernel.flops, kernel.bytes, 1), _dtype(kernel), why)
+            for estimate, kernel in zip(found, kernels, strict=True)
+        ]
+
+
+def _learned(mean_s: float, std_log: float, *, known_device: bool) -> Estimate:
+    """A prediction of log-normal form: its median, and the deviation of its logarithm relative to it."""
+    if not known_device:
+        std_log = math.hypot(std_log, UNKNOWN_DEVICE_STD)
+    mean_s = float(f"{mean_s:.{DIGITS}g}")
+    return Estimate(mean_s, float(f"{mean_s * std_log:.{DIGITS}g}"), "learned")
+
+
+def _mean(estimate: Estimate) -> float:
+    return estimate.mean_s
+
+
+def _key(query: Query) -> tuple[object, ...]:
+    """All that the kernels depend on: dims follow from the operator, the operands and the attributes."""
+    op, loops, operands, result, attrs, wanted = query
+    return op.name, tuple(loops.extents.values()), operands, result, tuple(attrs.items()), wanted
+
+
+def _described(query: Query) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    op, loops, operands, result, attrs, wanted = query
+    forward = forward_kernels(op, loops, operands, result, attrs)
+    return forward, () if wanted is None else backward_kernels(op, loops, operands, result, attrs, wanted)
+
+
+def _loss(output: TensorType) -> list[Kernel]:
+    n = output.shape[-1]
+    m = max(1, output.num_elements // max(n, 1))
+    dtype, size, points = DTYPES.get(output.dtype, "fp32"), float(output.num_bytes), float(m * n)
+    return [
+        Kernel("softmax", "row", dtype, {"m": m, "n": n}, (m, 1, n, 1), 5.0 * points, 2 * size, "forward"),
+        Kernel("softmax", "row", dtype, {"m": m, "n": n}, (m, 1, n, 1), 10.0 * points, 3 * size, "backward"),
+    ]
+
+
+_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def _dtype(kernel: Kernel) -> DType:
+    return _BY_NAME.get(kernel.dtype, DType.F32)
