@@ -55,12 +55,15 @@ def family(op: str) -> str:
     return FAMILIES.get(op) or next((name for prefix, name in PREFIXES if op.startswith(prefix)), "other")
 
 
-def score_kernels(table: Table, predicted: Predicted, *, seen: Collection[str] = ()) -> Report:
-    """Errors of kernels. ``seen`` are the devices that the model was trained on.
+def score_kernels(
+    table: Table, predicted: Predicted, *, seen: Collection[str] = (), known_ops: Collection[str] = ()
+) -> Report:
+    """Errors of kernels. ``seen`` are the devices, ``known_ops`` the operators that the model was trained on.
 
     Returns:
         ``rows``, ``suspect``, ``all`` and one table each by operator, family, device, source and fold;
-        ``unseen_devices`` together where there are some; ``ranks`` within each device and operator.
+        ``unseen_devices`` together and rows of ``unknown_ops`` where there are some; ``ranks`` within each device and
+        operator.
     """
     used = np.flatnonzero(~table["suspect"])
     errors = _Errors(table, predicted, used)
@@ -80,6 +83,9 @@ def score_kernels(table: Table, predicted: Predicted, *, seen: Collection[str] =
     if any(unseen.values()):
         codes = [code for code, name in enumerate(table.vocab["gpu"]) if unseen[name]]
         report["unseen_devices"] = errors.of(np.flatnonzero(np.isin(errors.table["gpu"], codes)))
+    unknown = {name: figures["rows"] for name, figures in report["by_op"].items() if name not in known_ops}
+    if known_ops and unknown:
+        report["unknown_ops"] = unknown
     return report
 
 

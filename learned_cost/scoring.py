@@ -80,9 +80,14 @@ def select(data: Dataset, *, devices: Sequence[str] = (), fold: int | None = Non
 
 
 def evaluate(
-    data: Dataset, kernels: KernelModel | None, collectives: CollectiveModel | None, *, seen: Collection[str] = ()
+    data: Dataset,
+    kernels: KernelModel | None,
+    collectives: CollectiveModel | None,
+    *,
+    seen: Collection[str] = (),
+    known_ops: Collection[str] = (),
 ) -> Evaluation:
-    """Score what the data has, by the models that are given. ``seen`` are the devices that ``kernels`` knows.
+    """Score what the data has, by the models given. ``seen`` and ``known_ops`` are what ``kernels`` was trained on.
 
     Returns:
         A report of up to three parts: ``kernels``, ``collectives``, ``graphs``; and ``skipped`` rows, if any.
@@ -94,7 +99,7 @@ def evaluate(
         started = time.process_time()
         guess = kernels.predict_table(data.kernels, data.devices)
         spent = time.process_time() - started
-        report["kernels"] = score_kernels(data.kernels, guess, seen=seen)
+        report["kernels"] = score_kernels(data.kernels, guess, seen=seen, known_ops=known_ops)
         report["kernels"]["rows_per_cpu_s"] = round(len(data.kernels) / max(spent, 1e-9))
         good = ~data.kernels["suspect"]
         measured["kernels"], predicted["kernels"] = data.kernels.latency_s[good], np.exp(guess.mean_log_s)[good]

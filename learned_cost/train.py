@@ -283,7 +283,7 @@ def _training(
             "share of shapes": VALIDATION if shapes else None,
         },
         "started_from": None if start is None else {"name": start.name, "sha256": start.digest},
-        "before": {key: before[key] for key in ("rows", "by_device", "by_source") if key in before},
+        "before": {key: before[key] for key in ("rows", "by_device", "by_source", "by_op") if key in before},
         "options": asdict(options.fit), "losses": fitted.losses, "steps": fitted.steps,
         "seconds": round(fitted.seconds, 1), "date": datetime.now(UTC).date().isoformat(),
         "versions": {"python": platform.python_version(), "torch": version("torch"), "numpy": np.__version__},

@@ -74,6 +74,7 @@ def train(
     _need("torch", "torch_geometric", "pyarrow")
 
     from learned_cost.gnn import GraphLearner
+
     from learned_cost.train import TrainOptions, fit_config
     from learned_cost.train import train as run
 
@@ -254,23 +255,24 @@ def _evaluated(
 ) -> tuple[Evaluation, dict[str, Any]]:
     """The scores, and by what weights: name and digest by part."""
     from learned_cost.scoring import evaluate as score
-    from learned_cost.weights import trained_devices
+    from learned_cost.weights import trained
 
     kernels = collectives = None
     used: dict[str, Any] = {}
     seen: list[str] = []
+    known_ops: list[str] = []
     if "kernels" in parts and (dataset.kernels is not None or dataset.graphs is not None):
         from learned_cost.predict import Predictor
 
         found = _weights(weights)
-        kernels, seen = Predictor.load(weights), trained_devices(found)
+        kernels, seen, known_ops = Predictor.load(weights), trained(found, "by_device"), trained(found, "by_op")
         used["kernels"] = {"name": found.name, "sha256": found.digest}
     if "collectives" in parts and dataset.collectives is not None:
         from learned_cost.collectives import load_collective_model
 
         collectives = load_collective_model(collective_weights)
         used["collectives"] = {"name": str(collective_weights or SHIPPED)}
-    return score(dataset, kernels, collectives, seen=seen), used
+    return score(dataset, kernels, collectives, seen=seen, known_ops=known_ops), used
 
 
 def _draw(found: Evaluation, folder: Path) -> list[str]:
@@ -300,6 +302,8 @@ def _print_report(report: Mapping[str, Any]) -> None:
         print(f"{part}: {sentence(found['all'])}; {found['suspect']:,} suspect rows left out")
         if found.get("unseen_devices"):
             print(f"of devices that the weights had not: {sentence(found['unseen_devices'])}")
+        if found.get("unknown_ops"):
+            print(f"of operators that they had not: {', '.join(found['unknown_ops'])}")
         if found.get("ranks", {}).get("groups"):
             print(f"rank correlation within device and operator: Kendall {found['ranks']['kendall']:.3f}")
         for name in ("by_device", "by_family", "by_system", "by_collective"):

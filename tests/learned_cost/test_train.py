@@ -17,7 +17,8 @@ from learned_cost.dataset import Dataset, read_folder, read_folders
 from learned_cost.fit import FitConfig
 from learned_cost.table import Table
 from learned_cost.train import Trained, TrainOptions, shape_hash, split, train
-from learned_cost.weights import load_weights, trained_devices
+from learned_cost.weights import load_weights
+from learned_cost.weights import trained as seen_by
 from tests.learned_cost.data import kernel_columns, write
 from tests.learned_cost.linear_learner import LinearLearner
 
@@ -95,7 +96,7 @@ def test_a_weight_file_says_what_it_was_trained_on(tmp_path: Path) -> None:
     assert sum(said["by_source"].values()) == said["rows"]
     assert said["held_out"]["devices"] == ["T4"]
     assert loaded.description["metrics"]["unseen_devices"]["rows"] == said["held_out"]["rows"]
-    assert trained_devices(loaded) == ["A100-SXM4-80GB", "L40S"]
+    assert seen_by(loaded, "by_device") == ["A100-SXM4-80GB", "L40S"]
     text = (tmp_path / "w.json").read_text()
     assert str(tmp_path) not in text  # nothing of the machine
     assert not list(tmp_path.glob("*.checkpoint"))
@@ -144,7 +145,7 @@ def test_fine_tuning_starts_where_the_weights_are(tmp_path: Path) -> None:
     same = [name for name, value in begun.arrays.items() if np.array_equal(value, tuned.weights.arrays[name])]
     assert "1.weight" in same
     assert "3.weight" not in same
-    assert trained_devices(tuned.weights) == ["A100-SXM4-80GB", "L40S", "T4"]
+    assert seen_by(tuned.weights, "by_device") == ["A100-SXM4-80GB", "L40S", "T4"]
     assert tuned.weights.description["training"]["started_from"] == {"name": "w", "sha256": begun.digest}
 
 
