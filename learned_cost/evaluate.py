@@ -24,6 +24,11 @@ Z90 = 1.6448536269514722  # of a normal distribution: 90 % lie within so many de
 RANKED = 2000  # rows of a (device, operator) that ranks are compared in, at most
 LEAST_RANKED = 10
 
+# What is read of a table.
+COLUMNS = (
+    "source", "gpu", "op", "fold", "roofline_us", "latency_us", "system", "collective", "algo_lib", "n_devices",
+)  # fmt: skip
+
 # What operators do, for intervals: calibration is asked by family.
 FAMILIES: Mapping[str, str] = {
     "linear": "product", "bmm": "product", "conv2d": "convolution", "moe": "experts", "embedding": "embedding",
@@ -112,7 +117,7 @@ class _Errors:
     """Predictions against measurements, of the rows that are scored."""
 
     def __init__(self, table: Table, predicted: Predicted, used: NDArray[np.intp]) -> None:
-        self.table = table.take(used)
+        self.table = table.only(COLUMNS).take(used)
         self.measured = self.table.latency_s
         mean = np.asarray(predicted.mean_log_s, dtype=np.float64)[used]
         self.std = np.asarray(predicted.std_log, dtype=np.float64)[used]

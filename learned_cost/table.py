@@ -7,7 +7,7 @@ NaN in a column of numbers. Which columns there are, and which a file must have,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -122,9 +122,12 @@ class Table:
         """Rows by index or by mask. Vocabularies stay as they are."""
         return Table({name: column[rows] for name, column in self.columns.items()}, self.vocab)
 
-    def with_column(self, name: str, values: Array) -> Table:
-        """The same with one column of numbers more, or another one."""
-        return Table({**self.columns, name: values}, self.vocab)
+    def only(self, names: Collection[str]) -> Table:
+        """The columns of these names that there are."""
+        return Table(
+            {name: column for name, column in self.columns.items() if name in names},
+            {name: texts for name, texts in self.vocab.items() if name in names},
+        )
 
     @property
     def latency_s(self) -> NDArray[np.float64]:

@@ -266,7 +266,7 @@ def _training(
 ) -> dict[str, Any]:
     """What a weight file says of its training."""
     assert data.kernels is not None
-    table = data.kernels.take(rows)
+    table = data.kernels.only(("gpu", "source", "op")).take(rows)
 
     def counts(name: str) -> dict[str, int]:
         codes, found = np.unique(table[name], return_counts=True)
