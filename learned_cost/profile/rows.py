@@ -83,6 +83,18 @@ def kernel_row(
     return {key: value for key, value in row.items() if value is not None}
 
 
+def kernel_of(row: Row) -> Kernel:
+    """The kernel that a row of ours describes: the inverse of ``kernel_row``.
+
+    Raises:
+        KeyError, ValueError: if it is no row of ours, or a subgraph's.
+    """
+    dims = {name: row[name] for name in DIMS if row.get(name) is not None}
+    names = ("op", "kind", "dtype", "flops", "bytes", "direction", "stack")
+    extents = json.loads(row["dims_json"])["extents"]
+    return Kernel.from_dict({**{name: row[name] for name in names}, "dims": dims, "extents": extents})
+
+
 def shape_columns(what: Kernel | Subgraph) -> dict[str, Any]:  # Any: text and numbers
     """Operator and sizes: by column where there is one, the rest as JSON."""
     if isinstance(what, Subgraph):

@@ -1,4 +1,6 @@
-"""`pdv cluster show FILE`: what a cluster file describes, in SI units, and the meshes that will be tried."""
+"""`pdv cluster show FILE`: what a cluster file describes, in SI units, and the meshes that will be tried;
+`pdv cluster detect`: the machine at hand as a device record and a cluster file.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ir.errors import UsageError
 from pdv import config
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning
 
@@ -46,6 +49,41 @@ def show(
             )
         }
     )
+
+
+@app.command()
+def detect(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The cluster file to write.")] = Path("cluster.yaml"),
+    device: Annotated[str, typer.Option(help="cpu or cuda (default: cuda if there is one).")] = "",
+    count: Annotated[int, typer.Option(help="Devices: GPUs, or processes on a CPU (default: all).", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="Threads of a process on a CPU.", min=1)] = 1,
+    name: Annotated[str, typer.Option(help="What to call the device (default: what the system calls it).")] = "",
+    measured: Annotated[bool, typer.Option("--measured", help="Measure a GPU whose record is shipped, too.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Describe this machine: a cluster file, and beside it a device record in devices/NAME.yaml."""
+    from learned_cost.profile.command import detected, write_detected
+
+    if device not in {"", "cpu", "cuda"}:
+        raise UsageError(f"--device: {device!r} is not known", "Allowed: cpu, cuda")
+    if output.exists() and not overwrite:
+        raise UsageError(f"-o: {str(output)!r} exists", mend="Choose another name, or add --overwrite")
+    found, devices = detected(device, threads, count, name, measured=measured)
+    record_path = write_detected(found, devices, output)
+
+    from pdv.cluster import load_cluster
+
+    load_cluster(output)  # what was written is what `pdv optimize` takes
+    if as_json:
+        files = {"cluster": str(output), "record": str(record_path)}
+        print_json("cluster detect", files=files, record=found.model_dump(mode="json"), devices=devices)
+        return
+    rates = ", ".join(f"{dtype} {rate / 1e9:,.0f} GFLOP/s" for dtype, rate in found.peak_flops.items())
+    rows = {"device": f"{found.name}, {devices} of them", "peak": rates}
+    rows["memory"] = f"{found.memory_bytes / 2**30:.3g} GiB at {found.memory_bandwidth_bytes_per_s / 1e9:,.1f} GB/s"
+    print_table(rows | {"source": found.source, "cluster": str(output), "record": str(record_path)})
 
 
 def _rows(cluster: Cluster) -> dict[str, str]:

@@ -1,0 +1,54 @@
+"""The shapes that `pdv profile` measures by default: every operator of the example models, whole and cut.
+
+    python benchmarks/profile_shapes.py [--smoke] [-o FILE]
+
+Models of the demo and of benchmarks/ranking.py as one core meets them, and GPT-2, Llama-3-8B, ViT and ResNet-50 as one
+GPU of a few does. Written once, with the package; `--smoke` writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.ranking_plans import program_of
+from benchmarks.shapes import program
+from ir.graph import Graph
+from learned_cost.profile.pieces import Piece
+from learned_cost.profile.planned import FILE, cuts, segments, write
+
+SMALL = ("gpt2", "mlp", "vit", "resnet")  # of benchmarks/ranking.py
+LARGE = (("gpt2", 8, 1024), ("llama-3-8b", 2, 2048), ("vit", 32, 0), ("resnet50", 32, 0))
+
+
+def main() -> None:
+    """Derive the shapes, write them, and say how many there are."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="the smallest model alone, written nowhere")
+    parser.add_argument("-o", "--output", type=Path, default=FILE)
+    options = parser.parse_args()
+    pieces: dict[Piece, None] = {}
+    graphs: list[tuple[str, Graph]] = []
+    for plan, graph, degrees in sources(smoke=options.smoke):
+        found, parts = cuts(graph, plan, degrees), segments(graph)
+        before = len(pieces)
+        pieces |= {piece: None for piece in found if piece not in pieces}
+        graphs += [(plan, part) for part in parts]
+        print(f"{plan}: {len(pieces) - before} pieces, {len(parts)} segments")
+    if not options.smoke:
+        write(options.output, list(pieces), graphs)
+        print(f"{options.output}: {len(pieces)} pieces, {options.output.stat().st_size} bytes")
+
+
+def sources(*, smoke: bool) -> list[tuple[str, Graph, tuple[int, ...]]]:
+    """Name, graph and degrees of the cuts."""
+    if smoke:
+        return [("mlp", program_of("mlp").graph, (2, 4))]
+    small = [(f"{name} on 4", program_of(name).graph, (2, 4)) for name in SMALL]
+    demo = [("demo gpt2", program("gpt2", 4, 64).graph, (2, 4))]
+    large = [(f"{name} x{batch}", program(name, batch, length).graph, (2, 4, 8)) for name, batch, length in LARGE]
+    return [*small, *demo, *large]
+
+
+if __name__ == "__main__":
+    main()

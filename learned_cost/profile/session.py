@@ -1,0 +1,121 @@
+"""A profiling run: groups take turns until the time is up, each row kept the moment it is measured.
+
+Entry point: ``run``. Running it again on the same folder goes on: what is there is not measured again, and what it says
+steers what is measured next.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from learned_cost.profile.groups import Group, Task
+from learned_cost.profile.rows import Setting, kernel_of, kernel_row, measured_key
+from learned_cost.profile.sampling import Fair
+from learned_cost.profile.store import Row, Store
+from learned_cost.profile.timing import Stopwatch, Timing
+
+Progress = Callable[[str, float], None]  # what is measured, share of the time
+
+
+@dataclass
+class Outcome:
+    """What a run did: new rows by operator, rows that were there before, and what could not be run, by reason."""
+
+    measured: Counter[str] = field(default_factory=Counter)
+    before: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+
+
+def run(
+    store: Store,
+    groups: Sequence[Group],
+    setting: Setting,
+    stopwatch: Stopwatch,
+    *,
+    budget_s: float,
+    progress: Progress = lambda what, share: None,
+) -> Outcome:
+    """Measure for ``budget_s`` seconds.
+
+    Raises:
+        WriteError: if the disk is full; what was measured is kept.
+    """
+    begun = time.monotonic()
+    rows = store.read()
+    done = {measured_key(row) for row in rows}
+    outcome = Outcome(before=len(rows))
+    learn_from(rows, groups)
+    fair = Fair([(group, group.weight) for group in groups])
+    while (group := fair.turn()) is not None and time.monotonic() - begun < budget_s:
+        started = time.monotonic()
+        tasks = group.turn()
+        if tasks is None:
+            fair.drop(group)
+            continue
+        for task in tasks:
+            if time.monotonic() - begun >= budget_s:
+                break
+            progress(group.name, (time.monotonic() - begun) / budget_s)
+            _one(task, group, store, setting, stopwatch, done, outcome)
+        fair.spent(group, max(time.monotonic() - started, 1e-4))
+    return outcome
+
+
+def _one(
+    task: Task,
+    group: Group,
+    store: Store,
+    setting: Setting,
+    stopwatch: Stopwatch,
+    done: set[tuple[object, ...]],
+    outcome: Outcome,
+) -> None:
+    """Measure a task, unless it was."""
+    nothing = Timing(1e-6, 0.0, 1)
+    key = measured_key(_row(setting, task, nothing))
+    if key in done:
+        return
+    store.reserve()
+    try:
+        timing = stopwatch.measure(task.prepare(stopwatch.device), task.l2)
+    except (torch.OutOfMemoryError, RuntimeError, NotImplementedError) as error:  # no kernel for this dtype, say
+        outcome.failed[f"{group.name}: {type(error).__name__}: {' '.join(str(error).split())[:100]}"] += 1
+        return
+    done.add(key)
+    row = _row(setting, task, timing)
+    store.append(row)
+    outcome.measured[str(row["op"])] += 1
+    if row["l2"] == "warm" and row["direction"] == "forward":
+        group.learn(task.what, surprise(row))
+
+
+def _row(setting: Setting, task: Task, timing: Timing) -> Row:
+    name = task.name
+    return kernel_row(setting, task.what, timing, l2=task.l2, layout=task.layout, plan=task.plan, name=name)
+
+
+def surprise(row: Row) -> float:
+    """Log of the measured time over the roofline's."""
+    return math.log(float(row["latency_us"]) / max(float(row["roofline_us"]), 1e-4))
+
+
+def learn_from(rows: Sequence[Row], groups: Sequence[Group]) -> None:
+    """Tell groups what earlier runs found, so that they go on elsewhere."""
+    by_name = {group.name: group for group in groups}
+    for row in rows:
+        group = by_name.get(GROUP_OF.get(str(row["op"]), str(row["op"])))
+        if group is not None and row.get("l2") == "warm" and row["direction"] == "forward":
+            group.learn(kernel_of(row), surprise(row))
+
+
+# operator of the profiles -> the operator of ir whose group measures it, where the names differ
+GROUP_OF = {
+    "bmm": "matmul", "layernorm": "layer_norm", "rmsnorm": "rms_norm", "mul_scalar": "scale", "add_scalar": "shift",
+    "pow_scalar": "pow", "attn_prefill": "attention", "attn_full": "attention",
+}  # fmt: skip
