@@ -1,0 +1,87 @@
+"""Operators of ir as kernels: products by their sizes, gradients as products, everything else by its loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ir.builder import Builder
+from ir.ops import OPERATORS
+from ir.types import DType, TensorType
+from learned_cost.describe import backward_kernels, forward_kernels
+from learned_cost.kernel import ROLES, Kernel, Subgraph
+from learned_cost.profile.library import CALLS
+from learned_cost.profile.pieces import Piece
+from learned_cost.profile.planned import shipped
+from learned_cost.profile.shapes import MAKERS, sampled
+
+F32 = DType.F32
+
+
+def linear(m: int, n: int, k: int, lead: tuple[int, ...] = ()) -> Piece:
+    return Piece("linear", (TensorType((*lead, m, k), F32), TensorType((n, k), F32)), (), (True, True))
+
+
+def test_backward_of_linear_is_two_products() -> None:
+    piece = linear(6, 10, 4, (2,))
+    forward, (of_x, of_w) = piece.forward, piece.backward
+    assert (forward.op, forward.dims) == ("linear", {"b": 1, "m": 12, "n": 10, "k": 4})
+    assert of_x.dims == {"b": 1, "m": 12, "n": 4, "k": 10}
+    assert of_w.dims == {"b": 1, "m": 10, "n": 4, "k": 12}
+    assert of_x.flops == of_w.flops == forward.flops == 2 * 12 * 10 * 4
+
+
+def test_backward_of_matmul_is_two_products() -> None:
+    piece = Piece("matmul", (TensorType((3, 6, 4), F32), TensorType((3, 4, 10), F32)), (), (True, True))
+    of_x, of_w = piece.backward
+    assert (piece.forward.op, piece.forward.dims) == ("bmm", {"b": 3, "m": 6, "n": 10, "k": 4})
+    assert of_x.dims == {"b": 3, "m": 6, "n": 4, "k": 10}
+    assert of_w.dims == {"b": 3, "m": 4, "n": 10, "k": 6}
+
+
+def test_only_wanted_gradients_are_computed() -> None:
+    assert len(Piece("linear", linear(2, 3, 4).operands, (), (False, True)).backward) == 1
+    assert Piece("linear", linear(2, 3, 4).operands).backward == ()
+
+
+@pytest.mark.parametrize("op", MAKERS)
+def test_every_operator_gives_a_sensible_kernel(op: str) -> None:
+    for seed in range(3):
+        piece = sampled(op, seed, (F32, DType.BF16))
+        for kernel in (piece.forward, *piece.backward):
+            assert kernel.bytes > 0
+            assert kernel.flops >= 0
+            assert len(kernel.extents) == len(ROLES)
+            assert all(extent >= 1 for extent in kernel.extents)
+            assert Kernel.from_dict(kernel.as_dict()) == kernel
+            assert hash(kernel.key)
+        largest = max(math.prod(t.shape) for t in (*piece.operands, piece.node.type))
+        points = math.prod(piece.forward.extents)
+        assert piece.operator.kind in ("index", "stencil") or points >= largest / 2
+
+
+def test_views_start_nothing() -> None:
+    k = Builder()
+    node = k.permute(k.input("x", TensorType((2, 3), F32)), perm=(1, 0))
+    operands = [node.operands[0].type]
+    assert forward_kernels(node.op, node.loops, operands, node.type, node.attrs) == ()
+    assert backward_kernels(node.op, node.loops, operands, node.type, node.attrs, (True,)) == ()
+
+
+def test_every_operator_that_runs_is_measured_or_sampled() -> None:
+    """A new operator of ir needs a call, so that it can be profiled."""
+    runs = {op.name for op in OPERATORS.values() if op.kernel and op.kind not in ("leaf", "parallel")}
+    assert runs == set(CALLS)
+    pieces, graphs = shipped()
+    assert {piece.op for piece in pieces} <= set(CALLS)
+    assert len(graphs) > 50
+
+
+def test_subgraphs_are_text() -> None:
+    first, second = linear(2, 3, 4).forward, sampled("gelu", 0, (F32,)).forward
+    graph = Subgraph((first, second), ((0, 1),), fused=True, bytes=100.0)
+    assert Subgraph.from_json(graph.to_json()) == graph
+    assert graph.traffic == 100.0
+    with pytest.raises(ValueError, match="names a node"):
+        Subgraph.from_json(Subgraph((first,), ((0, 3),)).to_json())
