@@ -21,14 +21,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ranking_plans import GROUPS, Group, plans_of, problem_of, program_of
+from benchmarks.ranking_plans import GROUPS, Group, module_of, plans_of, problem_of, program_of
 from benchmarks.ranking_run import on_ranks, run_collectives, run_packages
 from benchmarks.record import Record, arguments, table
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
-from pdv.cluster import Link, load_cluster
+from pdv.cluster import load_cluster
 from pdv.compile import cost_model
 from pdv.cost.comm import AxisLink
+from pdv.cost.curves import Curves
 from pdv.derivation import replayed
 from pdv.emit.package import emit_package
 from pdv.pcg.plan_cost import PlanCost, plan_cost
@@ -36,6 +37,7 @@ from pdv.pcg.realize import realize
 
 APART = 0.1  # of the faster one: pairs closer than that are noise
 MODELS = ("analytic", "learned", "measured")
+COLLECTIVE_STD = 0.2  # of gloo's collectives between runs of this benchmark, two ranks, 2026-11-21
 SIZES = tuple(4**power * 1024 for power in range(8))
 Row = dict[str, Any]  # Any: JSON
 
@@ -44,7 +46,7 @@ def main() -> None:
     """Run what the record lacks, then score."""
     parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--plans", type=int, default=15, help="plans of each group")
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each plan's steps")
+    parser.add_argument("--seconds", type=float, default=50.0, help="for each group's steps")
     parser.add_argument("--folder", type=Path, help="where packages are kept, to be run later")
     parser.add_argument("--prepare", action="store_true", help="only write the packages")
     parser.add_argument("--rescore", type=Path, metavar="RECORD", help="price and score what a record has measured")
@@ -53,7 +55,7 @@ def main() -> None:
     source: Path | None = options.rescore or options.json
     record = Record(rows=json.loads(source.read_text())["rows"] if source and source.exists() else [])
     if options.rescore is None:
-        groups, count = (GROUPS[2:3], 3) if options.smoke else (GROUPS, options.plans)
+        groups, count = (GROUPS[1:2], 3) if options.smoke else (GROUPS, options.plans)
         with tempfile.TemporaryDirectory() as scratch:
             for group in groups:
                 if not any(row["group"] == group.name for row in record.rows):
@@ -71,10 +73,11 @@ def measured(group: Group, folder: Path, count: int, options: Any) -> list[Row]:
     if options.prepare:
         return []
     started = time.monotonic()
-    seconds = 0.05 if options.smoke else options.seconds
+    seconds = 1.0 if options.smoke else options.seconds
     directories = [(row["key"], row.pop("directory")) for row in rows]
-    times = on_ranks(run_packages, group.processes, directories, group.model, group.loss, seconds)
-    links = on_ranks(run_collectives, group.processes, SIZES[:2] if options.smoke else SIZES, seconds / 6)
+    inputs = [x.numpy() for x in module_of(group.model)[1]]
+    times = on_ranks(run_packages, group.processes, directories, inputs, group.loss, seconds)
+    links = on_ranks(run_collectives, group.processes, SIZES[:2] if options.smoke else SIZES, seconds / 200)
     print(f"{group.name}: {len(rows)} plans in {time.monotonic() - started:.0f} s", flush=True)
     return [*({**row, **found} for row, found in zip(rows, times, strict=True)), {"group": group.name, "links": links}]
 
@@ -110,7 +113,9 @@ def score(record: Record, names: Sequence[str]) -> None:
     graphs = {model: program_of(model).graph for model in dict.fromkeys(group.model for group in run)}
     for group in run:
         rows = [row for row in plans if row["group"] == group.name]
-        links = next((row["links"] for row in record.rows if row["group"] == group.name and "links" in row), [])
+        links: list[Row] = next(
+            (row["links"] for row in record.rows if row["group"] == group.name and "links" in row), []
+        )
         for row, name in itertools.product(rows, names):
             cost = priced(row, graphs[group.model], group.processes, links, name)
             row.setdefault("predicted_s", {})[name] = cost.step_s
@@ -141,8 +146,8 @@ def priced(row: Row, graph: Graph, processes: int, links: Sequence[Row], name: s
     made = realize(replace(problem, graph=rewritten), assignment)
     assert made.derived.pcg.digest == row["pcg_hash"], f"{row['key']} replays to another graph"
     cluster = load_cluster(machine(processes))
-    link = fitted(links, cluster.levels[-1].link)
-    axes = tuple(AxisLink(axis.size, link) for axis in mesh.axes)
+    link, curves = cluster.levels[-1].link, None if name == "analytic" else curves_of(links)
+    axes = tuple(AxisLink(axis.size, link, curves) for axis in mesh.axes)
     compute = cost_model(name, [entry.device for entry in cluster.classes])
     return plan_cost(replace(problem, graph=rewritten, axes=axes, compute=compute), made.derived.pcg)
 
@@ -154,20 +159,10 @@ def machine(processes: int) -> Mapping[str, Any]:
     return {"nodes": [{"devices": processes, "device": device, "link": "loopback-gloo"}]}
 
 
-def fitted(links: Sequence[Row], fallback: Link) -> Link:
-    """α and 1/β of the all-reduces measured beside the plans, by least relative squares; of two axes the same link."""
-    rows = [row for row in links if row["collective"] == "all_reduce"]
-    if len(rows) < 2:
-        return fallback
-    import numpy as np
-
-    n, seconds = rows[0]["n"], np.array([row["latency_s"] for row in rows])
-    steps = 2 * (n - 1).bit_length()
-    moved = np.array([2 * row["bytes"] * (n - 1) / n for row in rows])
-    (latency_s, per_byte_s), *_ = np.linalg.lstsq(
-        np.stack([np.full_like(moved, steps), moved], 1) / seconds[:, None], np.ones_like(seconds)
-    )
-    return Link("gloo-measured", 1.0 / max(per_byte_s, 1e-12), max(float(latency_s), 1e-7))
+def curves_of(links: Sequence[Row]) -> Curves | None:
+    """The collectives measured beside the plans."""
+    rows = [(row["collective"], row["bytes"], row["latency_s"]) for row in links]
+    return Curves.of(rows, "measured", COLLECTIVE_STD) if rows else None
 
 
 def scores(plans: Sequence[Row], name: str) -> tuple[int, float, float, float]:

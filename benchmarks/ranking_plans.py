@@ -47,11 +47,11 @@ class Group:
 
 
 GROUPS = (
-    Group("gpt2 on 4", "gpt2", 4, "cross_entropy"),
     Group("gpt2 on 2", "gpt2", 2, "cross_entropy"),
-    Group("mlp on 4", "mlp", 4, "mean_square"),
-    Group("vit on 4", "vit", 4, "mean_square"),
+    Group("mlp on 2", "mlp", 2, "mean_square"),
+    Group("vit on 2", "vit", 2, "mean_square"),
     Group("resnet on 2", "resnet", 2, "mean_square"),
+    Group("gpt2 on 4", "gpt2", 4, "cross_entropy"),
 )
 
 

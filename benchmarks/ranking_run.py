@@ -1,13 +1,13 @@
 """Step times of many packages on one pool of processes. Entry points: ``run_packages``, ``run_collectives``.
 
-A step is ``train_step`` and AdamW, as a training script writes it. A package takes a second or two: two steps to warm
-up, then as many as fit; the median of each rank, and of these the largest.
+A step is ``train_step`` and AdamW, as a training script writes it. All packages of a group are built, then stepped by
+turns, so that what else the machine does meets all alike. Reported is the lower quartile of each one's steps on the
+slowest rank: such disturbance moves it least.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import gc
 import importlib
 import multiprocessing
 import os
@@ -20,9 +20,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 WARM = 2
-LEAST, MOST = 5, 40
+LEAST = 4  # rounds
 Row = dict[str, Any]  # Any: JSON
+Array = np.ndarray[Any, Any]
 
 
 def on_ranks(worker: Callable[..., list[Row]], processes: int, *arguments: object) -> list[Row]:
@@ -69,49 +72,59 @@ def _rank(
     time.sleep(600)  # the parent ends all ranks at once: gloo's teardown may wait for peers
 
 
-def run_packages(packages: Sequence[tuple[str, str]], inputs_of: str, loss: str, seconds: float) -> list[Row]:
-    """On each rank: (key, directory) of packages of one model, timed one after the other."""
-    from benchmarks.ranking_plans import module_of
-
-    _, inputs = module_of(inputs_of)
-    rows = []
-    for key, directory in packages:
-        rows.append({"key": key, **_timed(Path(directory), inputs, loss, seconds)})
-        gc.collect()
-    return rows
-
-
-def _timed(directory: Path, inputs: tuple[Any, ...], loss: str, seconds: float) -> Row:
+def run_packages(packages: Sequence[tuple[str, str]], inputs: Sequence[Array], loss: str, seconds: float) -> list[Row]:
+    """On each rank: (key, directory) of packages of one model, in rounds for about so many seconds."""
     import torch
 
-    sys.path.insert(0, str(directory.parent))
-    model = importlib.import_module(directory.name).build(device="cpu")
-    sys.path.pop(0)
-    with torch.no_grad():
-        shape = list(model(*inputs).shape)
-    rows = inputs[0].size(0)
-    target, loss_fn = _target(loss, [rows, *shape[1:]])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def step() -> tuple[float, float]:
-        started = time.perf_counter()
-        model.train_step(inputs, target, loss_fn)
-        trained = time.perf_counter()
-        optimizer.step()
-        optimizer.zero_grad()
-        return time.perf_counter() - started, trained - started
-
+    tensors = tuple(torch.from_numpy(array) for array in inputs)
+    ready = [_Trained(Path(directory), tensors, loss) for _, directory in packages]
     for _ in range(WARM):
-        step()
-    probe_s = _largest(step()[0])
-    count = max(LEAST, min(MOST, int(seconds / probe_s)))
-    times = [step() for _ in range(count)]
-    whole = [total for total, _ in times]
-    low, middle, high = statistics.quantiles(whole, n=4)
-    return {
-        "step_s": _largest(middle), "low_s": low, "high_s": high, "steps": count,
-        "train_s": statistics.median(trained for _, trained in times),
-    }  # fmt: skip
+        for one in ready:
+            one.step()
+    deadline = time.monotonic() + seconds
+    while len(ready[0].times) < LEAST or _largest(float(time.monotonic() < deadline)):
+        for one in ready:
+            one.step()
+            one.times.append(one.step())  # the step before it brought this model's weights into the caches
+    return [{"key": key, **one.row()} for (key, _), one in zip(packages, ready, strict=True)]
+
+
+class _Trained:
+    """One package with its optimizer, and the seconds of its steps: the whole step and what precedes the optimizer."""
+
+    def __init__(self, directory: Path, inputs: tuple[Any, ...], loss: str) -> None:
+        import torch
+
+        sys.path.insert(0, str(directory.parent))
+        self._model = importlib.import_module(directory.name).build(device="cpu")
+        sys.path.pop(0)
+        with torch.no_grad():
+            shape = list(self._model(*inputs).shape)
+        self._inputs = inputs
+        self._target, self._loss = _target(loss, [inputs[0].size(0), *shape[1:]])
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        self.times: list[tuple[float, float, float]] = []
+
+    def step(self) -> tuple[float, float, float]:
+        """(whole step, forward to backward, CPU time of this rank)."""
+        started, cpu = time.perf_counter(), time.process_time()
+        self._model.train_step(self._inputs, self._target, self._loss)
+        trained = time.perf_counter()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return time.perf_counter() - started, trained - started, time.process_time() - cpu
+
+    def row(self) -> Row:
+        """The lower quartile of each, the largest of all ranks; and the median."""
+        whole, train, cpu = ([time[part] for time in self.times] for part in range(3))
+        return {
+            "step_s": _largest(_lower(whole)), "median_s": _largest(statistics.median(whole)), "steps": len(whole),
+            "train_s": _largest(_lower(train)), "cpu_s": _largest(_lower(cpu)),
+        }  # fmt: skip
+
+
+def _lower(seconds: Sequence[float]) -> float:
+    return statistics.quantiles(seconds, n=4, method="inclusive")[0]
 
 
 def _target(loss: str, shape: list[int]) -> tuple[Any, Callable[[Any, Any], Any]]:
@@ -168,4 +181,4 @@ def _collective(name: str, size: int, seconds: float) -> float:
         started = time.perf_counter()
         calls[name]()
         times.append(time.perf_counter() - started)
-    return _largest(statistics.median(times))
+    return _largest(_lower(times))

@@ -19,6 +19,7 @@ from pdv.certificate import certificate_document
 from pdv.cluster import Cluster, Device, Link
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
+from pdv.cost.curves import Curves
 from pdv.cost.sources import cost_document, node_source
 from pdv.derivation import STORE, operators, to_steps
 from pdv.pcg.plan_cost import PlanCost
@@ -64,6 +65,7 @@ def plan_document(
                     "name": link.link.name,
                     "bandwidth_bytes_per_s": _finite(link.link.bandwidth_bytes_per_s),
                     "latency_s": link.link.latency_s,
+                    **({} if link.curves is None else {"curves": link.curves.as_dict()}),
                 },
             }
             for axis, link in zip(problem.mesh.axes, problem.axes, strict=True)
@@ -108,10 +110,9 @@ def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel 
         )
     try:
         axes = [(Axis(entry["name"], entry["size"]), entry["link"]) for entry in document["mesh"]]
-        links = [_link(link) for _, link in axes]
         compute = compute or ComputeModel(read_devices(document))
         mesh = Mesh(tuple(axis for axis, _ in axes))
-        sized = tuple(AxisLink(axis.size, link) for (axis, _), link in zip(axes, links, strict=True))
+        sized = tuple(AxisLink(axis.size, _link(link), _curves(link)) for axis, link in axes)
         mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
         rules = tuple(rule for text in document["laws"] for rule in rules_of(parse_law(str(text))))
         return Problem(source, mesh, sized, compute, mode, rules=rules)
@@ -134,6 +135,10 @@ def read_devices(document: Mapping[str, Any]) -> tuple[Device, ...]:
 def _link(entry: Mapping[str, Any]) -> Link:
     bandwidth = entry["bandwidth_bytes_per_s"]
     return Link(entry["name"], float("inf") if bandwidth is None else bandwidth, entry["latency_s"])
+
+
+def _curves(entry: Mapping[str, Any]) -> Curves | None:
+    return Curves.from_dict(entry["curves"]) if "curves" in entry else None
 
 
 def _finite(value: float) -> float | None:

@@ -17,7 +17,7 @@ from ir.operator import Split
 from ir.sharding import Sharding, local_bytes, local_shape
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_local_loops, node_splits
-from pdv.cost.comm import GATHERS, move_seconds
+from pdv.cost.comm import GATHERS, AxisLink, move_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.problem import TRAIN_COPIES, Problem
 
@@ -63,17 +63,16 @@ class PlanCost:
 
     @property
     def estimates(self) -> list[Estimate]:
-        """Of every kernel and parameter that the cost model was asked about."""
+        """Of every kernel, parameter and move."""
         local = [estimate for cost in self.nodes.values() for estimate in cost.estimates]
         return [*local, *self.optimizer, self.outside]
 
     @property
     def seconds_by_source(self) -> dict[Source, float]:
-        """The step's seconds by where they come from; α–β is analytic. Sources of nothing are left out."""
+        """The step's seconds by where they come from; sources of nothing are left out."""
         found = dict.fromkeys(SOURCES, 0.0)
         for estimate in self.estimates:
             found[estimate.source] += estimate.mean_s
-        found["analytic"] += self.communication_s
         return {source: seconds for source, seconds in found.items() if seconds > 0.0}
 
     @property
@@ -201,10 +200,17 @@ def _parallel(problem: Problem, node: Node, shardings: Mapping[Node, Sharding]) 
         node.op.name, axis, local_bytes(operand.type, shardings[operand], problem.mesh)
     )
     if not (problem.train and node.needs_grad):
-        return NodeCost(forward_s, 0.0)
+        return _moved(axis, forward_s, 0.0)
     if base.op.name == "param" and base.attr("regather"):
         backward_s += forward_s
-    return NodeCost(forward_s, backward_s)
+    return _moved(axis, forward_s, backward_s)
+
+
+def _moved(axis: AxisLink, forward_s: float, backward_s: float) -> NodeCost:
+    seconds, curves = forward_s + backward_s, axis.curves
+    if curves is None:
+        return NodeCost(forward_s, backward_s, (Estimate(seconds, ROOFLINE_RELATIVE_STD * seconds),))
+    return NodeCost(forward_s, backward_s, (Estimate(seconds, curves.relative_std * seconds, curves.source),))
 
 
 def _base(node: Node) -> Node:

@@ -1,0 +1,103 @@
+"""What a training step costs beside its kernels: AdamW and the handling of each parameter, on one process.
+
+    python benchmarks/host_costs.py [--smoke] [--json OUT]
+
+An emitted program keeps parameters as DTensors. Timed per parameter of n float32 elements: the step of AdamW; and
+taking the local piece in forward with the accumulation of its gradient. Least squares over relative errors gives
+seconds per parameter and per byte, the numbers of ``learned_cost/host.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.record import Record, arguments, table
+
+SIZES = tuple(4**power * 256 for power in range(8))  # elements: 1 KiB to 16 MiB
+BYTES = 4  # of float32
+
+
+def main() -> None:
+    """Time, fit, print."""
+    options = arguments(str(__doc__).splitlines()[0]).parse_args()
+    record = Record()
+    _start()
+    for size in SIZES[:2] if options.smoke else SIZES:
+        count = max(2, min(40, 2**22 // size))
+        record.rows.append({"bytes": size * BYTES, **timed(size, count, 3 if options.smoke else 15)})
+    for name in ("optimizer_s", "handling_s"):
+        constant, slope = fitted([row["bytes"] for row in record.rows], [row[name] for row in record.rows])
+        record.claim(f"{name}: a parameter", constant * 1e6, "us")
+        record.claim(f"{name}: a GB", slope * 1e9, "s")
+    table(
+        ("bytes", "AdamW us", "handling us"),
+        [(str(r["bytes"]), f"{r['optimizer_s'] * 1e6:.1f}", f"{r['handling_s'] * 1e6:.1f}") for r in record.rows],
+    )
+    record.print_summary()
+    record.write(options.json)
+
+
+def _start() -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29577")
+    dist.init_process_group("gloo")
+
+
+def timed(size: int, count: int, repeats: int) -> dict[str, float]:
+    """Seconds per parameter of ``size`` elements, of ``count`` alike."""
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = init_device_mesh("cpu", (1,))
+    whole = [torch.randn(size) for _ in range(count)]
+    parameters = [nn.Parameter(DTensor.from_local(x, mesh, [Replicate()])) for x in whole]
+    plain = [x.clone().requires_grad_() for x in whole]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+
+    def local(x: Any) -> Any:
+        return x.to_local(grad_placements=x.placements)
+
+    handled = lower(lambda: _through([local(x) for x in parameters]), repeats)
+    alone = lower(lambda: _through(plain), repeats)
+    step = lower(optimizer.step, repeats)
+    zero = lower(optimizer.zero_grad, 1)
+    return {"optimizer_s": (step + zero) / count, "handling_s": max(handled - alone, 0.0) / count}
+
+
+def _through(values: list[Any]) -> None:
+    import torch
+
+    torch.autograd.backward([x.sum() for x in values])
+
+
+def lower(run: Callable[[], object], repeats: int) -> float:
+    """Lower quartile of the seconds of a call, after two to warm up."""
+    times = []
+    for _ in range(repeats + 2):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    kept = times[2:]
+    return statistics.quantiles(kept, n=4, method="inclusive")[0] if len(kept) > 1 else kept[0]
+
+
+def fitted(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
+    """(seconds at no bytes, seconds a byte) by least squares of relative errors, neither below zero."""
+    x, y = np.array(sizes, dtype=float), np.array(seconds)
+    constant, slope = np.linalg.lstsq(np.stack([np.ones_like(x), x], 1) / y[:, None], np.ones_like(y))[0]
+    return max(float(constant), 0.0), max(float(slope), 0.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Costs by kernels: sources in order of trust, fallbacks that say why, one batch for what is new, equal answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ir.builder import Builder
+from ir.cost_model import NOTHING, Query
+from ir.graph import Node
+from ir.operator import Work
+from ir.types import DType, TensorType
+from learned_cost.describe import backward_kernels, forward_kernels
+from learned_cost.device import DeviceRecord, record
+from learned_cost.estimator import NO_WEIGHTS, OUT_OF_RANGE, UNKNOWN_DEVICE_STD, KernelCosts, Measured, Place
+from learned_cost.kernel import DIMS, Kernel, Subgraph
+from learned_cost.measured import Measurements
+from pdv.cluster.presets import DEVICES
+from pdv.cost.compute import ComputeModel
+
+ANALYTIC = ComputeModel((DEVICES["a100-80gb-sxm"],))
+A100, T4 = record("a100-80gb-sxm"), record("t4")
+
+
+@dataclass(frozen=True)
+class Answer:
+    mean_log_s: NDArray[np.float64]
+    std_log: NDArray[np.float64]
+    in_range: NDArray[np.bool_]
+
+
+@dataclass
+class Halves:
+    """A model by formula: a microsecond and half of what the peak rate allows; knows no attention."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Answer:
+        self.asked.append(len(subgraphs))
+        seconds = [1e-6 + 2 * subgraph.flops / device.peak_flops["fp32"] for subgraph in subgraphs]
+        known = [not subgraph.kernels[0].op.startswith("attn") for subgraph in subgraphs]
+        return Answer(np.log(seconds), np.full(len(seconds), 0.1), np.array(known))
+
+
+def costs(
+    *places: Place, predictor: Halves | None = None, measured: Measured | None = None, blind: bool = False
+) -> KernelCosts:
+    model = None if blind else predictor or Halves()
+    return KernelCosts(places or (Place(A100),), ANALYTIC, "test", model, measured)
+
+
+def query(node: Node, *, train: bool = True) -> Query:
+    types = tuple(operand.type for operand in node.operands)
+    return Query(node.op, node.loops, types, node.type, node.attrs, (True,) * len(types) if train else None)
+
+
+def f32(*shape: int) -> TensorType:
+    return TensorType(shape, DType.F32)
+
+
+def linear(rows: int = 64) -> Node:
+    k = Builder()
+    return k.linear(k.input("x", f32(rows, 32)), k.param("w", f32(24, 32)))
+
+
+def attention() -> Node:
+    k = Builder()
+    q, key, value = (k.input(name, f32(2, 4, 16, 8)) for name in "qkv")
+    return k.attention(q, key, value, causal=True, scale=1.0)
+
+
+def kernels(asked: Query) -> tuple[Kernel, ...]:
+    parts = asked.op, asked.loops, asked.operands, asked.result, asked.attrs
+    backward = () if asked.wanted is None else backward_kernels(*parts, asked.wanted)
+    return (*forward_kernels(*parts), *backward)
+
+
+def row(kernel: Kernel) -> tuple[object, ...]:
+    dims = tuple((name, kernel.dims[name]) for name in DIMS if name in kernel.dims)
+    return A100.name, kernel.op, kernel.dtype, kernel.direction, kernel.stack, dims
+
+
+def test_new_kernels_are_predicted_in_one_batch_and_known_ones_not_again() -> None:
+    predictor = Halves()
+    model = costs(predictor=predictor)
+    first = model.nodes([query(linear(rows)) for rows in (16, 32, 64)])
+    assert predictor.asked == [9]  # forward, and the gradients of x and w
+    assert model.nodes([query(linear(64)), query(linear(16))]) == [first[2], first[0]]
+    assert predictor.asked == [9]
+
+
+def test_a_price_is_the_sum_of_its_kernels() -> None:
+    asked = query(linear())
+    (found,) = costs().nodes([asked])
+    seconds = [1e-6 + 2 * kernel.flops / A100.peak_flops["fp32"] for kernel in kernels(asked)]
+    assert found.forward.mean_s == pytest.approx(seconds[0], rel=1e-5)
+    assert found.backward.mean_s == pytest.approx(seconds[1] + seconds[2], rel=1e-5)
+    assert found.forward.std_s == pytest.approx(0.1 * seconds[0], rel=1e-5)
+    assert (found.forward.source, found.backward.source) == ("learned", "learned")
+
+
+def test_inference_has_no_backward() -> None:
+    assert costs().nodes([query(linear(), train=False)])[0].backward == NOTHING
+
+
+def test_out_of_range_falls_back_to_the_roofline_and_says_so() -> None:
+    (found,) = costs().nodes([query(attention(), train=False)])
+    (kernel,) = kernels(query(attention(), train=False))
+    assert found.forward.source == "analytic"
+    assert found.forward.why == OUT_OF_RANGE
+    assert found.forward.mean_s == ANALYTIC.seconds(Work(kernel.flops, kernel.bytes, 1), DType.F32)
+
+
+def test_without_weights_all_is_analytic() -> None:
+    (found,) = costs(blind=True).nodes([query(linear())])
+    assert {found.forward.why, found.backward.why} == {NO_WEIGHTS}
+
+
+def test_a_measurement_of_the_very_kernel_comes_first() -> None:
+    asked = query(linear())
+    forward, of_x, _ = kernels(asked)
+    measured = Measurements({row(forward): (5e-4, 1e-5), row(of_x): (7e-4, 1e-5)}, "mine", "0" * 64)
+    (found,) = costs(measured=measured).nodes([asked])
+    assert (found.forward.mean_s, found.forward.std_s, found.forward.source) == (5e-4, 1e-5, "measured")
+    assert found.backward.source == "learned"  # one of its two kernels was not measured
+    assert found.backward.mean_s > 7e-4
+    (other,) = costs(Place(T4), measured=measured).nodes([asked])
+    assert other.forward.source == "learned"  # it was measured on another device
+
+
+def test_the_slowest_device_counts() -> None:
+    (both,) = costs(Place(A100), Place(T4)).nodes([query(linear(4096))])
+    (slow,) = costs(Place(T4)).nodes([query(linear(4096))])
+    assert both == slow
+
+
+def test_a_share_of_a_device_takes_longer() -> None:
+    (whole,) = costs().nodes([query(linear())])
+    (half,) = costs(Place(A100, share=0.5)).nodes([query(linear())])
+    assert half.forward.mean_s == pytest.approx(2 * whole.forward.mean_s, rel=1e-5)
+
+
+def test_an_unknown_device_is_less_sure() -> None:
+    (found,) = costs(Place(A100, known=False)).nodes([query(linear())])
+    assert found.forward.std_s / found.forward.mean_s == pytest.approx(math.hypot(0.1, UNKNOWN_DEVICE_STD), rel=1e-4)
+
+
+def test_answers_do_not_depend_on_what_else_is_asked() -> None:
+    alone = costs().nodes([query(linear(48))])
+    among = costs().nodes([query(linear(rows)) for rows in range(1, 65)])
+    assert alone[0] == among[47]
+
+
+def test_the_loss_counts_what_a_device_holds_of_the_outputs() -> None:
+    model = costs()
+    assert model.outside([f32(8, 1024)]).mean_s > model.outside([f32(4, 1024)]).mean_s > 0.0
+    assert model.outside([]) == NOTHING
