@@ -28,7 +28,7 @@ from learned_cost.profile.timing import Stopwatch
 
 COLLECTIVES = "collectives"
 # seconds of a roofline: what is longer than this is not measured, for it would take the time of many others
-LONGEST_S = {"cpu": 0.01, "cuda": 0.005}
+LONGEST_S = {"cpu": 0.004, "cuda": 0.002}
 WEIGHTS = {"linear": 4.0, "matmul": 3.0, "attention": 2.0, "conv2d": 2.0}
 DTYPES = {"cpu": (DType.F32,), "cuda": (DType.F32, DType.BF16, DType.F16)}
 

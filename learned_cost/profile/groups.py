@@ -26,6 +26,7 @@ from learned_cost.profile.timing import Caches
 
 BATCH = 96  # sampled candidates of an operator at a time
 COLD_EVERY = 3  # one piece in so many is measured with cold caches too
+LONGER_FOR_PLANS = 5.0
 SHARE_OF_MEMORY = 0.1  # of the device, that the operands of one piece may take
 
 
@@ -56,10 +57,10 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What is too much for one measurement."""
+    """What is too much for one measurement: seconds of the roofline, forward; shapes of plans may take longer."""
 
     setting: Setting
-    seconds: float  # of the roofline, forward
+    seconds: float
     dtypes: tuple[DType, ...]
 
     def allow(self, piece: Piece) -> bool:
@@ -68,8 +69,9 @@ class Limits:
         size = sum(t.num_bytes for t in (*piece.operands, piece.node.type))
         kernel = piece.forward
         held = {DTYPES.get(t.dtype, "") for t in piece.operands if t.dtype.is_floating}
+        longest = self.seconds * (LONGER_FOR_PLANS if piece.plan else 1.0)
         return (
-            self.setting.roofline_s(kernel.flops, kernel.bytes, kernel.dtype) <= self.seconds
+            self.setting.roofline_s(kernel.flops, kernel.bytes, kernel.dtype) <= longest
             and size <= SHARE_OF_MEMORY * record.memory_bytes
             and held <= {DTYPES[dtype] for dtype in self.dtypes}
         )
@@ -128,7 +130,7 @@ class SubgraphGroup:
     """Random subgraphs, and graphs of plans: compiled, operator by operator, and each operator alone."""
 
     limits: Limits
-    weight: float = 12.0
+    weight: float = 30.0  # as all operators together: compiling takes a share
     planned: Sequence[tuple[str, Graph]] = ()
     name: str = field(default="subgraph", init=False)
     _seed: int = field(default=0, init=False)

@@ -22,6 +22,7 @@ from ir.types import TensorType
 from learned_cost.describe import backward_kernels, forward_kernels
 from learned_cost.kernel import Kernel
 from learned_cost.profile.library import CALLS
+from learned_cost.profile.noise import noise
 
 # what prepares a measurement: operands are made, and a call is returned that runs on them
 Prepare = Callable[[torch.device], Callable[[], Any]]  # Any: results are dropped
@@ -111,7 +112,7 @@ def operands(piece: Piece, device: torch.device) -> list[Tensor]:
     made: list[Tensor] = []
     for i, t in enumerate(piece.operands):
         if t.dtype.is_floating:
-            value = torch.randn(t.shape, device=device, dtype=getattr(torch, t.dtype.torch_name))
+            value = noise(t.shape, getattr(torch, t.dtype.torch_name), device)
             made.append(value.abs_().add_(0.1) if piece.op in POSITIVE else value)
         elif t.dtype.value == "bool":
             made.append(torch.rand(t.shape, device=device) < 0.5)
@@ -150,7 +151,7 @@ def _gradient(piece: Piece, side: int) -> tuple[str, Prepare]:
 
     def prepare(device: torch.device) -> Callable[[], Any]:
         x, w = operands(piece, device)
-        dy = torch.randn(piece.node.type.shape, device=device, dtype=x.dtype)
+        dy = noise(piece.node.type.shape, x.dtype, device)
         if linear:
             flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
             first, second = (flat_dy, w) if side == 0 else (flat_dy.mT, flat_x)

@@ -19,6 +19,7 @@ from ir.types import DType, TensorType
 from learned_cost.describe import forward_kernels
 from learned_cost.kernel import Kernel, Subgraph
 from learned_cost.profile.library import CALLS, VIEWS
+from learned_cost.profile.noise import noise
 
 UNARY = ("gelu", "relu", "silu", "tanh", "sigmoid", "exp", "neg", "abs", "scale", "shift", "sin", "cos", "erf")
 BINARY = ("add", "sub", "mul")
@@ -177,7 +178,7 @@ def described(graph: Graph, *, fused: bool, stack: str) -> Subgraph:
 def inputs_of(graph: Graph, device: torch.device) -> list[Tensor]:
     """Random values for the leaves, in the order of the call."""
     return [
-        torch.randn(node.type.shape, device=device, dtype=getattr(torch, node.type.dtype.torch_name))
+        noise(node.type.shape, getattr(torch, node.type.dtype.torch_name), device)
         for node in graph.nodes
         if node.is_leaf
     ]
