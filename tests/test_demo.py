@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,3 +18,4 @@ def test_small_demo_ends_with_equal_losses(tmp_path: Path) -> None:
     result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     assert ": equal within 1e-04" in result.stdout
+    assert re.search(r"step time: predicted \d+ ± \d+ ms \(.*\)\n +measured \d+ ms", result.stdout)

@@ -53,7 +53,7 @@ class Curves:
             return low_s * num_bytes / low
         (high, high_s) = curve[after]
         share = math.log(num_bytes / low) / math.log(high / low)
-        return low_s * (high_s / low_s) ** share
+        return float(low_s * (high_s / low_s) ** share)
 
     def as_dict(self) -> dict[str, Any]:  # Any: JSON
         """For plan.json; ``from_dict`` is its inverse."""
