@@ -32,7 +32,7 @@ def facts(weights: Weights) -> dict[str, str]:
         "sha256": weights.digest,
         "numbers": f"{sum(array.size for array in weights.arrays.values()):,}",
         "size": f"{sum(array.nbytes for array in weights.arrays.values()) / 1e6:.2f} MB",
-        "features": str(description.get("features", "not said"))[:12],
+        "features": str(description.get("features", "not said"))[:16],
         "trained": str(training.get("date", "not said")),
         "rows": f"{training['rows']:,}" if isinstance(training.get("rows"), int) else "not said",
         "devices": ", ".join(_map(training, "by_device")) or "not said",
@@ -98,6 +98,8 @@ def _figures(report: Mapping[str, Any]) -> list[str]:
     lines = [sentence(_map(report, "all")) + "."]
     if _map(report, "unseen_devices").get("rows"):
         lines += ["", "Devices that the training had not: " + sentence(_map(report, "unseen_devices")) + "."]
+    if _map(report, "unseen_systems").get("rows"):
+        lines += ["", "Systems that the training had not: " + sentence(_map(report, "unseen_systems")) + "."]
     for name in ("by_device", "by_family", "by_op", "by_system", "by_collective"):
         if _map(report, name):
             lines += ["", *_table(name.removeprefix("by_"), _map(report, name))]
@@ -113,6 +115,8 @@ def _table(what: str, groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _counts(what: str, counts: Mapping[str, Any]) -> list[str]:
+    if not counts:
+        return [f"Which {what}s, the file does not say."]
     lines = [f"| {what} | rows |", "| --- | --- |"]
     return lines + [f"| {name} | {count:,} |" for name, count in sorted(counts.items(), key=lambda item: -item[1])]
 

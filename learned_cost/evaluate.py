@@ -94,8 +94,11 @@ def score_kernels(
     return report
 
 
-def score_collectives(table: Table, mean_log_s: Floats, std_log: Floats) -> Report:
-    """Errors of collectives: ``rows``, ``suspect``, ``all``, and by system, collective, library, devices and fold."""
+def score_collectives(table: Table, mean_log_s: Floats, std_log: Floats, *, known: Mask | None = None) -> Report:
+    """Errors of collectives: ``rows``, ``suspect``, ``all``, and by system, collective, library, devices and fold.
+
+    ``known`` are the rows of systems that the model was trained on; the others are ``unseen_systems`` together.
+    """
     used = np.flatnonzero(~table["suspect"])
     everywhere = np.ones(len(table), dtype=bool)
     errors = _Errors(table, _Plain(mean_log_s, std_log, everywhere), used)
@@ -103,6 +106,8 @@ def score_collectives(table: Table, mean_log_s: Floats, std_log: Floats) -> Repo
     report: Report = {"rows": len(used), "suspect": len(table) - len(used), "all": errors.of(np.arange(len(used)))}
     for key, column in columns.items():
         report[key] = {name: errors.of(rows) for name, rows in errors.by(column)}
+    if known is not None and not known[used].all():
+        report["unseen_systems"] = errors.of(np.flatnonzero(~known[used]))
     report["by_devices"] = {name: errors.of(rows) for name, rows in errors.by_number("n_devices")}
     report["by_fold"] = {name: errors.of(rows) for name, rows in errors.by_number("fold")}
     return report

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.errors import DataError
+from learned_cost.collective_rows import Cases, cases_of
 from learned_cost.dataset import Dataset
 from learned_cost.device import DeviceRecord
-from learned_cost.evaluate import Floats, Predicted, Report, score_collectives, score_kernels
+from learned_cost.evaluate import Floats, Mask, Predicted, Report, score_collectives, score_kernels
 from learned_cost.kernel import Subgraph
 from learned_cost.opgraphs import graph_kernels
 from learned_cost.table import Table
@@ -39,6 +40,10 @@ class CollectiveModel(Protocol):
 
     def predict(self, rows: Table) -> tuple[Floats, Floats]:
         """Log-seconds and their deviation."""
+        ...
+
+    def known(self, cases: Cases) -> Mask:
+        """Which are of systems that the model was trained on."""
         ...
 
 
@@ -105,7 +110,8 @@ def evaluate(
         measured["kernels"], predicted["kernels"] = data.kernels.latency_s[good], np.exp(guess.mean_log_s)[good]
     if data.collectives is not None and collectives is not None:
         mean, std = collectives.predict(data.collectives)
-        report["collectives"] = score_collectives(data.collectives, mean, std)
+        known = collectives.known(cases_of(data.collectives))
+        report["collectives"] = score_collectives(data.collectives, mean, std, known=known)
         good = ~data.collectives["suspect"]
         measured["collectives"], predicted["collectives"] = data.collectives.latency_s[good], np.exp(mean)[good]
     if data.graphs is not None and kernels is not None:

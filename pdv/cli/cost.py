@@ -300,8 +300,9 @@ def _print_report(report: Mapping[str, Any]) -> None:
             continue
         found = report[part]
         print(f"{part}: {sentence(found['all'])}; {found['suspect']:,} suspect rows left out")
-        if found.get("unseen_devices"):
-            print(f"of devices that the weights had not: {sentence(found['unseen_devices'])}")
+        for new in ("devices", "systems"):
+            if found.get(f"unseen_{new}"):
+                print(f"of {new} that the weights had not: {sentence(found[f'unseen_{new}'])}")
         if found.get("unknown_ops"):
             print(f"of operators that they had not: {', '.join(found['unknown_ops'])}")
         if found.get("ranks", {}).get("groups"):

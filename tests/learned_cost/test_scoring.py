@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from ir.errors import DataError, UsageError, WriteError
+from learned_cost.collective_rows import Cases
 from learned_cost.dataset import Dataset, read_folder
 from learned_cost.device import DeviceRecord
-from learned_cost.evaluate import Floats, Predicted
+from learned_cost.evaluate import Floats, Mask, Predicted
 from learned_cost.kernel import Subgraph
 from learned_cost.publish import publish
 from learned_cost.scoring import Evaluation, evaluate, select
@@ -44,6 +45,14 @@ class Line:
     def predict(self, rows: Table) -> tuple[Floats, Floats]:
         return np.log(12e-6 + rows["bytes"] / 2e11), np.full(len(rows), 0.1)
 
+    def known(self, cases: Cases) -> Mask:
+        return np.asarray(cases.bytes > 2**20)
+
+
+def data_bytes(data: Dataset) -> Floats:
+    assert data.collectives is not None
+    return data.collectives["bytes"]
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Dataset:
@@ -62,6 +71,7 @@ def test_all_parts_are_scored(data: Dataset) -> None:
     assert found.report["kernels"]["unknown_ops"]["layernorm"] > 0
     assert found.report["kernels"]["by_device"]["L40S"]["seen"] is False
     assert found.report["collectives"]["all"]["mape"] < 0.01
+    assert found.report["collectives"]["unseen_systems"]["rows"] == int((data_bytes(data) <= 2**20).sum()) > 0
     graph = found.report["graphs"]["g"]
     seconds = 2 * (2 * 8 * 16 * 32 / data.devices["T4"].peak_flops["fp32"] + 1e-6)
     assert graph["kernels"] == 2
