@@ -151,4 +151,4 @@ def processor() -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else platform.machine()}, {platform.system()} {platform.release()}"
+    return f"{models[0] if models else platform.machine()}, {platform.system()}"
