@@ -6,26 +6,9 @@ import re
 
 import torch
 
+from learned_cost.device import find, load_records
 from pdv.cluster import Cluster, Device, load_cluster
 from pdv.cluster.presets import DEVICES
-
-# What drivers call the products that presets describe.
-PRESET_OF = {
-    "Tesla V100-SXM2-16GB": "v100-16gb-sxm",
-    "Tesla V100-SXM2-32GB": "v100-32gb-sxm",
-    "Tesla V100-PCIE-32GB": "v100-32gb-pcie",
-    "Tesla T4": "t4",
-    "NVIDIA A100-SXM4-40GB": "a100-40gb-sxm",
-    "NVIDIA A100-SXM4-80GB": "a100-80gb-sxm",
-    "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie",
-    "NVIDIA A100 80GB PCIe": "a100-80gb-pcie",
-    "NVIDIA L4": "l4",
-    "NVIDIA L40S": "l40s",
-    "NVIDIA GeForce RTX 4090": "rtx-4090",
-    "NVIDIA H100 80GB HBM3": "h100-80gb-sxm",
-    "NVIDIA H200": "h200-141gb-sxm",
-    "AMD Instinct MI300X": "mi300x",
-}
 
 
 def default_device() -> torch.device:
@@ -40,8 +23,9 @@ def preset(device: torch.device) -> Device | None:
     """What is known of a device, or None of a GPU without preset."""
     if device.type == "cpu":
         return DEVICES["cpu-core"]
-    name = PRESET_OF.get(torch.cuda.get_device_name(device))
-    return None if name is None else DEVICES[name]
+    known = find(torch.cuda.get_device_name(device), load_records().values())
+    names = () if known is None else (known.name.lower(), *known.aliases)
+    return next((DEVICES[name] for name in names if name in DEVICES), None)
 
 
 def label(device: torch.device) -> str:

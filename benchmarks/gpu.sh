@@ -1,11 +1,12 @@
 #!/bin/sh
-# Everything that needs a GPU, in one command of at most eight minutes: kernel times, tests, emitted against source.
+# Everything that needs a GPU, in one command of at most eight minutes: a profile, tests, emitted against source.
 #
 #     sh benchmarks/gpu.sh [--smoke]
 #
 # Installs nothing and needs no network. Environment: OUT, a folder for what it writes (default ./gpu-out); PYTHON (python3).
-# Writes kernels-<device>.json, single_device.json, a log of each step, environment.txt and summary.txt. A step that
-# fails does not stop the others; the exit status is 1 if any did, 2 if something it needs is missing.
+# Writes profile/ (docs/profiles.md: library, Triton and inductor kernels, forward and backward), single_device.json, a
+# log of each step, environment.txt and summary.txt. Run again with the same OUT, the profile goes on. A step that fails
+# does not stop the others; the exit status is 1 if any did, 2 if something it needs is missing.
 # --smoke runs the smallest cases, on a CPU too.
 
 set -u
@@ -33,8 +34,8 @@ import importlib
 import platform
 import sys
 
-NEEDED = "torch numpy ml_dtypes networkx pydantic yaml safetensors transformers onnx pytest".split()
-USEFUL = {"typer": "the command line", "rich": "its progress", "onnx_ir": "models as ONNX", "triton": "our kernels"}
+NEEDED = "torch numpy ml_dtypes networkx pydantic yaml safetensors transformers onnx pytest pyarrow typer rich".split()
+USEFUL = {"onnx_ir": "models as ONNX", "triton": "our kernels"}
 
 print("python", platform.python_version())
 missing = []
@@ -87,7 +88,12 @@ step() {
 }
 
 # The limits add up to less than eight minutes. -W: another torch than the one developed on may warn of other things.
-step kernels 190 "$PYTHON" benchmarks/kernels.py $SMOKE --budget 130 --folder "$OUT"
+# A GPU takes its record by the driver's name; the CPU of a smoke test is called cpu-core, and its rows are for nothing.
+if [ -n "$SMOKE" ]; then
+    step profile 60 "$PYTHON" -m pdv profile --device cpu --record cpu-core --budget 5s -o "$OUT/profile"
+else
+    step profile 190 "$PYTHON" -m pdv profile --device cuda --budget 150s -o "$OUT/profile"
+fi
 step tests 110 "$PYTHON" -m pytest -q -rs -s tests/gpu -W default -o minversion=7 -p no:cacheprovider
 step single_device 170 "$PYTHON" benchmarks/single_device.py $SMOKE --json "$OUT/single_device.json"
 

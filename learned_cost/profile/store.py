@@ -1,8 +1,9 @@
-"""Measurements on disk: appended, never rewritten, and not lost when the process is killed or the disk is full.
+"""Measurements on disk: appended, and not lost when the process is killed or the disk is full.
 
 A row goes to a journal the moment it is measured (a line of JSON, in space reserved before the measurement). Every few
-seconds the journal's rows become a Parquet file of their own, written beside and renamed, and the journal is emptied.
-What a killed run left in the journal becomes a part when the folder is opened again. Entry point: ``Store``.
+seconds the journal's rows join the run's Parquet file, written anew beside it and renamed, and the journal is emptied.
+Files of earlier runs are not touched. What a killed run left in the journal becomes a file when the folder is opened
+again. Entry point: ``Store``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from learned_cost.table import COLLECTIVE_COLUMNS, KERNEL_COLUMNS, Column
 
 Row = Mapping[str, Any]  # Any: text, numbers or None, by column
 SCHEMAS: Mapping[str, Sequence[Column]] = {"kernels": KERNEL_COLUMNS, "collectives": COLLECTIVE_COLUMNS}
-PART_S = 10.0  # a part is written that often
+PART_S = 10.0  # the journal's rows join a part that often
+PART_ROWS = 5000  # of a part, after which the next one is begun
 ROOM_BYTES = 1 << 16  # reserved for the next row: the largest, a subgraph, takes some 4 KiB
 
 
@@ -40,6 +42,8 @@ class Store:
         self.folder = folder
         self.name = name
         self.rows: list[Row] = []  # in the journal, in no part yet
+        self._part: list[Row] = []  # of the part that this run is writing
+        self._path: Path | None = None
         self._write = write or (lambda path, rows: write_parquet(path, rows, SCHEMAS[name]))
         self._flushed = time.monotonic()
         self._journal = folder / f"{name}.journal"
@@ -71,7 +75,7 @@ class Store:
             os.posix_fallocate(self._file, os.lseek(self._file, 0, os.SEEK_CUR), ROOM_BYTES)
 
     def append(self, row: Row) -> None:
-        """Keep a row: from here on it survives the process. Now and then, make a part of the rows so far.
+        """Keep a row: from here on it survives the process. Now and then, the rows so far join a part.
 
         Raises:
             WriteError: if the disk is full; the row is in the journal all the same.
@@ -84,7 +88,7 @@ class Store:
             self.flush()
 
     def flush(self) -> None:
-        """Make a part of the journal's rows.
+        """Put the journal's rows into this run's part.
 
         Raises:
             WriteError: if it cannot be written; the rows stay in the journal.
@@ -92,17 +96,19 @@ class Store:
         self._flushed = time.monotonic()
         if not self.rows:
             return
-        path = self.folder / f"{self.name}-{self._next_number():04}.parquet"
+        path = self._path or self.folder / f"{self.name}-{self._next_number():04}.parquet"
         beside = path.with_suffix(f".tmp{os.getpid()}")
         try:
             with _told(path, f"be written: its {len(self.rows)} rows stay in {self._journal.name}"):
-                self._write(beside, self.rows)
+                self._write(beside, [*self._part, *self.rows])
                 beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
         os.ftruncate(self._file, 0)
         os.lseek(self._file, 0, os.SEEK_SET)
-        self.rows = []
+        self._path, self._part, self.rows = path, [*self._part, *self.rows], []
+        if len(self._part) >= PART_ROWS:
+            self._path, self._part = None, []
 
     def read(self) -> list[Row]:
         """Every row of the folder: of all parts, and of the journal.

@@ -14,8 +14,8 @@ from ir.errors import UsageError, WriteError
 from ir.types import DType, TensorType
 from learned_cost.dataset import read_folder
 from learned_cost.device import record
-from learned_cost.profile.command import chosen, cluster_of, here, keep, torch_device
 from learned_cost.profile.command import Options as CommandOptions
+from learned_cost.profile.command import chosen, cluster_of, here, keep, torch_device
 from learned_cost.profile.groups import Limits, OperatorGroup, Task
 from learned_cost.profile.pieces import Piece
 from learned_cost.profile.rows import Setting, fold, kernel_of, measured_key

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from ir.errors import DataError, WriteError
@@ -56,6 +57,16 @@ while True:
 """
 
 
+def test_a_run_has_one_part_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_ROWS", 4)
+    with Store(tmp_path) as store:
+        for number in range(6):
+            store.append(row(number))
+            store.flush()
+    assert [len(pq.ParquetFile(path).read()) for path in sorted(tmp_path.glob("*.parquet"))] == [4, 2]
+    assert numbers(read_rows(tmp_path, "kernels")) == list(range(6))
+
+
 def test_a_kill_loses_nothing(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
@@ -89,10 +100,13 @@ def test_a_full_disk_is_one_error_and_the_rows_wait(tmp_path: Path) -> None:
         path.write_bytes(b"half of a")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(WriteError, match=r"kernels-0001.*its 2 rows stay in kernels.journal.*goes on where it"):  # noqa: SIM117
+    def measure() -> None:
         with Store(tmp_path, write=full) as store:
             store.append(row(0))
             store.append(row(1))
+
+    with pytest.raises(WriteError, match=r"kernels-0001.*its 2 rows stay in kernels.journal.*goes on where it"):
+        measure()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kernels.journal"]
     with Store(tmp_path) as store:
         assert numbers(store.read()) == [0, 1]
