@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learned_cost.collective_physics import PARAMETERS, facts_of, physics, start
-from learned_cost.collective_process import START, Points, Theta, Vocabulary, covariance, points_of
+from learned_cost.collective_process import SCALES, Points, Theta, Vocabulary, covariance, points_of
 from learned_cost.collective_rows import Cases, Floats, Ints, distinct
 from learned_cost.collectives import CollectiveModel
 
+MOST = 1500  # points of a system, at most
 BINS = 2  # points of a curve in a doubling of sizes, at most
 SOFT = 0.15  # relative errors beyond this count linearly
 PULL = 2.0  # toward where the fit starts, of 1000 points: parameters that few systems tell stay there
@@ -39,7 +40,22 @@ def knots_of(cases: Cases, log_s: Floats, bins: int = BINS) -> Knots:
     low, high = order[begins + (counts - 1) // 2], order[begins + counts // 2]
     mean_size = np.add.reduceat(size[order], begins) / counts
     middle = 0.5 * (log_s[low] + log_s[high])
-    return Knots(cases.take(low).with_bytes(2.0**mean_size), middle, counts)
+    few = _thinned(cases.take(low), counts)
+    return Knots(cases.take(low[few]).with_bytes(2.0 ** mean_size[few]), middle[few], counts[few])
+
+
+def _thinned(cases: Cases, rows: Ints, most: int = MOST) -> Ints:
+    """At most ``most`` points of a system: drawn, those that stand for more rows first to stay."""
+    _, system = distinct(cases.system, cases.gpu)
+    random = np.random.default_rng(0).random(len(system)) * np.minimum(rows, 8)
+    kept = [
+        here[np.argsort(-random[here])[:most]] for code in range(system.max() + 1) for here in [_where(system, code)]
+    ]
+    return np.sort(np.concatenate(kept))
+
+
+def _where(codes: Ints, code: int) -> Ints:
+    return np.flatnonzero(codes == code)
 
 
 def fit_physics(knots: Knots) -> Floats:
@@ -64,15 +80,14 @@ def fit_physics(knots: Knots) -> Floats:
     return numbers
 
 
-def fit_collectives(cases: Cases, log_s: Floats, theta: Theta | None = None) -> CollectiveModel:
-    """A model of these rows. ``theta`` saves fitting the scales, the longer part."""
+def fit_collectives(cases: Cases, log_s: Floats, theta: Theta = SCALES) -> CollectiveModel:
+    """A model of these rows. Deviations are not calibrated: that takes rows that the model was not fitted to."""
     from scipy.linalg import cho_factor, cho_solve
 
     knots = knots_of(cases, log_s)
     facts, numbers, vocabulary = facts_of(knots.cases), fit_physics(knots), Vocabulary({})
     base, share = physics(numbers, facts)
     points, residual = points_of(knots.cases, facts, share, vocabulary), knots.log_s - base
-    theta = theta or fit_scales(points, residual)
     matrix = covariance(points, points, theta, narrow=True)
     matrix[np.diag_indices_from(matrix)] += np.exp(2.0 * theta["noise"])
     factor = cho_factor(matrix, overwrite_a=True, check_finite=False)
@@ -101,7 +116,7 @@ def fit_scales(points: Points, residual: Floats, *, sample: int = 1100, seed: in
 
     chosen = _some(points, sample, seed)
     few, missed = points.take(chosen), residual[chosen]
-    names = list(START)
+    names = list(SCALES)
 
     def surprise(numbers: Floats) -> float:
         theta = dict(zip(names, numbers.tolist(), strict=True))
@@ -112,11 +127,11 @@ def fit_scales(points: Points, residual: Floats, *, sample: int = 1100, seed: in
         except np.linalg.LinAlgError:
             return 1e9
         half = np.linalg.solve(lower, missed)
-        drift = sum((value - START[key]) ** 2 for key, value in theta.items())
+        drift = sum((value - SCALES[key]) ** 2 for key, value in theta.items())
         return float(0.5 * half @ half + np.log(np.diag(lower)).sum() + 0.3 * drift)
 
     found = minimize(
-        surprise, np.array([START[name] for name in names]), method="L-BFGS-B", bounds=[(-5.0, 3.0)] * len(names),
+        surprise, np.array([SCALES[name] for name in names]), method="L-BFGS-B", bounds=[(-5.0, 3.0)] * len(names),
         options={"maxiter": rounds, "eps": 1e-3},
     )  # fmt: skip
     return dict(zip(names, found.x.tolist(), strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class Cases:
 
     def with_bytes(self, sizes: Floats) -> Cases:
         """The same at other sizes."""
-        return Cases(*(getattr(self, column.name) for column in fields(self)[:-1]), sizes)
+        return replace(self, bytes=sizes)
 
     def curves(self) -> tuple[Ints, Ints]:
         """Rows that differ in nothing but bytes: (a row of each curve, the curve of each row)."""

@@ -96,13 +96,19 @@ class CollectiveModel:
         missed = log_s - replace(self, measured=None, _curves={}).price(cases)[0]
         points = self._points(cases, vocabulary)[1]
         matrix = covariance(points, points, self.theta, shared=REST)
-        matrix[np.diag_indices_from(matrix)] += self._noise
+        matrix[np.diag_indices_from(matrix)] += self.noise
         inverse = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
         return replace(self, vocabulary=vocabulary, measured=Measured(points, inverse @ missed, inverse), _curves={})
 
     @property
-    def _noise(self) -> float:
+    def noise(self) -> float:
+        """Variance of one measurement."""
         return float(np.exp(2.0 * self.theta["noise"]))
+
+    def prior(self, cases: Cases) -> Floats:
+        """[cases, cases] covariance before any measurement of their systems, as the model would be given some."""
+        points = self._points(cases, self.vocabulary.copy())[1]
+        return covariance(points, points, self.theta, shared=REST)
 
     def _points(self, cases: Cases, vocabulary: Vocabulary) -> tuple[Floats, Points]:
         facts = facts_of(cases)
@@ -130,7 +136,7 @@ class CollectiveModel:
             told = np.einsum("ij,jk,ik->i", toward, self.measured.inverse, toward)
             variance = np.maximum(variance - told, 0.1 * variance)
         bound = facts_of(many).bound
-        std = np.maximum(np.sqrt(variance + self._noise) * scale, LEAST_STD)
+        std = np.maximum(np.sqrt(variance + self.noise) * scale, LEAST_STD)
         return grid, np.maximum(_rising(mean), bound), std
 
     def _variance(self, points: Points, cross: Floats) -> Floats:
@@ -139,7 +145,7 @@ class CollectiveModel:
         told = np.abs(cross).max(axis=0)
         few = np.argsort(-told)[:NEAREST]
         matrix = covariance(self.knots.take(few), self.knots.take(few), self.theta)
-        matrix[np.diag_indices_from(matrix)] += self._noise
+        matrix[np.diag_indices_from(matrix)] += self.noise
         explained = np.einsum("ij,ji->i", cross[:, few], np.linalg.solve(matrix, cross[:, few].T))
         return np.asarray(np.maximum(own - explained, 1e-4))
 
@@ -193,3 +199,10 @@ def _rising(values: Floats) -> Floats:
             sums[-1] += top
             counts[-1] += rows
     return np.repeat(np.array(sums) / np.array(counts), counts)
+
+
+def evaluate_collectives(rows: CollectiveTable) -> dict[str, Any]:  # Any: JSON
+    """The shipped model's errors on a table (``learned_cost.collective_score``)."""
+    from learned_cost.collective_score import evaluate_collectives as evaluate
+
+    return evaluate(rows)

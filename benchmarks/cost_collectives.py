@@ -1,0 +1,153 @@
+"""How well the collective model knows sizes and systems that it has not seen, beside plain α–β and gradient boosting.
+
+    python benchmarks/cost_collectives.py DATA [--smoke] [--json OUT] [--weights NAME]
+
+DATA is a folder with collectives.parquet. New sizes: five folds by the column ``fold``. A system left out: one value of
+``system`` at a time, also after 3 measured points. ``--weights`` then fits to all rows and writes the weights, their
+deviations calibrated on what the splits left out. The rows all three are scored on are the same.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.record import Record, arguments, table
+from learned_cost.collective_fit import fit_collectives
+from learned_cost.collective_physics import alpha_beta, facts_of
+from learned_cost.collective_process import SCALES
+from learned_cost.collective_rows import Cases, Floats, Ints, cases_of, distinct
+from learned_cost.collective_score import WIDTH, after_points, score
+from learned_cost.dataset import read_folder
+from learned_cost.weights import save_weights
+
+SMOKE_SYSTEMS = 3
+
+
+def boosting(cases: Cases, log_s: Floats, asked: Cases, *, systems: bool) -> Floats:
+    """Log seconds by gradient boosting over the same columns; ``systems`` shows it which system a row is of."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    def columns(part: Cases) -> Floats:
+        facts = facts_of(part)
+        found = [facts.size, facts.devices, facts.nodes, np.log2(part.per_node), facts.rate, facts.clock, facts.blocks]
+        found += [facts.library == code for code in range(10)] + [facts.collective == code for code in range(7)]
+        found += [facts.link, part.dtype == "int8"]
+        if systems:
+            found += [np.array([names.get(name, -1) for name in part.system])]
+        return np.stack([np.asarray(column, dtype=np.float64) for column in found], axis=1)
+
+    names = {name: code for code, name in enumerate(sorted(set(cases.system)))}
+    model = HistGradientBoostingRegressor(max_iter=200, learning_rate=0.1, max_leaf_nodes=63, random_state=0)
+    model.fit(columns(cases), log_s)
+    return np.asarray(model.predict(columns(asked)), dtype=np.float64)
+
+
+def new_sizes(cases: Cases, log_s: Floats, fold: Floats, folds: list[int], record: Record) -> list[float]:
+    """Held-out folds; returns |error| over deviation of each row."""
+    means: list[Floats] = []
+    stds: list[Floats] = []
+    rows: list[Ints] = []
+    boosted: list[Floats] = []
+    for held in folds:
+        inside = fold == held
+        model = fit_collectives(cases.take(~inside), log_s[~inside])
+        mean, std = model.price(cases.take(inside))
+        means, stds, rows = [*means, mean], [*stds, std], [*rows, np.flatnonzero(inside)]
+        boosted.append(boosting(cases.take(~inside), log_s[~inside], cases.take(inside), systems=True))
+        print(f"fold {held}: {score(mean, std, log_s[inside])}", flush=True)
+    place = np.concatenate(rows)
+    truth, mean, std = log_s[place], np.concatenate(means), np.concatenate(stds)
+    ours = score(mean, std, truth)
+    beside = {
+        "gradient boosting": np.concatenate(boosted), "plain α-β": alpha_beta(facts_of(cases.take(place)))
+    }  # fmt: skip
+    record.claim("new sizes: MAPE", 100 * ours["mape"], "%", f"median {100 * ours['median']:.2g} %")
+    record.claim("new sizes: 90 % intervals hold, before calibration", 100 * ours["held_90"], "%")
+    for name, other in beside.items():
+        record.claim(f"new sizes: MAPE of {name}", 100 * score(other, std, truth)["mape"], "%")
+    for system in sorted(set(cases.system)):
+        here = cases.system[place] == system
+        if here.any():
+            record.rows.append({"split": "new sizes", "system": system, **score(mean[here], std[here], truth[here])})
+    return [float(value) for value in np.abs(mean - truth) / std]
+
+
+def systems_left_out(cases: Cases, log_s: Floats, names: list[str], record: Record) -> list[float]:
+    """One system at a time; returns the 90 % quantile of |error| over deviation, of each."""
+    ratios, lines = [], []
+    for name in names:
+        begin = time.process_time()
+        inside = cases.system == name
+        model = fit_collectives(cases.take(~inside), log_s[~inside])
+        left, truth = cases.take(inside), log_s[inside]
+        mean, std = model.price(left)
+        row: dict[str, Any] = {"split": "a system left out", "system": name, "as_it_is": score(mean, std, truth)}
+        row |= after_points(model, left, truth)
+        row["plain α-β"] = score(alpha_beta(facts_of(left)), std, truth)
+        boosted = boosting(cases.take(~inside), log_s[~inside], left, systems=False)
+        row["gradient boosting"] = score(boosted, std, truth)
+        row["seconds"] = time.process_time() - begin
+        record.rows.append(row)
+        ratios.append(float(np.quantile(np.abs(mean - truth) / std, 0.9)))
+        lines.append(row)
+        print(name, {key: round(row[key]["mape"], 3) for key in LEFT_OUT}, flush=True)
+    table(
+        ("system", "rows", *LEFT_OUT),
+        [
+            (
+                row["system"][:32],
+                f"{row['as_it_is']['rows']:.0f}",
+                *(f"{100 * row[key]['mape']:.1f}" for key in LEFT_OUT),
+            )
+            for row in lines
+        ],
+    )
+    for key in LEFT_OUT:
+        errors = [row[key]["mape"] for row in lines]
+        spread = f"median {100 * np.median(errors):.3g} %, worst {100 * max(errors):.3g} %"
+        record.claim(f"a system left out: MAPE, mean over systems, {key}", 100 * float(np.mean(errors)), "%", spread)
+        rows = [row[key]["rows"] for row in lines]
+        record.claim(f"a system left out: MAPE over rows, {key}", 100 * float(np.average(errors, weights=rows)), "%")
+    return ratios
+
+
+LEFT_OUT = ("as_it_is", "after_3_points", "after_3_points_each", "plain α-β", "gradient boosting")
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--weights", type=Path, metavar="NAME", help="fit to all rows and write the weights here")
+    options = parser.parse_args()
+    begin = time.process_time()
+    rows = read_folder(options.data).collectives
+    assert rows is not None, "the folder has collectives"
+    cases, log_s, fold = cases_of(rows), np.log(rows.latency_s), rows["fold"]
+    first, _ = distinct(cases.system)
+    names = sorted(cases.system[first])
+    if options.smoke:
+        few = np.isin(cases.system, sorted(names, key=lambda name: int((cases.system == name).sum()))[:SMOKE_SYSTEMS])
+        cases, log_s, fold = cases.take(few), log_s[few], fold[few]
+        names = sorted(set(cases.system))
+    record = Record()
+    left = systems_left_out(cases, log_s, names, record)
+    known = new_sizes(cases, log_s, fold, sorted(set(fold.tolist())), record)
+    record.claim("CPU time of all splits", time.process_time() - begin, "s")
+    if options.weights:
+        calibration = {"known": float(np.quantile(known, 0.9)) / WIDTH, "new": float(np.median(left)) / WIDTH}
+        model = replace(fit_collectives(cases, log_s, SCALES), calibration=calibration)
+        training = {"rows": len(log_s), "systems": {name: int((cases.system == name).sum()) for name in names}}
+        weights = model.to_weights(training)
+        metrics = {entry["name"]: round(entry["value"], 2) for entry in record.summary}
+        save_weights(options.weights, replace(weights, description={**weights.description, "metrics": metrics}))
+    record.print_summary()
+    record.write(options.json)
+
+
+if __name__ == "__main__":
+    main()
