@@ -42,6 +42,7 @@ def run(folder: Path, setting: Setting, device: torch.device, *, budget_s: float
     with Store(folder, "collectives") as store:
         done = {_key(row) for row in store.read() if row.get("run") and row.get("system") == system}
         count = 0
+        store.reserve()
         for name, size, seconds in _measured(device, done, until):
             store.append(_row(setting, name, size, seconds, per_node, system))
             count += 1
