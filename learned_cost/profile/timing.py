@@ -34,7 +34,7 @@ class Timing:
 
 
 class Stopwatch:
-    """Times calls on one device.
+    """Times calls on one device. On a GPU it makes a stream the current one, for the default one cannot be captured.
 
     Args:
         cache_bytes: of the last-level cache, what ``cold`` overwrites twice.
@@ -44,6 +44,8 @@ class Stopwatch:
     def __init__(self, device: torch.device, cache_bytes: int, limit_s: float = 0.04) -> None:
         self.device = device
         self.limit_s = limit_s
+        if device.type == "cuda":
+            torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         self._sweep = torch.empty(2 * cache_bytes // 4, dtype=torch.float32, device=device)
         self._single = torch.get_num_threads() == 1
 
@@ -96,17 +98,18 @@ class Stopwatch:
 
 
 def captured(run: Callable[[], Any]) -> Callable[[], Any] | None:
-    """``run`` as a CUDA graph, or None where it cannot be captured (it waits for the device, say)."""
+    """``run`` as a CUDA graph, or None where it cannot be captured (it waits for the device, say).
+
+    It is captured on the current stream, which must be the one that a backward's forward ran on: autograd goes back to
+    that one.
+    """
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
     try:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             run()
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
+        graph.replay()
+        torch.cuda.synchronize()
     except RuntimeError:
         torch.cuda.synchronize()
         return None
