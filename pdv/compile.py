@@ -18,6 +18,7 @@ from pdv.cache import Cache
 from pdv.cluster import Cluster, Device, candidate_meshes, load_cluster
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
+from pdv.cost.curves import Curves
 from pdv.derivation import replay
 from pdv.document import plan_document, read_devices, read_problem
 from pdv.pins import PinSet, load_pins
@@ -214,7 +215,10 @@ def plan_problems(
         Problem(
             graph,
             candidate.mesh,
-            tuple(AxisLink(axis.size, link) for axis, link in zip(candidate.mesh.axes, candidate.links, strict=True)),
+            tuple(
+                AxisLink(axis.size, link, _curves(cluster, compute, link.name, axis.size))
+                for axis, link in zip(candidate.mesh.axes, candidate.links, strict=True)
+            ),
             compute,
             mode,
             limit,
@@ -223,6 +227,25 @@ def plan_problems(
         )
         for candidate in meshes
     )
+
+
+def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curves | None:
+    """What the learned model says of collectives of an axis, if it is asked and knows the link; of several classes of
+    devices, the slowest's (all wait for it).
+    """
+    if isinstance(compute, ComputeModel):
+        return None
+    from learned_cost.collective_curves import axis_curve
+
+    found = [axis_curve(entry.device.name, link, size) for entry in cluster.classes]
+    known = [entry for entry in found if entry is not None]
+    if len(known) < len(found) or not known:
+        return None
+    rows = [
+        (name, num_bytes, max(entry[0][place][2] for entry in known))
+        for place, (name, num_bytes, _) in enumerate(known[0][0])
+    ]
+    return Curves.of(rows, "learned", max(entry[1] for entry in known))
 
 
 def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:

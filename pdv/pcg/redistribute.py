@@ -289,14 +289,21 @@ class Redistribution:
         return _routes(states, seconds, edge, length, dict(zip(usable.tolist(), forward.tolist(), strict=True)), held)
 
     def _edge_seconds(self, states: StateGraph, edges: Indices, held: Seconds) -> tuple[Seconds, Seconds]:
-        """[edges] seconds forward and backward: every collective's are a line over its bytes."""
+        """[edges] seconds forward and backward: a line over a collective's bytes, or what the axis's curve says."""
         lines = np.empty((len(states.operators), 2, 2))
         for kind, (name, position) in enumerate(states.operators):
             base = np.array(move_seconds(name, self.axes[position], 0.0))
             lines[kind, 0] = base
             lines[kind, 1] = (np.array(move_seconds(name, self.axes[position], MANY_BYTES)) - base) / MANY_BYTES
-        found = lines[states.kinds[edges]]
-        both = found[:, 0] + found[:, 1] * held[states.tails[edges]][:, None]
+        kinds, sizes = states.kinds[edges], held[states.tails[edges]]
+        found = lines[kinds]
+        both: Seconds = found[:, 0] + found[:, 1] * sizes[:, None]
+        for kind, (name, position) in enumerate(states.operators):
+            if self.axes[position].curves is not None:
+                here = np.flatnonzero(kinds == kind)
+                distinct, place = np.unique(sizes[here], return_inverse=True)
+                seconds = [move_seconds(name, self.axes[position], float(size)) for size in distinct]
+                both[here] = np.array(seconds, dtype=np.float64).reshape(-1, 2)[place]
         return both[:, 0], both[:, 1]
 
 

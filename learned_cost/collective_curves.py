@@ -1,0 +1,57 @@
+"""What the collective model says of one mesh axis: seconds by bytes, for the links that it was trained on.
+
+Entry point: ``axis_curve``. A link that the weights do not know by name (a user's own, a network between nodes, whose
+fabric no name tells) gets no curve: the axis then keeps its α and β.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from learned_cost.collective_rows import Cases, device_of
+from learned_cost.collectives import CollectiveModel, load_collective_model
+
+# Links of cluster files, as profiles call them.
+INTERCONNECTS: Mapping[str, str] = {
+    "nvlink3": "NVLink3+NVSwitch", "nvlink4": "NVLink4+NVSwitch", "pcie3": "PCIe3", "pcie4": "PCIe4", "pcie5": "PCIe5",
+    "loopback-gloo": "loopback",
+}  # fmt: skip
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+SIZES = tuple(float(256 << power) for power in range(23))  # 256 B to 1 GiB
+UNSURE = 1.0  # a deviation of log seconds above which nothing is said
+
+
+def axis_curve(
+    device: str, link: str, size: int, model: CollectiveModel | None = None
+) -> tuple[list[tuple[str, float, float]], float] | None:
+    """((collective, bytes, seconds) of each size, relative deviation) among ``size`` devices, or None: not known.
+
+    Processes on one machine talk by gloo; devices by NCCL from PyTorch.
+    """
+    interconnect, record = INTERCONNECTS.get(link), device_of(device)
+    on_cpu = record is not None and record.kind == "cpu"
+    if interconnect is None or record is None or on_cpu != (interconnect == "loopback") or size < 2:
+        return None
+    model = model or load_collective_model()
+    count = len(COLLECTIVES) * len(SIZES)
+
+    def same(name: str) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
+        return np.full(count, name, dtype=object)
+
+    asked = np.array(COLLECTIVES, dtype=object).repeat(len(SIZES))
+    whole = np.full(count, float(size))
+    cases = Cases(
+        same(f"cpu-{size}-a-node" if on_cpu else ""), same(record.name), same(interconnect), asked,
+        same("gloo" if on_cpu else "nccl(torch.distributed)"), same(""), same("fp32"), whole, whole, np.ones(count),
+        np.tile(np.array(SIZES), len(COLLECTIVES)),
+    )  # fmt: skip
+    if on_cpu and not model.known(cases)[0]:
+        return None  # processes that share cores are unlike any other system: only measurements tell
+    mean, std = model.price(cases)
+    deviation = float(np.median(std))
+    if deviation > UNSURE:
+        return None
+    rows = zip(asked.tolist(), cases.bytes.tolist(), np.exp(mean).tolist(), strict=True)
+    return [(str(name), num_bytes, float(f"{seconds:.6g}")) for name, num_bytes, seconds in rows], deviation
