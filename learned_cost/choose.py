@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,24 +64,24 @@ def chosen(choice: str, devices: Sequence[Described], analytic: Analytic) -> Ker
 
 
 def _sources(choice: str) -> tuple[Predictor | None, Measurements | None]:
+    path = Path(choice)
+    is_weights = path.suffix in {".safetensors", ".json"} or path.with_name(path.name + ".safetensors").is_file()
+    if choice not in {LEARNED, MEASURED} and not path.is_dir() and not is_weights:
+        near = difflib.get_close_matches(choice, ("analytic", LEARNED, MEASURED), n=1)
+        raise UsageError(
+            f"--cost: {choice[:80]!r} is no cost model, and no file or folder here",
+            "Allowed: analytic, learned, measured, a weight file of `pdv cost train`, a folder of `pdv profile`",
+            f"Did you mean {near[0]!r}?" if near else "Check the path",
+        )
     from learned_cost.measured import SHIPPED, Measurements
     from learned_cost.predict import Predictor
 
-    path = Path(choice)
-    if choice == LEARNED:
-        return Predictor.load(None), None
     if choice == MEASURED:
-        folders = sorted(folder for folder in SHIPPED.iterdir() if folder.is_dir())
+        folders = sorted(folder for folder in SHIPPED.glob("*") if folder.is_dir())
         return Predictor.load(None), Measurements.read(folders, "shipped")
-    if path.is_dir():
-        return Predictor.load(None), Measurements.read([path], path.name)
-    if path.suffix in {".safetensors", ".json"} or path.with_name(path.name + ".safetensors").is_file():
-        return Predictor.load(path), None
-    raise UsageError(
-        f"--cost: {choice!r} is no cost model, and no file or folder of that name is here",
-        "Allowed: analytic, learned, measured, a weight file of `pdv cost train`, a folder of `pdv profile`",
-        "Check the name",
-    )
+    if choice != LEARNED and path.is_dir():
+        return Predictor.load(None), Measurements.read([path], path.resolve().name)
+    return Predictor.load(None if choice == LEARNED else path), None
 
 
 def known_devices(devices: Sequence[Described]) -> bool:

@@ -22,6 +22,7 @@ from ir.operator import Work
 from ir.types import DType, TensorType
 from learned_cost.describe import DTYPES, backward_kernels, forward_kernels
 from learned_cost.device import DeviceRecord
+from learned_cost.host import CPU
 from learned_cost.kernel import Kernel, Subgraph
 
 # Digits kept of a prediction: sums of products differ in the last bits with the size of the batch they are made in, and
@@ -116,9 +117,11 @@ class KernelCosts:
         return [known[key] for key in keys]
 
     def optimizer(self, num_bytes: float) -> Estimate:
-        """AdamW over one parameter: a kernel like any other where it was measured or learned, else analytic."""
-        estimate = self.analytic.optimizer(num_bytes)
-        return Estimate(estimate.mean_s, estimate.std_s, "analytic", "optimizer steps are not in the profiles")
+        """AdamW over one parameter, and what else it costs the host; analytic on a GPU, which the host runs ahead of."""
+        if any(place.record.kind != "cpu" for place in self.places):
+            return self.analytic.optimizer(num_bytes)
+        seconds = max(CPU.seconds(num_bytes) / place.share for place in self.places)
+        return Estimate(seconds, CPU.relative_std * seconds, "measured")
 
     def outside(self, outputs: Sequence[TensorType]) -> Estimate:
         """The loss, taken as a softmax over the last dim of each output, forward and backward."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ir.errors import UsageError
 from learned_cost.device import DeviceRecord
 from learned_cost.kernel import DIMS, FUSED, Kernel
 
@@ -33,9 +34,14 @@ class Measurements:
         """Of the kernels in profile folders.
 
         Raises:
+            UsageError: if what reads them is not installed.
             DataError: if a folder is no profile, or damaged.
         """
-        from learned_cost.dataset import read_folder  # needs pyarrow, which pricing without measurements does not
+        try:
+            from learned_cost.dataset import read_folder
+        except ImportError as error:  # pricing without measurements does not need it
+            what = f"profiles are Parquet, and {error.name} is not installed"
+            raise UsageError(what, mend="Install pyarrow, or take --cost learned") from error
 
         found: dict[Key, list[tuple[float, float]]] = {}
         for folder in folders:
@@ -54,13 +60,14 @@ class Measurements:
 
 def _rows(table: Table) -> list[tuple[Key, tuple[float, float]]]:
     texts = [table.text(name).tolist() for name in ("gpu", "op", "dtype", "direction", "stack")]
+    caches = table.text("l2").tolist()
     sizes = {name: table[name].tolist() for name in DIMS if name in table}
     stds, suspect = table["std_us"].tolist(), table["suspect"].tolist()
     found: list[tuple[Key, tuple[float, float]]] = []
     for row, seconds in enumerate(table.latency_s.tolist()):
         gpu, op, dtype, direction, stack = (column[row] for column in texts)
-        if suspect[row] or op == FUSED or direction is None:
-            continue
+        if suspect[row] or op == FUSED or direction is None or caches[row] == "cold":
+            continue  # a consumer meets what was just made, not an empty cache
         dims = tuple((name, column[row]) for name, column in sizes.items() if column[row] >= 0)
         std_s = stds[row] * 1e-6 if math.isfinite(stds[row]) else 0.0
         found.append(((gpu, op, dtype, direction, stack, dims), (seconds, std_s)))
