@@ -69,6 +69,8 @@ def measure(options: Options, planned: Planned | None = None, progress: Progress
     setting = Setting.here(device, known)
     limits = Limits(setting, LONGEST_S[options.device], DTYPES[options.device])
     pieces, graphs = planned or shipped()
+    if planned is None and device.type == "cuda":  # the example models are in float32; GPUs train in bfloat16 as well
+        pieces = [*pieces, *(piece.of_dtype(DType.BF16) for piece in pieces)]
     groups: list[Group] = [
         OperatorGroup(op, limits, WEIGHTS.get(op, 1.0), [piece for piece in pieces if piece.op == op])
         for op in MAKERS

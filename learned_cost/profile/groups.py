@@ -73,7 +73,7 @@ class Limits:
         return (
             self.setting.roofline_s(kernel.flops, kernel.bytes, kernel.dtype) <= longest
             and size <= SHARE_OF_MEMORY * record.memory_bytes
-            and held <= {DTYPES[dtype] for dtype in self.dtypes}
+            and (bool(piece.plan) or held <= {DTYPES[dtype] for dtype in self.dtypes})
         )
 
 

@@ -6,7 +6,7 @@ A piece knows the kernels that it starts (``learned_cost.describe``, which the s
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from ir.cost_model import Query
 from ir.graph import Node
 from ir.operator import Operator
 from ir.ops import OPERATORS
-from ir.types import TensorType
+from ir.types import DType, TensorType
 from learned_cost.describe import backward_kernels, forward_kernels
 from learned_cost.kernel import Kernel
 from learned_cost.profile.library import CALLS
@@ -51,6 +51,11 @@ class Piece:
         shapes = [query.loops.shape_of(dims) for dims in query.loops.operands]
         types = tuple(TensorType(shape, t.dtype) for shape, t in zip(shapes, query.operands, strict=True))
         return cls(query.op.name, types, tuple(query.attrs.items()), query.wanted or (), plan)
+
+    def of_dtype(self, dtype: DType) -> Piece:
+        """The same in another floating type, where it computes in float32."""
+        types = tuple(TensorType(t.shape, dtype) if t.dtype is DType.F32 else t for t in self.operands)
+        return replace(self, operands=types)
 
     @cached_property
     def node(self) -> Node:

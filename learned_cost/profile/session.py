@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from learned_cost.kernel import FUSED
 from learned_cost.profile.groups import Group, Task
 from learned_cost.profile.rows import Setting, kernel_of, kernel_row, measured_key
 from learned_cost.profile.sampling import Fair
@@ -110,7 +111,8 @@ def learn_from(rows: Sequence[Row], groups: Sequence[Group]) -> None:
     by_name = {group.name: group for group in groups}
     for row in rows:
         group = by_name.get(GROUP_OF.get(str(row["op"]), str(row["op"])))
-        if group is not None and row.get("l2") == "warm" and row["direction"] == "forward":
+        steers = row["op"] != FUSED and row.get("l2") == "warm" and row["direction"] == "forward"
+        if group is not None and steers:
             group.learn(kernel_of(row), surprise(row))
 
 

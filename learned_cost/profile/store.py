@@ -52,8 +52,8 @@ class Store:
             self._file = os.open(self._journal, os.O_RDWR | os.O_CREAT, 0o644)
         _lock(self._file, folder)
         self.rows = self._recovered()
-        if self.rows:
-            self.flush()
+        self.flush()
+        self._emptied()
 
     def __enter__(self) -> Self:
         return self
@@ -104,8 +104,7 @@ class Store:
                 beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
-        os.ftruncate(self._file, 0)
-        os.lseek(self._file, 0, os.SEEK_SET)
+        self._emptied()
         self._path, self._part, self.rows = path, [*self._part, *self.rows], []
         if len(self._part) >= PART_ROWS:
             self._path, self._part = None, []
@@ -118,6 +117,11 @@ class Store:
         """
         return [*read_rows(self.folder, self.name), *self.rows]
 
+    def _emptied(self) -> None:
+        """Nothing in the journal, nor room reserved: the next row comes first."""
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+
     def _next_number(self) -> int:
         taken = [path.stem.rpartition("-")[2] for path in self.folder.glob(f"{self.name}-*.parquet")]
         return 1 + max((int(number) for number in taken if number.isdigit()), default=0)
@@ -126,14 +130,13 @@ class Store:
         """Rows that an ended run left in the journal; a line cut short is one that was not measured to its end."""
         kept: list[Row] = []
         written = {_identity(row) for row in read_rows(self.folder, self.name, last=True)}
-        for line in self._journal.read_bytes().rstrip(b"\0").split(b"\n"):
+        for line in self._journal.read_bytes().split(b"\n"):
             try:
-                row = json.loads(line)
+                row = json.loads(line.strip(b"\0"))
             except ValueError:
                 continue
             if isinstance(row, dict) and _identity(row) not in written:  # a kill between rename and emptying
                 kept.append(row)
-        os.lseek(self._file, 0, os.SEEK_END)
         return kept
 
 

@@ -14,12 +14,13 @@ from ir.errors import UsageError, WriteError
 from ir.types import DType, TensorType
 from learned_cost.dataset import read_folder
 from learned_cost.device import record
+from learned_cost.kernel import Subgraph
 from learned_cost.profile.command import Options as CommandOptions
 from learned_cost.profile.command import chosen, cluster_of, here, keep, torch_device
-from learned_cost.profile.groups import Limits, OperatorGroup, Task
+from learned_cost.profile.groups import Limits, OperatorGroup, SubgraphGroup, Task, tasks_of
 from learned_cost.profile.pieces import Piece
-from learned_cost.profile.rows import Setting, fold, kernel_of, measured_key
-from learned_cost.profile.session import run
+from learned_cost.profile.rows import Setting, fold, kernel_of, kernel_row, measured_key
+from learned_cost.profile.session import learn_from, run
 from learned_cost.profile.store import Store
 from learned_cost.profile.timing import Stopwatch, Timing
 from pdv.cluster import load_cluster
@@ -39,13 +40,7 @@ class Few(OperatorGroup):
 
     def turn(self) -> Any:
         piece = self._pool.take()
-        return None if piece is None else list(super_tasks(piece))
-
-
-def super_tasks(piece: Piece) -> Any:
-    from learned_cost.profile.groups import tasks_of
-
-    return tasks_of(piece)
+        return None if piece is None else list(tasks_of(piece))
 
 
 @pytest.fixture
@@ -82,6 +77,18 @@ def test_run_again_it_goes_on(tmp_path: Path, watch: Stopwatch) -> None:
     measure(tmp_path, watch, 2)
     assert measure(tmp_path, watch, 3) == {"relu": 2}
     assert measure(tmp_path, watch, 3) == {}
+
+
+def test_subgraphs_of_an_earlier_run_are_no_hindrance(tmp_path: Path, watch: Stopwatch) -> None:
+    what = Subgraph((some_pieces(1)[0].forward,), (), fused=True, bytes=256.0)
+    with Store(tmp_path) as store:
+        store.append(kernel_row(SETTING, what, Timing(1e-5, 1e-7, 3)))
+        groups = [SubgraphGroup(LIMITS), Few("relu", LIMITS, planned=some_pieces(1))]
+        assert run(store, groups[1:], SETTING, watch, budget_s=5.0).before == 1
+        learn_from(store.read(), groups)
+    table = read_folder(tmp_path).kernels
+    assert table is not None
+    assert table.is_text("op", "subgraph").sum() == 1
 
 
 def test_what_cannot_be_run_is_counted(tmp_path: Path, watch: Stopwatch) -> None:

@@ -85,6 +85,18 @@ def test_a_kill_loses_nothing(tmp_path: Path) -> None:
     assert len(found) > least
 
 
+def test_room_that_a_kill_left_hides_no_rows(tmp_path: Path) -> None:
+    first = Store(tmp_path)
+    first.reserve()  # and killed before anything was measured
+    os.close(first._file)
+    second = Store(tmp_path)
+    second.append(row(0))
+    second.reserve()  # and killed again
+    os.close(second._file)
+    with Store(tmp_path) as store:
+        assert numbers(store.read()) == [0]
+
+
 def test_a_kill_between_part_and_journal_repeats_nothing(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.append(row(0))
