@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from ir.errors import DataError, UsageError
 from learned_cost.device import DeviceRecord, load_records, read_record
 from learned_cost.device_table import read_device_table
-from learned_cost.kernel import FUSED, Subgraph
+from learned_cost.kernel import DIMS, FUSED, ROLES, Subgraph
 from learned_cost.table import (
     COLLECTIVE_COLUMNS,
     GRAPH_COLUMNS,
@@ -39,6 +40,7 @@ FILES: Mapping[str, tuple[Column, ...]] = {
     "kernels": KERNEL_COLUMNS, "collectives": COLLECTIVE_COLUMNS, "opgraphs": GRAPH_COLUMNS
 }  # fmt: skip
 SHIPPED = Path(__file__).parent / "profiles"
+LARGEST = 1e30  # of a size or an amount of work
 SHOWN = 5  # rows that an error names
 
 
@@ -298,7 +300,7 @@ def _complaints(table: Table, columns: Sequence[Column], devices: Mapping[str, D
         allowed = f"Finite numbers {'above' if above else 'from'} {low:g}"
         yield f"{column.name} is no such number", allowed, "Measure them again, or take the rows out", bad
     if "dims_json" in table:
-        yield from _broken_subgraphs(table)
+        yield from _broken_sizes(table)
 
 
 def _unknown_devices(table: Table, devices: Mapping[str, DeviceRecord]) -> Iterable[Complaint]:
@@ -314,21 +316,44 @@ def _unknown_devices(table: Table, devices: Mapping[str, DeviceRecord]) -> Itera
             )
 
 
-def _broken_subgraphs(table: Table) -> Iterable[Complaint]:
-    """Rows of fused subgraphs that do not say what they are made of."""
-    fused = np.flatnonzero(table.is_text("op", FUSED))
-    codes = table["dims_json"][fused]
-    broken = [code for code in np.unique(codes) if code < 0 or not _parses(table.vocab["dims_json"][code])]
-    bad = np.zeros(len(table), dtype=bool)
-    bad[fused[np.isin(codes, broken)]] = True
-    yield f"dims_json of op {FUSED!r} is no subgraph", "What Subgraph.to_json writes", "Measure them again", bad
+def _broken_sizes(table: Table) -> Iterable[Complaint]:
+    """Rows of fused subgraphs that do not say what they are made of, and of others whose further sizes are none."""
+    codes, fused = table["dims_json"], table.is_text("op", FUSED)
+    for is_fused, reason, allowed in (
+        (True, f"dims_json of op {FUSED!r} is no subgraph", "What Subgraph.to_json writes"),
+        (False, "dims_json holds no sizes", "A JSON object of numbers and texts; extents are four numbers"),
+    ):
+        rows = fused if is_fused else ~fused & (codes >= 0)
+        parses = _is_subgraph if is_fused else _is_sizes
+        used = np.unique(codes[rows])
+        broken = [code for code in used if code < 0 or not parses(table.vocab["dims_json"][code])]
+        yield reason, allowed, "Measure them again", rows & np.isin(codes, broken)
 
 
-def _parses(text: str) -> bool:
+def _is_subgraph(text: str) -> bool:
     try:
-        return bool(Subgraph.from_json(text).kernels)
-    except (KeyError, TypeError, ValueError, AttributeError):
+        kernels = Subgraph.from_json(text).kernels
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return False
+    sizes = [
+        size for kernel in kernels for size in (*kernel.dims.values(), *kernel.extents, kernel.flops, kernel.bytes)
+    ]
+    named = all(name in DIMS for kernel in kernels for name in kernel.dims)
+    return bool(kernels) and named and all(0 <= size < LARGEST for size in sizes)
+
+
+def _is_sizes(text: str) -> bool:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(data, dict):
+        return False
+    extents = data.pop("extents", [0] * len(ROLES))
+    if not isinstance(extents, list) or len(extents) != len(ROLES):
+        return False
+    numbers = [value for value in (*data.values(), *extents) if not isinstance(value, str)]
+    return all(isinstance(value, int | float) and 0 <= value < LARGEST for value in numbers)
 
 
 def _nearest(wrong: str, known: Iterable[str]) -> str:

@@ -20,6 +20,10 @@ OPEN_DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_open_data = pytest.mark.skipif(not OPEN_DATA.is_dir(), reason="the open data is not on this machine")
 
 
+KERNEL = Kernel("add", "map", "fp32", {"m": 4, "n": 8}, (32, 1, 1, 1), 32.0, 384.0)
+GRAPH = Subgraph((KERNEL, KERNEL), ((0, 1),), fused=True, bytes=512.0)
+
+
 def changed(**columns: Any) -> dict[str, Any]:
     """Kernels with some columns replaced; None takes one out."""
     return {name: values for name, values in (kernel_columns() | columns).items() if values is not None}
@@ -91,6 +95,13 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "type-fraction": (changed(m=[1.5] * 60), ("m holds fractions", "whole numbers")),
     "type-large": (changed(m=[2**40] * 60), ("m holds 1099511627776",)),
     "subgraph": (replaced("op", 5, FUSED), ("dims_json", "from 0: 5")),
+    "sizes-list": (changed(dims_json=[None] * 8 + ["[1, 2]"] + [None] * 51), ("dims_json", "from 0: 8")),
+    "sizes-nan": (changed(dims_json=[None] * 8 + ['{"d_state": NaN}'] + [None] * 51), ("dims_json", "from 0: 8")),
+    "sizes-extents": (changed(dims_json=['{"extents": [1, 2]}'] + [None] * 59), ("dims_json", "from 0: 0")),
+    "subgraph-size": (
+        changed(op=[FUSED] + ["linear"] * 59, dims_json=[GRAPH.to_json().replace('"m": 4', '"what": 4')] + [None] * 59),
+        ("no subgraph", "from 0: 0"),
+    ),
 }
 
 
@@ -142,12 +153,12 @@ def test_folders_without_measurements_are_refused(tmp_path: Path) -> None:
 
 
 def test_subgraphs_are_read(tmp_path: Path) -> None:
-    kernel = Kernel("add", "elementwise", "fp32", {"m": 4, "n": 8}, (32, 1, 1, 1), 32.0, 384.0)
-    text = Subgraph((kernel, kernel), ((0, 1),), fused=True, bytes=512.0).to_json()
-    columns = changed(op=[FUSED] * 60, dims_json=[text] * 60, stack=["inductor"] * 60, direction=["forward"] * 60)
+    columns = changed(
+        op=[FUSED] * 60, dims_json=[GRAPH.to_json()] * 60, stack=["inductor"] * 60, direction=["forward"] * 60
+    )
     table = read_folder(write(tmp_path, columns=columns)).kernels
     assert table is not None
-    assert Subgraph.from_json(table.at("dims_json", 3) or "").kernels == (kernel, kernel)
+    assert Subgraph.from_json(table.at("dims_json", 3) or "") == GRAPH
     assert table.vocab["stack"] == ("inductor",)
 
 
