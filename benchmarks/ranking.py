@@ -99,7 +99,7 @@ def packages(group: Group, folder: Path, count: int) -> list[Row]:
                 "group": group.name, "key": f"{group.name} {number}", "asked": plan.asked,
                 "mesh": {axis.name: axis.size for axis in problem.mesh.axes},
                 "speed": problem.axes[0].link.bandwidth_bytes_per_s, "pcg_hash": plan.found.pcg.digest,
-                "derivation": plan.steps, "directory": str(directory),
+                "derivation": json.dumps(plan.steps), "directory": str(directory),
             }
         )  # fmt: skip
     index.write_text(json.dumps(rows))
@@ -113,11 +113,8 @@ def score(record: Record, names: Sequence[str]) -> None:
     graphs = {model: program_of(model).graph for model in dict.fromkeys(group.model for group in run)}
     for group in run:
         rows = [row for row in plans if row["group"] == group.name]
-        links: list[Row] = next(
-            (row["links"] for row in record.rows if row["group"] == group.name and "links" in row), []
-        )
         for row, name in itertools.product(rows, names):
-            cost = priced(row, graphs[group.model], group.processes, links, name)
+            cost = priced(row, graphs[group.model], group.processes, links(record, group.processes), name)
             row.setdefault("predicted_s", {})[name] = cost.step_s
             row.setdefault("predicted_std_s", {})[name] = cost.std_s
             row.setdefault("parts_s", {})[name] = parts(cost)
@@ -130,6 +127,16 @@ def score(record: Record, names: Sequence[str]) -> None:
         record.claim(f"{name}: mean error of the step time", 100 * error, "%")
 
 
+def links(record: Record, processes: int) -> list[tuple[str, float, float]]:
+    """(collective, bytes, seconds): medians over what was measured beside all groups of so many processes."""
+    found: dict[tuple[str, float], list[float]] = {}
+    for row in record.rows:
+        for one in row.get("links", ()):
+            if one["n"] == processes:
+                found.setdefault((one["collective"], one["bytes"]), []).append(one["latency_s"])
+    return [(*key, statistics.median(seconds)) for key, seconds in found.items()]
+
+
 def parts(cost: PlanCost) -> dict[str, float]:
     """Seconds of a price by what they are for."""
     return {
@@ -138,15 +145,18 @@ def parts(cost: PlanCost) -> dict[str, float]:
     }  # fmt: skip
 
 
-def priced(row: Row, graph: Graph, processes: int, links: Sequence[Row], name: str) -> PlanCost:
+def priced(row: Row, graph: Graph, processes: int, points: Sequence[tuple[str, float, float]], name: str) -> PlanCost:
     """A measured plan's price: replayed as it was planned, priced for the machine as it is."""
     mesh = Mesh(tuple(Axis(axis, size) for axis, size in row["mesh"].items()))
     problem = problem_of(graph, mesh, speed=row["speed"])
-    rewritten, assignment = replayed(problem, row["derivation"])
+    rewritten, assignment = replayed(problem, json.loads(row["derivation"]))
     made = realize(replace(problem, graph=rewritten), assignment)
     assert made.derived.pcg.digest == row["pcg_hash"], f"{row['key']} replays to another graph"
     cluster = load_cluster(machine(processes))
-    link, curves = cluster.levels[-1].link, None if name == "analytic" else curves_of(links)
+    link, curves = (
+        cluster.levels[-1].link,
+        None if name == "analytic" else Curves.of(points, "measured", COLLECTIVE_STD),
+    )
     axes = tuple(AxisLink(axis.size, link, curves) for axis in mesh.axes)
     compute = cost_model(name, [entry.device for entry in cluster.classes])
     return plan_cost(replace(problem, graph=rewritten, axes=axes, compute=compute), made.derived.pcg)
@@ -157,12 +167,6 @@ def machine(processes: int) -> Mapping[str, Any]:
     share = min(1.0, (os.cpu_count() or processes) / processes)
     device = {"preset": "cpu-core", "share": share}
     return {"nodes": [{"devices": processes, "device": device, "link": "loopback-gloo"}]}
-
-
-def curves_of(links: Sequence[Row]) -> Curves | None:
-    """The collectives measured beside the plans."""
-    rows = [(row["collective"], row["bytes"], row["latency_s"]) for row in links]
-    return Curves.of(rows, "measured", COLLECTIVE_STD) if rows else None
 
 
 def scores(plans: Sequence[Row], name: str) -> tuple[int, float, float, float]:

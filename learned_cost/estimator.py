@@ -117,7 +117,7 @@ class KernelCosts:
         return [known[key] for key in keys]
 
     def optimizer(self, num_bytes: float) -> Estimate:
-        """AdamW over one parameter, and what else it costs the host; analytic on a GPU, which the host runs ahead of."""
+        """AdamW over one parameter, and what else it costs the host; on a GPU, which a host runs ahead of, analytic."""
         if any(place.record.kind != "cpu" for place in self.places):
             return self.analytic.optimizer(num_bytes)
         seconds = max(CPU.seconds(num_bytes) / place.share for place in self.places)
