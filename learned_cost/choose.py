@@ -78,9 +78,11 @@ def _sources(choice: str) -> tuple[Predictor | None, Measurements | None]:
 
     if choice == MEASURED:
         folders = sorted(folder for folder in SHIPPED.glob("*") if folder.is_dir())
-        return Predictor.load(None), Measurements.read(folders, "shipped")
+        measured = Measurements.read(folders, "shipped")
+        return Predictor.load(None), measured
     if choice != LEARNED and path.is_dir():
-        return Predictor.load(None), Measurements.read([path], path.resolve().name)
+        measured = Measurements.read([path], path.resolve().name)
+        return Predictor.load(None), measured
     return Predictor.load(None if choice == LEARNED else path), None
 
 

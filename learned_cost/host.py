@@ -28,6 +28,7 @@ class HostCosts:
         return self.parameter_s + self.byte_s * num_bytes
 
 
-# python benchmarks/host_costs.py, 2026-11-21, one process on one core of an AMD EPYC, PyTorch 2.13: AdamW 158 us and
-# 0.641 s a GB, which is 19 passes over memory; the local piece and its gradient 69 us and 0.010 s a GB.
-CPU = HostCosts(parameter_s=227e-6, byte_s=0.651e-9, relative_std=0.15)
+# python benchmarks/host_costs.py, 2026-11-21, one process on one core of an AMD EPYC, PyTorch 2.13, other processes
+# held back: AdamW 163 us and 0.59 s a GB, 17 passes over memory; the local piece and its gradient 64 us and 0.02 s.
+# Deviation: between two runs, over the sizes.
+CPU = HostCosts(parameter_s=226e-6, byte_s=0.61e-9, relative_std=0.15)
