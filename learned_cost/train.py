@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -26,7 +26,7 @@ from learned_cost.evaluate import Predicted, Report, score_kernels
 from learned_cost.fit import FitConfig, Fitted, Progress, fit, shuffled
 from learned_cost.kernel import DIMS
 from learned_cost.table import Table
-from learned_cost.weights import Arrays, Weights, load_checkpoint, save_weights, stem
+from learned_cost.weights import Arrays, Weights, save_weights, stem
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,22 +49,6 @@ def fit_config(
         usual, epochs=epochs or usual.epochs, budget_s=budget_s or usual.budget_s,
         learning_rate=learning_rate or usual.learning_rate, seed=seed,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Some parameters, and what they are trained on.
-
-    Attributes:
-        rows: of the table.
-        loss: the mean over some of them, differentiable in the parameters.
-    """
-
-    name: str
-    parameters: Sequence[nn.Parameter]
-    rows: NDArray[np.int64]
-    loss: Callable[[NDArray[np.int64]], Tensor]
-    config: FitConfig
 
 
 class Features(Protocol):
@@ -93,10 +77,12 @@ class Learner(Protocol):
         """The module that a weight file holds."""
         ...
 
-    def stages(
-        self, module: nn.Module, features: Features, rows: NDArray[np.int64], config: FitConfig, *, fine_tuning: bool
-    ) -> Sequence[Stage]:
-        """What is trained on these rows, one after the other; ``config`` is of all of them together."""
+    def thaw(self, module: nn.Module, features: Features, rows: NDArray[np.int64]) -> None:
+        """Leave trainable what fine-tuning on few rows should change."""
+        ...
+
+    def loss(self, module: nn.Module, features: Features, rows: NDArray[np.int64]) -> Tensor:
+        """Mean over the rows."""
         ...
 
     def predict(self, module: nn.Module, features: Features, rows: NDArray[np.int64]) -> Predicted:
@@ -163,13 +149,17 @@ def train(
     if progress is not None:
         progress(f"features of {len(rows):,} rows", None)
     features = learner.features(table, data.devices)
-    tuning = options.start is not None
-    module = learner.restore(options.start) if options.start else learner.build(features, rows, options.fit.seed)
-    stages = learner.stages(module, features, rows, options.fit, fine_tuning=tuning)
+    if options.start is None:
+        module = learner.build(features, rows, options.fit.seed)
+    else:
+        module = learner.restore(options.start)
+        learner.thaw(module, features, rows)
+    task = _Kernels(learner, module, features, rows, _identity(data, options))
     base = stem(out)
     checkpoint = base.with_name(base.name + ".checkpoint")
-    tasks = [_Task(module, stage, _identity(data, options)) for stage in stages]
-    fitted = _fit_all(tasks, checkpoint, resume=resume, every_s=options.every_s, progress=progress)
+    fitted = fit(
+        task, options.fit, checkpoint=checkpoint, resume=resume, every_s=options.every_s, progress=progress
+    )  # fmt: skip
     if progress is not None:
         progress(f"scoring {len(held):,} rows held out", None)
     if len(held) >= LEAST_VALIDATION:
@@ -235,64 +225,30 @@ def _text_hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-class _Task:
-    """The task of the loop: a stage."""
+class _Kernels:
+    """The task of the loop: a learner's module on the training rows."""
 
-    def __init__(self, module: nn.Module, stage: Stage, what: Mapping[str, Any]) -> None:
-        self.module, self.stage, self.what = module, stage, what
+    def __init__(
+        self, learner: Learner, module: nn.Module, features: Features, rows: NDArray[np.int64], what: Mapping[str, Any]
+    ) -> None:
+        self.learner, self.module, self.features, self.chosen, self.what = learner, module, features, rows, what
 
     @property
     def rows(self) -> int:
         """Rows that are trained on."""
-        return len(self.stage.rows)
+        return len(self.chosen)
 
     def order(self, epoch: int, seed: int) -> NDArray[np.int64]:
         """Shuffled."""
         return shuffled(self.rows, epoch, seed)
 
     def loss(self, rows: NDArray[np.int64]) -> Tensor:
-        """The stage's."""
-        return self.stage.loss(self.stage.rows[rows])
+        """The learner's."""
+        return self.learner.loss(self.module, self.features, self.chosen[rows])
 
     def identity(self) -> Mapping[str, Any]:
-        """Data, options and stage."""
-        return {**self.what, "stage": self.stage.name, "rows": self.rows}
-
-
-def _fit_all(
-    tasks: Sequence[_Task], checkpoint: Path, *, resume: bool, every_s: float, progress: Progress | None
-) -> Fitted:
-    """Each stage in turn. A checkpoint has the whole module, so those before the one that wrote it are done."""
-    names = [task.stage.name for task in tasks]
-    total, at = Fitted(), 0
-    if resume:
-        last = load_checkpoint(checkpoint).description.get("identity", {}).get("task", {}).get("stage")
-        at = names.index(last) if last in names else 0
-    for number, task in enumerate(tasks[at:], start=at):
-        for parameter in task.module.parameters():
-            parameter.requires_grad_(False)
-        for parameter in task.stage.parameters:
-            parameter.requires_grad_(True)
-        task.module.train()
-        told = None if progress is None else _of_stage(progress, names, number)
-        fitted = fit(
-            task, task.stage.config, checkpoint=checkpoint, resume=resume and number == at, every_s=every_s,
-            progress=told,
-        )  # fmt: skip
-        total.losses += fitted.losses
-        total.steps += fitted.steps
-        total.seconds += fitted.seconds
-    task.module.eval()
-    return total
-
-
-def _of_stage(progress: Progress, names: Sequence[str], number: int) -> Progress:
-    """The progress of one stage as that of all."""
-
-    def tell(text: str, share: float | None) -> None:
-        progress(f"{names[number]}: {text}", None if share is None else (number + share) / len(names))
-
-    return tell
+        """Data, options and layout."""
+        return self.what
 
 
 def _identity(data: Dataset, options: TrainOptions) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from learned_cost.device import DeviceRecord
 from learned_cost.evaluate import Z90, Floats, Mask, Predicted
-from learned_cost.fit import FitConfig
 from learned_cost.table import Table
-from learned_cost.train import Features, Stage
+from learned_cost.train import Features
 from learned_cost.weights import Arrays, Weights
 
 Rows = NDArray[np.int64]
@@ -79,19 +78,13 @@ class LinearLearner:
         module.load_state_dict({name: torch.tensor(value) for name, value in weights.arrays.items()})
         return module
 
-    def stages(
-        self, module: nn.Module, features: Features, rows: Rows, config: FitConfig, *, fine_tuning: bool
-    ) -> Sequence[Stage]:
+    def thaw(self, module: nn.Module, features: Features, rows: Rows) -> None:  # noqa: ARG002
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name.startswith("3."))
+
+    def loss(self, module: nn.Module, features: Features, rows: Rows) -> Tensor:
         inputs = cast(Inputs, features)
-
-        def loss(chosen: Rows) -> Tensor:
-            return nn.functional.smooth_l1_loss(module(inputs.x[chosen]).squeeze(1), inputs.y[chosen])
-
-        last = [parameter for name, parameter in module.named_parameters() if name.startswith("3.")]
-        if fine_tuning:
-            return [Stage("last", last, rows, loss, config)]
-        first = Stage("all", list(module.parameters()), rows, loss, config)
-        return [first, Stage("last", last, rows, loss, replace(config, epochs=3))]
+        return nn.functional.smooth_l1_loss(module(inputs.x[rows]).squeeze(1), inputs.y[rows])
 
     def predict(self, module: nn.Module, features: Features, rows: Rows) -> Predicted:
         module.eval()
