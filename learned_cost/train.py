@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from ir.errors import DataError
 from learned_cost.dataset import Dataset
@@ -27,9 +29,6 @@ from learned_cost.fit import FitConfig, Fitted, Progress, fit, shuffled
 from learned_cost.kernel import DIMS
 from learned_cost.table import Table
 from learned_cost.weights import Arrays, Weights, save_weights, stem
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 VALIDATION = 0.05  # share of shapes held out for calibration where nothing else is
 LEAST_VALIDATION = 8  # rows, below which intervals stay as they are
@@ -51,49 +50,46 @@ def fit_config(
     )  # fmt: skip
 
 
-class Features(Protocol):
-    """Rows as the learner sees them."""
-
-    def __len__(self) -> int: ...
+F = TypeVar("F")  # rows as a learner sees them
 
 
-class Learner(Protocol):
-    """What learns; ``learned_cost.gnn`` is one."""
+class Learner(Protocol[F]):
+    """What learns; ``learned_cost.learner`` has one."""
 
     @property
     def layout(self) -> str:
         """Hash of the layout of features: weights of another one do not fit."""
         ...
 
-    def features(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Features:
+    def features(self, table: Table, devices: Mapping[str, DeviceRecord], /) -> F:
         """Of all rows of a table."""
         ...
 
-    def build(self, features: Features, rows: NDArray[np.int64], seed: int) -> nn.Module:
+    def build(self, features: F, rows: NDArray[np.int64], seed: int, /) -> nn.Module:
         """A new module, normalised to these rows."""
         ...
 
-    def restore(self, weights: Weights) -> nn.Module:
+    def restore(self, weights: Weights, /) -> nn.Module:
         """The module that a weight file holds."""
         ...
 
-    def thaw(self, module: nn.Module, features: Features, rows: NDArray[np.int64]) -> None:
+    def thaw(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> None:
         """Leave trainable what fine-tuning on few rows should change."""
         ...
 
-    def loss(self, module: nn.Module, features: Features, rows: NDArray[np.int64]) -> Tensor:
+    def loss(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> Tensor:
         """Mean over the rows."""
         ...
 
-    def predict(self, module: nn.Module, features: Features, rows: NDArray[np.int64]) -> Predicted:
+    def predict(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> Predicted:
         """Of the rows, in order."""
         ...
 
-    def calibrate(self, module: nn.Module, features: Features, rows: NDArray[np.int64]) -> None:
+    def calibrate(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> None:
         """Set the width of intervals by rows that were not trained on."""
         ...
 
-    def export(self, module: nn.Module) -> tuple[Arrays, Mapping[str, Any]]:
+    def export(self, module: nn.Module, /) -> tuple[Arrays, Mapping[str, Any]]:
         """Numbers, and what they mean: ``model`` and ``calibration`` of a weight file's description."""
         ...
 
@@ -131,7 +127,7 @@ def train(
     out: Path,
     options: TrainOptions,
     *,
-    learner: Learner,
+    learner: Learner[F],
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Trained:
@@ -149,6 +145,7 @@ def train(
     if progress is not None:
         progress(f"features of {len(rows):,} rows", None)
     features = learner.features(table, data.devices)
+    torch.manual_seed(options.fit.seed)
     if options.start is None:
         module = learner.build(features, rows, options.fit.seed)
     else:
@@ -225,11 +222,11 @@ def _text_hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-class _Kernels:
+class _Kernels(Generic[F]):
     """The task of the loop: a learner's module on the training rows."""
 
     def __init__(
-        self, learner: Learner, module: nn.Module, features: Features, rows: NDArray[np.int64], what: Mapping[str, Any]
+        self, learner: Learner[F], module: nn.Module, features: F, rows: NDArray[np.int64], what: Mapping[str, Any]
     ) -> None:
         self.learner, self.module, self.features, self.chosen, self.what = learner, module, features, rows, what
 

@@ -73,8 +73,7 @@ def train(
     seconds = None if budget is None else values.seconds(budget, "--budget")
     _need("torch", "torch_geometric", "pyarrow")
 
-    from learned_cost.gnn import GraphLearner
-
+    from learned_cost.learner import GraphLearner
     from learned_cost.train import TrainOptions, fit_config
     from learned_cost.train import train as run
 

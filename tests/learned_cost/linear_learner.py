@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from learned_cost.device import DeviceRecord
 from learned_cost.evaluate import Z90, Floats, Mask, Predicted
 from learned_cost.table import Table
-from learned_cost.train import Features
 from learned_cost.weights import Arrays, Weights
 
 Rows = NDArray[np.int64]
@@ -56,7 +55,7 @@ class LinearLearner:
 
     layout = "linear-1"
 
-    def features(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Features:
+    def features(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Inputs:
         peak = np.array([devices[name].peak_flops["fp32"] for name in table.vocab["gpu"]])[table["gpu"]]
         band = np.array([devices[name].memory_bandwidth_bytes_per_s for name in table.vocab["gpu"]])[table["gpu"]]
         compute, memory = np.log(table["flops"] / peak), np.log(table["bytes"] / band)
@@ -64,9 +63,9 @@ class LinearLearner:
         x = torch.tensor(np.stack(columns, axis=1), dtype=torch.float32)
         return Inputs(x, torch.tensor(np.log(table.latency_s), dtype=torch.float32))
 
-    def build(self, features: Features, rows: Rows, seed: int) -> nn.Module:
+    def build(self, features: Inputs, rows: Rows, seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        inputs = cast(Inputs, features)
+        inputs = features
         module = nn.Sequential(Normal(inputs.x[rows]), nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1))
         last = cast(nn.Linear, module[3])
         nn.init.constant_(last.bias, float(inputs.y[rows].mean()))
@@ -78,23 +77,23 @@ class LinearLearner:
         module.load_state_dict({name: torch.tensor(value) for name, value in weights.arrays.items()})
         return module
 
-    def thaw(self, module: nn.Module, features: Features, rows: Rows) -> None:  # noqa: ARG002
+    def thaw(self, module: nn.Module, features: Inputs, rows: Rows) -> None:  # noqa: ARG002
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name.startswith("3."))
 
-    def loss(self, module: nn.Module, features: Features, rows: Rows) -> Tensor:
-        inputs = cast(Inputs, features)
+    def loss(self, module: nn.Module, features: Inputs, rows: Rows) -> Tensor:
+        inputs = features
         return nn.functional.smooth_l1_loss(module(inputs.x[rows]).squeeze(1), inputs.y[rows])
 
-    def predict(self, module: nn.Module, features: Features, rows: Rows) -> Predicted:
+    def predict(self, module: nn.Module, features: Inputs, rows: Rows) -> Predicted:
         module.eval()
         with torch.no_grad():
-            mean = module(cast(Inputs, features).x[rows]).squeeze(1).numpy().astype(np.float64)
+            mean = module(features.x[rows]).squeeze(1).numpy().astype(np.float64)
         module.train()
         return Guess(mean, np.full(len(rows), float(cast(Tensor, module.std))), np.ones(len(rows), dtype=bool))
 
-    def calibrate(self, module: nn.Module, features: Features, rows: Rows) -> None:
-        error = np.abs(self.predict(module, features, rows).mean_log_s - cast(Inputs, features).y[rows].numpy())
+    def calibrate(self, module: nn.Module, features: Inputs, rows: Rows) -> None:
+        error = np.abs(self.predict(module, features, rows).mean_log_s - features.y[rows].numpy())
         cast(Tensor, module.std).fill_(float(np.quantile(error, 0.9)) / Z90)
 
     def export(self, module: nn.Module) -> tuple[Arrays, Mapping[str, Any]]:
