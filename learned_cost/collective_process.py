@@ -22,11 +22,13 @@ from learned_cost.collective_rows import Cases, Floats, Ints
 
 # Logs of deviations (of log seconds) and of lengths; lengths of sizes, devices, nodes, rates and clocks count in
 # doublings, a penalty is what another name adds to the squared distance. Most likely values on the open data
-# (``collective_fit.fit_scales``), then clock, devices, library, collective, nodes and shared by leaving systems out.
+# (``collective_fit.fit_scales``), then clock, devices, own_devices, library, collective,
+# nodes and shared by leaving systems out.
 SCALES: Mapping[str, float] = {
     "shared": -0.60, "shared_size": 1.86, "shared_share": -0.17, "devices": 1.50, "nodes": -1.00, "rate": -0.35,
     "clock": -2.00, "blocks": 0.01, "library": 2.50, "collective": 2.50, "link": 0.82, "device": -3.00,
-    "device_size": 1.92, "alpha": -2.00, "beta": -2.06, "group_alpha": -1.45, "group_beta": -2.14, "curve": -1.74,
+    "device_size": 1.92, "alpha": -2.00, "own_devices": 0.0, "beta": -2.06, "group_alpha": -1.45,
+    "group_beta": -2.14, "curve": -1.74,
     "curve_size": 0.53, "curve_devices": -0.25, "curve_name": 1.66, "curve_version": -0.03, "own": -1.97,
     "own_size": 1.03, "noise": -3.76,
 }  # fmt: skip
@@ -126,8 +128,9 @@ def _within(one: Points, two: Points, e: Mapping[str, float], kind: Floats, widt
     """What points of one system share beyond that."""
     latency = one.share[:, None] * two.share[None, :]
     moving = (1 - one.share)[:, None] * (1 - two.share)[None, :]
-    own = e["alpha"] ** 2 * latency + e["beta"] ** 2 * moving
-    own += np.exp(-0.5 * kind) * (e["group_alpha"] ** 2 * latency + e["group_beta"] ** 2 * moving)
+    counts = _gap(one, two, "devices", e["own_devices"]) + _gap(one, two, "nodes", e["own_devices"])
+    own = np.exp(-0.5 * counts) * (e["alpha"] ** 2 * latency + e["beta"] ** 2 * moving)
+    own += np.exp(-0.5 * (counts + kind)) * (e["group_alpha"] ** 2 * latency + e["group_beta"] ** 2 * moving)
     near = kind + (width / e["curve_size"]) ** 2
     near += _gap(one, two, "devices", e["curve_devices"]) + _gap(one, two, "nodes", e["curve_devices"])
     near += _other(one, two, "name") * e["curve_name"] + _other(one, two, "version") * e["curve_version"]
