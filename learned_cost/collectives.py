@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from learned_cost.collective_physics import facts_of, physics
 from learned_cost.collective_process import Points, Theta, Vocabulary, covariance, points_of
-from learned_cost.collective_rows import Cases, Floats, cases_of
+from learned_cost.collective_rows import Cases, Floats, Ints, cases_of
 from learned_cost.table import CollectiveTable
 from learned_cost.weights import SHIPPED, Weights, load_weights
 
@@ -85,9 +85,15 @@ class CollectiveModel:
 
     def known(self, cases: Cases) -> NDArray[np.bool_]:
         """Which rows are of systems that the training had."""
+        codes = self._system_codes(cases)
+        known: NDArray[np.bool_] = (codes >= 0) & (codes <= self.knots.system.max())
+        return known
+
+    def _system_codes(self, cases: Cases) -> Ints:
+        """-1: neither trained on nor given."""
         systems = self.vocabulary.codes["system"]
-        names = [f"{a}|{b}" in systems for a, b in zip(cases.system, cases.gpu, strict=True)]
-        return np.array(names, dtype=bool)
+        names = zip(cases.system, cases.gpu, strict=True)
+        return np.array([systems.get(f"{a}|{b}", -1) for a, b in names], dtype=np.int64)
 
     def adapted(self, rows: CollectiveTable) -> CollectiveModel:
         """The same after measurements: α, 1/β and curves of their systems move by as much as they tell."""
@@ -96,8 +102,9 @@ class CollectiveModel:
     def given(self, cases: Cases, log_s: Floats) -> CollectiveModel:
         """As ``adapted``, of cases."""
         vocabulary = self.vocabulary.copy()
-        missed = log_s - replace(self, measured=None, _curves={}).price(cases)[0]
         points = self._points(cases, vocabulary)[1]
+        # as a system that will be known of, so that no estimate is lowered
+        missed = log_s - replace(self, vocabulary=vocabulary, measured=None, _curves={}).price(cases)[0]
         matrix = covariance(points, points, self.theta, shared=REST)
         matrix[np.diag_indices_from(matrix)] += self.noise
         inverse = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
@@ -139,7 +146,7 @@ class CollectiveModel:
             mean += toward @ self.measured.weights
             told = np.einsum("ij,jk,ik->i", toward, self.measured.inverse, toward)
             variance = np.maximum(variance - told, 0.1 * variance)
-        elif not known:
+        if self._system_codes(head)[0] < 0:
             mean -= LOWER * variance
         bound = facts_of(many).bound
         std = np.maximum(np.sqrt(variance + self.noise) * scale, LEAST_STD)
