@@ -74,7 +74,7 @@ def test_a_new_system_is_less_sure_and_three_points_mend_it() -> None:
     after, after_std = fitted().adapted(table.take(points)).predict(table.take(rest))
     assert len(points) == 3
     assert errors(mean[rest], table.take(rest)).mean() > 0.3
-    assert errors(after, table.take(rest)).mean() < 0.5 * errors(mean[rest], table.take(rest)).mean()
+    assert errors(after, table.take(rest)).mean() < 0.7 * errors(mean[rest], table.take(rest)).mean()
     assert std.mean() > 2 * fitted().predict(table_of(SYSTEMS))[1].mean()
     assert after_std.mean() < std[rest].mean()
 
