@@ -72,7 +72,9 @@ def measure(options: Options, planned: Planned | None = None, progress: Progress
     if planned is None and device.type == "cuda":  # the example models are in float32; GPUs train in bfloat16 as well
         pieces = [*pieces, *(piece.of_dtype(DType.BF16) for piece in pieces)]
     groups: list[Group] = [
-        OperatorGroup(op, limits, WEIGHTS.get(op, 1.0), [piece for piece in pieces if piece.op == op])
+        OperatorGroup(
+            op, limits, WEIGHTS.get(op, 1.0), [piece for piece in pieces if piece.op == op], planned is not None
+        )
         for op in MAKERS
         if op in wanted
     ]

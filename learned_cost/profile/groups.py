@@ -85,12 +85,13 @@ class OperatorGroup:
     limits: Limits
     weight: float = 1.0
     planned: Sequence[Piece] = ()
+    plans_first: bool = False
     _batch: int = field(default=0, init=False)
     _turns: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.name = self.op
-        self._pool = Pool([piece for piece in self.planned if self.limits.allow(piece)])
+        self._pool = Pool([piece for piece in self.planned if self.limits.allow(piece)], self.plans_first)
 
     def turn(self) -> Sequence[Task] | None:
         """Forward and backward of a shape, of one in three with cold caches too."""
@@ -114,7 +115,8 @@ class OperatorGroup:
         self._batch += 1
         fresh = [sampled(self.op, seed, self.limits.dtypes) for seed in seeds]
         allowed = [piece for piece in fresh if self.limits.allow(piece)]
-        self._pool = Pool([*self._pool.pieces, *allowed], self._pool.places, self._pool.surprise)
+        old = self._pool
+        self._pool = Pool([*old.pieces, *allowed], self.plans_first, old.places, old.surprise)
 
 
 def tasks_of(piece: Piece, *, cold: bool = False, forward_only: bool = False) -> Iterator[Task]:

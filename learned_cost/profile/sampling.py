@@ -17,7 +17,6 @@ from learned_cost.kernel import DIMS, Kernel
 from learned_cost.profile.pieces import Piece
 
 Vector = NDArray[np.float64]
-FROM_PLANS = 2.0  # a shape of a plan counts as twice as far away as a sampled one
 DISAGREEMENT = 2.0  # weight of what the nearest two measured shapes differ by, in log time over roofline
 
 
@@ -33,9 +32,11 @@ class Pool:
     """Candidates of one operator, and what is known of it.
 
     ``surprise`` of a measured shape is its log time over the roofline's: where neighbours differ in it, more is asked.
+    Every other turn is a shape of a plan while there are any; with ``plans_first``, every turn is.
     """
 
     pieces: list[Piece]
+    plans_first: bool = False
     places: list[Vector] = field(default_factory=list)  # of what was measured
     surprise: list[float] = field(default_factory=list)
 
@@ -43,7 +44,8 @@ class Pool:
         self._candidates = np.array([place(piece.forward) for piece in self.pieces]).reshape(
             len(self.pieces), len(DIMS) + 3
         )
-        self._bonus = np.array([FROM_PLANS if piece.plan else 1.0 for piece in self.pieces])
+        self._planned = np.array([bool(piece.plan) for piece in self.pieces])
+        self._turns = 0
 
     def learn(self, kernel: Kernel, surprise: float) -> None:
         """Something was measured, now or by an earlier run."""
@@ -54,10 +56,14 @@ class Pool:
         """The next piece, which leaves the pool; None when there are no more."""
         if not self.pieces:
             return None
-        index = int(np.argmax(self._scores()))
+        scores = self._scores()
+        if self._planned.any() and (self.plans_first or self._turns % 2 == 0):
+            scores[~self._planned] = -np.inf
+        self._turns += 1
+        index = int(np.argmax(scores))
         piece = self.pieces.pop(index)
         self._candidates = np.delete(self._candidates, index, axis=0)
-        self._bonus = np.delete(self._bonus, index)
+        self._planned = np.delete(self._planned, index)
         return piece
 
     def _scores(self) -> Vector:
@@ -71,7 +77,7 @@ class Pool:
         gap = np.take_along_axis(distances, nearest, axis=1)[:, 0]
         seen = np.array(self.surprise)[nearest]
         differ = np.abs(seen[:, 0] - seen[:, -1])
-        scores: Vector = self._bonus * gap * (1.0 + DISAGREEMENT * differ)
+        scores: Vector = gap * (1.0 + DISAGREEMENT * differ)
         return scores
 
 

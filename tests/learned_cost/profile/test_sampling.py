@@ -35,10 +35,16 @@ def test_the_middle_comes_first() -> None:
     assert rows_of(Pool([product(m) for m in (1, 64, 4096)]).take()) == 64
 
 
-def test_shapes_of_plans_come_before_equally_far_ones() -> None:
-    pool = Pool([product(128), product(127, "gpt2 on 4")])
+def test_every_other_shape_is_of_a_plan() -> None:
+    pool = Pool([product(m) for m in (128, 4096, 8192)] + [product(70, "gpt2 on 4"), product(80, "gpt2 on 4")])
     pool.learn(product(64).forward, 0.0)
-    assert rows_of(pool.take()) == 127
+    assert [rows_of(pool.take()) for _ in range(5)] == [80, 8192, 70, 4096, 128]
+
+
+def test_shapes_of_a_given_plan_come_first() -> None:
+    pool = Pool([product(8192), product(70, "mine"), product(80, "mine")], plans_first=True)
+    pool.learn(product(64).forward, 0.0)
+    assert [rows_of(pool.take()) for _ in range(3)] == [80, 70, 8192]
 
 
 def test_more_is_asked_where_neighbours_differ() -> None:
