@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from ir.errors import DataError
 from learned_cost.collective_rows import Cases, cases_of
+from learned_cost.collective_score import evaluate_collectives
+from learned_cost.collectives import CollectiveModel as LearnedCollectives
 from learned_cost.dataset import Dataset
 from learned_cost.device import DeviceRecord
 from learned_cost.evaluate import Floats, Mask, Predicted, Report, score_collectives, score_kernels
@@ -113,6 +115,9 @@ def evaluate(
         known = collectives.known(cases_of(data.collectives))
         report["collectives"] = score_collectives(data.collectives, mean, std, known=known)
         good = ~data.collectives["suspect"]
+        if (good & ~known).any() and isinstance(collectives, LearnedCollectives):
+            new = evaluate_collectives(data.collectives.take(good & ~known), collectives)
+            report["collectives"]["after_measuring_unseen_systems"] = new
         measured["collectives"], predicted["collectives"] = data.collectives.latency_s[good], np.exp(mean)[good]
     if data.graphs is not None and kernels is not None:
         names = data.kernels.vocab["gpu"] if data.kernels is not None else ()
