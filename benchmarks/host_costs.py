@@ -4,7 +4,9 @@
 
 An emitted program keeps parameters as DTensors. Timed per parameter of n float32 elements: the step of AdamW; and
 taking the local piece in forward with the accumulation of its gradient. Least squares over relative errors gives
-seconds per parameter and per byte, the numbers of ``learned_cost/host.py``.
+seconds per parameter and per byte. Timed beside it: linear layers one after the other, each with weights of its own,
+against one layer again and again, as profiles have it (weights that are not in the caches, gradients in memory that was
+not touched). These are the numbers of ``learned_cost/host.py``.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ def main() -> None:
         constant, slope = fitted([row["bytes"] for row in record.rows], [row[name] for row in record.rows])
         record.claim(f"{name}: a parameter", constant * 1e6, "us")
         record.claim(f"{name}: a GB", slope * 1e9, "s")
+    repeats = 3 if options.smoke else 15
+    record.claim("first touch of a weight and its gradient: a GB", first_touch(repeats) * 1e9, "s")
     table(
         ("bytes", "AdamW us", "handling us"),
         [(str(r["bytes"]), f"{r['optimizer_s'] * 1e6:.1f}", f"{r['handling_s'] * 1e6:.1f}") for r in record.rows],
@@ -73,6 +77,23 @@ def timed(size: int, count: int, repeats: int) -> dict[str, float]:
     step = lower(optimizer.step, repeats)
     zero = lower(optimizer.zero_grad, 1)
     return {"optimizer_s": (step + zero) / count, "handling_s": max(handled - alone, 0.0) / count}
+
+
+def first_touch(repeats: int) -> float:
+    """Seconds a byte that a layer with weights of its own takes more than one that is run again and again."""
+    import torch
+    from torch.nn.functional import linear
+
+    rows, width, count = 64, 1024, 12
+    weights = [torch.randn(width, width, requires_grad=True) for _ in range(count)]
+    x, seed = torch.randn(rows, width, requires_grad=True), torch.ones(rows, width)
+
+    def layers(chosen: list[Any]) -> list[Any]:
+        return [torch.autograd.grad(linear(x, weight), [x, weight], seed) for weight in chosen]
+
+    apart = lower(lambda: layers(weights), repeats)
+    again = lower(lambda: [layers(weights[:1]) for _ in range(count)], repeats)
+    return max(apart - again, 0.0) / (count * width * width * BYTES)
 
 
 def _through(values: list[Any]) -> None:

@@ -52,7 +52,7 @@ def chosen(choice: str, devices: Sequence[Described], analytic: Analytic) -> Ker
     places = tuple(_place(device) for device in devices)
     facts = {
         "name": choice if choice in {LEARNED, MEASURED} else Path(choice).name,
-        "weights": None if predictor is None else {"name": predictor.name, "hash": predictor.digest},
+        "weights": None if predictor is None else {"name": predictor.weights.name, "hash": predictor.weights.digest},
         "profiles": None if measured is None else {"name": measured.name, "hash": measured.digest},
         "devices": {
             device.name: place.record.name if place.known else "as the cluster file describes it"

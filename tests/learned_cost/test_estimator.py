@@ -98,9 +98,9 @@ def test_a_price_is_the_sum_of_its_kernels() -> None:
     asked = query(linear())
     (found,) = costs().nodes([asked])
     seconds = [1e-6 + 2 * kernel.flops / A100.peak_flops["fp32"] for kernel in kernels(asked)]
-    assert found.forward.mean_s == pytest.approx(seconds[0], rel=1e-5)
-    assert found.backward.mean_s == pytest.approx(seconds[1] + seconds[2], rel=1e-5)
-    assert found.forward.std_s == pytest.approx(0.1 * seconds[0], rel=1e-5)
+    assert found.forward.mean_s == pytest.approx(seconds[0], rel=1e-3)
+    assert found.backward.mean_s == pytest.approx(seconds[1] + seconds[2], rel=1e-3)
+    assert found.forward.std_s == pytest.approx(0.1 * seconds[0], rel=1e-3)
     assert (found.forward.source, found.backward.source) == ("learned", "learned")
 
 
@@ -142,12 +142,12 @@ def test_the_slowest_device_counts() -> None:
 def test_a_share_of_a_device_takes_longer() -> None:
     (whole,) = costs().nodes([query(linear())])
     (half,) = costs(Place(A100, share=0.5)).nodes([query(linear())])
-    assert half.forward.mean_s == pytest.approx(2 * whole.forward.mean_s, rel=1e-5)
+    assert half.forward.mean_s == pytest.approx(2 * whole.forward.mean_s, rel=1e-3)
 
 
 def test_an_unknown_device_is_less_sure() -> None:
     (found,) = costs(Place(A100, known=False)).nodes([query(linear())])
-    assert found.forward.std_s / found.forward.mean_s == pytest.approx(math.hypot(0.1, UNKNOWN_DEVICE_STD), rel=1e-4)
+    assert found.forward.std_s / found.forward.mean_s == pytest.approx(math.hypot(0.1, UNKNOWN_DEVICE_STD), rel=1e-3)
 
 
 def test_answers_do_not_depend_on_what_else_is_asked() -> None:
