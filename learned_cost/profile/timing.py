@@ -1,7 +1,9 @@
 """How long a call takes: CUDA graphs or events on a GPU, the clock on a CPU; with warm or cold caches.
 
 warm: the same operands again and again, as a consumer meets what was just made. cold: the last-level cache is
-overwritten before each call, as weights are met once a step. Entry point: ``Stopwatch.measure``.
+overwritten before each call, as weights are met once a step. On a CPU with one thread, a sample during which another
+process ran is taken again; where all were disturbed, the processor time of the quietest counts. Entry point:
+``Stopwatch.measure``.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ MAX_CALLS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one call: the median over ``repeats`` samples, and their standard deviation."""
+    """Seconds of one call: the median over ``repeats`` samples, their standard deviation, and the shortest."""
 
     median_s: float
     std_s: float
     repeats: int
     stack: str = ""  # "cudagraph" where calls were replayed without their launches
+    best_s: float = math.inf
 
 
 class Stopwatch:
@@ -84,17 +87,18 @@ class Stopwatch:
             end.record()
             end.synchronize()
             return max(float(start.elapsed_time(end)) * 1e-3, 1e-9) / calls  # events count milliseconds
-        best = math.inf
+        quietest = math.inf
         for _ in range(ATTEMPTS):
             began, used = time.perf_counter(), time.process_time()
             for _ in range(calls):
                 run()
             wall, used = time.perf_counter() - began, time.process_time() - used
-            best = min(best, max(wall, 1e-9))
             if not self._single or used >= UNDISTURBED * wall:
-                break  # with one thread, less processor time than wall time means that somebody else ran
+                return max(wall, 1e-9) / calls
+            # with one thread, less processor time than wall time means that somebody else ran
+            quietest = min(quietest, used)
             before()
-        return best / calls
+        return max(quietest, 1e-9) / calls
 
 
 def captured(run: Callable[[], Any]) -> Callable[[], Any] | None:
@@ -117,5 +121,5 @@ def captured(run: Callable[[], Any]) -> Callable[[], Any] | None:
 
 
 def summary(samples: list[float], stack: str) -> Timing:
-    """Median and deviation of some samples."""
-    return Timing(statistics.median(samples), statistics.pstdev(samples), len(samples), stack)
+    """Median, deviation and best of some samples."""
+    return Timing(statistics.median(samples), statistics.pstdev(samples), len(samples), stack, min(samples))
