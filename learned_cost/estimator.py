@@ -25,12 +25,14 @@ from learned_cost.device import DeviceRecord
 from learned_cost.host import CPU
 from learned_cost.kernel import Kernel, Subgraph
 
-# Digits kept of a prediction: float32 sums differ in the last bits with the size of the batch that they are made in, and
-# equal questions should have equal answers whatever else is asked.
+# Digits kept of a prediction: float32 sums differ in the last bits with the size of the batch that they are made in,
+# and equal questions should have equal answers whatever else is asked.
 DIGITS = 4
 UNKNOWN_DEVICE_STD = (
     0.25  # of log seconds, added for a device without a record (leave one device out, docs/cost-model.md)
 )
+Key = tuple[object, ...]
+Named = tuple[Key, Kernel]
 OUT_OF_RANGE = "out of the range of the weights"
 NO_WEIGHTS = "no learned weights"
 
@@ -101,8 +103,8 @@ class KernelCosts:
     measured: Measured | None = None
     correlation: float = 0.5
     facts: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
-    _nodes: dict[Any, NodeEstimate] = field(default_factory=dict, repr=False)  # Any: hashable keys
-    _kernels: dict[Any, Estimate] = field(default_factory=dict, repr=False)
+    _nodes: dict[Key, NodeEstimate] = field(default_factory=dict, repr=False)
+    _kernels: dict[Key, Estimate] = field(default_factory=dict, repr=False)
 
     def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         """Estimates, one for each query; what is new is predicted in one batch."""
@@ -110,9 +112,9 @@ class KernelCosts:
         keys = [_key(query) for query in queries]
         new = {key: query for key, query in zip(keys, queries, strict=True) if key not in known}
         if new:
-            kernels = [_described(query) for query in new.values()]
-            self._price([kernel for pair in kernels for part in pair for kernel in part])
-            for key, (forward, backward) in zip(new, kernels, strict=True):
+            described = [_described(query) for query in new.values()]
+            self._price(dict(named for pair in described for part in pair for named in part))
+            for key, (forward, backward) in zip(new, described, strict=True):
                 known[key] = NodeEstimate(self._sum(forward), self._sum(backward))
         return [known[key] for key in keys]
 
@@ -125,27 +127,27 @@ class KernelCosts:
 
     def outside(self, outputs: Sequence[TensorType]) -> Estimate:
         """The loss, taken as a softmax over the last dim of each output, forward and backward."""
-        kernels = [kernel for output in outputs if output.rank for kernel in _loss(output)]
-        self._price(kernels)
+        kernels = [(kernel.key, kernel) for output in outputs if output.rank for kernel in _loss(output)]
+        self._price(dict(kernels))
         return self._sum(kernels)
 
     def provenance(self) -> Mapping[str, Any]:
         """Names and hashes."""
         return self.facts
 
-    def _sum(self, kernels: Sequence[Kernel]) -> Estimate:
+    def _sum(self, kernels: Sequence[Named]) -> Estimate:
         """One after the other; errors are taken to share their sign."""
         if not kernels:
             return NOTHING
-        parts = [self._kernels[kernel.key] for kernel in kernels]
+        parts = [self._kernels[key] for key, _ in kernels]
         if len(parts) == 1:
             return parts[0]
         worst = max(parts, key=lambda part: SOURCES.index(part.source))
         return Estimate(sum(p.mean_s for p in parts), sum(p.std_s for p in parts), worst.source, worst.why)
 
-    def _price(self, kernels: Sequence[Kernel]) -> None:
+    def _price(self, kernels: Mapping[Key, Kernel]) -> None:
         """Know all of these."""
-        new = {kernel.key: kernel for kernel in kernels if kernel.key not in self._kernels}
+        new = {key: kernel for key, kernel in kernels.items() if key not in self._kernels}
         if not new:
             return
         asked = list(new.values())
@@ -194,16 +196,18 @@ def _mean(estimate: Estimate) -> float:
     return estimate.mean_s
 
 
-def _key(query: Query) -> tuple[object, ...]:
+def _key(query: Query) -> Key:
     """All that the kernels depend on: dims follow from the operator, the operands and the attributes."""
     op, loops, operands, result, attrs, wanted = query
     return op.name, tuple(loops.extents.values()), operands, result, tuple(attrs.items()), wanted
 
 
-def _described(query: Query) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+def _described(query: Query) -> tuple[list[Named], list[Named]]:
+    """The kernels forward and backward, by name."""
     op, loops, operands, result, attrs, wanted = query
     forward = forward_kernels(op, loops, operands, result, attrs)
-    return forward, () if wanted is None else backward_kernels(op, loops, operands, result, attrs, wanted)
+    backward = () if wanted is None else backward_kernels(op, loops, operands, result, attrs, wanted)
+    return [(kernel.key, kernel) for kernel in forward], [(kernel.key, kernel) for kernel in backward]
 
 
 def _loss(output: TensorType) -> list[Kernel]:
