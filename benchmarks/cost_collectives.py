@@ -1,6 +1,6 @@
 """How well the collective model knows sizes and systems that it has not seen, beside plain α–β and gradient boosting.
 
-    python benchmarks/cost_collectives.py DATA [--smoke] [--json OUT] [--weights NAME]
+    python benchmarks/cost_collectives.py DATA [--smoke] [--json OUT] [--weights NAME [--also FOLDER]]
 
 DATA is a folder with collectives.parquet. New sizes: five folds by the column ``fold``. A system left out: one value of
 ``system`` at a time, also after 3 measured points. ``--weights`` then fits to all rows and writes the weights, their
@@ -22,7 +22,7 @@ from learned_cost.collective_physics import alpha_beta, facts_of
 from learned_cost.collective_process import SCALES
 from learned_cost.collective_rows import Cases, Floats, Ints, cases_of, distinct
 from learned_cost.collective_score import WIDTH, after_points, score
-from learned_cost.dataset import read_folder
+from learned_cost.dataset import read_folder, read_folders
 from learned_cost.weights import save_weights
 
 SMOKE_SYSTEMS = 3
@@ -116,12 +116,25 @@ def systems_left_out(cases: Cases, log_s: Floats, names: list[str], record: Reco
     return ratios
 
 
+def write_weights(name: Path, folders: list[Path], calibration: dict[str, float], record: Record) -> None:
+    """Of all rows of some folders, with the splits' figures in the description."""
+    rows = read_folders(folders).collectives
+    assert rows is not None, "the folders have collectives"
+    cases, log_s = cases_of(rows), np.log(rows.latency_s)
+    model = replace(fit_collectives(cases, log_s, SCALES), calibration=calibration)
+    systems = {system: int((cases.system == system).sum()) for system in sorted(set(cases.system))}
+    weights = model.to_weights({"rows": len(log_s), "by_system": systems, "versions": {"numpy": np.__version__}})
+    metrics = {entry["name"]: round(entry["value"], 2) for entry in record.summary}
+    save_weights(name, replace(weights, description={**weights.description, "metrics": metrics}))
+
+
 LEFT_OUT = ("as_it_is", "after_3_points", "after_3_points_each", "plain α-β", "gradient boosting")
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("data", type=Path)
+    parser.add_argument("--also", type=Path, action="append", default=[], help="a folder that only the weights are for")
     parser.add_argument("--weights", type=Path, metavar="NAME", help="fit to all rows and write the weights here")
     options = parser.parse_args()
     begin = time.process_time()
@@ -140,11 +153,7 @@ def main() -> None:
     record.claim("CPU time of all splits", time.process_time() - begin, "s")
     if options.weights:
         calibration = {"known": float(np.quantile(known, 0.9)) / WIDTH, "new": float(np.median(left)) / WIDTH}
-        model = replace(fit_collectives(cases, log_s, SCALES), calibration=calibration)
-        training = {"rows": len(log_s), "systems": {name: int((cases.system == name).sum()) for name in names}}
-        weights = model.to_weights(training)
-        metrics = {entry["name"]: round(entry["value"], 2) for entry in record.summary}
-        save_weights(options.weights, replace(weights, description={**weights.description, "metrics": metrics}))
+        write_weights(options.weights, [options.data, *options.also], calibration, record)
     record.print_summary()
     record.write(options.json)
 

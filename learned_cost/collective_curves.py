@@ -20,6 +20,7 @@ INTERCONNECTS: Mapping[str, str] = {
 }  # fmt: skip
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SIZES = tuple(float(256 << power) for power in range(23))  # 256 B to 1 GiB
+GLOO_VERSION = "2.13.0+cpu"  # of PyTorch, that the shipped profile of processes on cores was measured with
 UNSURE = 1.0  # a deviation of log seconds above which nothing is said
 
 
@@ -44,7 +45,7 @@ def axis_curve(
     whole = np.full(count, float(size))
     cases = Cases(
         same(f"cpu-{size}-a-node" if on_cpu else ""), same(record.name), same(interconnect), asked,
-        same("gloo" if on_cpu else "nccl(torch.distributed)"), same(""), same("fp32"), whole, whole, np.ones(count),
+        same("gloo" if on_cpu else "nccl(torch.distributed)"), same(GLOO_VERSION if on_cpu else ""), same("fp32"), whole, whole, np.ones(count),
         np.tile(np.array(SIZES), len(COLLECTIVES)),
     )  # fmt: skip
     if on_cpu and not model.known(cases)[0]:
