@@ -43,10 +43,10 @@ def axis_curve(
 
     asked = np.array(COLLECTIVES, dtype=object).repeat(len(SIZES))
     whole = np.full(count, float(size))
+    library, version = ("gloo", GLOO_VERSION) if on_cpu else ("nccl(torch.distributed)", "")
     cases = Cases(
-        same(f"cpu-{size}-a-node" if on_cpu else ""), same(record.name), same(interconnect), asked,
-        same("gloo" if on_cpu else "nccl(torch.distributed)"), same(GLOO_VERSION if on_cpu else ""), same("fp32"), whole, whole, np.ones(count),
-        np.tile(np.array(SIZES), len(COLLECTIVES)),
+        same(f"cpu-{size}-a-node" if on_cpu else ""), same(record.name), same(interconnect), asked, same(library),
+        same(version), same("fp32"), whole, whole, np.ones(count), np.tile(np.array(SIZES), len(COLLECTIVES)),
     )  # fmt: skip
     if on_cpu and not model.known(cases)[0]:
         return None  # processes that share cores are unlike any other system: only measurements tell
