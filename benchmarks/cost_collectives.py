@@ -9,8 +9,10 @@ deviations calibrated on what the splits left out. The rows all three are scored
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +122,14 @@ def write_weights(name: Path, folders: list[Path], calibration: dict[str, float]
     """Of all rows of some folders, with the splits' figures in the description."""
     rows = read_folders(folders).collectives
     assert rows is not None, "the folders have collectives"
-    cases, log_s = cases_of(rows), np.log(rows.latency_s)
-    model = replace(fit_collectives(cases, log_s, SCALES), calibration=calibration)
-    systems = {system: int((cases.system == system).sum()) for system in sorted(set(cases.system))}
-    weights = model.to_weights({"rows": len(log_s), "by_system": systems, "versions": {"numpy": np.__version__}})
+    model = fit_collectives(cases_of(rows), np.log(rows.latency_s), SCALES)
+    counts = {
+        f"by_{label}": {text: int(rows.is_text(column, text).sum()) for text in rows.vocab[column]}
+        for label, column in (("source", "source"), ("device", "gpu"), ("system", "system"))
+    }
+    versions = {name: metadata.version(name) for name in ("numpy", "scipy")}
+    training = {"rows": len(rows), **counts, "versions": versions, "date": dt.datetime.now(dt.UTC).date().isoformat()}
+    weights = replace(model, calibration=calibration).to_weights(training)
     metrics = {entry["name"]: round(entry["value"], 2) for entry in record.summary}
     save_weights(name, replace(weights, description={**weights.description, "metrics": metrics}))
 
