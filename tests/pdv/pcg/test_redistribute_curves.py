@@ -16,9 +16,9 @@ from tests.pdv.worlds import f32, problem
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 # Far from a line: small messages cost nearly as much as large ones.
-BENT = Curves.of(
-    [(name, size, size**0.25 * 1e-5) for name in NAMES for size in (1e2, 1e3, 1e4, 1e5, 1e6)], "learned", 0.1
-)
+ROWS = [(name, size, size**0.25 * 1e-5) for name in NAMES for size in (1e2, 1e3, 1e4, 1e5, 1e6)]
+BENT = Curves.of(ROWS, "learned", 0.1)
+DEAR = Curves.of([(name, size, 1e3 * seconds) for name, size, seconds in ROWS], "learned", 0.1)
 TENSOR = f32(64, 64)
 
 
