@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -49,7 +49,8 @@ def chosen(choice: str, devices: Sequence[Described], analytic: Analytic) -> Ker
         WeightsError, DataError: if the file or folder is damaged or foreign.
     """
     predictor, measured = _sources(choice)
-    places = tuple(_place(device) for device in devices)
+    records = _records(choice)
+    places = tuple(_place(device, records) for device in devices)
     facts = {
         "name": choice if choice in {LEARNED, MEASURED} else Path(choice).name,
         "weights": None if predictor is None else {"name": predictor.weights.name, "hash": predictor.weights.digest},
@@ -88,11 +89,20 @@ def _sources(choice: str) -> tuple[Predictor | None, Measurements | None]:
 
 def known_devices(devices: Sequence[Described]) -> bool:
     """Whether each has a record."""
-    return all(_place(device).known for device in devices)
+    records = load_records()
+    return all(_place(device, records).known for device in devices)
 
 
-def _place(device: Described) -> Place:
-    record = find(device.name, load_records().values())
+def _records(choice: str) -> Mapping[str, DeviceRecord]:
+    """Those that ship, and those in ``devices/`` beside a weight file or in a folder of profiles."""
+    path = Path(choice)
+    folder = (path if path.is_dir() else path.parent) / "devices"
+    own = choice not in {LEARNED, MEASURED} and folder.is_dir()
+    return load_records(folder if own else None)
+
+
+def _place(device: Described, records: Mapping[str, DeviceRecord]) -> Place:
+    record = find(device.name, records.values())
     if record is not None:
         return Place(record, share=device.share)
     return Place(_as_record(device), known=False, share=device.share)
