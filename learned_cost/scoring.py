@@ -25,6 +25,9 @@ from learned_cost.opgraphs import graph_kernels
 from learned_cost.table import Table
 
 
+PIECE = 200_000  # rows predicted at a time
+
+
 class KernelModel(Protocol):
     """What ``learned_cost.predict.Predictor`` does."""
 
@@ -104,7 +107,7 @@ def evaluate(
     predicted: dict[str, NDArray[np.float64]] = {}
     if data.kernels is not None and kernels is not None:
         started = time.process_time()
-        guess = kernels.predict_table(data.kernels, data.devices)
+        guess = _predicted(kernels, data.kernels, data.devices)
         spent = time.process_time() - started
         report["kernels"] = score_kernels(data.kernels, guess, seen=seen, known_ops=known_ops)
         report["kernels"]["rows_per_cpu_s"] = round(len(data.kernels) / max(spent, 1e-9))
@@ -125,6 +128,25 @@ def evaluate(
     if data.skipped:
         report["skipped"] = dict(data.skipped)
     return Evaluation(report, measured, predicted)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Predictions of pieces of a table, as one."""
+
+    mean_log_s: Floats
+    std_log: Floats
+    in_range: Mask
+
+
+def _predicted(model: KernelModel, table: Table, devices: Mapping[str, DeviceRecord]) -> Predicted:
+    """Of all rows, in pieces: features take several times the memory of the rows."""
+    pieces = [table.take(slice(begin, begin + PIECE)) for begin in range(0, len(table), PIECE)] or [table]
+    found = [model.predict_table(piece, devices) for piece in pieces]
+    return _Joined(
+        np.concatenate([part.mean_log_s for part in found]), np.concatenate([part.std_log for part in found]),
+        np.concatenate([part.in_range for part in found]),
+    )  # fmt: skip
 
 
 def graph_totals(graphs: Table, model: KernelModel, devices: Mapping[str, DeviceRecord]) -> Report:

@@ -118,8 +118,8 @@ class Table:
         same: NDArray[np.bool_] = self.columns[name] == self.vocab[name].index(value)
         return same
 
-    def take(self, rows: Array) -> Table:
-        """Rows by index or by mask. Vocabularies stay as they are."""
+    def take(self, rows: Array | slice) -> Table:
+        """Rows by index, mask or slice. Vocabularies stay as they are."""
         return Table({name: column[rows] for name, column in self.columns.items()}, self.vocab)
 
     def only(self, names: Collection[str]) -> Table:

@@ -81,6 +81,14 @@ def test_all_parts_are_scored(data: Dataset) -> None:
     assert set(evaluate(data, None, Line()).report) == {"collectives"}
 
 
+def test_pieces_are_predicted_as_the_whole(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evaluate(data, Roofline(), None)
+    monkeypatch.setattr("learned_cost.scoring.PIECE", 7)
+    pieces = evaluate(data, Roofline(), None)
+    np.testing.assert_array_equal(pieces.predicted_s["kernels"], whole.predicted_s["kernels"])
+    assert pieces.report["kernels"]["all"] == whole.report["kernels"]["all"]
+
+
 def test_rows_are_selected(data: Dataset) -> None:
     chosen = select(data, devices=("T4",))
     assert chosen.kernels is not None
