@@ -33,6 +33,7 @@ UNKNOWN_DEVICE_STD = (
 )
 Key = tuple[object, ...]
 Named = tuple[Key, Kernel]
+MOVED_STD = 0.3  # of measured collectives: two runs of gloo on one machine, all sizes, 2026-11-21
 OUT_OF_RANGE = "out of the range of the weights"
 NO_WEIGHTS = "no learned weights"
 
@@ -62,6 +63,10 @@ class Predictor(Protocol):
 
 class Measured(Protocol):
     """What ``learned_cost.measured.Measurements`` does."""
+
+    @property
+    def collectives(self) -> Mapping[tuple[str, str, int], tuple[tuple[str, float, float], ...]]:
+        """(collective, bytes, seconds) by device, interconnect and number of devices."""
 
     def seconds(self, kernel: Kernel, device: DeviceRecord) -> tuple[float, float] | None:
         """Median and deviation of this very kernel on this device, if it was measured."""
@@ -130,6 +135,12 @@ class KernelCosts:
         kernels = [(kernel.key, kernel) for output in outputs if output.rank for kernel in _loss(output)]
         self._price(dict(kernels))
         return self._sum(kernels)
+
+    def moved(self, interconnect: str, size: int) -> tuple[tuple[str, float, float], ...]:
+        """(collective, bytes, seconds) measured among so many devices of a cluster of one kind, if they were."""
+        if self.measured is None or len(self.places) != 1:
+            return ()
+        return self.measured.collectives.get((self.places[0].record.name, interconnect, size), ())
 
     def provenance(self) -> Mapping[str, Any]:
         """Names and hashes."""

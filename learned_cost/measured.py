@@ -6,7 +6,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,15 +19,20 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).parent / "profiles"
 Key = tuple[object, ...]
+Moved = tuple[str, float, float]  # collective, bytes, seconds
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Medians and deviations in seconds, by device and kernel; of several rows of a kernel the median counts."""
+    """Medians and deviations in seconds, by device and kernel; of several rows of a kernel the median counts.
+
+    ``collectives`` are by device, interconnect and number of devices in one node.
+    """
 
     rows: Mapping[Key, tuple[float, float]]
     name: str
     digest: str
+    collectives: Mapping[tuple[str, str, int], tuple[Moved, ...]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folders: Sequence[Path], name: str) -> Measurements:
@@ -44,13 +49,17 @@ class Measurements:
             raise UsageError(what, mend="Install pyarrow, or take --cost learned") from error
 
         found: dict[Key, list[tuple[float, float]]] = {}
+        moved: dict[tuple[str, str, int], list[Moved]] = {}
         for folder in folders:
-            table = read_folder(folder).kernels
-            for key, row in () if table is None else _rows(table):
+            read = read_folder(folder)
+            for key, row in () if read.kernels is None else _rows(read.kernels):
                 found.setdefault(key, []).append(row)
+            for place, one in () if read.collectives is None else _moved(read.collectives):
+                moved.setdefault(place, []).append(one)
         rows = {key: (statistics.median(m for m, _ in every), max(s for _, s in every)) for key, every in found.items()}
-        total = hashlib.sha256(repr(sorted(rows.items(), key=repr)).encode()).hexdigest()
-        return cls(rows, name, total)
+        whole = {place: _medians(every) for place, every in moved.items()}
+        total = hashlib.sha256(repr((sorted(rows.items(), key=repr), sorted(whole.items()))).encode()).hexdigest()
+        return cls(rows, name, total, whole)
 
     def seconds(self, kernel: Kernel, device: DeviceRecord) -> tuple[float, float] | None:
         """Median and deviation of this very kernel on this device, if it was measured."""
@@ -72,3 +81,22 @@ def _rows(table: Table) -> list[tuple[Key, tuple[float, float]]]:
         std_s = stds[row] * 1e-6 if math.isfinite(stds[row]) else 0.0
         found.append(((gpu, op, dtype, direction, stack, dims), (seconds, std_s)))
     return found
+
+
+def _medians(rows: Sequence[Moved]) -> tuple[Moved, ...]:
+    """Of several measurements of a collective of a size, the median."""
+    found: dict[tuple[str, float], list[float]] = {}
+    for name, num_bytes, seconds in rows:
+        found.setdefault((name, num_bytes), []).append(seconds)
+    return tuple((*key, statistics.median(seconds)) for key, seconds in sorted(found.items()))
+
+
+def _moved(table: Table) -> list[tuple[tuple[str, str, int], Moved]]:
+    """Collectives among the devices of one node."""
+    texts = [table.text(name).tolist() for name in ("gpu", "interconnect", "collective")]
+    sizes, devices, nodes = (table[name].tolist() for name in ("bytes", "n_devices", "n_nodes"))
+    return [
+        ((texts[0][row], texts[1][row] or "", devices[row]), (texts[2][row], float(sizes[row]), seconds))
+        for row, seconds in enumerate(table.latency_s.tolist())
+        if nodes[row] <= 1 and sizes[row] > 0
+    ]

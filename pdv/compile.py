@@ -230,13 +230,18 @@ def plan_problems(
 
 
 def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curves | None:
-    """What the learned model says of collectives of an axis, if it is asked and knows the link; of several classes of
-    devices, the slowest's (all wait for it).
+    """Collectives of an axis as measured, where the cost model has that; else as learned, if the link is known.
+
+    Of several classes of devices the slowest counts: all wait for it.
     """
     if isinstance(compute, ComputeModel):
         return None
-    from learned_cost.collective_curves import axis_curve
+    from learned_cost.collective_curves import INTERCONNECTS, axis_curve
+    from learned_cost.estimator import MOVED_STD, KernelCosts
 
+    measured = compute.moved(INTERCONNECTS.get(link, link), size) if isinstance(compute, KernelCosts) else ()
+    if measured:
+        return Curves.of(measured, "measured", MOVED_STD)
     found = [axis_curve(entry.device.name, link, size) for entry in cluster.classes]
     known = [entry for entry in found if entry is not None]
     if len(known) < len(found) or not known:
