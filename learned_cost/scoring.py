@@ -24,7 +24,6 @@ from learned_cost.kernel import Subgraph
 from learned_cost.opgraphs import graph_kernels
 from learned_cost.table import Table
 
-
 PIECE = 200_000  # rows predicted at a time
 
 

@@ -18,6 +18,7 @@ from learned_cost.weights import Weights, load_checkpoint, load_weights, save_we
 from pdv.cli import app as cli
 from tests.learned_cost.data import kernel_columns, write
 
+pytest.importorskip("torch_geometric")  # loaded here, so that no test is charged for it
 ROOT = Path(__file__).parents[3]
 
 
