@@ -1,0 +1,151 @@
+"""The choice of a cost model: which one a name stands for, what plans say of it, and explaining by it again."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pdv
+from ir.cost_model import SOURCES
+from ir.errors import DataError, UsageError, WeightsError
+from learned_cost.predict import SHIPPED
+from pdv import config
+from pdv.cache import problem_key
+from pdv.cluster import load_cluster
+from pdv.cluster.presets import DEVICES
+from pdv.compile import cost_model, explain, plan_problems, verify
+from pdv.cost.compute import ComputeModel
+from pdv.plan import Plan
+from pdv.search.strategies import Budget
+from tests.learned_cost.data import write as write_profile
+from tests.pdv import worlds
+from tests.pdv.test_compile import two_layers
+
+shipped = pytest.mark.skipif(not (SHIPPED / "kernels.json").is_file(), reason="no kernel weights ship")
+
+CPUS = {"nodes": [{"devices": 2, "device": "cpu-core", "link": "loopback-gloo"}]}
+MINE = {
+    "name": "mine", "memory": "8 GiB", "peak": {"float32": "10 TFLOP/s"}, "memory_bandwidth": "400 GB/s",
+    "launch_latency": "5 us", "efficiency": 0.8,
+}  # fmt: skip
+
+
+@cache
+def planned(cost: str, device: str = "cpu-core") -> Plan:
+    model, inputs = two_layers()
+    nodes = [{"devices": 2, "device": MINE if device == "mine" else device, "link": "loopback-gloo"}]
+    return pdv.optimize(model, inputs, cluster={"nodes": nodes}, cost=cost)
+
+
+def changed(plan: Plan, directory: Path, **facts: Any) -> Path:
+    """A package whose plan says other things of its cost model."""
+    plan.save(directory)
+    path = directory / "plan.json"
+    document = json.loads(path.read_text())
+    document["cost_model"] |= facts
+    path.write_text(json.dumps(document))
+    return directory
+
+
+def test_the_default_and_the_analytic_model_by_name() -> None:
+    devices = [DEVICES["t4"]]
+    assert cost_model("analytic", devices) == ComputeModel((DEVICES["t4"],))
+    assert cost_model(None, devices).provenance()["name"] == config.COST
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("lerned", UsageError, "Did you mean 'learned'"),
+        ("absent/profiles", UsageError, "no file or folder here"),
+        ("absent.safetensors", WeightsError, "there is no"),
+    ],
+)
+def test_what_is_no_cost_model(name: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        cost_model(name, [DEVICES["t4"]])
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"\x80\x04pickle")
+    (tmp_path / "w.json").write_text("{}")
+    with pytest.raises(WeightsError):
+        cost_model(tmp_path / "w.safetensors", [DEVICES["t4"]])
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile/kernels.parquet").write_bytes(b"not Parquet")
+    with pytest.raises(DataError):
+        cost_model(tmp_path / "profile", [DEVICES["t4"]])
+
+
+def test_an_analytic_plan_says_so() -> None:
+    document = planned("analytic").document
+    assert document["cost_model"] == {"name": "analytic", "hash": None, "devices": {}}
+    assert set(document["predicted"]["sources"]) == {"analytic"}
+    assert {entry["source"] for entry in document["operators"]} == {"analytic"}
+    assert document["predicted"]["fallbacks"] == []
+
+
+@shipped
+@pytest.mark.parametrize("cost", ["learned", "measured"])
+def test_a_plan_says_where_its_seconds_come_from(cost: str) -> None:
+    document = planned(cost).document
+    predicted, facts = document["predicted"], document["cost_model"]
+    assert facts["name"] == cost
+    assert len(facts["weights"]["hash"]) == 64
+    assert (facts["profiles"] is None) == (cost == "learned")
+    assert facts["devices"] == {"cpu-core": "cpu-core"}
+    assert sum(predicted["sources"].values()) == pytest.approx(predicted["step_time_s"]["mean"])
+    assert {entry["source"] for entry in document["operators"]} <= set(SOURCES)
+    assert predicted["sources"]["learned"] > 0.0
+    assert 0.0 < predicted["step_time_s"]["std"] < predicted["step_time_s"]["mean"]
+
+
+@shipped
+def test_a_device_without_a_record_is_named() -> None:
+    document = planned("learned", "mine").document
+    assert document["cost_model"]["devices"] == {"mine": "as the cluster file describes it"}
+
+
+@shipped
+def test_the_same_plan_twice() -> None:
+    first = planned("learned").document
+    planned.cache_clear()
+    again = planned("learned").document
+    assert {**first, "search": {**first["search"], "seconds": None}} == {
+        **again, "search": {**again["search"], "seconds": None}
+    }  # fmt: skip
+
+
+@shipped
+def test_a_proof_needs_no_cost_model(tmp_path: Path) -> None:
+    directory = changed(planned("learned"), tmp_path / "plan", name="weights of elsewhere")
+    assert "equal to its source" in verify(directory)["statement"]
+
+
+@shipped
+def test_explaining_prices_by_the_same_model(tmp_path: Path) -> None:
+    plan = planned("learned")
+    text = explain(plan.save(tmp_path / "plan"))
+    assert f"{plan.document['predicted']['step_time_s']['mean'] * 1e3:.4g} ±" in text
+    assert "learned" in text
+
+
+@shipped
+def test_explaining_by_other_weights_is_an_error(tmp_path: Path) -> None:
+    directory = changed(planned("learned"), tmp_path / "plan", weights={"name": "other", "hash": "0" * 64})
+    with pytest.raises(UsageError, match="priced by weights other"):
+        explain(directory)
+
+
+@shipped
+def test_caches_are_keyed_by_the_cost_model(tmp_path: Path) -> None:
+    cluster = load_cluster(CPUS)
+    devices = [entry.device for entry in cluster.classes]
+    profile = write_profile(tmp_path / "profile")
+    models = [cost_model(name, devices) for name in ("analytic", "learned", profile)]
+    problems = [plan_problems(worlds.mlp(), cluster, mode="train", compute=model)[0] for model in models]
+    assert len({problem_key(problem, "backtrack", Budget(), None) for problem in problems}) == len(models)
