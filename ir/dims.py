@@ -59,6 +59,8 @@ class Loops:
 
     def size(self, group: Group) -> int:
         """Extent of a dim: the product of its loops."""
+        if len(group) == 1:
+            return self.extents[group[0]]
         return math.prod(self.extents[loop] for loop in group)
 
     def shape_of(self, dims: Dims) -> Shape:
@@ -67,7 +69,8 @@ class Loops:
 
     def size_of(self, dims: Dims) -> int:
         """Number of elements of an operand or the result under these extents."""
-        return math.prod(self.shape_of(dims))
+        extents = self.extents
+        return math.prod([extents[loop] for group in dims for loop in group])
 
     @property
     def result_shape(self) -> Shape:
