@@ -35,7 +35,7 @@ LEAST_VALIDATION = 8  # rows, below which intervals stay as they are
 
 
 # From the start on a million rows; and from weights, on what a few minutes of profiling measured.
-FROM_START = FitConfig(epochs=14, batch_rows=2048, learning_rate=2e-3, weight_decay=0.01, ema=0.999, bf16=True)
+FROM_START = FitConfig(epochs=8, batch_rows=2048, learning_rate=2e-3, weight_decay=0.01, ema=0.999, bf16=True)
 FINE_TUNING = FitConfig(epochs=60, batch_rows=256, learning_rate=1e-3, ema=0.99, budget_s=150.0)
 
 
@@ -154,9 +154,7 @@ def train(
     task = _Kernels(learner, module, features, rows, _identity(data, options))
     base = stem(out)
     checkpoint = base.with_name(base.name + ".checkpoint")
-    fitted = fit(
-        task, options.fit, checkpoint=checkpoint, resume=resume, every_s=options.every_s, progress=progress
-    )  # fmt: skip
+    fitted = fit(task, options.fit, checkpoint=checkpoint, resume=resume, every_s=options.every_s, progress=progress)
     if progress is not None:
         progress(f"scoring {len(held):,} rows held out", None)
     if len(held) >= LEAST_VALIDATION:

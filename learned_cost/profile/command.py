@@ -145,6 +145,7 @@ def chosen(ops: tuple[str, ...]) -> set[str]:
 
 def here(options: Options, device: torch.device) -> DeviceRecord:
     """The record of the device; what is not shipped is kept beside the rows, as ``devices/NAME.yaml``."""
+    load_records(options.devices)  # a record that is wrong is told, whether or not it is the one needed
     beside = options.folder / "devices"
     if options.known is not None:
         found = record(options.known, options.devices)

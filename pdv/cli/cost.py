@@ -15,6 +15,7 @@ from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, pri
 if TYPE_CHECKING:
     from learned_cost.dataset import Dataset
     from learned_cost.scoring import Evaluation
+    from learned_cost.train import Trained
     from learned_cost.weights import Weights
 
 app = typer.Typer(help="Train, score, show and publish the model that predicts how long kernels and collectives take.")
@@ -36,6 +37,19 @@ DeviceFolder = Annotated[
 DeviceNames = Annotated[
     list[str] | None, typer.Option("--device", help="Only rows of this device; may be repeated.", show_default=False)
 ]
+WeightName = Annotated[
+    Path, typer.Option("--output", "-o", help="NAME: writes NAME.safetensors and NAME.json.", show_default=False)
+]
+StartFrom = Annotated[
+    str | None, typer.Option("--from", help="Fine-tune these weights: shipped, or a file.", show_default=False)
+]
+HoldoutDevices = Annotated[
+    list[str] | None,
+    typer.Option(help="Score on this device, and do not train on it; may be repeated.", show_default=False),
+]
+HoldoutFold = Annotated[
+    int | None, typer.Option(help="Score on this fold of shapes, and do not train on it.", show_default=False)
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that say what cannot be, and count them.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 
@@ -43,20 +57,11 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is th
 @app.command()
 def train(
     data: Folders,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="NAME: writes NAME.safetensors and NAME.json.", show_default=False)
-    ],
-    start: Annotated[
-        str | None, typer.Option("--from", help="Fine-tune these weights: shipped, or a file.", show_default=False)
-    ] = None,
+    output: WeightName,
+    start: StartFrom = None,
     device: DeviceNames = None,
-    holdout_device: Annotated[
-        list[str] | None,
-        typer.Option(help="Score on this device, and do not train on it; may be repeated.", show_default=False),
-    ] = None,
-    holdout_fold: Annotated[
-        int | None, typer.Option(help="Score on this fold of shapes, and do not train on it.", show_default=False)
-    ] = None,
+    holdout_device: HoldoutDevices = None,
+    holdout_fold: HoldoutFold = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the rows.", min=1, show_default=False)] = None,
     budget: Annotated[str | None, typer.Option(help='Time of training: "2m", "90s".', show_default=False)] = None,
     learning_rate: Annotated[float | None, typer.Option(help="The highest.", min=0.0, show_default=False)] = None,
@@ -90,6 +95,11 @@ def train(
         progress("reading measurements", None)
         dataset = _read(data, devices, skip_bad=skip_bad)
         result = run(dataset, base, options, learner=learner, resume=resume, progress=progress)
+    _print_trained(result, base, as_json=as_json)
+    _warn_skipped({} if as_json else dataset.skipped)
+
+
+def _print_trained(result: Trained, base: Path, *, as_json: bool) -> None:
     training = result.weights.description["training"]
     if as_json:
         print_json(
@@ -105,7 +115,6 @@ def train(
     if result.report:
         rows["held out"] = sentence(result.report["all"])
     print_table(rows)
-    _warn_skipped(dataset.skipped)
 
 
 @app.command()

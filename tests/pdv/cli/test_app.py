@@ -185,6 +185,10 @@ def documented() -> dict[str, str]:
 @pytest.mark.parametrize("words", [words for words in documented() if "--pins" not in words])
 def test_errors_are_as_documented(words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = "{bandwidth: 450 gb/s, latency: 1 us}" if "show" in words else "nvlink3"
+    if "--devices mine" in words:
+        record = (ROOT / "learned_cost/devices/T4.yaml").read_text(encoding="utf-8")
+        (here / "mine").mkdir()
+        (here / "mine" / "fast.yaml").write_text(re.sub(r"(?m)^l2_bytes: .*$", "l2_bytes: 0", record))
     (here / "cluster.yaml").write_text(f"nodes:\n  - devices: 8\n    device: a100-80gb-sxm\n    link: {link}\n")
     assert cli.run(words.split()[1:]) in (2, 5, 8)
     assert capsys.readouterr().err.strip() == documented()[words]
