@@ -45,6 +45,7 @@ BOUND_SHARPNESS = 8.0
 PRIOR_LOG_USE = (0.25, 0.05, -0.7, -1.5, -1.0, -2.5)
 WEIGHTS = (1.0, 30.0, 0.2, 0.2, 0.2, 0.2, 3.0)
 PENALTY = 0.02
+WITHOUT_PHYSICS_LOG_S = -9.0  # 0.12 ms, the middle of what there is
 LAUNCH_LOG_S = -12.3  # 4.5 us
 
 
@@ -234,6 +235,7 @@ class KernelNet(nn.Module):
         self.adapters = nn.ModuleDict()
         self.adapter_vocab: dict[str, dict[str, tuple[str, ...]]] = {}
         self.fusion: Fusion | None = None
+        self.physics = True  # without: a plain network of the same size, neither prior nor bound
 
     def normalise(self, rows: Rows, kernels: NDArray[np.int64]) -> None:
         """Means and deviations of these kernels' numbers."""
@@ -256,6 +258,8 @@ class KernelNet(nn.Module):
         """(log seconds, log scale) of each kernel alone, above its bound."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and any(p.requires_grad for p in self.prior.parameters())):
             mean, scale, _ = self.prior_of(rows, kernels)
+        if not self.physics:
+            mean, scale = torch.full_like(mean, WITHOUT_PHYSICS_LOG_S), torch.zeros_like(scale)
         features = rows.features
         names = np.array([self._device(name) for name in features.devices], dtype=np.int64)
         on = features.device[features.graph[kernels]]
@@ -268,7 +272,7 @@ class KernelNet(nn.Module):
         for index, name in enumerate(features.devices):
             if _key(name) in self.adapters and bool((here := on == index).any()):
                 mean, scale = self._adapted(rows, kernels, mean, scale, name, np.flatnonzero(here))
-        return _above(mean, rows.bound[kernels]), scale
+        return (_above(mean, rows.bound[kernels]) if self.physics else mean), scale
 
     def _device(self, name: str) -> int:
         return self.devices.index(name) + 1 if name in self.devices else 0
@@ -276,7 +280,7 @@ class KernelNet(nn.Module):
     def _corrected(self, rows: Rows, kernels: NDArray[np.int64], mean: Tensor, scale: Tensor, device: Tensor) -> Tensor:
         own = ((rows.own[kernels] - self.own_mean) / self.own_std).clamp(-CLIP, CLIP)
         codes = self.words.codes(rows.features, kernels, SPECIALIST_DROP if self.training else 0.0)
-        relative = rows.resources[kernels] - mean[:, None]
+        relative = (rows.resources[kernels] - mean[:, None]) * float(self.physics)
         base = torch.stack([mean + 10.0, scale], dim=1)
         parts = [self.scaled(rows, kernels), own, relative, base, self.words(codes), self.device(device)]
         out: Tensor = self.specialist(torch.cat(parts, dim=1))

@@ -38,8 +38,17 @@ ADAPTER_SPREAD = 1.0
 class GraphLearner:
     """Builds, trains, restores and exports ``KernelNet``."""
 
-    def __init__(self, *, width: int = 256, depth: int = 3, edges: bool = True) -> None:
-        self.size, self.edges = (width, depth), edges
+    def __init__(
+        self,
+        *,
+        width: int = 256,
+        depth: int = 3,
+        edges: bool = True,
+        physics: bool = True,
+        prior_steps: int = PRIOR_STEPS,
+    ) -> None:
+        """``edges`` and ``physics`` can be left out, to see what they are good for (benchmarks/cost_accuracy.py)."""
+        self.size, self.edges, self.physics, self.prior_steps = (width, depth), edges, physics, prior_steps
 
     @property
     def layout(self) -> str:
@@ -61,9 +70,10 @@ class GraphLearner:
             rows.blind.shape[1], rows.own.shape[1], vocab, seen, width=self.size[0], depth=self.size[1]
         )  # fmt: skip
         net.normalise(rows, kernels)
+        net.physics = self.physics
         single = chosen[np.diff(rows.start)[chosen] == 1]
-        widths = _left_out_widths(net, rows, single, seed)
-        train_prior(net, rows, single, seed, PRIOR_STEPS)
+        widths = _left_out_widths(net, rows, single, seed, self.prior_steps * LEFT_OUT_STEPS // PRIOR_STEPS)
+        train_prior(net, rows, single, seed, self.prior_steps)
         net.prior.requires_grad_(requires_grad=False)
         if len(single) < len(chosen):
             net.fusion = Fusion(rows.blind.shape[1], vocab, edges=self.edges)
@@ -194,7 +204,7 @@ def train_prior(net: KernelNet, rows: Rows, single: NDArray[np.int64], seed: int
         schedule.step()
 
 
-def _left_out_widths(net: KernelNet, rows: Rows, single: NDArray[np.int64], seed: int) -> dict[str, float]:
+def _left_out_widths(net: KernelNet, rows: Rows, single: NDArray[np.int64], seed: int, steps: int) -> dict[str, float]:
     """90 % of the errors on devices left out, by family, in scales of the prior that did not see them."""
     devices = rows.features.device[single]
     codes = np.unique(devices)
@@ -207,7 +217,7 @@ def _left_out_widths(net: KernelNet, rows: Rows, single: NDArray[np.int64], seed
     for group in groups:
         inside = np.isin(devices, group)
         net.prior.load_state_dict(begun)
-        train_prior(net, rows, single[~inside], seed, LEFT_OUT_STEPS)
+        train_prior(net, rows, single[~inside], seed, steps)
         held = _by_device(single[inside], devices[inside], random)
         net.eval()
         with torch.no_grad():

@@ -262,19 +262,17 @@ class Predictor:
 
 
 def _silu(x: Singles) -> Singles:
-    result: Singles = x / (1.0 + np.exp(-np.clip(x, -80.0, 80.0)))
-    return result
+    return (x / (1.0 + np.exp(-np.clip(x, -80.0, 80.0)))).astype(np.float32, copy=False)
 
 
 def _above(mean: Singles, bound: Singles) -> Singles:
-    over = np.logaddexp(0.0, BOUND_SHARPNESS * (mean - bound)).astype(np.float32)
-    result: Singles = bound + over / BOUND_SHARPNESS
-    return result
+    over: Singles = np.logaddexp(np.float32(0.0), BOUND_SHARPNESS * (mean - bound))
+    return bound + over / BOUND_SHARPNESS
 
 
 def _log_sum_exp(values: Singles) -> Singles:
-    top: Singles = values.max(axis=1, keepdims=True)
-    result: Singles = top[:, 0] + np.log(np.exp(values - top).sum(axis=1))
+    top = values.max(axis=1)
+    result: Singles = top + np.log(np.exp(values - top[:, None]).sum(axis=1))
     return result
 
 
