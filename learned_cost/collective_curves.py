@@ -21,20 +21,24 @@ INTERCONNECTS: Mapping[str, str] = {
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SIZES = tuple(float(256 << power) for power in range(23))  # 256 B to 1 GiB
 GLOO_VERSION = "2.13.0+cpu"  # of PyTorch, that the shipped profile of processes on cores was measured with
+PROFILED_CORES = 2
 GLOO_STD = 0.3  # of that profile's log seconds about the model's (small messages: the scheduler decides)
 UNSURE = 1.0  # a deviation of log seconds above which nothing is said
 
 
 def axis_curve(
-    device: str, link: str, size: int, model: CollectiveModel | None = None
+    device: str, link: str, size: int, share: float = 1.0, model: CollectiveModel | None = None
 ) -> tuple[list[tuple[str, float, float]], float] | None:
     """((collective, bytes, seconds) of each size, relative deviation) among ``size`` devices, or None: not known.
 
-    Processes on one machine talk by gloo; devices by NCCL from PyTorch.
+    Processes on one machine talk by gloo; devices by NCCL from PyTorch. ``share`` is a process's part of a core: what
+    a process waits for is another one's turn, so only measurements with that share tell.
     """
     interconnect, record = INTERCONNECTS.get(link), device_of(device)
     on_cpu = record is not None and record.kind == "cpu"
     if interconnect is None or record is None or on_cpu != (interconnect == "loopback") or size < 2:
+        return None
+    if on_cpu and abs(share - min(1.0, PROFILED_CORES / size)) > 0.01:
         return None
     model = model or load_collective_model()
     count = len(COLLECTIVES) * len(SIZES)

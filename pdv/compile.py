@@ -242,7 +242,7 @@ def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curve
     measured = compute.moved(INTERCONNECTS.get(link, link), size) if isinstance(compute, KernelCosts) else ()
     if measured:
         return Curves.of(measured, "measured", MOVED_STD)
-    found = [axis_curve(entry.device.name, link, size) for entry in cluster.classes]
+    found = [axis_curve(entry.device.name, link, size, entry.device.share) for entry in cluster.classes]
     known = [entry for entry in found if entry is not None]
     if len(known) < len(found) or not known:
         return None

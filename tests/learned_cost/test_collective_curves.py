@@ -29,3 +29,10 @@ def test_an_axis_of_known_devices_has_curves_that_grow() -> None:
 )  # fmt: skip
 def test_of_what_it_does_not_know_it_says_nothing(device: str, link: str, size: int) -> None:
     assert axis_curve(device, link, size) is None
+
+
+def test_processes_are_priced_by_what_was_measured_with_their_share_of_a_core() -> None:
+    assert axis_curve("cpu-core", "loopback-gloo", 2) is not None
+    assert axis_curve("cpu-core", "loopback-gloo", 4, 0.5) is not None
+    assert axis_curve("cpu-core", "loopback-gloo", 4) is None
+    assert axis_curve("cpu-core", "loopback-gloo", 2, 0.5) is None
