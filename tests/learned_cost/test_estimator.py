@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from learned_cost.kernel import DIMS, Kernel, Subgraph
 from learned_cost.measured import Measurements
 from pdv.cluster.presets import DEVICES
 from pdv.cost.compute import ComputeModel
+from tests.learned_cost.data import kernel_columns, write
 
 ANALYTIC = ComputeModel((DEVICES["a100-80gb-sxm"],))
 A100, T4 = record("a100-80gb-sxm"), record("t4")
@@ -160,3 +162,35 @@ def test_the_loss_counts_what_a_device_holds_of_the_outputs() -> None:
     model = costs()
     assert model.outside([f32(8, 1024)]).mean_s > model.outside([f32(4, 1024)]).mean_s > 0.0
     assert model.outside([]) == NOTHING
+
+
+def test_parameters_cost_a_cpu_what_was_measured_and_a_gpu_what_the_roofline_says() -> None:
+    assert costs().optimizer(1e6) == ANALYTIC.optimizer(1e6)
+    core = Place(record("cpu-core"))
+    one, half = costs(core).optimizer(1e6), costs(Place(core.record, share=0.5)).optimizer(1e6)
+    assert one.source == "measured"
+    assert one.mean_s > costs(core).optimizer(0.0).mean_s > 0.0
+    assert half.mean_s == pytest.approx(2 * one.mean_s)
+
+
+def test_measured_collectives_are_of_one_kind_of_device_and_as_many() -> None:
+    rows = (("all_reduce", 1024.0, 1e-4),)
+    measured = Measurements({}, "mine", "0" * 64, {(A100.name, "NVLink3+NVSwitch", 2): rows})
+    assert costs(measured=measured).moved("NVLink3+NVSwitch", 2) == rows
+    assert costs(measured=measured).moved("NVLink3+NVSwitch", 4) == ()
+    assert costs(Place(A100), Place(T4), measured=measured).moved("NVLink3+NVSwitch", 2) == ()
+    assert costs().moved("NVLink3+NVSwitch", 2) == ()
+
+
+def test_a_profile_is_read_as_its_rows_are_asked(tmp_path: Path) -> None:
+    columns = kernel_columns(4) | {"direction": ["forward"] * 4, "stack": ["torch"] * 4, "l2": ["warm"] * 3 + ["cold"]}
+    read = Measurements.read([write(write(tmp_path, "kernels", columns), "collectives")], "mine")
+    assert len(read.rows) == 3  # what was measured on cold caches is left out
+    kernel = Kernel(
+        str(columns["op"][0]), "contraction", "fp32",
+        {name: int(columns[name][0]) for name in ("b", "m", "n", "k") if columns[name][0] is not None}, (1, 1, 1, 1),
+        0.0, 0.0,
+    )  # fmt: skip
+    seconds, _ = read.seconds(kernel, record(str(columns["gpu"][0]))) or (0.0, 0.0)
+    assert seconds == pytest.approx(float(columns["latency_us"][0]) * 1e-6)
+    assert set(read.collectives) == {("A100-SXM4-80GB", "NVLink3+NVSwitch", 8)}

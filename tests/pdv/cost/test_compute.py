@@ -35,3 +35,9 @@ def test_a_type_that_a_device_does_not_list_runs_as_float32() -> None:
     half = replace(DEVICE, peak_flops={"float32": 1e9, "bfloat16": 4e9})
     assert ComputeModel((DEVICE,)).seconds(WORK, DType.BF16) == ComputeModel((DEVICE,)).seconds(WORK, DType.F32)
     assert ComputeModel((half,)).seconds(WORK, DType.BF16) < ComputeModel((half,)).seconds(WORK, DType.F32)
+
+
+def test_a_process_that_has_a_share_of_a_device_takes_longer() -> None:
+    whole, half = ComputeModel((DEVICE,)), ComputeModel((replace(DEVICE, share=0.5),))
+    assert half.seconds(WORK, DType.F32) == 2 * whole.seconds(WORK, DType.F32)
+    assert half.optimizer_seconds(1e3) == 2 * whole.optimizer_seconds(1e3)
