@@ -1,7 +1,7 @@
 """How good predictions are: errors, intervals and ranks, by operator, device, source and fold.
 
 ``score_kernels`` and ``score_collectives`` make the objects that ``pdv cost evaluate --json`` prints
-(docs/cost-model.md lists their keys). Rows that are ``suspect`` are counted and not scored.
+(docs/cost-model.md lists their keys). Rows that are ``suspect``, or of cold caches, are counted and not scored.
 """
 
 from __future__ import annotations
@@ -66,17 +66,18 @@ def score_kernels(
     """Errors of kernels. ``seen`` are the devices, ``known_ops`` the operators that the model was trained on.
 
     Returns:
-        ``rows``, ``suspect``, ``all`` and one table each by operator, family, device, source and fold;
+        ``rows``, ``suspect``, ``cold``, ``all`` and one table each by operator, family, device, source and fold;
         ``unseen_devices`` together and rows of ``unknown_ops`` where there are some; ``ranks`` within each device and
         operator.
     """
-    used = np.flatnonzero(~table["suspect"])
+    used = np.flatnonzero(table.usable)
     errors = _Errors(table, predicted, used)
     unseen = {name: name not in seen for name in table.vocab["gpu"]} if seen else {}
     by_device = {name: {**errors.of(rows), "seen": not unseen.get(name, False)} for name, rows in errors.by("gpu")}
     report: Report = {
         "rows": len(used),
-        "suspect": len(table) - len(used),
+        "suspect": int(table["suspect"].sum()),
+        "cold": len(table) - len(used) - int(table["suspect"].sum()),
         "all": errors.of(np.arange(len(used))),
         "by_op": {name: errors.of(rows) for name, rows in errors.by("op")},
         "by_family": {name: errors.of(rows) for name, rows in errors.by_family()},

@@ -110,7 +110,7 @@ def evaluate(
         spent = time.process_time() - started
         report["kernels"] = score_kernels(data.kernels, guess, seen=seen, known_ops=known_ops)
         report["kernels"]["rows_per_cpu_s"] = round(len(data.kernels) / max(spent, 1e-9))
-        good = ~data.kernels["suspect"]
+        good = data.kernels.usable
         measured["kernels"], predicted["kernels"] = data.kernels.latency_s[good], np.exp(guess.mean_log_s)[good]
     if data.collectives is not None and collectives is not None:
         mean, std = collectives.predict(data.collectives)

@@ -130,6 +130,14 @@ class Table:
         )
 
     @property
+    def usable(self) -> NDArray[np.bool_]:
+        """Rows to learn from and to be scored on: not suspect, nor of caches emptied before each run (``l2``), which no
+        kernel of a running program meets.
+        """
+        good: NDArray[np.bool_] = ~self.columns["suspect"]
+        return good & ~self.is_text("l2", "cold") if "l2" in self.columns else good
+
+    @property
     def latency_s(self) -> NDArray[np.float64]:
         """Measured seconds."""
         return np.asarray(self.columns["latency_us"], dtype=np.float64) * 1e-6

@@ -1,7 +1,8 @@
 """From measurements to a weight file: which rows are trained on and which are held out, and what the file says of it.
 
 ``train`` is the entry point. What is learned, and how, is the learner's (``learned_cost.gnn``); the loop is
-``learned_cost.fit``. Rows marked suspect are never trained on, nor are those held out.
+``learned_cost.fit``. Rows that are not
+``usable`` (suspect, or of cold caches) are never trained on, nor are those held out.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def split(table: Table, options: TrainOptions) -> tuple[NDArray[np.int64], NDArr
     Raises:
         DataError: if a device is not in the data, or nothing is left to train on.
     """
-    good = ~table["suspect"]
+    good = table.usable
     for name in (*options.devices, *options.holdout_devices):
         if name not in table.vocab["gpu"]:
             raise DataError(f"the data has no device {name!r}", f"It has {', '.join(table.vocab['gpu'])}")

@@ -65,6 +65,16 @@ def test_rows_that_are_suspect_do_not_count(table: Table) -> None:
     assert score_kernels(table, guess(table, factor))["all"]["mape"] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_rows_of_cold_caches_do_not_count(tmp_path: Path) -> None:
+    columns = kernel_columns() | {"l2": ["cold"] * 20 + ["warm"] * 20 + [None] * 20, "suspect": [True] + [False] * 59}
+    kernels = read_folder(write(tmp_path, columns=columns)).kernels
+    assert kernels is not None
+    factor = np.where(np.arange(60) < 20, 1e6, 1.0)
+    report = score_kernels(kernels, guess(kernels, factor))
+    assert (report["rows"], report["suspect"], report["cold"]) == (40, 1, 19)
+    assert report["all"]["mape"] == pytest.approx(0.0, abs=1e-9)
+
+
 def test_intervals_of_the_right_width_hold_ninety_percent(tmp_path: Path) -> None:
     kernels = read_folder(write(tmp_path, columns=kernel_columns(rows=4000))).kernels
     assert kernels is not None

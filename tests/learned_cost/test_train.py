@@ -23,13 +23,15 @@ from tests.learned_cost.data import kernel_columns, write
 from tests.learned_cost.linear_learner import LinearLearner
 
 pytest.importorskip("scipy.stats")  # loaded here, as what torch loads late is, so that no test is charged for it
+torch.set_num_threads(1)  # small tensors: a second thread only waits
 torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 OPTIONS = TrainOptions(FitConfig(epochs=12, batch_rows=64, learning_rate=2e-2))
 
 
 def data(folder: Path, rows: int = 500, seed: int = 0) -> Dataset:
     suspect = [row % 50 == 0 for row in range(rows)]
-    return read_folder(write(folder, columns=kernel_columns(rows, seed) | {"suspect": suspect}))
+    caches = ["cold" if row % 50 == 1 else None for row in range(rows)]
+    return read_folder(write(folder, columns=kernel_columns(rows, seed) | {"suspect": suspect, "l2": caches}))
 
 
 def kernels(dataset: Dataset) -> Table:
@@ -54,6 +56,7 @@ def test_suspect_and_held_out_rows_are_not_trained_on(tmp_path: Path) -> None:
         rows, held = split(table, options)
         assert not table["suspect"][rows].any()
         assert not table["suspect"][held].any()
+        assert "cold" not in {*table.text("l2")[rows], *table.text("l2")[held]}
         assert not set(rows) & set(held)
     rows, held = split(table, replace(OPTIONS, holdout_devices=("T4",)))
     assert (devices(rows), devices(held)) == ({"A100-SXM4-80GB", "L40S"}, {"T4"})
