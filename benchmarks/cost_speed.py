@@ -14,10 +14,12 @@ from collections.abc import Sequence
 
 from benchmarks.record import Record, arguments, table
 from ir.cost_model import CostModel, Query
+from ir.errors import WeightsError
 from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.verify import divides, node_local_loops
 from pdv.cluster import Cluster, load_cluster
+from pdv.cluster.presets import DEVICES
 from pdv.compile import cost_model, plan_problems
 from pdv.search.meshes import search_meshes
 
@@ -33,6 +35,7 @@ def main() -> None:
     parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--cost", nargs="*", default=MODELS, help="cost models: names as --cost takes them")
     options = parser.parse_args()
+    options.cost = usable(options.cost)
     names = ("mlp",) if options.smoke else ("gpt2", "inception-v3")
     size = "small" if options.smoke else "full"
     cluster = load_cluster(TWO_BY_FOUR)
@@ -46,6 +49,21 @@ def main() -> None:
     claim(record, options.cost)
     record.print_summary()
     record.write(options.json)
+
+
+def usable(names: Sequence[str]) -> list[str]:
+    """The cost models that can be asked here; that no weights ship is said, anything else is an error."""
+    found = []
+    for name in names:
+        try:
+            cost_model(name, [DEVICES["cpu-core"]])
+        except WeightsError as error:
+            if name not in MODELS:
+                raise
+            print(f"{name} is left out: {error}")
+        else:
+            found.append(name)
+    return found
 
 
 def model_of(name: str, cluster: Cluster) -> CostModel:

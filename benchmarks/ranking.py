@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cost_speed import usable
 from benchmarks.ranking_plans import GROUPS, Group, module_of, plans_of, problem_of, program_of
 from benchmarks.ranking_run import on_ranks, run_collectives, run_packages
 from benchmarks.record import Record, arguments, table
@@ -62,7 +63,7 @@ def main() -> None:
                     record.rows += measured(group, options.folder or Path(scratch), count, options)
                     record.write(options.json)
     if not options.prepare:
-        score(record, options.cost)
+        score(record, usable(options.cost))
         record.print_summary()
         record.write(options.json)
 
