@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="two narrow layers instead of GPT-2 124M")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--cluster", type=Path, default=ROOT / "examples/clusters/laptop-4.yaml")
+    parser.add_argument("--cost", default="analytic", help="what prices kernels: as pdv optimize --cost")
     parser.add_argument("--output", type=Path, default=ROOT / "demo-output")
     options = parser.parse_args()
     size = SIZES["small" if options.small else "full"]
@@ -54,7 +55,7 @@ def main() -> None:
     say(f"2/4 planning it for {options.cluster.name}")
     package = options.output / "gpt2_pdv"
     cluster = shared_cores(options.cluster, options.output)
-    run("-m", "pdv", "optimize", str(model), "--cluster", str(cluster), "-o", str(package))
+    run("-m", "pdv", "optimize", str(model), "--cluster", str(cluster), "--cost", options.cost, "-o", str(package))
     say(f"3/4 training the emitted program on {PROCESSES} processes, {options.steps} steps")
     found, step_s = train_on_processes(package, size, options.steps, options.output / "losses.json")
     say("4/4 comparing")
