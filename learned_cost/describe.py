@@ -24,6 +24,9 @@ ROWS = {
     "shift": "add_scalar", "pow": "pow_scalar",
 }  # fmt: skip
 
+# Their gradients are the gradient of the result, or views of it.
+HANDED_ON = ("shift", "reduce_sum", "concat")
+
 
 def forward_kernels(
     op: Operator, loops: Loops, operands: Sequence[TensorType], result: TensorType, attrs: Attrs
@@ -57,7 +60,22 @@ def backward_kernels(
             for size, want in zip(sizes, wanted, strict=True)
             if want
         )  # fmt: skip
-    return (_kernel(op, loops, result, attrs, work, "backward"),)
+    return (_kernel(op, loops, result, attrs, _done(op, loops, operands, wanted, work), "backward"),)
+
+
+def _done(op: Operator, loops: Loops, operands: Sequence[TensorType], wanted: Sequence[bool], work: Work) -> Work:
+    """What eager PyTorch does of a backward: it hands gradients on without touching them where it can, as a view or as
+    they are, and writes an embedding's gradient whole, rows that nobody looked up too.
+    """
+    sizes = [loops.size_of(dims) for dims in loops.operands]
+    whole = loops.size_of(loops.result)
+    if op.name in HANDED_ON or (
+        op.name == "add" and all(size == whole for size, want in zip(sizes, wanted, strict=True) if want)
+    ):
+        return Work(0.0, 0.0, 1)
+    if op.name == "embedding":
+        return Work(work.flops, work.bytes_moved + sizes[0] * operands[0].dtype.itemsize, work.kernels)
+    return work
 
 
 def _kernel(op: Operator, loops: Loops, result: TensorType, attrs: Attrs, work: Work, direction: str) -> Kernel:

@@ -9,7 +9,7 @@ import pytest
 from ir.builder import Builder
 from ir.ops import OPERATORS
 from ir.types import DType, TensorType
-from learned_cost.describe import backward_kernels, forward_kernels
+from learned_cost.describe import HANDED_ON, backward_kernels, forward_kernels
 from learned_cost.kernel import ROLES, Kernel, Subgraph
 from learned_cost.profile.library import CALLS
 from learned_cost.profile.pieces import Piece
@@ -50,7 +50,7 @@ def test_every_operator_gives_a_sensible_kernel(op: str) -> None:
     for seed in range(3):
         piece = sampled(op, seed, (F32, DType.BF16))
         for kernel in (piece.forward, *piece.backward):
-            assert kernel.bytes > 0
+            assert kernel.bytes > 0 or (kernel.direction == "backward" and op in ("add", *HANDED_ON))
             assert kernel.flops >= 0
             assert len(kernel.extents) == len(ROLES)
             assert all(extent >= 1 for extent in kernel.extents)
@@ -59,6 +59,18 @@ def test_every_operator_gives_a_sensible_kernel(op: str) -> None:
         largest = max(math.prod(t.shape) for t in (*piece.operands, piece.node.type))
         points = math.prod(piece.forward.extents)
         assert piece.operator.kind in ("index", "stencil") or points >= largest / 2
+
+
+def test_a_gradient_that_is_handed_on_moves_nothing_and_one_that_is_summed_does() -> None:
+    same, row = TensorType((4, 6), F32), TensorType((1, 6), F32)
+    assert Piece("add", (same, same), (), (True, True)).backward[0].bytes == 0
+    assert Piece("add", (same, row), (), (True, True)).backward[0].bytes > 0
+
+
+def test_an_embeddings_gradient_is_written_whole() -> None:
+    table, ids = TensorType((1000, 8), F32), TensorType((5,), DType.I64)
+    (kernel,) = Piece("embedding", (table, ids), (), (True, False)).backward
+    assert kernel.bytes >= table.num_bytes
 
 
 def test_views_start_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What is learned of worlds whose law is known, by the prior, the specialist, adapters and fusion; NumPy says the same."""
+"""What is learned of worlds of known law, by the prior, the specialist, adapters and fusion; NumPy agrees."""
 
 from __future__ import annotations
 
