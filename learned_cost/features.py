@@ -38,6 +38,8 @@ WINOGRAD = 2.25  # multiplications saved by F(2x2, 3x3): Lavin and Gray, CVPR 20
 CACHE_SPEEDUP = 6.0  # of the last cache over memory, at most (measured kernels of 96-128 MB caches)
 PEAK_MARGIN = 1.5  # clocks above the stated boost and rounded rates: rows beyond it are marked suspect in the data
 
+CHIP_RATES = ("fp32", "fp16", "bf16", "fp8")
+
 PEAKS: Mapping[str, Sequence[str]] = {
     "fp64": ("fp64", "fp32"), "fp32": ("fp32_matrix", "fp32"), "fp16": ("fp16", "fp32"), "bf16": ("bf16", "fp32"),
     "fp8": ("fp8", "bf16", "fp16", "fp32"), "fp8_block": ("fp8", "bf16", "fp16", "fp32"),
@@ -55,7 +57,8 @@ class Features:
         resources: [n, len(RESOURCES)] log seconds.
         bound: [n] log seconds below which no kernel can be.
         blind: [n, f] numbers that say nothing of which device it is; own: [n, d] those that do.
-        texts, graph, edges, device, devices: as ``Nodes``.
+        texts, graph, edges, device: as ``Nodes``; devices: their names.
+        chips: of each device, what it computes with; devices that differ in memory alone have the same.
         graphs: [g, len(GRAPH_NUMBERS)].
     """
 
@@ -69,6 +72,7 @@ class Features:
     graphs: Singles
     device: Codes
     devices: tuple[str, ...]
+    chips: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -102,7 +106,36 @@ def features_of(nodes: Nodes) -> Features:
     return Features(
         resources.astype(np.float32), bound.astype(np.float32), _columns(blind), _columns(own), nodes.texts,
         nodes.graph, nodes.edges, _graphs(nodes, work), nodes.device, tuple(record.name for record in records),
+        tuple(chip(record) for record in records),
     )  # fmt: skip
+
+
+def chip(record: DeviceRecord) -> str:
+    """What a device computes with, in a word: its architecture, units and rates."""
+    rates = ",".join(f"{name}={rate:.3g}" for name, rate in sorted(record.peak_flops.items()) if name in CHIP_RATES)
+    return f"{record.vendor}/{record.arch}/{record.sm_count}/{rates}"
+
+
+def stand_ins(
+    features: Features, devices: Sequence[str], known: Mapping[str, tuple[str, Sequence[str]]]
+) -> NDArray[np.int64]:
+    """[device, dtype + 1] who answers for a device and a dtype: one more than the place in ``devices``, 0 for nobody.
+
+    A device that was trained on answers for itself; for another one, a device of the same chip that was trained on
+    kernels of this dtype (``known``: chip and dtypes by device).
+    """
+    _, dtypes = features.texts["dtype"]
+    found = np.zeros((len(features.devices), len(dtypes) + 1), dtype=np.int64)
+    for row, (name, its_chip) in enumerate(zip(features.devices, features.chips, strict=True)):
+        if name in devices:
+            found[row] = devices.index(name) + 1
+            continue
+        for place, other in enumerate(devices):
+            other_chip, covered = known.get(other, ("", ()))
+            if other_chip == its_chip:
+                here = [dtype in covered for dtype in dtypes]
+                found[row, : len(dtypes)] = np.where(here, place + 1, found[row, : len(dtypes)])
+    return found
 
 
 def layout() -> str:

@@ -26,7 +26,7 @@ from torch.nn import functional as F  # noqa: N812  # as everyone calls it
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import scatter
 
-from learned_cost.features import GRAPH_NUMBERS, RESOURCES, Features
+from learned_cost.features import GRAPH_NUMBERS, RESOURCES, Features, stand_ins
 from learned_cost.nodes import TEXTS
 
 WIDTHS: Mapping[str, int] = {
@@ -235,6 +235,7 @@ class KernelNet(nn.Module):
         self.adapters = nn.ModuleDict()
         self.adapter_vocab: dict[str, dict[str, tuple[str, ...]]] = {}
         self.fusion: Fusion | None = None
+        self.known: dict[str, tuple[str, Sequence[str]]] = {}  # chip and dtypes of each device
         self.physics = True  # without: a plain network of the same size, neither prior nor bound
 
     def normalise(self, rows: Rows, kernels: NDArray[np.int64]) -> None:
@@ -261,9 +262,9 @@ class KernelNet(nn.Module):
         if not self.physics:
             mean, scale = torch.full_like(mean, WITHOUT_PHYSICS_LOG_S), torch.zeros_like(scale)
         features = rows.features
-        names = np.array([self._device(name) for name in features.devices], dtype=np.int64)
         on = features.device[features.graph[kernels]]
-        device = torch.from_numpy(names[on])
+        dtypes, _ = features.texts["dtype"]
+        device = torch.from_numpy(stand_ins(features, self.devices, self.known)[on, dtypes[kernels]])
         known = device > 0
         if bool(known.any()):
             correction = self._corrected(rows, kernels, mean, scale, device)
@@ -273,9 +274,6 @@ class KernelNet(nn.Module):
             if _key(name) in self.adapters and bool((here := on == index).any()):
                 mean, scale = self._adapted(rows, kernels, mean, scale, name, np.flatnonzero(here))
         return (_above(mean, rows.bound[kernels]) if self.physics else mean), scale
-
-    def _device(self, name: str) -> int:
-        return self.devices.index(name) + 1 if name in self.devices else 0
 
     def _corrected(self, rows: Rows, kernels: NDArray[np.int64], mean: Tensor, scale: Tensor, device: Tensor) -> Tensor:
         own = ((rows.own[kernels] - self.own_mean) / self.own_std).clamp(-CLIP, CLIP)

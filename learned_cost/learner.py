@@ -20,7 +20,7 @@ from learned_cost.device import DeviceRecord
 from learned_cost.features import Features, features_of, layout
 from learned_cost.gnn import PENALTY, WEIGHTS, Fusion, KernelNet, Rows, rows_of
 from learned_cost.nodes import TEXTS, of_table
-from learned_cost.predict import Answer, answer, family_of, ranges_of
+from learned_cost.predict import Answer, answer, family_of, known_of, ranges_of, regime_of
 from learned_cost.table import Table
 from learned_cost.weights import Arrays, Weights
 
@@ -71,6 +71,7 @@ class GraphLearner:
         )  # fmt: skip
         net.normalise(rows, kernels)
         net.physics = self.physics
+        net.known = known_of(features, kernels)
         single = chosen[np.diff(rows.start)[chosen] == 1]
         widths = _left_out_widths(net, rows, single, seed, self.prior_steps * LEFT_OUT_STEPS // PRIOR_STEPS)
         train_prior(net, rows, single, seed, self.prior_steps)
@@ -91,6 +92,7 @@ class GraphLearner:
         model = weights.description["model"]
         width, depth = model["size"]
         net = KernelNet(model["blind"], model["own"], model["vocab"], model["devices"], width=width, depth=depth)
+        net.known = {name: (its_chip, dtypes) for name, (its_chip, dtypes) in model["known"].items()}
         for name, vocab in model["adapters"].items():
             net.adapt(name, vocab)
         if model["fusion"] is not None:
@@ -135,12 +137,13 @@ class GraphLearner:
     def calibrate(self, module: nn.Module, rows: Rows, chosen: NDArray[np.int64]) -> None:
         """Width of intervals, by family, from rows that were not trained on: of devices that were."""
         assert isinstance(module, LearnedKernels)
-        regimes = np.array([module.regime(name) for name in rows.features.devices])[rows.features.device[chosen]]
+        names = zip(rows.features.devices, rows.features.chips, strict=True)
+        regimes = np.array([module.regime(*name) for name in names])[rows.features.device[chosen]]
         mean, scale = _evaluated(module.net, rows, chosen)
         error = np.abs(mean - rows.latency[chosen].numpy().astype(np.float64)) / np.exp(scale)
         families = family_of(rows.features, chosen, rows.start)
         for regime in np.unique(regimes):
-            if regime != "unseen":
+            if regime not in ("unseen", "sibling"):
                 here = regimes == regime
                 module.calibration[str(regime)] = _widths(error[here], families[here])
 
@@ -154,7 +157,7 @@ class GraphLearner:
             fusion = {"vocab": {name: words.get(name, ()) for name in TEXTS}, "edges": net.fusion.edges}
         model = {
             "blind": len(net.blind_mean), "own": len(net.own_mean), "vocab": net.vocab, "devices": net.devices,
-            "size": net.size, "adapters": net.adapter_vocab, "fusion": fusion,
+            "size": net.size, "adapters": net.adapter_vocab, "fusion": fusion, "known": net.known,
         }  # fmt: skip
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in net.state_dict().items()}
         return arrays, {"model": model, "calibration": module.calibration, "ranges": module.ranges}
@@ -169,11 +172,9 @@ class LearnedKernels(nn.Module):
         self.calibration: dict[str, dict[str, float]] = {}
         self.ranges: dict[str, tuple[float, ...]] = {}
 
-    def regime(self, device: str) -> str:
-        """Who answers for a device: its adapter, the specialist ("seen"), or the prior ("unseen")."""
-        if device in self.net.adapter_vocab:
-            return f"adapter {device}"
-        return "seen" if device in self.net.devices else "unseen"
+    def regime(self, device: str, its_chip: str) -> str:
+        """As ``predict.regime_of``."""
+        return regime_of(device, its_chip, self.net.adapter_vocab, self.net.devices, self.net.known)
 
 
 def laplace(error: Tensor, scale: Tensor) -> Tensor:

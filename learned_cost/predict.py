@@ -5,7 +5,7 @@ The arithmetic is that of ``learned_cost.gnn`` in evaluation, which a test holds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from learned_cost.device import DeviceRecord
 from learned_cost.evaluate import family
-from learned_cost.features import RESOURCES, Features, features_of, layout
+from learned_cost.features import RESOURCES, Features, features_of, layout, stand_ins
 from learned_cost.kernel import Subgraph
 from learned_cost.nodes import TEXTS, of_subgraphs, of_table
 from learned_cost.table import Table
@@ -24,9 +24,13 @@ from learned_cost.weights import SHIPPED, Weights, load_weights
 Singles = NDArray[np.float32]
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
+Known = Mapping[str, tuple[str, Sequence[str]]]  # chip and dtypes by device
 
 NAME = "kernels"  # of the shipped weights
 Z90 = 1.6448536269514722  # 90 % of a normal distribution lie within so many deviations
+# A100 80 GB PCIe left out, its 40 GB sibling trained on: median error 11 % where rows of seen devices have 3 %
+# (docs/decisions/0011).
+SIBLING_STRETCH = 4.0
 RANGE_MARGIN = float(np.log(4.0))  # beyond the least and most arithmetic and traffic that were seen of an operator
 BATCH = 8192
 CLIP = 5.0  # as in learned_cost.gnn, like the rest of these
@@ -70,7 +74,7 @@ def answer(
     features: Features,
     chosen: Codes,
     start: Codes,
-    regime: Callable[[str], str],
+    regime: Callable[[str, str], str],
     calibration: Mapping[str, Mapping[str, float]],
     ranges: Mapping[str, Sequence[float]],
 ) -> Answer:
@@ -78,12 +82,41 @@ def answer(
     families = family_of(features, chosen, start)
     device = features.device[chosen]
     width = np.ones(len(chosen))
-    for code, name in enumerate(features.devices):
-        widths = calibration.get(regime(name)) or {"all": 2 * Z90}
+    for code, (name, its_chip) in enumerate(zip(features.devices, features.chips, strict=True)):
+        widths = widths_of(calibration, regime(name, its_chip))
         here = device == code
         for word in np.unique(families[here]):
             width[here & (families == word)] = widths.get(str(word), widths["all"])
     return Answer(mean, np.exp(scale) * width / Z90, _in_range(features, chosen, start, ranges))
+
+
+def regime_of(device: str, its_chip: str, adapters: Collection[str], devices: Collection[str], known: Known) -> str:
+    """Who answers for a device: its adapter, the specialist ("seen"), that of a device of the same chip ("sibling"),
+    or the prior ("unseen").
+    """
+    if device in adapters:
+        return f"adapter {device}"
+    if device in devices:
+        return "seen"
+    return "sibling" if its_chip in {other for other, _ in known.values()} else "unseen"
+
+
+def known_of(features: Features, kernels: Codes) -> dict[str, tuple[str, Sequence[str]]]:
+    """Chip of each device, and the dtypes of its kernels."""
+    codes, names = features.texts["dtype"]
+    on = features.device[features.graph[kernels]]
+    found: dict[str, tuple[str, Sequence[str]]] = {}
+    for place in np.unique(on):
+        dtypes = sorted(names[code] for code in np.unique(codes[kernels[on == place]]) if code >= 0)
+        found[features.devices[place]] = (features.chips[place], dtypes)
+    return found
+
+
+def widths_of(calibration: Mapping[str, Mapping[str, float]], regime: str) -> Mapping[str, float]:
+    """Widths of intervals by family."""
+    if regime == "sibling" and "seen" in calibration:
+        return {name: SIBLING_STRETCH * width for name, width in calibration["seen"].items()}
+    return calibration.get(regime) or {"all": 2 * Z90}
 
 
 def _in_range(
@@ -119,11 +152,9 @@ class Predictor:
         """
         return cls(load_weights(SHIPPED / NAME if path is None else path, "kernels", features=layout()))
 
-    def regime(self, device: str) -> str:
-        """Who answers for a device: its adapter, the specialist ("seen"), or the prior ("unseen")."""
-        if device in self.model["adapters"]:
-            return f"adapter {device}"
-        return "seen" if device in self.model["devices"] else "unseen"
+    def regime(self, device: str, its_chip: str) -> str:
+        """As ``regime_of``."""
+        return regime_of(device, its_chip, self.model["adapters"], self.model["devices"], self.model["known"])
 
     def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Answer:
         """Of each subgraph on a device."""
@@ -170,8 +201,8 @@ class Predictor:
         mean = _log_sum_exp(np.concatenate([resources + PRIOR_LOG_USE + out[:, :count], launch], axis=1))
         scale = out[:, count + 1] - 1.0
         on = features.device[features.graph[kernels]]
-        places = {name: number + 1 for number, name in enumerate(self.model["devices"])}
-        device = np.array([places.get(name, 0) for name in features.devices])[on]
+        dtypes, _ = features.texts["dtype"]
+        device = stand_ins(features, self.model["devices"], self.model["known"])[on, dtypes[kernels]]
         if (device > 0).any():
             correction = self._corrected(features, kernels, blind, mean, scale, device)
             mean = mean + np.where(device > 0, correction[:, 0], 0.0)

@@ -13,11 +13,13 @@ import torch
 from ir.errors import WeightsError
 from learned_cost.dataset import Dataset
 from learned_cost.device import load_records, record
+from learned_cost.features import chip, features_of, stand_ins
 from learned_cost.few_shot import FewShot, choose
 from learned_cost.fit import FitConfig
 from learned_cost.gnn import Rows
 from learned_cost.kernel import Subgraph
 from learned_cost.learner import GraphLearner, LearnedKernels
+from learned_cost.nodes import of_subgraphs
 from learned_cost.predict import Predictor
 from learned_cost.table import Table
 from learned_cost.train import TrainOptions, train
@@ -143,7 +145,24 @@ def test_intervals_of_devices_never_seen_are_wider() -> None:
     seen, unseen = (predictor.predict(asked, record(name)).std_log[0] for name in (DEVICES[0], "A40"))
     assert unseen > 0
     assert seen > 0
-    assert predictor.regime("A40") == "unseen"
+    assert predictor.regime("A40", chip(record("A40"))) == "unseen"
+
+
+def test_a_device_of_the_same_chip_stands_in_for_one_never_seen() -> None:
+    rows, trained, module = begun()
+    LEARNER.calibrate(module, trained, np.arange(len(rows)))
+    predictor = predictor_of(module)
+    other = record(DEVICES[0]).model_copy(update={"name": "A100-of-another-memory", "memory_bytes": 2**37})
+    assert predictor.regime(other.name, chip(other)) == "sibling"
+    asked = [Subgraph.of(kernel(256, 256, 256))]
+    seen, sibling = (predictor.predict(asked, device) for device in (record(DEVICES[0]), other))
+    np.testing.assert_allclose(seen.mean_log_s, sibling.mean_log_s, atol=1e-5)
+    assert sibling.std_log[0] > 2 * seen.std_log[0]
+    half = replace(kernel(256, 256, 256), dtype="bf16")
+    features = features_of(of_subgraphs([*asked, Subgraph.of(half)], other))
+    answers = stand_ins(features, predictor.model["devices"], predictor.model["known"])
+    codes, _ = features.texts["dtype"]
+    assert (answers[0, codes] > 0).tolist() == [True, False], "nothing in bf16 was trained on"
 
 
 def test_numbers_that_do_not_fit_their_description_are_refused() -> None:
