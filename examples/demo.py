@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="two narrow layers instead of GPT-2 124M")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--cluster", type=Path, default=ROOT / "examples/clusters/laptop-4.yaml")
-    parser.add_argument("--cost", default="analytic", help="what prices kernels: as pdv optimize --cost")
+    parser.add_argument("--cost", default="measured", help="what prices kernels: as pdv optimize --cost")
     parser.add_argument("--output", type=Path, default=ROOT / "demo-output")
     options = parser.parse_args()
     size = SIZES["small" if options.small else "full"]
