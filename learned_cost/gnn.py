@@ -28,21 +28,26 @@ from torch_geometric.utils import scatter
 
 from learned_cost.features import GRAPH_NUMBERS, RESOURCES, Features, stand_ins
 from learned_cost.nodes import TEXTS
+from learned_cost.predict import (
+    ADAPTED_LOG_SCALE,
+    ADAPTER_TEXTS,
+    BOUND_SHARPNESS,
+    CLIP,
+    MIDDLE_LOG_S,
+    PRIOR_LOG_SCALE,
+    PRIOR_LOG_USE,
+    SEEN_LOG_SCALE,
+)
 
 WIDTHS: Mapping[str, int] = {
     "op": 20, "kind": 4, "dtype": 8, "kv_dtype": 2, "stack": 8, "kernel": 16, "distribution": 3, "direction": 2,
 }  # fmt: skip
 DROPPED = ("kv_dtype", "stack", "kernel", "distribution")  # words that a question may lack: so does training, at times
 PRIOR_DROP, SPECIALIST_DROP = 0.1, 0.03
-ADAPTER_TEXTS = ("op", "kind", "dtype", "stack", "direction")
 DEVICE_WIDTH = 12
 GRAPH_WIDTH = 64
-CLIP = 5.0  # deviations from the mean that a number may be
-BOUND_SHARPNESS = 8.0
-# Log seconds by resource that a well-written kernel is taken to need before anything was measured: memory and
-# arithmetic at some 80-95 % of their rates, and little of the rest. Departures from it are penalised by WEIGHTS, most
-# for memory, so that what several resources could explain is not put on the one whose rate differs most by device.
-PRIOR_LOG_USE = (0.25, 0.05, -0.7, -1.5, -1.0, -2.5)
+# Penalties on departures from ``PRIOR_LOG_USE``, most for memory, so that what several resources could explain is not
+# put on the one whose rate differs most by device; the last is the launch's.
 WEIGHTS = (1.0, 30.0, 0.2, 0.2, 0.2, 0.2, 3.0)
 PENALTY = 0.02
 WITHOUT_PHYSICS_LOG_S = -9.0  # 0.12 ms, the middle of what there is
@@ -147,8 +152,6 @@ class Trunk(nn.Module):
 class Prior(nn.Module):
     """Seconds from resources, knowing no device."""
 
-    prior_log_use: Tensor
-
     def __init__(self, numbers: int, vocab: Mapping[str, Sequence[str]], width: int = 192, depth: int = 2) -> None:
         super().__init__()
         self.words = Words(vocab)
@@ -162,7 +165,11 @@ class Prior(nn.Module):
         count = len(RESOURCES)
         use = resources + resources.new_tensor(PRIOR_LOG_USE) + out[:, :count]
         launch = self.launch(codes["stack"]) + out[:, count : count + 1]
-        return torch.logsumexp(torch.cat([use, launch], dim=1), dim=1), out[:, count + 1] - 1.0, out[:, : count + 1]
+        return (
+            torch.logsumexp(torch.cat([use, launch], dim=1), dim=1),
+            out[:, count + 1] + PRIOR_LOG_SCALE,
+            out[:, : count + 1],
+        )
 
 
 class Adapter(nn.Module):
@@ -269,7 +276,7 @@ class KernelNet(nn.Module):
         if bool(known.any()):
             correction = self._corrected(rows, kernels, mean, scale, device)
             mean = mean + torch.where(known, correction[:, 0], 0.0)
-            scale = torch.where(known, correction[:, 1] - 2.0, scale)
+            scale = torch.where(known, correction[:, 1] + SEEN_LOG_SCALE, scale)
         for index, name in enumerate(features.devices):
             if _key(name) in self.adapters and bool((here := on == index).any()):
                 mean, scale = self._adapted(rows, kernels, mean, scale, name, np.flatnonzero(here))
@@ -279,7 +286,7 @@ class KernelNet(nn.Module):
         own = ((rows.own[kernels] - self.own_mean) / self.own_std).clamp(-CLIP, CLIP)
         codes = self.words.codes(rows.features, kernels, SPECIALIST_DROP if self.training else 0.0)
         relative = (rows.resources[kernels] - mean[:, None]) * float(self.physics)
-        base = torch.stack([mean + 10.0, scale], dim=1)
+        base = torch.stack([mean - MIDDLE_LOG_S, scale], dim=1)
         parts = [self.scaled(rows, kernels), own, relative, base, self.words(codes), self.device(device)]
         out: Tensor = self.specialist(torch.cat(parts, dim=1))
         return out
@@ -290,9 +297,9 @@ class KernelNet(nn.Module):
         adapter = self.adapters[_key(name)]
         assert isinstance(adapter, Adapter)
         codes = adapter.words.codes(rows.features, kernels[here])
-        out = adapter(torch.cat([self.scaled(rows, kernels[here]), mean[here, None] + 10.0], dim=1), codes)
+        out = adapter(torch.cat([self.scaled(rows, kernels[here]), mean[here, None] - MIDDLE_LOG_S], dim=1), codes)
         at = torch.from_numpy(here)
-        return mean.index_add(0, at, out[:, 0]), scale.index_copy(0, at, out[:, 1] - 1.5)
+        return mean.index_add(0, at, out[:, 0]), scale.index_copy(0, at, out[:, 1] + ADAPTED_LOG_SCALE)
 
     def forward(self, rows: Rows, chosen: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """(log seconds, log scale) of subgraphs."""
@@ -312,7 +319,7 @@ class KernelNet(nn.Module):
         codes = self.fusion.words.codes(rows.features, kernels)
         edges = torch.from_numpy(_edges_of(rows, chosen, kernels))
         out = self.fusion(numbers, rows.resources[kernels], codes, share, edges, at, rows.graphs[chosen])
-        return total + torch.where(many, out[:, 0], 0.0), torch.where(many, out[:, 1] - 1.5, widest)
+        return total + torch.where(many, out[:, 0], 0.0), torch.where(many, out[:, 1] + ADAPTED_LOG_SCALE, widest)
 
     def adapt(self, name: str, vocab: Mapping[str, Sequence[str]]) -> Adapter:
         """A new adapter for a device."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ir.errors import WeightsError
 from learned_cost.device import DeviceRecord
+from learned_cost.evaluate import Z90
 from learned_cost.features import Features, features_of, layout
 from learned_cost.gnn import PENALTY, WEIGHTS, Fusion, KernelNet, Rows, rows_of
 from learned_cost.nodes import TEXTS, of_table
@@ -30,9 +31,7 @@ LEFT_OUT_GROUPS, LEFT_OUT_STEPS = 3, 250
 SCORED = 20_000  # rows that a left-out group is scored on
 SCALE_WEIGHT = 0.1  # of the scale's loss beside the error's
 BATCH = 16_384
-Z90 = 1.6448536269514722
 LEAST = 30  # errors of a family that its width is taken from
-ADAPTER_SPREAD = 1.0
 
 
 class GraphLearner:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learned_cost.device import DeviceRecord
-from learned_cost.evaluate import family
+from learned_cost.evaluate import Z90, family
 from learned_cost.features import RESOURCES, Features, features_of, layout, stand_ins
 from learned_cost.kernel import Subgraph
 from learned_cost.nodes import TEXTS, of_subgraphs, of_table
@@ -27,16 +27,22 @@ Codes = NDArray[np.int64]
 Known = Mapping[str, tuple[str, Sequence[str]]]  # chip and dtypes by device
 
 NAME = "kernels"  # of the shipped weights
-Z90 = 1.6448536269514722  # 90 % of a normal distribution lie within so many deviations
 # A100 80 GB PCIe left out, its 40 GB sibling trained on: median error 11 % where rows of seen devices have 3 %
 # (docs/decisions/0011).
 SIBLING_STRETCH = 4.0
 RANGE_MARGIN = float(np.log(4.0))  # beyond the least and most arithmetic and traffic that were seen of an operator
 BATCH = 8192
-CLIP = 5.0  # as in learned_cost.gnn, like the rest of these
+
+# What the arithmetic of both, here and in learned_cost.gnn, has in it.
+CLIP = 5.0  # deviations from the mean that a number may be
 BOUND_SHARPNESS = 8.0
-PRIOR_LOG_USE = np.array((0.25, 0.05, -0.7, -1.5, -1.0, -2.5), dtype=np.float32)
 ADAPTER_TEXTS = ("op", "kind", "dtype", "stack", "direction")
+# Log seconds by resource that a well-written kernel is taken to need before anything was measured: memory and
+# arithmetic at some 80-95 % of their rates, and little of the rest.
+PRIOR_LOG_USE = (0.25, 0.05, -0.7, -1.5, -1.0, -2.5)
+# Where the logs of scales start, by part: what each errs when little is learned yet.
+PRIOR_LOG_SCALE, SEEN_LOG_SCALE, ADAPTED_LOG_SCALE = -1.0, -2.0, -1.5
+MIDDLE_LOG_S = -10.0  # 45 us, about the middle of what there is
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,7 @@ class Predictor:
         if self.model["fusion"] is None:
             return total, scale
         out = self._fusion(features, kernels, chosen, place, mean - total[place])
-        return total + np.where(counts > 1, out[:, 0], 0.0), np.where(counts > 1, out[:, 1] - 1.5, scale)
+        return total + np.where(counts > 1, out[:, 0], 0.0), np.where(counts > 1, out[:, 1] + ADAPTED_LOG_SCALE, scale)
 
     def _kernels(self, features: Features, kernels: Codes) -> tuple[Singles, Singles]:
         blind = self._scaled("blind", features.blind[kernels])
@@ -198,25 +204,27 @@ class Predictor:
         out = self._trunk("prior.trunk", np.concatenate([blind, self._embedded("prior.words", words)], axis=1))
         count = len(RESOURCES)
         launch = self.arrays["prior.launch.weight"][words["stack"]] + out[:, count : count + 1]
-        mean = _log_sum_exp(np.concatenate([resources + PRIOR_LOG_USE + out[:, :count], launch], axis=1))
-        scale = out[:, count + 1] - 1.0
+        mean = _log_sum_exp(
+            np.concatenate([resources + np.array(PRIOR_LOG_USE, dtype=np.float32) + out[:, :count], launch], axis=1)
+        )
+        scale = out[:, count + 1] + PRIOR_LOG_SCALE
         on = features.device[features.graph[kernels]]
         dtypes, _ = features.texts["dtype"]
         device = stand_ins(features, self.model["devices"], self.model["known"])[on, dtypes[kernels]]
         if (device > 0).any():
             correction = self._corrected(features, kernels, blind, mean, scale, device)
             mean = mean + np.where(device > 0, correction[:, 0], 0.0)
-            scale = np.where(device > 0, correction[:, 1] - 2.0, scale)
+            scale = np.where(device > 0, correction[:, 1] + SEEN_LOG_SCALE, scale)
         for code, name in enumerate(features.devices):
             here = np.flatnonzero(on == code)
             if name in self.model["adapters"] and len(here):
                 prefix = f"adapters.{name.replace('.', '_')}"
                 words = self._codes(f"{prefix}.words", self.model["adapters"][name], features, kernels[here])
-                inside = np.concatenate([blind[here], mean[here, None] + 10.0], axis=1)
+                inside = np.concatenate([blind[here], mean[here, None] - MIDDLE_LOG_S], axis=1)
                 both = np.concatenate([inside, self._embedded(f"{prefix}.words", words)], axis=1)
                 out = self._trunk(f"{prefix}.trunk", both)
                 mean[here] += out[:, 0]
-                scale[here] = out[:, 1] - 1.5
+                scale[here] = out[:, 1] + ADAPTED_LOG_SCALE
         return _above(mean, features.bound[kernels]), scale
 
     def _corrected(
@@ -225,7 +233,7 @@ class Predictor:
         words = self._embedded("words", self._codes("words", self.model["vocab"], features, kernels))
         parts = [
             blind, self._scaled("own", features.own[kernels]), features.resources[kernels] - mean[:, None],
-            np.stack([mean + 10.0, scale], axis=1), words, self.arrays["device.weight"][device],
+            np.stack([mean - MIDDLE_LOG_S, scale], axis=1), words, self.arrays["device.weight"][device],
         ]  # fmt: skip
         return self._trunk("specialist", np.concatenate(parts, axis=1))
 
