@@ -185,9 +185,10 @@ def _resources(
     )  # fmt: skip
     codes, ops = nodes.texts["op"]
     convolution = np.isin(codes, [code for code, op in enumerate(ops) if op == "conv2d"])
+    # of what was stated: work that was derived (mixed batches, recurrences) is an estimate, and bounds nothing
     least = np.maximum(
-        arithmetic / np.where(convolution, WINOGRAD * PEAK_MARGIN, PEAK_MARGIN),
-        memory / np.where(work.bytes < 4 * cache, CACHE_SPEEDUP, PEAK_MARGIN),
+        nodes.flops / peak / np.where(convolution, WINOGRAD * PEAK_MARGIN, PEAK_MARGIN),
+        nodes.bytes / bandwidth / np.where(work.bytes < 4 * cache, CACHE_SPEEDUP, PEAK_MARGIN),
     )
     return np.log(np.stack(seconds, axis=1) + 1e-12), np.log(np.maximum(least, 1e-12))
 
