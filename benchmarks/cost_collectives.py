@@ -1,6 +1,6 @@
 """How well the collective model knows sizes and systems that it has not seen, beside plain α–β and gradient boosting.
 
-    python benchmarks/cost_collectives.py DATA [--smoke] [--json OUT] [--weights NAME [--also FOLDER]]
+    python benchmarks/cost_collectives.py [DATA] [--smoke] [--json OUT] [--weights NAME [--also FOLDER]]
 
 DATA is a folder with collectives.parquet. New sizes: five folds by the column ``fold``. A system left out: one value of
 ``system`` at a time, also after 3 measured points. ``--weights`` then fits to all rows and writes the weights, their
@@ -136,12 +136,13 @@ def write_weights(name: Path, folders: list[Path], calibration: dict[str, float]
     save_weights(name, replace(weights, description={**weights.description, "metrics": metrics}))
 
 
+GLOO = Path(__file__).resolve().parent.parent / "learned_cost/profiles/cpu-core"
 LEFT_OUT = ("as_it_is", "after_3_points", "after_3_points_each", "plain α-β", "gradient boosting")
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, nargs="?", default=GLOO, help="default: the shipped profile of gloo")
     parser.add_argument("--also", type=Path, action="append", default=[], help="a folder that only the weights are for")
     parser.add_argument("--weights", type=Path, metavar="NAME", help="fit to all rows and write the weights here")
     options = parser.parse_args()

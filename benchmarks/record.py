@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -38,7 +39,7 @@ class Record:
         if path is None:
             return
         content = {
-            "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+            "command": _command(sys.argv),
             "commit": _commit(),
             "versions": {name: metadata.version(name) for name in ("torch", "numpy", "onnx", "transformers")},
             "hardware": {"machine": platform.machine(), "cores": os.cpu_count(), "gpu": _gpu()},
@@ -63,6 +64,12 @@ def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     for row in [header, *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _command(words: Sequence[str]) -> str:
+    """As it was run; of folders outside the repository, the name alone."""
+    inside = (word if not Path(word).is_absolute() else Path(word).name for word in words[1:])
+    return " ".join(["python", f"benchmarks/{Path(words[0]).name}", *inside])
 
 
 def _commit() -> str:
