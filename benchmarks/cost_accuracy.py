@@ -226,8 +226,9 @@ def new_devices(record: Record, data: Dataset, features: Rows, options: argparse
             f"asked: {asked}; boosting {100 * errors['gradient boosting']:.1f}",
         )
         record.claim(f"{name} after {MEASURED} kernels", 100 * errors[f"after {MEASURED} kernels"], "%", "asked: 10")
-        narrowed = float(np.median(warm.std_log / cold.std_log))
-        record.claim(f"{name} deviation after {MEASURED} kernels", narrowed, "of before")
+        fewer = FewShot(predictor, rows.take(measured[: MEASURED // 5]), data.devices)
+        narrowed = float(np.median(warm.std_log / fewer.predict_table(rows.take(scored), data.devices).std_log))
+        record.claim(f"{name} deviation after {MEASURED} kernels", narrowed, f"of that after {MEASURED // 5}")
         for title, answer in (("before", cold), ("after", warm)):
             inside = np.abs(truth[scored] - answer.mean_log_s) <= 1.6448536 * answer.std_log
             record.rows.append({"part": "devices", "device": name, "intervals": title, "hold": float(inside.mean())})

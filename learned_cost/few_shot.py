@@ -26,7 +26,6 @@ Codes = NDArray[np.int64]
 
 NUMBERS = 6  # of the blind numbers: arithmetic, traffic, and the four sizes of the product
 LARGEST = 2.0  # log error beyond which a measurement says no more than this
-LEAST_LEFT = 0.1  # of the variance: the model's own noise stays
 CANDIDATES = 2500  # that ``choose`` compares
 
 
@@ -44,7 +43,7 @@ class Alike:
     kernel: float = 0.2
     kernel_size: float = 0.25
     words: float = 0.1
-    noise: float = 0.1
+    noise: float = 0.15
     length: float = 1.2
 
     def between(self, one: Points, other: Points) -> Floats:
@@ -86,15 +85,15 @@ class FewShot:
         self.weights: Floats = self.inverse @ error
 
     def predict_table(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Answer:
-        """Of each row: the mean corrected, the deviation narrowed by what the measurements tell of it."""
+        """Of each row: the mean corrected; the deviation is the process's, which measurements nearby narrow."""
         features, answer = _asked(self.predictor, table, devices)
         points = self._points(features, answer)
         across = self.alike.between(points, self.points)
         known = np.einsum("nm,mk,nk->n", across, self.inverse, across)
         first = points.take(np.zeros(1, dtype=np.int64))
         before = self.alike.between(first, first)[0, 0]  # the same for every point: a point is as alike to itself
-        left = np.sqrt(np.clip(1.0 - known / before, LEAST_LEFT, 1.0))
-        return replace(answer, mean_log_s=answer.mean_log_s + across @ self.weights, std_log=answer.std_log * left)
+        left = np.sqrt(np.maximum(before - known, 0.0) + self.alike.noise**2)
+        return replace(answer, mean_log_s=answer.mean_log_s + across @ self.weights, std_log=left)
 
     def _points(self, features: Features, answer: Answer) -> Points:
         return points_of(features, answer, self.vocab)
