@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 from benchmarks.record import Record, arguments, table
 from learned_cost.dataset import Dataset, read_folders
-from learned_cost.evaluate import family
+from learned_cost.evaluate import Z90, family
 from learned_cost.features import Features
 from learned_cost.few_shot import FewShot, choose
 from learned_cost.fit import fit
@@ -36,7 +35,7 @@ from learned_cost.learner import GraphLearner, LearnedKernels
 from learned_cost.measured import SHIPPED
 from learned_cost.predict import Answer, Predictor
 from learned_cost.table import Table
-from learned_cost.train import FINE_TUNING, FROM_START, shape_hash
+from learned_cost.train import FINE_TUNING, FROM_START, KernelTask, shape_hash
 from learned_cost.weights import SHIPPED as SHIPPED_WEIGHTS
 from learned_cost.weights import Weights, load_weights
 
@@ -50,33 +49,6 @@ SCORED = 20_000  # rows of a device left out that are scored
 BOOSTED = 250_000  # rows that gradient boosting is trained on, at most
 FOLDS = 5
 PARTS = ("shapes", "devices", "fused")
-
-
-@dataclass
-class Task:
-    """What ``learned_cost.fit`` asks for."""
-
-    learner: GraphLearner
-    module: LearnedKernels
-    features: Rows
-    chosen: Index
-
-    @property
-    def rows(self) -> int:
-        """Trained on."""
-        return len(self.chosen)
-
-    def order(self, epoch: int, seed: int) -> Index:
-        """Shuffled."""
-        return np.random.default_rng((seed, epoch)).permutation(self.rows)
-
-    def loss(self, rows: Index) -> torch.Tensor:
-        """The learner's."""
-        return self.learner.loss(self.module, self.features, self.chosen[rows])
-
-    def identity(self) -> dict[str, Any]:
-        """Nothing is resumed."""
-        return {}
 
 
 def main() -> None:
@@ -142,7 +114,7 @@ def new_shapes(record: Record, data: Dataset, features: Rows, options: argparse.
         if options.smoke
         else prior_only(learner, module, features, held)
     )
-    fit(Task(learner, module, features, trained), replace(FROM_START, epochs=epochs), checkpoint=None)
+    fit(KernelTask(learner, module, features, trained, {}), replace(FROM_START, epochs=epochs), checkpoint=None)
     seconds = time.process_time() - started
     learner.calibrate(module, features, held[::2])
     answer = learner.predict(module, features, held[1::2])
@@ -156,11 +128,20 @@ def new_shapes(record: Record, data: Dataset, features: Rows, options: argparse.
     }
     show(record, "shapes", figures, truth[scored], "asked: mean 8 %, median 5 %")
     coverage(record, rows, scored, answer, truth[scored])
+    quarter = replace(FROM_START, epochs=max(1, epochs // 4))
     plain = begun(options, physics=False)
     module = plain.build(features, trained, seed=0)
-    fit(Task(plain, module, features, trained), replace(FROM_START, epochs=max(1, epochs // 4)), checkpoint=None)
+    fit(
+        KernelTask(plain, module, features, trained, {}),
+        quarter,
+        checkpoint=None,
+    )
     bound = learner.build(features, trained, seed=0)
-    fit(Task(learner, bound, features, trained), replace(FROM_START, epochs=max(1, epochs // 4)), checkpoint=None)
+    fit(
+        KernelTask(learner, bound, features, trained, {}),
+        quarter,
+        checkpoint=None,
+    )
     figures = {
         "a quarter of the training": learner.predict(bound, features, scored).mean_log_s,
         "the same without physics": plain.predict(module, features, scored).mean_log_s,
@@ -178,7 +159,7 @@ def prior_only(learner: GraphLearner, module: LearnedKernels, features: Rows, ro
 
 def coverage(record: Record, rows: Table, scored: Index, answer: Answer, truth: Floats) -> None:
     """How many of the 90 % intervals hold."""
-    inside = np.abs(truth - answer.mean_log_s) <= 1.6448536 * answer.std_log
+    inside = np.abs(truth - answer.mean_log_s) <= Z90 * answer.std_log
     families = np.array([family(op) for op in rows.text("op")[scored]])
     by_family = {str(name): float(inside[families == name].mean()) for name in np.unique(families)}
     record.claim("shapes: 90 % intervals hold", 100 * float(inside.mean()), "%", "asked: 87 to 93")
@@ -230,7 +211,7 @@ def new_devices(record: Record, data: Dataset, features: Rows, options: argparse
         narrowed = float(np.median(warm.std_log / fewer.predict_table(rows.take(scored), data.devices).std_log))
         record.claim(f"{name} deviation after {MEASURED} kernels", narrowed, f"of that after {MEASURED // 5}")
         for title, answer in (("before", cold), ("after", warm)):
-            inside = np.abs(truth[scored] - answer.mean_log_s) <= 1.6448536 * answer.std_log
+            inside = np.abs(truth[scored] - answer.mean_log_s) <= Z90 * answer.std_log
             record.rows.append({"part": "devices", "device": name, "intervals": title, "hold": float(inside.mean())})
     table(("left out", "roofline %", "boosting %", "model %", f"after {MEASURED} %", "asked %"), lines)
 
@@ -261,7 +242,7 @@ def fused_subgraphs(record: Record, options: argparse.Namespace) -> None:
             module = learner.build(features, trained, 0) if start is None else learner.restore(start)
             learner.thaw(module, features, trained)
             config = replace(FINE_TUNING, epochs=2 if options.smoke else FINE_TUNING.epochs)
-            fit(Task(learner, module, features, trained), config, checkpoint=None)
+            fit(KernelTask(learner, module, features, trained, {}), config, checkpoint=None)
             predicted[title][held] = learner.predict(module, features, held).mean_log_s
             if edges:
                 module.net.fusion = None

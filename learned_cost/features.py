@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from learned_cost.device import DeviceRecord
 from learned_cost.kernel import DIMS, ROLES
 from learned_cost.nodes import EXTRA, TEXTS, Codes, Floats, Nodes
-from learned_cost.products import Products, products_of
+from learned_cost.products import Products, experts_of, products_of
 
 Singles = NDArray[np.float32]
 
@@ -203,8 +203,7 @@ def _shape(nodes: Nodes, work: Products) -> list[Floats]:
     s = nodes.sizes
     codes, names = nodes.texts["distribution"]
     skew = np.array([*(_skew(name) for name in names), 0.0])[codes]
-    ranks = np.maximum(s["ep"], 1)
-    local, rows = np.maximum(s["experts"] / ranks, 1), s["m"] * s["topk"] / ranks
+    local, rows = experts_of(nodes)
     share = s["inter"] / np.maximum(s["tp"], 1)
     extents = [np.where(s["parallel"] > 0, s["parallel"], work.b * work.m * work.n)]
     extents += [np.maximum(s[role], work.k if role == "contracted" else 1.0) for role in ROLES[1:]]

@@ -128,7 +128,8 @@ def points_of(features: Features, answer: Answer, vocab: dict[str, int]) -> Poin
 
 
 def _asked(predictor: Predictor, table: Table, devices: Mapping[str, DeviceRecord]) -> tuple[Features, Answer]:
-    return features_of(of_table(table, devices)), predictor.predict_table(table, devices)
+    features = features_of(of_table(table, devices))
+    return features, predictor.predict_features(features)
 
 
 def _squared(one: Floats, other: Floats) -> Floats:

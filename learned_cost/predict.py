@@ -164,13 +164,14 @@ class Predictor:
 
     def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Answer:
         """Of each subgraph on a device."""
-        return self._answer(features_of(of_subgraphs(subgraphs, device)))
+        return self.predict_features(features_of(of_subgraphs(subgraphs, device)))
 
     def predict_table(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Answer:
         """Of each row of a profile."""
-        return self._answer(features_of(of_table(table, devices)))
+        return self.predict_features(features_of(of_table(table, devices)))
 
-    def _answer(self, features: Features) -> Answer:
+    def predict_features(self, features: Features) -> Answer:
+        """Of each subgraph of features made already."""
         count = len(features)
         start = np.searchsorted(features.graph, np.arange(count + 1))
         means, scales = np.zeros(count), np.zeros(count)

@@ -74,7 +74,7 @@ def products_of(nodes: Nodes) -> Products:
     side = np.floor((s["img"] + 2 * s["pad"] - s["ksize"]) / np.maximum(s["stride"], 1)) + 1
     put(mask("conv2d"), 1.0, s["b"] * side * side, s["c_out"], s["c_in"] * s["ksize"] ** 2)
     experts = mask("moe")
-    local, rows = _experts(nodes)
+    local, rows = experts_of(nodes)
     active = np.maximum(local * (1 - np.exp(-rows / local)), np.minimum(1.0, rows))  # of the local ones, hit at random
     put(experts, active, rows / np.maximum(active, 1), 2 * s["inter"] / np.maximum(s["tp"], 1), s["hidden"])
     many = mask("attn_prefill", "attn_full", "attn_mixed", "mla_prefill", "mla_module_prefill")
@@ -89,7 +89,7 @@ def products_of(nodes: Nodes) -> Products:
     return Products(b, m, n, k, flops, traffic, weight, activation, experts, many | one)
 
 
-def _experts(nodes: Nodes) -> tuple[Floats, Floats]:
+def experts_of(nodes: Nodes) -> tuple[Floats, Floats]:
     """Experts of a device, and rows that reach it."""
     s = nodes.sizes
     ranks = np.maximum(s["ep"], 1)

@@ -152,7 +152,7 @@ def train(
     else:
         module = learner.restore(options.start)
         learner.thaw(module, features, rows)
-    task = _Kernels(learner, module, features, rows, _identity(data, options))
+    task = KernelTask(learner, module, features, rows, _identity(data, options))
     base = stem(out)
     checkpoint = base.with_name(base.name + ".checkpoint")
     fitted = fit(task, options.fit, checkpoint=checkpoint, resume=resume, every_s=options.every_s, progress=progress)
@@ -221,7 +221,7 @@ def _text_hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-class _Kernels(Generic[F]):
+class KernelTask(Generic[F]):
     """The task of the loop: a learner's module on the training rows."""
 
     def __init__(

@@ -12,7 +12,6 @@ import pytest
 import pdv
 from ir.cost_model import SOURCES
 from ir.errors import DataError, UsageError, WeightsError
-from learned_cost.predict import SHIPPED
 from pdv import config
 from pdv.cache import problem_key
 from pdv.cluster import load_cluster
@@ -24,8 +23,6 @@ from pdv.search.strategies import Budget
 from tests.learned_cost.data import write as write_profile
 from tests.pdv import worlds
 from tests.pdv.test_compile import two_layers
-
-shipped = pytest.mark.skipif(not (SHIPPED / "kernels.json").is_file(), reason="no kernel weights ship")
 
 CPUS = {"nodes": [{"devices": 2, "device": "cpu-core", "link": "loopback-gloo"}]}
 MINE = {
@@ -89,7 +86,6 @@ def test_an_analytic_plan_says_so() -> None:
     assert document["predicted"]["fallbacks"] == []
 
 
-@shipped
 @pytest.mark.parametrize("cost", ["learned", "measured"])
 def test_a_plan_says_where_its_seconds_come_from(cost: str) -> None:
     document = planned(cost).document
@@ -104,13 +100,11 @@ def test_a_plan_says_where_its_seconds_come_from(cost: str) -> None:
     assert 0.0 < predicted["step_time_s"]["std"] < predicted["step_time_s"]["mean"]
 
 
-@shipped
 def test_a_device_without_a_record_is_named() -> None:
     document = planned("learned", "mine").document
     assert document["cost_model"]["devices"] == {"mine": "as the cluster file describes it"}
 
 
-@shipped
 def test_the_same_plan_twice() -> None:
     first = planned("learned").document
     planned.cache_clear()
@@ -120,13 +114,11 @@ def test_the_same_plan_twice() -> None:
     }  # fmt: skip
 
 
-@shipped
 def test_a_proof_needs_no_cost_model(tmp_path: Path) -> None:
     directory = changed(planned("learned"), tmp_path / "plan", name="weights of elsewhere")
     assert "equal to its source" in verify(directory)["statement"]
 
 
-@shipped
 def test_explaining_prices_by_the_same_model(tmp_path: Path) -> None:
     plan = planned("learned")
     text = explain(plan.save(tmp_path / "plan"))
@@ -134,14 +126,12 @@ def test_explaining_prices_by_the_same_model(tmp_path: Path) -> None:
     assert "learned" in text
 
 
-@shipped
 def test_explaining_by_other_weights_is_an_error(tmp_path: Path) -> None:
     directory = changed(planned("learned"), tmp_path / "plan", weights={"name": "other", "hash": "0" * 64})
     with pytest.raises(UsageError, match="priced by weights other"):
         explain(directory)
 
 
-@shipped
 def test_caches_are_keyed_by_the_cost_model(tmp_path: Path) -> None:
     cluster = load_cluster(CPUS)
     devices = [entry.device for entry in cluster.classes]
