@@ -1,0 +1,1 @@
+"""What a step holds in memory, when, and who holds it."""

@@ -1,0 +1,34 @@
+"""Constants of real programs that no kernel table shows, each fitted on published runs (benchmarks/fidelity.py).
+
+One set of numbers for all models, clusters and frameworks; a benchmark fits them on half of the groups of runs and
+reports the other half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What running a step costs beside kernels and links.
+
+    Attributes:
+        host_forward_s: host time to issue one kernel of forward (Python, dispatch, launch); on a GPU the host runs
+            ahead, and only where kernels are shorter than this does the device wait.
+        host_backward_s: the same in backward, which runs from C++.
+        host_step_s: host time outside the graph in each step (data, loss scale, logging).
+        overlap_slowdown: how much slower compute runs while a collective runs beside it (shared SMs and memory).
+        straggler_std: relative deviation of one device's time of a step.
+        collective_efficiency: share of a link's bandwidth that collectives reach inside a step.
+    """
+
+    host_forward_s: float = 8e-6
+    host_backward_s: float = 6e-6
+    host_step_s: float = 1e-3
+    overlap_slowdown: float = 1.1
+    straggler_std: float = 0.01
+    collective_efficiency: float = 0.9
+
+
+CALIBRATION = Calibration()

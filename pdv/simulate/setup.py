@@ -1,0 +1,133 @@
+"""What is simulated: a PCG for one micro-batch, its cut into pipeline stages, and how a step of it is run.
+
+Decides the words in which a step is described. Who makes a `Workload`: `pdv.simulate.planned` of a saved plan,
+`pdv.simulate.configuration` of a user's own settings. Who reads it: `pdv.simulate.step` (time), `pdv.memory` (bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ir.cost_model import CostModel
+from ir.graph import Graph, Node
+from pdv.cluster import Cluster, Device
+from pdv.cost.comm import AxisLink
+from pdv.problem import Problem
+
+Order = Literal["gpipe", "1f1b", "interleaved"]
+Recompute = Literal["none", "selective", "full"]
+Zero = Literal[0, 1, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes that training keeps for each element of a parameter of ``weight`` bytes (Micikevicius et al., ICLR'18).
+
+    Attributes:
+        gradient: bytes of an accumulated gradient; None: as the weight.
+        master: bytes of the optimizer's own copy of the weight (0: it updates the weight itself).
+        moment: bytes of each of AdamW's two moments; None: as the weight.
+    """
+
+    gradient: int | None = None
+    master: int = 0
+    moment: int | None = None
+
+
+AS_EMITTED = Precision()  # the emitted program: AdamW on the weights themselves, everything in their type
+MIXED = Precision(gradient=4, master=4, moment=4)  # Megatron-LM, fp32 accumulation: 18 bytes for each 2-byte weight
+MIXED_HALF_GRADIENTS = Precision(gradient=2, master=4, moment=4)  # ZeRO's 16 bytes (Rajbhandari et al., SC'20, 3.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What runs beside compute. The emitted program overlaps nothing: its collectives are waited for where they stand.
+
+    Attributes:
+        gradients: sums of gradients run in buckets of ``bucket_bytes`` behind the backward pass (DDP, Li et al.,
+            VLDB'20), instead of after it.
+        gathers: how many layers ahead a resting weight is gathered (FSDP, Zhao et al., VLDB'23); 0: where it is used.
+        activations: collectives on activations run beside work that does not wait for them.
+        transfers: pipeline sends run beside the next micro-batch.
+    """
+
+    gradients: bool = False
+    bucket_bytes: float = 25 * 2**20  # DDP's default
+    gathers: int = 0
+    activations: bool = False
+    transfers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a step runs, beside what the PCG says.
+
+    Attributes:
+        micro_batches: how often each stage runs forward and backward in a step.
+        order: of micro-batches in a stage (`pdv.schedule.order`).
+        recompute: "full": of each layer only its input is kept, and forward runs again in backward (Chen et al., 2016);
+            "selective": attention's inside alone is computed again (Korthikanti et al., MLSys'23, section 5).
+        zero: of parameters that rest whole along ``data_axes``: 1 cuts their optimizer state, 2 their gradients too.
+        data_axes: mesh axes along which gradients are summed once a step.
+        fused: element-wise operators between products run as one kernel (a compiler's or Megatron's fusions), so that
+            each such group reads its inputs and writes its result once.
+        flash: attention never writes its scores (Dao et al., NeurIPS'22); without it they are written and kept.
+        dropout: masks are made and kept, one byte an element, where the model description says that dropout stands.
+    """
+
+    micro_batches: int = 1
+    order: Order = "1f1b"
+    recompute: Recompute = "none"
+    zero: Zero = 0
+    data_axes: tuple[str, ...] = ()
+    precision: Precision = AS_EMITTED
+    overlap: Overlap = field(default_factory=Overlap)
+    fused: bool = False
+    flash: bool = True
+    dropout: bool = False
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A pipeline: ``chunk_of`` says which chunk runs a PCG node; chunk ``c`` lives on stage ``c % count``.
+
+    Chunks are numbered in the order of the model; there are ``count`` times ``virtual`` of them, more than one a stage
+    where the schedule is interleaved (Narayanan et al., SC'21, section 2.2). ``layers`` lists, by chunk, how many of
+    the model's repeated blocks it has. A node that no entry names (leaves; what needs no gradient, such as masks) runs
+    with each reader.
+    """
+
+    count: int = 1
+    virtual: int = 1
+    chunk_of: Mapping[Node, int] = field(default_factory=dict)
+    layers: tuple[int, ...] = ()
+    layer_of: Mapping[Node, int] = field(default_factory=dict)  # which repeated block a node belongs to, if any
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return self.count * self.virtual
+
+
+@dataclass(frozen=True)
+class Workload:
+    """All that a simulation reads.
+
+    Attributes:
+        problem: its graph is at the size of one micro-batch over all devices of a stage; its mesh is that of a stage.
+        pcg: what the stages run together.
+        cluster: ``stages.count`` times the mesh's devices; stage ``s`` has ranks ``s * n`` to ``(s + 1) * n - 1`` for
+            ``n = problem.mesh.num_devices``, row-major over the mesh.
+        axes: by stage, the links of the mesh's axes there.
+        compute_of: the cost model of one kind of device.
+    """
+
+    problem: Problem
+    pcg: Graph
+    cluster: Cluster
+    stages: Stages
+    execution: Execution
+    axes: tuple[tuple[AxisLink, ...], ...]
+    compute_of: Callable[[Device], CostModel]
