@@ -16,7 +16,7 @@ from ir.types import DType
 from pdv import config
 from pdv.cache import Cache
 from pdv.cluster import Cluster, Device, candidate_meshes, load_cluster
-from pdv.cost.comm import AxisLink
+from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
 from pdv.derivation import replay
@@ -216,8 +216,8 @@ def plan_problems(
             graph,
             candidate.mesh,
             tuple(
-                AxisLink(axis.size, link, _curves(cluster, compute, link.name, axis.size))
-                for axis, link in zip(candidate.mesh.axes, candidate.links, strict=True)
+                axis_link(axis.size, route, _curves(cluster, compute, route.link.name, axis.size))
+                for axis, route in zip(candidate.mesh.axes, candidate.routes, strict=True)
             ),
             compute,
             mode,

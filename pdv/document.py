@@ -6,6 +6,7 @@ Entry points: ``plan_document`` writes it, ``read_problem`` reads back what a re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ir.cost_model import CostModel
@@ -16,7 +17,7 @@ from ir.mesh import Axis, Mesh
 from ir.sharding import format_sharding
 from ir.verify import infer_shardings
 from pdv.certificate import certificate_document
-from pdv.cluster import Cluster, Device, Link
+from pdv.cluster import Cluster, Device, Link, Stage
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
@@ -66,6 +67,7 @@ def plan_document(
                     "bandwidth_bytes_per_s": _finite(link.link.bandwidth_bytes_per_s),
                     "latency_s": link.link.latency_s,
                     **({} if link.curves is None else {"curves": link.curves.as_dict()}),
+                    **({} if not link.stages else {"stages": [asdict(stage) for stage in link.stages]}),
                 },
             }
             for axis, link in zip(problem.mesh.axes, problem.axes, strict=True)
@@ -112,7 +114,7 @@ def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel 
         axes = [(Axis(entry["name"], entry["size"]), entry["link"]) for entry in document["mesh"]]
         compute = compute or ComputeModel(read_devices(document))
         mesh = Mesh(tuple(axis for axis, _ in axes))
-        sized = tuple(AxisLink(axis.size, _link(link), _curves(link)) for axis, link in axes)
+        sized = tuple(AxisLink(axis.size, _link(link), _curves(link), _stages(link)) for axis, link in axes)
         mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
         rules = tuple(rule for text in document["laws"] for rule in rules_of(parse_law(str(text))))
         return Problem(source, mesh, sized, compute, mode, rules=rules)
@@ -139,6 +141,10 @@ def _link(entry: Mapping[str, Any]) -> Link:
 
 def _curves(entry: Mapping[str, Any]) -> Curves | None:
     return Curves.from_dict(entry["curves"]) if "curves" in entry else None
+
+
+def _stages(entry: Mapping[str, Any]) -> tuple[Stage, ...]:
+    return tuple(Stage(**{**stage, "link": Link(**stage["link"])}) for stage in entry.get("stages", ()))
 
 
 def _finite(value: float) -> float | None:

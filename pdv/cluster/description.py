@@ -1,16 +1,23 @@
 """The cluster as plain data: what the planner reads, in SI units, without any file format.
 
-A cluster is a list of levels, outer (slow) to inner (fast): nodes on a network, devices on a link inside each node.
-Devices are numbered node by node. All devices of all nodes may not be equal: `classes` counts each kind.
+A cluster is groups of equal nodes on a network of switches; in each node are devices, joined by links that may be
+groups of groups; wires may join single devices besides. `levels` sums this up, outer to inner, as meshes need it.
+Devices are numbered node by node. Which links a set of devices loads, and what is left for it, is `pdv.cluster.route`.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pdv.cluster.route import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +85,68 @@ class DeviceClass:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """`count` equal nodes of `devices` equal devices (of class number `device_class`).
+
+    `inside` are the levels within one node, outer to inner; their sizes multiply to `devices`. `ports` network ports
+    carry `uplink_bytes_per_s` together, in each direction (0 where there is no network).
+    """
+
+    count: int
+    devices: int
+    device_class: int
+    inside: tuple[Level, ...]
+    uplink_bytes_per_s: float = 0.0
+    ports: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One kind of switch of the network: `nodes` nodes are below each.
+
+    What leaves a part below this switch (a node for the lowest, a lower switch for others) has `share` of the network
+    ports of the part's nodes: 1/4 where lower switches are oversubscribed 4 to 1. `link` gives name and latency; its
+    bandwidth is that of one device of the first nodes while all of them send.
+    """
+
+    name: str
+    nodes: int
+    share: float
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A link between two ends: a device (`n0.g3`) or a switch (any other name). Bandwidth is of one direction."""
+
+    first: str
+    second: str
+    link: Link
+
+
+@dataclass(frozen=True)
 class Cluster:
-    """Levels outer to inner, the devices by class, and the mesh the user pinned, if any (name, size; slow to fast)."""
+    """Nodes and network, their sum as levels, the devices by class, and the mesh the user pinned, if any.
+
+    `network` is outer to inner; the last tier is the lowest switch. `rails`: port i of every node leads to switch i.
+    `mesh` is (name, size), slow to fast.
+    """
 
     name: str
     levels: tuple[Level, ...]
     classes: tuple[DeviceClass, ...]
+    nodes: tuple[NodeGroup, ...]
+    network: tuple[Tier, ...] = ()
+    rails: bool = False
+    wires: tuple[Wire, ...] = ()
     mesh: tuple[tuple[str, int], ...] | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         in_classes = sum(entry.count for entry in self.classes)
         assert in_classes == self.num_devices, f"{in_classes} devices in classes, {self.num_devices} in levels"
+        in_nodes = sum(group.count * group.devices for group in self.nodes)
+        assert in_nodes == self.num_devices, f"{in_nodes} devices in nodes, {self.num_devices} in levels"
 
     @property
     def num_devices(self) -> int:
@@ -97,24 +154,90 @@ class Cluster:
         return math.prod(level.size for level in self.levels)
 
     @property
+    def num_nodes(self) -> int:
+        """Nodes in the cluster."""
+        return sum(group.count for group in self.nodes)
+
+    @property
     def memory_bytes(self) -> int:
         """Memory of the smallest device: an even plan has to fit there."""
         return min(entry.device.memory_bytes for entry in self.classes)
+
+    def class_of(self, rank: int) -> int:
+        """The class (its place in `classes`) of device number `rank`."""
+        assert 0 <= rank < self.num_devices, f"rank {rank} of {self.num_devices} devices"
+        return self.nodes[bisect.bisect_right(self._group_ends, rank)].device_class
+
+    def device_of(self, rank: int) -> Device:
+        """The device with number `rank`."""
+        return self.classes[self.class_of(rank)].device
+
+    def route(self, ranks: Sequence[int]) -> Route:
+        """What a collective among `ranks` runs over while all other groups like it run too (see `route`)."""
+        from pdv.cluster.route import route_of
+
+        key = tuple(ranks)
+        if key not in self._routes:
+            self._routes[key] = route_of(self, key)
+        return self._routes[key]
+
+    def pair(self, first: int, second: int) -> Route:
+        """What a transfer from one device to another runs over, while their neighbours do the like."""
+        return self.route((first, second))
+
+    @cached_property
+    def _group_ends(self) -> list[int]:
+        return list(itertools.accumulate(group.count * group.devices for group in self.nodes))
+
+    @cached_property
+    def _routes(self) -> dict[tuple[int, ...], Route]:
+        return {}
+
+    def __getstate__(self) -> dict[str, object]:
+        """Pickle the fields alone, without what was computed from them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def with_mesh(self, mesh: Mapping[str, int] | None) -> Cluster:
         """The same cluster with another pinned mesh (axis sizes, slow to fast), or with none."""
         return replace(self, mesh=None if mesh is None else tuple(mesh.items()))
 
     def as_dict(self) -> dict[str, object]:
-        """As JSON-ready data: every field, with the totals."""
+        """As JSON-ready data: every field, with the totals. `from_dict` is its inverse."""
         return {
             "name": self.name,
             "num_devices": self.num_devices,
             "memory_bytes": self.memory_bytes,
             "levels": [asdict(level) for level in self.levels],
             "classes": [{"device": _device_as_dict(entry.device), "count": entry.count} for entry in self.classes],
+            "nodes": [asdict(group) for group in self.nodes],
+            "network": [asdict(tier) for tier in self.network],
+            "rails": self.rails,
+            "wires": [asdict(wire) for wire in self.wires],
             "mesh": None if self.mesh is None else dict(self.mesh),
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
+        """The inverse of `as_dict` (warnings are left behind).
+
+        Raises:
+            LookupError, TypeError, ValueError, AssertionError: if a field is missing or wrong.
+        """
+        mesh = data["mesh"]
+        return cls(
+            name=str(data["name"]),
+            levels=_levels(data["levels"]),
+            classes=tuple(DeviceClass(Device(**entry["device"]), int(entry["count"])) for entry in data["classes"]),
+            nodes=tuple(NodeGroup(**{**entry, "inside": _levels(entry["inside"])}) for entry in data["nodes"]),
+            network=tuple(Tier(**{**entry, "link": Link(**entry["link"])}) for entry in data["network"]),
+            rails=bool(data["rails"]),
+            wires=tuple(Wire(**{**entry, "link": Link(**entry["link"])}) for entry in data["wires"]),
+            mesh=None if mesh is None else tuple(mesh.items()),
+        )
+
+
+def _levels(entries: Sequence[Mapping[str, Any]]) -> tuple[Level, ...]:  # Any: JSON
+    return tuple(Level(entry["name"], entry["size"], Link(**entry["link"])) for entry in entries)
 
 
 def _device_as_dict(device: Device) -> dict[str, object]:

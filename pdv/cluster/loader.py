@@ -10,8 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from ir.errors import ClusterError
 from pdv.cluster import schema
+from pdv.cluster.build import built
 from pdv.cluster.checks import check_levels
-from pdv.cluster.description import Cluster, DeviceClass, Level, Link
+from pdv.cluster.description import Cluster
 from pdv.cluster.meshes import check_pinned_mesh
 from pdv.cluster.source import Place, Source, read_yaml
 from pdv.cluster.suggest import did_you_mean
@@ -42,58 +43,15 @@ def build_cluster(source: Source, default_name: str) -> Cluster:
         spec = schema.ClusterSpec.model_validate(source.data)
     except ValidationError as error:
         raise _one_error(error, source) from None
-    levels = _levels(spec, source)
-    classes = tuple(DeviceClass(node.device.build(), node.count * node.devices) for node in spec.nodes)
+    shape = built(spec, source)
     mesh = None if spec.mesh is None else tuple(spec.mesh.items())
-    warnings = check_levels(levels, classes, source)
-    cluster = Cluster(spec.name or _clean(default_name), levels, _merged(classes), mesh, warnings)
+    warnings = check_levels(shape.levels, shape.classes, source)
+    cluster = Cluster(
+        spec.name or _clean(default_name), shape.levels, shape.classes, shape.nodes, shape.network, mesh=mesh,
+        warnings=warnings,
+    )  # fmt: skip
     check_pinned_mesh(cluster, source.where(("mesh",)))
     return cluster
-
-
-def _levels(spec: schema.ClusterSpec, source: Source) -> tuple[Level, ...]:
-    """The levels with more than one member, outer to inner; of unequal links in the nodes the slowest counts."""
-    devices = {node.devices for node in spec.nodes}
-    if len(devices) > 1:
-        raise ClusterError(
-            f"{source.where(('nodes',))}: nodes with unequal numbers of devices ({sorted(devices)})",
-            "Allowed today: the same number in every node",
-            "Describe the nodes of one size, or count the devices that all of them have",
-        )
-    per_node, nodes = devices.pop(), sum(node.count for node in spec.nodes)
-    levels = []
-    if nodes > 1:
-        if spec.network is None:
-            raise ClusterError(
-                f"{source.where(('nodes',))}: {nodes} nodes, but no network between them",
-                mend="Add `network: PRESET`, for instance ib-hdr or ethernet-25g",
-            )
-        levels.append(Level("node", nodes, spec.network.build_for(per_node)))
-    if per_node > 1:
-        kinds = {node.device.build().kind for node in spec.nodes}
-        links = [node.link.build() for node in spec.nodes if node.link is not None]
-        levels.append(Level("core" if kinds == {"cpu"} else "gpu", per_node, _slowest(links)))
-    return tuple(levels)
-
-
-def _slowest(links: list[Link]) -> Link:
-    """A collective waits for the slowest: least bandwidth, most latency."""
-    if len(set(links)) == 1:
-        return links[0]
-    names = "+".join(sorted({link.name for link in links}))
-    return Link(names, min(link.bandwidth_bytes_per_s for link in links), max(link.latency_s for link in links))
-
-
-def _merged(classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:
-    """Equal devices of several node groups are one class."""
-    merged: list[DeviceClass] = []
-    for entry in classes:
-        same = next((index for index, known in enumerate(merged) if known.device == entry.device), None)
-        if same is None:
-            merged.append(entry)
-        else:
-            merged[same] = DeviceClass(entry.device, merged[same].count + entry.count)
-    return tuple(merged)
 
 
 def _one_error(error: ValidationError, source: Source) -> ClusterError:

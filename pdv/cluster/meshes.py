@@ -1,44 +1,57 @@
-"""The meshes that a cluster allows: its levels as axes, or each cut into two. Entry point: `candidate_meshes`."""
+"""The meshes that a cluster allows: its levels as axes, or cut and put together. Entry point: `candidate_meshes`."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import operator
 from dataclasses import dataclass
 
 from ir.errors import ClusterError
 from ir.mesh import Axis, Mesh
 from pdv.cluster.description import Cluster, Level, Link
+from pdv.cluster.route import Route
 
-IN_ONE_DEVICE = Link("none", math.inf, 0.0)  # an axis of size one sends nothing
+Sizes = tuple[tuple[str, int], ...]  # axes by name and size, slow to fast
 
 
 @dataclass(frozen=True, slots=True)
 class MeshCandidate:
-    """A mesh, and the link that each of its axes runs over."""
+    """A mesh, and for each of its axes the route of its groups: of several kinds the slowest one's."""
 
     mesh: Mesh
-    links: tuple[Link, ...]
+    routes: tuple[Route, ...]
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The α and β of each axis."""
+        return tuple(route.link for route in self.routes)
 
 
 def candidate_meshes(cluster: Cluster, max_axes: int = 3) -> tuple[MeshCandidate, ...]:
     """The pinned mesh alone, or every mesh of at most `max_axes` axes: fewest axes first, then by sizes.
 
-    A level of size n is one axis, or two axes for each n = outer * inner with both above one. On nodes joined by a
-    network, parts of nodes may also be grouped across it: an axis of all such parts, and one inside each.
+    One axis over everything; the levels as axes, each whole or as two axes for each n = outer * inner with both above
+    one, neighbouring levels put together where there are more of them than axes; and, on nodes joined by a network,
+    axes whose border lies inside a node.
     """
     check_pinned_mesh(cluster, cluster.name)
     if cluster.mesh is not None:
-        return (_pinned(cluster, cluster.mesh),)
-    choices = [[((level.name, level.size, level.link),), *_halved(level)] for level in cluster.levels]
-    meshes = []
-    for combination in itertools.product(*choices):
-        axes = tuple(itertools.chain.from_iterable(combination))
-        if len(axes) <= max(max_axes, len(cluster.levels)):
-            mesh = Mesh(tuple(Axis(name, size) for name, size, _ in axes))
-            meshes.append(MeshCandidate(mesh, tuple(link for *_, link in axes)))
-    meshes += _grouped(cluster)
-    return tuple(sorted(meshes, key=lambda candidate: (len(candidate.links), candidate.mesh.shape)))
+        return (_with_routes(cluster, cluster.mesh),)
+    ways: list[Sizes] = []
+    for levels in _merged(cluster.levels, max(2, max_axes)):
+        for combination in itertools.product(*([((name, size),), *_halved(name, size)] for name, size in levels)):
+            sizes = tuple(itertools.chain.from_iterable(combination))
+            if len(sizes) <= max(max_axes, min(2, len(cluster.levels))):
+                ways.append(sizes)
+    ways += _grouped(cluster)
+    if len(cluster.levels) > 1:
+        ways.append(((cluster.levels[-1].name, cluster.num_devices),))
+    found: dict[tuple[int, ...], Sizes] = {}
+    for sizes in ways:
+        found.setdefault(tuple(size for _, size in sizes), sizes)
+    meshes = [_with_routes(cluster, sizes) for sizes in found.values()]
+    return tuple(sorted(meshes, key=lambda candidate: (len(candidate.routes), candidate.mesh.shape)))
 
 
 def check_pinned_mesh(cluster: Cluster, where: str) -> None:
@@ -59,39 +72,59 @@ def check_pinned_mesh(cluster: Cluster, where: str) -> None:
         )
 
 
-def _halved(level: Level) -> list[tuple[tuple[str, int, Link], ...]]:
-    """The level as two axes, outer first, for every factorization."""
+def _merged(levels: tuple[Level, ...], max_axes: int) -> list[Sizes]:
+    """The levels; where there are more than axes, every way to put neighbours together, named by the innermost."""
+    named = tuple((level.name, level.size) for level in levels)
+    if len(named) <= max_axes:
+        return [named]
+    ways = []
+    for borders in itertools.combinations(range(1, len(named)), max_axes - 1):
+        parts = [named[start:stop] for start, stop in itertools.pairwise((0, *borders, len(named)))]
+        ways.append(tuple((part[-1][0], math.prod(size for _, size in part)) for part in parts))
+    return ways
+
+
+def _halved(name: str, size: int) -> list[Sizes]:
+    """A level as two axes, outer first, for every factorization."""
     return [
-        ((f"{level.name}0", outer, level.link), (f"{level.name}1", level.size // outer, level.link))
-        for outer in range(2, level.size // 2 + 1)
-        if level.size % outer == 0
+        ((f"{name}0", outer), (f"{name}1", size // outer)) for outer in range(2, size // 2 + 1) if size % outer == 0
     ]
 
 
-def _grouped(cluster: Cluster) -> list[MeshCandidate]:
+def _grouped(cluster: Cluster) -> list[Sizes]:
     """Two axes whose border lies inside a node: as many groups as it takes, over the network, of equal parts."""
-    if len(cluster.levels) != 2:
+    if len(cluster.levels) < 2:
         return []
     inner = cluster.levels[-1]
     parts = [size for size in range(2, inner.size) if inner.size % size == 0]
-    return [_pinned(cluster, (("group", cluster.num_devices // size), (inner.name, size))) for size in parts]
+    return [(("group", cluster.num_devices // size), (inner.name, size)) for size in parts]
 
 
-def _pinned(cluster: Cluster, sizes: tuple[tuple[str, int], ...]) -> MeshCandidate:
-    """The user's axes, each with the slowest link that it crosses: devices are numbered node by node."""
-    links = []
+def _with_routes(cluster: Cluster, sizes: Sizes) -> MeshCandidate:
+    """The axes, each with the route of its slowest group: devices are numbered node by node."""
+    routes = []
     stride = cluster.num_devices
     for _, size in sizes:
         span, stride = stride, stride // size
-        links.append(_slowest_link(cluster, stride, span))
-    return MeshCandidate(Mesh(tuple(Axis(name, size) for name, size in sizes)), tuple(links))
+        routes.append(axis_route(cluster, stride, span))
+    return MeshCandidate(Mesh(tuple(Axis(name, size) for name, size in sizes)), tuple(routes))
 
 
-def _slowest_link(cluster: Cluster, stride: int, span: int) -> Link:
-    """The outermost level that an axis of this stride and span crosses."""
-    inside = cluster.num_devices
-    for level in cluster.levels:
-        inside //= level.size  # devices below one member of this level
-        if stride < span and span > inside:
-            return level.link
-    return IN_ONE_DEVICE
+def axis_route(cluster: Cluster, stride: int, span: int) -> Route:
+    """The slowest route among the groups {start, start + stride, ...} of `span` devices that tile the cluster."""
+    blocks = range(0, cluster.num_devices, span) if stride < span else range(1)
+    starts = [block + offset for block in blocks for offset in range(stride)]
+    if _all_alike(cluster, stride, span):
+        starts = starts[:1]
+    routes = (cluster.route(range(start, min(start + span, cluster.num_devices), stride)) for start in starts)
+    return min(routes, key=lambda route: (route.link.bandwidth_bytes_per_s, -route.link.latency_s))
+
+
+def _all_alike(cluster: Cluster, stride: int, span: int) -> bool:
+    """Whether every group of the axis lies alike: equal nodes, and no part of the cluster is cut askew."""
+    if len(cluster.nodes) > 1 or cluster.wires:
+        return stride >= span
+    (group,) = cluster.nodes
+    parts = [group.devices * tier.nodes for tier in cluster.network]
+    parts += itertools.accumulate((level.size for level in reversed(group.inside)), operator.mul)
+    return all(stride % part == 0 or (part % stride == 0 and (part % span == 0 or span % part == 0)) for part in parts)

@@ -181,12 +181,10 @@ class NetworkSpec(LinkSpec):
 
     ports_per_node: Count | None = None
 
-    def build_for(self, devices_per_node: int) -> Link:
-        """As seen by one device while all devices of its node send: the ports are shared out evenly."""
-        link = self.build()
+    def ports_of(self, devices_per_node: int) -> int:
+        """Ports of a node with so many devices."""
         per_device = self.preset is not None and LINKS[self.preset].port_of == "device"
-        ports = self.ports_per_node or (devices_per_node if per_device else 1)
-        return Link(link.name, link.bandwidth_bytes_per_s * ports / devices_per_node, link.latency_s)
+        return self.ports_per_node or (devices_per_node if per_device else 1)
 
 
 class NodeSpec(_Spec):

@@ -1,28 +1,75 @@
-"""Seconds of a collective over one mesh axis: α–β, the better of ring and tree.
+"""Seconds of a collective over one mesh axis: α–β, the cheapest of the algorithms that libraries have.
+
+α is a link's latency per step, 1/β its bandwidth per device and direction. An axis may cross several levels (stages of
+its route): then a *ring* runs through all of them at once, at the pace of the slowest; a *hierarchical* collective
+takes them one after the other, with fewer and fewer bytes outwards, each level by *doubling* where it has a power of
+two members; an all-reduce by *tree* sends the whole buffer up and down; pairs exchange (*pairwise*) over all levels
+at once.
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (IJHPCA 2005),
-sections 4.1 to 4.5. α is a link's latency per step, 1/β its bandwidth per device and direction.
+sections 4.1 to 4.5; for trees Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+scan" (Parallel Computing 2009); for the levels Cho et al., "BlueConnect" (MLSys 2019).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from pdv.cluster import Link
+from pdv.cluster import Link, Route, Stage
 from pdv.cost.curves import Curves
 
 # Operators whose result is a copy that a device has to hold, or to make again where it was dropped.
 GATHERS = ("combine", "all_gather", "all_to_all")
 
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+Algorithm = Literal["ring", "doubling", "hierarchical", "tree", "pairwise", "measured", "learned"]
+
 
 @dataclass(frozen=True, slots=True)
 class AxisLink:
-    """One mesh axis as collectives see it; ``curves``, where there are some, go before the link's α and β."""
+    """One mesh axis as collectives see it; ``curves``, where there are some, go before the link's α and β.
+
+    ``stages`` are the levels that it crosses, outer to inner; without them it is one, ``size`` members on ``link``.
+    """
 
     size: int
     link: Link
     curves: Curves | None = None
+    stages: tuple[Stage, ...] = ()
+
+
+def axis_link(size: int, route: Route, curves: Curves | None = None) -> AxisLink:
+    """The axis whose groups of ``size`` take this route."""
+    plain = len(route.stages) < 2 and all(stage.exchange_bytes_per_s is None for stage in route.stages)
+    return AxisLink(size, route.link, curves, () if plain else route.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The algorithm taken, or the source of a curve that went before all of them; and its seconds."""
+
+    algorithm: Algorithm
+    seconds: float
+
+
+def choice(collective: Collective, axis: AxisLink, num_bytes: float, algorithm: Algorithm | None = None) -> Choice:
+    """The cheapest algorithm, or ``algorithm``, for a collective of ``num_bytes`` on an axis of at least two.
+
+    ``num_bytes`` count the larger side: the result of an all-gather, the input of the others.
+
+    Raises:
+        ValueError: no such algorithm for this collective and axis.
+    """
+    if algorithm is None and (known := _known(axis, collective, num_bytes)) is not None:
+        assert axis.curves is not None, "known by its curves"
+        return Choice("measured" if axis.curves.source == "measured" else "learned", known)
+    choices = [entry for entry in _choices(collective, axis, num_bytes) if algorithm in {None, entry.algorithm}]
+    if not choices:
+        raise ValueError(f"no algorithm {algorithm!r} for {collective} over an axis of {axis.size}")
+    return min(choices, key=lambda entry: entry.seconds)
 
 
 def all_gather_seconds(axis: AxisLink, result_bytes: float) -> float:
@@ -31,9 +78,7 @@ def all_gather_seconds(axis: AxisLink, result_bytes: float) -> float:
         return 0.0
     if (known := _known(axis, "all_gather", result_bytes)) is not None:
         return known
-    steps = math.ceil(math.log2(axis.size)) if axis.size & (axis.size - 1) == 0 else axis.size - 1
-    moved = result_bytes * (axis.size - 1) / axis.size
-    return steps * axis.link.latency_s + moved / axis.link.bandwidth_bytes_per_s
+    return _half(axis, result_bytes).seconds
 
 
 def reduce_scatter_seconds(axis: AxisLink, input_bytes: float) -> float:
@@ -44,10 +89,13 @@ def reduce_scatter_seconds(axis: AxisLink, input_bytes: float) -> float:
 
 
 def all_reduce_seconds(axis: AxisLink, num_bytes: float) -> float:
-    """Reduce-scatter, then all-gather (Rabenseifner)."""
+    """Reduce-scatter, then all-gather (Rabenseifner), or a tree of the whole."""
+    if axis.size == 1:
+        return 0.0
     if (known := _known(axis, "all_reduce", num_bytes)) is not None:
         return known
-    return reduce_scatter_seconds(axis, num_bytes) + all_gather_seconds(axis, num_bytes)
+    halves_s = reduce_scatter_seconds(axis, num_bytes) + all_gather_seconds(axis, num_bytes)
+    return halves_s if axis.curves is not None else min(halves_s, _tree(axis, num_bytes))
 
 
 def all_to_all_seconds(axis: AxisLink, local_bytes: float) -> float:
@@ -56,8 +104,29 @@ def all_to_all_seconds(axis: AxisLink, local_bytes: float) -> float:
         return 0.0
     if (known := _known(axis, "all_to_all", local_bytes)) is not None:
         return known
-    moved = local_bytes * (axis.size - 1) / axis.size
-    return (axis.size - 1) * axis.link.latency_s + moved / axis.link.bandwidth_bytes_per_s
+    return _pairwise(axis, local_bytes)
+
+
+def send_seconds(link: Link, num_bytes: float) -> float:
+    """From one device to another."""
+    return link.latency_s + num_bytes / link.bandwidth_bytes_per_s
+
+
+def least_seconds(collective: Collective, axis: AxisLink, num_bytes: float) -> float:
+    """What bandwidth allows no algorithm to beat: at each level, the bytes that must enter a part, over its links.
+
+    Of an all-gather's result a part with m of the n members lacks at least what its neighbours on the level have.
+    """
+    if axis.size == 1:
+        return 0.0
+    least, below = 0.0, 1
+    for stage in reversed(_stages(axis)):
+        around = below * stage.size
+        lacking = num_bytes * (around - below) / max(around, axis.size)
+        entering = below * lacking if collective == "all_to_all" else lacking
+        least = max(least, entering / (below * stage.link.bandwidth_bytes_per_s))
+        below = around
+    return 2 * least if collective == "all_reduce" else least
 
 
 def _known(axis: AxisLink, collective: str, num_bytes: float) -> float | None:
@@ -65,6 +134,81 @@ def _known(axis: AxisLink, collective: str, num_bytes: float) -> float | None:
     if axis.size == 1 or axis.curves is None or num_bytes == 0:
         return None
     return axis.curves.seconds(collective, num_bytes)
+
+
+def _choices(collective: Collective, axis: AxisLink, num_bytes: float) -> Sequence[Choice]:
+    if collective == "all_to_all":
+        return (Choice("pairwise", _pairwise(axis, num_bytes)),)
+    halves = [Choice("ring", _ring(axis, num_bytes))]
+    stages = _stages(axis)
+    if len(stages) > 1:
+        halves.append(Choice("hierarchical", _by_levels(stages, num_bytes)))
+    elif _is_power_of_two(axis.size):
+        halves.append(Choice("doubling", _by_levels(stages, num_bytes)))
+    if collective != "all_reduce":
+        return halves
+    return (*(Choice(half.algorithm, 2 * half.seconds) for half in halves), Choice("tree", _tree(axis, num_bytes)))
+
+
+def _half(axis: AxisLink, num_bytes: float) -> Choice:
+    """The cheaper all-gather or reduce-scatter."""
+    if len(axis.stages) <= 1:  # the usual case, on which searches spend their time
+        doubling = _is_power_of_two(axis.size)
+        steps = math.ceil(math.log2(axis.size)) if doubling else axis.size - 1
+        moved = num_bytes * (axis.size - 1) / axis.size
+        seconds = steps * axis.link.latency_s + moved / axis.link.bandwidth_bytes_per_s
+        return Choice("doubling" if doubling else "ring", seconds)
+    return min(_choices("all_gather", axis, num_bytes), key=lambda entry: entry.seconds)
+
+
+def _ring(axis: AxisLink, num_bytes: float) -> float:
+    """n - 1 steps; a block crosses each level as often as a nested ring does."""
+    latency_s, outside = 0.0, 1
+    for place, stage in enumerate(stages := _stages(axis)):
+        hops = stage.size if place == 0 else outside * (stage.size - 1)
+        latency_s += hops * stage.link.latency_s
+        outside *= stage.size
+    if len(stages) == 1:
+        latency_s = axis.size * stages[0].link.latency_s
+    moved = num_bytes * (axis.size - 1) / axis.size
+    return latency_s * (axis.size - 1) / axis.size + moved / axis.link.bandwidth_bytes_per_s
+
+
+def _by_levels(stages: Sequence[Stage], num_bytes: float) -> float:
+    """All-gather level by level, outer to inner, each among members that hold the same part of it."""
+    seconds, held = 0.0, num_bytes / math.prod(stage.size for stage in stages)
+    for stage in stages:
+        steps = math.ceil(math.log2(stage.size)) if _is_power_of_two(stage.size) else stage.size - 1
+        moved = held * (stage.size - 1)
+        seconds += steps * stage.link.latency_s + moved / stage.link.bandwidth_bytes_per_s
+        held *= stage.size
+    return seconds
+
+
+def _tree(axis: AxisLink, num_bytes: float) -> float:
+    """All-reduce: the whole buffer up a tree and down again, in pieces, so that depth costs latency alone."""
+    depth_s = sum(math.ceil(math.log2(stage.size)) * stage.link.latency_s for stage in _stages(axis))
+    return 2 * (depth_s + num_bytes / axis.link.bandwidth_bytes_per_s)
+
+
+def _pairwise(axis: AxisLink, local_bytes: float) -> float:
+    """All-to-all: an n-th to each other member; the levels carry their shares at the same time."""
+    latency_s, slowest_s, below = 0.0, 0.0, 1
+    for stage in reversed(_stages(axis)):
+        partners = below * (stage.size - 1)
+        rate = stage.exchange_bytes_per_s or stage.link.bandwidth_bytes_per_s
+        latency_s += partners * stage.link.latency_s
+        slowest_s = max(slowest_s, local_bytes * partners / axis.size / rate)
+        below *= stage.size
+    return latency_s + slowest_s
+
+
+def _stages(axis: AxisLink) -> tuple[Stage, ...]:
+    return axis.stages or (Stage(axis.size, axis.link),)
+
+
+def _is_power_of_two(size: int) -> bool:
+    return size & (size - 1) == 0
 
 
 def move_seconds(name: str, axis: AxisLink, local_bytes: float) -> tuple[float, float]:

@@ -62,7 +62,6 @@ BAD = {
     "device-a-number": NODE.replace("a100-80gb-sxm", "100"),
     "no-network": NODE,
     "no-link": "nodes:\n  - {devices: 8, device: t4}\n",
-    "unequal-nodes": NODE + "  - {devices: 4, device: t4, link: pcie3}\nnetwork: ib-hdr\n",
     "device-incomplete": CUSTOM.replace("      memory: 16 GiB\n", ""),
     "no-float32": CUSTOM.replace("float32", "bfloat16"),
     "unknown-dtype": CUSTOM.replace("float32", "float31"),

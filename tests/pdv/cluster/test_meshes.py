@@ -21,10 +21,10 @@ def names(found: Cluster, max_axes: int = 3) -> list[str]:
 
 
 def test_levels_and_their_halves() -> None:
-    two_axes = ["node=2xgpu=8", "group=4xgpu=4", "group=8xgpu=2"]
+    two_axes = ["gpu=16", "node=2xgpu=8", "group=4xgpu=4", "group=8xgpu=2"]
     assert names(cluster(2, 8)) == [*two_axes, "node=2xgpu0=2xgpu1=4", "node=2xgpu0=4xgpu1=2"]
     assert names(cluster(2, 8), max_axes=2) == two_axes
-    assert len(names(cluster(8, 8), max_axes=4)) == 11
+    assert len(names(cluster(8, 8), max_axes=4)) == 12
     assert names(cluster(1, 1)) == ["single"]
     assert names(cluster(1, 7)) == ["gpu=7"]
     assert names(cluster(7, 1)) == ["node=7"]
@@ -34,7 +34,7 @@ def test_every_mesh_has_all_devices_and_a_link_for_each_axis() -> None:
     found = cluster(4, 8)
     for candidate in candidate_meshes(found, 4):
         assert candidate.mesh.num_devices == 32
-        slow = [axis.name.startswith(("node", "group")) for axis in candidate.mesh.axes]
+        slow = [axis.name.startswith(("node", "group")) or axis.size == 32 for axis in candidate.mesh.axes]
         assert [link.name == "ib-hdr" for link in candidate.links] == slow
 
 
@@ -52,6 +52,21 @@ def test_pinned(mesh: dict[str, int], links: list[str]) -> None:
     (candidate,) = candidate_meshes(cluster(2, 8, mesh))
     assert [axis.name for axis in candidate.mesh.axes] == list(mesh)
     assert [link.name for link in candidate.links] == links
+
+
+@pytest.mark.parametrize(
+    ("mesh", "gigabytes"),
+    [
+        ({"all": 16}, [200]),  # a ring over whole nodes has all eight ports of a node
+        ({"dp": 2, "tp": 8}, [25, 212]),  # one member in a node: its share of the ports
+        ({"dp": 4, "tp": 4}, [50, 212]),
+        ({"dp": 8, "tp": 2}, [100, 212]),
+        ({"fast": 8, "slow": 2}, [100, 212]),
+    ],
+)
+def test_a_group_has_the_ports_of_all_its_members_in_a_node(mesh: dict[str, int], gigabytes: list[float]) -> None:
+    (candidate,) = candidate_meshes(cluster(2, 8, mesh))
+    assert [link.bandwidth_bytes_per_s / 1e9 for link in candidate.links] == pytest.approx(gigabytes)
 
 
 def test_a_pin_from_outside_is_checked_too() -> None:
