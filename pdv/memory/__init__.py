@@ -1,1 +1,8 @@
-"""What a step holds in memory, when, and who holds it."""
+"""How much memory a step needs, by lifetime: peaks, when they are, and who holds them. Entry point: `step_memory`."""
+
+from __future__ import annotations
+
+from pdv.memory.log import Holder
+from pdv.memory.step import Point, StageMemory, StepMemory, step_memory
+
+__all__ = ["Holder", "Point", "StageMemory", "StepMemory", "step_memory"]

@@ -142,7 +142,7 @@ def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCos
 
 def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]]) -> list[NodeCost]:
     """``local_cost`` of many, in one question to the cost model."""
-    free = [not problem.train and (is_fixed(node) or _is_bias(node)) for node, _ in asked]
+    free = [not problem.train and (is_fixed(node) or is_bias(node)) for node, _ in asked]
     queries = [_query(problem, *one) for one, is_free in zip(asked, free, strict=True) if not is_free]
     answers = iter(problem.compute.nodes(queries))
     costs = []
@@ -165,7 +165,7 @@ def _query(problem: Problem, node: Node, splits: Sequence[Split]) -> Query:
     return Query(node.op, loops, types, node.type, node.attrs, wanted)
 
 
-def _is_bias(node: Node) -> bool:
+def is_bias(node: Node) -> bool:
     """linear(x, w) + b and conv2d(x, w) + b, which are one call in the emitted program.
 
     Wherever the product is moved in between, for the search prices an operator without knowing that.

@@ -1,0 +1,55 @@
+"""What the loss outside the graph holds: cross-entropy over the last dim of what the program returns.
+
+Emitted programs call ``F.cross_entropy`` (examples/train.py): log-probabilities are kept, and its backward makes two
+gradients of their size. Megatron-LM's vocab_parallel_cross_entropy computes in float32: logits, and exponentials that
+become the gradient in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ir.graph import Node
+from pdv.memory.log import Heap, Holder, Storage
+from pdv.memory.setting import Setting
+
+LOSS = Holder("loss", "cross_entropy")
+FULL_BYTES = 4  # float32
+
+
+def loss_forward(setting: Setting, heap: Heap, outputs: Sequence[Node]) -> dict[Node, Storage]:
+    """By output, what the loss keeps until its backward; nothing where there is none."""
+    heap.moment = "the loss"
+    kept: dict[Node, Storage] = {}
+    if not setting.train:
+        return kept
+    for node in outputs:
+        if node.needs_grad:
+            elements = _elements(setting, node)
+            if setting.eager:
+                kept[node] = heap.allocate(elements * node.type.dtype.itemsize, LOSS)
+            else:
+                logits = heap.allocate(elements * FULL_BYTES, LOSS)
+                kept[node] = heap.allocate(elements * FULL_BYTES, LOSS)
+                heap.drop(logits)
+    return kept
+
+
+def loss_backward(setting: Setting, heap: Heap, node: Node, kept: Storage) -> Storage:
+    """The gradient of an output; what the loss kept is freed."""
+    size = float(_elements(setting, node) * node.type.dtype.itemsize)
+    if setting.eager:
+        picked = heap.allocate(size, LOSS)  # of the log-probabilities: zero but for the targets
+        gradient = heap.allocate(size, LOSS)
+        heap.drop(picked)
+    else:
+        gradient = heap.allocate(size, LOSS)
+    heap.drop(kept)
+    return gradient
+
+
+def _elements(setting: Setting, node: Node) -> int:
+    size = 1
+    for extent in setting.shape(node):
+        size *= extent
+    return size

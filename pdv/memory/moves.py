@@ -1,0 +1,66 @@
+"""What moving a tensor along an axis allocates, forward and backward: the emitted program's collectives, one by one.
+
+Read in ``pdv/emit/parallel.py``; a framework that reduces in place and gathers into the result's own memory
+(Megatron-LM's mappings) allocates the results alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ir.graph import Node
+from pdv.memory.layout import Layout, fresh
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """``alias``: the result is the operand's memory; ``beside``: bytes of buffers while it runs."""
+
+    alias: bool
+    beside: float = 0.0
+
+
+ALIAS = Move(alias=True)
+_DUALS = {
+    "partition": "gather", "combine": "slice", "replicate": "sum", "reduce": "same", "all_gather": "scatter",
+    "reduce_scatter": "gather", "reduce_replicate": "sum", "all_to_all": "exchange",
+}  # fmt: skip
+_FORWARD = {
+    "partition": "slice", "combine": "gather", "replicate": "same", "reduce": "sum", "all_gather": "gather",
+    "reduce_scatter": "scatter", "reduce_replicate": "sum", "all_to_all": "exchange",
+}  # fmt: skip
+
+
+def forward_move(node: Node, before: Layout, after: float, dim: int, *, eager: bool) -> Move:
+    """``before``: the operand; ``after``: bytes of the result; ``dim``: along which it is gathered."""
+    return _move(_FORWARD[node.op.name], before, before.elements * node.type.dtype.itemsize, after, dim, eager=eager)
+
+
+def backward_move(node: Node, grad_bytes: float, after: float, dim: int, *, eager: bool) -> Move:
+    """The same of the dual, on a gradient of ``grad_bytes``."""
+    return _move(_DUALS[node.op.name], fresh((1,)), grad_bytes, after, dim, eager=eager)
+
+
+def _move(what: str, before: Layout, num_bytes: float, after: float, dim: int, *, eager: bool) -> Move:
+    copied = 0.0 if before.contiguous else num_bytes
+    match what:
+        case "same":
+            return ALIAS
+        case "slice":
+            return Move(alias=not eager)
+        case "sum":
+            return Move(alias=not eager)
+        case "gather":
+            return Move(alias=False, beside=(copied + (after if dim else 0.0)) if eager else 0.0)
+        case "scatter":
+            return Move(alias=False, beside=num_bytes if eager else 0.0)
+        case "exchange":
+            return Move(alias=False, beside=num_bytes + (after if dim else 0.0))
+    raise AssertionError(what)
+
+
+def gathered_dim(node: Node, *, backward: bool) -> int:
+    """The dim along which a move (its dual) gathers; behind dim 0 the blocks are put together in a second buffer."""
+    if node.op.name == "all_to_all":
+        return int(node.attr("to_dim" if backward else "dim"))
+    return int(node.attr("dim")) if "dim" in node.attrs else 0

@@ -1,0 +1,136 @@
+"""What walking a stage needs to know of its workload, found once: shardings, who runs where, who reads what.
+
+Decides which of a chunk's values are kept for backward, before any kernel is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ir.graph import Node
+from ir.sharding import Sharding, local_shape
+from ir.verify import infer_shardings
+from pdv.memory.kernels import Local
+from pdv.pcg.plan_cost import is_bias
+from pdv.simulate.setup import AS_EMITTED, Execution, Workload
+
+
+@dataclass
+class Setting:
+    """A workload as the walk reads it; made once, for all of its chunks."""
+
+    workload: Workload
+    shapes: dict[Node, tuple[int, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def shardings(self) -> Mapping[Node, Sharding]:
+        """Of every value of the PCG."""
+        return infer_shardings(self.workload.pcg, self.workload.problem.mesh)
+
+    @property
+    def execution(self) -> Execution:
+        """How a step runs."""
+        return self.workload.execution
+
+    @property
+    def train(self) -> bool:
+        """True where there is a backward pass."""
+        return self.workload.problem.train
+
+    @property
+    def eager(self) -> bool:
+        """True of the emitted program: torch's own autograd, and the copies that ``pdv/emit/parallel.py`` makes.
+
+        False of a framework that reduces in place and accumulates into buffers made beforehand (Megatron-LM).
+        """
+        return self.execution.precision == AS_EMITTED
+
+    def shape(self, node: Node) -> tuple[int, ...]:
+        """Local shape of a value."""
+        if node not in self.shapes:
+            self.shapes[node] = local_shape(node.type, self.shardings[node], self.workload.problem.mesh)
+        return self.shapes[node]
+
+    def axis_size(self, node: Node) -> int:
+        """Devices along the axis of a parallel operator."""
+        return self.size(str(node.attr("axis")))
+
+    def size(self, axis: str) -> int:
+        """Devices along an axis."""
+        mesh = self.workload.problem.mesh
+        return mesh.axes[mesh.index(axis)].size
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[Node, ...], ...]:
+        """By chunk, the nodes that it runs, in order. What no entry of ``chunk_of`` names runs with each reader."""
+        pcg, stages = self.workload.pcg, self.workload.stages
+        if stages.chunks == 1:
+            return (tuple(node for node in pcg.nodes if not node.is_leaf and not of_weights(node)),)
+        where: dict[Node, set[int]] = {}
+        for node in reversed(pcg.nodes):
+            if node in stages.chunk_of:
+                where[node] = {stages.chunk_of[node]}
+            else:
+                where[node] = set().union(*(where[reader] for reader in pcg.users[node])) or {stages.chunks - 1}
+        found: list[list[Node]] = [[] for _ in range(stages.chunks)]
+        for node in pcg.nodes:
+            if not node.is_leaf and not of_weights(node):
+                for chunk in where[node]:
+                    found[chunk].append(node)
+        return tuple(tuple(chunk) for chunk in found)
+
+    def is_differentiated(self, node: Node) -> bool:
+        """True if backward runs through a node: what only moves buffers is never asked for a gradient."""
+        return node in self._differentiated
+
+    @cached_property
+    def _differentiated(self) -> frozenset[Node]:
+        if not self.train:
+            return frozenset()
+        found: set[Node] = set()
+        stack = [node for _, node in self.workload.pcg.outputs if node.needs_grad]
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                stack += [operand for operand in node.operands if operand.needs_grad]
+        return frozenset(found)
+
+    def layer(self, node: Node) -> int | None:
+        """The repeated block that a node belongs to."""
+        return self.workload.stages.layer_of.get(node)
+
+    def saved(self, local: Local, declared: Sequence[int | str]) -> list[Node]:
+        """The values that autograd keeps of a node: of a product each factor only if another one needs a gradient."""
+        node = local.node
+        kept = [number for number in declared if isinstance(number, int) and number < len(node.operands)]
+        if node.op.kind == "contraction" or node.op.name == "mul":
+            kept = [n for n in kept if any(x.needs_grad for m, x in enumerate(node.operands) if m != n)]
+        elif node.op.name == "div":
+            kept = [n for n in kept if n == 1 or node.operands[1].needs_grad]
+        return [node.operands[number] for number in kept] + [node] * ("out" in declared)
+
+    def in_place(self, node: Node) -> bool:
+        """True of a bias that the product before it adds itself."""
+        return is_bias(node) and node.operands[0].op.name in ("linear", "conv2d")
+
+    def is_flash(self, node: Node) -> bool:
+        """True of attention that never writes its scores."""
+        return node.op.name != "attention" or self.execution.flash
+
+
+def of_weights(node: Node) -> bool:
+    """True of a parameter and of what moves it: each reader moves it for itself, when it reads it."""
+    while node.op.kind == "parallel":
+        node = node.operands[0]
+    return node.op.name == "param"
+
+
+def chain(node: Node) -> list[Node]:
+    """The parallel operators between a leaf and ``node``, the leaf's reader first, and the leaf in front."""
+    steps = [node]
+    while steps[-1].op.kind == "parallel":
+        steps.append(steps[-1].operands[0])
+    return steps[::-1]

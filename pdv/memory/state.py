@@ -1,0 +1,88 @@
+"""What a stage holds all the time: weights, buffers, inputs, and what training keeps of each parameter.
+
+Sources: Micikevicius et al., ICLR'18 (copies of mixed precision); Rajbhandari et al., SC'20, section 3 (ZeRO stages).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ir.graph import Node
+from ir.sharding import Shard
+from pdv.memory.log import Holder
+from pdv.memory.setting import Setting, chain
+
+MOMENTS = 2  # of AdamW (Loshchilov and Hutter, ICLR'19)
+
+
+@dataclass(frozen=True)
+class State:
+    """Bytes of a stage that do not come and go, by holder, and what the optimizer's step needs beside them."""
+
+    held: Mapping[Holder, float]
+    gradients: float
+    step: float
+
+
+def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
+    """Of the stage that has these chunks.
+
+    ``gradients`` are those that backward makes (nothing where they are buffers, which count as held).
+    """
+    leaves = _leaves(setting, chunks)
+    trained = [leaf for leaf in leaves if leaf.op.name == "param" and leaf.needs_grad]
+    others = [leaf for leaf in leaves if not (leaf.op.name == "param" and leaf.needs_grad)]
+    sizes = {leaf: float(math.prod(setting.shape(leaf)) * leaf.type.dtype.itemsize) for leaf in leaves}
+    held = {
+        Holder("weights"): sum(sizes[leaf] for leaf in (*trained, *others) if leaf.op.name != "input"),
+        Holder("inputs"): sum(sizes[leaf] for leaf in others if leaf.op.name == "input"),
+    }
+    if not setting.train:
+        return State(held, 0.0, 0.0)
+    gradients = sum(_gradient(setting, leaf) for leaf in trained)
+    held[Holder("optimizer")] = sum(_optimizer(setting, leaf) for leaf in trained)
+    if not setting.eager:
+        held[Holder("gradients")] = gradients
+        return State(held, 0.0, 0.0)
+    weights = [sizes[leaf] for leaf in trained]
+    # torch's foreach AdamW takes the roots of all second moments at once; on a CPU it goes parameter by parameter,
+    # the root and the quotient (torch/optim/adamw.py).
+    step = sum(weights) if on_gpu else 2.0 * max(weights, default=0.0)
+    return State(held, gradients, step)
+
+
+def _leaves(setting: Setting, chunks: Iterable[int]) -> list[Node]:
+    """Of what the chunks read, and inputs that the program never reads."""
+    found: dict[Node, None] = {}
+    for chunk in chunks:
+        for node in setting.chunks[chunk]:
+            found |= dict.fromkeys(base for operand in node.operands if (base := chain(operand)[0]).is_leaf)
+    return list(found)
+
+
+def _elements(setting: Setting, param: Node) -> int:
+    return math.prod(setting.shape(param))
+
+
+def _cut(setting: Setting, param: Node) -> int:
+    """How many ways ZeRO cuts what rests whole along the data axes."""
+    mesh = setting.workload.problem.mesh
+    sharding = setting.shardings[param]
+    names = setting.execution.data_axes
+    whole = [setting.size(name) for name in names if not isinstance(sharding[mesh.index(name)], Shard)]
+    return math.prod(whole)
+
+
+def _gradient(setting: Setting, param: Node) -> float:
+    size = setting.execution.precision.gradient
+    each = param.type.dtype.itemsize if size is None else size
+    return _elements(setting, param) * each / (_cut(setting, param) if setting.execution.zero >= 2 else 1)  # noqa: PLR2004
+
+
+def _optimizer(setting: Setting, param: Node) -> float:
+    precision = setting.execution.precision
+    moment = param.type.dtype.itemsize if precision.moment is None else precision.moment
+    each = precision.master + MOMENTS * moment
+    return _elements(setting, param) * each / (_cut(setting, param) if setting.execution.zero >= 1 else 1)

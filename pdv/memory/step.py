@@ -1,0 +1,218 @@
+"""The most memory that a step needs, by stage: when it is, and who holds it.
+
+Decides: a stage's peak, from one walk of a micro-batch through each of its chunks and the order in which the schedule
+runs them. Entry point: ``step_memory``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pdv.cluster import Device
+from pdv.memory import allocator
+from pdv.memory.flight import Turn, turns
+from pdv.memory.log import Heap, Holder, Log, exactly
+from pdv.memory.setting import Setting
+from pdv.memory.state import State, state
+from pdv.memory.walk import Passes, passes
+from pdv.simulate.setup import Workload
+
+OPTIMIZER = "optimizer step"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Bytes allocated at most in one turn of the schedule (None: the optimizer's), and what stays behind it."""
+
+    turn: Turn | None
+    most_bytes: float
+    after_bytes: float
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """One kind of device of one stage.
+
+    Attributes:
+        stage: its number.
+        device: what it is; ``count`` of them.
+        peak_bytes: tensors allocated at once, at most; on a GPU as the caching allocator rounds them.
+        reserved_bytes: what the allocator has taken from the device by then.
+        total_bytes: that, CUDA's context and the buffers of communicators.
+        when: the moment of the peak.
+        holders: who holds the peak.
+        curve: over the step.
+    """
+
+    stage: int
+    device: Device
+    count: int
+    peak_bytes: float
+    reserved_bytes: float
+    total_bytes: float
+    when: str
+    holders: Mapping[Holder, float] = field(repr=False)
+    curve: tuple[Point, ...] = field(repr=False)
+
+    @property
+    def by_kind(self) -> dict[str, float]:
+        """The peak by kind of holder, the largest first."""
+        found: dict[str, float] = defaultdict(float)
+        for holder, num_bytes in self.holders.items():
+            found[holder.kind] += num_bytes
+        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+    @property
+    def margin_bytes(self) -> float:
+        """What the device has left; negative if it does not fit."""
+        return self.device.memory_bytes - self.total_bytes
+
+    def fits(self, device: Device | None = None) -> bool:
+        """True if all of it is on the device (or on another one of its kind)."""
+        return self.total_bytes <= (device or self.device).memory_bytes
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """By stage and kind of device, in this order."""
+
+    stages: tuple[StageMemory, ...]
+
+    @cached_property
+    def worst(self) -> StageMemory:
+        """The one that is fullest."""
+        return max(self.stages, key=lambda one: (one.total_bytes / one.device.memory_bytes, -one.stage))
+
+    @property
+    def fits(self) -> bool:
+        """True if every stage fits."""
+        return all(one.fits() for one in self.stages)
+
+
+def step_memory(workload: Workload) -> StepMemory:
+    """What each kind of device of each stage holds at the step's peak, once the optimizer's state is there."""
+    setting = Setting(workload)
+    walked: dict[tuple[int, bool], Passes] = {}
+    found = [one for stage in range(workload.stages.count) for one in _stage(setting, stage, walked)]
+    return StepMemory(tuple(found))
+
+
+def _stage(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes]) -> Iterator[StageMemory]:
+    """One for each kind of device; those that round alike share the walk."""
+    workload = setting.workload
+    count = workload.problem.mesh.num_devices
+    devices: dict[Device, int] = defaultdict(int)
+    if len(workload.cluster.classes) == 1:
+        devices[workload.cluster.classes[0].device] = count
+    else:
+        for rank in range(stage * count, (stage + 1) * count):
+            devices[workload.cluster.device_of(rank)] += 1
+    communicators = sum(axis.size > 1 for axis in workload.problem.mesh.axes) + (workload.stages.count > 1)
+    for device, number in devices.items():
+        peak = _peak(setting, stage, walked, on_gpu=device.kind == "gpu")
+        reserved = allocator.reserved(peak.num_bytes, device)
+        total = reserved + allocator.outside(device, communicators)
+        yield StageMemory(
+            stage, device, number, peak.num_bytes, reserved, total, peak.when, peak.holders, tuple(peak.curve)
+        )
+
+
+@dataclass
+class _Peak:
+    num_bytes: float = 0.0
+    when: str = ""
+    holders: Mapping[Holder, float] = field(default_factory=dict)
+    curve: list[Point] = field(default_factory=list)
+
+
+def _peak(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes], *, on_gpu: bool) -> _Peak:
+    """Over the turns of a stage."""
+    stages, execution = setting.workload.stages, setting.workload.execution
+    rounded = allocator.rounded if on_gpu else exactly
+    own = range(stage, stages.chunks, stages.count)
+    for chunk in own:
+        if (chunk, on_gpu) not in walked:
+            walked[chunk, on_gpu] = passes(setting, chunk, Heap(rounded), twice=execution.micro_batches > 1)
+    known = {chunk: walked[chunk, on_gpu] for chunk in own}
+    kept = state(setting, own, on_gpu=on_gpu)
+    found = _Search(setting, kept, known)
+    for turn in turns(stage, stages, execution) if setting.train else _forwards(own, execution.micro_batches):
+        found.take(turn)
+    if setting.train:
+        found.optimizer()
+    return found.best
+
+
+def _forwards(own: Sequence[int], batches: int) -> Iterator[Turn]:
+    for batch in range(batches):
+        for chunk in own:
+            yield Turn("forward", batch, chunk)
+
+
+class _Search:
+    """The largest sum of what is there all the time, what is in flight, and what a turn adds."""
+
+    def __init__(self, setting: Setting, kept: State, known: Mapping[int, Passes]) -> None:
+        self.setting, self.kept, self.known = setting, kept, known
+        self.best = _Peak()
+        self.base = sum(kept.held.values())
+        self.now = self.base
+        self.in_flight: dict[int, int] = defaultdict(int)  # micro-batches by chunk
+        self.begun: dict[int, bool] = {}  # chunks whose gradients are there
+        self._peaks: dict[int, tuple[float, int, float]] = {}
+
+    def take(self, turn: Turn) -> None:
+        """Run one micro-batch through a chunk, one way."""
+        log = self._log(turn)
+        most, at, end = self._summary(log)
+        if self.now + most > self.best.num_bytes:
+            where = log.moments[at - 1] if at else f"{turn.way} begins"
+            several = self.setting.execution.micro_batches > 1
+            when = f"micro-batch {turn.micro_batch}, {where}" if several else where
+            self._mark(self.now + most, when, log.held(at))
+        before = self.now
+        self.now += end
+        self.best.curve.append(Point(turn, before + most, self.now))
+        if turn.way == "forward":
+            self.in_flight[turn.chunk] += 1
+        else:
+            self.in_flight[turn.chunk] -= 1
+            self.begun[turn.chunk] = True
+
+    def optimizer(self) -> None:
+        """The optimizer's step, with all gradients there."""
+        most = self.now + self.kept.step
+        if most > self.best.num_bytes:
+            self._mark(most, OPTIMIZER, {Holder("temporaries", "optimizer"): self.kept.step})
+        self.best.curve.append(Point(None, most, self.base))
+
+    def _log(self, turn: Turn) -> Log:
+        one = self.known[turn.chunk]
+        if turn.way == "forward":
+            return one.forward
+        return one.later if self.begun.get(turn.chunk) else one.backward
+
+    def _summary(self, log: Log) -> tuple[float, int, float]:
+        """(most, where, end) of a log, worked out once."""
+        if id(log) not in self._peaks:
+            self._peaks[id(log)] = (*log.peak(), log.end)
+        return self._peaks[id(log)]
+
+    def _mark(self, num_bytes: float, when: str, own: Mapping[Holder, float]) -> None:
+        """A new peak; holders: what stays, what is in flight, and what the turn itself has made (or freed) so far."""
+        found: dict[Holder, float] = defaultdict(float, self.kept.held)
+        for holder, size in own.items():
+            found[holder] += size
+        for chunk, count in self.in_flight.items():
+            for holder, size in self.known[chunk].forward.held().items():
+                found[holder] += count * size
+        for chunk in self.begun:
+            one = self.known[chunk]
+            for log in (one.forward, one.backward):
+                for holder, size in log.held().items():
+                    found[holder] += size
+        self.best.num_bytes, self.best.when = num_bytes, when
+        self.best.holders = {holder: size for holder, size in found.items() if size}

@@ -1,0 +1,475 @@
+"""One micro-batch through one chunk, forward and backward, as torch runs it: what lives from when to when.
+
+A value lives until its last reader ran, and if autograd keeps it until the backward of the last node that does; a
+gradient from the first term until the backward of what made the value (PyTorch's engine: the nodes in reverse, saved
+tensors freed after each). Entry point: ``passes``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ir.graph import Node
+from pdv.memory.kernels import Local, kernel_of, runs_within
+from pdv.memory.layout import Layout, fresh, like, viewed
+from pdv.memory.log import Heap, Holder, Kind, Log, Storage
+from pdv.memory.loss import loss_backward, loss_forward
+from pdv.memory.moves import backward_move, forward_move, gathered_dim
+from pdv.memory.setting import Setting, chain, of_weights
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Changes of memory of one micro-batch in one chunk; ``later``: backward where gradients are there already."""
+
+    forward: Log
+    backward: Log
+    later: Log
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Where a value lies; one that a fused chain never writes is made again of its ``sources``."""
+
+    storage: Storage
+    layout: Layout
+    sources: tuple[Storage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes that run one after the other; ``recomputed``: only what they read from outside is kept."""
+
+    nodes: tuple[Node, ...]
+    recomputed: bool = False
+
+
+@dataclass
+class Walk:
+    """The state while a chunk runs. ``heap.log`` is what comes of it."""
+
+    setting: Setting
+    chunk: Sequence[Node]
+    heap: Heap
+    values: dict[Node, Value] = field(default_factory=dict)
+    waiting: Counter[Node] = field(default_factory=Counter)  # forward readers that are still to come
+    saved: dict[Node, list[Storage]] = field(default_factory=dict)
+    grads: dict[Node, Storage] = field(default_factory=dict)
+    accumulated: set[Node] = field(default_factory=set)  # parameters whose gradient is there
+
+    # ---- forward ----
+
+    def run(self, nodes: Iterable[Node], *, keep: bool) -> None:
+        """Forward of some nodes; ``keep``: what backward needs stays."""
+        for node in nodes:
+            self.heap.moment = _moment("forward", node, self.setting)
+            self._run(node, keep=keep and self.setting.is_differentiated(node))
+
+    def _run(self, node: Node, *, keep: bool) -> None:
+        setting, heap = self.setting, self.heap
+        read = [self._read(operand) for operand in node.operands]
+        if node.op.kind == "parallel":
+            value = self._moved(node, read[0])
+        else:
+            local = Local(node, tuple(value.layout for value in read), fresh(setting.shape(node)), _itemsize(node))
+            kernel = kernel_of(local)
+            work = heap.allocate(kernel.forward(local), self._holder("temporaries", node))
+            value = self._computed(node, read)
+            scores = self._scores(node, local)
+            heap.drop(work)
+            if keep:
+                self._keep(node, local, value, read, scores)
+            for storage in scores:
+                heap.drop(storage)
+        self.values[node] = value
+        for operand, one in zip(node.operands, read, strict=True):
+            self._done(operand, one)
+        if not self.waiting[node]:
+            self._forget(node)
+
+    def _computed(self, node: Node, read: Sequence[Value]) -> Value:
+        """The result of local work, allocated, or a view of what is read."""
+        shape = self.setting.shape(node)
+        if not node.op.kernel:
+            layout = viewed(node, read[0].layout, shape)
+            if layout is not None:
+                return Value(self.heap.keep(read[0].storage), layout)
+        if self.setting.in_place(node):
+            return Value(self.heap.keep(read[0].storage), read[0].layout)
+        layout = _layout(node, shape, read)
+        if self._inner(node):
+            sources = dict.fromkeys(s for value in read for s in value.sources or (value.storage,))
+            return Value(Storage(0.0, Holder("activations")), layout, tuple(self.heap.keep(s) for s in sources))
+        size = float(_size(shape) * _itemsize(node))
+        return Value(self.heap.allocate(size, self._holder("activations", node)), layout)
+
+    def _moved(self, node: Node, read: Value) -> Value:
+        """The result of a parallel operator."""
+        setting = self.setting
+        if setting.axis_size(node) == 1:
+            return Value(self.heap.keep(read.storage), read.layout)
+        layout = fresh(setting.shape(node))
+        num_bytes = float(layout.elements * _itemsize(node))
+        dim = gathered_dim(node, backward=False)
+        move = forward_move(node, read.layout, num_bytes, dim, eager=setting.eager)
+        if move.alias:
+            shared = node.op.name == "replicate" or layout.elements == read.layout.elements
+            return Value(self.heap.keep(read.storage), read.layout if shared else layout)
+        beside = self.heap.allocate(move.beside, self._holder("collectives", node))
+        whole = self.heap.allocate(num_bytes, self._holder("activations", node))
+        self.heap.drop(beside)
+        base = chain(node)[0]
+        if base.op.name == "param" and base.attr("regather") and node.op.name in ("combine", "all_gather"):
+            whole.again = num_bytes, move.beside
+        return Value(whole, layout)
+
+    def _scores(self, node: Node, local: Local) -> list[Storage]:
+        """Attention that writes its scores: softmax, mask and what is left of it (Korthikanti et al., section 4.1)."""
+        if self.setting.is_flash(node):
+            return []
+        q, k = local.operands[0], local.operands[1]
+        elements = q.elements // q.shape[-1] * k.shape[-2]
+        holder = self._holder("activations", node)
+        scores = self.heap.allocate(elements * _itemsize(node), self._holder("temporaries", node))
+        made = [self.heap.allocate(elements * _itemsize(node), holder)]
+        self.heap.drop(scores)
+        if self.setting.execution.dropout:
+            made += [self.heap.allocate(elements * size, holder) for size in (_itemsize(node), 1)]
+        return made
+
+    def _keep(self, node: Node, local: Local, value: Value, read: Sequence[Value], scores: list[Storage]) -> None:
+        """Hold on to what the node's backward needs."""
+        setting, heap, kernel = self.setting, self.heap, kernel_of(local)
+        attention = node.op.name == "attention"
+        selective = attention and setting.execution.recompute == "selective"
+        declared = node.op.saved if kernel.saved is None else kernel.saved
+        if selective or (attention and not setting.execution.flash):
+            declared = (0, 1, 2)
+        held = [] if selective else [heap.keep(storage) for storage in scores]
+        by_node = dict(zip((*node.operands, node), (*read, value), strict=True))
+        for kept in setting.saved(local, declared):
+            for storage in by_node[kept].sources or (by_node[kept].storage,):
+                if not kept.is_leaf and storage.holder.kind not in ("weights", "inputs") and storage.again is None:
+                    held.append(heap.keep(storage))
+        own = 0.0 if selective else kernel.keeps(local)
+        if own:
+            held.append(heap.allocate(own, self._holder("activations", node)))
+        if setting.execution.dropout and _is_residual(node):
+            held.append(heap.allocate(float(_size(setting.shape(node))), self._holder("activations", node)))
+        self.saved[node] = held
+
+    def _inner(self, node: Node) -> bool:
+        """True of a value that a fused chain of element-wise operators never writes."""
+        if not self.setting.execution.fused or not _is_map(node) or self.setting.in_place(node):
+            return False
+        readers = self.setting.workload.pcg.users[node]
+        return bool(readers) and all(_is_map(reader) for reader in readers)
+
+    def _read(self, node: Node) -> Value:
+        """A value; a weight is moved here, for this reader."""
+        if node.is_leaf:
+            kind: Kind = "weights" if node.op.name == "param" else "inputs"
+            return Value(Storage(0.0, Holder(kind)), fresh(self.setting.shape(node)))
+        if not of_weights(node):
+            return self.values[node]
+        steps = chain(node)
+        value = self._read(steps[0])
+        for step in steps[1:]:
+            moved = self._moved(step, value)
+            self.heap.drop(value.storage)
+            value = moved
+        return value
+
+    def _done(self, operand: Node, value: Value) -> None:
+        """An operand was read."""
+        if of_weights(operand) or operand.is_leaf:
+            self.heap.drop(value.storage)
+            return
+        self.waiting[operand] -= 1
+        if not self.waiting[operand]:
+            self._forget(operand)
+
+    def _forget(self, node: Node) -> None:
+        value = self.values.pop(node)
+        for storage in (value.storage, *value.sources):
+            self.heap.drop(storage)
+
+    # ---- backward ----
+
+    def run_backward(self, nodes: Sequence[Node]) -> None:
+        """Backward of some nodes, the last one first."""
+        for node in reversed(nodes):
+            if self.setting.is_differentiated(node):
+                self.heap.moment = _moment("backward", node, self.setting)
+                self._run_backward(node)
+
+    def _run_backward(self, node: Node) -> None:
+        saved = self.saved.pop(node, [])
+        grad = self.grads.pop(node, None)
+        if grad is not None:
+            if node.op.kind == "parallel":
+                self._give(node.operands[0], self._moved_back(node, grad))
+            elif not _silent(node):
+                self._differentiate(node, grad)
+            self.heap.drop(grad)
+        for storage in saved:
+            self.heap.drop(storage)
+
+    def _differentiate(self, node: Node, grad: Storage) -> None:
+        """Gradients of the operands that need one."""
+        setting, heap = self.setting, self.heap
+        layouts = tuple(fresh(setting.shape(operand)) for operand in node.operands)
+        local = Local(node, layouts, fresh(setting.shape(node)), _itemsize(node))
+        kernel = kernel_of(local)
+        space = kernel.backward(local) + self._again(node)
+        work = heap.allocate(space, self._holder("temporaries", node)) if space else None
+        wanted = range(len(node.operands)) if node.op.differentiable is None else node.op.differentiable
+        given: list[tuple[Node, Storage]] = []
+        for number in wanted:
+            if number < len(node.operands) and node.operands[number].needs_grad:
+                given.append((node.operands[number], self._gradient(local, number, grad, handed=kernel.handed)))
+        for operand, storage in reversed(given):
+            self._give(operand, storage)
+        if work is not None:
+            heap.drop(work)
+
+    def _again(self, node: Node) -> float:
+        """Bytes of what a node's backward makes once more: gathered weights, scores of attention."""
+        again = 0.0
+        for operand in node.operands:
+            if operand.op.kind == "parallel" and of_weights(operand) and operand.needs_grad and self._dropped(operand):
+                again += float(_size(self.setting.shape(operand)) * _itemsize(operand))
+        if not self.setting.is_flash(node):
+            q, k = (self.setting.shape(operand) for operand in node.operands[:2])
+            scores = _size(q) // q[-1] * k[-2] * _itemsize(node)
+            again += 2.0 * scores  # the gradients of softmax and of the scores
+            if self.setting.execution.recompute == "selective":
+                again += scores * (1 + (1 + 1 / _itemsize(node)) * self.setting.execution.dropout)
+        return again
+
+    def _dropped(self, operand: Node) -> bool:
+        """True of a gathered weight that is not kept for backward."""
+        steps = chain(operand)
+        return bool(steps[0].attr("regather")) and any(s.op.name in ("combine", "all_gather") for s in steps[1:])
+
+    def _gradient(self, local: Local, number: int, grad: Storage, *, handed: Sequence[int]) -> Storage:
+        """The gradient of one operand: the result's own, if it is handed on, or a new one."""
+        node, operand = local.node, local.node.operands[number]
+        elements, like_result = (
+            local.operands[number].elements,
+            local.operands[number].elements == local.result.elements,
+        )
+        view = not node.op.kernel and node.op.name in ("reshape", "permute")
+        through = number in handed and (like_result or node.op.kind != "map")
+        if view or through:
+            return self.heap.keep(grad)
+        if node.op.name in ("chunk", "slice") and operand in self.grads:
+            return self.heap.allocate(0.0, Holder("temporaries"))  # the pieces' gradients are put into one
+        if self._inner(operand) and operand.op.kind == "map":
+            return self.heap.allocate(0.0, Holder("temporaries"))
+        size = float(elements * _itemsize(operand))
+        kind: Kind = "gradients" if of_weights(operand) else "activation gradients"
+        return self.heap.allocate(size, self._holder(kind, node))
+
+    def _moved_back(self, node: Node, grad: Storage) -> Storage:
+        """The dual of a parallel operator, on a gradient."""
+        setting = self.setting
+        late = node.attr("axis") in setting.execution.data_axes and of_weights(node) and not setting.eager
+        if setting.axis_size(node) == 1 or (late and node.op.name == "replicate"):
+            return self.heap.keep(grad)
+        after = float(_size(setting.shape(node.operands[0])) * _itemsize(node))
+        dim = gathered_dim(node, backward=True)
+        before = float(_size(setting.shape(node)) * _itemsize(node))
+        move = backward_move(node, before, after, dim, eager=setting.eager)
+        if move.alias:
+            return self.heap.keep(grad)
+        beside = self.heap.allocate(move.beside, self._holder("collectives", node))
+        kind: Kind = "gradients" if of_weights(node) else "activation gradients"
+        made = self.heap.allocate(after, self._holder(kind, node))
+        self.heap.drop(beside)
+        return made
+
+    def _give(self, node: Node, term: Storage) -> None:
+        """A term of a value's gradient, which owns its storage."""
+        if of_weights(node):
+            self._give_weight(node, term)
+            return
+        if not node.needs_grad or node.is_leaf:
+            self.heap.drop(term)
+            return
+        known = self.grads.get(node)
+        if known is None:
+            self.grads[node] = term
+            return
+        if known.references > 1:  # others refer to it, so the sum is a tensor of its own
+            total = self.heap.allocate(max(known.num_bytes, term.num_bytes), known.holder)
+            self.heap.drop(known)
+            self.grads[node] = total
+        self.heap.drop(term)
+
+    def _give_weight(self, node: Node, term: Storage) -> None:
+        """Back through what moved a weight, to its gradient."""
+        for step in reversed(chain(node)[1:]):
+            moved = self._moved_back(step, term)
+            self.heap.drop(term)
+            term = moved
+        param = chain(node)[0]
+        if not self.setting.eager or param in self.accumulated:
+            self.heap.drop(term)
+            return
+        self.accumulated.add(param)
+        if term.references > 1:
+            own = self.heap.allocate(term.num_bytes, Holder("gradients"))
+            self.heap.drop(term)
+            term = own
+        self.heap.hand_over(term, Holder("gradients"))  # it stays until the optimizer ran
+
+    # ---- a micro-batch ----
+
+    def _holder(self, kind: Kind, node: Node) -> Holder:
+        return Holder(kind, node.op.name, self.setting.layer(node))
+
+
+def passes(setting: Setting, number: int, heap: Heap, *, twice: bool) -> Passes:
+    """Forward and backward of one micro-batch in a chunk; ``twice``: and of a second one."""
+    walk = Walk(setting, setting.chunks[number], heap)
+    forward, backward = _pass(walk, number)
+    later = _pass(walk, number)[1] if twice else backward
+    return Passes(forward, backward, later)
+
+
+def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
+    """Logs of forward and of backward."""
+    setting, heap = walk.setting, walk.heap
+    heap.log = forward = Log()
+    inside = set(walk.chunk)
+    walk.waiting = Counter(x for node in walk.chunk for x in node.operands if not x.is_leaf and not of_weights(x))
+    received = [x for x in dict.fromkeys(x for node in walk.chunk for x in node.operands) if walk.waiting[x]]
+    heap.moment = "receives"
+    for value in (x for x in received if x not in inside):
+        size = float(_size(setting.shape(value)) * _itemsize(value))
+        walk.values[value] = Value(heap.allocate(size, Holder("pipeline")), fresh(setting.shape(value)))
+    users = setting.workload.pcg.users
+    returned = {node for _, node in setting.workload.pcg.outputs if node in inside}
+    sent = [x for x in walk.chunk if x in returned or any(u not in inside and not u.is_leaf for u in users[x])]
+    for value in sent:
+        walk.waiting[value] += 1
+    segments = _segments(setting, walk.chunk)
+    inputs: list[list[Storage]] = []
+    for segment in segments:
+        inputs.append(_inputs(walk, segment) if segment.recomputed else [])
+        walk.run(segment.nodes, keep=not segment.recomputed)
+    kept = loss_forward(setting, heap, [x for x in sent if x in returned])
+    for value in sent:
+        walk.waiting[value] -= 1
+        walk._forget(value) if not walk.waiting[value] else None
+    heap.log = backward = Log()
+    if setting.train:
+        for value in sent:
+            if value.needs_grad:
+                walk.grads[value] = _arriving(walk, value, kept)
+        _backward(walk, segments, inputs)
+    return forward, backward
+
+
+def _arriving(walk: Walk, value: Node, kept: dict[Node, Storage]) -> Storage:
+    """The gradient of what a chunk gives: from the loss, or from the next chunk."""
+    walk.heap.moment = "backward of the loss" if value in kept else "receives a gradient"
+    if value in kept:
+        return loss_backward(walk.setting, walk.heap, value, kept[value])
+    size = float(_size(walk.setting.shape(value)) * _itemsize(value))
+    return walk.heap.allocate(size, Holder("pipeline"))
+
+
+def _backward(walk: Walk, segments: Sequence[Segment], inputs: Sequence[list[Storage]]) -> None:
+    """Backward of all segments, with the forward of each that is run again."""
+    for segment, held in zip(reversed(segments), reversed(inputs), strict=True):
+        if segment.recomputed:
+            _again(walk, segment)
+        walk.run_backward(segment.nodes)
+        for storage in held:
+            walk.heap.drop(storage)
+    walk.heap.moment = "sends its gradients"
+    for grad in walk.grads.values():  # of what came from another chunk
+        walk.heap.drop(grad)
+    walk.grads.clear()
+
+
+def _segments(setting: Setting, nodes: Sequence[Node]) -> list[Segment]:
+    """Runs of nodes of one layer; in between what belongs to none. One segment, if nothing is recomputed."""
+    if setting.execution.recompute != "full" or not setting.train:
+        return [Segment(tuple(nodes))]
+    runs: list[tuple[int | None, list[Node]]] = []
+    for node in nodes:
+        layer = setting.layer(node)
+        if layer is None and not node.needs_grad and runs:
+            layer = runs[-1][0]
+        if not runs or runs[-1][0] != layer:
+            runs.append((layer, []))
+        runs[-1][1].append(node)
+    return [Segment(tuple(run), recomputed=layer is not None) for layer, run in runs]
+
+
+def _inputs(walk: Walk, segment: Segment) -> list[Storage]:
+    """What a recomputed segment reads from outside, kept."""
+    inside = set(segment.nodes)
+    read = dict.fromkeys(x for node in segment.nodes for x in node.operands)
+    outside = [x for x in read if x not in inside and x in walk.values]
+    return [walk.heap.keep(walk.values[x].storage) for x in outside]
+
+
+def _again(walk: Walk, segment: Segment) -> None:
+    """Forward of a segment once more, from its inputs, which are held."""
+    inside = set(segment.nodes)
+    reads = Counter(x for node in segment.nodes for x in node.operands if not x.is_leaf and not of_weights(x))
+    walk.waiting = reads
+    for value in reads:
+        if value not in inside:
+            walk.waiting[value] += 1  # it is not freed here
+            shape = walk.setting.shape(value)
+            walk.values[value] = Value(Storage(0.0, Holder("activations")), fresh(shape))
+    walk.run(segment.nodes, keep=True)
+    walk.values.clear()
+
+
+def _layout(node: Node, shape: Sequence[int], read: Sequence[Value]) -> Layout:
+    if node.op.kind == "map":
+        return like(shape, [value.layout for value in read])
+    if node.op.name == "attention" and len(shape) == 4:  # [b, h, s, f], laid out as [b, s, h, f]
+        _, heads, rows, features = shape
+        return Layout(tuple(shape), (heads * rows * features, features, heads * features, 1))
+    return fresh(shape)
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def _itemsize(node: Node) -> int:
+    return node.type.dtype.itemsize
+
+
+def _is_map(node: Node) -> bool:
+    return node.op.kind == "map" and node.op.kernel
+
+
+def _silent(node: Node) -> bool:
+    """A statistic that torch's batch norm takes, and differentiates, in the same call."""
+    return node.op.name in ("channel_variance", "channel_mean") and runs_within(node)
+
+
+def _is_residual(node: Node) -> bool:
+    """A sum of two activations of one shape: where transformers drop out what a branch adds (Vaswani et al., 5.4)."""
+    same = [operand for operand in node.operands if not of_weights(operand) and operand.type == node.type]
+    return node.op.name == "add" and len(same) == 2  # noqa: PLR2004
+
+
+def _moment(what: str, node: Node, setting: Setting) -> str:
+    layer = setting.layer(node)
+    where = f"layer {layer}, {node.op.name}" if layer is not None else node.name or node.op.name
+    return f"{what} of {where}"
