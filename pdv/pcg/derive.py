@@ -7,7 +7,7 @@ meet as a chain of parallel operators, which the cancellation and fusion laws re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ir.builder import Builder
@@ -25,13 +25,21 @@ class Derived:
     places: Mapping[Node, Node]
 
 
-def derive(problem: Problem, assignment: Assignment, moves: Redistribution) -> Derived:
-    """The PCG of an assignment: every node in its split, every value moved once per sharding that is wanted of it."""
-    return _Derivation(problem, assignment, moves).run()
+Leaves = Callable[[Node, Sharding], Sharding]
+"""Where an output leaves the program, given where it was made."""
+
+
+def derive(problem: Problem, assignment: Assignment, moves: Redistribution, leaves: Leaves | None = None) -> Derived:
+    """The PCG of an assignment: every node in its split, every value moved once per sharding that is wanted of it.
+
+    ``leaves``: where outputs leave; by default whole, or cut by samples where that is cheaper.
+    """
+    return _Derivation(problem, assignment, moves, leaves).run()
 
 
 class _Derivation:
-    def __init__(self, problem: Problem, assignment: Assignment, moves: Redistribution) -> None:
+    def __init__(self, problem: Problem, assignment: Assignment, moves: Redistribution, leaves: Leaves | None) -> None:
+        self._leaves = leaves
         self._problem = problem
         self._assignment = assignment
         self._moves = moves
@@ -87,6 +95,8 @@ class _Derivation:
 
     def _leave(self, value: Node, *, whole: bool) -> Node:
         before = self._made[value][1]
+        if self._leaves is not None:
+            return self._moved(value, self._leaves(value, before))
         gradient = self._problem.train and value.needs_grad
         after = exit_sharding(self._moves, value, before, whole=whole, gradient=gradient)
         assert after is not None, f"{value!r} cannot leave the program from {before}"
