@@ -1,0 +1,112 @@
+"""How published runs are read: bandwidths, GPUs, models, units and partitions as people write them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.published import Unreadable, arch_of, default_heads, measured_s, parameters, partition_of, run_of
+from benchmarks.published_cluster import bandwidth, cluster_of, devices_of
+
+ROW = {
+    "model": "GPT-2 345M", "params": "0.355e9", "layers": "24", "hidden": "1024", "heads": "16", "seq": "1024",
+    "vocab": "50304", "gpu": "A100-80G", "num_gpus": "16", "gpus_per_node": "8", "global_batch": "64",
+    "micro_batch": "2", "tp": "2", "pp": "2", "dp": "4", "zero": "0", "recompute": "full", "schedule": "1F1B",
+    "measured(value)": "1.5", "unit": "s/iteration", "source": "somewhere", "set": "made-up",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "gb_per_s"),
+    [
+        ("8x200Gb/s HDR per node", 25),
+        ("4x Omni-Path 100Gb/s links per node", 6.25),
+        ("25GB/s per GPU (HDR)", 25),
+        ("1600Gb/s per node (RoCE)", 25),
+        ("NDR 400 Gb/s", 50),
+        ("400Gbps", 6.25),
+    ],
+)
+def test_a_network_is_read_as_bytes_of_one_device(text: str, gb_per_s: float) -> None:
+    assert bandwidth(text, 8) == pytest.approx(gb_per_s * 1e9)
+
+
+def test_both_directions_are_halved_and_no_rate_is_none() -> None:
+    assert bandwidth("NVLink3 600GB/s bidir", 1) == pytest.approx(300e9)
+    assert bandwidth("NVLink3 (4 inter-GPU connects)", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "found"),
+    [
+        ("GH200", 64, [("GH200-96GB", 64)]),
+        ("A100-40G x8 + V100-16G x8", 16, [("a100-40gb-sxm", 8), ("v100-16gb-sxm", 8)]),
+        ("4xA100, 4xT4", 16, [("a100-80gb-sxm", 8), ("t4", 8)]),
+        ("A100+V100+T4", 12, [("a100-80gb-sxm", 4), ("v100-16gb-sxm", 4), ("t4", 4)]),
+        ("T4 (4x g4dn.12xlarge)", 16, [("t4", 16)]),
+    ],
+)
+def test_gpus_are_counted_by_kind(text: str, devices: int, found: list[tuple[str, int]]) -> None:
+    assert [(entry[1], count) for entry, count in devices_of(text, devices)] == found
+
+
+def test_a_gpu_without_record_is_refused() -> None:
+    with pytest.raises(ValueError, match="abacus"):
+        devices_of("abacus", 8)
+
+
+def test_a_row_says_its_cluster_model_and_plan() -> None:
+    run = run_of(0, ROW)
+    assert run.arch == "gpt:layers=24,hidden=1024,heads=16,seq=1024,vocab=50304"
+    assert run.cluster["nodes"] == [{"count": 2, "devices": 8, "device": "a100-80gb-sxm", "link": "nvlink3"}]
+    stated = {name: run.manual[name] for name in ("tp", "pp", "dp", "recompute", "schedule", "micro_batch")}
+    assert stated == {"tp": 2, "pp": 2, "dp": 4, "recompute": "full", "schedule": "1f1b", "micro_batch": 2}
+    assert run.measured_s == 1.5
+
+
+def test_one_node_needs_no_network() -> None:
+    assert "network" not in cluster_of({**ROW, "num_gpus": "8"}, 8)
+
+
+@pytest.mark.parametrize("name", ["layers", "num_gpus", "measured(value)"])
+def test_what_has_no_default_must_be_stated(name: str) -> None:
+    with pytest.raises(Unreadable):
+        run_of(0, {**ROW, name: ""})
+
+
+def test_an_unknown_unit_is_refused() -> None:
+    with pytest.raises(Unreadable, match="furlongs"):
+        measured_s({**ROW, "unit": "furlongs"}, 64, 16)
+
+
+def test_units_agree() -> None:
+    tokens = {**ROW, "unit": "tokens/s/GPU", "measured(value)": str(64 * 1024 / (1.5 * 16))}
+    flops = 64 * 1024 * 24 * 96 * 1024**2 * (1 + 1024 / (6 * 1024) + 50304 / (16 * 24 * 1024))
+    rate = {**ROW, "unit": "TFLOP/s/GPU (96Bslh^2)", "measured(value)": str(flops / (1.5 * 16 * 1e12))}
+    assert measured_s(tokens, 64, 16) == pytest.approx(1.5)
+    assert measured_s(rate, 64, 16) == pytest.approx(1.5)
+
+
+def test_heads_that_are_not_stated_have_at_least_128_dims() -> None:
+    assert default_heads(12288, 8) == 96
+    assert default_heads(14400, 8) == 96  # 150 dims each: 112.5 of 128 do not divide
+    assert 14400 % default_heads(14400, 8) == 0
+
+
+def test_a_gated_mlp_is_as_large_as_the_parameters_say() -> None:
+    row = {**ROW, "model": "Llama-2-13B", "params": "13.0e9", "hidden": "5120", "layers": "40", "vocab": "32000"}
+    assert "ffn=13824" in arch_of(row, 40)
+
+
+def test_parameters_are_numbers_or_words() -> None:
+    assert parameters("22B") == 22e9
+    assert parameters("3.5e8") == 3.5e8
+    assert parameters("about a lot") is None
+
+
+def test_a_partition_counts_layers_between_what_stands_at_both_ends() -> None:
+    notes = "pipeline partition [0, 9, 15, 21, 30]; and more"
+    assert partition_of(notes, 24, 4) == (6, 6, 6, 6)
+    assert partition_of("none stated", 24, 4) is None
+    assert math.isclose(sum(partition_of("pipeline partition [0, 2, 30]", 24, 2) or ()), 24)
