@@ -64,7 +64,7 @@ class Configuration(BaseModel):
         partition: layers of each chunk, in the order of the model; "balanced" by arithmetic.
         precision: what training keeps of each weight (`pdv.simulate.setup`).
         fused, flash, dropout: `Execution`'s.
-        overlap_gradients, bucket_bytes, prefetch, overlap_activations, overlap_transfers: `Overlap`'s.
+        gradients, bucket_bytes, gathers, activations, transfers: `Overlap`'s.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -86,11 +86,11 @@ class Configuration(BaseModel):
     fused: bool = False
     flash: bool = True
     dropout: bool = False
-    overlap_gradients: bool = True
+    gradients: bool = True
     bucket_bytes: float = Overlap().bucket_bytes
-    prefetch: int = 1
-    overlap_activations: bool = False
-    overlap_transfers: bool = True
+    gathers: int = 1
+    activations: bool = False
+    transfers: bool = True
 
     def text(self) -> str:
         """What differs from the defaults: ``configuration(c.text()) == c``."""
@@ -126,9 +126,7 @@ class Configuration(BaseModel):
 
     def execution(self) -> Execution:
         """How a step runs, beside what the PCG says."""
-        overlap = Overlap(
-            self.overlap_gradients, self.bucket_bytes, self.prefetch, self.overlap_activations, self.overlap_transfers
-        )
+        overlap = Overlap(self.gradients, self.bucket_bytes, self.gathers, self.activations, self.transfers)
         axes = tuple(axis.name for axis in self.mesh().axes if axis.name != "tp")
         return Execution(
             self.micro_batches, self.schedule, self.recompute, 0 if self.zero == 3 else self.zero, axes,
@@ -182,7 +180,7 @@ def _read(key: str, value: str) -> object:
         return tuple(int(part) for part in value.split("-"))
     if isinstance(default, str) or key == "partition":
         return value.lower()
-    if not re.fullmatch(r"\d{1,9}", value, re.ASCII) or not (0 if key in ("zero", "prefetch") else 1) <= int(value):
+    if not re.fullmatch(r"\d{1,9}", value, re.ASCII) or not (0 if key in ("zero", "gathers") else 1) <= int(value):
         raise UsageError(f"--manual: {key}={value!r} is no number", "Allowed: whole numbers from 1")
     return int(value)
 
