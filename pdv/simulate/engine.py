@@ -1,0 +1,194 @@
+"""Events of a device class in time: streams in the order of issue, the host that issues, collectives that couple.
+
+A task starts when everything before it on its streams is done, when what it waits for is done, and when the host of
+each device has issued it; hosts run ahead of their devices. Nothing starts on a communication stream before the compute
+that was issued ahead of it is done, as libraries order them. Tasks that share a stream or a link take turns in the
+order of issue. With processor sharing instead, the sum of their times would be the same, but a faster device could make
+a step longer (Graham's anomalies); so, every time is a maximum of sums of durations, and grows with each of them. For
+the same reason a collective takes what it slows compute by (``Task.slows``) once, from the compute issued behind it.
+
+Entry point: ``Engine.run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pdv.simulate.task import HOST, WAITING, Placed, Segment, Task
+
+Parts = dict[str, int]
+Watch = Callable[[Task, int, int], None]
+"""Told of each task with its start and end."""
+
+
+@dataclass
+class Clocks:
+    """Where the streams of a stage stand, in picoseconds.
+
+    Attributes:
+        compute: by class, when its compute stream is free.
+        host: by class, when its host is.
+        streams: when other streams and links are free.
+        ready: by number, when a task that others wait for is done, and what waiting for it counts as.
+        parts: by class, what the time of its compute stream went into; they add up to its clock.
+    """
+
+    compute: list[int]
+    host: list[int]
+    streams: list[int]
+    ready: dict[int, tuple[int, str]] = field(default_factory=dict)
+    parts: list[Parts] = field(default_factory=list)
+
+    @classmethod
+    def quiet(cls, classes: int, streams: int) -> Clocks:
+        """Nothing has run."""
+        return cls([0] * classes, [0] * classes, [0] * streams, {}, [{} for _ in range(classes)])
+
+
+class _Effect(NamedTuple):
+    """What a segment did, relative to the clock of class 0; valid for hosts that are no later than ``margin`` more."""
+
+    host: tuple[int, ...]
+    margin: tuple[int, ...]
+    bound: bool
+    compute: tuple[int, ...]
+    streams: tuple[int, ...]
+    ready: tuple[tuple[int, str], ...]
+    parts: tuple[tuple[tuple[str, int], ...], ...]
+
+
+class Engine:
+    """Runs segments, and remembers what they do from which state. ``runs`` counts those that were simulated."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Segment, tuple[object, ...]], list[_Effect]] = {}
+        self.runs = 0
+
+    def run(self, program: Iterable[Placed], clocks: Clocks) -> None:
+        """Advance ``clocks`` over segments one after the other."""
+        for placed in program:
+            self._step(placed, clocks)
+
+    def _step(self, placed: Placed, clocks: Clocks) -> None:
+        segment, offset = placed
+        base, floor = clocks.compute[0], min(clocks.compute)
+        state = (
+            tuple([at - base for at in clocks.compute]),
+            tuple([max(at, floor) - base for at in clocks.streams]),
+            tuple([_relative(clocks, offset + number, floor, base) for number in segment.awaited]),
+        )
+        host = tuple([at - base for at in clocks.host])
+        known = self._known.setdefault((segment, state), [])
+        effect = next((effect for effect in known if _holds(effect, host)), None)
+        if effect is None:
+            effect = _simulated(segment, offset, clocks)
+            self.runs += 1
+            known.append(effect)
+        _apply(effect, segment, offset, clocks, base)
+
+
+def _relative(clocks: Clocks, number: int, floor: int, base: int) -> tuple[int, str]:
+    """A value that is long there does not matter, whenever it came."""
+    at, part = clocks.ready.get(number, (floor, ""))
+    return (at - base, part) if at > floor else (floor - base, "")
+
+
+def _holds(effect: _Effect, host: tuple[int, ...]) -> bool:
+    """Whether hosts standing so change nothing but themselves."""
+    if effect.host == host:
+        return True
+    if effect.bound:
+        return False
+    return all(now <= then + more for now, then, more in zip(host, effect.host, effect.margin, strict=True))
+
+
+def _simulated(segment: Segment, offset: int, before: Clocks) -> _Effect:
+    base = before.compute[0]
+    clocks = Clocks(
+        list(before.compute), list(before.host), list(before.streams), before.ready.copy(),
+        [{} for _ in before.compute],
+    )  # fmt: skip
+    margin, bound = simulate_tasks(segment, offset, clocks)
+    return _Effect(
+        tuple(at - base for at in before.host),
+        tuple(margin),
+        bound,
+        tuple(at - base for at in clocks.compute),
+        tuple(at - base for at in clocks.streams),
+        tuple((clocks.ready[offset + number][0] - base, clocks.ready[offset + number][1]) for number in segment.made),
+        tuple(tuple(parts.items()) for parts in clocks.parts),
+    )
+
+
+def _apply(effect: _Effect, segment: Segment, offset: int, clocks: Clocks, base: int) -> None:
+    clocks.compute[:] = [base + at for at in effect.compute]
+    clocks.streams[:] = [base + at for at in effect.streams]
+    for number, issue in segment.issue.items():
+        clocks.host[number] += issue
+    for number, (at, part) in zip(segment.made, effect.ready, strict=True):
+        clocks.ready[offset + number] = (base + at, part)
+    for parts, more in zip(clocks.parts, effect.parts, strict=True):
+        for part, time in more:
+            parts[part] = parts.get(part, 0) + time
+
+
+def simulate_tasks(segment: Segment, offset: int, clocks: Clocks, watch: Watch | None = None) -> tuple[list[int], bool]:
+    """Advance ``clocks`` task by task; by class how much later its host might be, and whether any task waited for one.
+
+    ``watch`` is told of each task's start and end, in order.
+    """
+    compute, host = clocks.compute, clocks.host
+    margin, bound = [1 << 62] * len(host), False
+    for task in segment.tasks:
+        free = max([compute[number] for number in task.classes])
+        start, cause = _awaited(task, offset, clocks, free)
+        awaited = start
+        for number in task.classes:
+            host[number] += task.issue
+            if host[number] > start:
+                start, bound = host[number], True
+        for number in task.classes:
+            margin[number] = min(margin[number], start - host[number])
+        end = start + task.duration
+        for stream in task.streams:
+            clocks.streams[stream] = end
+        for number in task.classes:
+            if task.blocks:
+                _spend(clocks.parts[number], (compute[number], free, awaited, start, end), cause, task.part)
+                compute[number] = end
+            else:
+                _spend(clocks.parts[number], (0, 0, 0, 0, task.slows), cause, task.part)
+                compute[number] += task.slows
+        if not task.blocks:
+            clocks.ready[offset + task.makes] = (end, task.part)
+        if watch is not None:
+            watch(task, start, end)
+    return margin, bound
+
+
+def _awaited(task: Task, offset: int, clocks: Clocks, free: int) -> tuple[int, str]:
+    """When what a task needs is there, and what its compute streams wait for until then."""
+    start, cause = free, ""
+    for stream in task.streams:
+        if clocks.streams[stream] > start:
+            start, cause = clocks.streams[stream], task.part
+    for number in task.after:
+        at, part = clocks.ready.get(offset + number, (0, ""))
+        if at > start:
+            start, cause = at, part
+    return start, cause
+
+
+def _spend(parts: Parts, times: tuple[int, int, int, int, int], cause: str, part: str) -> None:
+    """Book a class's time from its clock on: waiting for other classes, for communication, for the host; the task."""
+    clock, free, awaited, start, end = times
+    for name, time in (
+        (WAITING, free - clock),
+        (cause, awaited - free),
+        (HOST, start - awaited),
+        (part, end - start),
+    ):
+        if time:
+            parts[name] = parts.get(name, 0) + time

@@ -1,0 +1,176 @@
+"""Picoseconds of collectives and sends on the links of one stage, and which device classes each couples.
+
+Entry point: ``Links.of``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ir.mesh import Mesh
+from pdv.cluster import Device
+from pdv.cost.comm import (
+    AxisLink,
+    Collective,
+    all_gather_seconds,
+    all_reduce_seconds,
+    choice,
+    move_seconds,
+    reduce_scatter_seconds,
+)
+from pdv.simulate.calibration import Calibration
+from pdv.simulate.nodes import Entry
+from pdv.simulate.setup import Workload
+from pdv.simulate.task import picoseconds
+
+# What runs forward and backward for each parallel operator (DESIGN section 3).
+COLLECTIVES: dict[str, tuple[Collective | None, Collective | None]] = {
+    "partition": (None, "all_gather"),
+    "combine": ("all_gather", None),
+    "replicate": (None, "all_reduce"),
+    "reduce": ("all_reduce", None),
+    "all_gather": ("all_gather", "reduce_scatter"),
+    "reduce_scatter": ("reduce_scatter", "all_gather"),
+    "reduce_replicate": ("all_reduce", "all_reduce"),
+    "all_to_all": ("all_to_all", "all_to_all"),
+}
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of a stage.
+
+    Attributes:
+        devices: the kinds of devices of the stage: its classes.
+        counts: how many devices each class has.
+        coupled: by axis, sets of classes whose devices meet in the axis's groups.
+        streams: by axis and set, the streams that its collectives occupy: their own, and links shared with other axes.
+    """
+
+    mesh: Mesh
+    devices: tuple[Device, ...]
+    counts: tuple[int, ...]
+    axes: tuple[AxisLink, ...]
+    coupled: tuple[tuple[tuple[int, ...], ...], ...]
+    streams: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @classmethod
+    def of(cls, workload: Workload, stage: int, calibration: Calibration) -> Links:
+        """Of one stage of the cluster."""
+        mesh, cluster = workload.problem.mesh, workload.cluster
+        first = stage * mesh.num_devices
+        numbers: dict[Device, int] = {}
+        classes = [numbers.setdefault(cluster.device_of(first + i), len(numbers)) for i in range(mesh.num_devices)]
+        axes = tuple(reached(axis, calibration) for axis in workload.axes[stage])
+        placed = np.array(classes).reshape(mesh.shape)
+        coupled = tuple(_coupled(placed, number) for number in range(len(axes)))
+        shared = [_resources(workload, first, number) for number in range(len(axes))]
+        counts = tuple(classes.count(number) for number in range(len(numbers)))
+        return cls(mesh, tuple(numbers), counts, axes, coupled, _streams(coupled, shared))
+
+    @cached_property
+    def num_streams(self) -> int:
+        """Streams beside compute."""
+        return 1 + max((s for axis in self.streams for found in axis for s in found), default=-1)
+
+    def move(self, entry: Entry) -> tuple[int, int]:
+        """Forward and backward of a parallel operator."""
+        forward, backward = move_seconds(entry.name, self.axes[entry.axis], entry.held)
+        return picoseconds(forward), picoseconds(backward)
+
+    def regather(self, entry: Entry) -> int:
+        """A parameter again, in backward."""
+        return self.move(entry)[0]
+
+    def algorithm(self, collective: Collective, axis: int, num_bytes: float) -> str:
+        """For traces."""
+        link = self.axes[axis]
+        return choice(collective, link, num_bytes).algorithm if link.size > 1 and num_bytes > 0 else "none"
+
+    def sum_gradients(self, axes: Sequence[int], num_bytes: float) -> int:
+        """All-reduce over several axes: scattered along inner ones, summed along the outermost, gathered again."""
+        *inner, outermost = sorted(axes, reverse=True)
+        seconds = 0.0
+        for axis in inner:
+            link = self.axes[axis]
+            seconds += reduce_scatter_seconds(link, num_bytes) + all_gather_seconds(link, num_bytes)
+            num_bytes /= link.size
+        return picoseconds(seconds + all_reduce_seconds(self.axes[outermost], num_bytes))
+
+    def scatter_gradients(self, axes: Sequence[int], num_bytes: float) -> int:
+        """Reduce-scatter over several axes, inner first."""
+        seconds = 0.0
+        for axis in sorted(axes, reverse=True):
+            seconds += reduce_scatter_seconds(self.axes[axis], num_bytes)
+            num_bytes /= self.axes[axis].size
+        return picoseconds(seconds)
+
+    def gather_weights(self, axes: Sequence[int], num_bytes: float) -> int:
+        """All-gather to ``num_bytes`` over several axes: the mirror of ``scatter_gradients``."""
+        seconds = 0.0
+        for axis in sorted(axes, reverse=True):
+            seconds += all_gather_seconds(self.axes[axis], num_bytes)
+            num_bytes /= self.axes[axis].size
+        return picoseconds(seconds)
+
+    def degree(self, axes: Sequence[int]) -> int:
+        """Devices in a group over several axes."""
+        return int(np.prod([self.axes[axis].size for axis in axes], dtype=np.int64))
+
+
+def reached(axis: AxisLink, calibration: Calibration) -> AxisLink:
+    """The axis at the bandwidth that collectives reach inside a step; measured curves have reached theirs already."""
+    if axis.curves is not None or axis.size == 1:
+        return axis
+    share = calibration.collective_efficiency
+    link = replace(axis.link, bandwidth_bytes_per_s=axis.link.bandwidth_bytes_per_s * share)
+    stages = tuple(
+        replace(
+            stage,
+            link=replace(stage.link, bandwidth_bytes_per_s=stage.link.bandwidth_bytes_per_s * share),
+            exchange_bytes_per_s=None if stage.exchange_bytes_per_s is None else stage.exchange_bytes_per_s * share,
+        )
+        for stage in axis.stages
+    )
+    return replace(axis, link=link, stages=stages)
+
+
+def _coupled(placed: np.ndarray[tuple[int, ...], np.dtype[np.int64]], axis: int) -> tuple[tuple[int, ...], ...]:
+    """Sets of classes that share groups along an axis, each sorted; together they are all classes."""
+    groups = np.unique(np.moveaxis(placed, axis, -1).reshape(-1, placed.shape[axis]), axis=0)
+    sets: list[set[int]] = []
+    for row in groups:
+        found = {int(number) for number in row}
+        touched = [other for other in sets if other & found]
+        sets = [other for other in sets if not other & found]
+        sets.append(found.union(*touched))
+    return tuple(sorted(tuple(sorted(found)) for found in sets))
+
+
+def _resources(workload: Workload, first: int, axis: int) -> frozenset[str]:
+    """Links that the axis's groups share with others, as far as the group of the stage's first device shows."""
+    mesh = workload.problem.mesh
+    size = mesh.axes[axis].size
+    if size == 1:
+        return frozenset()
+    stride = int(np.prod(mesh.shape[axis + 1 :], dtype=np.int64))
+    return frozenset(workload.cluster.route([first + i * stride for i in range(size)]).resources)
+
+
+def _streams(
+    coupled: Sequence[Sequence[tuple[int, ...]]], shared: Sequence[frozenset[str]]
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """One stream for each axis and set of classes, and one for each link that several axes load."""
+    count = sum(len(sets) for sets in coupled)
+    names = sorted(frozenset().union(*shared))
+    common = [name for name in names if sum(name in found for found in shared) > 1]
+    number = {name: count + place for place, name in enumerate(common)}
+    own = iter(range(count))
+    return tuple(
+        tuple((next(own), *(number[name] for name in common if name in found)) for _ in sets)
+        for sets, found in zip(coupled, shared, strict=True)
+    )
