@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from pydantic import BaseModel, ValidationError
 from ir.errors import ClusterError
 from pdv.cluster import schema
 from pdv.cluster.build import built
-from pdv.cluster.checks import check_levels
+from pdv.cluster.checks import checked
 from pdv.cluster.description import Cluster
 from pdv.cluster.meshes import check_pinned_mesh
 from pdv.cluster.source import Place, Source, read_yaml
 from pdv.cluster.suggest import did_you_mean
 from pdv.cluster.units import Problem, shorten
+from pdv.cluster.wires import wired
 
 
 def load_cluster(description: str | Path | Mapping[str, object] | Cluster) -> Cluster:
@@ -45,11 +47,13 @@ def build_cluster(source: Source, default_name: str) -> Cluster:
         raise _one_error(error, source) from None
     shape = built(spec, source)
     mesh = None if spec.mesh is None else tuple(spec.mesh.items())
-    warnings = check_levels(shape.levels, shape.classes, source)
     cluster = Cluster(
-        spec.name or _clean(default_name), shape.levels, shape.classes, shape.nodes, shape.network, mesh=mesh,
-        warnings=warnings,
+        spec.name or _clean(default_name), shape.levels, shape.classes, shape.nodes, shape.network,
+        rails=spec.network is not None and spec.network.rails, wires=shape.wires, mesh=mesh,
     )  # fmt: skip
+    if cluster.wires:
+        cluster = wired(cluster, source.where(("links",)))
+    cluster = replace(cluster, warnings=checked(cluster, spec, source))
     check_pinned_mesh(cluster, source.where(("mesh",)))
     return cluster
 
@@ -112,6 +116,9 @@ def _known_keys(place: Place) -> list[str]:
         "device": schema.DeviceSpec,
         "link": schema.LinkSpec,
         "network": schema.NetworkSpec,
+        "parts": schema.PartSpec,
+        "links": schema.WireSpec,
+        "switches": schema.SwitchSpec,
     }
     model = models.get(inner[-1], schema.ClusterSpec) if inner else schema.ClusterSpec
     return list(model.model_fields)

@@ -2,13 +2,14 @@
 
 A device's rates and sizes are those of its record (learned_cost/devices/*.yaml, by name or alias). "sheet" is the
 vendor's datasheet of that product. "kernels" and "collectives" are medians over public measurements (NeuSight, Vidur,
-AIConfigurator, DeepBench, LLMServingSim; collected 2026-11): matrix products of more than 1e11 FLOP against the sheet's
-peak, and NCCL all-reduce of at least 128 MiB (nccl-tests bus bandwidth) and of at most 16 KiB (latency, divided by the
-steps of a ring).
+AIConfigurator, DeepBench, LLMServingSim, PipeWeave; collected 2026-11): matrix products of more than 1e11 FLOP against
+the sheet's peak, and NCCL all-reduce of at least 128 MiB (nccl-tests bus bandwidth) and of at most 16 KiB (latency,
+divided by the steps of a ring).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,8 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
+        # efficiency: kernels, DeepBench fp32, median of 50 (the chip has no matrix units; its fp16 reaches 0.46)
+        _device("p100-pcie-16gb", 0.94),
         # efficiency: kernels, DeepBench fp16, median of 50
         _device("v100-16gb-sxm", 0.81),
         _device("v100-32gb-sxm", 0.81),
@@ -46,17 +49,45 @@ DEVICES: dict[str, Device] = {
         _device("a100-80gb-sxm", 0.775),
         _device("a100-40gb-pcie", 0.775),
         _device("a100-80gb-pcie", 0.775),
+        # efficiency: kernels, Vidur fp16 linear, median of 8,349
+        _device("a40", 0.75),
+        # efficiency: taken as the A40's (same chip, higher clock; no measurements at hand)
+        _device("a10g", 0.75),
+        # efficiency: kernels, LLMServingSim bf16 linear, median of 841
+        _device("rtx-a6000", 0.73),
+        # fp32 accumulation; efficiency: kernels, LLMServingSim bf16 linear, median of 841
+        _device("rtx-3090", 0.95),
         # efficiency: no L4 kernels above 1e11 FLOP, taken as the L40S's (same chip family, lower power)
         _device("l4", 0.55),
         # efficiency: kernels, AIConfigurator bf16 linear, median of 5,404
         _device("l40s", 0.55),
+        # efficiency: taken as the L40S's (same chip)
+        _device("l20", 0.55),
+        _device("l40", 0.55),
+        _device("rtx-6000-ada", 0.55),
         # fp32 accumulation; efficiency: kernels, LLMServingSim bf16 linear, median of 183
         _device("rtx-4090", 0.97),
+        # efficiency: kernels, AIConfigurator bf16 linear, median of 5,423
+        _device("rtx-pro-6000-se", 0.81),
         # efficiency: taken as the H200's (same chip)
         _device("h100-80gb-sxm", 0.755),
+        _device("h800-sxm-80gb", 0.755),
+        _device("gh200-96gb", 0.755),
         # efficiency: kernels, AIConfigurator bf16 linear, median of 5,423
         _device("h200-141gb-sxm", 0.755),
-        # efficiency: kernels, LLMCompass fp16 on MI210, median of 11 (none of MI300X at hand)
+        # efficiency: kernels, PipeWeave fp8 linear, median of 1,852 (a seventh of the H200's peak is easier to reach)
+        _device("h20-sxm-96gb", 0.91),
+        # efficiency: taken as the H200's (no measurements of Blackwell's large chips at hand)
+        _device("b200-sxm-180gb", 0.755),
+        _device("b300-sxm-270gb", 0.755),
+        _device("gb200", 0.755),
+        _device("gb300", 0.755),
+        # efficiency: kernels, NeuSight fp32 linear on MI100, median of 637
+        _device("mi100", 0.65),
+        # efficiency: kernels, LLMCompass fp16 on MI210, median of 11; the others taken as it
+        _device("mi210", 0.66),
+        _device("mi250-1gcd", 0.66),
+        _device("mi250", 0.66),
         _device("mi300x", 0.66),
         # One process on one core (AMD EPYC, PyTorch 2.13, one thread), measured 2026-11-21: 3 us a small operation. The
         # record's peaks are the best of several runs, so efficiency is near one.
@@ -83,12 +114,27 @@ LINKS: dict[str, PresetLink] = {
         PresetLink(Link("nvlink3", 212e9, 1.6e-6)),
         # collectives, H200 SXM, 8 devices: 385 GB/s of 450; 17.2 us over 14 steps
         PresetLink(Link("nvlink4", 385e9, 1.2e-6)),
+        # sheet 900 GB/s a direction, times the share that nvlink4 reaches
+        PresetLink(Link("nvlink5", 770e9, 1.2e-6)),
+        # sheet 80 GB/s a direction (P100 SXM2), times 0.8 as for nvlink2; latency as nvlink2
+        PresetLink(Link("nvlink1", 64e9, 2e-6)),
+        # sheet 200 GB/s a direction (H800, A800), times the share that nvlink4 reaches
+        PresetLink(Link("nvlink4-h800", 171e9, 1.2e-6)),
+        # Two cards by a bridge, A40, A6000, 3090: sheet 56.25 GB/s a direction, times 0.8 as for nvlink2
+        PresetLink(Link("nvlink3-bridge", 45e9, 1.6e-6)),
+        # Two A100 PCIe by three bridges: collectives, Vidur a100_pairwise, 2 devices: 182 GB/s of 300
+        PresetLink(Link("nvlink3-bridge-a100", 182e9, 1.6e-6)),
+        # MI250 sheet: 50 GB/s a direction and link, to the next card over one to four of them, times 0.8 as for nvlink2
+        PresetLink(Link("xgmi2", 40e9, 2e-6)),
         # MI300X sheet: 448 GB/s a direction, times 0.8 as for nvlink2
         PresetLink(Link("xgmi3", 358e9, 2e-6)),
         # collectives, TITAN X Pascal, 2 devices, DeepBench; latency as pcie4
         PresetLink(Link("pcie3", 12.2e9, 4e-6)),
         # collectives, L40S, 2 devices: 20 GB/s, 7.7 us over 2 steps; 8 devices on two sockets fall to 1.4 GB/s
         PresetLink(Link("pcie4", 20e9, 4e-6)),
+        # Between the two sockets of a node, all devices of one together: collectives, Vidur a100_pairwise, 4 devices in
+        # two pairs: 23.5 GB/s. What 8 devices reach across sockets may be less (L40S: 1.4 GB/s a device)
+        PresetLink(Link("socket", 23.5e9, 4e-6)),
         # collectives, RTX PRO 6000, 8 devices: 22 GB/s (38 with 2); 25.6 us over 14 steps
         PresetLink(Link("pcie5", 22e9, 2e-6)),
         # Between nodes. Line rates: what is reached depends on the fabric; measure and describe it where you can.
@@ -96,6 +142,22 @@ LINKS: dict[str, PresetLink] = {
         PresetLink(Link("ib-hdr", 25e9, 1e-5)),
         # 400 Gb/s; latency as ib-hdr
         PresetLink(Link("ib-ndr", 50e9, 1e-5)),
+        # 100 and 56 Gb/s; latency as ib-hdr
+        PresetLink(Link("ib-edr", 12.5e9, 1e-5)),
+        PresetLink(Link("ib-fdr", 7e9, 1e-5)),
+        # 800 Gb/s; latency as ib-hdr
+        PresetLink(Link("ib-xdr", 100e9, 1e-5)),
+        # HPE Cray Slingshot 11, 200 Gb/s; latency as ib-hdr
+        PresetLink(Link("slingshot-11", 25e9, 1e-5)),
+        # Intel Omni-Path 100, 100 Gb/s; latency as ib-hdr
+        PresetLink(Link("omni-path-100", 12.5e9, 1e-5)),
+        # AWS Elastic Fabric Adapter, 100 and 200 Gb/s a port; latency: an assumption, half more than
+        # ib-hdr's: its protocol resends in software
+        PresetLink(Link("efa-100", 12.5e9, 1.6e-5), port_of="node"),
+        PresetLink(Link("efa-200", 25e9, 1.6e-5), port_of="node"),
+        # 400 and 200 Gb/s, RoCE; latency as ib-hdr
+        PresetLink(Link("roce-400", 50e9, 1e-5)),
+        PresetLink(Link("roce-200", 25e9, 1e-5)),
         # 100 Gb/s; latency: collectives, Vidur send_recv on A40, between nodes less inside one, 25 us
         PresetLink(Link("ethernet-100g", 12.5e9, 2.5e-5), port_of="node"),
         # 25 and 10 Gb/s; latency as ethernet-100g
@@ -104,5 +166,117 @@ LINKS: dict[str, PresetLink] = {
         # gloo between processes of one machine, 4 ranks on 2 cores, PyTorch 2.13, measured 2026-11-20: an all-reduce
         # of 64 MiB takes 232 ms (1.5 x 67e6 B / 0.232 s), one of 4 KiB 4.5 ms over 6 steps
         PresetLink(Link("loopback-gloo", 430e6, 7.5e-4)),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PresetNode:
+    """A node as sold: what a cluster file would say of it, and of its network ports."""
+
+    name: str
+    devices: int
+    device: str
+    link: str | Mapping[str, object] | None
+    network: Mapping[str, object] | None
+    parts: tuple[Mapping[str, object], ...] = ()
+    source: str = ""
+
+
+# Sources: the vendors' data sheets and the clouds' instance pages. "ports" are those for traffic between nodes alone
+# (storage and management ports are left out).
+NODES: dict[str, PresetNode] = {
+    preset.name: preset
+    for preset in (
+        PresetNode(
+            "dgx-1v", 8, "v100-16gb-sxm", "nvlink2", {"preset": "ib-edr", "ports_per_node": 4},
+            source="DGX-1 V100 data sheet: 8 V100 on NVLink2 in a hybrid cube mesh (taken as all to all), 4 EDR ports",
+        ),
+        PresetNode(
+            "dgx-2", 16, "v100-32gb-sxm", "nvlink2", {"preset": "ib-edr", "ports_per_node": 8},
+            source="DGX-2 data sheet: 16 V100 on NVSwitch, 8 EDR ports",
+        ),
+        PresetNode(
+            "dgx-a100", 8, "a100-80gb-sxm", "nvlink3", {"preset": "ib-hdr", "ports_per_node": 8, "rails": True},
+            source="DGX A100 data sheet: 8 A100 on NVSwitch, 8 HDR ports",
+        ),
+        PresetNode(
+            "dgx-h100", 8, "h100-80gb-sxm", "nvlink4", {"preset": "ib-ndr", "ports_per_node": 8, "rails": True},
+            source="DGX H100 data sheet: 8 H100 on NVSwitch, 8 NDR ports",
+        ),
+        PresetNode(
+            "hgx-h200", 8, "h200-141gb-sxm", "nvlink4", {"preset": "ib-ndr", "ports_per_node": 8, "rails": True},
+            source="HGX H200 data sheet; ports as in a DGX H200",
+        ),
+        PresetNode(
+            "hgx-h800", 8, "h800-sxm-80gb", "nvlink4-h800", {"preset": "ib-ndr", "ports_per_node": 8, "rails": True},
+            source="DeepSeek-V3 technical report, section 3.1: 8 H800 on NVSwitch; one NDR port each",
+        ),
+        PresetNode(
+            "dgx-b200", 8, "b200-sxm-180gb", "nvlink5", {"preset": "ib-ndr", "ports_per_node": 8, "rails": True},
+            source="DGX B200 data sheet: 8 B200 on NVSwitch, 8 ports of 400 Gb/s",
+        ),
+        PresetNode(
+            "gb200-nvl72", 72, "gb200", "nvlink5", {"preset": "ib-ndr", "ports_per_node": 72},
+            source="GB200 NVL72 data sheet: 72 GPUs in one NVLink domain; a port of 400 Gb/s each",
+        ),
+        PresetNode(
+            "gh200", 1, "gh200-96gb", None, {"preset": "ib-ndr", "ports_per_node": 1},
+            source="GH200 data sheet: one GPU a node; one NDR port",
+        ),
+        PresetNode(
+            "alps", 4, "gh200-96gb", {"preset": "nvlink4", "bandwidth": "128 GB/s"},
+            {"preset": "slingshot-11", "ports_per_node": 4},
+            source="CSCS Alps: 4 GH200 a node, 150 GB/s a direction between each two, a Slingshot 11 port each",
+        ),
+        PresetNode(
+            "p3.16xlarge", 8, "v100-16gb-sxm", "nvlink2", {"preset": "ethernet-25g", "ports_per_node": 1},
+            source="AWS instance page: 8 V100 on NVLink, 25 Gb/s",
+        ),
+        PresetNode(
+            "p3dn.24xlarge", 8, "v100-32gb-sxm", "nvlink2", {"preset": "efa-100", "ports_per_node": 1},
+            source="AWS instance page: 8 V100 on NVLink, 100 Gb/s",
+        ),
+        PresetNode(
+            "p4d.24xlarge", 8, "a100-40gb-sxm", "nvlink3", {"preset": "efa-100", "ports_per_node": 4},
+            source="AWS instance page: 8 A100 on NVSwitch, 4 x 100 Gb/s EFA",
+        ),
+        PresetNode(
+            "p5.48xlarge", 8, "h100-80gb-sxm", "nvlink4", {"preset": "efa-100", "ports_per_node": 32},
+            source="AWS instance page: 8 H100 on NVSwitch, 3,200 Gb/s EFA in 32 cards",
+        ),
+        PresetNode(
+            "g4dn.12xlarge", 4, "t4", "pcie3", {"preset": "ethernet-25g", "bandwidth": "50 Gb/s", "ports_per_node": 1},
+            source="AWS instance page: 4 T4 on PCIe, 50 Gb/s",
+        ),
+        PresetNode(
+            "g5.12xlarge", 4, "a10g", "pcie4", {"preset": "ethernet-25g", "bandwidth": "40 Gb/s", "ports_per_node": 1},
+            source="AWS instance page: 4 A10G on PCIe, 40 Gb/s",
+        ),
+        PresetNode(
+            "g5.48xlarge", 8, "a10g", {"preset": "socket", "ports": 1}, {"preset": "efa-100", "ports_per_node": 1},
+            ({"name": "socket", "devices": 4, "link": "pcie4"},),
+            source="AWS instance page: 8 A10G on PCIe (two sockets), 100 Gb/s",
+        ),
+        PresetNode(
+            "a2-highgpu-8g", 8, "a100-40gb-sxm", "nvlink3", {"preset": "ethernet-100g", "ports_per_node": 1},
+            source="Google Cloud machine page: 8 A100 on NVSwitch, 100 Gb/s",
+        ),
+        PresetNode(
+            "a3-highgpu-8g", 8, "h100-80gb-sxm", "nvlink4", {"preset": "roce-200", "ports_per_node": 4},
+            source="Google Cloud machine page: 8 H100 on NVSwitch, 4 x 200 Gb/s for GPU traffic",
+        ),
+        PresetNode(
+            "nd-a100-v4", 8, "a100-40gb-sxm", "nvlink3", {"preset": "ib-hdr", "ports_per_node": 8, "rails": True},
+            source="Azure size page: 8 A100 on NVSwitch, a port of 200 Gb/s each",
+        ),
+        PresetNode(
+            "nd-h100-v5", 8, "h100-80gb-sxm", "nvlink4", {"preset": "ib-ndr", "ports_per_node": 8, "rails": True},
+            source="Azure size page: 8 H100 on NVSwitch, a port of 400 Gb/s each",
+        ),
+        PresetNode(
+            "mi300x-platform", 8, "mi300x", "xgmi3", {"preset": "ib-ndr", "ports_per_node": 8, "rails": True},
+            source="MI300X platform data sheet: 8 MI300X all to all; a port of 400 Gb/s each, as usually built",
+        ),
     )
 }  # fmt: skip

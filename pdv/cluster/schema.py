@@ -1,121 +1,64 @@
-"""What a cluster file may say, as pydantic models, and how each part becomes plain data of `description`.
+"""What a cluster file may say, as pydantic models, and how devices and links become plain data of `description`.
 
     nodes:
       - {count: 2, devices: 8, device: a100-80gb-sxm, link: nvlink3}
     network: ib-hdr
     mesh: {node: 2, gpu: 8}      # optional: pin the mesh, slow axis first
 
-A preset's name stands for a mapping; a mapping may start from a preset and change some of it.
+A preset's name stands for a mapping; a mapping may start from a preset and change some of it. How the parts fit
+together is `build`'s; docs/clusters.md shows every key.
 """
 
 from __future__ import annotations
 
-import keyword
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, StrictStr, model_validator
 
 from pdv.cluster.description import Device, Link
-from pdv.cluster.presets import DEVICES, LINKS
-from pdv.cluster.suggest import did_you_mean
-from pdv.cluster.units import (
-    COMPUTE,
-    LINK_BANDWIDTH,
-    MEMORY,
-    MEMORY_BANDWIDTH,
-    TIME,
-    Problem,
-    Quantity,
-    shorten,
+from pdv.cluster.fields import (
+    MAX_COUNT,
+    AxisName,
+    Count,
+    Name,
+    Spec,
+    dtype,
+    first,
+    from_preset,
+    quantity_of,
+    require,
 )
+from pdv.cluster.presets import DEVICES, LINKS, NODES
+from pdv.cluster.units import COMPUTE, LINK_BANDWIDTH, MEMORY, MEMORY_BANDWIDTH, TIME, Problem, shorten
 
-MAX_COUNT = 2**16  # nodes of a kind, devices of a node
-DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16", "float8")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.+-]{0,63}", re.ASCII)
-AXIS_NAME = re.compile(r"[a-z][a-z0-9_]{0,15}", re.ASCII)
+__all__ = ["MAX_COUNT", "ClusterSpec", "DeviceSpec", "LinkSpec", "NetworkSpec", "NodeSpec", "PartSpec", "WireSpec"]
 
-
-def _name(value: object) -> str:
-    if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise Problem(f"{shorten(value)} is no name", "Allowed: up to 64 letters, digits, spaces and any of _ . + -")
-    return value
+END = re.compile(r"n(\*|[0-9]{1,6})\.g([0-9]{1,6})|[a-z][a-z0-9_-]{0,31}", re.ASCII)
 
 
-def _axis_name(value: object) -> str:
-    if not isinstance(value, str) or not AXIS_NAME.fullmatch(value) or keyword.iskeyword(value):
-        raise Problem(
-            f"{shorten(value)} is no axis name",
-            "Allowed: up to 16 lower-case letters, digits and _, no Python keyword, as the emitted program uses it",
-        )
-    return value
-
-
-def _dtype(value: object) -> str:
-    if value not in DTYPES:
-        raise Problem(
-            f"{shorten(value)} is no dtype", f"Allowed: {', '.join(DTYPES)}", did_you_mean(str(value), DTYPES)
-        )
-    return str(value)
-
-
-def _quantity(quantity: Quantity) -> BeforeValidator:
-    return BeforeValidator(quantity.parse)
-
-
-Name = Annotated[str, BeforeValidator(_name)]
-Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
-
-
-class _Spec(BaseModel):
-    """Every mapping of the file: unknown keys are refused, values are frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _from_preset(value: object, presets: dict[str, Any], kind: str) -> object:
-    """A preset's bare name as a mapping; unknown preset names are refused in both forms."""
-    named = {"preset": value} if isinstance(value, str) else value
-    if not isinstance(named, dict):
-        raise Problem(
-            f"{shorten(value)} is no {kind}", f"Allowed: a preset's name or a mapping that describes the {kind}"
-        )
-    preset = named.get("preset")
-    if preset is not None and (not isinstance(preset, str) or preset not in presets):
-        names = sorted(presets)
-        hint = did_you_mean(str(preset), names) or "Describe it by a mapping instead"
-        raise Problem(f"there is no {kind} preset {shorten(preset)}", f"Presets: {', '.join(names)}", hint)
-    return named
-
-
-def _require(spec: BaseModel, fields: tuple[str, ...], kind: str) -> None:
-    missing = [field for field in fields if getattr(spec, field) is None]
-    if missing:
-        raise Problem(f"the {kind} lacks {', '.join(missing)}", mend="Add it, or start from a preset by `preset: NAME`")
-
-
-class DeviceSpec(_Spec):
+class DeviceSpec(Spec):
     """A device: a preset, or a description, or a preset with changes."""
 
     preset: StrictStr | None = None
     name: Name | None = None
     kind: Literal["gpu", "cpu"] | None = None
-    memory: Annotated[float, _quantity(MEMORY)] | None = None
-    peak: dict[Annotated[str, BeforeValidator(_dtype)], Annotated[float, _quantity(COMPUTE)]] | None = None
-    memory_bandwidth: Annotated[float, _quantity(MEMORY_BANDWIDTH)] | None = None
-    launch_latency: Annotated[float, _quantity(TIME)] | None = None
+    memory: Annotated[float, quantity_of(MEMORY)] | None = None
+    peak: dict[Annotated[str, BeforeValidator(dtype)], Annotated[float, quantity_of(COMPUTE)]] | None = None
+    memory_bandwidth: Annotated[float, quantity_of(MEMORY_BANDWIDTH)] | None = None
+    launch_latency: Annotated[float, quantity_of(TIME)] | None = None
     efficiency: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] | None = None
     share: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] = 1.0
 
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, value: object) -> object:
-        return _from_preset(value, DEVICES, "device")
+        return from_preset(value, DEVICES, "device")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.preset is None:
-            _require(self, ("name", "memory", "peak", "memory_bandwidth", "launch_latency", "efficiency"), "device")
+            require(self, ("name", "memory", "peak", "memory_bandwidth", "launch_latency", "efficiency"), "device")
             if "float32" not in (self.peak or {}):
                 raise Problem(
                     "the device's peak lacks float32", mend="Add `float32: ... TFLOP/s`; other dtypes fall back to it"
@@ -143,43 +86,71 @@ class DeviceSpec(_Spec):
         )
 
 
-class LinkSpec(_Spec):
-    """A link inside a node: bandwidth per device and direction."""
+class LinkSpec(Spec):
+    """A link inside a node: bandwidth per device and direction, or of `ports` that the devices of a part share."""
 
     preset: StrictStr | None = None
     name: Name | None = None
-    bandwidth: Annotated[float, _quantity(LINK_BANDWIDTH)] | None = None
-    latency: Annotated[float, _quantity(TIME)] | None = None
+    bandwidth: Annotated[float, quantity_of(LINK_BANDWIDTH)] | None = None
+    latency: Annotated[float, quantity_of(TIME)] | None = None
+    ports: Count | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, value: object) -> object:
-        return _from_preset(value, LINKS, "link")
+        return from_preset(value, LINKS, "link")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.preset is None:
-            _require(self, ("name", "bandwidth", "latency"), "link")
+            require(self, ("name", "bandwidth", "latency"), "link")
         return self
 
-    def build(self) -> Link:
-        """As plain data."""
-        base = LINKS[self.preset].link if self.preset else None
-        changed = self.bandwidth is not None or self.latency is not None
-        return Link(
-            name=str(self.name or (f"{self.preset}-changed" if changed else self.preset)),
-            bandwidth_bytes_per_s=_first(self.bandwidth, base.bandwidth_bytes_per_s if base else None),
-            latency_s=_first(self.latency, base.latency_s if base else None),
-        )
+    def build(self, devices: int = 1) -> Link:
+        """As plain data, as seen by one of the `devices` of a part while all of them send."""
+        link = _link(self)
+        if self.ports is None:
+            return link
+        return Link(link.name, link.bandwidth_bytes_per_s * self.ports / devices, link.latency_s)
 
 
-class NetworkSpec(LinkSpec):
-    """The link between nodes: bandwidth per port and direction, and how many ports a node has.
+class SwitchSpec(Spec):
+    """A kind of switch: `nodes` nodes are below each; what leaves it has 1/`oversubscription` of what enters below."""
+
+    name: AxisName | None = None
+    nodes: Count
+    oversubscription: Annotated[float, Field(ge=1.0, le=1024.0, allow_inf_nan=False)] = 1.0
+    latency: Annotated[float, quantity_of(TIME)] | None = None
+
+
+class NetworkSpec(Spec):
+    """The link between nodes: bandwidth per port and direction, how many ports a node has, and switches from below.
 
     Without `ports_per_node`, an InfiniBand preset has a port for each device, anything else one for the node.
     """
 
+    preset: StrictStr | None = None
+    name: Name | None = None
+    bandwidth: Annotated[float, quantity_of(LINK_BANDWIDTH)] | None = None
+    latency: Annotated[float, quantity_of(TIME)] | None = None
     ports_per_node: Count | None = None
+    rails: StrictBool = False
+    switches: Annotated[list[SwitchSpec], Field(min_length=1, max_length=4)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, value: object) -> object:
+        return from_preset(value, LINKS, "link")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.preset is None:
+            require(self, ("name", "bandwidth", "latency"), "link")
+        return self
+
+    def build(self) -> Link:
+        """One port, as plain data."""
+        return _link(self)
 
     def ports_of(self, devices_per_node: int) -> int:
         """Ports of a node with so many devices."""
@@ -187,34 +158,96 @@ class NetworkSpec(LinkSpec):
         return self.ports_per_node or (devices_per_node if per_device else 1)
 
 
-class NodeSpec(_Spec):
-    """`count` equal nodes."""
+def _link(spec: LinkSpec | NetworkSpec) -> Link:
+    base = LINKS[spec.preset].link if spec.preset else None
+    changed = spec.bandwidth is not None or spec.latency is not None
+    return Link(
+        name=str(spec.name or (f"{spec.preset}-changed" if changed else spec.preset)),
+        bandwidth_bytes_per_s=first(spec.bandwidth, base.bandwidth_bytes_per_s if base else None),
+        latency_s=first(spec.latency, base.latency_s if base else None),
+    )
 
+
+class PartSpec(Spec):
+    """Equal parts of a node, of `devices` each, inside which `link` joins."""
+
+    name: AxisName | None = None
+    devices: Count
+    link: LinkSpec
+
+
+class NodeSpec(Spec):
+    """`count` equal nodes: `parts`, outer to inner, are closer groups of devices; `link` joins the outermost."""
+
+    preset: StrictStr | None = None
     count: Count = 1
     devices: Count
     device: DeviceSpec
     link: LinkSpec | None = None
+    parts: Annotated[list[PartSpec], Field(min_length=1, max_length=3)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, value: object) -> object:
+        named = from_preset(value, NODES, "node")
+        assert isinstance(named, dict), "as from_preset returns it"
+        preset = NODES.get(str(named.get("preset")))
+        if preset is None:
+            return named
+        known = {"devices": preset.devices, "device": preset.device, "link": preset.link}
+        if preset.parts and not {"devices", "link"} & set(named):
+            known["parts"] = [dict(part) for part in preset.parts]
+        return known | named
 
     @model_validator(mode="after")
-    def _linked(self) -> Self:
-        if self.devices > 1 and self.link is None:
-            raise Problem(
-                f"{self.devices} devices in a node, but no link between them",
-                mend="Add `link: PRESET`, for instance nvlink3 or pcie4",
-            )
+    def _fitting(self) -> Self:
+        around = self.devices
+        for part in self.parts or ():
+            if part.devices >= around or around % part.devices or part.devices == 1:
+                raise Problem(
+                    f"parts of {part.devices} devices in {around}",
+                    "Allowed: each part's devices divide those around it, and are fewer",
+                    "Write parts from the largest to the smallest",
+                )
+            around = part.devices
         return self
 
 
-class ClusterSpec(_Spec):
+class WireSpec(Spec):
+    """A link between two ends: devices as `n0.g3` (`n*.g3`: in every node) or switches by any name."""
+
+    between: Annotated[list[StrictStr], Field(min_length=2, max_length=2)]
+    link: LinkSpec
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        for end in self.between:
+            if not END.fullmatch(end):
+                raise Problem(
+                    f"{shorten(end)} is no end of a link",
+                    "Allowed: a device such as n0.g3 or n*.g3, or a switch's name",
+                )
+        if self.between[0] == self.between[1]:
+            raise Problem(f"a link from {shorten(self.between[0])} to itself", mend="Name two ends")
+        return self
+
+
+class ClusterSpec(Spec):
     """The whole file."""
 
     name: Name | None = None
     nodes: Annotated[list[NodeSpec], Field(min_length=1)]
     network: NetworkSpec | None = None
-    mesh: dict[Annotated[str, BeforeValidator(_axis_name)], Count] | None = None
+    links: Annotated[list[WireSpec], Field(min_length=1)] | None = None
+    mesh: dict[AxisName, Count] | None = None
 
-
-def _first(own: float | None, base: float | None) -> float:
-    value = own if own is not None else base
-    assert value is not None, "a spec without preset is complete"
-    return value
+    @model_validator(mode="before")
+    @classmethod
+    def _network(cls, value: Any) -> Any:  # Any: pydantic's "before"
+        """The network that a node's preset comes with, where the file names none."""
+        nodes = value.get("nodes") if isinstance(value, dict) else None
+        if not isinstance(nodes, list) or "network" in value:
+            return value
+        names = [node.get("preset") if isinstance(node, dict) else node for node in nodes]
+        known = [NODES[name].network for name in names if isinstance(name, str) and name in NODES]
+        return value | {"network": known[0]} if known and known[0] is not None else value
