@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 from pdv.simulate.setup import Execution, Stages
 
-
 Way = Literal["forward", "backward"]
 
 

@@ -1,6 +1,6 @@
 """How a tensor lies in memory: which operators give a view of what they read, and which must copy.
 
-Views follow torch: ``Tensor.view`` is possible where the dims that are merged lie one behind the other (at::computeStride).
+As torch does it: a view merges only dims that lie one behind the other (``at::detail::computeStride``).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _cut(setting: Setting, param: Node) -> int:
 def _gradient(setting: Setting, param: Node) -> float:
     size = setting.execution.precision.gradient
     each = param.type.dtype.itemsize if size is None else size
-    return _elements(setting, param) * each / (_cut(setting, param) if setting.execution.zero >= 2 else 1)  # noqa: PLR2004
+    return _elements(setting, param) * each / (_cut(setting, param) if setting.execution.zero >= 2 else 1)
 
 
 def _optimizer(setting: Setting, param: Node) -> float:

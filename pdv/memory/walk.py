@@ -87,7 +87,7 @@ class Walk:
         for operand, one in zip(node.operands, read, strict=True):
             self._done(operand, one)
         if not self.waiting[node]:
-            self._forget(node)
+            self.forget(node)
 
     def _computed(self, node: Node, read: Sequence[Value]) -> Value:
         """The result of local work, allocated, or a view of what is read."""
@@ -151,11 +151,11 @@ class Walk:
         by_node = dict(zip((*node.operands, node), (*read, value), strict=True))
         for kept in setting.saved(local, declared):
             for storage in by_node[kept].sources or (by_node[kept].storage,):
-                if not kept.is_leaf and storage.holder.kind not in ("weights", "inputs") and storage.again is None:
-                    held.append(heap.keep(storage))
-        own = 0.0 if selective else kernel.keeps(local)
-        if own:
-            held.append(heap.allocate(own, self._holder("activations", node)))
+                own = not kept.is_leaf and storage.holder.kind not in ("weights", "inputs")
+                held += [heap.keep(storage)] if own and storage.again is None else []
+        statistics = 0.0 if selective else kernel.keeps(local)
+        if statistics:
+            held.append(heap.allocate(statistics, self._holder("activations", node)))
         if setting.execution.dropout and _is_residual(node):
             held.append(heap.allocate(float(_size(setting.shape(node))), self._holder("activations", node)))
         self.saved[node] = held
@@ -189,9 +189,10 @@ class Walk:
             return
         self.waiting[operand] -= 1
         if not self.waiting[operand]:
-            self._forget(operand)
+            self.forget(operand)
 
-    def _forget(self, node: Node) -> None:
+    def forget(self, node: Node) -> None:
+        """A value that nobody reads any more."""
         value = self.values.pop(node)
         for storage in (value.storage, *value.sources):
             self.heap.drop(storage)
@@ -208,32 +209,30 @@ class Walk:
     def _run_backward(self, node: Node) -> None:
         saved = self.saved.pop(node, [])
         grad = self.grads.pop(node, None)
+        given: list[tuple[Node, Storage]] = []
         if grad is not None:
             if node.op.kind == "parallel":
-                self._give(node.operands[0], self._moved_back(node, grad))
+                given.append((node.operands[0], self._moved_back(node, grad)))
             elif not _silent(node):
-                self._differentiate(node, grad)
+                given = self._differentiated(node, grad)
             self.heap.drop(grad)
         for storage in saved:
             self.heap.drop(storage)
+        for operand, term in reversed(given):  # weights, which are moved last, are moved back first
+            self._give(operand, term)
 
-    def _differentiate(self, node: Node, grad: Storage) -> None:
+    def _differentiated(self, node: Node, grad: Storage) -> list[tuple[Node, Storage]]:
         """Gradients of the operands that need one."""
         setting, heap = self.setting, self.heap
         layouts = tuple(fresh(setting.shape(operand)) for operand in node.operands)
         local = Local(node, layouts, fresh(setting.shape(node)), _itemsize(node))
         kernel = kernel_of(local)
-        space = kernel.backward(local) + self._again(node)
-        work = heap.allocate(space, self._holder("temporaries", node)) if space else None
+        work = heap.allocate(kernel.backward(local) + self._again(node), self._holder("temporaries", node))
         wanted = range(len(node.operands)) if node.op.differentiable is None else node.op.differentiable
-        given: list[tuple[Node, Storage]] = []
-        for number in wanted:
-            if number < len(node.operands) and node.operands[number].needs_grad:
-                given.append((node.operands[number], self._gradient(local, number, grad, handed=kernel.handed)))
-        for operand, storage in reversed(given):
-            self._give(operand, storage)
-        if work is not None:
-            heap.drop(work)
+        numbers = [n for n in wanted if n < len(node.operands) and node.operands[n].needs_grad]
+        given = [(node.operands[n], self._gradient(local, n, grad, handed=kernel.handed)) for n in numbers]
+        heap.drop(work)
+        return given
 
     def _again(self, node: Node) -> float:
         """Bytes of what a node's backward makes once more: gathered weights, scores of attention."""
@@ -364,7 +363,8 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
     kept = loss_forward(setting, heap, [x for x in sent if x in returned])
     for value in sent:
         walk.waiting[value] -= 1
-        walk._forget(value) if not walk.waiting[value] else None
+        if not walk.waiting[value]:
+            walk.forget(value)
     heap.log = backward = Log()
     if setting.train:
         for value in sent:
@@ -466,7 +466,7 @@ def _silent(node: Node) -> bool:
 def _is_residual(node: Node) -> bool:
     """A sum of two activations of one shape: where transformers drop out what a branch adds (Vaswani et al., 5.4)."""
     same = [operand for operand in node.operands if not of_weights(operand) and operand.type == node.type]
-    return node.op.name == "add" and len(same) == 2  # noqa: PLR2004
+    return node.op.name == "add" and len(same) == 2
 
 
 def _moment(what: str, node: Node, setting: Setting) -> str:
