@@ -1,0 +1,82 @@
+"""What a simulation found: the step, its deviation, and where its time goes, which adds up to it exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ir.cost_model import Source
+from pdv.simulate.task import PICO
+
+# Parts that are no communication, in the order of reports; every other part is a mesh axis or a kind of transfer.
+OTHERS = ("compute", "recomputation", "optimizer", "host", "waiting", "bubble")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Where the time of one class of devices of a stage goes.
+
+    Attributes:
+        stage: its number.
+        device: the kind of device.
+        count: how many of them the stage has.
+        parts: picoseconds by part; they add up to the step.
+    """
+
+    stage: int
+    device: str
+    count: int
+    parts: Mapping[str, int]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By part."""
+        return {name: time / PICO for name, time in self.parts.items()}
+
+    @property
+    def communication(self) -> dict[str, float]:
+        """Seconds of exposed communication by mesh axis, and ``pipeline`` and ``tied``, sums between stages."""
+        return {name: time / PICO for name, time in self.parts.items() if name not in OTHERS}
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One step.
+
+    Attributes:
+        step_ps: picoseconds, the mean over drawn stragglers.
+        std_s: deviation of the step: errors of the cost model, correlated as ``PlanCost.std_s`` takes them, and drawn
+            stragglers.
+        straggler_std_s: the part of it that is drawn.
+        breakdown: by stage and class of devices; of each, the parts add up to ``step_ps``.
+        seconds_by_source: of the device that works most, local work and communication by where their prices are from.
+        correlation: of the cost model's errors.
+    """
+
+    step_ps: int
+    std_s: float
+    straggler_std_s: float
+    breakdown: tuple[Share, ...]
+    seconds_by_source: Mapping[Source, float]
+    draw: Callable[[], dict[str, Any]] = field(repr=False, compare=False)  # Any: JSON
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.step_ps / PICO
+
+    @cached_property
+    def totals(self) -> dict[str, float]:
+        """Seconds by part, mean over all devices; they add up to ``step_s``."""
+        devices = sum(share.count for share in self.breakdown)
+        found: dict[str, int] = {}
+        for share in self.breakdown:
+            for name, time in share.parts.items():
+                found[name] = found.get(name, 0) + time * share.count
+        return {name: time / devices / PICO for name, time in found.items()}
+
+    def trace(self) -> dict[str, Any]:
+        """The step as a Chrome trace, which Perfetto opens (``pdv.simulate.trace``)."""
+        return self.draw()

@@ -1,0 +1,219 @@
+"""All stages of a workload, lowered and simulated chunk by chunk; equal stages are one.
+
+Entry point: ``Lowered``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ir.graph import Node
+from pdv.cluster import Device
+from pdv.cost.comm import AxisLink, all_reduce_seconds, send_seconds
+from pdv.simulate.calibration import Calibration
+from pdv.simulate.engine import Clocks, Engine, Parts
+from pdv.simulate.links import Links, reached
+from pdv.simulate.lower import Lowering, Program
+from pdv.simulate.nodes import Nodes
+from pdv.simulate.pipeline import Sends
+from pdv.simulate.price import DevicePrices
+from pdv.simulate.runs import Chunks
+from pdv.simulate.setup import Workload
+from pdv.simulate.sums import Sums
+from pdv.simulate.task import COMPUTE, Placed, Segment, Task, picoseconds
+
+
+@dataclass
+class Kind:
+    """Stages of equal devices and links."""
+
+    links: Links
+    prices: tuple[DevicePrices, ...]
+    lowering: Lowering
+    engine: Engine
+    timed: dict[tuple[Placed, ...], Timed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A run of segments from quiet streams: until the slowest class is done, and until its collectives are."""
+
+    duration: int
+    behind: int
+    parts: tuple[Parts, ...]
+
+
+@dataclass
+class Stage:
+    """One stage: its chunks in their order, and what is due once a step."""
+
+    number: int
+    kind: Kind
+    chunks: tuple[int, ...]
+    programs: tuple[Program, ...]
+    sums: Sums
+    tail: Segment
+
+
+class Lowered:
+    """A workload as programs of tasks.
+
+    Raises:
+        ShardingError: if the workload's graph is no PCG of its mesh.
+    """
+
+    def __init__(self, workload: Workload, calibration: Calibration) -> None:
+        self.workload, self.calibration = workload, calibration
+        self.nodes = Nodes(workload.problem, workload.pcg, workload.execution)
+        self.chunks = Chunks(self.nodes, workload.stages)
+        self._kinds: dict[Hashable, Kind] = {}
+        self._prices: dict[Device, DevicePrices] = {}
+        self.stages = tuple(self._stage(number) for number in range(workload.stages.count))
+
+    def _kind(self, number: int) -> Kind:
+        links = Links.of(self.workload, number, self.calibration)
+        key = (links.devices, links.counts, links.axes, links.coupled, links.streams)
+        if key not in self._kinds:
+            prices = tuple(self._priced(device) for device in links.devices)
+            lowering = Lowering(self.nodes, links, prices, self.workload.execution, self.calibration)
+            self._kinds[key] = Kind(links, prices, lowering, Engine())
+        return self._kinds[key]
+
+    def _priced(self, device: Device) -> DevicePrices:
+        if device not in self._prices:
+            compute = self.workload.compute_of(device)
+            self._prices[device] = DevicePrices.of(self.nodes, self.workload.execution, device, compute)
+        return self._prices[device]
+
+    def _stage(self, number: int) -> Stage:
+        stages, execution = self.workload.stages, self.workload.execution
+        kind = self._kind(number)
+        own = tuple(range(number, stages.chunks, stages.count))
+        used = [node for chunk in own for node in self.chunks.nodes[chunk]]
+        sums = Sums(self.nodes, kind.links, execution, used)
+        programs = []
+        for chunk in own:
+            part = sums if len(own) == 1 else Sums(self.nodes, kind.links, execution, self.chunks.nodes[chunk])
+            program = kind.lowering.program(self.chunks.runs[chunk], part)
+            programs.append(self._with_loss(program, kind) if chunk == stages.chunks - 1 else program)
+        tail = sums.tail(kind.prices, self._tied(number), kind.lowering.issue[0]) if self._train else Segment(())
+        return Stage(number, kind, own, tuple(programs), sums, tail)
+
+    @property
+    def _train(self) -> bool:
+        return self.workload.problem.train
+
+    def _with_loss(self, program: Program, kind: Kind) -> Program:
+        """The loss behind the last chunk, and before its backward; sums of rows that vocabulary cuts."""
+        if not self._train:
+            return program
+        segments = []
+        for way in range(2):
+            tasks = [
+                Task("loss", COMPUTE, (number,), (price.loss.forward, price.loss.backward)[way],
+                     kind.lowering.issue[way] * price.loss.kernels[way])
+                for number, price in enumerate(kind.prices)
+            ]  # fmt: skip
+            tasks += self._row_sums(kind) if way == 0 else []
+            segments.append(Placed(self._known(kind, tuple(tasks))))
+        ahead, behind = segments
+        return Program(
+            (*program.forward, ahead), (behind, *program.backward), (behind, *program.last)
+        )  # fmt: skip
+
+    def _known(self, kind: Kind, tasks: tuple[Task, ...]) -> Segment:
+        return kind.lowering.known.setdefault(tasks, Segment(tasks, "loss"))
+
+    def _row_sums(self, kind: Kind) -> list[Task]:
+        """Of each row's maximum and sum, where the last dim of an output is cut (Shoeybi et al., 2019, section 3)."""
+        tasks = []
+        for _, output in self.workload.pcg.outputs:
+            entry = self.nodes.of[output]
+            for axis, state in enumerate(entry.sharding):
+                if getattr(state, "dim", None) == output.type.rank - 1 > 0:
+                    rows = 4.0 * entry.bytes / output.type.dtype.itemsize / _columns(output, kind, axis)
+                    time = picoseconds(all_reduce_seconds(kind.links.axes[axis], rows))
+                    name = kind.links.mesh.axes[axis].name
+                    for place, classes in enumerate(kind.links.coupled[axis]):
+                        streams = kind.links.streams[axis][place]
+                        tasks += [Task("all_reduce", name, classes, time, kind.lowering.issue[0], streams)] * 2
+        return tasks
+
+    # ---- Between stages ----
+
+    @cached_property
+    def sends(self) -> Sends:
+        """Picoseconds between chunks: of the slowest pair of devices that send to each other."""
+        stages, size = self.workload.stages, self.workload.problem.mesh.num_devices
+        forward, backward = [], []
+        for chunk, crossing in enumerate(self.chunks.crossings):
+            source, target = chunk % stages.count, (chunk + 1) % stages.count
+            times = [0.0, 0.0]
+            for i in {0, size - 1} if source != target else ():
+                there = self._pair(source * size + i, target * size + i)
+                back = self._pair(target * size + i, source * size + i)
+                times = [
+                    max(times[0], send_seconds(there.link, crossing.forward)),
+                    max(times[1], send_seconds(back.link, crossing.backward)),
+                ]
+            forward.append(picoseconds(times[0]))
+            backward.append(picoseconds(times[1]))
+        return Sends(forward, backward)
+
+    def _pair(self, first: int, second: int) -> AxisLink:
+        return reached(AxisLink(2, self.workload.cluster.pair(first, second).link), self.calibration)
+
+    def _tied(self, number: int) -> int:
+        """Sums of the gradients of parameters that other stages use as well."""
+        stages, size = self.workload.stages, self.workload.problem.mesh.num_devices
+        seconds = 0.0
+        for node in self._shared:
+            places = sorted({chunk % stages.count for chunk in self.chunks.homes[node]})
+            if number in places and len(places) > 1:
+                other = next(place for place in reversed(places) if place != number)
+                link = self._pair(number * size, other * size).link
+                own = self.workload.execution.precision.gradient or node.type.dtype.itemsize
+                gradient = self.nodes.of[node].bytes / node.type.dtype.itemsize * own
+                seconds += all_reduce_seconds(AxisLink(len(places), link), gradient)
+        return picoseconds(seconds)
+
+    @cached_property
+    def _shared(self) -> Sequence[Node]:
+        """Parameters of several chunks."""
+        return [
+            node for node in self.workload.pcg.params if node.needs_grad and len(self.chunks.homes[node]) > 1
+        ]  # fmt: skip
+
+    @cached_property
+    def tied_stages(self) -> tuple[int, ...]:
+        """Stages that wait for each other at the end of the step, to sum the gradients of tied parameters."""
+        count = self.workload.stages.count
+        found = {chunk % count for node in self._shared for chunk in self.chunks.homes[node]}
+        return tuple(sorted(found)) if len(found) > 1 else ()
+
+    # ---- Chunks in time ----
+
+    def timed(self, stage: Stage, program: tuple[Placed, ...]) -> Timed:
+        """From quiet streams."""
+        known = stage.kind.timed.get(program)
+        if known is None:
+            links = stage.kind.links
+            clocks = Clocks.quiet(len(links.devices), links.num_streams)
+            stage.kind.engine.run(program, clocks)
+            duration = max(clocks.compute)
+            parts = tuple(padded(own, duration - at) for own, at in zip(clocks.parts, clocks.compute, strict=True))
+            behind = max([0, *(at - duration for at in clocks.streams)])
+            known = stage.kind.timed[program] = Timed(duration, behind, parts)
+        return known
+
+
+def padded(parts: Parts, time: int, part: str = "waiting") -> Parts:
+    """With some more time of a kind."""
+    return {**parts, part: parts.get(part, 0) + time} if time else parts
+
+
+def _columns(output: Node, kind: Kind, axis: int) -> float:
+    """Extent of an output's last dim on one device."""
+    return max(1.0, output.type.shape[-1] / kind.links.axes[axis].size)

@@ -1,0 +1,223 @@
+"""One step of a workload in time. Entry point: ``simulate``.
+
+A single stage runs all its micro-batches on one set of streams; stages of a pipeline are put together from their
+chunks. Devices that wait for each other run at the pace of the slowest: its deviation is drawn (``stragglers``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pdv.schedule.order import Pass, Pipeline
+from pdv.simulate.calibration import CALIBRATION, Calibration
+from pdv.simulate.engine import Clocks, Parts
+from pdv.simulate.pipeline import Durations, Timeline, compose
+from pdv.simulate.result import Share, Simulation
+from pdv.simulate.setup import Workload
+from pdv.simulate.stage import Lowered, Stage
+from pdv.simulate.stragglers import factors
+from pdv.simulate.task import BUBBLE, HOST, PICO, WAITING, Placed, picoseconds
+from pdv.simulate.uncertainty import Confidence, confidence
+
+
+@dataclass
+class Ran:
+    """A step without stragglers.
+
+    Attributes:
+        end: picoseconds.
+        parts: by stage and class, adding up to ``end``.
+        body: by stage, picoseconds until its last pass; ``tail``: of what is due once a step.
+        timeline: of a pipeline.
+    """
+
+    end: int
+    parts: list[list[Parts]]
+    body: list[int]
+    tail: list[int]
+    timeline: Timeline | None = None
+    tails: list[Clocks] = field(default_factory=list)
+
+
+def simulate(
+    workload: Workload, *, calibration: Calibration = CALIBRATION, draws: int = 16, seed: int = 0
+) -> Simulation:
+    """What a step takes, and where its time goes.
+
+    Args:
+        workload: a PCG and how it is run.
+        calibration: constants of running programs.
+        draws: of stragglers; 0: no device is slower than another, and the result is deterministic.
+        seed: of the draws.
+
+    Raises:
+        ShardingError: if the workload's graph is no PCG of its mesh.
+    """
+    return simulated(Lowered(workload, calibration), draws, seed)
+
+
+def simulated(lowered: Lowered, draws: int = 16, seed: int = 0) -> Simulation:
+    """The same of what is lowered already."""
+    ran = run(lowered)
+    slowed_s = _drawn(lowered, ran, draws, seed)
+    late = max(0, picoseconds(float(np.mean(slowed_s)) - ran.end / PICO)) if draws else 0
+    straggler_std_s = float(np.std(slowed_s)) if draws else 0.0
+    step = ran.end + late
+    sure: Confidence = confidence(lowered, ran.parts, step)
+    shares = [
+        Share(stage.number, device.name, stage.kind.links.counts[number], _with(ran.parts[stage.number][number], late))
+        for stage in lowered.stages
+        for number, device in enumerate(stage.kind.links.devices)
+    ]
+
+    def draw() -> dict[str, Any]:  # Any: JSON
+        from pdv.simulate.trace import trace
+
+        return trace(lowered, ran)
+
+    std_s = math.hypot(sure.std_s, straggler_std_s)
+    return Simulation(step, std_s, straggler_std_s, tuple(shares), sure.by_source, draw)
+
+
+def run(lowered: Lowered) -> Ran:
+    """A step in which no device is slower than another of its class."""
+    ran = _single(lowered) if lowered.workload.stages.chunks == 1 else _pipelined(lowered)
+    gpu = any(device.kind == "gpu" for stage in lowered.stages for device in stage.kind.links.devices)
+    outside = picoseconds(lowered.calibration.host_step_s) if gpu else 0
+    ran.end += outside
+    for stage in ran.parts:
+        for parts in stage:
+            _add(parts, HOST, outside)
+    return ran
+
+
+def _single(lowered: Lowered) -> Ran:
+    """One stage with all its micro-batches, on streams that keep running."""
+    stage, count = lowered.stages[0], lowered.workload.execution.micro_batches
+    links = stage.kind.links
+    clocks = Clocks.quiet(len(links.devices), links.num_streams)
+    for segments in passes_of(stage, count, train=lowered.workload.problem.train):
+        stage.kind.engine.run(segments, clocks)
+    body = max(clocks.compute)
+    stage.kind.engine.run((Placed(stage.tail),), clocks)
+    end = max(*clocks.compute, *clocks.streams, 0)
+    for parts, at in zip(clocks.parts, clocks.compute, strict=True):
+        _add(parts, WAITING, end - at)
+    return Ran(end, [clocks.parts], [body], [end - body])
+
+
+def passes_of(stage: Stage, micro_batches: int, *, train: bool) -> list[Sequence[Placed]]:
+    """What a stage without a pipeline runs."""
+    (program,) = stage.programs
+    found: list[Sequence[Placed]] = []
+    for number in range(micro_batches):
+        found.append(program.forward)
+        if train:
+            found.append(program.last if number == micro_batches - 1 else program.backward)
+    return found
+
+
+def _pipelined(lowered: Lowered) -> Ran:
+    workload, stages = lowered.workload, lowered.stages
+    durations = chunk_durations(lowered)
+    line = compose(pipeline_of(workload), durations, lowered.sends, blocking=not workload.execution.overlap.transfers)
+    begins = list(line.ends)
+    shared = lowered.tied_stages
+    for number in shared:
+        begins[number] = max(line.ends[other] for other in shared)
+    found: list[list[Parts]] = []
+    tails = []
+    for stage in stages:
+        links, start = stage.kind.links, begins[stage.number]
+        clocks = Clocks.quiet(len(links.devices), links.num_streams)
+        for number in range(len(links.devices)):
+            clocks.compute[number] = clocks.host[number] = start
+            clocks.parts[number] = _stage_parts(lowered, stage, number, line)
+            _add(clocks.parts[number], BUBBLE, start - line.ends[stage.number])
+        clocks.streams[:] = [max(start, line.behind[stage.number])] * links.num_streams
+        stage.kind.engine.run((Placed(stage.tail),), clocks)
+        tails.append(clocks)
+        found.append(clocks.parts)
+    end = max(max(clocks.compute) for clocks in tails)
+    for clocks in tails:
+        for parts, at in zip(clocks.parts, clocks.compute, strict=True):
+            _add(parts, BUBBLE, end - at)
+    tail = [max(clocks.compute) - begin for clocks, begin in zip(tails, begins, strict=True)]
+    return Ran(end, found, list(line.ends), tail, line, tails)
+
+
+def chunk_durations(lowered: Lowered) -> list[Durations]:
+    """By chunk."""
+    found: dict[int, Durations] = {}
+    for stage in lowered.stages:
+        for chunk, program in zip(stage.chunks, stage.programs, strict=True):
+            forward, backward = lowered.timed(stage, program.forward), lowered.timed(stage, program.backward)
+            last = lowered.timed(stage, program.last)
+            found[chunk] = Durations(forward.duration, backward.duration, last.duration, last.behind)
+    return [found[chunk] for chunk in range(len(found))]
+
+
+def pipeline_of(workload: Workload) -> Pipeline:
+    """The schedule's shape."""
+    stages, execution = workload.stages, workload.execution
+    return Pipeline(stages.count, stages.virtual, execution.micro_batches, execution.order, workload.problem.train)
+
+
+def _stage_parts(lowered: Lowered, stage: Stage, number: int, line: Timeline) -> Parts:
+    """Of a class of devices until its stage's last pass."""
+    parts = dict(line.waits[stage.number])
+    counts: dict[tuple[int, int], int] = {}
+    final = lowered.workload.execution.micro_batches - 1
+    for step, _, _ in line.passes[stage.number]:
+        way = _way(step, final)
+        counts[step.chunk, way] = counts.get((step.chunk, way), 0) + 1
+    for (chunk, way), count in counts.items():
+        program = stage.programs[stage.chunks.index(chunk)]
+        timed = lowered.timed(stage, (program.forward, program.backward, program.last)[way])
+        for name, time in timed.parts[number].items():
+            _add(parts, name, count * time)
+    return parts
+
+
+def _way(step: Pass, final: int) -> int:
+    """0 forward, 1 backward, 2 the last backward."""
+    return 0 if not step.backward else 2 if step.micro_batch == final else 1
+
+
+def _drawn(lowered: Lowered, ran: Ran, draws: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Seconds of the step in each draw."""
+    size = lowered.workload.problem.mesh.num_devices
+    slow = factors(len(lowered.stages), size, draws, lowered.calibration.straggler_std, seed)
+    if not draws:
+        return np.zeros(0)
+    if ran.timeline is None:
+        return np.asarray(ran.end / PICO * slow[0], dtype=np.float64)
+    durations = [
+        Durations(*(np.round(time * slow[chunk % len(lowered.stages)]) for time in of))
+        for chunk, of in enumerate(chunk_durations(lowered))
+    ]
+    workload = lowered.workload
+    line = compose(
+        pipeline_of(workload), durations, lowered.sends,
+        blocking=not workload.execution.overlap.transfers, later=np.maximum, record=False,
+    )  # fmt: skip
+    ends = [line.ends[number] + ran.tail[number] * slow[number] for number in range(len(lowered.stages))]
+    base = max(end + tail for end, tail in zip(ran.body, ran.tail, strict=True))
+    drawn = np.max(np.stack(ends), axis=0) + (ran.end - base)
+    return np.asarray(drawn / PICO, dtype=np.float64)
+
+
+def _with(parts: Parts, late: int) -> Parts:
+    found = dict(parts)
+    _add(found, WAITING, late)
+    return found
+
+
+def _add(parts: Parts, name: str, time: int) -> None:
+    if time:
+        parts[name] = parts.get(name, 0) + time

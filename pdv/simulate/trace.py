@@ -1,0 +1,155 @@
+"""A simulated step as Chrome-trace JSON, which Perfetto and chrome://tracing open.
+
+A process for each class of devices of each stage, a thread for each stream; sends between stages as arrows. The format:
+"Trace Event Format" (Google, 2016). A pipeline of many passes is drawn pass by pass, a shorter one task by task.
+Entry point: ``trace``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pdv.schedule.order import Pass
+from pdv.simulate.engine import Clocks, simulate_tasks
+from pdv.simulate.stage import Lowered, Stage
+from pdv.simulate.task import TRANSFER, Placed, Task
+
+if TYPE_CHECKING:
+    from pdv.simulate.step import Ran
+
+Event = dict[str, Any]  # Any: JSON
+MOST = 200_000  # tasks; beyond, passes are drawn whole
+MICRO = 10**6  # picoseconds in a microsecond, the format's unit
+COMPUTE_THREAD = 0
+SEND_THREAD = 90
+
+
+def trace(lowered: Lowered, ran: Ran, memory: Sequence[tuple[int, int, float]] = ()) -> dict[str, Any]:
+    """The trace; ``memory``: (stage, picoseconds, bytes) for a track of memory."""
+    drawing = _Drawing(lowered, ran)
+    drawing.draw()
+    for stage, at, num_bytes in memory:
+        drawing.events.append(
+            {"ph": "C", "name": "memory", "pid": stage, "tid": 0, "ts": at / MICRO, "args": {"bytes": num_bytes}}
+        )
+    return {"traceEvents": [*drawing.names(), *drawing.events], "displayTimeUnit": "ms"}
+
+
+class _Drawing:
+    def __init__(self, lowered: Lowered, ran: Ran) -> None:
+        self._lowered, self._ran = lowered, ran
+        self.events: list[Event] = []
+        self._threads: dict[tuple[int, int], str] = {}
+
+    def draw(self) -> None:
+        """All stages."""
+        line = self._ran.timeline
+        if line is None:
+            self._whole(self._lowered.stages[0])
+            return
+        expanded = self._tasks() <= MOST
+        for stage in self._lowered.stages:
+            for step, start, end in line.passes[stage.number]:
+                if expanded:
+                    self._expand(stage, self._program(stage, step), start)
+                else:
+                    self._event(stage, 0, COMPUTE_THREAD, _title(step), (start, end), {"micro_batch": step.micro_batch})
+            self._expand(stage, (Placed(stage.tail),), self._ran.body[stage.number])
+        for number, (step, start, end) in enumerate(line.sends):
+            self._send(number, step, start, end)
+
+    def names(self) -> Iterator[Event]:
+        """What processes and threads are called."""
+        for stage in self._lowered.stages:
+            for number, device in enumerate(stage.kind.links.devices):
+                count = stage.kind.links.counts[number]
+                name = f"stage {stage.number}: {count} x {device.name}"
+                yield _named("process_name", self._process(stage.number, number), 0, name)
+        for (process, thread), name in sorted(self._threads.items()):
+            yield _named("thread_name", process, thread, name)
+
+    def _tasks(self) -> int:
+        """Events if every task were drawn."""
+        line, total = self._ran.timeline, 0
+        for stage in self._lowered.stages if line is not None else ():
+            sizes = [sum(len(placed.segment.tasks) for placed in program.backward) for program in stage.programs]
+            total += sum(sizes) * 2 * self._lowered.workload.execution.micro_batches
+        return total
+
+    def _program(self, stage: Stage, step: Pass) -> tuple[Placed, ...]:
+        program = stage.programs[stage.chunks.index(step.chunk)]
+        if not step.backward:
+            return program.forward
+        final = step.micro_batch == self._lowered.workload.execution.micro_batches - 1
+        return program.last if final else program.backward
+
+    def _whole(self, stage: Stage) -> None:
+        """A stage without a pipeline, on streams that keep running."""
+        from pdv.simulate.step import passes_of
+
+        workload = self._lowered.workload
+        passes = passes_of(stage, workload.execution.micro_batches, train=workload.problem.train)
+        clocks = Clocks.quiet(len(stage.kind.links.devices), stage.kind.links.num_streams)
+        for program in (*passes, (Placed(stage.tail),)):
+            self._run(stage, program, clocks, 0)
+
+    def _expand(self, stage: Stage, program: Sequence[Placed], start: int) -> None:
+        """A chunk's pass, task by task, from quiet streams."""
+        clocks = Clocks.quiet(len(stage.kind.links.devices), stage.kind.links.num_streams)
+        self._run(stage, program, clocks, start)
+
+    def _run(self, stage: Stage, program: Sequence[Placed], clocks: Clocks, shift: int) -> None:
+        def watch(task: Task, start: int, end: int) -> None:
+            if task.duration:
+                thread = COMPUTE_THREAD if not task.streams else 1 + task.streams[0]
+                for number in task.classes:
+                    detail = {"part": task.part, **dict(task.detail)}
+                    self._event(stage, number, thread, task.name, (start + shift, end + shift), detail, task.part)
+
+        for segment, offset in program:
+            simulate_tasks(segment, offset, clocks, watch)
+
+    def _send(self, number: int, step: Pass, start: int, end: int) -> None:
+        count = self._lowered.workload.stages.count
+        stages = self._lowered.stages
+        source, target = step.chunk % count, (step.chunk + (-1 if step.backward else 1)) % count
+        name = f"send {'gradients' if step.backward else 'activations'} {step.micro_batch}"
+        self._event(stages[source], 0, SEND_THREAD, name, (start, end), {"to stage": target}, TRANSFER)
+        common = {"name": "send", "cat": TRANSFER, "id": number}
+        source_thread = {"pid": self._process(source, 0), "tid": SEND_THREAD}
+        self.events.append({"ph": "s", "ts": start / MICRO, **common, **source_thread})
+        target_thread = {"pid": self._process(target, 0), "tid": COMPUTE_THREAD}
+        self.events.append({"ph": "f", "bp": "e", "ts": end / MICRO, **common, **target_thread})
+
+    def _event(
+        self,
+        stage: Stage,
+        number: int,
+        thread: int,
+        name: str,
+        times: tuple[int, int],
+        detail: dict[str, Any],
+        part: str = "compute",
+    ) -> None:
+        start, end = times
+        process = self._process(stage.number, number)
+        shown = "compute" if thread == COMPUTE_THREAD else TRANSFER if thread == SEND_THREAD else f"collectives {part}"
+        self._threads.setdefault((process, thread), shown)
+        self.events.append(
+            {
+                "ph": "X", "name": name, "cat": part, "pid": process, "tid": thread,
+                "ts": start / MICRO, "dur": (end - start) / MICRO, "args": detail,
+            }
+        )  # fmt: skip
+
+    def _process(self, stage: int, number: int) -> int:
+        return sum(len(other.kind.links.devices) for other in self._lowered.stages[:stage]) + number
+
+
+def _title(step: Pass) -> str:
+    return f"{'backward' if step.backward else 'forward'} {step.micro_batch}, chunk {step.chunk}"
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> Event:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}

@@ -1,0 +1,96 @@
+"""How sure a step's seconds are, from the deviations of the prices that they are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ir.cost_model import SOURCES, Estimate, Source
+from pdv.cost.compute import ROOFLINE_RELATIVE_STD
+from pdv.simulate.engine import Parts
+from pdv.simulate.result import OTHERS
+from pdv.simulate.stage import Lowered, Stage
+from pdv.simulate.task import PICO
+
+IDLE = ("host", "waiting", "bubble")  # no price of a kernel or a link
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """Deviation of the step, and seconds by source."""
+
+    std_s: float
+    by_source: dict[Source, float]
+
+
+@dataclass
+class _Sums:
+    """Of estimates: seconds by source; of those that are better than analytic, deviations and their squares."""
+
+    seconds: dict[Source, float]
+    linear: float = 0.0
+    squares: float = 0.0
+
+    def add(self, estimate: Estimate, times: float, nodes: int = 1) -> None:
+        """An estimate that ``nodes`` nodes have, each ``times`` a step with the same error."""
+        self.seconds[estimate.source] += estimate.mean_s * times * nodes
+        if estimate.source != "analytic":
+            self.linear += estimate.std_s * times * nodes
+            self.squares += (estimate.std_s * times) ** 2 * nodes
+
+
+def confidence(lowered: Lowered, parts: Sequence[Sequence[Parts]], step: int) -> Confidence:
+    """Of the class of devices that works most, stretched to the step.
+
+    As ``PlanCost.std_s``: errors of two kernels have the model's correlation, which adds up linearly; the rest averages
+    out; the analytic part is all shared.
+    """
+    busy = {
+        (stage.number, number): sum(time for name, time in own.items() if name not in IDLE)
+        for stage in lowered.stages
+        for number, own in enumerate(parts[stage.number])
+    }
+    (stage_number, number), worked = max(busy.items(), key=lambda item: item[1])
+    stage, own = lowered.stages[stage_number], parts[stage_number][number]
+    sums = _local(lowered, stage, number)
+    links = stage.kind.links
+    curves_of = {axis.name: link.curves for axis, link in zip(links.mesh.axes, links.axes, strict=True)}
+    exposed_s, moved_s = 0.0, 0.0
+    for name, time in own.items():
+        if name not in OTHERS:
+            curves = curves_of.get(name)
+            source: Source = "analytic" if curves is None else curves.source
+            sums.seconds[source] += time / PICO
+            exposed_s += (ROOFLINE_RELATIVE_STD if curves is None else curves.relative_std) * time / PICO
+            moved_s += 0.0 if curves is not None else time / PICO
+    correlation = stage.kind.prices[number].compute.correlation
+    shared = ROOFLINE_RELATIVE_STD * (sums.seconds["analytic"] - moved_s) + exposed_s
+    shared += math.sqrt(correlation) * sums.linear
+    std_s = math.hypot(shared, math.sqrt((1.0 - correlation) * sums.squares))
+    stretched = step / worked if worked else 0.0
+    return Confidence(std_s * stretched, {name: s for name, s in sums.seconds.items() if s > 0.0})
+
+
+def _local(lowered: Lowered, stage: Stage, number: int) -> _Sums:
+    """Kernels and optimizer of one class of a stage."""
+    execution, train = lowered.workload.execution, lowered.workload.problem.train
+    sums = _Sums(dict.fromkeys(SOURCES, 0.0))
+    counts: dict[int, int] = {}
+    for chunk in stage.chunks:
+        for node in lowered.chunks.nodes[chunk]:
+            entry = lowered.nodes.of[node]
+            if entry.role == "local":
+                counts[entry.number] = counts.get(entry.number, 0) + 1
+    prices, again = stage.kind.prices[number], 2 if execution.recompute == "full" else 1
+    for entry_number, count in counts.items():
+        forward, backward = prices.entries[entry_number].estimates
+        sums.add(forward, execution.micro_batches * again, count)
+        sums.add(backward, execution.micro_batches, count)
+    if train:
+        for estimate in stage.sums.optimizer(prices):
+            sums.add(estimate, 1.0)
+        if lowered.workload.stages.chunks - 1 in stage.chunks:
+            for estimate in prices.loss.estimates:
+                sums.add(estimate, execution.micro_batches)
+    return sums
