@@ -29,6 +29,7 @@ class Entry:
     Attributes:
         node: one of them.
         axis: of a move, the mesh axis's number; -1: no move.
+        form: a number for its type and states, by which readers of equal values are equal.
         bytes: that a device holds of the result.
         held: that a device holds of what is moved.
         backward: whether it has a gradient to work for.
@@ -41,6 +42,7 @@ class Entry:
     node: Node
     role: Role
     sharding: Sharding
+    form: int
     splits: tuple[Split, ...] = ()
     axis: int = -1
     bytes: float = 0.0
@@ -67,6 +69,7 @@ class Nodes:
         self.problem, self.pcg = problem, pcg
         self._data = frozenset(execution.data_axes)
         self._known: dict[Hashable, Entry] = {}
+        self._forms: dict[Hashable, int] = {}
         self.entries: list[Entry] = []
         self.of: dict[Node, Entry] = {}
         self.base: dict[Node, Node] = {}
@@ -89,12 +92,11 @@ class Nodes:
             return node.op.name, node.type, node.needs_grad, stored
         if not self.problem.train and node.op.kind != "parallel":
             return node  # what is computed from weights alone costs nothing: a question of more than operands
-        operands = tuple([self.of[operand].number for operand in node.operands])
-        same = len(set(node.operands)) if len(operands) > 1 else 1
+        operands = tuple([self.of[operand].form for operand in node.operands])
         if node.op.kind == "parallel":
             base = self.base[node]
             return node.op.name, attrs, operands, node.needs_grad, base.is_leaf and self.of[base].number
-        return node.op.name, attrs, operands, node.type, node.needs_grad, same
+        return node.op.name, attrs, operands, node.type, node.needs_grad
 
     def _made(self, node: Node, number: int) -> Entry:
         mesh, operands = self.problem.mesh, [self.of[operand] for operand in node.operands]
@@ -103,7 +105,7 @@ class Nodes:
             stored = parse_sharding(node.attr("stored")) if node.op.name == "param" else ()
             sharding = stored or invariant(mesh)
             held = float(local_bytes(node.type, sharding, mesh))
-            return Entry(number, node, "leaf", sharding, bytes=held)
+            return Entry(number, node, "leaf", sharding, self._form(node, sharding), bytes=held)
         if node.op.kind == "parallel":
             return self._move(node, number, operands[0], backward=backward)
         splits = node_splits(node, [operand.sharding for operand in operands], mesh)
@@ -113,11 +115,14 @@ class Nodes:
         types = [operand.type for operand in node.operands]
         kernels = backward_work(node.op, loops, types, node.type, wanted).kernels if backward else 0
         return Entry(
-            number, node, "local", sharding, splits,
+            number, node, "local", sharding, self._form(node, sharding), splits,
             bytes=float(local_bytes(node.type, sharding, mesh)),
             backward=backward, kernels=(int(node.op.kernel), kernels),
             two_products=node.op.kind == "contraction" and sum(wanted) == 2,
         )  # fmt: skip
+
+    def _form(self, node: Node, sharding: Sharding) -> int:
+        return self._forms.setdefault((node.type, sharding, node.needs_grad), len(self._forms))
 
     def _wanted(self, node: Node) -> tuple[bool, ...]:
         indices = range(len(node.operands)) if node.op.differentiable is None else node.op.differentiable
@@ -135,7 +140,7 @@ class Nodes:
             once = node.op.name == "replicate" and node.attr("axis") in self._data
             role = "sum" if once and backward else "parameter"
         return Entry(
-            number, node, role, sharding, axis=axis,
+            number, node, role, sharding, self._form(node, sharding), axis=axis,
             bytes=float(local_bytes(node.type, sharding, mesh)),
             held=float(local_bytes(node.operands[0].type, operand.sharding, mesh)),
             backward=backward,

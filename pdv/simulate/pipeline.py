@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from pdv.schedule.order import Pass, Pipeline, orders
@@ -43,6 +45,15 @@ class Timeline:
     sends: list[tuple[Pass, Time, Time]] = field(default_factory=list)
 
 
+class Step(NamedTuple):
+    """A pass in an order in which all can be worked out; ``needed`` is the place of the one whose result it takes."""
+
+    taken: Pass
+    stage: int
+    way: int  # 0 forward, 1 backward, 2 the last backward
+    needed: int
+
+
 def compose(
     pipeline: Pipeline,
     chunks: Sequence[Durations],
@@ -52,92 +63,79 @@ def compose(
     later: Callable[[Time, Time], Time] = max,
     record: bool = True,
 ) -> Timeline:
-    """Run every stage's passes as soon as what they need is there; ``blocking``: a stage waits for its own sends."""
-    return _Composition(pipeline, chunks, sends, blocking, later, record).run()
+    """Run every stage's passes as soon as what they need is there; ``blocking``: a stage waits for its own sends.
+
+    Sends of one stage in one direction take turns.
+    """
+    steps, count = sequence(pipeline), pipeline.stages
+    line = Timeline([0] * count, [0] * count, [[] for _ in range(count)], [{} for _ in range(count)])
+    sent = ([*sends.forward, 0], [0, *sends.backward], [0, *sends.backward])
+    links: list[list[Time]] = [[0, 0] for _ in range(count)]
+    arrived: list[Time] = [0] * (len(steps) + 1)  # the last one for passes that need none
+    ends = line.ends
+    for place, (taken, stage, way, needed) in enumerate(steps):
+        free = ends[stage]
+        start = later(free, arrived[needed])
+        end = start + chunks[taken.chunk][way]
+        arrival, duration = end, sent[way][taken.chunk]
+        if duration:
+            begun = later(end, links[stage][way > 0])
+            arrival = links[stage][way > 0] = begun + duration
+            if record:
+                line.sends.append((taken, begun, arrival))
+        if way == 2:
+            line.behind[stage] = later(line.behind[stage], end + chunks[taken.chunk].behind)
+        arrived[place] = arrival
+        ends[stage] = arrival if blocking else end
+        if record:
+            line.passes[stage].append((taken, start, end))
+            before = _sent(steps[needed], sent) if needed >= 0 else 0
+            exposed = min(before, start - free)
+            _wait(line.waits[stage], start - free - exposed, exposed + ends[stage] - end)
+    return line
 
 
-class _Composition:
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        chunks: Sequence[Durations],
-        sends: Sends,
-        blocking: bool,
-        later: Callable[[Time, Time], Time],
-        record: bool,
-    ) -> None:
-        self._pipeline, self._chunks, self._sends = pipeline, chunks, sends
-        self._blocking, self._later, self._record = blocking, later, record
-        count = pipeline.stages
-        self._arrived: dict[Pass, Time] = {}
-        self._links: dict[tuple[int, bool], Time] = {}
-        self._last = len(chunks) - 1
-        self.line = Timeline([0] * count, [0] * count, [[] for _ in range(count)], [{} for _ in range(count)])
+def _sent(step: Step, sent: tuple[list[int], list[int], list[int]]) -> int:
+    """Picoseconds that the result of a pass is on its way."""
+    return sent[step.way][step.taken.chunk]
 
-    def run(self) -> Timeline:
-        """Stage after stage, each as far as it gets, until all are done."""
-        order = orders(self._pipeline)
-        done = [0] * len(order)
-        while any(at < len(passes) for at, passes in zip(done, order, strict=True)):
-            before = list(done)
-            for stage, passes in enumerate(order):
-                while done[stage] < len(passes) and self._ready(passes[done[stage]]):
-                    self._pass(stage, passes[done[stage]])
-                    done[stage] += 1
-            assert done != before, f"the schedule of {self._pipeline} waits for itself at {done}"
-        return self.line
 
-    def _needed(self, step: Pass) -> Pass | None:
-        """The pass whose result this one takes."""
-        if not step.backward:
-            return step._replace(chunk=step.chunk - 1) if step.chunk > 0 else None
-        if step.chunk < self._last:
-            return step._replace(chunk=step.chunk + 1)
-        return step._replace(backward=False)
+def _wait(waits: dict[str, int], waited: int, sending: int) -> None:
+    """Of the time that a stage waited before a pass, and for its own send behind it."""
+    if sending:
+        waits[TRANSFER] = waits.get(TRANSFER, 0) + sending
+    if waited:
+        waits[BUBBLE] = waits.get(BUBBLE, 0) + waited
 
-    def _ready(self, step: Pass) -> bool:
-        needed = self._needed(step)
-        return needed is None or needed in self._arrived
 
-    def _pass(self, stage: int, step: Pass) -> None:
-        chunk = self._chunks[step.chunk]
-        needed = self._needed(step)
-        free = self.line.ends[stage]
-        start = free if needed is None else self._later(free, self._arrived[needed])
-        if self._record and start > free and needed is not None:
-            sent = self._sent(needed) if needed.chunk != step.chunk else 0
-            self._wait(stage, TRANSFER, min(sent, start - free))
-            self._wait(stage, BUBBLE, start - free - min(sent, start - free))
-        final = step.backward and step.micro_batch == self._pipeline.micro_batches - 1
-        end = start + ((chunk.last if final else chunk.backward) if step.backward else chunk.forward)
-        if final:
-            self.line.behind[stage] = self._later(self.line.behind[stage], end + chunk.behind)
-        arrival = self._send(stage, step, end)
-        self._arrived[step] = arrival
-        if self._record:
-            self.line.passes[stage].append((step, start, end))
-            if self._blocking:
-                self._wait(stage, TRANSFER, arrival - end)
-        self.line.ends[stage] = arrival if self._blocking else end
+@lru_cache(maxsize=16)
+def sequence(pipeline: Pipeline) -> tuple[Step, ...]:
+    """All passes of all stages, each behind those that it needs: stage after stage, each as far as it gets."""
+    order = orders(pipeline)
+    final, last = pipeline.micro_batches - 1, pipeline.stages * pipeline.virtual - 1
+    places: dict[Pass, int] = {}
+    steps: list[Step] = []
+    done = [0] * len(order)
+    while True:
+        before = len(steps)
+        for stage, passes in enumerate(order):
+            for taken in islice(passes, done[stage], None):
+                needed = _needed(taken, last)
+                if needed is not None and needed not in places:
+                    break
+                places[taken] = len(steps)
+                way = (2 if taken.micro_batch == final else 1) if taken.backward else 0
+                steps.append(Step(taken, stage, way, -1 if needed is None else places[needed]))
+                done[stage] += 1
+        if len(steps) == before:
+            break
+    assert done == [len(passes) for passes in order], f"the schedule of {pipeline} waits for itself at {done}"
+    return tuple(steps)
 
-    def _send(self, stage: int, step: Pass, end: Time) -> Time:
-        """When the next chunk has the result; sends of one stage in one direction take turns."""
-        duration = self._sent(step)
-        if not duration:
-            return end
-        link = (stage, step.backward)
-        start = self._later(end, self._links.get(link, 0))
-        self._links[link] = start + duration
-        if self._record:
-            self.line.sends.append((step, start, start + duration))
-        return start + duration
 
-    def _sent(self, step: Pass) -> int:
-        """Picoseconds that a result is on its way."""
-        if step.backward:
-            return self._sends.backward[step.chunk - 1] if step.chunk > 0 else 0
-        return self._sends.forward[step.chunk] if step.chunk < self._last else 0
-
-    def _wait(self, stage: int, part: str, time: int) -> None:
-        if time:
-            self.line.waits[stage][part] = self.line.waits[stage].get(part, 0) + time
+def _needed(taken: Pass, last: int) -> Pass | None:
+    """The pass whose result this one takes."""
+    chunk, micro_batch, backward = taken
+    if not backward:
+        return Pass(chunk - 1, micro_batch) if chunk > 0 else None
+    return Pass(chunk + 1, micro_batch, True) if chunk < last else Pass(chunk, micro_batch)
