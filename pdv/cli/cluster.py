@@ -1,5 +1,6 @@
-"""`pdv cluster show FILE`: what a cluster file describes, in SI units, and the meshes that will be tried;
-`pdv cluster detect`: the machine at hand as a device record and a cluster file.
+"""`pdv cluster show FILE`: what a cluster file describes, as a drawing and in SI units, and the meshes that will be
+tried; `validate FILE`: all that is wrong or strange in it; `devices`: the presets; `detect`: the machine at hand, or
+what other tools wrote about one, as a cluster file; `bench`: links, measured.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ir.errors import UsageError
+from ir.errors import ClusterError, UsageError
 from pdv import config
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning
 
@@ -39,8 +40,11 @@ def show(
         axes = [{axis.name: axis.size for axis in mesh.axes} for mesh in meshes]
         print_json("cluster show", cluster=cluster.as_dict(), meshes=axes, warnings=list(cluster.warnings))
         return
+    from pdv.cluster.drawing import drawing
+
     for warning in cluster.warnings:
         print_warning(warning)
+    print(drawing(cluster), end="\n\n")
     print_table(
         _rows(cluster)
         | {
@@ -49,6 +53,44 @@ def show(
             )
         }
     )
+
+
+@app.command()
+def validate(
+    file: Annotated[Path, typer.Argument(help="The cluster's YAML file.", show_default=False)],
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Tell all that is wrong (exit code 5) or strange in a cluster file."""
+    from pdv.cluster.loader import problems
+
+    errors, warnings = problems(file)
+    if as_json:
+        print_json("cluster validate", valid=not errors, errors=list(errors), warnings=list(warnings))
+    for error in () if as_json else errors:
+        print(f"error: {error}")
+    for warning in () if as_json else warnings:
+        print(f"warning: {warning}")
+    if errors:
+        raise typer.Exit(ClusterError.exit_code)
+    if not as_json:
+        print(f"{file} describes a cluster" + (f", with {len(warnings)} warnings" if warnings else ""))
+
+
+@app.command()
+def devices(
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """List the presets: devices, links, networks and nodes."""
+    from pdv.cluster.listing import preset_tables, presets_as_dict
+
+    if as_json:
+        print_json("cluster devices", **presets_as_dict())
+        return
+    for title, rows in preset_tables():
+        print(title)
+        print_table({f"  {name}": text for name, text in rows.items()})
 
 
 @app.command()

@@ -58,14 +58,36 @@ def build_cluster(source: Source, default_name: str) -> Cluster:
     return cluster
 
 
+def problems(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """All errors of a file as messages without their slug, and all warnings; no warnings where there are errors."""
+    try:
+        source = read_yaml(path)
+        if isinstance(source.data, dict):
+            schema.ClusterSpec.model_validate(source.data)
+        return (), build_cluster(source, path.stem).warnings
+    except ValidationError as error:
+        return tuple(str(told).removeprefix("bad-cluster: ") for told in _errors(error, source)), ()
+    except ClusterError as error:
+        return (str(error).removeprefix("bad-cluster: "),), ()
+
+
 def _one_error(error: ValidationError, source: Source) -> ClusterError:
     """The first problem by line; the others are counted, so that the list does not bury the mend."""
-    problems = sorted(error.errors(), key=lambda problem: source.lines.get(_place(problem["loc"]), 0))
-    first = problems[0]
-    place = _place(first["loc"])
-    what, allowed, mend = _explain(dict(first), place)
-    more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-    return ClusterError(f"{source.where(place)}: {what}{more}", allowed, mend)
+    first, *others = _errors(error, source)
+    if not others:
+        return first
+    return ClusterError(f"{first.what} (and {len(others)} more problems)", first.allowed, first.mend)
+
+
+def _errors(error: ValidationError, source: Source) -> list[ClusterError]:
+    """Every problem, by line."""
+    found = sorted(error.errors(), key=lambda problem: source.lines.get(_place(problem["loc"]), 0))
+    told = []
+    for problem in found:
+        place = _place(problem["loc"])
+        what, allowed, mend = _explain(dict(problem), place)
+        told.append(ClusterError(f"{source.where(place)}: {what}", allowed, mend))
+    return told
 
 
 def _place(loc: tuple[int | str, ...]) -> Place:

@@ -58,7 +58,7 @@ def wired_route(cluster: Cluster, ranks: tuple[int, ...], nodes: int) -> Route:
     devices = devices_of(cluster)
     graph = graph_of(cluster)
     groups = [tuple(devices[rank] for rank in group) for group in _translations(ranks, devices)]
-    rings: list[tuple[Ring, ...]] = [rings_of(graph, group) for group in groups]
+    rings: list[tuple[Ring, ...]] = [rings_of(_fair(graph, cluster, group), group) for group in groups]
     load: dict[Edge, float] = {}
     for found in rings:
         for ring in found:
@@ -74,6 +74,21 @@ def wired_route(cluster: Cluster, ranks: tuple[int, ...], nodes: int) -> Route:
     )
     resources = tuple(sorted({f"{min(edge)}-{max(edge)}:{graph.names[edge]}" for edge in used if graph.names[edge]}))
     return Route(link, resources, nodes, (Stage(len(ranks), link, exchange_rate(graph, groups)),))
+
+
+def _fair(graph: Graph, cluster: Cluster, group: Sequence[str]) -> Graph:
+    """The graph with the group's share of each node's network ports, so that its rings do not count on more."""
+    members = Counter(device.partition(".")[0] for device in group)
+    if len(members) == 1:
+        return graph
+    devices = Counter(device.partition(".")[0] for device in devices_of(cluster))
+    capacity = dict(graph.capacity)
+    for edge in capacity:
+        for end in edge:
+            node, _, inner = end.partition(".")
+            if inner in {f"{PORT}^", f"{PORT}v"} and node in members and graph.names[edge]:
+                capacity[edge] *= members[node] / devices[node]
+    return replace(graph, capacity=capacity)
 
 
 @lru_cache(maxsize=8)
