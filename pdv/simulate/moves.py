@@ -22,6 +22,7 @@ class StraightMoves(Redistribution):
         states = list(before)
         while states != list(after):
             position = self._next(states, after)
+            assert len(steps) <= 4 * len(states), f"no way from {before} to {after}"
             if position is None:
                 if not self._loosen(states, after, steps):
                     return None
@@ -40,11 +41,17 @@ class StraightMoves(Redistribution):
         changing = [place for place in reversed(range(len(states))) if states[place] != after[place]]
         changing.sort(key=lambda place: not isinstance(states[place], Partial))
         for place in changing:
-            inner = states[place + 1 :]
-            blocked = any(isinstance(s, Shard) and s in inner for s in (states[place], after[place]))
-            if not blocked and move(states[place], after[place]) is not None:
+            if not self._blocked(states, after, place) and move(states[place], after[place]) is not None:
                 return place
         return None
+
+    def _blocked(self, states: list[State], after: Sharding, place: int) -> bool:
+        """True if an inner axis cuts the dim in question, or if an outer one has to cut or gather it first."""
+        inner = states[place + 1 :]
+        if any(isinstance(state, Shard) and state in inner for state in (states[place], after[place])):
+            return True
+        waiting = [outer for outer in range(place) if states[outer] != after[outer]]
+        return isinstance(after[place], Shard) and any(after[place] in (states[at], after[at]) for at in waiting)
 
     def _loosen(self, states: list[State], after: Sharding, steps: list[Step]) -> bool:
         """Undo an inner cut that is in the way of an outer axis."""
