@@ -63,15 +63,22 @@ def _stage(pipeline: Pipeline, stage: int) -> tuple[Pass, ...]:
 
 
 def _forward(pipeline: Pipeline, stage: int) -> list[Pass]:
-    """Micro-batches in groups of as many as there are stages, each group through one chunk after the other."""
-    p, v, m = pipeline.stages, pipeline.virtual, pipeline.micro_batches
-    group = m if pipeline.order == "gpipe" else p
+    """Micro-batches in groups, each group through one chunk after the other."""
     return [
-        Pass(stage + chunk * p, micro_batch)
-        for start in range(0, m, group)
-        for chunk in range(v)
-        for micro_batch in range(start, min(start + group, m))
+        Pass(stage + chunk * pipeline.stages, micro_batch)
+        for group in _groups(pipeline)
+        for chunk in range(pipeline.virtual)
+        for micro_batch in group
     ]
+
+
+def _groups(pipeline: Pipeline) -> list[range]:
+    """Of as many micro-batches as there are stages; what is left over joins the last group, as in Megatron-LM."""
+    p, m = pipeline.stages, pipeline.micro_batches
+    if pipeline.order == "gpipe" or m < 2 * p:
+        return [range(m)]
+    starts = range(0, m - m % p, p)
+    return [range(start, m if start == starts[-1] else start + p) for start in starts]
 
 
 def _warm_up(pipeline: Pipeline, stage: int) -> int:
@@ -79,4 +86,5 @@ def _warm_up(pipeline: Pipeline, stage: int) -> int:
     behind = pipeline.stages - 1 - stage
     if pipeline.virtual == 1:
         return behind
-    return 2 * behind + (pipeline.virtual - 1) * pipeline.stages
+    most = max(pipeline.stages, *(len(group) for group in _groups(pipeline)))
+    return 2 * behind + (pipeline.virtual - 1) * most

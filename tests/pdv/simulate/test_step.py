@@ -1,0 +1,142 @@
+"""A step in time: against the sum of its prices, and what must be so of breakdowns, stragglers and overlap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ir.mesh import Mesh
+from pdv.pcg.plan_cost import plan_cost
+from pdv.problem import Problem
+from pdv.simulate.calibration import CALIBRATION
+from pdv.simulate.setup import Workload
+from pdv.simulate.step import simulate
+from pdv.simulate.task import PICO
+from tests.pdv.simulate.workloads import CPU, ONE, PLAIN, TWO, best, gpt
+from tests.pdv.worlds import attention_block, mlp, problem, random_graph
+
+
+def loss_s(of: Problem, workload: Workload) -> float:
+    """The loss alone: what is outside the graph."""
+    from pdv.simulate.stage import Lowered
+
+    lowered = Lowered(workload, PLAIN)
+    price = lowered.stages[0].kind.prices[0].loss
+    return (price.forward + price.backward) / PICO if of.train else 0.0
+
+
+@pytest.mark.parametrize("mesh", [ONE, TWO, Mesh.of(a=4, b=2)], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_without_overlap_a_step_is_the_sum_of_its_prices(mesh: Mesh, seed: int) -> None:
+    """The emitted program on a CPU, where nothing runs beside anything."""
+    graph = (mlp(layers=2), attention_block(), random_graph(3, 9), random_graph(5, 7))[seed]
+    of = problem(graph, mesh, device=CPU)
+    found = best(of)
+    simulation = simulate(found, calibration=PLAIN, draws=0)
+    expected = plan_cost(of, found.pcg)
+    assert simulation.step_s == pytest.approx(expected.step_s + loss_s(of, found), rel=1e-6, abs=1e-9)
+    assert simulation.std_s == pytest.approx(0.6 * simulation.step_s, rel=1e-3)
+
+
+def test_inference_runs_forward_alone() -> None:
+    of = problem(mlp(), ONE, mode="infer", device=CPU)
+    found = best(of)
+    assert simulate(found, calibration=PLAIN, draws=0).step_s == pytest.approx(plan_cost(of, found.pcg).seconds)
+
+
+CONFIGURATIONS = (
+    "tp=4,dp=2,micro_batch=2,batch=8",
+    "tp=2,pp=2,dp=2,micro_batch=1,batch=8,zero=1",
+    "tp=2,pp=2,dp=2,micro_batch=1,batch=8,vp=2,schedule=interleaved,sp=1,recompute=full",
+    "dp=8,zero=3,micro_batch=1,batch=8",
+    "tp=2,pp=4,micro_batch=1,batch=8,schedule=gpipe,recompute=selective,flash=0,fused=1",
+    "dp=8,zero=2,micro_batch=1,batch=16",
+)
+
+
+@pytest.mark.parametrize("spec", CONFIGURATIONS)
+def test_parts_add_up_to_the_step_exactly(spec: str) -> None:
+    simulation = simulate(gpt(spec), draws=4)
+    for share in simulation.breakdown:
+        assert sum(share.parts.values()) == simulation.step_ps
+        assert all(time >= 0 for time in share.parts.values())
+    assert sum(simulation.totals.values()) == pytest.approx(simulation.step_s, rel=1e-12)
+    assert simulation.std_s > simulation.straggler_std_s > 0
+
+
+@pytest.mark.parametrize("spec", CONFIGURATIONS)
+def test_stragglers_cost_time_and_the_same_seed_the_same(spec: str) -> None:
+    workload = gpt(spec)
+    calm, drawn = simulate(workload, draws=0), simulate(workload, draws=8)
+    assert calm.straggler_std_s == 0.0
+    assert calm.step_s < drawn.step_s < 1.1 * calm.step_s
+    assert simulate(workload, draws=8).step_ps == drawn.step_ps
+    assert simulate(workload, draws=8, seed=1).step_ps != drawn.step_ps
+
+
+def test_recomputation_is_a_forward_pass_again_but_for_embedding_and_head() -> None:
+    model = "gpt:layers=4,hidden=256,heads=8,seq=128,vocab=128"
+    spec = "tp=2,dp=4,micro_batch=4,batch=16"
+    plain = simulate(gpt(spec, model=model), calibration=PLAIN, draws=0).totals
+    again = simulate(gpt(f"{spec},recompute=full", model=model), calibration=PLAIN, draws=0).totals
+    assert again["compute"] == plain["compute"]
+    assert 0.2 * plain["compute"] < again["recomputation"] < 0.4 * plain["compute"]
+    assert again["tp"] == pytest.approx(1.5 * plain["tp"], rel=0.15)  # each pass communicates alike
+
+
+def test_a_small_model_on_a_gpu_takes_what_its_host_takes() -> None:
+    workload = gpt("tp=1,dp=8,micro_batch=1,batch=8")
+    slow = replace(CALIBRATION, host_forward_s=1e-3, host_backward_s=1e-3, straggler_std=0.0)
+    simulation = simulate(workload, calibration=slow, draws=0)
+    kernels = 4 * 12  # at least so many a layer, forward and backward
+    assert simulation.step_s > kernels * 1e-3
+    assert simulation.totals["host"] > 0.9 * simulation.step_s
+    assert simulate(workload, calibration=replace(slow, host_forward_s=0.0, host_backward_s=0.0), draws=0).totals[
+        "host"
+    ] == pytest.approx(slow.host_step_s)
+
+
+def test_gradient_sums_hide_behind_backward() -> None:
+    def exposed(gradients: bool) -> float:
+        found = gpt("dp=8,micro_batch=8,batch=64")
+        overlap = replace(found.execution.overlap, gradients=gradients, bucket_bytes=2**18)
+        workload = replace(found, execution=replace(found.execution, overlap=overlap))
+        return simulate(workload, calibration=PLAIN, draws=0).totals.get("dp", 0.0)
+
+    assert 0.0 < exposed(gradients=True) < 0.5 * exposed(gradients=False)
+
+
+def test_gathers_ahead_hide_behind_compute() -> None:
+    def step(gathers: int) -> float:
+        found = gpt("dp=8,zero=3,micro_batch=8,batch=64")
+        overlap = replace(found.execution.overlap, gathers=gathers, gradients=False)
+        workload = replace(found, execution=replace(found.execution, overlap=overlap))
+        return simulate(workload, calibration=PLAIN, draws=0).step_s
+
+    assert step(1) < step(0)
+    assert step(2) < step(0)
+
+
+def test_zero_divides_the_optimizer() -> None:
+    whole = simulate(gpt("dp=8,micro_batch=1,batch=8"), calibration=PLAIN, draws=0).totals
+    cut = simulate(gpt("dp=8,micro_batch=1,batch=8,zero=1"), calibration=PLAIN, draws=0).totals
+    assert cut["optimizer"] == pytest.approx(whole["optimizer"] / 8, rel=0.01)
+
+
+def test_a_measured_source_is_told() -> None:
+    of = problem(mlp(), ONE, device=CPU)
+    found = simulate(best(of), calibration=PLAIN, draws=0)
+    assert set(found.seconds_by_source) == {"analytic"}
+    assert sum(found.seconds_by_source.values()) == pytest.approx(found.step_s, rel=1e-6)
+
+
+def test_uneven_devices_wait_for_the_slowest() -> None:
+    slow = replace(CPU, name="slow", peak_flops={"float32": 0.5e9}, memory_bandwidth_bytes_per_s=0.5e9)
+    of = problem(mlp(layers=2), Mesh.of(a=4), device=CPU)
+    even, uneven = best(of), best(of, devices=[CPU, CPU, slow, slow])
+    all_slow = best(of, devices=[slow] * 4)
+    times = [simulate(workload, calibration=PLAIN, draws=0) for workload in (even, uneven, all_slow)]
+    assert times[0].step_s < times[1].step_s <= times[2].step_s
+    fast_share = times[1].breakdown[0]
+    assert fast_share.parts["waiting"] > 0
