@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query
+from ir.graph import Node
 from ir.operator import Work
 from ir.ops import OPERATORS
 from ir.sharding import local_shape
@@ -20,6 +21,7 @@ from pdv.cluster import Device
 from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import local_costs
 from pdv.problem import Problem
+from pdv.simulate.calibration import Calibration
 from pdv.simulate.nodes import Entry, Nodes
 from pdv.simulate.setup import Execution, Precision
 from pdv.simulate.task import picoseconds
@@ -27,6 +29,7 @@ from pdv.simulate.task import picoseconds
 # Cross-entropy in float32 over logits: the copy in float32, the row's maximum and sum, the result; backward reads and
 # writes (as the reference implementation in torch.nn.functional does it).
 LOSS_PASSES = (3, 2)
+ALIGNED = 8  # elements of two bytes in 16 bytes
 
 
 class Price(NamedTuple):
@@ -54,25 +57,29 @@ class DevicePrices:
     compute: CostModel
 
     @classmethod
-    def of(cls, nodes: Nodes, execution: Execution, device: Device, compute: CostModel) -> DevicePrices:
+    def of(
+        cls, nodes: Nodes, execution: Execution, device: Device, compute: CostModel, calibration: Calibration
+    ) -> DevicePrices:
         """Ask the device's cost model once for everything."""
+        inside = _InStep(device, calibration)
         problem = replace(nodes.problem, compute=compute)
         local = [entry for entry in nodes.entries if entry.role == "local"]
         costs = local_costs(problem, [(entry.node, entry.splits) for entry in local])
         entries = {}
         for entry, cost in zip(local, costs, strict=True):
             if entry.name == "attention" and not execution.flash:
-                entries[entry.number] = _written_scores(entry, problem, device, execution)
+                entries[entry.number] = _written_scores(entry, problem, inside, execution)
             else:
                 forward, backward = cost.estimates or (NOTHING, NOTHING)
                 kernels = entry.kernels if cost.estimates else (0, 0)
-                entries[entry.number] = _price(device, NodeEstimate(forward, backward), kernels)
-        return cls(device, entries, _loss(nodes, problem, device), compute)
+                factor = inside.alignment(_shapes(entry, problem), entry.node)
+                entries[entry.number] = inside.price(NodeEstimate(forward, backward), kernels, factor)
+        return cls(device, entries, _loss(nodes, problem, inside), compute)
 
     def traffic(self, num_bytes: float) -> Estimate:
         """Plain reading and writing."""
         estimate = ComputeModel((self.device,)).estimate(Work(0.0, num_bytes, 1), DType.F32)
-        seconds = _own_s(self.device, estimate, 1)
+        seconds = _own_s(self.device, estimate, 1)  # not slower within a step: it runs once, beside nothing
         return Estimate(seconds, ROOFLINE_RELATIVE_STD * seconds)
 
     def optimizer(self, entry: Entry, precision: Precision, parts: float) -> Estimate:
@@ -91,12 +98,45 @@ def optimizer_bytes(precision: Precision, weight: int) -> float:
     return float(gradient + own + 4 * moment)
 
 
-def _price(device: Device, estimate: NodeEstimate, kernels: tuple[int, int]) -> Price:
-    forward, backward = estimate
-    return Price(
-        picoseconds(_own_s(device, forward, kernels[0])), picoseconds(_own_s(device, backward, kernels[1])),
-        kernels, (forward, backward),
-    )  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class _InStep:
+    """How kernels of a device run within a step, rather than alone in a loop of their own."""
+
+    device: Device
+    calibration: Calibration
+
+    @property
+    def slowdown(self) -> float:
+        """Of every kernel."""
+        return self.calibration.slowdown_cpu if self.device.kind == "cpu" else self.calibration.slowdown_gpu
+
+    def alignment(self, shapes: Sequence[Sequence[int]], node: Node) -> float:
+        """Of a product in two-byte types: tensor cores read rows of a multiple of 16 bytes (cuBLAS manual, 2.1.11)."""
+        if self.device.kind == "cpu" or node.type.dtype.itemsize != 2 or node.op.kind != "contraction":
+            return 1.0
+        return 1.0 if all(shape[-1] % ALIGNED == 0 for shape in shapes if shape) else self.calibration.unaligned
+
+    def price(self, estimate: NodeEstimate, kernels: tuple[int, int], factor: float = 1.0) -> Price:
+        """Of kernels that take ``factor`` times their estimate."""
+        slower = factor * self.slowdown
+        forward, backward = (_times(found, slower) for found in estimate)
+        return Price(
+            picoseconds(_own_s(self.device, estimate.forward, kernels[0]) * slower),
+            picoseconds(_own_s(self.device, estimate.backward, kernels[1]) * slower),
+            kernels, (forward, backward),
+        )  # fmt: skip
+
+
+def _times(estimate: Estimate, factor: float) -> Estimate:
+    return replace(estimate, mean_s=estimate.mean_s * factor, std_s=estimate.std_s * factor)
+
+
+def _shapes(entry: Entry, problem: Problem) -> list[tuple[int, ...]]:
+    """Of a product's operands and result, on one device."""
+    if entry.node.op.kind != "contraction":
+        return []
+    loops = node_local_loops(entry.node, entry.splits, problem.mesh)
+    return [loops.shape_of(term) for term in (*loops.operands, loops.result)]
 
 
 def _own_s(device: Device, estimate: Estimate, kernels: int) -> float:
@@ -106,7 +146,7 @@ def _own_s(device: Device, estimate: Estimate, kernels: int) -> float:
     return max(0.0, estimate.mean_s - kernels * device.launch_latency_s / device.share)
 
 
-def _written_scores(entry: Entry, problem: Problem, device: Device, execution: Execution) -> Price:
+def _written_scores(entry: Entry, problem: Problem, inside: _InStep, execution: Execution) -> Price:
     """Attention as q kᵀ, scale, mask, softmax, dropout and a product with v, each written to memory."""
     loops = node_local_loops(entry.node, entry.splits, problem.mesh)
     dtype = entry.node.type.dtype
@@ -122,9 +162,12 @@ def _written_scores(entry: Entry, problem: Problem, device: Device, execution: E
     ]
     queries += [_query("scale", (scores,), entry.backward)] * (passes + int(execution.dropout))
     found = problem.compute.nodes(queries)
-    forward, backward = _together([e.forward for e in found]), _together([e.backward for e in found])
+    odd = q.shape[-1] % ALIGNED and inside.device.kind != "cpu" and dtype.itemsize == 2
+    factors = [inside.calibration.unaligned if odd and query.op.kind == "contraction" else 1.0 for query in queries]
+    forward = _together([_times(e.forward, factor) for e, factor in zip(found, factors, strict=True)])
+    backward = _together([_times(e.backward, factor) for e, factor in zip(found, factors, strict=True)])
     kernels = (len(queries), len(queries) + 2 if entry.backward else 0)
-    return _price(device, NodeEstimate(forward, backward), kernels)
+    return inside.price(NodeEstimate(forward, backward), kernels)
 
 
 def _query(name: str, operands: tuple[TensorType, ...], backward: bool) -> Query:
@@ -141,7 +184,7 @@ def _together(parts: Sequence[Estimate]) -> Estimate:
     return Estimate(sum(p.mean_s for p in parts), sum(p.std_s for p in parts), source)
 
 
-def _loss(nodes: Nodes, problem: Problem, device: Device) -> Price:
+def _loss(nodes: Nodes, problem: Problem, inside: _InStep) -> Price:
     """Cross-entropy over the outputs: as the cost model has it, else by its passes over float32."""
     if not problem.train:
         return Price(0, 0)
@@ -152,8 +195,8 @@ def _loss(nodes: Nodes, problem: Problem, device: Device) -> Price:
     if known.mean_s > 0.0:
         shares = [passes / (ahead + behind) for passes in LOSS_PASSES]
         parts = [Estimate(known.mean_s * s, known.std_s * s, known.source, known.why) for s in shares]
-        return _price(device, NodeEstimate(*parts), (len(pieces), len(pieces)))
-    model = ComputeModel((device,))
+        return inside.price(NodeEstimate(*parts), (len(pieces), len(pieces)))
+    model = ComputeModel((inside.device,))
     size = sum(4.0 * piece.num_elements for piece in pieces if piece.rank)
     parts = [model.estimate(Work(0.0, passes * size, passes), DType.F32) for passes in LOSS_PASSES]
-    return _price(device, NodeEstimate(*parts), LOSS_PASSES)
+    return inside.price(NodeEstimate(*parts), LOSS_PASSES)

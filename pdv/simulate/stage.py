@@ -84,7 +84,9 @@ class Lowered:
     def _priced(self, device: Device) -> DevicePrices:
         if device not in self._prices:
             compute = self.workload.compute_of(device)
-            self._prices[device] = DevicePrices.of(self.nodes, self.workload.execution, device, compute)
+            self._prices[device] = DevicePrices.of(
+                self.nodes, self.workload.execution, device, compute, self.calibration
+            )
         return self._prices[device]
 
     def _stage(self, number: int) -> Stage:
