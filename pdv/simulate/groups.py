@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ir.mesh import Mesh
 from pdv.cluster import Cluster
-from pdv.cost.comm import AxisLink
+from pdv.cost.comm import AxisLink, axis_link
 
 SAMPLED = 8  # groups of an axis that are looked at; where nodes are equal, the first and the last
 
@@ -37,7 +37,7 @@ def _of_axis(cluster: Cluster, mesh: Mesh, position: int, start: int) -> AxisLin
     size = mesh.axes[position].size
     routes = [cluster.route(ranks) for ranks in _groups(cluster, mesh, position, start)]
     slowest = min(routes, key=lambda route: (route.link.bandwidth_bytes_per_s, -route.link.latency_s))
-    return AxisLink(size, slowest.link)
+    return axis_link(size, slowest)
 
 
 def _groups(cluster: Cluster, mesh: Mesh, position: int, start: int) -> Iterator[tuple[int, ...]]:
