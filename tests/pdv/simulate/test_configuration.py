@@ -62,7 +62,7 @@ def test_data_parallelism_moves_gradients_alone() -> None:
 
 @pytest.mark.parametrize("model", [GPT, LLAMA])
 def test_megatron_takes_two_sums_a_layer_each_way(model: str) -> None:
-    """Shoeybi et al., section 3: g in forward (reduce), f in backward (replicate); the embedding's sum, the head's f."""
+    """Shoeybi et al., section 3: g in forward (reduce), f in backward (replicate); one more for embedding and head."""
     work = made(model, "tp=2,dp=2", 4)
     assert moves(work) == {("reduce", "tp"): 2 * LAYERS + 1, ("replicate", "tp"): 2 * LAYERS + 1}
     shardings = infer_shardings(work.pcg, work.problem.mesh)
@@ -195,7 +195,7 @@ def test_nonsense_is_told(text: str, said: str | None) -> None:
 
 
 def test_heads_must_divide() -> None:
-    with pytest.raises(UsageError, match="tp=3 does not divide 8 heads. Allowed: 1, 2, 4, 8"):
+    with pytest.raises(UsageError, match=r"tp=3 does not divide 8 heads\. Allowed: 1, 2, 4, 8"):
         made(GPT, "tp=3", 3)
     with pytest.raises(UsageError, match="cp=3 does not divide a sequence of 16"):
         made(GPT, "cp=3", 3)
