@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ir.graph import Node
-from pdv.memory.layout import Layout
+from pdv.memory.layout import Layout, like, row_major
 
 INDEX_BYTES = 8  # torch's indices are int64
 STATISTIC_BYTES = 4  # statistics of rows are kept in float32
@@ -19,12 +19,16 @@ STATISTIC_BYTES = 4  # statistics of rows are kept in float32
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """A node on one device: how its operands and its result lie there, and bytes of an element of the result."""
+    """A node on one device: how its operands and its result lie there, and bytes of an element of the result.
+
+    ``on_gpu``: some operators that are one kernel there are composed of others on a CPU.
+    """
 
     node: Node
     operands: tuple[Layout, ...]
     result: Layout
     itemsize: int
+    on_gpu: bool = False
 
     @property
     def rows(self) -> int:
@@ -95,6 +99,26 @@ def _broadcast(local: Local) -> float:
     return local.result_bytes if spread else 0.0
 
 
+def _on_cpu(count: float) -> Bytes:
+    return lambda local: 0.0 if local.on_gpu else count * local.result_bytes
+
+
+def _rms_kept(local: Local) -> float:
+    """One number a row; on a CPU, where it is composed, the rows before they meet the weight too."""
+    return _rows(1)(local) + _on_cpu(1)(local)
+
+
+def folds(local: Local) -> bool:
+    """A matrix times a batch of matrices, of which at::matmul makes one product of matrices, transposed."""
+    first, second = local.operands
+    return len(first.shape) == 2 and len(second.shape) > 2 and local.node.operands[0].needs_grad
+
+
+def _folded(local: Local) -> float:
+    """The batch, transposed into one matrix: a copy where it lies row-major."""
+    return local.operand_bytes(1)
+
+
 def _norm_of_all(local: Local) -> bool:
     """A batch norm by the statistics of all points that this device has: one call of torch's."""
     x, mean, variance, *_ = local.node.operands
@@ -114,7 +138,7 @@ KERNELS: Mapping[str, Kernel] = {
     "pow": Kernel(backward=_results(1)),
     "rsqrt": Kernel(backward=_results(1)),
     "layer_norm": Kernel(keeps=_rows(2)),
-    "rms_norm": Kernel(keeps=_rows(1)),
+    "rms_norm": Kernel(keeps=_rms_kept, forward=_on_cpu(1), backward=_on_cpu(2)),
     "attention": Kernel(keeps=_rows(1), backward=_rows(1)),
     "max_pool2d": Kernel(keeps=lambda local: float(local.result.elements * INDEX_BYTES), saved=(0,)),
     "top_k": Kernel(keeps=_chosen, forward=_results(1), saved=()),
@@ -122,17 +146,34 @@ KERNELS: Mapping[str, Kernel] = {
 """By operator name; one that is not here holds nothing else."""
 
 # Statistics that are sums over devices are taken step by step (pdv/emit/operators.py): x - mean is kept, then squared.
-_VARIANCE = Kernel(keeps=_operands(1), forward=_operands(1), backward=_operands(1), saved=())
-_BATCH_NORM = Kernel(keeps=_operands(1), forward=_operands(1), backward=_operands(1), saved=())
+_FOLDED = Kernel(keeps=_folded, saved=(0,))
+_VARIANCE = Kernel(keeps=_operands(1), forward=_operands(1), backward=_operands(2), saved=())
+_BATCH_NORM = Kernel(keeps=_operands(1), forward=_operands(1), backward=_operands(2), saved=())
 _BATCH_NORM_OF_ALL = Kernel(saved=(0,))
 NOTHING = Kernel()
 # A statistic that torch's own batch norm takes in the same call.
 _WITHIN = Kernel(saved=())
 
 
+def layout_of(local: Local) -> Layout:
+    """How the result of local work lies, where that is not row-major."""
+    shape = local.result.shape
+    if local.node.op.name == "attention" and len(shape) == 4:  # [b, h, s, f], laid out as [b, s, h, f]
+        _, heads, rows, features = shape
+        return Layout(shape, (heads * rows * features, features, heads * features, 1))
+    if local.node.op.name == "matmul" and folds(local):
+        *batch, rows, columns = shape
+        return Layout(shape, (*row_major((*batch, columns, rows))[:-2], 1, rows))
+    if local.node.op.kind == "map":
+        return like(shape, local.operands)
+    return local.result
+
+
 def kernel_of(local: Local) -> Kernel:
     """What a node holds beside its operands and result."""
     name = local.node.op.name
+    if name == "matmul" and folds(local):
+        return _FOLDED
     if name == "batch_norm":
         return _BATCH_NORM_OF_ALL if _norm_of_all(local) else _BATCH_NORM
     if name == "channel_variance":

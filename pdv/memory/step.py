@@ -135,7 +135,9 @@ def _peak(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes], 
     own = range(stage, stages.chunks, stages.count)
     for chunk in own:
         if (chunk, on_gpu) not in walked:
-            walked[chunk, on_gpu] = passes(setting, chunk, Heap(rounded), twice=execution.micro_batches > 1)
+            walked[chunk, on_gpu] = passes(
+                setting, chunk, Heap(rounded), twice=execution.micro_batches > 1, on_gpu=on_gpu
+            )
     known = {chunk: walked[chunk, on_gpu] for chunk in own}
     kept = state(setting, own, on_gpu=on_gpu)
     found = _Search(setting, kept, known)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ir.graph import Node
-from pdv.memory.kernels import Local, kernel_of, runs_within
-from pdv.memory.layout import Layout, fresh, like, viewed
+from pdv.memory.kernels import Local, kernel_of, layout_of, runs_within
+from pdv.memory.layout import Layout, fresh, viewed
 from pdv.memory.log import Heap, Holder, Kind, Log, Storage
 from pdv.memory.loss import loss_backward, loss_forward
 from pdv.memory.moves import backward_move, forward_move, gathered_dim
@@ -53,6 +53,7 @@ class Walk:
     setting: Setting
     chunk: Sequence[Node]
     heap: Heap
+    on_gpu: bool = False
     values: dict[Node, Value] = field(default_factory=dict)
     waiting: Counter[Node] = field(default_factory=Counter)  # forward readers that are still to come
     saved: dict[Node, list[Storage]] = field(default_factory=dict)
@@ -73,10 +74,12 @@ class Walk:
         if node.op.kind == "parallel":
             value = self._moved(node, read[0])
         else:
-            local = Local(node, tuple(value.layout for value in read), fresh(setting.shape(node)), _itemsize(node))
+            local = Local(
+                node, tuple(value.layout for value in read), fresh(setting.shape(node)), _itemsize(node), self.on_gpu
+            )
             kernel = kernel_of(local)
             work = heap.allocate(kernel.forward(local), self._holder("temporaries", node))
-            value = self._computed(node, read)
+            value = self._computed(local, read)
             scores = self._scores(node, local)
             heap.drop(work)
             if keep:
@@ -89,16 +92,16 @@ class Walk:
         if not self.waiting[node]:
             self.forget(node)
 
-    def _computed(self, node: Node, read: Sequence[Value]) -> Value:
+    def _computed(self, local: Local, read: Sequence[Value]) -> Value:
         """The result of local work, allocated, or a view of what is read."""
-        shape = self.setting.shape(node)
+        node, shape = local.node, local.result.shape
         if not node.op.kernel:
             layout = viewed(node, read[0].layout, shape)
             if layout is not None:
                 return Value(self.heap.keep(read[0].storage), layout)
         if self.setting.in_place(node):
             return Value(self.heap.keep(read[0].storage), read[0].layout)
-        layout = _layout(node, shape, read)
+        layout = layout_of(local)
         if self._inner(node):
             sources = dict.fromkeys(s for value in read for s in value.sources or (value.storage,))
             return Value(Storage(0.0, Holder("activations")), layout, tuple(self.heap.keep(s) for s in sources))
@@ -225,7 +228,7 @@ class Walk:
         """Gradients of the operands that need one."""
         setting, heap = self.setting, self.heap
         layouts = tuple(fresh(setting.shape(operand)) for operand in node.operands)
-        local = Local(node, layouts, fresh(setting.shape(node)), _itemsize(node))
+        local = Local(node, layouts, fresh(setting.shape(node)), _itemsize(node), self.on_gpu)
         kernel = kernel_of(local)
         work = heap.allocate(kernel.backward(local) + self._again(node), self._holder("temporaries", node))
         wanted = range(len(node.operands)) if node.op.differentiable is None else node.op.differentiable
@@ -331,9 +334,9 @@ class Walk:
         return Holder(kind, node.op.name, self.setting.layer(node))
 
 
-def passes(setting: Setting, number: int, heap: Heap, *, twice: bool) -> Passes:
+def passes(setting: Setting, number: int, heap: Heap, *, twice: bool, on_gpu: bool = False) -> Passes:
     """Forward and backward of one micro-batch in a chunk; ``twice``: and of a second one."""
-    walk = Walk(setting, setting.chunks[number], heap)
+    walk = Walk(setting, setting.chunks[number], heap, on_gpu)
     forward, backward = _pass(walk, number)
     later = _pass(walk, number)[1] if twice else backward
     return Passes(forward, backward, later)
@@ -432,15 +435,6 @@ def _again(walk: Walk, segment: Segment) -> None:
             walk.values[value] = Value(Storage(0.0, Holder("activations")), fresh(shape))
     walk.run(segment.nodes, keep=True)
     walk.values.clear()
-
-
-def _layout(node: Node, shape: Sequence[int], read: Sequence[Value]) -> Layout:
-    if node.op.kind == "map":
-        return like(shape, [value.layout for value in read])
-    if node.op.name == "attention" and len(shape) == 4:  # [b, h, s, f], laid out as [b, s, h, f]
-        _, heads, rows, features = shape
-        return Layout(tuple(shape), (heads * rows * features, features, heads * features, 1))
-    return fresh(shape)
 
 
 def _size(shape: Sequence[int]) -> int:
