@@ -9,7 +9,7 @@ from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.types import DType
 from pdv.cluster import Cluster, Device, Link, load_cluster
-from pdv.cluster.description import DeviceClass, Level, NodeGroup
+from pdv.cluster.description import DeviceClass, Level, NodeGroup, Tier
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.realize import realize
 from pdv.problem import Problem
@@ -36,7 +36,8 @@ def flat(devices: Sequence[Device], link: Link = FAST) -> Cluster:
         count = sum(device == kind for device in devices)
         classes.append(DeviceClass(kind, count))
         groups.append(NodeGroup(1, count, number, (Level("device", count, link),), 1e9))
-    return Cluster("toy", (Level("device", len(devices), link),), tuple(classes), tuple(groups))
+    network = (Tier("network", len(groups), 1.0, link),) if len(groups) > 1 else ()
+    return Cluster("toy", (Level("device", len(devices), link),), tuple(classes), tuple(groups), network)
 
 
 def best(problem: Problem, execution: Execution = WAITING, devices: Sequence[Device] | None = None) -> Workload:
