@@ -7,17 +7,17 @@ runs them. Entry point: ``step_memory``.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from pdv.cluster import Device
 from pdv.memory import allocator
-from pdv.memory.flight import Turn, turns
 from pdv.memory.log import Heap, Holder, Log, exactly
 from pdv.memory.setting import Setting
 from pdv.memory.state import State, state
 from pdv.memory.walk import Passes, passes
+from pdv.schedule.order import Pass, Pipeline, orders
 from pdv.simulate.setup import Workload
 
 OPTIMIZER = "optimizer step"
@@ -27,7 +27,7 @@ OPTIMIZER = "optimizer step"
 class Point:
     """Bytes allocated at most in one turn of the schedule (None: the optimizer's), and what stays behind it."""
 
-    turn: Turn | None
+    turn: Pass | None
     most_bytes: float
     after_bytes: float
 
@@ -141,17 +141,12 @@ def _peak(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes], 
     known = {chunk: walked[chunk, on_gpu] for chunk in own}
     kept = state(setting, own, on_gpu=on_gpu)
     found = _Search(setting, kept, known)
-    for turn in turns(stage, stages, execution) if setting.train else _forwards(own, execution.micro_batches):
+    pipeline = Pipeline(stages.count, stages.virtual, execution.micro_batches, execution.order, setting.train)
+    for turn in orders(pipeline)[stage]:
         found.take(turn)
     if setting.train:
         found.optimizer()
     return found.best
-
-
-def _forwards(own: Sequence[int], batches: int) -> Iterator[Turn]:
-    for batch in range(batches):
-        for chunk in own:
-            yield Turn("forward", batch, chunk)
 
 
 class _Search:
@@ -166,22 +161,20 @@ class _Search:
         self.begun: dict[int, bool] = {}  # chunks whose gradients are there
         self._peaks: dict[int, tuple[float, int, float]] = {}
 
-    def take(self, turn: Turn) -> None:
+    def take(self, turn: Pass) -> None:
         """Run one micro-batch through a chunk, one way."""
         log = self._log(turn)
         most, at, end = self._summary(log)
         if self.now + most > self.best.num_bytes:
-            where = log.moments[at - 1] if at else f"{turn.way} begins"
+            where = log.moments[at - 1] if at else f"{'backward' if turn.backward else 'forward'} begins"
             several = self.setting.execution.micro_batches > 1
             when = f"micro-batch {turn.micro_batch}, {where}" if several else where
             self._mark(self.now + most, when, log.held(at))
         before = self.now
         self.now += end
         self.best.curve.append(Point(turn, before + most, self.now))
-        if turn.way == "forward":
-            self.in_flight[turn.chunk] += 1
-        else:
-            self.in_flight[turn.chunk] -= 1
+        self.in_flight[turn.chunk] += -1 if turn.backward else 1
+        if turn.backward:
             self.begun[turn.chunk] = True
 
     def optimizer(self) -> None:
@@ -191,9 +184,9 @@ class _Search:
             self._mark(most, OPTIMIZER, {Holder("temporaries", "optimizer"): self.kept.step})
         self.best.curve.append(Point(None, most, self.base))
 
-    def _log(self, turn: Turn) -> Log:
+    def _log(self, turn: Pass) -> Log:
         one = self.known[turn.chunk]
-        if turn.way == "forward":
+        if not turn.backward:
             return one.forward
         return one.later if self.begun.get(turn.chunk) else one.backward
 
