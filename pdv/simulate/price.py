@@ -154,13 +154,16 @@ def _written_scores(entry: Entry, problem: Problem, inside: _InStep, execution: 
     swapped = TensorType((*k.shape[:-2], k.shape[-1], k.shape[-2]), dtype)
     scores = TensorType((*q.shape[:-1], k.shape[-2]), dtype)
     masked = bool(entry.node.attr("causal")) or len(entry.node.operands) > 3
-    passes = 0 if execution.fused else 1 + int(masked)
+    wide = not execution.fused and dtype.itemsize < DType.F32.itemsize  # autocast takes softmax in float32
+    rows = replace(scores, dtype=DType.F32) if wide else scores
     queries = [
         _query("matmul", (q, swapped), entry.backward),
         _query("matmul", (scores, v), entry.backward),
-        _query("softmax", (scores,), entry.backward),
+        _query("softmax", (rows,), entry.backward),
     ]
+    passes = 0 if execution.fused else 1 + int(masked)
     queries += [_query("scale", (scores,), entry.backward)] * (passes + int(execution.dropout))
+    queries += [_query("scale", (rows,), entry.backward)] * (2 * int(wide))  # there and back
     found = problem.compute.nodes(queries)
     odd = q.shape[-1] % ALIGNED and inside.device.kind != "cpu" and dtype.itemsize == 2
     factors = [inside.calibration.unaligned if odd and query.op.kind == "contraction" else 1.0 for query in queries]
