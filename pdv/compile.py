@@ -37,8 +37,12 @@ from pdv.search.strategies import STRATEGIES
 if TYPE_CHECKING:
     from ir.graph import Graph
     from pdv.frontend.program import Program
+    from pdv.simulate.setup import Workload
 
-__all__ = ["STRATEGIES", "Plan", "explain", "explanation", "optimize", "plan_problems", "proof_document", "verify"]
+__all__ = [
+    "STRATEGIES", "Plan", "explain", "explanation", "optimize", "plan_problems", "proof_document", "saved_workload",
+    "verify",
+]  # fmt: skip
 
 
 def optimize(
@@ -304,6 +308,32 @@ def explanation(
     try:
         plan = load_plan(directory, _priced_by(read_document(directory), cost))
         return reasons(plan) if operator is None else {"operators": operators_called(plan, operator)}
+    except (KeyError, TypeError) as error:
+        raise _damaged(error) from error
+
+
+def saved_workload(
+    directory: str | os.PathLike[str], cluster: Cluster | None = None, cost: str | os.PathLike[str] | None = None
+) -> Workload:
+    """What the plan of a package runs, for `pdv simulate`: on its own cluster, or on another of as many devices.
+
+    Raises:
+        UsageError: as ``explain``, or if the other cluster has more or fewer devices.
+        VerificationError: if the plan does not replay.
+    """
+    from pdv.simulate.planned import planned
+
+    document = read_document(directory)
+    try:
+        plan = load_plan(directory, _priced_by(document, cost))
+        if cluster is not None and cluster.num_devices != plan.problem.mesh.num_devices:
+            own, axes = plan.problem.mesh.num_devices, plan.problem.mesh
+            raise UsageError(
+                f"{cluster.name} has {cluster.num_devices} devices, the plan is for {own} ({axes})",
+                "A cluster of as many devices",
+                "Plan for this one with pdv optimize",
+            )
+        return planned(plan, cluster)
     except (KeyError, TypeError) as error:
         raise _damaged(error) from error
 

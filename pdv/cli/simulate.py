@@ -1,0 +1,149 @@
+"""`pdv simulate`: what one step of a plan, or of a user's own configuration, takes, and where its time goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ir.errors import UsageError
+from pdv import config
+from pdv.cli import values
+from pdv.cli.output import DebugOption, JsonOption, print_json, print_warning, progress_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ir.graph import Graph
+    from pdv.simulate.setup import Workload
+
+Target = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A package of `pdv optimize`, its plan.json, or with --manual an ONNX file.", show_default=False
+    ),
+]
+ClusterFile = Annotated[
+    Path | None, typer.Option("--cluster", "-c", help="The cluster's YAML file; of a plan, another than its own.")
+]
+Manual = Annotated[str | None, typer.Option(help="A configuration of your own: tp=8,pp=4,zero=1,recompute=full,…")]
+ArchText = Annotated[
+    str | None, typer.Option("--arch", help="A model's sizes: llama-3-8b, gpt:layers=24,hidden=2048,…")
+]
+Batch = Annotated[int | None, typer.Option(help="Samples of a step, over all devices.", min=1)]
+DType = Annotated[str, typer.Option(help="Compute in float32, bfloat16 or float16.")]
+CostName = Annotated[
+    str | None, typer.Option(help="What prices kernels: analytic, learned, measured, a weight file, a profile folder.")
+]
+Trace = Annotated[Path | None, typer.Option(help="Write the step as a Chrome trace, which Perfetto opens.")]
+
+
+def simulate(
+    target: Target = None,
+    cluster: ClusterFile = None,
+    manual: Manual = None,
+    arch: ArchText = None,
+    batch: Batch = None,
+    dtype: DType = "bfloat16",
+    cost: CostName = None,
+    trace: Trace = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Say what a step takes, where its time goes, what it holds in memory, and whether that fits."""
+    _check(target, manual, arch, cluster)
+    if trace is not None and not trace.resolve().parent.is_dir():
+        raise UsageError(f"--trace: the folder {str(trace.parent)!r} does not exist", mend="Make it first")
+    from pdv.memory import step_memory
+    from pdv.report.simulated import simulated_document, simulated_text
+    from pdv.simulate.step import simulate as simulated
+
+    with progress_bar(quiet=as_json) as progress:
+        progress("reading", None)
+        if manual is None and arch is None:
+            assert target is not None, "checked"
+            work, text = _of_plan(target, cluster, cost), None
+        else:
+            assert cluster is not None, "checked"
+            work, text = _of_settings(target, cluster, manual or "", arch, batch, dtype, cost)
+        progress("simulating", None)
+        simulation, memory = simulated(work), step_memory(work)
+        document = simulated_document(work, simulation, memory, text)
+        if trace is not None:
+            progress("drawing", None)
+            trace.write_text(json.dumps(simulation.trace()), encoding="utf-8")
+    for warning in () if as_json else work.cluster.warnings:
+        print_warning(warning)
+    if as_json:
+        print_json("simulate", **document)
+    else:
+        print(simulated_text(document))
+
+
+def _check(target: Path | None, manual: str | None, arch: str | None, cluster: Path | None) -> None:
+    """Which arguments go together.
+
+    Raises:
+        UsageError: if these do not.
+    """
+    own = manual is not None or arch is not None
+    if own and cluster is None:
+        raise UsageError("--manual and --arch need a cluster to run on", mend="Add --cluster FILE")
+    if target is None and arch is None:
+        raise UsageError("nothing to simulate", "A package, or a model with --manual", "Write pdv simulate DIR")
+    if target is not None and arch is not None:
+        raise UsageError(f"--arch and {str(target)!r} are both a model", mend="Leave one of them out")
+    if not own and target is not None and target.suffix == ".onnx":
+        raise UsageError(f"{str(target)!r} is a model, not a plan", mend="Add --manual tp=…,pp=…, or run pdv optimize")
+
+
+def _of_plan(target: Path, cluster: Path | None, cost: str | None) -> Workload:
+    """A saved plan, on its own cluster or on another one."""
+    from pdv.cluster import load_cluster
+    from pdv.compile import saved_workload
+
+    folder = target.parent if target.is_file() and target.suffix == ".json" else target
+    return saved_workload(folder, None if cluster is None else load_cluster(cluster), cost)
+
+
+def _of_settings(
+    target: Path | None, cluster: Path, manual: str, arch: str | None, batch: int | None, dtype: str, cost: str | None
+) -> tuple[Workload, str]:
+    """A configuration on a cluster, and its text with what was left out."""
+    from pdv.cluster import load_cluster
+    from pdv.compile import cost_model
+    from pdv.simulate.configuration import completed, configuration, workload
+
+    devices = load_cluster(cluster)
+    given = completed(configuration(manual, batch), devices.num_devices)
+    graph_of = _graph_of(target, arch, str(values.dtype(dtype)), given.tp)
+    work = workload(graph_of, given, devices, lambda device: cost_model(cost or config.COST, [device]))
+    return work, given.text()
+
+
+def _graph_of(target: Path | None, arch: str | None, dtype: str, tp: int) -> Callable[[int], Graph]:
+    from ir.types import DType as Type
+
+    if arch is not None:
+        from pdv.frontend.arch import arch as read
+        from pdv.frontend.arch import graph
+
+        described = read(arch)
+        return lambda samples: graph(described, samples, Type.from_name(dtype), tp=tp)
+
+    def load(samples: int) -> Any:
+        from dataclasses import replace
+
+        from pdv.frontend import load_program
+        from pdv.passes.precision import with_dtype
+
+        assert target is not None, "checked"
+        program = load_program(target, batch=samples)
+        return with_dtype(replace(program.graph, name=target.stem), Type.from_name(dtype))
+
+    return load
+
+
+__all__ = ["simulate"]
