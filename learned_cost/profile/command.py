@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 
 from ir.errors import UsageError, WriteError
 from ir.graph import Graph
@@ -192,19 +191,6 @@ def detected(device: str, threads: int, count: int, name: str, *, measured: bool
         found = found.model_copy(update={"name": name})
     cores = len(os.sched_getaffinity(0)) // threads
     return found, count or max(1, torch.cuda.device_count() if kind == "cuda" else cores)
-
-
-def write_detected(found: DeviceRecord, count: int, path: Path) -> Path:
-    """The cluster file, and beside it the record; the record's path.
-
-    Raises:
-        WriteError: if they cannot be written.
-    """
-    beside = path.parent / "devices" / f"{found.name}.yaml"
-    keep(found, beside)
-    head = f"# This machine, as `pdv cluster detect` found it. The device's record: devices/{found.name}.yaml\n"
-    write(path, head + yaml.safe_dump(cluster_of(found, count), sort_keys=False, allow_unicode=True))
-    return beside
 
 
 def cluster_of(found: DeviceRecord, count: int) -> dict[str, Any]:  # Any: YAML

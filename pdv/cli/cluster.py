@@ -6,7 +6,7 @@ what other tools wrote about one, as a cluster file; `bench`: links, measured.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -96,7 +96,18 @@ def devices(
 @app.command()
 def detect(
     output: Annotated[Path, typer.Option("--output", "-o", help="The cluster file to write.")] = Path("cluster.yaml"),
-    device: Annotated[str, typer.Option(help="cpu or cuda (default: cuda if there is one).")] = "",
+    inputs: Annotated[
+        list[Path],
+        typer.Option(
+            "--from",
+            help="Instead of this machine: output of `nvidia-smi topo -m`, NCCL's topology XML, Slurm's topology.yaml "
+            "or topology.conf, a DeepSpeed hostfile. May be given several times.",
+        ),
+    ] = [],  # noqa: B006  # typer's way to a list
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda (default: cuda if there is one); with --from a device preset.")
+    ] = "",
+    network: Annotated[str, typer.Option(help="With --from: preset of the network between nodes.")] = "",
     count: Annotated[int, typer.Option(help="Devices: GPUs, or processes on a CPU (default: all).", min=0)] = 0,
     threads: Annotated[int, typer.Option(help="Threads of a process on a CPU.", min=1)] = 1,
     name: Annotated[str, typer.Option(help="What to call the device (default: what the system calls it).")] = "",
@@ -105,19 +116,25 @@ def detect(
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
-    """Describe this machine: a cluster file, and beside it a device record in devices/NAME.yaml."""
-    from learned_cost.profile.command import detected, write_detected
-
-    if device not in {"", "cpu", "cuda"}:
-        raise UsageError(f"--device: {device!r} is not known", "Allowed: cpu, cuda")
+    """Describe this machine, or one that other tools described: a cluster file, and the device's record beside it."""
     if output.exists() and not overwrite:
         raise UsageError(f"-o: {str(output)!r} exists", mend="Choose another name, or add --overwrite")
+    if inputs:
+        _detect_from(inputs, output, device, network, as_json=as_json)
+        return
+    if device not in {"", "cpu", "cuda"}:
+        raise UsageError(f"--device: {device!r} is not known", "Allowed: cpu, cuda; with --from a preset")
+    from learned_cost.profile.command import cluster_of, detected, keep
+    from pdv.cluster.detect import write_cluster
+
     found, devices = detected(device, threads, count, name, measured=measured)
-    record_path = write_detected(found, devices, output)
-
-    from pdv.cluster import load_cluster
-
-    load_cluster(output)  # what was written is what `pdv optimize` takes
+    record_path = output.parent / "devices" / f"{found.name}.yaml"
+    content = cluster_of(found, devices)
+    if found.kind == "gpu":
+        _join_by_nvidia_smi(content, found.name)
+    head = f"This machine, as `pdv cluster detect` found it. The device's record: devices/{found.name}.yaml"
+    write_cluster(content, (head,), output)
+    keep(found, record_path)
     if as_json:
         files = {"cluster": str(output), "record": str(record_path)}
         print_json("cluster detect", files=files, record=found.model_dump(mode="json"), devices=devices)
@@ -126,6 +143,50 @@ def detect(
     rows = {"device": f"{found.name}, {devices} of them", "peak": rates}
     rows["memory"] = f"{found.memory_bytes / 2**30:.3g} GiB at {found.memory_bandwidth_bytes_per_s / 1e9:,.1f} GB/s"
     print_table(rows | {"source": found.source, "cluster": str(output), "record": str(record_path)})
+
+
+def _join_by_nvidia_smi(content: dict[str, Any], device: str) -> None:  # Any: YAML
+    """What joins the devices, as the driver says, in place of what their record makes likely."""
+    from pdv.cluster.detect import facts_of
+    from pdv.cluster.detect.joints import inside
+    from pdv.cluster.detect.nvidia import run_nvidia_smi
+
+    text, (node,) = run_nvidia_smi(), content["nodes"]
+    told = facts_of(text, "nvidia-smi topo -m").node if text is not None else None
+    if told is None or told.devices != node["devices"]:
+        return
+    joined = inside(told, device.casefold())
+    node.pop("link", None)
+    node |= dict(joined.node)
+    if joined.links:
+        content["links"] = [dict(link) for link in joined.links]
+
+
+def _detect_from(inputs: list[Path], output: Path, device: str, network: str, *, as_json: bool) -> None:
+    """A cluster file from what other tools wrote."""
+    from pdv.cluster.detect import combined, read_facts, write_cluster
+    from pdv.cluster.drawing import drawing
+    from pdv.cluster.presets import DEVICES, LINKS
+    from pdv.cluster.suggest import did_you_mean
+
+    for option, value, presets in (("--device", device, tuple(DEVICES)), ("--network", network, tuple(LINKS))):
+        if value and value not in presets:
+            hint = did_you_mean(value, presets) or "Write any, and describe your own in the file"
+            raise UsageError(f"{option}: there is no preset {value!r}", "`pdv cluster devices` lists them", hint)
+    facts = [read_facts(path) for path in inputs]
+    content, notes = combined(facts, device or None, network or None)
+    told = [f"From {entry.kind} ({path.name})." for entry, path in zip(facts, inputs, strict=True)]
+    cluster = write_cluster(content, (*told, *(f"Note: {note}." for note in notes)), output)
+    if as_json:
+        print_json(
+            "cluster detect", files={"cluster": str(output)}, cluster=cluster.as_dict(), notes=list(notes),
+            warnings=list(cluster.warnings),
+        )  # fmt: skip
+        return
+    for note in (*notes, *cluster.warnings):
+        print_warning(note)
+    print(drawing(cluster))
+    print_table({"cluster": str(output)})
 
 
 def _rows(cluster: Cluster) -> dict[str, str]:

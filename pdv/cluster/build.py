@@ -91,7 +91,7 @@ def _network(spec: ClusterSpec, source: Source, nodes: list[NodeGroup]) -> tuple
     tiers = [Tier("switch", count, 1.0, Link(link.name, rate, link.latency_s))]
     below, share, latency_s = 1, 1.0, link.latency_s
     for place, switch in enumerate(spec.network.switches or ()):
-        if switch.nodes % below or switch.nodes == below or count % switch.nodes:
+        if switch.nodes <= below or switch.nodes % below or count % switch.nodes:
             raise ClusterError(
                 f"{source.where(('network', 'switches', place))}: switches of {switch.nodes} nodes, {below} below "
                 f"them, {count} in all",
@@ -101,9 +101,8 @@ def _network(spec: ClusterSpec, source: Source, nodes: list[NodeGroup]) -> tuple
         tiers[0] = Tier(switch.name or SWITCHES[place], switch.nodes, share, Link(link.name, rate * share, latency_s))
         below, share = switch.nodes, share / switch.oversubscription
         latency_s = max(latency_s, switch.latency or 0.0)
-        if switch.nodes == count:
-            break
-        tiers.insert(0, Tier("switch", count, share, Link(link.name, rate * share, latency_s)))
+        if switch.nodes < count:
+            tiers.insert(0, Tier("switch", count, share, Link(link.name, rate * share, latency_s)))
     return tuple(tiers)
 
 

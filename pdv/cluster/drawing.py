@@ -119,8 +119,9 @@ def _inside(levels: Sequence[Level], first: int, devices: int, node: int) -> lis
 
 
 def _row(first: int, devices: int) -> str:
-    names = [f"g{first + place}" for place in range(min(devices, MAX_DEVICES))]
-    return " ".join(names) + (f" ... g{first + devices - 1}" if devices > MAX_DEVICES else "")
+    if devices > MAX_DEVICES:
+        return f"g{first} to g{first + devices - 1}"
+    return " ".join(f"g{first + place}" for place in range(devices))
 
 
 def _wires(cluster: Cluster) -> Iterator[str]:

@@ -170,6 +170,18 @@ LINKS: dict[str, PresetLink] = {
 }  # fmt: skip
 
 
+def host_link(device: str) -> str:
+    """The PCIe preset of a device's slot, by its record; of a device without record pcie4."""
+    from ir.errors import PdvError
+    from learned_cost.device import record
+
+    try:
+        rate = record(device).host_link_bytes_per_s or 32e9
+    except PdvError:
+        rate = 32e9
+    return "pcie3" if rate < 20e9 else "pcie4" if rate < 40e9 else "pcie5"
+
+
 @dataclass(frozen=True, slots=True)
 class PresetNode:
     """A node as sold: what a cluster file would say of it, and of its network ports."""

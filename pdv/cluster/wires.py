@@ -159,9 +159,9 @@ def devices_of(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _translations(ranks: Sequence[int], devices: Sequence[str]) -> list[tuple[int, ...]]:
-    """The group itself, then those that tile the rest of the cluster by shifting it, as far as they do.
+    """The group itself, then those that tile the rest of the cluster by shifting it, lying in nodes as it does.
 
-    Only those count that lie in nodes as the group does.
+    The group alone where they do not tile it: then it is none of a mesh's.
     """
 
     def nodes(group: Sequence[int]) -> list[bool]:
@@ -175,4 +175,4 @@ def _translations(ranks: Sequence[int], devices: Sequence[str]) -> list[tuple[in
         if taken.isdisjoint(shifted) and nodes(shifted) == like:
             groups.append(shifted)
             taken.update(shifted)
-    return groups
+    return groups if len(taken) == len(devices) else groups[:1]
