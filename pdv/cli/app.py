@@ -16,13 +16,13 @@ import typer
 
 import pdv
 from ir.errors import PdvError, UsageError
-from pdv.cli import cluster, cost, doctor, explain, optimize, profile, rules, simulate, verify
+from pdv.cli import cluster, cost, diff, doctor, explain, optimize, profile, rules, simulate, verify
 from pdv.cli.output import print_error
 
 OUR_FAULT = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
-COMMANDS = ("optimize", "verify", "explain", "simulate", "cluster", "doctor", "rules", "profile", "cost")
+COMMANDS = ("optimize", "verify", "explain", "simulate", "diff", "cluster", "doctor", "rules", "profile", "cost")
 GROUPS = ("cluster", "rules", "cost")  # those that have commands of their own
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ app.command()(optimize.optimize)
 app.command()(verify.verify)
 app.command()(explain.explain)
 app.command()(simulate.simulate)
+app.command()(diff.diff)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(rules.app, name="rules")
 app.command()(profile.profile)
