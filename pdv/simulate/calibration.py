@@ -18,8 +18,11 @@ class Calibration:
             ahead, and only where kernels are shorter than this does the device wait.
         host_backward_s: the same in backward, which runs from C++.
         host_step_s: host time outside the graph in each step (data, loss scale, logging).
-        slowdown_gpu: of kernels within a step, against the same kernels alone in a loop (clocks, caches, memory).
-        slowdown_cpu: the same on a CPU.
+        products_gpu: time of products within a step over that of the same kernels alone in a loop (clocks fall under
+            sustained load).
+        attention_gpu: the same of FlashAttention.
+        traffic_gpu: the same of all other kernels, which move memory.
+        kernels_cpu: the same of every kernel on a CPU.
         unaligned: how much slower a product in two-byte types is where its rows are no multiple of 16 bytes.
         overlap_slowdown: how much slower compute runs while a collective runs beside it (shared SMs and memory).
         straggler_std: relative deviation of one device's time of a step.
@@ -29,8 +32,10 @@ class Calibration:
     host_forward_s: float = 75e-6
     host_backward_s: float = 60e-6
     host_step_s: float = 1e-3
-    slowdown_gpu: float = 1.08
-    slowdown_cpu: float = 1.2
+    products_gpu: float = 1.08
+    attention_gpu: float = 0.9
+    traffic_gpu: float = 0.9
+    kernels_cpu: float = 1.2
     unaligned: float = 8.0
     overlap_slowdown: float = 1.1
     straggler_std: float = 0.01

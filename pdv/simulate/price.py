@@ -6,15 +6,15 @@ the loss, the optimizer. Entry point: ``DevicePrices``; collectives are in ``lin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query
 from ir.graph import Node
-from ir.operator import Work
+from ir.operator import Operator, Work
 from ir.ops import OPERATORS
-from ir.sharding import local_shape
+from ir.sharding import Sharding, local_shape
 from ir.types import DType, TensorType
 from ir.verify import node_local_loops
 from pdv.cluster import Device
@@ -22,7 +22,7 @@ from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import local_costs
 from pdv.problem import Problem
 from pdv.simulate.calibration import Calibration
-from pdv.simulate.nodes import Entry, Nodes
+from pdv.simulate.entries import Entries, Entry
 from pdv.simulate.setup import Execution, Precision
 from pdv.simulate.task import picoseconds
 
@@ -52,29 +52,51 @@ class DevicePrices:
     """Local work on one kind of device."""
 
     device: Device
-    entries: Mapping[int, Price]
-    loss: Price
+    problem: Problem
+    execution: Execution
+    inside: _InStep
     compute: CostModel
+    entries: dict[int, Price] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, nodes: Nodes, execution: Execution, device: Device, compute: CostModel, calibration: Calibration
+        cls, entries: Entries, execution: Execution, device: Device, compute: CostModel, calibration: Calibration
     ) -> DevicePrices:
         """Ask the device's cost model once for everything."""
-        inside = _InStep(device, calibration)
-        problem = replace(nodes.problem, compute=compute)
-        local = [entry for entry in nodes.entries if entry.role == "local"]
-        costs = local_costs(problem, [(entry.node, entry.splits) for entry in local])
-        entries = {}
+        problem = replace(entries.problem, compute=compute)
+        found = cls(device, problem, execution, _InStep(device, calibration), compute)
+        found.learn(entries.all)
+        return found
+
+    def learn(self, entries: Sequence[Entry]) -> None:
+        """Price those of local work that are not known."""
+        local = [entry for entry in entries if entry.role == "local" and entry.number not in self.entries]
+        costs = local_costs(self.problem, [(entry.node, entry.splits) for entry in local])
         for entry, cost in zip(local, costs, strict=True):
-            if entry.name == "attention" and not execution.flash:
-                entries[entry.number] = _written_scores(entry, problem, inside, execution)
+            if entry.name == "attention" and not self.execution.flash:
+                self.entries[entry.number] = _written_scores(entry, self.problem, self.inside, self.execution)
             else:
                 forward, backward = cost.estimates or (NOTHING, NOTHING)
                 kernels = entry.kernels if cost.estimates else (0, 0)
-                factor = inside.alignment(_shapes(entry, problem), entry.node)
-                entries[entry.number] = inside.price(NodeEstimate(forward, backward), kernels, factor)
-        return cls(device, entries, _loss(nodes, problem, inside), compute)
+                factor = self.inside.alignment(_shapes(entry, self.problem), entry.node)
+                self.entries[entry.number] = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
+
+    def loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:
+        """Cross-entropy over the outputs: as the cost model has it, else by its passes over float32."""
+        problem, inside = self.problem, self.inside
+        if not problem.train:
+            return Price(0, 0)
+        pieces = [TensorType(local_shape(full, cut, problem.mesh), full.dtype) for full, cut in outputs]
+        known = problem.compute.outside(pieces)
+        ahead, behind = LOSS_PASSES
+        if known.mean_s > 0.0:
+            shares = [passes / (ahead + behind) for passes in LOSS_PASSES]
+            parts = [Estimate(known.mean_s * s, known.std_s * s, known.source, known.why) for s in shares]
+            return inside.price(NodeEstimate(*parts), (len(pieces), len(pieces)), inside.slowdown(None))
+        model = ComputeModel((inside.device,))
+        size = sum(4.0 * piece.num_elements for piece in pieces if piece.rank)
+        parts = [model.estimate(Work(0.0, passes * size, passes), DType.F32) for passes in LOSS_PASSES]
+        return inside.price(NodeEstimate(*parts), LOSS_PASSES, inside.slowdown(None))
 
     def traffic(self, num_bytes: float) -> Estimate:
         """Plain reading and writing."""
@@ -105,10 +127,14 @@ class _InStep:
     device: Device
     calibration: Calibration
 
-    @property
-    def slowdown(self) -> float:
-        """Of every kernel."""
-        return self.calibration.slowdown_cpu if self.device.kind == "cpu" else self.calibration.slowdown_gpu
+    def slowdown(self, op: Operator | None) -> float:
+        """Of kernels of an operator; None: of such as only move memory."""
+        if self.device.kind == "cpu":
+            return self.calibration.kernels_cpu
+        if op is not None and op.name == "attention":
+            return self.calibration.attention_gpu
+        products = op is not None and op.kind == "contraction"
+        return self.calibration.products_gpu if products else self.calibration.traffic_gpu
 
     def alignment(self, shapes: Sequence[Sequence[int]], node: Node) -> float:
         """Of a product in two-byte types: tensor cores read rows of a multiple of 16 bytes (cuBLAS manual, 2.1.11)."""
@@ -116,13 +142,12 @@ class _InStep:
             return 1.0
         return 1.0 if all(shape[-1] % ALIGNED == 0 for shape in shapes if shape) else self.calibration.unaligned
 
-    def price(self, estimate: NodeEstimate, kernels: tuple[int, int], factor: float = 1.0) -> Price:
+    def price(self, estimate: NodeEstimate, kernels: tuple[int, int], factor: float) -> Price:
         """Of kernels that take ``factor`` times their estimate."""
-        slower = factor * self.slowdown
-        forward, backward = (_times(found, slower) for found in estimate)
+        forward, backward = (_times(found, factor) for found in estimate)
         return Price(
-            picoseconds(_own_s(self.device, estimate.forward, kernels[0]) * slower),
-            picoseconds(_own_s(self.device, estimate.backward, kernels[1]) * slower),
+            picoseconds(_own_s(self.device, estimate.forward, kernels[0]) * factor),
+            picoseconds(_own_s(self.device, estimate.backward, kernels[1]) * factor),
             kernels, (forward, backward),
         )  # fmt: skip
 
@@ -166,11 +191,14 @@ def _written_scores(entry: Entry, problem: Problem, inside: _InStep, execution: 
     queries += [_query("scale", (rows,), entry.backward)] * (2 * int(wide))  # there and back
     found = problem.compute.nodes(queries)
     odd = q.shape[-1] % ALIGNED and inside.device.kind != "cpu" and dtype.itemsize == 2
-    factors = [inside.calibration.unaligned if odd and query.op.kind == "contraction" else 1.0 for query in queries]
+    factors = [
+        inside.slowdown(query.op) * (inside.calibration.unaligned if odd and query.op.kind == "contraction" else 1.0)
+        for query in queries
+    ]
     forward = _together([_times(e.forward, factor) for e, factor in zip(found, factors, strict=True)])
     backward = _together([_times(e.backward, factor) for e, factor in zip(found, factors, strict=True)])
     kernels = (len(queries), len(queries) + 2 if entry.backward else 0)
-    return inside.price(NodeEstimate(forward, backward), kernels)
+    return inside.price(NodeEstimate(forward, backward), kernels, 1.0)
 
 
 def _query(name: str, operands: tuple[TensorType, ...], backward: bool) -> Query:
@@ -185,21 +213,3 @@ def _together(parts: Sequence[Estimate]) -> Estimate:
     """One after the other, errors of one sign."""
     source = next((p.source for p in parts if p.source == "analytic"), parts[0].source)
     return Estimate(sum(p.mean_s for p in parts), sum(p.std_s for p in parts), source)
-
-
-def _loss(nodes: Nodes, problem: Problem, inside: _InStep) -> Price:
-    """Cross-entropy over the outputs: as the cost model has it, else by its passes over float32."""
-    if not problem.train:
-        return Price(0, 0)
-    outputs = [node for _, node in nodes.pcg.outputs]
-    pieces = [TensorType(local_shape(x.type, nodes.of[x].sharding, problem.mesh), x.type.dtype) for x in outputs]
-    known = problem.compute.outside(pieces)
-    ahead, behind = LOSS_PASSES
-    if known.mean_s > 0.0:
-        shares = [passes / (ahead + behind) for passes in LOSS_PASSES]
-        parts = [Estimate(known.mean_s * s, known.std_s * s, known.source, known.why) for s in shares]
-        return inside.price(NodeEstimate(*parts), (len(pieces), len(pieces)))
-    model = ComputeModel((inside.device,))
-    size = sum(4.0 * piece.num_elements for piece in pieces if piece.rank)
-    parts = [model.estimate(Work(0.0, passes * size, passes), DType.F32) for passes in LOSS_PASSES]
-    return inside.price(NodeEstimate(*parts), LOSS_PASSES)
