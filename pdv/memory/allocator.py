@@ -32,11 +32,15 @@ def rounded(num_bytes: float) -> float:
     return math.ceil(num_bytes / BLOCK_BYTES) * BLOCK_BYTES
 
 
-def reserved(peak_bytes: float, device: Device) -> float:
-    """What the allocator has taken from the device at the peak."""
+def reserved(peak_bytes: float, device: Device, flat_bytes: float = 0.0) -> float:
+    """What the allocator has taken from the device by the end of a step.
+
+    ``flat_bytes``: buffers in one piece, made when the peak is over. A cached block is only used again for what fits
+    into it, and activations leave blocks of their own sizes, so these are taken from the device on top.
+    """
     if device.kind == "cpu":
         return peak_bytes
-    return math.ceil(peak_bytes * (1.0 + FRAGMENTATION) / (2 * MIB)) * 2 * MIB  # segments are multiples of 2 MiB
+    return math.ceil((peak_bytes * (1.0 + FRAGMENTATION) + flat_bytes) / (2 * MIB)) * 2 * MIB  # segments of 2 MiB
 
 
 def outside(device: Device, communicators: int) -> float:

@@ -19,11 +19,15 @@ MOMENTS = 2  # of AdamW (Loshchilov and Hutter, ICLR'19)
 
 @dataclass(frozen=True)
 class State:
-    """Bytes of a stage that do not come and go, by holder, and what the optimizer's step needs beside them."""
+    """Bytes of a stage that do not come and go, by holder, and what the optimizer's step needs beside them.
+
+    ``flat``: of the latter, what lies in one piece: freed activations cannot give room to it.
+    """
 
     held: Mapping[Holder, float]
     gradients: float
     step: float
+    flat: float = 0.0
 
 
 def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
@@ -45,7 +49,8 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     held[Holder("optimizer")] = sum(_optimizer(setting, leaf) for leaf in trained)
     if not setting.eager:
         held[Holder("gradients")] = gradients
-        return State(held, 0.0, 0.0)
+        flat = sum(_cast(setting, leaf) for leaf in trained)
+        return State(held, 0.0, flat, flat)
     weights = [sizes[leaf] for leaf in trained]
     # torch's foreach AdamW takes the roots of all second moments at once; on a CPU it goes parameter by parameter,
     # the root and the quotient (torch/optim/adamw.py).
@@ -79,6 +84,19 @@ def _gradient(setting: Setting, param: Node) -> float:
     size = setting.execution.precision.gradient
     each = param.type.dtype.itemsize if size is None else size
     return _elements(setting, param) * each / (_cut(setting, param) if setting.execution.zero >= 2 else 1)
+
+
+def _cast(setting: Setting, param: Node) -> float:
+    """Gradients narrower than the optimizer's copy are put together and cast for its step: each rank its share.
+
+    DeepSpeed, runtime/zero/stage_1_and_2.py, ``step``: flattened in their own type, then in that of the copy.
+    """
+    precision = setting.execution.precision
+    narrow = param.type.dtype.itemsize if precision.gradient is None else precision.gradient
+    if narrow >= precision.master:
+        return 0.0
+    cut = _cut(setting, param) if setting.execution.zero >= 1 else 1
+    return _elements(setting, param) * (narrow + precision.master) / cut
 
 
 def _optimizer(setting: Setting, param: Node) -> float:

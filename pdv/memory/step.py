@@ -113,7 +113,7 @@ def _stage(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes])
     communicators = sum(axis.size > 1 for axis in workload.problem.mesh.axes) + (workload.stages.count > 1)
     for device, number in devices.items():
         peak = _peak(setting, stage, walked, on_gpu=device.kind == "gpu")
-        reserved = allocator.reserved(peak.num_bytes, device)
+        reserved = allocator.reserved(peak.num_bytes, device, peak.flat)
         total = reserved + allocator.outside(device, communicators)
         yield StageMemory(
             stage, device, number, peak.num_bytes, reserved, total, peak.when, peak.holders, tuple(peak.curve)
@@ -123,6 +123,7 @@ def _stage(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes])
 @dataclass
 class _Peak:
     num_bytes: float = 0.0
+    flat: float = 0.0
     when: str = ""
     holders: Mapping[Holder, float] = field(default_factory=dict)
     curve: list[Point] = field(default_factory=list)
@@ -154,7 +155,7 @@ class _Search:
 
     def __init__(self, setting: Setting, kept: State, known: Mapping[int, Passes]) -> None:
         self.setting, self.kept, self.known = setting, kept, known
-        self.best = _Peak()
+        self.best = _Peak(flat=kept.flat)
         self.base = sum(kept.held.values())
         self.now = self.base
         self.in_flight: dict[int, int] = defaultdict(int)  # micro-batches by chunk

@@ -62,10 +62,10 @@ class Walk:
 
     # ---- forward ----
 
-    def run(self, nodes: Iterable[Node], *, keep: bool) -> None:
-        """Forward of some nodes; ``keep``: what backward needs stays."""
+    def run(self, nodes: Iterable[Node], *, keep: bool, again: bool = False) -> None:
+        """Forward of some nodes; ``keep``: what backward needs stays; ``again``: recomputation."""
         for node in nodes:
-            self.heap.moment = _moment("forward", node, self.setting)
+            self.heap.moment = _moment("recomputation" if again else "forward", node, self.setting)
             self._run(node, keep=keep and self.setting.is_differentiated(node))
 
     def _run(self, node: Node, *, keep: bool) -> None:
@@ -364,6 +364,8 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
         inputs.append(_inputs(walk, segment) if segment.recomputed else [])
         walk.run(segment.nodes, keep=not segment.recomputed)
     kept = loss_forward(setting, heap, [x for x in sent if x in returned])
+    # a stage's outputs are held until their backward, as autograd's roots (torch.distributed.pipelining, DeepSpeed)
+    roots = [heap.keep(walk.values[x].storage) for x in sent if x not in returned and x.needs_grad and setting.train]
     for value in sent:
         walk.waiting[value] -= 1
         if not walk.waiting[value]:
@@ -374,6 +376,8 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
             if value.needs_grad:
                 walk.grads[value] = _arriving(walk, value, kept)
         _backward(walk, segments, inputs)
+    for storage in roots:
+        heap.drop(storage)
     return forward, backward
 
 
@@ -433,7 +437,7 @@ def _again(walk: Walk, segment: Segment) -> None:
             walk.waiting[value] += 1  # it is not freed here
             shape = walk.setting.shape(value)
             walk.values[value] = Value(Storage(0.0, Holder("activations")), fresh(shape))
-    walk.run(segment.nodes, keep=True)
+    walk.run(segment.nodes, keep=True, again=True)
     walk.values.clear()
 
 
