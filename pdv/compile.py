@@ -168,7 +168,28 @@ def _planned(
     )  # fmt: skip
     progress("proving", None)
     proof = proof_document(_proved(found, document, graph))
-    return Plan({**document, "proof": proof}, graph, found.pcg, found.solution.problem.mesh, program.weights)
+    progress("simulating", None)
+    document = {**document, "proof": proof, "simulated": _simulated(found, cluster)}
+    return Plan(document, graph, found.pcg, found.solution.problem.mesh, program.weights)
+
+
+def _simulated(found: Found, cluster: Cluster) -> dict[str, Any]:
+    """What a step of the emitted program takes and holds, by events (docs/simulator.md)."""
+    from pdv.memory import step_memory
+    from pdv.report.simulated import ordered
+    from pdv.simulate.planned import emitted
+    from pdv.simulate.step import simulate
+
+    solution = found.solution
+    work = emitted(replace(solution.problem, graph=solution.graph), found.pcg, cluster)
+    step, memory = simulate(work), step_memory(work)
+    return {
+        "step_s": step.step_s,
+        "std_s": step.std_s,
+        "breakdown_s": ordered(step.totals),
+        "peak_bytes": {entry.device.name: entry.total_bytes for entry in memory.stages},
+        "fits": memory.fits,
+    }
 
 
 def _read(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ir.errors import UsageError
+from ir.errors import ModelError, UsageError
 from pdv import config
 from pdv.cli import values
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_warning, progress_bar
@@ -140,7 +140,12 @@ def _graph_of(target: Path | None, arch: str | None, dtype: str, tp: int) -> Cal
         from pdv.passes.precision import with_dtype
 
         assert target is not None, "checked"
-        program = load_program(target, batch=samples)
+        try:
+            program = load_program(target, batch=samples)
+        except ModelError:  # a batch that the model fixes will do, if it is this one
+            program = load_program(target)
+            if program.graph.inputs[0].type.shape[:1] != (samples,):
+                raise
         return with_dtype(replace(program.graph, name=target.stem), Type.from_name(dtype))
 
     return load

@@ -22,6 +22,10 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
         "predicted memory": memory,
         "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states",
     }
+    if (simulated := document.get("simulated")) is not None:  # plans made before there was a simulator
+        held = ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in simulated["peak_bytes"].items())
+        step = f"{_time(simulated['step_s'])} ± {_time(simulated['std_s'])}"
+        rows["simulated"] = f"{step}, {held}" + ("" if simulated["fits"] else ": does not fit")
     if not search["certificate"]["complete"]:
         rows["cut short"] = _cut_short(search["certificate"]["space"])
     return rows | {"certificate": search["certificate"]["statement"], "proof": document["proof"]["statement"]}

@@ -226,7 +226,7 @@ def _memory_line(entry: Mapping[str, Any], stages: int) -> str:
 def time_table(document: Mapping[str, Any]) -> list[str]:
     """Where the mean device's time goes."""
     step = document["step_s"]
-    parts = [(name, time) for name, time in document["breakdown_s"].items() if time > SMALL * step]
+    parts = [(name, time) for name, time in ordered(document["breakdown_s"]).items() if time > SMALL * step]
     width = max(len(part_text(name)) for name, _ in parts)
     rows = [
         f"  {part_text(name):<{width}}  {seconds_text(time):>9}  {100 * time / step:5.1f} %" for name, time in parts
@@ -242,7 +242,7 @@ def part_text(name: str) -> str:
 def _stage_table(document: Mapping[str, Any]) -> list[str]:
     """By stage, where stages differ by more than a hundredth in any part."""
     stages, step = document["stages"], document["step_s"]
-    names = [name for name in document["breakdown_s"] if document["breakdown_s"][name] > 0.002 * step]
+    names = [name for name, time in ordered(document["breakdown_s"]).items() if time > 0.002 * step]
     columns = [[entry["breakdown_s"].get(name, 0.0) for entry in stages] for name in names]
     if len(stages) == 1 or all(max(column) - min(column) < 0.01 * step for column in columns):
         return []

@@ -1,13 +1,12 @@
 """A saved plan as the emitted program runs it: one stage, one micro-batch, collectives waited for where they stand.
 
-Entry point: ``planned``.
+Entry points: ``planned``, and ``emitted`` of one that is not saved yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ir.cost_model import CostModel
+from ir.graph import Graph
 from pdv.cluster import Cluster, Device
 from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
@@ -24,7 +23,7 @@ def planned(loaded: Loaded, cluster: Cluster | None = None) -> Workload:
     problem = loaded.problem
     if cluster is None:
         own = Cluster.from_dict(loaded.document["cluster"])
-        return _workload(loaded, problem, own, lambda device: _priced(problem.compute, device))
+        return emitted(problem, loaded.derived.pcg, own)
     axes = []
     size = problem.mesh.num_devices
     for axis in problem.mesh.axes:
@@ -33,15 +32,14 @@ def planned(loaded: Loaded, cluster: Cluster | None = None) -> Workload:
         axes.append(axis_link(axis.size, route))
     compute = ComputeModel.of(cluster)
     other = Problem(problem.graph, problem.mesh, tuple(axes), compute, problem.mode)
-    return _workload(loaded, other, cluster, lambda device: ComputeModel((device,)))
+    return emitted(other, loaded.derived.pcg, cluster)
 
 
-def _workload(
-    loaded: Loaded, problem: Problem, cluster: Cluster, compute_of: Callable[[Device], CostModel]
-) -> Workload:
+def emitted(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:
+    """What the emitted program of a PCG runs; ``problem`` is on the rewritten graph."""
     execution = Execution(overlap=Overlap(transfers=False))
     return Workload(
-        problem, loaded.derived.pcg, cluster, Stages(), execution, (problem.axes,), compute_of
+        problem, pcg, cluster, Stages(), execution, (problem.axes,), lambda device: _priced(problem.compute, device)
     )  # fmt: skip
 
 
