@@ -20,6 +20,7 @@ LEARNED_COST_DOORS = {
     "pdv/compile.py": "the learned prices are one choice of CostModel",
     "pdv/cluster/presets.py": "a device's published numbers are written once, in its record",
     "pdv/cli/cluster.py": "writes the record of the machine at hand",
+    "pdv/cli/bench.py": "measures links",
     "pdv/cli/cost.py": "trains and scores the model",
     "pdv/cli/profile.py": "measures",
 }

@@ -62,7 +62,7 @@ def _measured(
             wanted = name not in too_long and (name, count * 4, world) not in done and time.monotonic() < until
             if not _agreed(wanted, device) or (name == "send_recv" and world % 2):
                 continue
-            seconds = _time(_call(name, count, device), device)
+            seconds = slowest_seconds(collective_call(name, count, device), device)
             if statistics.median(seconds) > MOST_S:
                 too_long.add(name)
             yield name, count * 4, seconds
@@ -74,34 +74,36 @@ def _agreed(value: bool, device: torch.device) -> bool:
     return bool(told.item())
 
 
-def _call(name: str, count: int, device: torch.device) -> Callable[[], object]:
-    """A collective over ``count`` float32 of a rank's whole buffer."""
-    world, rank = dist.get_world_size(), dist.get_rank()
+def collective_call(
+    name: str, count: int, device: torch.device, group: dist.ProcessGroup | None = None
+) -> Callable[[], object]:
+    """A collective over ``count`` float32 of a rank's whole buffer, among a group (default: all)."""
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
     whole = torch.zeros(count, device=device)
     part = torch.zeros(count // world, device=device)
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # torch 2.13 renamed them
     scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     other = torch.zeros(count, device=device)
     calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: gather(whole, part),
-        "reduce_scatter": lambda: scatter(part, whole),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole),
-        "send_recv": lambda: _exchange(whole, rank),
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "all_gather": lambda: gather(whole, part, group=group),
+        "reduce_scatter": lambda: scatter(part, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "send_recv": lambda: _exchange(whole, rank, group),
     }
     return calls[name]
 
 
-def _exchange(whole: Tensor, rank: int) -> None:
-    """Even ranks send to the next one."""
-    if rank % 2 == 0:
-        dist.send(whole, rank + 1)
-    else:
-        dist.recv(whole, rank - 1)
+def _exchange(whole: Tensor, rank: int, group: dist.ProcessGroup | None) -> None:
+    """Even ranks of the group send to the next one, where there is one."""
+    if rank % 2 == 0 and rank + 1 < dist.get_world_size(group):
+        dist.send(whole, group_dst=rank + 1, group=group)
+    elif rank % 2:
+        dist.recv(whole, group_src=rank - 1, group=group)
 
 
-def _time(call: Callable[[], object], device: torch.device) -> list[float]:
-    """Seconds of a call: the slowest rank's, sample by sample."""
+def slowest_seconds(call: Callable[[], object], device: torch.device) -> list[float]:
+    """Seconds of a call: the slowest rank's, sample by sample; all ranks make it at the same time."""
 
     def sample(calls: int) -> float:
         dist.barrier()

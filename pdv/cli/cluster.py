@@ -12,12 +12,14 @@ import typer
 
 from ir.errors import ClusterError, UsageError
 from pdv import config
+from pdv.cli import bench
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning
 
 if TYPE_CHECKING:
     from pdv.cluster import Cluster
 
 app = typer.Typer(help="Describe clusters.")
+app.command()(bench.bench)
 
 
 @app.callback()

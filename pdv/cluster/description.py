@@ -209,7 +209,7 @@ class Cluster:
             "memory_bytes": self.memory_bytes,
             "levels": [asdict(level) for level in self.levels],
             "classes": [{"device": _device_as_dict(entry.device), "count": entry.count} for entry in self.classes],
-            "nodes": [asdict(group) for group in self.nodes],
+            "nodes": [{**asdict(group), "inside": [asdict(level) for level in group.inside]} for group in self.nodes],
             "network": [asdict(tier) for tier in self.network],
             "rails": self.rails,
             "wires": [asdict(wire) for wire in self.wires],
