@@ -26,6 +26,7 @@ from pdv.problem import Problem
 from pdv.schedule.stages import cut
 from pdv.simulate.chunks import spread
 from pdv.simulate.groups import axis_links
+from pdv.simulate.interleave import heads_outermost
 from pdv.simulate.moves import StraightMoves, as_made
 from pdv.simulate.placement import Use, place
 from pdv.simulate.setup import (
@@ -284,6 +285,8 @@ def workload(
     full = completed(given, cluster.num_devices)
     graph = graph_of(full.micro_batch * full.data)
     _check_heads(graph, full)
+    if full.tp > 1:
+        graph = heads_outermost(graph)
     mesh = full.mesh()
     links = axis_links(cluster, mesh, full.pp)
     slowest = min((entry.device for entry in cluster.classes), key=lambda device: device.peak("bfloat16"))
