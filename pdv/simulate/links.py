@@ -23,7 +23,7 @@ from pdv.cost.comm import (
     reduce_scatter_seconds,
 )
 from pdv.simulate.calibration import Calibration
-from pdv.simulate.nodes import Entry
+from pdv.simulate.entries import Entry
 from pdv.simulate.setup import Workload
 from pdv.simulate.task import picoseconds
 

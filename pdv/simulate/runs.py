@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
-from ir.graph import Node, bottlenecks
+from ir.graph import Node
 from pdv.simulate.nodes import Nodes
 from pdv.simulate.setup import Stages
 
-FEWEST = 8  # nodes of a run where the layers are not known
+EACH = 16  # operators of a run where the layers are not known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,14 +75,12 @@ class Chunks:
         operators = [node for node in nodes if not node.is_leaf]
         if self._stages.layer_of:
             layers = _filled([self._stages.layer_of.get(node, -1) for node in operators])
-            ends = [at for at in range(len(operators) - 1) if layers[at] != layers[at + 1]]
-            return _runs(operators, ends, [layers[end] >= 0 for end in [*ends, len(operators) - 1]])
-        ends, start = [], 0
-        for end in bottlenecks(operators, self._nodes.pcg.users):
-            if end - start >= FEWEST:
-                ends.append(end)
-                start = end + 1
-        return _runs(operators, ends, [True] * (len(ends) + 1))
+            known = [layer >= 0 for layer in layers]
+        else:  # so many operators each, the moves before one with it
+            before = accumulate((node.op.kind != "parallel" for node in operators), initial=0)
+            layers, known = [count // EACH for count in before], [True] * len(operators)
+        ends = [at for at in range(len(operators) - 1) if layers[at] != layers[at + 1]]
+        return _runs(operators, ends, [known[end] for end in [*ends, len(operators) - 1]])
 
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:

@@ -18,8 +18,9 @@ from pdv.simulate.links import Links, reached
 from pdv.simulate.lower import Lowering, Program
 from pdv.simulate.nodes import Nodes
 from pdv.simulate.pipeline import Sends
-from pdv.simulate.price import DevicePrices
+from pdv.simulate.price import DevicePrices, Price
 from pdv.simulate.runs import Chunks
+from pdv.simulate.segments import Segments
 from pdv.simulate.setup import Workload
 from pdv.simulate.sums import Sums
 from pdv.simulate.task import COMPUTE, Placed, Segment, Task, picoseconds
@@ -31,7 +32,7 @@ class Kind:
 
     links: Links
     prices: tuple[DevicePrices, ...]
-    lowering: Lowering
+    segments: Segments
     engine: Engine
     timed: dict[tuple[Placed, ...], Timed] = field(default_factory=dict)
 
@@ -77,15 +78,15 @@ class Lowered:
         key = (links.devices, links.counts, links.axes, links.coupled, links.streams)
         if key not in self._kinds:
             prices = tuple(self._priced(device) for device in links.devices)
-            lowering = Lowering(self.nodes, links, prices, self.workload.execution, self.calibration)
-            self._kinds[key] = Kind(links, prices, lowering, Engine())
+            segments = Segments(links, prices, self.workload.execution, self.calibration)
+            self._kinds[key] = Kind(links, prices, segments, Engine())
         return self._kinds[key]
 
     def _priced(self, device: Device) -> DevicePrices:
         if device not in self._prices:
             compute = self.workload.compute_of(device)
             self._prices[device] = DevicePrices.of(
-                self.nodes, self.workload.execution, device, compute, self.calibration
+                self.nodes.entries, self.workload.execution, device, compute, self.calibration
             )
         return self._prices[device]
 
@@ -98,9 +99,9 @@ class Lowered:
         programs = []
         for chunk in own:
             part = sums if len(own) == 1 else Sums(self.nodes, kind.links, execution, self.chunks.nodes[chunk])
-            program = kind.lowering.program(self.chunks.runs[chunk], part)
+            program = Lowering(self.nodes, kind.segments).program(self.chunks.runs[chunk], part)
             programs.append(self._with_loss(program, kind) if chunk == stages.chunks - 1 else program)
-        tail = sums.tail(kind.prices, self._tied(number), kind.lowering.issue[0]) if self._train else Segment(())
+        tail = sums.tail(kind.prices, self._tied(number), kind.segments.issue[0]) if self._train else Segment(())
         return Stage(number, kind, own, tuple(programs), sums, tail)
 
     @property
@@ -111,22 +112,15 @@ class Lowered:
         """The loss behind the last chunk, and before its backward; sums of rows that vocabulary cuts."""
         if not self._train:
             return program
-        segments = []
-        for way in range(2):
-            tasks = [
-                Task("loss", COMPUTE, (number,), (price.loss.forward, price.loss.backward)[way],
-                     kind.lowering.issue[way] * price.loss.kernels[way])
-                for number, price in enumerate(kind.prices)
-            ]  # fmt: skip
-            tasks += self._row_sums(kind) if way == 0 else []
-            segments.append(Placed(self._known(kind, tuple(tasks))))
-        ahead, behind = segments
+        outputs = [(node.type, self.nodes.of[node].sharding) for _, node in self.workload.pcg.outputs]
+        ahead, behind = loss_segments(
+            kind.segments, [price.loss(outputs) for price in kind.prices], self._row_sums(kind)
+        )
         return Program(
-            (*program.forward, ahead), (behind, *program.backward), (behind, *program.last)
-        )  # fmt: skip
-
-    def _known(self, kind: Kind, tasks: tuple[Task, ...]) -> Segment:
-        return kind.lowering.known.setdefault(tasks, Segment(tasks, "loss"))
+            (*program.forward, Placed(ahead)),
+            (Placed(behind), *program.backward),
+            (Placed(behind), *program.last),
+        )
 
     def _row_sums(self, kind: Kind) -> list[Task]:
         """Of each row's maximum and sum, where the last dim of an output is cut (Shoeybi et al., 2019, section 3)."""
@@ -140,7 +134,7 @@ class Lowered:
                     name = kind.links.mesh.axes[axis].name
                     for place, classes in enumerate(kind.links.coupled[axis]):
                         streams = kind.links.streams[axis][place]
-                        tasks += [Task("all_reduce", name, classes, time, kind.lowering.issue[0], streams)] * 2
+                        tasks += [Task("all_reduce", name, classes, time, kind.segments.issue[0], streams)] * 2
         return tasks
 
     # ---- Between stages ----
@@ -209,6 +203,19 @@ class Lowered:
             behind = max([0, *(at - duration for at in clocks.streams)])
             known = stage.kind.timed[program] = Timed(duration, behind, parts)
         return known
+
+
+def loss_segments(segments: Segments, losses: Sequence[Price], sums: Sequence[Task] = ()) -> tuple[Segment, Segment]:
+    """The loss of each class forward, with ``sums`` behind it, and backward."""
+    found = []
+    for way in range(2):
+        tasks = [
+            Task("loss", COMPUTE, (number,), (price.forward, price.backward)[way],
+                 segments.issue[way] * price.kernels[way])
+            for number, price in enumerate(losses)
+        ]  # fmt: skip
+        found.append(segments.made((*tasks, *(sums if way == 0 else ())), "loss"))
+    return found[0], found[1]
 
 
 def padded(parts: Parts, time: int, part: str = "waiting") -> Parts:

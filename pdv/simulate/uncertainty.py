@@ -91,6 +91,7 @@ def _local(lowered: Lowered, stage: Stage, number: int) -> _Sums:
         for estimate in stage.sums.optimizer(prices):
             sums.add(estimate, 1.0)
         if lowered.workload.stages.chunks - 1 in stage.chunks:
-            for estimate in prices.loss.estimates:
+            outputs = [(node.type, lowered.nodes.of[node].sharding) for _, node in lowered.workload.pcg.outputs]
+            for estimate in prices.loss(outputs).estimates:
                 sums.add(estimate, execution.micro_batches)
     return sums

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ir.mesh import Mesh
 from pdv.cluster import Cluster, Device, Link, load_cluster
+from pdv.cluster.description import DeviceClass
 from pdv.cost.comm import AxisLink, Collective, axis_link, choice, least_seconds
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.links import COLLECTIVES, Links
@@ -209,9 +210,10 @@ def test_equal_devices_named_apart_are_one_class(case: Case) -> None:
     workload = case.workload
     count = workload.problem.mesh.num_devices
     device = workload.cluster.device_of(0)
-    other = replace(device, name="twin")
-    twins = replace(workload, cluster=flat([device] * (count // 2) + [other] * (count - count // 2)))
-    one, two = simulate(workload, draws=4), simulate(twins, draws=4)
+    apart = flat([device] * (count // 2) + [replace(device, name="twin")] * (count - count // 2))
+    nodes = tuple(replace(group, device_class=0) for group in apart.nodes)
+    alike = replace(apart, nodes=nodes, classes=(DeviceClass(device, count),))
+    one, two = (simulate(replace(workload, cluster=cluster), draws=4) for cluster in (alike, apart))
     assert len(two.breakdown) == 2 * len(one.breakdown)
     assert two.step_ps == one.step_ps
     for share in two.breakdown:
@@ -239,7 +241,7 @@ def test_moves_take_what_links_and_efficiency_allow(case: Case) -> None:
     workload = case.workload
     lowered = Lowered(workload, PLAIN)
     links = Links.of(workload, 0, PLAIN)
-    for entry in lowered.nodes.entries:
+    for entry in lowered.nodes.entries.all:
         if entry.axis >= 0:
             for way, collective in enumerate(COLLECTIVES[entry.name]):
                 if collective is not None:

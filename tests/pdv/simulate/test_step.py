@@ -22,7 +22,8 @@ def loss_s(of: Problem, workload: Workload) -> float:
     from pdv.simulate.stage import Lowered
 
     lowered = Lowered(workload, PLAIN)
-    price = lowered.stages[0].kind.prices[0].loss
+    outputs = [(node.type, lowered.nodes.of[node].sharding) for _, node in workload.pcg.outputs]
+    price = lowered.stages[0].kind.prices[0].loss(outputs)
     return (price.forward + price.backward) / PICO if of.train else 0.0
 
 

@@ -1,0 +1,150 @@
+"""What a node of a PCG is to a simulation: equal nodes are one `Entry`, which is inferred and priced once.
+
+Entry point: ``Entries``, a table that grows by what it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ir.graph import Node
+from ir.operator import Attrs, Split, backward_work
+from ir.ops.parallel import TRANSITIONS
+from ir.sharding import Sharding, invariant, local_bytes, parse_sharding
+from ir.verify import node_local_loops, node_splits
+from pdv.problem import Problem
+from pdv.simulate.setup import Execution
+
+Role = Literal["leaf", "local", "move", "parameter", "sum", "nothing"]
+"""Leaves and what is at hand; local work; a move of an activation; of a resting parameter; the gradient sum of a whole
+one that is due once a step; a move of what is whole everywhere, which costs nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """Equal nodes.
+
+    Attributes:
+        name: the operator.
+        node: of local work one of them, of a move one of the values that are moved, of a leaf itself.
+        form: a number for its type and states, by which readers of equal values are equal.
+        axis: of a move, the mesh axis's number; -1: no move.
+        bytes: that a device holds of the result.
+        held: that a device holds of what is moved.
+        backward: whether it has a gradient to work for.
+        regathers: whether a parameter is gathered again in backward (ZeRO-3).
+        kernels: launches forward and backward.
+        two_products: whether backward is two products, one for each operand.
+    """
+
+    number: int
+    name: str
+    node: Node
+    role: Role
+    sharding: Sharding
+    form: int
+    splits: tuple[Split, ...] = ()
+    axis: int = -1
+    bytes: float = 0.0
+    held: float = 0.0
+    backward: bool = False
+    regathers: bool = False
+    kernels: tuple[int, int] = (0, 0)
+    two_products: bool = False
+
+
+class Entries:
+    """The entries of nodes on the mesh of one stage."""
+
+    def __init__(self, problem: Problem, execution: Execution) -> None:
+        self.problem = problem
+        self.all: list[Entry] = []
+        self._data = frozenset(execution.data_axes)
+        self._known: dict[Hashable, Entry] = {}
+        self._forms: dict[Hashable, int] = {}
+
+    def leaf(self, node: Node, stored: str = "", *, regather: bool = False) -> Entry:
+        """An input, a constant, or a parameter that rests as ``stored``, gathered copies of it kept or not."""
+        key = (node.op.name, node.type, node.needs_grad, stored, regather)
+        if key not in self._known:
+            mesh = self.problem.mesh
+            sharding = parse_sharding(stored) or invariant(mesh)
+            held = float(local_bytes(node.type, sharding, mesh))
+            self._add(
+                key,
+                Entry(
+                    len(self.all), node.op.name, node, "leaf", sharding, self._form(node, sharding), bytes=held,
+                    regathers=regather,
+                ),
+            )  # fmt: skip
+        return self._known[key]
+
+    def local(self, node: Node, operands: Sequence[Entry]) -> Entry:
+        """An operator over operands in the states of ``operands``.
+
+        Raises:
+            ShardingError: if it has no split for them.
+        """
+        key: Hashable = (
+            node.op.name, tuple(node.attrs.values()), tuple([operand.form for operand in operands]), node.type,
+            node.needs_grad,
+        )  # fmt: skip
+        if not self.problem.train:
+            key = node  # what is computed from weights alone costs nothing: a question of more than operands
+        found = self._known.get(key)
+        return self._add(key, self._local(node, operands)) if found is None else found
+
+    def _local(self, node: Node, operands: Sequence[Entry]) -> Entry:
+        mesh, backward = self.problem.mesh, self.problem.train and node.needs_grad
+        splits = node_splits(node, [operand.sharding for operand in operands], mesh)
+        sharding = tuple(split.result for split in splits)
+        wanted = _wanted(node) if backward else ()
+        loops = node_local_loops(node, splits, mesh)
+        types = [operand.type for operand in node.operands]
+        kernels = backward_work(node.op, loops, types, node.type, wanted).kernels if backward else 0
+        return Entry(
+            len(self.all), node.op.name, node, "local", sharding, self._form(node, sharding), splits,
+            bytes=float(local_bytes(node.type, sharding, mesh)),
+            backward=backward, kernels=(int(node.op.kernel), kernels),
+            two_products=node.op.kind == "contraction" and sum(wanted) == 2,
+        )  # fmt: skip
+
+    def move(self, name: str, attrs: Attrs, value: Node, before: Entry, base: Entry | None) -> Entry:
+        """A parallel operator on ``value`` (or on a moved copy of it) in the states of ``before``.
+
+        ``base`` is the leaf whose copies are moved, if it is one.
+        """
+        key = (name, tuple(attrs.values()), before.form, None if base is None else base.number)
+        found = self._known.get(key)
+        return self._add(key, self._move(name, attrs, value, before, base)) if found is None else found
+
+    def _move(self, name: str, attrs: Attrs, value: Node, before: Entry, base: Entry | None) -> Entry:
+        mesh, backward = self.problem.mesh, self.problem.train and value.needs_grad
+        axis_name = str(attrs["axis"])
+        axis = mesh.index(axis_name)
+        sharding = (*before.sharding[:axis], TRANSITIONS[name](attrs)[1], *before.sharding[axis + 1 :])
+        role: Role = "move"
+        if base is not None and not base.node.needs_grad:
+            role = "nothing"  # whole on every device: any slice of it is at hand
+        elif base is not None:
+            role = "sum" if name == "replicate" and axis_name in self._data and backward else "parameter"
+        return Entry(
+            len(self.all), name, value, role, sharding, self._form(value, sharding), axis=axis,
+            bytes=float(local_bytes(value.type, sharding, mesh)), held=before.bytes, backward=backward,
+            regathers=role == "parameter" and backward and base is not None and base.regathers,
+        )  # fmt: skip
+
+    def _add(self, key: Hashable, entry: Entry) -> Entry:
+        self._known[key] = entry
+        self.all.append(entry)
+        return entry
+
+    def _form(self, node: Node, sharding: Sharding) -> int:
+        return self._forms.setdefault((node.type, sharding, node.needs_grad), len(self._forms))
+
+
+def _wanted(node: Node) -> tuple[bool, ...]:
+    indices = range(len(node.operands)) if node.op.differentiable is None else node.op.differentiable
+    return tuple(i in indices and operand.needs_grad for i, operand in enumerate(node.operands))
