@@ -100,6 +100,7 @@ class Lowered:
         for chunk in own:
             part = sums if len(own) == 1 else Sums(self.nodes, kind.links, execution, self.chunks.nodes[chunk])
             program = Lowering(self.nodes, kind.segments).program(self.chunks.runs[chunk], part)
+            program = self._with_sums(program, part.accumulation(kind.prices, kind.segments.issue[1]), kind)
             programs.append(self._with_loss(program, kind) if chunk == stages.chunks - 1 else program)
         tail = sums.tail(kind.prices, self._tied(number), kind.segments.issue[0]) if self._train else Segment(())
         return Stage(number, kind, own, tuple(programs), sums, tail)
@@ -107,6 +108,13 @@ class Lowered:
     @property
     def _train(self) -> bool:
         return self.workload.problem.train
+
+    def _with_sums(self, program: Program, tasks: tuple[Task, ...], kind: Kind) -> Program:
+        """Gradients added up behind each backward pass."""
+        if not (self._train and tasks):
+            return program
+        added = Placed(kind.segments.made(tasks, "accumulate"))
+        return Program(program.forward, (*program.backward, added), (*program.last, added))
 
     def _with_loss(self, program: Program, kind: Kind) -> Program:
         """The loss behind the last chunk, and before its backward; sums of rows that vocabulary cuts."""

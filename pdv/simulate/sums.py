@@ -103,7 +103,7 @@ class Sums:
             tasks.append(Task("tied gradients", "tied", everyone, tied, issue))
         for number, own in enumerate(prices):
             tasks.append(self._clipping(number, own, issue))
-            time = picoseconds(sum(estimate.mean_s for estimate in self.optimizer(own)))
+            time = sum(picoseconds(estimate.mean_s) for estimate in self.optimizer(own))
             tasks.append(Task("optimizer", OPTIMIZER, (number,), time, issue))
         if self.execution.zero:
             for axes, (_, weight) in self.by_axes().items():
@@ -120,6 +120,26 @@ class Sums:
             if (entry.number, parts) not in known:
                 known[entry.number, parts] = prices.optimizer(entry, self.execution.precision, parts)
         return [known[self.nodes.of[base].number, self.parts(base)] for base in self.params]
+
+    def accumulation(self, prices: Sequence[DevicePrices], issue: int) -> tuple[Task, ...]:
+        """Adding a micro-batch's gradients to those before: one launch a parameter, or fused with their product.
+
+        A fused product reads and writes the sum in place of writing the gradient; a kernel of its own reads both.
+        """
+        precision = self.execution.precision
+        size, launches = 0.0, 0
+        for base in self.params:
+            weight, entry = base.type.dtype.itemsize, self.nodes.of[base]
+            kept = precision.gradient or weight
+            if self.execution.micro_batches > 1 or kept != weight:
+                size += entry.bytes / weight * (2 * kept - weight if self.execution.fused else 2 * kept + weight)
+                launches += not self.execution.fused
+        if not size:
+            return ()
+        return tuple(
+            Task("accumulate", COMPUTE, (number,), picoseconds(own.traffic(size).mean_s), issue * launches)
+            for number, own in enumerate(prices)
+        )
 
     def parts(self, base: Node) -> int:
         """How many ways a parameter's optimizer state is cut."""
@@ -154,10 +174,3 @@ class Sums:
             Task(name, self.links.mesh.axes[axis].name, classes, duration, issue, self.links.streams[axis][place])
             for place, classes in enumerate(self.links.coupled[axis])
         ]
-
-
-def accumulated(prices: DevicePrices, gradient_bytes: float, *, fused: bool) -> Task | None:
-    """Adding a micro-batch's gradients to those before: read and written; a kernel of its own reads the new ones."""
-    passes = 2 if fused else 3
-    time = picoseconds(prices.traffic(passes * gradient_bytes).mean_s)
-    return Task("accumulate", COMPUTE, (0,), time) if time else None
