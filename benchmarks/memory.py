@@ -1,6 +1,6 @@
 """Predicted against real peaks of memory: emitted programs take a step of AdamW, and their allocations are counted.
 
-    python benchmarks/memory.py [--smoke] [--json OUT] [--models gpt2,bert] [--sizes small,medium] [--plans none,zero+tp]
+    python benchmarks/memory.py [--smoke] [--json OUT] [--models gpt2,bert] [--sizes small,full] [--plans one,zero+tp]
 
 Each case is one model under one plan, forced by pins (benchmarks/techniques.py), on as many processes. On a CPU torch's
 profiler counts every allocation; on GPUs ``torch.cuda.max_memory_allocated`` is read.
@@ -32,11 +32,6 @@ PLANS = {
         ZERO2, TP_SP, DP_TP, DP_TP_SP, ZERO4, ZERO_TP,
     )
 }  # fmt: skip
-# (model, size) -> batch: "medium" is the full model at a batch that two cores bear
-CASES: dict[tuple[str, str], int | None] = {
-    **{(name, "small"): None for name in ("gpt2", "llama", "bert", "vit", "resnet50", "mixtral")},
-    ("gpt2", "medium"): 4,
-}
 WITHOUT_SEQUENCE = ("vit", "resnet50")  # 197 tokens are odd, and images have no sequence
 ONLY_ROWS = ("resnet50",)
 
@@ -69,10 +64,10 @@ def main() -> None:
 
 def show(record: Record) -> None:
     """The rows as a table."""
-    rows = [
-        (row["case"], f"{row['predicted'] / 1e6:.3f}", f"{row['measured'] / 1e6:.3f}", f"{row['error']:+.1%}", row["when"])
-        for row in record.rows
-    ]
+    rows: list[tuple[str, ...]] = []
+    for row in record.rows:
+        predicted, measured = (f"{row[key] / 1e6:.3f}" for key in ("predicted", "measured"))
+        rows.append((row["case"], predicted, measured, f"{row['error']:+.1%}", row["when"]))
     table(("case", "predicted MB", "measured MB", "error", "when"), rows)
 
 

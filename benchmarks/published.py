@@ -80,6 +80,8 @@ FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
     ("foundry", Framework(flash=True, fused=False, dropout=False, precision="mixed", gathers=1, gradients=True)),
     ("megatron", Framework(flash=False, fused=True, dropout=True, precision="mixed")),
     ("2205.05198", Framework(flash=False, fused=True, dropout=True, precision="mixed")),
+    # From that section on the chronicle's runs sum gradients in float32, beside those of two bytes.
+    ("rebalancing layers", Framework(flash=False, fused=True, dropout=True, precision="mixed-two-gradients")),
     ("bigscience", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
     ("vtrain", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
 )

@@ -12,13 +12,15 @@ from pdv.cluster import Device
 BLOCK_BYTES = 512  # c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: every allocation is a multiple of it
 MIB = float(2**20)
 
-# Cached and not in use, as a share of the peak, where tensors of a few sizes come and go in the same order each step:
-# GMLake (Guo et al., ASPLOS'24, figure 3 and section 2.3) measures 2 to 10 % for plain training of language models,
-# and more only with offloading and uneven sizes.
-FRAGMENTATION = 0.05
+# What the caching allocator has taken from the device beside what tensors need at the peak, as a share of that: blocks
+# of sizes that nobody asks for just then. Fitted on nvidia-smi's readings of runs of Megatron-DeepSpeed
+# (benchmarks/published.py, set "bloom"), which leave room to spare; where none is left the allocator gives cached
+# blocks back before it fails, all but split ones: runs that were seen to fit, and not to fit, put the rest between.
+FRAGMENTATION = 0.2
+STUCK = 0.1
 
-# CUDA's context with PyTorch's and cuBLAS's kernels loaded, and cuBLAS's workspace: 0.4 to 0.6 GB as nvidia-smi shows
-# it (Gao et al., "Estimating GPU memory consumption of deep learning models", ESEC/FSE'20, section 3).
+# CUDA's context, the kernels of PyTorch and cuBLAS, and cuBLAS's work space: what nvidia-smi shows of a process that
+# holds no tensor, about half a gigabyte since CUDA 11.
 CONTEXT_BYTES = 500.0 * MIB
 
 # NCCL keeps for each channel of a communicator one buffer of each protocol and neighbour: LL 0.5 MiB, LL128 4.7 MiB,
@@ -33,14 +35,23 @@ def rounded(num_bytes: float) -> float:
 
 
 def reserved(peak_bytes: float, device: Device, flat_bytes: float = 0.0) -> float:
-    """What the allocator has taken from the device by the end of a step.
+    """What the allocator has taken from the device by the end of a step, where there is room.
 
     ``flat_bytes``: buffers in one piece, made when the peak is over. A cached block is only used again for what fits
     into it, and activations leave blocks of their own sizes, so these are taken from the device on top.
     """
+    return _taken(peak_bytes, device, flat_bytes, FRAGMENTATION)
+
+
+def needed(peak_bytes: float, device: Device, flat_bytes: float = 0.0) -> float:
+    """The least that the allocator can do with: cached blocks given back, but for split ones."""
+    return max(_taken(peak_bytes, device, 0.0, STUCK), _taken(peak_bytes, device, flat_bytes, 0.0))
+
+
+def _taken(peak_bytes: float, device: Device, flat_bytes: float, share: float) -> float:
     if device.kind == "cpu":
         return peak_bytes
-    return math.ceil((peak_bytes * (1.0 + FRAGMENTATION) + flat_bytes) / (2 * MIB)) * 2 * MIB  # segments of 2 MiB
+    return math.ceil((peak_bytes * (1.0 + share) + flat_bytes) / (2 * MIB)) * 2 * MIB  # segments of 2 MiB
 
 
 def outside(device: Device, communicators: int) -> float:

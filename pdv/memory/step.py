@@ -40,8 +40,9 @@ class StageMemory:
         stage: its number.
         device: what it is; ``count`` of them.
         peak_bytes: tensors allocated at once, at most; on a GPU as the caching allocator rounds them.
-        reserved_bytes: what the allocator has taken from the device by then.
-        total_bytes: that, CUDA's context and the buffers of communicators.
+        reserved_bytes: what the allocator has taken from the device.
+        total_bytes: that, CUDA's context and the buffers of communicators: what nvidia-smi shows.
+        least_bytes: with what of it the step still runs, the allocator's cache given back.
         when: the moment of the peak.
         holders: who holds the peak.
         curve: over the step.
@@ -53,6 +54,7 @@ class StageMemory:
     peak_bytes: float
     reserved_bytes: float
     total_bytes: float
+    least_bytes: float
     when: str
     holders: Mapping[Holder, float] = field(repr=False)
     curve: tuple[Point, ...] = field(repr=False)
@@ -68,11 +70,11 @@ class StageMemory:
     @property
     def margin_bytes(self) -> float:
         """What the device has left; negative if it does not fit."""
-        return self.device.memory_bytes - self.total_bytes
+        return self.device.memory_bytes - self.least_bytes
 
     def fits(self, device: Device | None = None) -> bool:
         """True if all of it is on the device (or on another one of its kind)."""
-        return self.total_bytes <= (device or self.device).memory_bytes
+        return self.least_bytes <= (device or self.device).memory_bytes
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class StepMemory:
     @cached_property
     def worst(self) -> StageMemory:
         """The one that is fullest."""
-        return max(self.stages, key=lambda one: (one.total_bytes / one.device.memory_bytes, -one.stage))
+        return max(self.stages, key=lambda one: (one.least_bytes / one.device.memory_bytes, -one.stage))
 
     @property
     def fits(self) -> bool:
@@ -114,10 +116,13 @@ def _stage(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes])
     for device, number in devices.items():
         peak = _peak(setting, stage, walked, on_gpu=device.kind == "gpu")
         reserved = allocator.reserved(peak.num_bytes, device, peak.flat)
-        total = reserved + allocator.outside(device, communicators)
+        outside = allocator.outside(device, communicators)
+        least = allocator.needed(peak.num_bytes, device, peak.flat) + outside
+        total = min(reserved + outside, max(least, device.memory_bytes))
         yield StageMemory(
-            stage, device, number, peak.num_bytes, reserved, total, peak.when, peak.holders, tuple(peak.curve)
-        )
+            stage, device, number, peak.num_bytes, total - outside, total, least, peak.when, peak.holders,
+            tuple(peak.curve),
+        )  # fmt: skip
 
 
 @dataclass

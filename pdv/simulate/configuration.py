@@ -33,6 +33,7 @@ from pdv.simulate.setup import (
     AS_EMITTED,
     MIXED,
     MIXED_HALF_GRADIENTS,
+    MIXED_TWO_GRADIENTS,
     Execution,
     Order,
     Overlap,
@@ -46,6 +47,7 @@ PRECISIONS: Mapping[str, Precision] = {
     "as-emitted": AS_EMITTED,
     "mixed": MIXED,
     "mixed-half-gradients": MIXED_HALF_GRADIENTS,
+    "mixed-two-gradients": MIXED_TWO_GRADIENTS,
 }
 ALIASES = {"mbs": "micro_batch", "gbs": "batch", "global_batch": "batch", "sequence_parallel": "sp"}
 MOST = 2**20
@@ -83,7 +85,7 @@ class Configuration(BaseModel):
     batch: int | None = None
     sp: bool = False
     partition: tuple[int, ...] | Literal["balanced"] | None = None
-    precision: Literal["as-emitted", "mixed", "mixed-half-gradients"] = "mixed"
+    precision: Literal["as-emitted", "mixed", "mixed-half-gradients", "mixed-two-gradients"] = "mixed"
     fused: bool = False
     flash: bool = True
     dropout: bool = False

@@ -38,6 +38,7 @@ class Precision:
 
 AS_EMITTED = Precision()  # the emitted program: AdamW on the weights themselves, everything in their type
 MIXED = Precision(gradient=4, master=4, moment=4)  # Megatron-LM, fp32 accumulation: 18 bytes for each 2-byte weight
+MIXED_TWO_GRADIENTS = Precision(gradient=6, master=4, moment=4)  # DeepSpeed's BF16_Optimizer: 2-byte ones and sums
 MIXED_HALF_GRADIENTS = Precision(gradient=2, master=4, moment=4)  # ZeRO's 16 bytes (Rajbhandari et al., SC'20, 3.1)
 
 
