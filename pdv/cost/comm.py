@@ -24,6 +24,9 @@ from pdv.cost.curves import Curves
 # Operators whose result is a copy that a device has to hold, or to make again where it was dropped.
 GATHERS = ("combine", "all_gather", "all_to_all")
 
+# Share of a ring's bus bandwidth that a tree reaches: NCCL's own tuning model (src/graph/tuning.cc, 2.10 and later)
+TREE_SHARE = 0.92
+
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 Algorithm = Literal["ring", "doubling", "hierarchical", "tree", "pairwise", "measured", "learned"]
 
@@ -188,7 +191,7 @@ def _by_levels(stages: Sequence[Stage], num_bytes: float) -> float:
 def _tree(axis: AxisLink, num_bytes: float) -> float:
     """All-reduce: the whole buffer up a tree and down again, in pieces, so that depth costs latency alone."""
     depth_s = sum(math.ceil(math.log2(stage.size)) * stage.link.latency_s for stage in _stages(axis))
-    return 2 * (depth_s + num_bytes / axis.link.bandwidth_bytes_per_s)
+    return 2 * (depth_s + num_bytes / (TREE_SHARE * axis.link.bandwidth_bytes_per_s))
 
 
 def _pairwise(axis: AxisLink, local_bytes: float) -> float:
