@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from pdv.cluster import Device
 from pdv.schedule.order import Pass, Pipeline
 from pdv.simulate.calibration import CALIBRATION, Calibration
-from pdv.simulate.engine import Clocks, Parts
+from pdv.simulate.engine import Clocks, Engine, Parts
+from pdv.simulate.links import Links
 from pdv.simulate.pipeline import Durations, Timeline, compose
 from pdv.simulate.result import Share, Simulation
 from pdv.simulate.setup import Workload
 from pdv.simulate.stage import Lowered, Stage
 from pdv.simulate.stragglers import factors
-from pdv.simulate.task import BUBBLE, HOST, PICO, WAITING, Placed, picoseconds
+from pdv.simulate.task import BUBBLE, HOST, PICO, WAITING, Placed, Segment, picoseconds
 from pdv.simulate.uncertainty import Confidence, confidence
 
 
@@ -86,29 +88,32 @@ def simulated(lowered: Lowered, draws: int = 16, seed: int = 0) -> Simulation:
 
 def run(lowered: Lowered) -> Ran:
     """A step in which no device is slower than another of its class."""
-    ran = _single(lowered) if lowered.workload.stages.chunks == 1 else _pipelined(lowered)
-    gpu = any(device.kind == "gpu" for stage in lowered.stages for device in stage.kind.links.devices)
-    outside = picoseconds(lowered.calibration.host_step_s) if gpu else 0
-    ran.end += outside
-    for stage in ran.parts:
-        for parts in stage:
-            _add(parts, HOST, outside)
-    return ran
+    workload, stage = lowered.workload, lowered.stages[0]
+    devices = [device for stage in lowered.stages for device in stage.kind.links.devices]
+    outside = outside_ps(devices, lowered.calibration)
+    if workload.stages.chunks > 1:
+        return _pipelined(lowered, outside)
+    passes = passes_of(stage, workload.execution.micro_batches, train=workload.problem.train)
+    return run_single(stage.kind.engine, stage.kind.links, passes, stage.tail, outside)
 
 
-def _single(lowered: Lowered) -> Ran:
+def outside_ps(devices: Sequence[Device], calibration: Calibration) -> int:
+    """Of the host, outside the graph: data, logging; a CPU's is in its kernels' times."""
+    return picoseconds(calibration.host_step_s) if any(device.kind == "gpu" for device in devices) else 0
+
+
+def run_single(engine: Engine, links: Links, passes: Sequence[Sequence[Placed]], tail: Segment, outside: int) -> Ran:
     """One stage with all its micro-batches, on streams that keep running."""
-    stage, count = lowered.stages[0], lowered.workload.execution.micro_batches
-    links = stage.kind.links
     clocks = Clocks.quiet(len(links.devices), links.num_streams)
-    for segments in passes_of(stage, count, train=lowered.workload.problem.train):
-        stage.kind.engine.run(segments, clocks)
+    for segments in passes:
+        engine.run(segments, clocks)
     body = max(clocks.compute)
-    stage.kind.engine.run((Placed(stage.tail),), clocks)
+    engine.run((Placed(tail),), clocks)
     end = max(*clocks.compute, *clocks.streams, 0)
     for parts, at in zip(clocks.parts, clocks.compute, strict=True):
         _add(parts, WAITING, end - at)
-    return Ran(end, [clocks.parts], [body], [end - body])
+        _add(parts, HOST, outside)
+    return Ran(end + outside, [clocks.parts], [body], [end - body])
 
 
 def passes_of(stage: Stage, micro_batches: int, *, train: bool) -> list[Sequence[Placed]]:
@@ -122,7 +127,7 @@ def passes_of(stage: Stage, micro_batches: int, *, train: bool) -> list[Sequence
     return found
 
 
-def _pipelined(lowered: Lowered) -> Ran:
+def _pipelined(lowered: Lowered, outside: int) -> Ran:
     workload, stages = lowered.workload, lowered.stages
     durations = chunk_durations(lowered)
     line = compose(pipeline_of(workload), durations, lowered.sends, blocking=not workload.execution.overlap.transfers)
@@ -147,8 +152,9 @@ def _pipelined(lowered: Lowered) -> Ran:
     for clocks in tails:
         for parts, at in zip(clocks.parts, clocks.compute, strict=True):
             _add(parts, BUBBLE, end - at)
+            _add(parts, HOST, outside)
     tail = [max(clocks.compute) - begin for clocks, begin in zip(tails, begins, strict=True)]
-    return Ran(end, found, list(line.ends), tail, line, tails)
+    return Ran(end + outside, found, list(line.ends), tail, line, tails)
 
 
 def chunk_durations(lowered: Lowered) -> list[Durations]:

@@ -92,7 +92,7 @@ class Sums:
 
         ``tied``: picoseconds of sums with other stages; ``issue``: of the host, for each launch.
         """
-        tasks = self._barrier()
+        tasks = barrier(self.links)
         for axes, (gradient, _) in self.by_axes().items():
             if not self.execution.overlap.gradients:
                 for size in self._pieces(gradient):
@@ -161,16 +161,23 @@ class Sums:
         count = max(1, math.ceil(num_bytes / self.execution.overlap.bucket_bytes))
         return [num_bytes / count] * count
 
-    def _barrier(self) -> list[Task]:
-        """The step goes on when every collective behind compute is done."""
-        return [
-            Task("wait", self.links.mesh.axes[axis].name, classes, 0, streams=self.links.streams[axis][place])
-            for axis, sets in enumerate(self.links.coupled)
-            for place, classes in enumerate(sets)
-        ]
-
     def _collectives(self, name: str, axis: int, duration: int, issue: int) -> list[Task]:
         return [
             Task(name, self.links.mesh.axes[axis].name, classes, duration, issue, self.links.streams[axis][place])
             for place, classes in enumerate(self.links.coupled[axis])
         ]
+
+
+def barrier(links: Links) -> list[Task]:
+    """The step goes on when every collective behind compute is done."""
+    return [
+        Task("wait", links.mesh.axes[axis].name, classes, 0, streams=links.streams[axis][place])
+        for axis, sets in enumerate(links.coupled)
+        for place, classes in enumerate(sets)
+    ]
+
+
+def finish(links: Links, times: Sequence[int], issue: int) -> tuple[Task, ...]:
+    """What follows the last backward where nothing but the optimizer is due: so many picoseconds on each class."""
+    tasks = [Task("optimizer", OPTIMIZER, (number,), time, issue) for number, time in enumerate(times) if time]
+    return (*barrier(links), *tasks)
