@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pdv.cluster import load_cluster
-from pdv.cluster.presets import DEVICES, LINKS
+from pdv.cluster.presets import DEVICES, LINKS, NODES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -34,13 +34,14 @@ def test_cluster_files_of_the_documentation_load(text: str, tmp_path: Path) -> N
 
 def eval_devices(text: str) -> int:
     """Devices counted from the text itself."""
-    return sum(node.get("count", 1) * node["devices"] for node in yaml.safe_load(text)["nodes"])
+    nodes = yaml.safe_load(text)["nodes"]
+    return sum(node.get("count", 1) * (node.get("devices") or NODES[node["preset"]].devices) for node in nodes)
 
 
 def test_all_presets_are_named() -> None:
     page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    assert len(CLUSTERS) == 2
-    for name in (*DEVICES, *LINKS):
+    assert len(CLUSTERS) == 8
+    for name in (*DEVICES, *LINKS, *NODES):
         assert f"`{name}`" in page
 
 

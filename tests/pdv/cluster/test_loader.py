@@ -118,7 +118,14 @@ def test_what_is_no_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "devices", "gib"),
-    [("laptop-4", 4, 4), ("2x8-a100", 16, 80), ("8x8-h100", 64, 80), ("mixed-a100-v100", 16, 32)],
+    [
+        ("laptop-4", 4, 4),
+        ("2x8-a100", 16, 80),
+        ("8x8-h100", 64, 80),
+        ("mixed-a100-v100", 16, 32),
+        ("2x8-a40-pairs", 16, 48),
+        ("32-dgx-a100", 256, 80),
+    ],
 )
 def test_examples(name: str, devices: int, gib: int) -> None:
     cluster = load_cluster(EXAMPLES / f"{name}.yaml")
