@@ -63,14 +63,18 @@ class Links:
         """Of one stage of the cluster."""
         mesh, cluster = workload.problem.mesh, workload.cluster
         first = stage * mesh.num_devices
-        numbers: dict[Device, int] = {}
-        classes = [numbers.setdefault(cluster.device_of(first + i), len(numbers)) for i in range(mesh.num_devices)]
+        ranks = range(first, first + mesh.num_devices)
+        alike = len(cluster.classes) == 1  # then nobody need be asked one by one
+        kinds = [cluster.class_of(first)] * len(ranks) if alike else [cluster.class_of(rank) for rank in ranks]
+        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+        classes = [numbers[kind] for kind in kinds]
         axes = tuple(reached(axis, calibration) for axis in workload.axes[stage])
         placed = np.array(classes).reshape(mesh.shape)
         coupled = tuple(_coupled(placed, number) for number in range(len(axes)))
         shared = [_resources(workload, first, number) for number in range(len(axes))]
         counts = tuple(classes.count(number) for number in range(len(numbers)))
-        return cls(mesh, tuple(numbers), counts, axes, coupled, _streams(coupled, shared))
+        devices = tuple(cluster.classes[kind].device for kind in numbers)
+        return cls(mesh, devices, counts, axes, coupled, _streams(coupled, shared))
 
     @cached_property
     def num_streams(self) -> int:
@@ -141,6 +145,8 @@ def reached(axis: AxisLink, calibration: Calibration) -> AxisLink:
 
 def _coupled(placed: np.ndarray[tuple[int, ...], np.dtype[np.int64]], axis: int) -> tuple[tuple[int, ...], ...]:
     """Sets of classes that share groups along an axis, each sorted; together they are all classes."""
+    if not placed.any():
+        return ((0,),)
     groups = np.unique(np.moveaxis(placed, axis, -1).reshape(-1, placed.shape[axis]), axis=0)
     sets: list[set[int]] = []
     for row in groups:
