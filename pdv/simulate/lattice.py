@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ir.cost_model import CostModel
 from ir.types import DType
@@ -38,7 +39,7 @@ class Lattice:
     ep: Sequence[int] = (1,)
     micro_batch: Sequence[int] = (1, 2)
     recompute: Sequence[Recompute] = ("none", "selective", "full")
-    zero: int = 1
+    zero: Literal[0, 1, 2, 3] = 1
 
 
 @dataclass(frozen=True, slots=True)

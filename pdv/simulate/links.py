@@ -66,15 +66,15 @@ class Links:
         ranks = range(first, first + mesh.num_devices)
         alike = len(cluster.classes) == 1  # then nobody need be asked one by one
         kinds = [cluster.class_of(first)] * len(ranks) if alike else [cluster.class_of(rank) for rank in ranks]
-        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-        classes = [numbers[kind] for kind in kinds]
+        numbers: dict[Device, int] = {}
+        known = {kind: numbers.setdefault(cluster.classes[kind].device, len(numbers)) for kind in dict.fromkeys(kinds)}
+        classes = [known[kind] for kind in kinds]
         axes = tuple(reached(axis, calibration) for axis in workload.axes[stage])
         placed = np.array(classes).reshape(mesh.shape)
         coupled = tuple(_coupled(placed, number) for number in range(len(axes)))
         shared = [_resources(workload, first, number) for number in range(len(axes))]
         counts = tuple(classes.count(number) for number in range(len(numbers)))
-        devices = tuple(cluster.classes[kind].device for kind in numbers)
-        return cls(mesh, devices, counts, axes, coupled, _streams(coupled, shared))
+        return cls(mesh, tuple(numbers), counts, axes, coupled, _streams(coupled, shared))
 
     @cached_property
     def num_streams(self) -> int:
