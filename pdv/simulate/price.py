@@ -78,7 +78,8 @@ class DevicePrices:
             else:
                 forward, backward = cost.estimates or (NOTHING, NOTHING)
                 kernels = entry.kernels if cost.estimates else (0, 0)
-                factor = self.inside.alignment(_shapes(entry, self.problem), entry.node)
+                shapes = _shapes(entry, self.problem)
+                factor = self.inside.slowdown(entry.node.op) * self.inside.alignment(shapes, entry.node)
                 self.entries[entry.number] = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
 
     def loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:
