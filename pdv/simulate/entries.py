@@ -37,6 +37,7 @@ class Entry:
         regathers: whether a parameter is gathered again in backward (ZeRO-3).
         kernels: launches forward and backward.
         two_products: whether backward is two products, one for each operand.
+        dims: of a move, the dims along which its pieces are put together, forward and backward.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Entry:
     regathers: bool = False
     kernels: tuple[int, int] = (0, 0)
     two_products: bool = False
+    dims: tuple[int, int] = (0, 0)
 
 
 class Entries:
@@ -134,6 +136,7 @@ class Entries:
             len(self.all), name, value, role, sharding, self._form(value, sharding), axis=axis,
             bytes=float(local_bytes(value.type, sharding, mesh)), held=before.bytes, backward=backward,
             regathers=role == "parameter" and backward and base is not None and base.regathers,
+            dims=(int(attrs.get("dim", 0)), int(attrs.get("to_dim", attrs.get("dim", 0)))),
         )  # fmt: skip
 
     def _add(self, key: Hashable, entry: Entry) -> Entry:

@@ -81,19 +81,30 @@ class Links:
         """Streams beside compute."""
         return 1 + max((s for axis in self.streams for found in axis for s in found), default=-1)
 
+    @cached_property
+    def _moves(self) -> dict[Entry, tuple[int, int]]:
+        return {}
+
+    @cached_property
+    def _algorithms(self) -> dict[tuple[str, int, float], str]:
+        return {}
+
     def move(self, entry: Entry) -> tuple[int, int]:
         """Forward and backward of a parallel operator."""
-        forward, backward = move_seconds(entry.name, self.axes[entry.axis], entry.held)
-        return picoseconds(forward), picoseconds(backward)
-
-    def regather(self, entry: Entry) -> int:
-        """A parameter again, in backward."""
-        return self.move(entry)[0]
+        known = self._moves.get(entry)
+        if known is None:
+            forward, backward = move_seconds(entry.name, self.axes[entry.axis], entry.held)
+            known = self._moves[entry] = (picoseconds(forward), picoseconds(backward))
+        return known
 
     def algorithm(self, collective: Collective, axis: int, num_bytes: float) -> str:
         """For traces."""
-        link = self.axes[axis]
-        return choice(collective, link, num_bytes).algorithm if link.size > 1 and num_bytes > 0 else "none"
+        link, key = self.axes[axis], (collective, axis, num_bytes)
+        if link.size == 1 or not num_bytes:
+            return "none"
+        if key not in self._algorithms:
+            self._algorithms[key] = choice(collective, link, num_bytes).algorithm
+        return self._algorithms[key]
 
     def sum_gradients(self, axes: Sequence[int], num_bytes: float) -> int:
         """All-reduce over several axes: scattered along inner ones, summed along the outermost, gathered again."""

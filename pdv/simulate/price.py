@@ -22,8 +22,9 @@ from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import local_costs
 from pdv.problem import Problem
 from pdv.simulate.calibration import Calibration
+from pdv.simulate.copies import copied_bytes
 from pdv.simulate.entries import Entries, Entry
-from pdv.simulate.setup import Execution, Precision
+from pdv.simulate.setup import AS_EMITTED, Execution, Precision
 from pdv.simulate.task import picoseconds
 
 # Cross-entropy in float32 over logits: the copy in float32, the row's maximum and sum, the result; backward reads and
@@ -57,6 +58,7 @@ class DevicePrices:
     inside: _InStep
     compute: CostModel
     entries: dict[int, Price] = field(default_factory=dict)
+    losses: dict[tuple[tuple[TensorType, Sharding], ...], Price] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -82,8 +84,24 @@ class DevicePrices:
                 factor = self.inside.slowdown(entry.node.op) * self.inside.alignment(shapes, entry.node)
                 self.entries[entry.number] = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
 
+        if self.execution.precision == AS_EMITTED:
+            moves = [entry for entry in entries if entry.role in {"move", "parameter", "sum"}]
+            self.entries.update((entry.number, self._copies(entry)) for entry in moves)
+
+    def _copies(self, entry: Entry) -> Price:
+        """Beside a move's collectives, forward and backward."""
+        found = [copied_bytes(entry, way) for way in (0, 1)]
+        ahead, behind = (self.traffic(size) if size else NOTHING for size, _ in found)
+        return self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), self.inside.slowdown(None))
+
     def loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:
         """Cross-entropy over the outputs: as the cost model has it, else by its passes over float32."""
+        key = tuple(outputs)
+        if key not in self.losses:
+            self.losses[key] = self._loss(key)
+        return self.losses[key]
+
+    def _loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:
         problem, inside = self.problem, self.inside
         if not problem.train:
             return Price(0, 0)

@@ -14,7 +14,7 @@ from ir.graph import Node
 from pdv.simulate.nodes import Nodes
 from pdv.simulate.setup import Stages
 
-EACH = 16  # operators of a run where the layers are not known
+EACH = 8  # operators of a run where the layers are not known
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ so that the engine knows them again. Entry point: ``Segments.of``.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ from pdv.simulate.task import COMPUTE, RECOMPUTATION, Segment, Task, picoseconds
 
 # Numbers of tasks that others wait for: the node's place in its chunk, what it does, and the set of classes.
 FORWARD, BACKWARD, AGAIN, GATHER, REGATHER = range(5)
+FIRST = (FORWARD, GATHER)  # issued in the forward pass
 KINDS = 8
 
 Waits = tuple[tuple[int, int], ...]
@@ -47,6 +48,7 @@ class Segments:
     ) -> None:
         self.links, self.prices, self.execution = links, prices, execution
         self._known: dict[Hashable, Segment] = {}
+        self.tasks: dict[tuple[int, int, str], tuple[Task, ...]] = {}  # of entries that wait for nothing beside compute
         gpu = any(device.kind == "gpu" for device in links.devices)
         self.issue = (
             picoseconds(calibration.host_forward_s) if gpu else 0,
@@ -165,45 +167,76 @@ class _Work:
     def _kernels(self, number: int, item: Item, way: int, part: str, after: Sequence[tuple[int, ...]]) -> None:
         """Local work of each class; a product's second gradient may run behind a collective of the first."""
         entry = item.entry
+        plain = self._fused is None and not any(after)
+        key = (entry.number, way, part)
+        found = self._lowering.tasks.get(key) if plain else None
+        if found is None:
+            found = tuple(self._local(number, entry, way, part, after))
+            if plain:
+                self._lowering.tasks[key] = found
+        if way == 1 and entry.two_products and self._overlap.activations:
+            for task in found:
+                later = task.duration // 2
+                self.tasks.append(task._replace(duration=task.duration - later, issue=task.issue // 2))
+                self._held.append(task._replace(duration=later, issue=task.issue - task.issue // 2))
+        else:
+            self.tasks += found
+
+    def _local(
+        self, number: int, entry: Entry, way: int, part: str, after: Sequence[tuple[int, ...]]
+    ) -> Iterator[Task]:
+        """Of each class that has anything to do."""
         scale, launches = (1.0, True) if self._fused is None else self._fused[number]
         issue = self._lowering.issue[0 if way == 0 and part == COMPUTE else 1]
+        name = entry.name if way == 0 else f"{entry.name} backward"
         for kind in range(self._classes):
             price: Price = self._lowering.prices[kind].entries[entry.number]
             duration, kernels = (price.forward, price.backward)[way], price.kernels[way] if launches else 0
-            duration = round(duration * scale) if scale != 1.0 else duration
-            if not kernels and not duration:
-                continue
-            estimate = price.estimates[way]
-            detail = (("source", estimate.source),)
-            halves = 2 if way == 1 and entry.two_products and self._overlap.activations else 1
-            name = entry.name if way == 0 else f"{entry.name} backward"
-            parts = [duration - duration // 2, duration // 2] if halves == 2 else [duration]
-            found = [
-                Task(name, part, (kind,), time, issue * kernels // halves, after=after[kind], detail=detail)
-                for time in parts
-            ]
-            self.tasks.append(found[0])
-            self._held += found[1:]
+            if scale != 1.0:
+                duration = round(duration * scale)
+            if kernels or duration:
+                detail = (("source", price.estimates[way].source),)
+                yield Task(name, part, (kind,), duration, issue * kernels, after=after[kind], detail=detail)
 
     def _collective(self, entry: Entry, place: int, way: int, kind: int, *, blocks: bool, after: Waits = ()) -> None:
+        """What a parallel operator runs forward or backward, if anything."""
+        if not blocks:
+            self.tasks += self._moves(entry, place, way, kind, blocks=False, after=after)
+            return
+        key = (entry.number, way, "" if kind in FIRST else "again")
+        found = self._lowering.tasks.get(key)
+        if found is None:
+            found = self._lowering.tasks[key] = self._moves(entry, place, way, kind, blocks=True, after=())
+        self.tasks += found
+
+    def _moves(self, entry: Entry, place: int, way: int, kind: int, *, blocks: bool, after: Waits) -> tuple[Task, ...]:
         duration = self._links.move(entry)[way]
         collective = COLLECTIVES[entry.name][way]
         if not duration or collective is None:
-            return
+            return ()
         axis = self._links.mesh.axes[entry.axis].name
         size = max(entry.held, entry.bytes)
         detail = (("bytes", size), ("algorithm", self._links.algorithm(collective, entry.axis, size)))
         waits = self._numbers(after, kind)
-        for place_of, classes in enumerate(self._links.coupled[entry.axis]):
-            self.tasks.append(
-                Task(
-                    collective, axis, classes, duration, self._lowering.issue[0 if kind in {FORWARD, GATHER} else 1],
-                    self._links.streams[entry.axis][place_of], blocks,
-                    -1 if blocks else self._number(place, kind, classes[0]),
-                    tuple(dict.fromkeys(w for c in classes for w in waits[c])),
-                    0 if blocks else round(duration * self._lowering.slowed), detail,
-                )
-            )  # fmt: skip
+        return tuple(
+            Task(
+                collective, axis, classes, duration, self._lowering.issue[0 if kind in FIRST else 1],
+                self._links.streams[entry.axis][place_of], blocks,
+                -1 if blocks else self._number(place, kind, classes[0]),
+                tuple(dict.fromkeys(w for c in classes for w in waits[c])),
+                0 if blocks else round(duration * self._lowering.slowed), detail,
+            )
+            for place_of, classes in enumerate(self._links.coupled[entry.axis])
+        )  # fmt: skip
+
+    def _copies(self, entry: Entry, way: int, kind: int) -> None:
+        """What the emitted program copies around a collective, and what it takes to call one on a CPU."""
+        issue = self._lowering.issue[0 if kind in {FORWARD, GATHER} else 1]
+        for number, prices in enumerate(self._lowering.prices):
+            price = prices.entries.get(entry.number)
+            if price is not None and (price.forward, price.backward)[way]:
+                time = (price.forward, price.backward)[way]
+                self.tasks.append(Task("copy", COMPUTE, (number,), time, issue * price.kernels[way]))
 
     def _gather(self, gathers: Sequence[tuple[Entry, int]], kind: int) -> None:
         for entry, distance in gathers:
