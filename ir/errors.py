@@ -8,7 +8,7 @@ its `exit_code`; docs/errors.md has a failing example and the mend for each slug
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class PdvError(Exception):
@@ -89,7 +89,8 @@ class NoPlanFitsError(PdvError):
     """No plan meets the limits, usually of memory, or a search that cannot decide it met none.
 
     `needed_bytes` is what the smallest one takes per device. `bound_s` is what a step of any plan takes at least: where
-    it is infinite, there is none.
+    it is infinite, there is none. `nearest` is the smallest plan found, as who searched has it; `ways` are changes that
+    were tried, by what they are called: what they need per device, and whether it fits.
     """
 
     slug = "no-plan-fits"
@@ -101,6 +102,14 @@ class NoPlanFitsError(PdvError):
         super().__init__(what, allowed, mend)
         self.needed_bytes = needed_bytes
         self.bound_s = bound_s
+        self.nearest: Any = None  # Any: a plan, of which this package knows nothing
+        self.ways: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Numbers of the message, JSON-ready."""
+        known = {} if math.isinf(self.needed_bytes) else {"needed_bytes": self.needed_bytes}
+        return {**known, **({"ways": list(self.ways)} if self.ways else {})}
 
 
 class VerificationError(PdvError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ir.cost_model import CostModel
-from ir.errors import PinsError, UsageError, VerificationError
+from ir.errors import NoPlanFitsError, PinsError, UsageError, VerificationError
 from ir.exact import Proof, verify_equal
 from ir.types import DType
 from pdv import config
@@ -23,7 +23,7 @@ from pdv.derivation import replay
 from pdv.document import plan_document, read_devices, read_problem
 from pdv.pins import PinSet, load_pins
 from pdv.plan import Plan, read_document
-from pdv.planning import Effort, Progress, opened, searched
+from pdv.planning import Effort, Progress, Searched, opened, searched
 from pdv.problem import Mode, Pins, Problem
 from pdv.report.explain import explain_document, explain_operators
 from pdv.report.loaded import load_plan, read_planned
@@ -160,7 +160,7 @@ def _planned(
     if isinstance(pins, Pins):
         effort = replace(effort, cache=None)  # predicates have no content to remember them by
     content = pins.content if isinstance(pins, PinSet) else None
-    result = searched(problems, effort, content, progress)
+    result = _searched(program.graph, problems, effort, content, cluster, progress)
     found, graph = result.found, program.graph
     document = plan_document(
         found, source=graph, cluster=cluster, strategy=effort.search, seconds=result.seconds,
@@ -171,6 +171,37 @@ def _planned(
     progress("simulating", None)
     document = {**document, "proof": proof, "simulated": _simulated(found, cluster)}
     return Plan(document, graph, found.pcg, found.solution.problem.mesh, program.weights)
+
+
+def _searched(
+    graph: Graph,
+    problems: Sequence[Problem],
+    effort: Effort,
+    pins: str | None,
+    cluster: Cluster,
+    progress: Progress,
+) -> Searched:
+    """The best plan of which the emitted program fits, by the lifetimes of what it holds.
+
+    Raises:
+        NoPlanFitsError: if there is none, with changes that would let one fit.
+    """
+    from pdv.memory.ways import needs, told, ways_out
+
+    limit = problems[0].memory_limit
+    try:
+        return searched(problems, effort, pins, progress, needs(cluster))
+    except NoPlanFitsError as error:
+        if math.isinf(error.needed_bytes) or pins is not None:
+            raise
+        progress("looking for what would fit", None)
+
+        def on(graph: Graph, cluster: Cluster) -> tuple[Problem, ...]:
+            return plan_problems(
+                graph, cluster, mode=problems[0].mode, memory_limit=limit, rules=(), compute=problems[0].compute
+            )
+
+        raise told(error, limit, ways_out(on, graph, cluster, error, limit)) from error
 
 
 def _simulated(found: Found, cluster: Cluster) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pdv.cache import Cache, cached
 from pdv.cluster.suggest import did_you_mean
 from pdv.pins import contradiction
 from pdv.problem import Problem
-from pdv.search.meshes import Found, search_meshes
+from pdv.search.meshes import Found, Needs, search_meshes
 from pdv.search.strategies import STRATEGIES, Strategy
 
 Progress = Callable[[str, float | None], None]
@@ -55,8 +55,10 @@ class Searched:
     seconds: float
 
 
-def searched(problems: Sequence[Problem], effort: Effort, pins: str | None, progress: Progress) -> Searched:
-    """The best plan over all meshes; ``pins`` is what the problems' pins say.
+def searched(
+    problems: Sequence[Problem], effort: Effort, pins: str | None, progress: Progress, needs: Needs | None = None
+) -> Searched:
+    """The best plan over all meshes; ``pins`` is what the problems' pins say, ``needs`` what a plan takes of a device.
 
     Raises:
         PinsError: if no plan keeps the pins, naming those to blame.
@@ -66,7 +68,7 @@ def searched(problems: Sequence[Problem], effort: Effort, pins: str | None, prog
     strategy = effort.strategy(pins)
     try:
         found = search_meshes(
-            problems, lambda fraction: progress("searching", fraction), effort.budget_s, strategy, effort.seed
+            problems, lambda fraction: progress("searching", fraction), effort.budget_s, strategy, effort.seed, needs
         )
     except NoPlanFitsError as error:
         progress("looking for the pins to blame", None)

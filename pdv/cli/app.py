@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import pdv
-from ir.errors import PdvError, UsageError
+from ir.errors import NoPlanFitsError, PdvError, UsageError
 from pdv.cli import cluster, cost, diff, doctor, explain, optimize, profile, rules, simulate, verify
 from pdv.cli.output import print_error
 
@@ -89,7 +89,8 @@ def run(arguments: Sequence[str]) -> int:
 def _report(error: PdvError, command: str, *, as_json: bool, debug: bool) -> int:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    print_error(command, error.slug, str(error), error.exit_code, as_json=as_json)
+    facts = error.facts if isinstance(error, NoPlanFitsError) else {}
+    print_error(command, error.slug, str(error), error.exit_code, as_json=as_json, facts=facts)
     return error.exit_code
 
 

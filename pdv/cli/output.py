@@ -22,10 +22,12 @@ def print_json(command: str, **content: object) -> None:
     print(json.dumps({"format_version": FORMAT_VERSION, "command": command, **content}, indent=2, sort_keys=True))
 
 
-def print_error(command: str, slug: str, message: str, exit_code: int, *, as_json: bool) -> None:
-    """The one error of a failed command: a line on stderr, or the object on stdout."""
+def print_error(
+    command: str, slug: str, message: str, exit_code: int, *, as_json: bool, facts: Mapping[str, object] | None = None
+) -> None:
+    """The one error of a failed command: a line on stderr, or the object, with ``facts``, on stdout."""
     if as_json:
-        print_json(command, error={"slug": slug, "message": message, "exit_code": exit_code})
+        print_json(command, error={"slug": slug, "message": message, "exit_code": exit_code, **(facts or {})})
     else:
         print(f"error: {message}", file=sys.stderr)
 

@@ -16,10 +16,15 @@ from pdv.pcg.plan_cost import PlanCost
 from pdv.pcg.realize import Realized, realize
 from pdv.problem import Problem, Solution
 from pdv.search.exact import TooWideError
+from pdv.search.refusals import too_large
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget, Clock, Strategy
 
 CLASSES = 5  # of plans, by the size of their working sets
+ROUNDS = 6  # of a tighter limit, where plans need more than the search thinks
+CLOSE = 0.999  # of the limit that would just do
+Needs = Callable[["Found"], float]
+"""What a device needs for a plan; by default what the search priced, working set included."""
 FREELY = Budget()
 
 
@@ -56,8 +61,11 @@ def search_meshes(
     budget_s: float = float("inf"),
     strategy: Strategy = backtrack,
     seed: int = 0,
+    needs: Needs | None = None,
 ) -> Found:
     """The cheapest plan over several meshes of one cluster; ``budget_s`` of wall time spent, the best so far.
+
+    ``needs`` says what a plan really takes of a device, and has the last word on whether it fits.
 
     A strategy that can be cut short gets an equal share of what is left for each mesh; an exact one may take more, for
     most meshes take less. A mesh that was left undecided lowers the bound, to what is known of it.
@@ -78,7 +86,7 @@ def search_meshes(
         budget = Budget(left / waiting, seed, most_s=left / min(waiting, 2))
         clock = Clock(budget.seconds)
         try:
-            found = search_mesh(problem, strategy, budget)
+            found = search_mesh(problem, strategy, budget, needs)
         except NoPlanFitsError as error:
             refused.append(error)
             complete = complete and (error.bound_s == float("inf") or clock.left_s > 0)
@@ -98,8 +106,61 @@ def search_meshes(
     return replace(best, lower_bound_s=min(bounds), states=states, meshes=tried, complete=complete)
 
 
-def search_mesh(problem: Problem, strategy: Strategy = backtrack, budget: Budget = FREELY) -> Found:
+def search_mesh(
+    problem: Problem, strategy: Strategy = backtrack, budget: Budget = FREELY, needs: Needs | None = None
+) -> Found:
     """The best plan on one mesh whose peak, working set included, is within the limit.
+
+    With ``needs`` that is the last word: a plan that needs more than was priced is searched for again under a tighter
+    limit, and where no plan is small enough by its price, the smallest one is asked what it really needs.
+
+    Raises:
+        NoPlanFitsError: if none does.
+    """
+    if needs is None or math.isinf(problem.memory_limit):
+        return _priced(problem, strategy, budget, _peak)
+    try:
+        found = _priced(problem, strategy, budget, needs)
+    except NoPlanFitsError as error:
+        return _smallest(problem, strategy, budget, needs, error)
+    return found
+
+
+def _peak(found: Found) -> float:
+    return found.cost.peak_bytes
+
+
+def _smallest(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs, error: NoPlanFitsError) -> Found:
+    """The smallest plan by its price, if it fits after all.
+
+    Raises:
+        NoPlanFitsError: with what it needs, if it does not.
+    """
+    if math.isinf(error.needed_bytes) or error.nearest is not None:
+        raise error
+    try:
+        found = _found(replace(problem, memory_limit=error.needed_bytes * (1 + 1e-9)), strategy, budget)
+    except NoPlanFitsError:
+        raise error from None
+    needed = needs(found)
+    if needed <= problem.memory_limit:
+        return replace(found, lower_bound_s=min(found.lower_bound_s, found.cost.seconds))
+    raise _refused(problem, needed, found, error.bound_s)
+
+
+def _refused(problem: Problem, needed: float, nearest: Found, bound_s: float) -> NoPlanFitsError:
+    error = NoPlanFitsError(
+        f"the smallest plan found on {problem.mesh} {too_large(needed, problem.memory_limit)}",
+        mend="Use more devices, or a smaller batch",
+        needed_bytes=needed,
+        bound_s=bound_s,
+    )
+    error.nearest = nearest
+    return error
+
+
+def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) -> Found:
+    """The best plan whose peak, by ``needs``, is within the limit.
 
     The search prices what stays allocated. Where a plan's largest working set does not fit on top of that, plans are
     searched by the size of their working sets: those of at least so much have the rest of the limit for what stays,
@@ -111,9 +172,11 @@ def search_mesh(problem: Problem, strategy: Strategy = backtrack, budget: Budget
     """
     limit = problem.memory_limit
     first = _found(problem, strategy, budget)
-    if first.cost.peak_bytes <= limit:
+    if needs(first) <= limit:
         return first
-    tried, bounds, nearest = [first], [], first.cost.peak_bytes
+    if needs is not _peak and first.cost.peak_bytes <= limit:
+        return _tightened(problem, strategy, budget, needs, first)
+    tried, bounds, nearest = [first], [], needs(first)
     share = replace(budget, seconds=budget.seconds / CLASSES)
     for least, below in _working_sets(first.cost.memory["transient"]):
         if least >= limit:
@@ -128,11 +191,13 @@ def search_mesh(problem: Problem, strategy: Strategy = backtrack, budget: Budget
             continue
         tried.append(found)
         bounds.append(found.lower_bound_s)
-        if found.cost.peak_bytes > limit:
+        if needs(found) > limit:
             with suppress(NoPlanFitsError):
                 tried.append(_found(replace(room, working_limit=least), strategy, share))
-    fitting = [found for found in tried if found.cost.peak_bytes <= limit]
+    fitting = [found for found in tried if needs(found) <= limit]
     bound = max(first.lower_bound_s, min(bounds, default=math.inf))
+    if not fitting and needs is not _peak:
+        return _tightened(problem, strategy, budget, needs, min(tried, key=needs))
     if not fitting:
         raise NoPlanFitsError(
             f"the peak of the smallest plan found on {problem.mesh} is {MEMORY.format(nearest)} per device, "
@@ -143,6 +208,35 @@ def search_mesh(problem: Problem, strategy: Strategy = backtrack, budget: Budget
         )
     best = min(fitting, key=lambda found: found.cost.seconds)
     return replace(best, lower_bound_s=min(bound, best.cost.seconds), states=sum(found.states for found in tried))
+
+
+def _tightened(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs, first: Found) -> Found:
+    """A plan under a limit lowered until what it needs is within the problem's own.
+
+    Raises:
+        NoPlanFitsError: if there is none, or none was found in so many rounds.
+    """
+    limit, within = problem.memory_limit, problem.memory_limit
+    last = nearest = first
+    for _ in range(ROUNDS):
+        within = min(within, last.solution.memory_bytes) * CLOSE * min(1.0, limit / needs(last))
+        tighter = replace(problem, memory_limit=within)
+        try:
+            again = first.solution.again
+            last = _as_found(again(within)) if again else _found(tighter, strategy, budget)
+        except NoPlanFitsError as error:
+            if error.needed_bytes < math.inf and nearest.solution.memory_bytes > error.needed_bytes * (1 + 1e-6):
+                smallest = replace(problem, memory_limit=error.needed_bytes * (1 + 1e-9))
+                with suppress(NoPlanFitsError):
+                    last = _found(smallest, strategy, budget)
+                    nearest = min(nearest, last, key=needs)
+            break
+        nearest = min(nearest, last, key=needs)
+        if needs(last) <= limit:
+            break
+    if needs(nearest) > limit:
+        raise _refused(problem, needs(nearest), nearest, first.lower_bound_s)
+    return replace(nearest, lower_bound_s=min(first.lower_bound_s, nearest.cost.seconds))
 
 
 def _under(num_bytes: float) -> float:

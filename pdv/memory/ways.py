@@ -1,0 +1,190 @@
+"""What would make a program fit that does not: changes tried in order of disturbance, each with what it then needs.
+
+Parameters at rest cut along every axis (ZeRO-3) need no entry: such plans are among those that were searched.
+Entry point: ``ways_out``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ir.errors import NoPlanFitsError
+from ir.graph import Graph
+from ir.types import DType
+from pdv.cluster import Cluster
+from pdv.cluster.units import MEMORY
+from pdv.memory.rows import fewer_rows
+from pdv.memory.step import step_memory
+from pdv.passes.precision import with_dtype
+from pdv.problem import Problem
+from pdv.schedule.stages import units
+from pdv.search.meshes import Found, search_meshes
+from pdv.simulate.chunks import spread
+from pdv.simulate.planned import emitted
+from pdv.simulate.setup import Recompute, Workload
+
+MICRO_BATCHES = (2, 4, 8, 16)
+MOST_DEVICES = 64  # times as many as there are
+WITHIN_S = 10.0  # each search
+
+Problems = Callable[[Graph, Cluster], Sequence[Problem]]
+"""The problems of a graph on a cluster, one a mesh; limits and mode as the user asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A change, what a device then needs, and whether that is within the limit."""
+
+    change: str
+    needed_bytes: float
+    fits: bool
+
+    def as_dict(self) -> dict[str, str | float | bool]:
+        """As JSON-ready data."""
+        return {"change": self.change, "needed_bytes": self.needed_bytes, "fits": self.fits}
+
+
+def needed_bytes(work: Workload) -> float:
+    """What the fullest device needs for a step."""
+    return step_memory(work).worst.least_bytes
+
+
+def needs(cluster: Cluster) -> Callable[[Found], float]:
+    """What a plan's emitted program takes of a device of ``cluster``."""
+    known: dict[str, float] = {}
+
+    def of(found: Found) -> float:
+        if found.pcg.digest not in known:
+            known[found.pcg.digest] = needed_bytes(_work(found, cluster))
+        return known[found.pcg.digest]
+
+    return of
+
+
+def told(error: NoPlanFitsError, limit: float, ways: Sequence[Way]) -> NoPlanFitsError:
+    """The refusal with the ways out of it."""
+    fitting = [way for way in ways if way.fits]
+    lines = "; ".join(f"{way.change} ({MEMORY.format(way.needed_bytes)} per device)" for way in fitting)
+    mend = f"What would fit: {lines}" if lines else "None of the usual changes alone would do: combine them"
+    what = str(error).removeprefix(f"{error.slug}: ").split(". ")[0].rstrip(".")
+    searched = "Weights, gradients and optimizer state cut along every axis were among the plans searched"
+    found = NoPlanFitsError(what, searched, mend, needed_bytes=error.needed_bytes, bound_s=error.bound_s)
+    found.nearest = error.nearest
+    found.ways = tuple(way.as_dict() for way in ways)
+    return found
+
+
+def ways_out(problems: Problems, graph: Graph, cluster: Cluster, error: NoPlanFitsError, limit: float) -> list[Way]:
+    """Changes that were tried, in order of disturbance; of each kind the mildest that fits, or the last tried."""
+    found: list[Way] = []
+    if problems(graph, cluster)[0].train:
+        found += _mildest(_accumulated(problems, graph, cluster, limit))
+        found += _recomputed(error, cluster, limit)
+    if any(node.type.dtype is DType.F32 and node.needs_grad for node in graph.params):
+        narrow = _smallest(problems, with_dtype(graph, DType.BF16), cluster)
+        found += [] if narrow is None else [Way("--dtype bfloat16", narrow, narrow <= limit)]
+    found += _mildest(_larger(problems, graph, cluster, error.needed_bytes, limit))
+    return found
+
+
+def _mildest(ways: Iterator[Way]) -> list[Way]:
+    last: Way | None = None
+    for way in ways:
+        last = way
+        if way.fits:
+            break
+    return [] if last is None else [last]
+
+
+def _accumulated(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -> Iterator[Way]:
+    """Gradients of several smaller batches added up, one optimizer step behind them."""
+    for count in MICRO_BATCHES:
+        smaller = fewer_rows(graph, count)
+        if smaller is None:
+            return
+        needed = _smallest(problems, smaller, cluster, micro_batches=count)
+        if needed is None:
+            return
+        yield Way(f"the batch in {count} parts, their gradients added up", needed, needed <= limit)
+
+
+def _recomputed(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[Way]:
+    """The nearest plan with layers, or attention alone, run again in backward."""
+    nearest = error.nearest
+    if not isinstance(nearest, Found):
+        return []
+    work = _work(nearest, cluster)
+    layers = units(nearest.solution.graph)
+    inside = {node: unit for node, unit in spread(nearest.derived, layers.of).items() if 0 <= unit < layers.count}
+    found = []
+    kinds: tuple[tuple[Recompute, str], ...] = (
+        ("selective", "attention's inside recomputed"), ("full", "each layer recomputed from its input"),
+    )  # fmt: skip
+    for kind, change in kinds:
+        again = replace(
+            work,
+            execution=replace(work.execution, recompute=kind),
+            stages=replace(work.stages, layer_of=inside if layers.layers else {}),
+        )
+        needed = needed_bytes(again)
+        found.append(Way(change, needed, needed <= limit))
+        if needed <= limit:
+            break
+    return found[-1:]
+
+
+def _larger(problems: Problems, graph: Graph, cluster: Cluster, needed: float, limit: float) -> Iterator[Way]:
+    """More of the same nodes, by powers of two from where all would fit if it were cut evenly."""
+    times = 2 ** max(1, math.ceil(math.log2(needed / limit))) if 0 < needed < math.inf else 2
+    while times <= MOST_DEVICES:
+        larger = multiplied(cluster, times)
+        found = _smallest(problems, graph, larger)
+        if found is not None:
+            yield Way(f"{larger.num_devices} devices", found, found <= limit)
+        times *= 2
+
+
+def multiplied(cluster: Cluster, times: int) -> Cluster:
+    """As many times the nodes; of a single node, its devices."""
+    outer, *inner = cluster.levels
+    levels = (replace(outer, size=outer.size * times), *inner)
+    classes = tuple(replace(entry, count=entry.count * times) for entry in cluster.classes)
+    if cluster.num_nodes > 1:
+        nodes = tuple(replace(group, count=group.count * times) for group in cluster.nodes)
+    else:
+        nodes = tuple(
+            replace(
+                group,
+                devices=group.devices * times,
+                inside=tuple(
+                    replace(level, size=level.size * times) if place == 0 else level
+                    for place, level in enumerate(group.inside)
+                ),
+            )
+            for group in cluster.nodes
+        )
+    network = tuple(
+        replace(tier, nodes=tier.nodes * times) if place == 0 else tier for place, tier in enumerate(cluster.network)
+    )
+    return replace(cluster, levels=levels, classes=classes, nodes=nodes, network=network, mesh=None, wires=())
+
+
+def _smallest(problems: Problems, graph: Graph, cluster: Cluster, micro_batches: int = 1) -> float | None:
+    """What the best plan that fits needs, or else the smallest one; None if no plan was found at all."""
+
+    def of(found: Found) -> float:
+        work = _work(found, cluster)
+        return needed_bytes(replace(work, execution=replace(work.execution, micro_batches=micro_batches)))
+
+    try:
+        return of(search_meshes(problems(graph, cluster), budget_s=WITHIN_S, needs=of))
+    except NoPlanFitsError as error:
+        return None if math.isinf(error.needed_bytes) else error.needed_bytes
+
+
+def _work(found: Found, cluster: Cluster) -> Workload:
+    """A plan as its emitted program runs it."""
+    solution = found.solution
+    return emitted(replace(solution.problem, graph=solution.graph), found.pcg, cluster)
