@@ -93,7 +93,7 @@ def row_of(case: Case, devices: int, batch: int, scaling: str) -> dict[str, Any]
     start = time.process_time()
     described = arch(case.model)
     tried = len(list(points(described, devices, batch, case.lattice)))
-    found = best(described, case.cluster_of, devices, batch, _compute_of, case.lattice, keep=2, tries=6)
+    found = best(described, case.cluster_of, devices, batch, _compute_of, case.lattice, keep=3, tries=8)
     row: dict[str, Any] = {"model": case.model, "scaling": scaling, "devices": devices, "batch": batch, "tried": tried}
     row |= _told(found[0]) if found else {"configuration": None}
     return row | {"seconds": time.process_time() - start}

@@ -209,7 +209,7 @@ def completed(given: Configuration, devices: int) -> Configuration:
         )
     dp = given.dp or devices // others
     if dp * others != devices:
-        allowed = f"dp={devices // others} would take all" if devices % others == 0 else f"{devices} devices"
+        allowed = f"dp={devices // others} would take all" if devices % others == 0 else f"A product of {devices}"
         raise UsageError(
             f"tp={given.tp} x pp={given.pp} x dp={dp} x cp={given.cp} is {dp * others} devices of {devices}",
             allowed,
