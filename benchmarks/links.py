@@ -3,8 +3,8 @@
     python benchmarks/links.py [FOLDER] [--smoke] [--json OUT]
 
 FOLDER has collectives.parquet (busbw_gbs, bytes, n_devices, devices_per_node, n_nodes of each). A system is described
-by its own measured all-reduce over one whole node, and by its ports' line rate, or where nobody states it by what one GPU
-in each node reaches (a row that is not counted). Predicted are all-reduces over several nodes, of 32 MiB and more.
+by its own measured all-reduce over one whole node, and by its ports' line rate, or where nobody states it by what one
+GPU in each node reaches (a row that is not counted). Predicted are all-reduces over several nodes, of 32 MiB and more.
 For comparison, the rule that routes replaced: one device's share of the ports, whatever the group. Without FOLDER, or
 with --smoke, only predictions are printed.
 """

@@ -15,7 +15,8 @@ from ir.exact import Proof, verify_equal
 from ir.types import DType
 from pdv import config
 from pdv.cache import Cache
-from pdv.cluster import Cluster, Device, candidate_meshes, load_cluster
+from pdv.cluster import Cluster, Device, Route, candidate_meshes, load_cluster
+from pdv.cluster.presets import LINKS
 from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
@@ -272,7 +273,7 @@ def plan_problems(
             graph,
             candidate.mesh,
             tuple(
-                axis_link(axis.size, route, _curves(cluster, compute, route.link.name, axis.size))
+                axis_link(axis.size, route, _curves(cluster, compute, route, axis.size))
                 for axis, route in zip(candidate.mesh.axes, candidate.routes, strict=True)
             ),
             compute,
@@ -285,12 +286,16 @@ def plan_problems(
     )
 
 
-def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curves | None:
+def _curves(cluster: Cluster, compute: CostModel, route: Route, size: int) -> Curves | None:
     """Collectives of an axis as measured, where the cost model has that; else as learned, if the link is known.
 
-    Of several classes of devices the slowest counts: all wait for it.
+    Of several classes of devices the slowest counts: all wait for it. What crosses several levels, or has a part of
+    a link only, no curve knows.
     """
-    if isinstance(compute, ComputeModel):
+    link = route.link.name
+    known_link = LINKS.get(link)
+    shared = known_link is not None and known_link.link != route.link
+    if isinstance(compute, ComputeModel) or len(route.stages) > 1 or shared:
         return None
     from learned_cost.collective_curves import INTERCONNECTS, axis_curve
     from learned_cost.estimator import MOVED_STD, KernelCosts

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import pdv
 from pdv.compile import Plan
+from pdv.document import read_problem
 
 
 class Block(nn.Module):
@@ -24,7 +25,7 @@ class Block(nn.Module):
 
 def planned(**cluster: Any) -> Plan:  # Any: YAML
     model = nn.Sequential(Block(), Block())
-    return pdv.optimize(model, (torch.zeros(64, 512),), cluster={"mesh": {"node": 2, "gpu": 2}, **cluster})
+    return pdv.optimize(model, (torch.zeros(64, 512),), cluster={"mesh": {"node": 2, "gpu": 2}} | cluster)
 
 
 def with_links(inside: str, network: str) -> dict[str, Any]:
@@ -55,3 +56,11 @@ def test_a_fast_network_carries_what_a_fast_link_inside_would(fast: dict[str, An
     assert cut_over(over_network, "node").count("none") < cut_over(over_network, "gpu").count("none")
     seconds = [plan.document["predicted"]["step_time_s"]["mean"] for plan in (over_network, over_inside)]
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-9)
+
+
+def test_an_axis_over_several_levels_is_kept_in_the_plan() -> None:
+    """A replay prices chains of collectives by the same levels."""
+    plan = planned(**with_links("50 GB/s", "1 GB/s"), mesh={"all": 4})
+    (axis,) = read_problem(plan.document, plan.source).axes
+    assert [(stage.size, stage.link.name) for stage in axis.stages] == [(2, "net"), (2, "in")]
+    assert axis.link.bandwidth_bytes_per_s == 2e9

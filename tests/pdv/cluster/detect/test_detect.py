@@ -13,6 +13,7 @@ from pdv.cli import app as cli
 from pdv.cluster import load_cluster
 from pdv.cluster.detect import combined, facts_of, read_facts
 from pdv.cluster.detect.hosts import expand
+from pdv.cluster.detect.nvidia import run_nvidia_smi
 
 INPUTS = Path(__file__).parent.parent / "inputs"
 CASES: dict[str, tuple[tuple[str, ...], str, str | None, dict[str, Any]]] = {  # Any: YAML
@@ -159,3 +160,19 @@ def test_a_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert cli.run(words) == 5
     assert "none of the known inputs" in capsys.readouterr().err
     assert not (tmp_path / "out.yaml").exists()
+
+
+def test_nvidia_smi_is_asked_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat {INPUTS / 'pairs-4-a40.topo'}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    text = run_nvidia_smi()
+    assert text is not None
+    node = facts_of(text, "nvidia-smi").node
+    assert node is not None
+    assert (node.devices, len(node.nvlinks)) == (4, 2)
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert run_nvidia_smi() is None
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert run_nvidia_smi() is None
