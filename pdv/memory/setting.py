@@ -5,6 +5,7 @@ Decides which of a chunk's values are kept for backward, before any kernel is lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,6 +53,10 @@ class Setting:
         if node not in self.shapes:
             self.shapes[node] = local_shape(node.type, self.shardings[node], self.workload.problem.mesh)
         return self.shapes[node]
+
+    def num_bytes(self, node: Node) -> float:
+        """Of a value's local piece."""
+        return float(math.prod(self.shape(node)) * node.type.dtype.itemsize)
 
     def axis_size(self, node: Node) -> int:
         """Devices along the axis of a parallel operator."""
@@ -112,6 +117,13 @@ class Setting:
             kept = [n for n in kept if n == 1 or node.operands[1].needs_grad]
         return [node.operands[number] for number in kept] + [node] * ("out" in declared)
 
+    def gathers_again(self, node: Node) -> bool:
+        """True of an activation of which a framework keeps this rank's block, and gathers it again in backward.
+
+        Megatron-LM's sequence parallelism (Korthikanti et al., MLSys'23, section 4.2.2).
+        """
+        return node.op.name == "all_gather" and not self.eager and not of_weights(node)
+
     def in_place(self, node: Node) -> bool:
         """True of a bias that the product before it adds itself."""
         return is_bias(node) and node.operands[0].op.name in ("linear", "conv2d")
@@ -126,6 +138,13 @@ def of_weights(node: Node) -> bool:
     while node.op.kind == "parallel":
         node = node.operands[0]
     return node.op.name == "param"
+
+
+def gathered_for_use(node: Node) -> bool:
+    """True of a weight that is gathered for each use and dropped behind it (ZeRO-3)."""
+    steps = chain(node)
+    dropped = steps[0].op.name == "param" and bool(steps[0].attr("regather"))
+    return dropped and any(step.op.name in ("combine", "all_gather") for step in steps[1:])
 
 
 def chain(node: Node) -> list[Node]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ir.graph import Node
 from ir.sharding import Shard
 from pdv.memory.log import Holder
-from pdv.memory.setting import Setting, chain
+from pdv.memory.setting import Setting, chain, gathered_for_use
 
 MOMENTS = 2  # of AdamW (Loshchilov and Hutter, ICLR'19)
 
@@ -49,6 +49,7 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     held[Holder("optimizer")] = sum(_optimizer(setting, leaf) for leaf in trained)
     if not setting.eager:
         held[Holder("gradients")] = gradients
+        held[Holder("collectives", "all_gather")] = _gathered(setting, chunks)
         flat = sum(_cast(setting, leaf) for leaf in trained)
         return State(held, 0.0, flat, flat)
     weights = [sizes[leaf] for leaf in trained]
@@ -65,6 +66,21 @@ def _leaves(setting: Setting, chunks: Iterable[int]) -> list[Node]:
         for node in setting.chunks[chunk]:
             found |= dict.fromkeys(base for operand in node.operands if (base := chain(operand)[0]).is_leaf)
     return list(found)
+
+
+def _gathered(setting: Setting, chunks: Iterable[int]) -> float:
+    """Whole layers of weights that rest cut: the one at work, those gathered ahead of it, and one of gradients.
+
+    Zhao et al., "PyTorch FSDP", VLDB'23, section 3.3: a unit is gathered at once, and reduced when all of it is there.
+    """
+    layers: dict[int | None, dict[Node, float]] = {}
+    for chunk in chunks:
+        for node in setting.chunks[chunk]:
+            for operand in node.operands:
+                if gathered_for_use(operand):
+                    layers.setdefault(setting.layer(node), {})[chain(operand)[0]] = setting.num_bytes(operand)
+    most = max((sum(sizes.values()) for sizes in layers.values()), default=0.0)
+    return most * (setting.execution.overlap.gathers + 2)
 
 
 def _elements(setting: Setting, param: Node) -> int:

@@ -14,9 +14,9 @@ from functools import cached_property
 from pdv.cluster import Device
 from pdv.memory import allocator
 from pdv.memory.log import Heap, Holder, Log, exactly
+from pdv.memory.passes import Passes, passes
 from pdv.memory.setting import Setting
 from pdv.memory.state import State, state
-from pdv.memory.walk import Passes, passes
 from pdv.schedule.order import Pass, Pipeline, orders
 from pdv.simulate.setup import Workload
 

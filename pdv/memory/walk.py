@@ -2,7 +2,7 @@
 
 A value lives until its last reader ran, and if autograd keeps it until the backward of the last node that does; a
 gradient from the first term until the backward of what made the value (PyTorch's engine: the nodes in reverse, saved
-tensors freed after each). Entry point: ``passes``.
+tensors freed after each). ``pdv.memory.passes`` runs it.
 """
 
 from __future__ import annotations
@@ -14,36 +14,22 @@ from dataclasses import dataclass, field
 from ir.graph import Node
 from pdv.memory.kernels import Local, kernel_of, layout_of, runs_within
 from pdv.memory.layout import Layout, fresh, viewed
-from pdv.memory.log import Heap, Holder, Kind, Log, Storage
-from pdv.memory.loss import loss_backward, loss_forward
+from pdv.memory.log import Heap, Holder, Kind, Storage
 from pdv.memory.moves import backward_move, forward_move, gathered_dim
-from pdv.memory.setting import Setting, chain, of_weights
-
-
-@dataclass(frozen=True)
-class Passes:
-    """Changes of memory of one micro-batch in one chunk; ``later``: backward where gradients are there already."""
-
-    forward: Log
-    backward: Log
-    later: Log
+from pdv.memory.setting import Setting, chain, gathered_for_use, of_weights
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Where a value lies; one that a fused chain never writes is made again of its ``sources``."""
+    """Where a value lies.
+
+    One that a fused chain never writes is made again of its ``sources``, and an activation that a framework gathers is
+    gathered again: these are what is kept of it.
+    """
 
     storage: Storage
     layout: Layout
     sources: tuple[Storage, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Nodes that run one after the other; ``recomputed``: only what they read from outside is kept."""
-
-    nodes: tuple[Node, ...]
-    recomputed: bool = False
 
 
 @dataclass
@@ -98,9 +84,9 @@ class Walk:
         if not node.op.kernel:
             layout = viewed(node, read[0].layout, shape)
             if layout is not None:
-                return Value(self.heap.keep(read[0].storage), layout)
+                return self._shared(read[0], layout)
         if self.setting.in_place(node):
-            return Value(self.heap.keep(read[0].storage), read[0].layout)
+            return self._shared(read[0], read[0].layout)
         layout = layout_of(local)
         if self._inner(node):
             sources = dict.fromkeys(s for value in read for s in value.sources or (value.storage,))
@@ -108,24 +94,32 @@ class Walk:
         size = float(_size(shape) * _itemsize(node))
         return Value(self.heap.allocate(size, self._holder("activations", node)), layout)
 
+    def _shared(self, value: Value, layout: Layout) -> Value:
+        """The same memory, read another way."""
+        sources = tuple(self.heap.keep(source) for source in value.sources)
+        return Value(self.heap.keep(value.storage), layout, sources)
+
     def _moved(self, node: Node, read: Value) -> Value:
         """The result of a parallel operator."""
         setting = self.setting
         if setting.axis_size(node) == 1:
-            return Value(self.heap.keep(read.storage), read.layout)
+            return self._shared(read, read.layout)
         layout = fresh(setting.shape(node))
         num_bytes = float(layout.elements * _itemsize(node))
         dim = gathered_dim(node, backward=False)
         move = forward_move(node, read.layout, num_bytes, dim, eager=setting.eager)
         if move.alias:
             shared = node.op.name == "replicate" or layout.elements == read.layout.elements
-            return Value(self.heap.keep(read.storage), read.layout if shared else layout)
+            return self._shared(read, read.layout if shared else layout)
+        for_use = gathered_for_use(node)
         beside = self.heap.allocate(move.beside, self._holder("collectives", node))
-        whole = self.heap.allocate(num_bytes, self._holder("activations", node))
+        size = num_bytes if setting.eager or not for_use else 0.0  # a framework gathers layers of them: ``state``
+        whole = self.heap.allocate(size, self._holder("activations", node))
         self.heap.drop(beside)
-        base = chain(node)[0]
-        if base.op.name == "param" and base.attr("regather") and node.op.name in ("combine", "all_gather"):
+        if for_use:
             whole.again = num_bytes, move.beside
+        elif setting.gathers_again(node):
+            return Value(whole, layout, (self.heap.keep(read.storage),))
         return Value(whole, layout)
 
     def _scores(self, node: Node, local: Local) -> list[Storage]:
@@ -241,8 +235,8 @@ class Walk:
         """Bytes of what a node's backward makes once more: gathered weights, scores of attention."""
         again = 0.0
         for operand in node.operands:
-            if operand.op.kind == "parallel" and of_weights(operand) and operand.needs_grad and self._dropped(operand):
-                again += float(_size(self.setting.shape(operand)) * _itemsize(operand))
+            if self._dropped(operand) or self.setting.gathers_again(operand):
+                again += self.setting.num_bytes(operand)
         if not self.setting.is_flash(node):
             q, k = (self.setting.shape(operand) for operand in node.operands[:2])
             scores = _size(q) // q[-1] * k[-2] * _itemsize(node)
@@ -252,9 +246,8 @@ class Walk:
         return again
 
     def _dropped(self, operand: Node) -> bool:
-        """True of a gathered weight that is not kept for backward."""
-        steps = chain(operand)
-        return bool(steps[0].attr("regather")) and any(s.op.name in ("combine", "all_gather") for s in steps[1:])
+        """True of a gathered weight that is gathered for each use (of a framework, layers of them are: ``state``)."""
+        return self.setting.eager and gathered_for_use(operand)
 
     def _gradient(self, local: Local, number: int, grad: Storage, *, handed: Sequence[int]) -> Storage:
         """The gradient of one operand: the result's own, if it is handed on, or a new one."""
@@ -281,9 +274,9 @@ class Walk:
         late = node.attr("axis") in setting.execution.data_axes and of_weights(node) and not setting.eager
         if setting.axis_size(node) == 1 or (late and node.op.name == "replicate"):
             return self.heap.keep(grad)
-        after = float(_size(setting.shape(node.operands[0])) * _itemsize(node))
+        after = setting.num_bytes(node.operands[0])
         dim = gathered_dim(node, backward=True)
-        before = float(_size(setting.shape(node)) * _itemsize(node))
+        before = setting.num_bytes(node)
         move = backward_move(node, before, after, dim, eager=setting.eager)
         if move.alias:
             return self.heap.keep(grad)
@@ -328,117 +321,8 @@ class Walk:
             term = own
         self.heap.hand_over(term, Holder("gradients"))  # it stays until the optimizer ran
 
-    # ---- a micro-batch ----
-
     def _holder(self, kind: Kind, node: Node) -> Holder:
         return Holder(kind, node.op.name, self.setting.layer(node))
-
-
-def passes(setting: Setting, number: int, heap: Heap, *, twice: bool, on_gpu: bool = False) -> Passes:
-    """Forward and backward of one micro-batch in a chunk; ``twice``: and of a second one."""
-    walk = Walk(setting, setting.chunks[number], heap, on_gpu)
-    forward, backward = _pass(walk, number)
-    later = _pass(walk, number)[1] if twice else backward
-    return Passes(forward, backward, later)
-
-
-def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
-    """Logs of forward and of backward."""
-    setting, heap = walk.setting, walk.heap
-    heap.log = forward = Log()
-    inside = set(walk.chunk)
-    walk.waiting = Counter(x for node in walk.chunk for x in node.operands if not x.is_leaf and not of_weights(x))
-    received = [x for x in dict.fromkeys(x for node in walk.chunk for x in node.operands) if walk.waiting[x]]
-    heap.moment = "receives"
-    for value in (x for x in received if x not in inside):
-        size = float(_size(setting.shape(value)) * _itemsize(value))
-        walk.values[value] = Value(heap.allocate(size, Holder("pipeline")), fresh(setting.shape(value)))
-    users = setting.workload.pcg.users
-    returned = {node for _, node in setting.workload.pcg.outputs if node in inside}
-    sent = [x for x in walk.chunk if x in returned or any(u not in inside and not u.is_leaf for u in users[x])]
-    for value in sent:
-        walk.waiting[value] += 1
-    segments = _segments(setting, walk.chunk)
-    inputs: list[list[Storage]] = []
-    for segment in segments:
-        inputs.append(_inputs(walk, segment) if segment.recomputed else [])
-        walk.run(segment.nodes, keep=not segment.recomputed)
-    kept = loss_forward(setting, heap, [x for x in sent if x in returned])
-    # a stage's outputs are held until their backward, as autograd's roots (torch.distributed.pipelining, DeepSpeed)
-    roots = [heap.keep(walk.values[x].storage) for x in sent if x not in returned and x.needs_grad and setting.train]
-    for value in sent:
-        walk.waiting[value] -= 1
-        if not walk.waiting[value]:
-            walk.forget(value)
-    heap.log = backward = Log()
-    if setting.train:
-        for value in sent:
-            if value.needs_grad:
-                walk.grads[value] = _arriving(walk, value, kept)
-        _backward(walk, segments, inputs)
-    for storage in roots:
-        heap.drop(storage)
-    return forward, backward
-
-
-def _arriving(walk: Walk, value: Node, kept: dict[Node, Storage]) -> Storage:
-    """The gradient of what a chunk gives: from the loss, or from the next chunk."""
-    walk.heap.moment = "backward of the loss" if value in kept else "receives a gradient"
-    if value in kept:
-        return loss_backward(walk.setting, walk.heap, value, kept[value])
-    size = float(_size(walk.setting.shape(value)) * _itemsize(value))
-    return walk.heap.allocate(size, Holder("pipeline"))
-
-
-def _backward(walk: Walk, segments: Sequence[Segment], inputs: Sequence[list[Storage]]) -> None:
-    """Backward of all segments, with the forward of each that is run again."""
-    for segment, held in zip(reversed(segments), reversed(inputs), strict=True):
-        if segment.recomputed:
-            _again(walk, segment)
-        walk.run_backward(segment.nodes)
-        for storage in held:
-            walk.heap.drop(storage)
-    walk.heap.moment = "sends its gradients"
-    for grad in walk.grads.values():  # of what came from another chunk
-        walk.heap.drop(grad)
-    walk.grads.clear()
-
-
-def _segments(setting: Setting, nodes: Sequence[Node]) -> list[Segment]:
-    """Runs of nodes of one layer; in between what belongs to none. One segment, if nothing is recomputed."""
-    if setting.execution.recompute != "full" or not setting.train:
-        return [Segment(tuple(nodes))]
-    runs: list[tuple[int | None, list[Node]]] = []
-    for node in nodes:
-        layer = setting.layer(node)
-        if layer is None and not node.needs_grad and runs:
-            layer = runs[-1][0]
-        if not runs or runs[-1][0] != layer:
-            runs.append((layer, []))
-        runs[-1][1].append(node)
-    return [Segment(tuple(run), recomputed=layer is not None) for layer, run in runs]
-
-
-def _inputs(walk: Walk, segment: Segment) -> list[Storage]:
-    """What a recomputed segment reads from outside, kept."""
-    inside = set(segment.nodes)
-    read = dict.fromkeys(x for node in segment.nodes for x in node.operands)
-    outside = [x for x in read if x not in inside and x in walk.values]
-    return [walk.heap.keep(walk.values[x].storage) for x in outside]
-
-
-def _again(walk: Walk, segment: Segment) -> None:
-    """Forward of a segment once more, from its inputs, which are held."""
-    inside = set(segment.nodes)
-    reads = Counter(x for node in segment.nodes for x in node.operands if not x.is_leaf and not of_weights(x))
-    walk.waiting = reads
-    for value in reads:
-        if value not in inside:
-            walk.waiting[value] += 1  # it is not freed here
-            shape = walk.setting.shape(value)
-            walk.values[value] = Value(Storage(0.0, Holder("activations")), fresh(shape))
-    walk.run(segment.nodes, keep=True, again=True)
-    walk.values.clear()
 
 
 def _size(shape: Sequence[int]) -> int:

@@ -1,0 +1,141 @@
+"""One micro-batch in one chunk: what comes in, its segments forward and backward, and what is sent on.
+
+Decides what is recomputed (whole layers, from their inputs) and how long a stage's outputs live. Entry: ``passes``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ir.graph import Node
+from pdv.memory.layout import fresh
+from pdv.memory.log import Heap, Holder, Log, Storage
+from pdv.memory.loss import loss_backward, loss_forward
+from pdv.memory.setting import Setting, of_weights
+from pdv.memory.walk import Value, Walk
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Changes of memory of one micro-batch in one chunk; ``later``: backward where gradients are there already."""
+
+    forward: Log
+    backward: Log
+    later: Log
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes that run one after the other; ``recomputed``: only what they read from outside is kept."""
+
+    nodes: tuple[Node, ...]
+    recomputed: bool = False
+
+
+def passes(setting: Setting, number: int, heap: Heap, *, twice: bool, on_gpu: bool = False) -> Passes:
+    """Forward and backward of one micro-batch in a chunk; ``twice``: and of a second one."""
+    walk = Walk(setting, setting.chunks[number], heap, on_gpu)
+    forward, backward = _pass(walk, number)
+    later = _pass(walk, number)[1] if twice else backward
+    return Passes(forward, backward, later)
+
+
+def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
+    """Logs of forward and of backward."""
+    setting, heap = walk.setting, walk.heap
+    heap.log = forward = Log()
+    inside = set(walk.chunk)
+    walk.waiting = Counter(x for node in walk.chunk for x in node.operands if not x.is_leaf and not of_weights(x))
+    received = [x for x in dict.fromkeys(x for node in walk.chunk for x in node.operands) if walk.waiting[x]]
+    heap.moment = "receives"
+    for value in (x for x in received if x not in inside):
+        size = setting.num_bytes(value)
+        walk.values[value] = Value(heap.allocate(size, Holder("pipeline")), fresh(setting.shape(value)))
+    users = setting.workload.pcg.users
+    returned = {node for _, node in setting.workload.pcg.outputs if node in inside}
+    sent = [x for x in walk.chunk if x in returned or any(u not in inside and not u.is_leaf for u in users[x])]
+    for value in sent:
+        walk.waiting[value] += 1
+    segments = _segments(setting, walk.chunk)
+    inputs: list[list[Storage]] = []
+    for segment in segments:
+        inputs.append(_inputs(walk, segment) if segment.recomputed else [])
+        walk.run(segment.nodes, keep=not segment.recomputed)
+    kept = loss_forward(setting, heap, [x for x in sent if x in returned])
+    # a stage's outputs are held until their backward, as autograd's roots (torch.distributed.pipelining, DeepSpeed)
+    roots = [heap.keep(walk.values[x].storage) for x in sent if x not in returned and x.needs_grad and setting.train]
+    for value in sent:
+        walk.waiting[value] -= 1
+        if not walk.waiting[value]:
+            walk.forget(value)
+    heap.log = backward = Log()
+    if setting.train:
+        for value in sent:
+            if value.needs_grad:
+                walk.grads[value] = _arriving(walk, value, kept)
+        _backward(walk, segments, inputs)
+    for storage in roots:
+        heap.drop(storage)
+    return forward, backward
+
+
+def _arriving(walk: Walk, value: Node, kept: dict[Node, Storage]) -> Storage:
+    """The gradient of what a chunk gives: from the loss, or from the next chunk."""
+    walk.heap.moment = "backward of the loss" if value in kept else "receives a gradient"
+    if value in kept:
+        return loss_backward(walk.setting, walk.heap, value, kept[value])
+    size = walk.setting.num_bytes(value)
+    return walk.heap.allocate(size, Holder("pipeline"))
+
+
+def _backward(walk: Walk, segments: Sequence[Segment], inputs: Sequence[list[Storage]]) -> None:
+    """Backward of all segments, with the forward of each that is run again."""
+    for segment, held in zip(reversed(segments), reversed(inputs), strict=True):
+        if segment.recomputed:
+            _again(walk, segment)
+        walk.run_backward(segment.nodes)
+        for storage in held:
+            walk.heap.drop(storage)
+    walk.heap.moment = "sends its gradients"
+    for grad in walk.grads.values():  # of what came from another chunk
+        walk.heap.drop(grad)
+    walk.grads.clear()
+
+
+def _segments(setting: Setting, nodes: Sequence[Node]) -> list[Segment]:
+    """Runs of nodes of one layer; in between what belongs to none. One segment, if nothing is recomputed."""
+    if setting.execution.recompute != "full" or not setting.train:
+        return [Segment(tuple(nodes))]
+    runs: list[tuple[int | None, list[Node]]] = []
+    for node in nodes:
+        layer = setting.layer(node)
+        if layer is None and not node.needs_grad and runs:
+            layer = runs[-1][0]
+        if not runs or runs[-1][0] != layer:
+            runs.append((layer, []))
+        runs[-1][1].append(node)
+    return [Segment(tuple(run), recomputed=layer is not None) for layer, run in runs]
+
+
+def _inputs(walk: Walk, segment: Segment) -> list[Storage]:
+    """What a recomputed segment reads from outside, kept."""
+    inside = set(segment.nodes)
+    read = dict.fromkeys(x for node in segment.nodes for x in node.operands)
+    outside = [x for x in read if x not in inside and x in walk.values]
+    return [walk.heap.keep(walk.values[x].storage) for x in outside]
+
+
+def _again(walk: Walk, segment: Segment) -> None:
+    """Forward of a segment once more, from its inputs, which are held."""
+    inside = set(segment.nodes)
+    reads = Counter(x for node in segment.nodes for x in node.operands if not x.is_leaf and not of_weights(x))
+    walk.waiting = reads
+    for value in reads:
+        if value not in inside:
+            walk.waiting[value] += 1  # it is not freed here
+            shape = walk.setting.shape(value)
+            walk.values[value] = Value(Storage(0.0, Holder("activations")), fresh(shape))
+    walk.run(segment.nodes, keep=True, again=True)
+    walk.values.clear()
