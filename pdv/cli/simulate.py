@@ -73,7 +73,7 @@ def simulate(
         document = simulated_document(work, simulation, memory, text)
         if trace is not None:
             progress("drawing", None)
-            trace.write_text(json.dumps(simulation.trace()), encoding="utf-8")
+            trace.write_text(json.dumps(simulation.trace(memory)), encoding="utf-8")
     for warning in () if as_json else work.cluster.warnings:
         print_warning(warning)
     if as_json:

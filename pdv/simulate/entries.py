@@ -136,7 +136,7 @@ class Entries:
             len(self.all), name, value, role, sharding, self._form(value, sharding), axis=axis,
             bytes=float(local_bytes(value.type, sharding, mesh)), held=before.bytes, backward=backward,
             regathers=role == "parameter" and backward and base is not None and base.regathers,
-            dims=(int(attrs.get("dim", 0)), int(attrs.get("to_dim", attrs.get("dim", 0)))),
+            dims=_gathered_dims(attrs),
         )  # fmt: skip
 
     def _add(self, key: Hashable, entry: Entry) -> Entry:
@@ -146,6 +146,14 @@ class Entries:
 
     def _form(self, node: Node, sharding: Sharding) -> int:
         return self._forms.setdefault((node.type, sharding, node.needs_grad), len(self._forms))
+
+
+def _gathered_dims(attrs: Attrs) -> tuple[int, int]:
+    ahead = attrs.get("dim", 0)
+    behind = attrs.get("to_dim", ahead)
+    assert isinstance(ahead, int), attrs
+    assert isinstance(behind, int), attrs
+    return ahead, behind
 
 
 def _wanted(node: Node) -> tuple[bool, ...]:

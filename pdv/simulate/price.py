@@ -22,7 +22,7 @@ from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import local_costs
 from pdv.problem import Problem
 from pdv.simulate.calibration import Calibration
-from pdv.simulate.copies import copied_bytes
+from pdv.simulate.copies import RUNS, copied_bytes
 from pdv.simulate.entries import Entries, Entry
 from pdv.simulate.setup import AS_EMITTED, Execution, Precision
 from pdv.simulate.task import picoseconds
@@ -92,7 +92,11 @@ class DevicePrices:
         """Beside a move's collectives, forward and backward."""
         found = [copied_bytes(entry, way) for way in (0, 1)]
         ahead, behind = (self.traffic(size) if size else NOTHING for size, _ in found)
-        return self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), self.inside.slowdown(None))
+        price = self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), self.inside.slowdown(None))
+        if self.device.kind != "cpu":
+            return price
+        called = [picoseconds(self.inside.calibration.move_cpu_s) if runs else 0 for runs in RUNS[entry.name]]
+        return price._replace(forward=price.forward + called[0], backward=price.backward + called[1])
 
     def loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:
         """Cross-entropy over the outputs: as the cost model has it, else by its passes over float32."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ir.cost_model import Source
 from pdv.simulate.task import PICO
+
+if TYPE_CHECKING:
+    from pdv.memory import StepMemory
 
 # Parts that are no communication, in the order of reports; every other part is a mesh axis or a kind of transfer.
 OTHERS = ("compute", "recomputation", "optimizer", "host", "waiting", "bubble")
@@ -52,7 +55,7 @@ class Simulation:
         straggler_std_s: the part of it that is drawn.
         breakdown: by stage and class of devices; of each, the parts add up to ``step_ps``.
         seconds_by_source: of the device that works most, local work and communication by where their prices are from.
-        correlation: of the cost model's errors.
+        draw: makes the trace.
     """
 
     step_ps: int
@@ -60,7 +63,7 @@ class Simulation:
     straggler_std_s: float
     breakdown: tuple[Share, ...]
     seconds_by_source: Mapping[Source, float]
-    draw: Callable[[], dict[str, Any]] = field(repr=False, compare=False)  # Any: JSON
+    draw: Callable[[StepMemory | None], dict[str, Any]] = field(repr=False, compare=False)  # Any: JSON
 
     @property
     def step_s(self) -> float:
@@ -77,6 +80,6 @@ class Simulation:
                 found[name] = found.get(name, 0) + time * share.count
         return {name: time / devices / PICO for name, time in found.items()}
 
-    def trace(self) -> dict[str, Any]:
-        """The step as a Chrome trace, which Perfetto opens (``pdv.simulate.trace``)."""
-        return self.draw()
+    def trace(self, memory: StepMemory | None = None) -> dict[str, Any]:
+        """The step as a Chrome trace, which Perfetto opens (``pdv.simulate.trace``), with what it holds if given."""
+        return self.draw(memory)

@@ -140,9 +140,11 @@ class Lowered:
                     rows = 4.0 * entry.bytes / output.type.dtype.itemsize / _columns(output, kind, axis)
                     time = picoseconds(all_reduce_seconds(kind.links.axes[axis], rows))
                     name = kind.links.mesh.axes[axis].name
+                    detail = (("bytes", rows), ("algorithm", kind.links.algorithm("all_reduce", axis, rows)))
                     for place, classes in enumerate(kind.links.coupled[axis]):
                         streams = kind.links.streams[axis][place]
-                        tasks += [Task("all_reduce", name, classes, time, kind.segments.issue[0], streams)] * 2
+                        one = Task("all_reduce", name, classes, time, kind.segments.issue[0], streams, detail=detail)
+                        tasks += [one] * 2
         return tasks
 
     # ---- Between stages ----

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from pdv.simulate.stage import Lowered, Stage
 from pdv.simulate.stragglers import factors
 from pdv.simulate.task import BUBBLE, HOST, PICO, WAITING, Placed, Segment, picoseconds
 from pdv.simulate.uncertainty import Confidence, confidence
+
+if TYPE_CHECKING:
+    from pdv.memory import StepMemory
 
 
 @dataclass
@@ -77,10 +80,10 @@ def simulated(lowered: Lowered, draws: int = 16, seed: int = 0) -> Simulation:
         for number, device in enumerate(stage.kind.links.devices)
     ]
 
-    def draw() -> dict[str, Any]:  # Any: JSON
+    def draw(memory: StepMemory | None) -> dict[str, Any]:  # Any: JSON
         from pdv.simulate.trace import trace
 
-        return trace(lowered, ran)
+        return trace(lowered, ran, memory)
 
     std_s = math.hypot(sure.std_s, straggler_std_s)
     return Simulation(step, std_s, straggler_std_s, tuple(shares), sure.by_source, draw)

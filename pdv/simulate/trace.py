@@ -16,6 +16,7 @@ from pdv.simulate.stage import Lowered, Stage
 from pdv.simulate.task import TRANSFER, Placed, Task
 
 if TYPE_CHECKING:
+    from pdv.memory import StepMemory
     from pdv.simulate.step import Ran
 
 Event = dict[str, Any]  # Any: JSON
@@ -25,14 +26,12 @@ COMPUTE_THREAD = 0
 SEND_THREAD = 90
 
 
-def trace(lowered: Lowered, ran: Ran, memory: Sequence[tuple[int, int, float]] = ()) -> dict[str, Any]:
-    """The trace; ``memory``: (stage, picoseconds, bytes) for a track of memory."""
+def trace(lowered: Lowered, ran: Ran, memory: StepMemory | None = None) -> dict[str, Any]:
+    """The trace; with ``memory`` also a track of what each class of devices holds."""
     drawing = _Drawing(lowered, ran)
     drawing.draw()
-    for stage, at, num_bytes in memory:
-        drawing.events.append(
-            {"ph": "C", "name": "memory", "pid": stage, "tid": 0, "ts": at / MICRO, "args": {"bytes": num_bytes}}
-        )
+    if memory is not None:
+        drawing.hold(memory)
     return {"traceEvents": [*drawing.names(), *drawing.events], "displayTimeUnit": "ms"}
 
 
@@ -41,6 +40,7 @@ class _Drawing:
         self._lowered, self._ran = lowered, ran
         self.events: list[Event] = []
         self._threads: dict[tuple[int, int], str] = {}
+        self._times: dict[Pass, tuple[int, int]] = {}
 
     def draw(self) -> None:
         """All stages."""
@@ -51,6 +51,7 @@ class _Drawing:
         expanded = self._tasks() <= MOST
         for stage in self._lowered.stages:
             for step, start, end in line.passes[stage.number]:
+                self._times[step] = (start, end)
                 if expanded:
                     self._expand(stage, self._program(stage, step), start)
                 else:
@@ -68,6 +69,23 @@ class _Drawing:
                 yield _named("process_name", self._process(stage.number, number), 0, name)
         for (process, thread), name in sorted(self._threads.items()):
             yield _named("thread_name", process, thread, name)
+
+    def hold(self, memory: StepMemory) -> None:
+        """A counter for each class: the most of each pass while it runs, what stays behind it after."""
+        numbers = {
+            (stage.number, device): self._process(stage.number, number)
+            for stage in self._lowered.stages
+            for number, device in enumerate(stage.kind.links.devices)
+        }
+        for held in memory.stages:
+            process = numbers[held.stage, held.device]
+            for turn, most, after in ((point.turn, point.most_bytes, point.after_bytes) for point in held.curve):
+                start, end = (self._ran.body[held.stage], self._ran.end) if turn is None else self._times[turn]
+                for at, num_bytes in ((start, most), (end, after)):
+                    self.events.append({
+                        "ph": "C", "name": "memory", "pid": process, "tid": 0, "ts": at / MICRO,
+                        "args": {"bytes": num_bytes},
+                    })  # fmt: skip
 
     def _tasks(self) -> int:
         """Events if every task were drawn."""
@@ -91,8 +109,13 @@ class _Drawing:
         workload = self._lowered.workload
         passes = passes_of(stage, workload.execution.micro_batches, train=workload.problem.train)
         clocks = Clocks.quiet(len(stage.kind.links.devices), stage.kind.links.num_streams)
-        for program in (*passes, (Placed(stage.tail),)):
+        ways = (False, True) if workload.problem.train else (False,)
+        taken = (Pass(0, number, way) for number in range(workload.execution.micro_batches) for way in ways)
+        for step, program in zip(taken, passes, strict=True):
+            start = max(clocks.compute)
             self._run(stage, program, clocks, 0)
+            self._times[step] = (start, max(clocks.compute))
+        self._run(stage, (Placed(stage.tail),), clocks, 0)
 
     def _expand(self, stage: Stage, program: Sequence[Placed], start: int) -> None:
         """A chunk's pass, task by task, from quiet streams."""
