@@ -100,7 +100,7 @@ class Lowered:
         for chunk in own:
             part = sums if len(own) == 1 else Sums(self.nodes, kind.links, execution, self.chunks.nodes[chunk])
             program = Lowering(self.nodes, kind.segments).program(self.chunks.runs[chunk], part)
-            program = self._with_sums(program, part.accumulation(kind.prices, kind.segments.issue[1]), kind)
+            program = self._with_sums(program, part, kind)
             programs.append(self._with_loss(program, kind) if chunk == stages.chunks - 1 else program)
         tail = sums.tail(kind.prices, self._tied(number), kind.segments.issue[0]) if self._train else Segment(())
         return Stage(number, kind, own, tuple(programs), sums, tail)
@@ -109,12 +109,16 @@ class Lowered:
     def _train(self) -> bool:
         return self.workload.problem.train
 
-    def _with_sums(self, program: Program, tasks: tuple[Task, ...], kind: Kind) -> Program:
-        """Gradients added up behind each backward pass."""
-        if not (self._train and tasks):
+    def _with_sums(self, program: Program, sums: Sums, kind: Kind) -> Program:
+        """Gradients added up behind each backward pass, and summed over devices where that cannot wait."""
+        if not self._train:
             return program
-        added = Placed(kind.segments.made(tasks, "accumulate"))
-        return Program(program.forward, (*program.backward, added), (*program.last, added))
+        issue = kind.segments.issue[1]
+        beside = self.workload.execution.overlap.gradients
+        tasks = (*(sums.summed(issue) if sums.each_time and not beside else ()), *sums.accumulation(kind.prices, issue))
+        added = (Placed(kind.segments.made(tasks, "accumulate")),) if tasks else ()
+        backward = program.last if sums.each_time and beside else program.backward
+        return Program(program.forward, (*backward, *added), (*program.last, *added))
 
     def _with_loss(self, program: Program, kind: Kind) -> Program:
         """The loss behind the last chunk, and before its backward; sums of rows that vocabulary cuts."""

@@ -87,17 +87,28 @@ class Sums:
             found[due.axes] = (gradient + due.gradient, weight + due.weight)
         return found
 
+    @property
+    def each_time(self) -> bool:
+        """Whether each micro-batch's gradients are summed: who keeps a part of them cannot add up the whole."""
+        return self.execution.zero == 2 and self.execution.micro_batches > 1
+
+    def summed(self, issue: int) -> list[Task]:
+        """Sums of gradients that are waited for, in buckets."""
+        tasks: list[Task] = []
+        for axes, (gradient, _) in self.by_axes().items():
+            for size in self._pieces(gradient):
+                axis, duration = self._bucket(axes, size)
+                tasks += self._collectives("gradients", axis, duration, issue)
+        return tasks
+
     def tail(self, prices: Sequence[DevicePrices], tied: int, issue: int) -> Segment:
         """What follows the last backward: sums that do not overlap, those of tied weights, the optimizer, gathers.
 
         ``tied``: picoseconds of sums with other stages; ``issue``: of the host, for each launch.
         """
         tasks = barrier(self.links)
-        for axes, (gradient, _) in self.by_axes().items():
-            if not self.execution.overlap.gradients:
-                for size in self._pieces(gradient):
-                    axis, duration = self._bucket(axes, size)
-                    tasks += self._collectives("gradients", axis, duration, issue)
+        if not (self.execution.overlap.gradients or self.each_time):
+            tasks += self.summed(issue)
         everyone = tuple(range(len(prices)))
         if tied:
             tasks.append(Task("tied gradients", "tied", everyone, tied, issue))

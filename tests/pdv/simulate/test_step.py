@@ -141,3 +141,12 @@ def test_uneven_devices_wait_for_the_slowest() -> None:
     assert times[0].step_s < times[1].step_s <= times[2].step_s
     fast_share = times[1].breakdown[0]
     assert fast_share.parts["waiting"] > 0
+
+
+@pytest.mark.parametrize("gradients", [0, 1])
+def test_zero_2_sums_gradients_of_each_micro_batch(gradients: int) -> None:
+    def summed(zero: int) -> float:
+        found = gpt(f"dp=8,micro_batch=1,batch=32,zero={zero},gradients={gradients},bucket_bytes=10000")
+        return simulate(found, calibration=PLAIN, draws=0).totals["dp"]
+
+    assert summed(2) > summed(1) * (2.0 if gradients else 2.5)  # four times as often; weights are gathered once
