@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ir.cost_model import CostModel
 from ir.errors import NoPlanFitsError, PinsError, UsageError, VerificationError
 from ir.exact import Proof, verify_equal
+from ir.graph import Graph
 from ir.types import DType
 from pdv import config
 from pdv.cache import Cache
@@ -36,7 +37,6 @@ from pdv.search.meshes import Found
 from pdv.search.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from ir.graph import Graph
     from pdv.frontend.program import Program
     from pdv.simulate.setup import Workload
 
@@ -68,7 +68,7 @@ def optimize(
     """Plan a model for a cluster and prove the plan.
 
     Args:
-        model: an ONNX file, an ``nn.Module`` or an exported program.
+        model: an ONNX file, an ``nn.Module``, an exported program, or a `Program` (`pdv.frontend.arch.program`).
         example_inputs: a batch as the training loop would pass it, for a module.
         cluster: a YAML file, its content, or a loaded cluster.
         batch: global batch size, where the model leaves it open.
@@ -462,6 +462,8 @@ def _name_of(model: Any) -> str:  # Any: as optimize takes it
     """What people call a model: its file without suffix, its class."""
     if isinstance(model, str | os.PathLike):
         return Path(model).stem
+    if isinstance(getattr(model, "graph", None), Graph):  # a program, which has a name
+        return str(model.graph.name)
     owner = getattr(model, "graph_module", model)  # an exported program has no better name than its module's
     return type(owner).__name__.lower()
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,18 +53,44 @@ class Plan:
         """Write the package; it appears whole or not at all.
 
         Raises:
-            UsageError: if the directory exists and is not to be overwritten, or is no plan's.
+            UsageError: if the directory exists and is not to be overwritten, or is no plan's, or there are no weights.
         """
         from pdv.emit.package import emit_package
 
-        target = Path(directory).absolute()
+        if not self.weights.names and self.source.params:
+            raise UsageError(
+                f"{self.source.name} was described by --arch and has no weights, so there is no program to write",
+                "Its plan alone",
+                "Plan the model itself, or save the plan (Plan.save_plan)",
+            )
+
+        def write(built: Path) -> None:
+            emit_package(self.pcg, self.mesh, self._saved(), self.weights, built)
+
+        return self._written(Path(directory).absolute(), write, overwrite=overwrite)
+
+    def save_plan(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write plan.json and the source graph without a program: what can be verified, explained and simulated.
+
+        Raises:
+            UsageError: as ``save``.
+        """
+
+        def write(built: Path) -> None:
+            text = json.dumps(self._saved(), indent=2, sort_keys=True) + "\n"
+            (built / DOCUMENT).write_text(text, encoding="utf-8")
+
+        return self._written(Path(directory).absolute(), write, overwrite=overwrite)
+
+    def _written(self, target: Path, write: Callable[[Path], None], *, overwrite: bool) -> Path:
+        """What ``write`` puts into a directory, and the source graph; whole or not at all."""
         check_target(target, overwrite=overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
             built = scratch / "package"
             built.mkdir()
-            emit_package(self.pcg, self.mesh, self._saved(), self.weights, built)
+            write(built)
             write_source(self.source, built)
             if target.exists():
                 target.rename(scratch / "replaced")

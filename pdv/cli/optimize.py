@@ -16,9 +16,15 @@ from pdv.cli.summary import summarize
 
 if TYPE_CHECKING:
     from pdv.cache import Cache
+    from pdv.cluster import Cluster
+    from pdv.frontend import Program
+    from pdv.pins import PinSet
     from pdv.plan import Plan
 
-Model = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
+Model = Annotated[Path | None, typer.Argument(help="An ONNX file.", show_default=False)]
+ArchText = Annotated[
+    str | None, typer.Option("--arch", help="In place of a file, a model's sizes: llama-3-8b, gpt:layers=24,…")
+]
 ClusterFile = Annotated[Path, typer.Option("--cluster", "-c", help="The cluster's YAML file.", show_default=False)]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The package to write (default: <model>_pdv).")]
 Batch = Annotated[int | None, typer.Option(help="Global batch size, where the model leaves it open.", min=1)]
@@ -46,8 +52,9 @@ RuleFiles = Annotated[
 
 
 def optimize(
-    model: Model,
     cluster: ClusterFile,
+    model: Model = None,
+    arch: ArchText = None,
     output: Output = None,
     batch: Batch = None,
     mode: Annotated[str, typer.Option(help="train or infer.")] = config.MODE,
@@ -69,32 +76,69 @@ def optimize(
     """Plan a model for a cluster, prove the plan equal to the model, and write it as a PyTorch package."""
     if mode not in {"train", "infer"}:
         raise UsageError(f"--mode: {mode!r} is not known", "Allowed: train, infer")
-    target = values.output_directory(output, model, overwrite=overwrite)
+    target = _target(output, model, arch, overwrite=overwrite)
     limit, compute_dtype, pinned = values.memory_bytes(memory_limit), values.dtype(dtype), values.axis_sizes(mesh)
     budget_s = values.seconds(budget, "--budget")
-
-    from pdv.cluster import load_cluster
-    from pdv.pins import load_pins
-
-    devices, fixed = load_cluster(cluster), None if pins is None else load_pins(pins)
-    for warning in () if as_json else devices.warnings:
-        print_warning(warning)
+    devices, fixed = _loaded(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
-    options = (batch, mode, dtype, memory_limit, mesh, names[0], search, budget, seed, *names[1:])
+    options = (arch, batch, mode, dtype, memory_limit, mesh, names[0], search, budget, seed, *names[1:])
     given = dict(zip(values.RECORDED, options, strict=True))
 
     from pdv.compile import optimize as plan_model
 
     values.check_limit(limit, devices.memory_bytes)
     with progress_bar(quiet=as_json) as progress:
+        source = model if arch is None else _described(arch, batch, compute_dtype)
         plan = plan_model(
-            model, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,
+            source, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,
             memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s, seed=seed,
             cache=_kept(cache, no_cache=no_cache), rules=rules or None, cost=cost, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
-        plan.save(target, overwrite=overwrite)
+        if target is not None:
+            (plan.save if arch is None else plan.save_plan)(target, overwrite=overwrite)
     _print(plan, target, as_json=as_json)
+
+
+def _loaded(cluster: Path, pins: Path | None, *, quiet: bool) -> tuple[Cluster, PinSet | None]:
+    """The files beside the model."""
+    from pdv.cluster import load_cluster
+    from pdv.pins import load_pins
+
+    devices, fixed = load_cluster(cluster), None if pins is None else load_pins(pins)
+    for warning in () if quiet else devices.warnings:
+        print_warning(warning)
+    return devices, fixed
+
+
+def _target(output: Path | None, model: Path | None, arch: str | None, *, overwrite: bool) -> Path | None:
+    """Where the plan goes; nowhere for a model without a file, unless a place is given.
+
+    Raises:
+        UsageError: if there is no model, or two.
+    """
+    if (model is None) == (arch is None):
+        what = "no model to plan" if model is None else f"--arch and {str(model)!r} are both a model"
+        raise UsageError(what, "An ONNX file, or --arch with --batch", "Write pdv optimize MODEL.onnx --cluster FILE")
+    if model is None and output is None:
+        return None
+    return values.output_directory(output, model or Path("model"), overwrite=overwrite)
+
+
+def _described(arch: str, batch: int | None, dtype: str | None) -> Program:
+    """A model without a file, in bfloat16 unless another type is asked for.
+
+    Raises:
+        ModelError: if the description cannot be read.
+        UsageError: if there is no batch.
+    """
+    from ir.types import DType as Type
+    from pdv.frontend.arch import arch as read
+    from pdv.frontend.arch import program
+
+    if batch is None:
+        raise UsageError("--arch needs a batch", mend="Add --batch N, samples of a step over all devices")
+    return program(read(arch), batch, Type.from_name(dtype or "bfloat16"))
 
 
 def _kept(directory: Path | None, *, no_cache: bool) -> Cache | None:
@@ -106,8 +150,8 @@ def _kept(directory: Path | None, *, no_cache: bool) -> Cache | None:
     return None if no_cache else Cache(directory or default_directory(os.environ), once(print_warning))
 
 
-def _print(plan: Plan, target: Path, *, as_json: bool) -> None:
+def _print(plan: Plan, target: Path | None, *, as_json: bool) -> None:
     if as_json:
-        print_json("optimize", output=str(target), plan=plan.document)
+        print_json("optimize", output=None if target is None else str(target), plan=plan.document)
     else:
-        print_table(summarize(plan.document) | {"written": f"{target}/"})
+        print_table(summarize(plan.document) | {"written": "nothing" if target is None else f"{target}/"})

@@ -23,6 +23,7 @@ DTYPES = {
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 # options that decide what a plan is, and what each is where it is not given
 RECORDED: Mapping[str, object] = {
+    "--arch": None,
     "--batch": None,
     "--mode": config.MODE,
     "--dtype": None,
@@ -134,13 +135,14 @@ def output_directory(output: Path | None, model: Path, *, overwrite: bool) -> Pa
     return path
 
 
-def command_line(model: Path, cluster: Path, options: Mapping[str, object]) -> str:
+def command_line(model: Path | None, cluster: Path, options: Mapping[str, object]) -> str:
     """What made a plan, without folders and output, so that the same plan is the same bytes wherever it is made.
 
-    Of ``options``, defaults are left out, and a list is an option given several times.
+    Without a ``model``, options name it. Of ``options``, defaults are left out, and a list is one given several times.
     """
     chosen: list[str] = []
     for name, value in options.items():
         for one in value if isinstance(value, list) else [] if value == RECORDED[name] else [value]:
             chosen += [name, str(one)]
-    return shlex.join(["pdv", "optimize", model.name, "--cluster", cluster.name, *chosen])
+    file = [] if model is None else [model.name]
+    return shlex.join(["pdv", "optimize", *file, "--cluster", cluster.name, *chosen])

@@ -16,6 +16,7 @@ from ir.graph import Graph
 from ir.types import DType
 from pdv.cluster.suggest import did_you_mean
 from pdv.frontend.arch_presets import ALIASES, PRESETS
+from pdv.frontend.program import Program, Weights
 
 Kind = Literal["gpt", "bert", "llama", "mixtral"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -175,6 +176,15 @@ def graph(arch: Arch, batch: int, dtype: DType = DType.F32, *, tp: int = 1, layo
     from pdv.frontend.arch_graph import build
 
     return build(arch, batch, dtype, exported=layout == "exported", padded=1 if layout == "exported" else 128 * tp)
+
+
+def program(arch: Arch, batch: int, dtype: DType = DType.F32) -> Program:
+    """A described model as `pdv.optimize` takes it: a graph without weights, so that its plan cannot be emitted.
+
+    Raises:
+        ModelError: as ``graph``.
+    """
+    return Program(graph(arch, batch, dtype), Weights())
 
 
 def with_layers(arch: Arch, layers: int) -> Arch:

@@ -19,12 +19,12 @@ ModelSource = "str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedP
 
 
 def load_program(
-    model: str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram,
+    model: str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram | Program,
     example_inputs: ExampleInputs | None = None,
     *,
     batch: int | None = None,
 ) -> Program:
-    """The canonical program of an ONNX file, an exported program, or a module with example inputs.
+    """The canonical program of an ONNX file, an exported program, or a module with example inputs; one is its own.
 
     batch: the size of the dynamic batch dim of an ONNX model, or of dim 0 of a module's example inputs.
 
@@ -33,7 +33,9 @@ def load_program(
         UnsupportedOperatorsError: naming every operator that has no declaration.
         UsageError: if the arguments do not go together.
     """
-    if isinstance(model, str | os.PathLike):
+    if isinstance(model, Program):
+        program = model
+    elif isinstance(model, str | os.PathLike):
         program = _load_file(Path(model), batch)
     else:
         from pdv.frontend.module import load_module_or_export

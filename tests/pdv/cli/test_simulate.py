@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ir.errors import UsageError
 from pdv.cli import app as cli
 
 from .test_plan import here, ran  # noqa: F401  # a fixture
@@ -124,3 +125,40 @@ def test_what_does_not_go_together(
 def test_no_simulation(gpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.json").write_text("{}")
     assert "neither a plan nor a simulation" in refused(capsys, "diff", "other.json", "other.json")
+
+
+def test_a_plan_without_a_file(gpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=128"
+    words = ("optimize", "--arch", tiny, "--batch", "4", "-c", "gpus4.yaml", "--no-cache", "--rules", "none")
+    before = sorted(gpus.iterdir())
+    assert told(capsys, *words)["output"] is None
+    assert sorted(gpus.iterdir()) == before
+    ran(capsys, *words, "-o", "plan")
+    assert sorted(path.name for path in Path("plan").iterdir()) == ["plan.json", "source.graph"]
+    assert f"--arch {tiny}" in json.loads(Path("plan/plan.json").read_text())["command"]
+    ran(capsys, "verify", "plan")
+    assert told(capsys, "simulate", "plan")["model"]["name"] == "gpt"
+
+
+def test_a_plan_without_weights_is_no_program(gpus: Path) -> None:
+    import pdv
+    from pdv.frontend.arch import arch, program
+
+    tiny = arch("gpt:layers=1,hidden=64,heads=4,seq=32,vocab=128")
+    plan = pdv.optimize(program(tiny, 4), cluster="gpus4.yaml", rules="none")
+    with pytest.raises(UsageError, match="was described by --arch and has no weights"):
+        plan.save("program")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "no model to plan"),
+        (("x.onnx", "--arch", SMALL), "are both a model"),
+        (("--arch", SMALL), "--arch needs a batch"),
+    ],
+)
+def test_what_a_description_needs(
+    gpus: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert said in refused(capsys, "optimize", *words, "-c", "gpus4.yaml")
