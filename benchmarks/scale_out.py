@@ -76,7 +76,7 @@ CASES = (
     Case(
         "llama-3-405b", h100, (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072),
         Lattice(tp=(8,), pp=(8, 16, 32), vp=(1, 2, 4), cp=(1, 2, 4), micro_batch=(1,), recompute=("none", "full")),
-        strong=2048, weak=16,
+        strong=2048, weak=8,
     ),
     Case(
         "mixtral-8x22b", gb200, (1152, 2304, 4608, 9216, 18432, 36864, 73728, 147456),
