@@ -27,7 +27,12 @@ def peak_bytes(run: Callable[[], Any], there: Iterable[Tensor]) -> int:
         run()
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated())
-    return held_bytes(there) + max(0, max(accumulate(changes(run)), default=0))
+    return held_bytes(there) + peak_of(changes(run))
+
+
+def peak_of(deltas: Iterable[int]) -> int:
+    """The largest of the sums so far."""
+    return max(0, max(accumulate(deltas), default=0))
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:

@@ -52,10 +52,10 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
         held[Holder("collectives", "all_gather")] = _gathered(setting, chunks)
         flat = sum(_cast(setting, leaf) for leaf in trained)
         return State(held, 0.0, flat, flat)
-    weights = [sizes[leaf] for leaf in trained]
-    # torch's foreach AdamW takes the roots of all second moments at once; on a CPU it goes parameter by parameter,
-    # the root and the quotient (torch/optim/adamw.py).
-    step = sum(weights) if on_gpu else 2.0 * max(weights, default=0.0)
+    weights = sorted((sizes[leaf] for leaf in trained), reverse=True)
+    # torch's foreach AdamW takes the roots of all second moments at once; on a CPU it goes parameter by parameter: the
+    # root and the quotient, while the last parameter's quotient is still there (torch/optim/adam.py).
+    step = sum(weights) if on_gpu else sum(weights[:1]) + sum(weights[:2])
     return State(held, gradients, step)
 
 
@@ -71,6 +71,7 @@ def _leaves(setting: Setting, chunks: Iterable[int]) -> list[Node]:
 def _gathered(setting: Setting, chunks: Iterable[int]) -> float:
     """Whole layers of weights that rest cut: the one at work, those gathered ahead of it, and one of gradients.
 
+    What is in no layer is the outermost unit: gathered, and its gradients not reduced, as long as a micro-batch runs.
     Zhao et al., "PyTorch FSDP", VLDB'23, section 3.3: a unit is gathered at once, and reduced when all of it is there.
     """
     layers: dict[int | None, dict[Node, float]] = {}
@@ -79,8 +80,9 @@ def _gathered(setting: Setting, chunks: Iterable[int]) -> float:
             for operand in node.operands:
                 if gathered_for_use(operand):
                     layers.setdefault(setting.layer(node), {})[chain(operand)[0]] = setting.num_bytes(operand)
+    outermost = sum(layers.pop(None, {}).values())
     most = max((sum(sizes.values()) for sizes in layers.values()), default=0.0)
-    return most * (setting.execution.overlap.gathers + 2)
+    return 2.0 * outermost + most * (setting.execution.overlap.gathers + 2)
 
 
 def _elements(setting: Setting, param: Node) -> int:
