@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,9 +22,11 @@ from pdv.frontend import arch_names
 if TYPE_CHECKING:
     from pdv.frontend.arch import Arch
 
+REMEMBERED = 4  # graphs: those who try many configurations of one model ask for the same again
 ROTARY_BASE = 500000.0  # Llama 3; only the constants' values depend on it, and no price does
 
 
+@lru_cache(maxsize=REMEMBERED)
 def build(arch: Arch, batch: int, dtype: DType, *, exported: bool, padded: int) -> Graph:
     """The program; ``padded``: the vocabulary is a multiple of it.
 

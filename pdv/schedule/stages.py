@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from ir.errors import UsageError
@@ -18,6 +19,7 @@ from ir.graph import Graph, Node
 from pdv.search.blocks import split_blocks
 
 NUMBERED = re.compile(r"^(.*?)\.(\d+)\.")
+REMEMBERED = 4  # graphs
 FEWEST = 2  # layers that make a stack
 SHARE = 0.5  # of all operators, that a stack must have for its layers to be the units of a pipeline
 
@@ -37,6 +39,7 @@ class Units:
     layers: bool
 
 
+@lru_cache(maxsize=REMEMBERED)
 def units(graph: Graph) -> Units:
     """The layers of a graph, or else its blocks between bottlenecks."""
     names = _stack(graph)

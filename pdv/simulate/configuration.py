@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,6 +22,7 @@ from ir.mesh import Axis, Mesh
 from ir.operator import forward_work
 from pdv.cluster import Cluster, Device
 from pdv.cluster.suggest import did_you_mean
+from pdv.cost.compute import ComputeModel
 from pdv.pcg.derive import Derived, derive
 from pdv.problem import Problem
 from pdv.schedule.stages import cut
@@ -50,7 +52,7 @@ PRECISIONS: Mapping[str, Precision] = {
     "mixed-two-gradients": MIXED_TWO_GRADIENTS,
 }
 ALIASES = {"mbs": "micro_batch", "gbs": "batch", "global_batch": "batch", "sequence_parallel": "sp"}
-MOST = 2**20
+REMEMBERED = 4  # graphs and their PCGs: some ten megabytes each, for a hundred layers
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -287,16 +289,23 @@ def workload(
     full = completed(given, cluster.num_devices)
     graph = graph_of(full.micro_batch * full.data)
     _check_heads(graph, full)
-    if full.tp > 1:
-        graph = heads_outermost(graph)
     mesh = full.mesh()
     links = axis_links(cluster, mesh, full.pp)
+    graph, derived = _derived(graph, mesh, full.uses(), full.zero == 3)
     slowest = min((entry.device for entry in cluster.classes), key=lambda device: device.peak("bfloat16"))
     problem = Problem(graph, mesh, links[0], compute_of(slowest))
-    assignment = place(graph, mesh, full.uses(), resting=full.zero == 3)
-    derived = derive(problem, assignment, StraightMoves(mesh, links[0]), as_made)
     stages = _stages(graph, derived, full)
     return Workload(problem, derived.pcg, cluster, stages, full.execution(), links, compute_of)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _derived(graph: Graph, mesh: Mesh, uses: tuple[Use, ...], resting: bool) -> tuple[Graph, Derived]:
+    """The graph as it is cut, and its PCG: equal for all schedules, recomputations and clusters."""
+    if any(axis.name == "tp" for axis in mesh.axes):
+        graph = heads_outermost(graph)
+    problem = Problem(graph, mesh, (), ComputeModel(()))  # nothing is priced here
+    assignment = place(graph, mesh, uses, resting=resting)
+    return graph, derive(problem, assignment, StraightMoves(mesh, ()), as_made)
 
 
 def _stages(graph: Graph, derived: Derived, given: Configuration) -> Stages:
