@@ -1,9 +1,9 @@
 """Where a model is cut into the chunks of a pipeline: between its layers, or at bottlenecks.
 
 Decides which chunk runs an operator. Layers are the repeated modules that parameters are named by
-(`transformer.h.0.…`, `transformer.h.1.…`); what comes before the first of them belongs to the first chunk, what comes
-behind the last to the last, as in Megatron-LM. A model without any (a convolutional one) is cut at values on which
-alone all behind them depends. Entry point: `cut`.
+(`transformer.h.0.…`, `transformer.h.1.…`), or else equal blocks behind each other; what comes before the first of them
+belongs to the first chunk, what comes behind the last to the last, as in Megatron-LM. A model without any (most
+convolutional ones) is cut at values on which alone all behind them depends. Entry point: `cut`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pdv.search.blocks import split_blocks
 NUMBERED = re.compile(r"^(.*?)\.(\d+)\.")
 REMEMBERED = 4  # graphs
 FEWEST = 2  # layers that make a stack
+WIDEST = 8  # blocks between bottlenecks that a layer may have
 SHARE = 0.5  # of all operators, that a stack must have for its layers to be the units of a pipeline
 
 
@@ -84,8 +85,27 @@ def _stack(graph: Graph) -> tuple[str, set[int]] | None:
 
 
 def _blocks(graph: Graph) -> Units:
+    """Layers by structure, where equal blocks follow each other; else every block is a unit."""
     blocks = split_blocks(graph)
-    return Units({node: at for at, block in enumerate(blocks) for node in block.nodes}, len(blocks), layers=False)
+    start, period, count = _repeated([block.key for block in blocks])
+    inside = sum(len(block.nodes) for block in blocks[start : start + period * count])
+    if count < FEWEST or inside < SHARE * sum(len(block.nodes) for block in blocks):
+        return Units({node: at for at, block in enumerate(blocks) for node in block.nodes}, len(blocks), layers=False)
+    place = [min(max((at - start) // period, -1), count) for at in range(len(blocks))]
+    return Units({node: place[at] for at, block in enumerate(blocks) for node in block.nodes}, count, layers=True)
+
+
+def _repeated(keys: Sequence[str]) -> tuple[int, int, int]:
+    """Start, period and count of the longest run of equal groups of keys; of equally long ones the shortest period."""
+    best = (0, 1, 0)
+    for period in range(1, min(WIDEST, len(keys) // FEWEST) + 1):
+        run = 0
+        for at in range(len(keys) - period):
+            run = run + 1 if keys[at] == keys[at + period] else 0
+            count = run // period + 1
+            if run and count * period > best[1] * best[2]:
+                best = (at - run + 1, period, count)
+    return best
 
 
 def cut(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ir.builder import Builder
 from ir.errors import UsageError
-from ir.graph import Graph
+from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.arch import arch, graph
 from pdv.schedule.stages import balanced, cut, even, units
@@ -31,6 +31,22 @@ def test_layers_are_found_by_their_names() -> None:
     assert len(set(per_unit[1:-1])) == 1
     assert per_unit[0] == 2  # embedding, positions
     assert per_unit[-1] == 2  # norm, head
+
+
+def test_layers_are_found_by_their_structure() -> None:
+    """Where a file has lost the names of parameters."""
+    named = graph(arch("llama:layers=5,hidden=16,heads=2,seq=8,vocab=32"), 2)
+    k, made = Builder(), dict[Node, Node]()
+    for number, node in enumerate(named.nodes):
+        if node.op.name == "param":
+            made[node] = k.param(f"MatMul_{number}", node.type)
+        else:
+            made[node] = k.copy(node, tuple(made[operand] for operand in node.operands))
+    nameless = k.graph({name: made[node] for name, node in named.outputs})
+    one, other = units(named), units(nameless)
+    assert (other.count, other.layers) == (5, True)
+    differing = [node for node, unit in one.of.items() if other.of[made[node]] != unit]
+    assert not differing
 
 
 def test_a_model_without_layers_is_cut_where_all_depends_on_one_value() -> None:
