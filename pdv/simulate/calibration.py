@@ -23,6 +23,7 @@ class Calibration:
         attention_gpu: the same of FlashAttention.
         traffic_gpu: the same of all other kernels, which move memory.
         kernels_cpu: the same of every kernel on a CPU.
+        move_cpu_s: calling a collective on a CPU, beside the collective: autograd's function, gloo's request.
         unaligned: how much slower a product in two-byte types is where its rows are no multiple of 16 bytes.
         overlap_slowdown: how much slower compute runs while a collective runs beside it (shared SMs and memory).
         straggler_std: relative deviation of one device's time of a step.
@@ -36,6 +37,7 @@ class Calibration:
     attention_gpu: float = 0.9
     traffic_gpu: float = 0.9
     kernels_cpu: float = 1.2
+    move_cpu_s: float = 1e-4
     unaligned: float = 8.0
     overlap_slowdown: float = 1.1
     straggler_std: float = 0.01

@@ -1,0 +1,44 @@
+"""Copies that the emitted program makes around its collectives, one by one as ``pdv/emit/parallel.py`` does.
+
+Frameworks that reduce in place and gather into the result's own memory (Megatron-LM's mappings) make none.
+"""
+
+from __future__ import annotations
+
+from pdv.simulate.entries import Entry
+
+READ_AND_WRITTEN = 2
+# What each parallel operator runs on its piece, forward and backward.
+RUNS = {
+    "partition": ("slice", "gather"),
+    "combine": ("gather", "slice"),
+    "replicate": ("", "sum"),
+    "reduce": ("sum", ""),
+    "all_gather": ("gather", "scatter"),
+    "reduce_scatter": ("scatter", "gather"),
+    "reduce_replicate": ("sum", "sum"),
+    "all_to_all": ("exchange", "exchange"),
+}
+
+
+def copied_bytes(entry: Entry, way: int) -> tuple[float, int]:
+    """Read and written beside a move's collective, forward (``way`` 0) or backward (1); and by how many kernels.
+
+    What is gathered along dim 0 lies in order as it arrives; behind other dims the blocks are put together. Blocks
+    that are scattered or exchanged are laid side by side first, and a sum is taken in a copy.
+    """
+    before, after = (entry.held, entry.bytes) if way == 0 else (entry.bytes, entry.held)
+    together = after if entry.dims[way] else 0.0
+    match RUNS[entry.name][way]:
+        case "slice":
+            copies = [after]
+        case "sum" | "scatter":
+            copies = [before]
+        case "gather":
+            copies = [together]
+        case "exchange":
+            copies = [before, together]
+        case _:
+            copies = []
+    made = [size for size in copies if size]
+    return READ_AND_WRITTEN * sum(made), len(made)
