@@ -390,7 +390,7 @@ def saved_workload(
                 "A cluster of as many devices",
                 "Plan for this one with pdv optimize",
             )
-        return planned(plan, cluster)
+        return planned(plan, cluster, None if cluster is None else lambda device: cost_model(cost, [device]))
     except (KeyError, TypeError) as error:
         raise _damaged(error) from error
 

@@ -5,6 +5,9 @@ Entry points: ``planned``, and ``emitted`` of one that is not saved yet.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ir.cost_model import CostModel
 from ir.graph import Graph
 from pdv.cluster import Cluster, Device
@@ -15,24 +18,29 @@ from pdv.report.loaded import Loaded
 from pdv.simulate.setup import Execution, Overlap, Stages, Workload
 
 
-def planned(loaded: Loaded, cluster: Cluster | None = None) -> Workload:
+def planned(
+    loaded: Loaded, cluster: Cluster | None = None, compute_of: Callable[[Device], CostModel] | None = None
+) -> Workload:
     """The workload of a plan on the cluster that it was made for, or on another one of as many devices.
 
-    On another cluster, work is priced by arithmetic and traffic alone, and collectives by its links.
+    Args:
+        loaded: the plan.
+        cluster: another one; its collectives are priced by its links.
+        compute_of: what prices kernels of a device; by default the plan's own model on its own cluster, elsewhere
+            arithmetic and traffic.
     """
     problem = loaded.problem
     if cluster is None:
-        own = Cluster.from_dict(loaded.document["cluster"])
-        return emitted(problem, loaded.derived.pcg, own)
-    axes = []
-    size = problem.mesh.num_devices
-    for axis in problem.mesh.axes:
-        size //= axis.size
-        route = cluster.route([i * size for i in range(axis.size)])
-        axes.append(axis_link(axis.size, route))
-    compute = ComputeModel.of(cluster)
-    other = Problem(problem.graph, problem.mesh, tuple(axes), compute, problem.mode)
-    return emitted(other, loaded.derived.pcg, cluster)
+        work = emitted(problem, loaded.derived.pcg, Cluster.from_dict(loaded.document["cluster"]))
+    else:
+        axes = []
+        size = problem.mesh.num_devices
+        for axis in problem.mesh.axes:
+            size //= axis.size
+            axes.append(axis_link(axis.size, cluster.route([i * size for i in range(axis.size)])))
+        other = Problem(problem.graph, problem.mesh, tuple(axes), ComputeModel.of(cluster), problem.mode)
+        work = emitted(other, loaded.derived.pcg, cluster)
+    return work if compute_of is None else replace(work, compute_of=compute_of)
 
 
 def emitted(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:

@@ -41,7 +41,7 @@ class _Sums:
 
 
 def confidence(lowered: Lowered, parts: Sequence[Sequence[Parts]], step: int) -> Confidence:
-    """Of the class of devices that works most, stretched to the step.
+    """Of the class of devices that works most, relative to its work, for the whole step.
 
     As ``PlanCost.std_s``: errors of two kernels have the model's correlation, which adds up linearly; the rest averages
     out; the analytic part is all shared.
@@ -51,7 +51,7 @@ def confidence(lowered: Lowered, parts: Sequence[Sequence[Parts]], step: int) ->
         for stage in lowered.stages
         for number, own in enumerate(parts[stage.number])
     }
-    (stage_number, number), worked = max(busy.items(), key=lambda item: item[1])
+    stage_number, number = max(busy, key=busy.__getitem__)
     stage, own = lowered.stages[stage_number], parts[stage_number][number]
     sums = _local(lowered, stage, number)
     links = stage.kind.links
@@ -68,8 +68,9 @@ def confidence(lowered: Lowered, parts: Sequence[Sequence[Parts]], step: int) ->
     shared = ROOFLINE_RELATIVE_STD * (sums.seconds["analytic"] - moved_s) + exposed_s
     shared += math.sqrt(correlation) * sums.linear
     std_s = math.hypot(shared, math.sqrt((1.0 - correlation) * sums.squares))
-    stretched = step / worked if worked else 0.0
-    return Confidence(std_s * stretched, {name: s for name, s in sums.seconds.items() if s > 0.0})
+    total_s = sum(sums.seconds.values())
+    relative = std_s / total_s if total_s else 0.0
+    return Confidence(relative * step / PICO, {name: s for name, s in sums.seconds.items() if s > 0.0})
 
 
 def _local(lowered: Lowered, stage: Stage, number: int) -> _Sums:
