@@ -200,6 +200,7 @@ class _Work:
 
     def _collective(self, entry: Entry, place: int, way: int, kind: int, *, blocks: bool, after: Waits = ()) -> None:
         """What a parallel operator runs forward or backward, if anything."""
+        self._copies(entry, way, kind)
         if not blocks:
             self.tasks += self._moves(entry, place, way, kind, blocks=False, after=after)
             return
@@ -231,7 +232,7 @@ class _Work:
 
     def _copies(self, entry: Entry, way: int, kind: int) -> None:
         """What the emitted program copies around a collective, and what it takes to call one on a CPU."""
-        issue = self._lowering.issue[0 if kind in {FORWARD, GATHER} else 1]
+        issue = self._lowering.issue[0 if kind in FIRST else 1]
         for number, prices in enumerate(self._lowering.prices):
             price = prices.entries.get(entry.number)
             if price is not None and (price.forward, price.backward)[way]:
