@@ -9,6 +9,7 @@ convolutional ones) is cut at values on which alone all behind them depends. Ent
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -81,7 +82,18 @@ def _stack(graph: Graph) -> tuple[str, set[int]] | None:
     best = max(counts, key=lambda name: (counts[name], name), default="")
     if not best or len(stacks[best]) < FEWEST or counts[best] < SHARE * len(trained):
         return None
-    return best, stacks[best]
+    return (best, stacks[best]) if _alike(best, stacks[best], trained) else None
+
+
+def _alike(prefix: str, numbers: set[int], trained: Sequence[Node]) -> bool:
+    """Whether most members of a stack have parameters of the same shapes: stages of a ResNet do not."""
+    shapes: dict[int, list[tuple[int, ...]]] = {number: [] for number in numbers}
+    for node in trained:
+        match = NUMBERED.match(str(node.attr("name")))
+        if match and match[1] == prefix:
+            shapes[int(match[2])].append(node.type.shape)
+    kinds = Counter(tuple(sorted(found)) for found in shapes.values())
+    return max(kinds.values()) >= SHARE * len(numbers) and max(kinds.values()) >= FEWEST
 
 
 def _blocks(graph: Graph) -> Units:

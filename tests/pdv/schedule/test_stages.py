@@ -60,6 +60,15 @@ def test_a_model_without_layers_is_cut_where_all_depends_on_one_value() -> None:
     assert max(work) < 0.9 * sum(work)
 
 
+def test_numbered_modules_that_differ_are_no_layers() -> None:
+    k = Builder()
+    x = k.input("x", TensorType((4, 8), DType.F32))
+    for number, width in enumerate((16, 32, 64, 8)):
+        weight = k.param(f"stages.{number}.weight", TensorType((width, x.type.shape[-1]), DType.F32))
+        x = k.gelu(k.linear(x, weight))
+    assert not units(k.graph({"y": x})).layers
+
+
 def test_too_few_units() -> None:
     with pytest.raises(UsageError, match="has 2 layers, too few for 3 chunks"):
         cut(graph(arch("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32"), 2), 3)
