@@ -83,7 +83,7 @@ CASES = (
         Lattice(
             tp=(1, 2, 4), pp=(2, 4, 8), vp=(1, 2), cp=(1,), ep=(1, 8), micro_batch=(1, 2), recompute=("none", "full")
         ),
-        strong=9216, weak=4,
+        strong=9216, weak=1,
     ),
 )  # fmt: skip
 
