@@ -8,6 +8,7 @@ from typing import Any
 
 from pdv.cluster.units import MEMORY
 from pdv.report.axes import axis_uses
+from pdv.report.simulated import ordered, part_text
 
 Document = Mapping[str, Any]  # Any: plan.json; docs/plan-format.md
 
@@ -20,6 +21,7 @@ def explain_document(document: Document, why: Mapping[str, Any]) -> str:
         _rewrites(why["rewrites"], document["predicted"]["step_time_s"]["mean"]),
         _time(document),
         _memory(document),
+        _simulated(document),
         _operators(why["operators"]),
         _storage(document),
     )
@@ -105,6 +107,24 @@ def _memory(document: Document) -> list[str]:
     limited = "" if limit is None else f", limit {MEMORY.format(limit)}"
     peak = max(document["predicted"]["memory_bytes"].values(), default=0.0)
     return [f"Memory per device: {MEMORY.format(peak)}{limited}", *table(("lifetime", "bytes"), rows)]
+
+
+def _simulated(document: Document) -> list[str]:
+    """A step of the emitted program by events; plans made before there was a simulator have none."""
+    simulated = document.get("simulated")
+    if simulated is None:
+        return []
+    held = ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in simulated["peak_bytes"].items())
+    mean, std = simulated["step_s"], simulated["std_s"]
+    rows = [
+        (part_text(name), f"{seconds * 1e3:.4g}", f"{100 * seconds / mean:.1f}%")
+        for name, seconds in ordered(simulated["breakdown_s"]).items()
+    ]
+    verdict = "fits" if simulated["fits"] else "does not fit"
+    return [
+        f"Simulated step: {mean * 1e3:.4g} ± {std * 1e3:.4g} ms; at most {held}: {verdict}",
+        *table(("part", "ms", "share"), rows),
+    ]
 
 
 def _operators(entries: Sequence[Mapping[str, Any]]) -> list[str]:
