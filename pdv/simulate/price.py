@@ -83,10 +83,21 @@ class DevicePrices:
                 shapes = _shapes(entry, self.problem)
                 factor = self.inside.slowdown(entry.node.op) * self.inside.alignment(shapes, entry.node)
                 self.entries[entry.number] = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
-
+            if self.execution.dropout and _is_residual(entry):
+                self.entries[entry.number] = _sum(self.entries[entry.number], self._dropout(entry))
         if self.execution.precision == AS_EMITTED:
             moves = [entry for entry in entries if entry.role in {"move", "parameter", "sum"}]
             self.entries.update((entry.number, self._copies(entry)) for entry in moves)
+
+    def _dropout(self, entry: Entry) -> Price:
+        """Of what a branch adds: a kernel of its own, or fused with the sum, which then writes and reads a mask."""
+        piece = local_shape(entry.node.type, entry.sharding, self.problem.mesh)
+        tensor = TensorType(piece, entry.node.type.dtype)
+        if self.execution.fused:
+            mask = self.traffic(float(tensor.num_elements))
+            return self.inside.price(NodeEstimate(mask, mask), (0, 0), self.inside.slowdown(None))
+        (found,) = self.problem.compute.nodes([_query("scale", (tensor,), entry.backward)])
+        return self.inside.price(found, (1, int(entry.backward)), self.inside.slowdown(None))
 
     def _copies(self, entry: Entry) -> Price:
         """Beside a move's collectives, forward and backward."""
@@ -173,6 +184,21 @@ class _InStep:
             picoseconds(_own_s(self.device, estimate.backward, kernels[1]) * factor),
             kernels, (forward, backward),
         )  # fmt: skip
+
+
+def _is_residual(entry: Entry) -> bool:
+    """A sum of two activations of one shape: where transformers drop out what a branch adds (Vaswani et al., 5.4)."""
+    alike = [operand for operand in entry.node.operands if operand.type == entry.node.type and operand.needs_grad]
+    return entry.name == "add" and len(alike) == 2
+
+
+def _sum(one: Price, other: Price) -> Price:
+    """One behind the other."""
+    return Price(
+        one.forward + other.forward, one.backward + other.backward,
+        (one.kernels[0] + other.kernels[0], one.kernels[1] + other.kernels[1]),
+        (_together(one.estimates[:1] + other.estimates[:1]), _together(one.estimates[1:] + other.estimates[1:])),
+    )  # fmt: skip
 
 
 def _times(estimate: Estimate, factor: float) -> Estimate:

@@ -150,3 +150,14 @@ def test_zero_2_sums_gradients_of_each_micro_batch(gradients: int) -> None:
         return simulate(found, calibration=PLAIN, draws=0).totals["dp"]
 
     assert summed(2) > summed(1) * (1.0 if gradients else 2.5)  # four times as often; weights are gathered once
+
+
+@pytest.mark.parametrize("fused", [0, 1])
+def test_dropout_takes_time_at_residual_sums_and_in_written_scores(fused: int) -> None:
+    def compute(dropout: int, flash: int) -> float:
+        spec = f"dp=8,micro_batch=4,batch=32,fused={fused},flash={flash},dropout={dropout}"
+        return simulate(gpt(spec), calibration=PLAIN, draws=0).totals["compute"]
+
+    residual = compute(1, 1) - compute(0, 1)
+    assert 0.0 < residual < 0.2 * compute(0, 1)
+    assert compute(1, 0) - compute(0, 0) > residual

@@ -16,7 +16,7 @@ from pdv.problem import Problem
 from pdv.search.chain import ChainSolver
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.configuration import configuration, workload
-from pdv.simulate.setup import Execution, Overlap, Stages, Workload
+from pdv.simulate.setup import Execution, Overlap, Precision, Stages, Workload
 from tests.pdv.worlds import DEVICE, FAST
 
 CPU = replace(DEVICE, kind="cpu")
@@ -25,7 +25,8 @@ PLAIN = Calibration(
     host_forward_s=0.0, host_backward_s=0.0, host_step_s=0.0, overlap_slowdown=1.0, straggler_std=0.0,
     collective_efficiency=1.0, products_gpu=1.0, attention_gpu=1.0, traffic_gpu=1.0, kernels_cpu=1.0, unaligned=1.0,
 )  # fmt: skip
-WAITING = Execution(overlap=Overlap(transfers=False))
+# of no other bytes than as emitted, but without the copies that the emitted program makes around its collectives
+WAITING = Execution(overlap=Overlap(transfers=False), precision=Precision(gradient=4))
 
 
 def flat(devices: Sequence[Device], link: Link = FAST) -> Cluster:
