@@ -1,0 +1,30 @@
+"""A program over fewer rows is the program that one would write for them."""
+
+from __future__ import annotations
+
+from ir.types import DType
+from pdv.frontend.arch import arch, graph
+from pdv.memory.rows import fewer_rows
+from tests.pdv import worlds
+
+
+def test_rows_of_programs() -> None:
+    whole, half = worlds.mlp(batch=12), worlds.mlp(batch=6)
+    found = fewer_rows(whole, 2)
+    assert found is not None
+    assert found.digest == half.digest
+    found = fewer_rows(worlds.attention_block(batch=6), 3)
+    assert found is not None
+    assert found.digest == worlds.attention_block(batch=2).digest
+
+
+def test_rows_of_a_described_model() -> None:
+    model = arch("llama:layers=2,hidden=64,heads=4,kv_heads=2,ffn=128,seq=16,vocab=128")
+    whole = graph(model, 8, DType.F32, layout="exported")
+    found = fewer_rows(whole, 4)
+    assert found is not None
+    assert found.digest == graph(model, 2, DType.F32, layout="exported").digest
+
+
+def test_rows_that_cannot_be_cut() -> None:
+    assert fewer_rows(worlds.mlp(batch=6), 4) is None

@@ -1,0 +1,71 @@
+"""A refusal tries what would help, mildest first, and says what each change would need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from ir.errors import NoPlanFitsError
+from ir.graph import Graph
+from pdv.cluster import Cluster, load_cluster
+from pdv.compile import plan_problems
+from pdv.memory.ways import Problems, multiplied, needs, told, ways_out
+from pdv.problem import Problem
+from pdv.search.meshes import search_meshes
+from tests.pdv import worlds
+
+LAPTOP = {"nodes": [{"devices": 2, "device": "cpu-core", "link": "loopback-gloo"}]}
+
+
+def problems_within(limit: float) -> Problems:
+    def on(graph: Graph, cluster: Cluster) -> Sequence[Problem]:
+        return plan_problems(graph, cluster, mode="train", memory_limit=limit, rules=())
+
+    return on
+
+
+def refused(graph: Graph, cluster: Cluster, limit: float) -> NoPlanFitsError:
+    with pytest.raises(NoPlanFitsError) as caught:
+        search_meshes(problems_within(limit)(graph, cluster), needs=needs(cluster))
+    error = caught.value
+    return told(error, limit, ways_out(problems_within(limit), graph, cluster, error, limit))
+
+
+def test_a_refusal_names_the_nearest_plans_that_fit(golden: Callable[[str, str], None]) -> None:
+    graph, cluster = worlds.mlp(batch=512, width=48, hidden=96), load_cluster(LAPTOP)
+    error = refused(graph, cluster, 400e3)
+    assert error.needed_bytes > 400e3
+    for way in error.ways:
+        assert way["fits"] == (way["needed_bytes"] <= 400e3)
+        assert (str(way["change"]) in str(error)) == way["fits"]
+    golden("errors/no-plan-fits-ways.txt", str(error) + "\n")
+
+
+def test_a_hopeless_limit_says_so() -> None:
+    error = refused(worlds.mlp(batch=16), load_cluster(LAPTOP), 10.0)
+    assert not any(way["fits"] for way in error.ways)
+    assert "combine" in str(error)
+
+
+def test_what_a_plan_needs_has_the_last_word() -> None:
+    """The search adds up lifetimes and leaves out the loss: a plan within the limit by its price is looked at again."""
+    graph, cluster = worlds.mlp(batch=512, width=48, hidden=96, layers=2), load_cluster(LAPTOP)
+    of = needs(cluster)
+    free = search_meshes(problems_within(float("inf"))(graph, cluster))
+    limit = (of(free) + free.cost.peak_bytes) / 2
+    assert free.cost.peak_bytes < limit < of(free)
+    found = search_meshes(problems_within(limit)(graph, cluster), needs=of)
+    assert of(found) <= limit
+    assert found.lower_bound_s <= found.cost.seconds
+    assert found.cost.seconds >= free.cost.seconds
+
+
+def test_more_of_the_same_nodes() -> None:
+    one = load_cluster(LAPTOP)
+    more = multiplied(one, 4)
+    assert more.num_devices == 8
+    nodes = {"nodes": [{"count": 2, "devices": 8, "device": "a100-80gb-sxm", "link": "nvlink3"}], "network": "ib-hdr"}
+    several = multiplied(load_cluster(nodes), 2)
+    assert (several.num_nodes, several.num_devices) == (4, 32)
+    assert several.route((0, 8)).link.bandwidth_bytes_per_s > 0
