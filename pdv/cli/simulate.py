@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,7 +120,8 @@ def _of_settings(
     devices = load_cluster(cluster)
     given = completed(configuration(manual, batch), devices.num_devices)
     graph_of = _graph_of(target, arch, str(values.dtype(dtype)), given.tp)
-    work = workload(graph_of, given, devices, lambda device: cost_model(cost or config.COST, [device]))
+    compute_of = cache(lambda device: cost_model(cost or config.COST, [device]))
+    work = workload(graph_of, given, devices, compute_of)
     return work, given.text()
 
 
