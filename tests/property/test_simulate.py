@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
+from functools import cache, cached_property
+from typing import Any, Literal
 
 import pytest
 from hypothesis import assume, given, settings
@@ -35,7 +35,7 @@ SPECS = (
     "dp=8,zero=3,micro_batch=2,batch=32,gathers=2",
     "tp=4,pp=2,micro_batch=1,batch=8,sp=1,fused=1,flash=0,recompute=selective",
 )
-quick = settings(max_examples=12, deadline=None)
+quick = settings(max_examples=10, deadline=None)
 
 
 def executions() -> st.SearchStrategy[Execution]:
@@ -70,14 +70,20 @@ class Case:
 
     @cached_property
     def workload(self) -> Workload:
-        device = replace(DEVICE, kind=self.kind)
-        of = problem(random_graph(self.seed, 8), self.mesh, device=device)
+        found = planned(self.seed, self.mesh, self.kind)
         names = [axis.name for axis in self.mesh.axes]
         axes = tuple(name for name in self.execution.data_axes if name in names)
-        return best(of, replace(self.execution, data_axes=axes), [device] * self.mesh.num_devices)
+        return replace(found, execution=replace(self.execution, data_axes=axes))
 
 
-cases = st.builds(Case, st.integers(0, 40), st.sampled_from(MESHES), st.sampled_from(["gpu", "cpu"]), executions())
+@cache
+def planned(seed: int, mesh: Mesh, kind: Literal["gpu", "cpu"]) -> Workload:
+    device = replace(DEVICE, kind=kind)
+    of = problem(random_graph(seed, 8), mesh, device=device)
+    return best(of, devices=[device] * mesh.num_devices)
+
+
+cases = st.builds(Case, st.integers(0, 15), st.sampled_from(MESHES), st.sampled_from(["gpu", "cpu"]), executions())
 
 
 def changed(workload: Workload, device: Callable[[Device], Device], share: float = 1.0) -> Workload:
@@ -248,3 +254,25 @@ def test_moves_take_what_links_and_efficiency_allow(case: Case) -> None:
                     size = max(entry.held, entry.bytes)
                     least = least_seconds(collective, links.axes[entry.axis], size)
                     assert links.move(entry)[way] >= least * PICO * (1 - 1e-9) - 1
+
+
+@quick
+@given(cases)
+def test_fusion_and_less_recomputation_never_cost_time(case: Case) -> None:
+    workload = case.workload
+
+    def step(**changes: Any) -> int:
+        return step_ps(replace(workload, execution=replace(workload.execution, **changes)))
+
+    assert step(fused=True) <= step(fused=False)
+    assert step(recompute="none") <= step(recompute="selective") <= step(recompute="full")
+    assert step(zero=1) <= step(zero=0) or workload.execution.data_axes
+
+
+@quick
+@given(cases, st.integers(1, 3))
+def test_each_micro_batch_costs_time(case: Case, more: int) -> None:
+    workload = case.workload
+    execution = workload.execution
+    longer = replace(execution, micro_batches=execution.micro_batches + more)
+    assert step_ps(replace(workload, execution=longer)) > step_ps(workload)
