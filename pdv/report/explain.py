@@ -106,7 +106,8 @@ def _memory(document: Document) -> list[str]:
     limit = document["search"]["certificate"]["space"]["memory_limit_bytes"]
     limited = "" if limit is None else f", limit {MEMORY.format(limit)}"
     peak = max(document["predicted"]["memory_bytes"].values(), default=0.0)
-    return [f"Memory per device: {MEMORY.format(peak)}{limited}", *table(("lifetime", "bytes"), rows)]
+    heading = f"Memory per device: {MEMORY.format(peak)} as the search adds it up{limited}"
+    return [heading, *table(("lifetime", "bytes"), rows)]
 
 
 def _simulated(document: Document) -> list[str]:
