@@ -26,6 +26,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.pcg.derive import Derived, derive
 from pdv.problem import Problem
 from pdv.schedule.stages import cut
+from pdv.simulate.admits import check_model, divisors
 from pdv.simulate.chunks import spread
 from pdv.simulate.groups import axis_links
 from pdv.simulate.interleave import heads_outermost
@@ -219,7 +220,7 @@ def completed(given: Configuration, devices: int) -> Configuration:
         )
     if dp % given.ep:
         raise UsageError(
-            f"ep={given.ep} does not divide dp={dp}", f"Experts spread over data-parallel ranks: {_divisors(dp)}"
+            f"ep={given.ep} does not divide dp={dp}", f"Experts spread over data-parallel ranks: {divisors(dp)}"
         )
     batch = given.batch or dp * given.micro_batch
     if batch % (dp * given.micro_batch):
@@ -251,27 +252,6 @@ def _check_schedule(given: Configuration) -> None:
         )
 
 
-def _check_heads(graph: Graph, given: Configuration) -> None:
-    """Attention must divide by heads and by positions.
-
-    Raises:
-        UsageError: as ``completed``.
-    """
-    for node in graph.nodes:
-        if node.op.name == "attention":
-            heads, positions = node.type.shape[-3], node.type.shape[-2]
-            if heads % given.tp:
-                raise UsageError(f"tp={given.tp} does not divide {heads} heads", f"Allowed: {_divisors(heads)}")
-            for degree, word in ((given.cp, "cp"), (given.cp * given.tp if given.sp else 1, "cp x tp, with sp=1,")):
-                if positions % degree:
-                    raise UsageError(f"{word}={degree} does not divide a sequence of {positions}")
-            return
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
-
-
 def workload(
     graph_of: Callable[[int], Graph], given: Configuration, cluster: Cluster, compute_of: Callable[[Device], CostModel]
 ) -> Workload:
@@ -288,7 +268,7 @@ def workload(
     """
     full = completed(given, cluster.num_devices)
     graph = graph_of(full.micro_batch * full.data)
-    _check_heads(graph, full)
+    check_model(graph, full)
     mesh = full.mesh()
     links = axis_links(cluster, mesh, full.pp)
     graph, derived = _derived(graph, mesh, full.uses(), full.zero == 3)

@@ -194,6 +194,13 @@ def test_nonsense_is_told(text: str, said: str | None) -> None:
         made(GPT, text, 8)
 
 
+def test_experts_must_be_there_and_divide() -> None:
+    with pytest.raises(UsageError, match="ep=2: gpt has no experts"):
+        made(GPT, "dp=2,ep=2", 2)
+    with pytest.raises(UsageError, match=r"ep=3 does not divide 4 experts. Allowed: 1, 2, 4"):
+        made(MIXTRAL, "dp=3,ep=3", 3)
+
+
 def test_heads_must_divide() -> None:
     with pytest.raises(UsageError, match=r"tp=3 does not divide 8 heads\. Allowed: 1, 2, 4, 8"):
         made(GPT, "tp=3", 3)
