@@ -61,4 +61,5 @@ def _check_parts(graph: Graph, given: Configuration) -> None:
 
 
 def divisors(number: int) -> str:
+    """Every divisor, for messages."""
     return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
