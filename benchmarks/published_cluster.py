@@ -42,8 +42,10 @@ DEVICES: tuple[tuple[str, str, str, str], ...] = (
     ("p100", "P100-PCIE-16GB", "pcie3", "ethernet-25g"),
     ("t4", "t4", "pcie3", "ethernet-25g"),
 )  # fmt: skip
-# What collectives reach of a link's line rate inside a node: NVLink 3, NCCL all-reduce, A100 (pdv/cluster/presets.py).
-NVLINK_REACHED = 0.71
+# What collectives reach of a link's line rate. NVLink: NCCL all-reduce, A100 (pdv/cluster/presets.py). PCIe: through
+# host memory, median of seven systems of 2 to 8 GPUs in public measurements (0.12 to 0.71). Ethernet: TCP, assumed.
+REACHED = {"nvlink": 0.71, "pcie": 0.45, "ethernet": 0.4}
+LINKS_OF_A_GPU = {"nvlink2": 6, "nvlink3": 12, "nvlink4": 18}  # NVIDIA, V100, A100 and H100 datasheets
 RATE = re.compile(r"(?:(\d+)\s*x\s*(?:[A-Za-z-]+\s+)*)?(\d+(?:\.\d+)?)\s*([GMT])(b|B|bit)(?:/s|ps)", re.ASCII)
 PER_GPU_WORDS = ("per gpu", "/gpu", "a gpu", "per device")
 PORT_WORDS = ("hdr", "ndr", "infiniband")  # of which nodes of such GPUs have a port for each
@@ -61,10 +63,9 @@ def cluster_of(row: Row, devices: int) -> dict[str, Any]:
     network: dict[str, Any] | str = ""
     for entry, count in kinds:
         _, device, link, usual = entry
-        inside = inside_link(row.get("intra_bw", ""), link)
         size = min(per_node, count)
         node: dict[str, Any] = {"count": max(1, count // size), "devices": size, "device": device}
-        nodes.append(node | ({"link": inside} if size > 1 else {}))
+        nodes.append(node | (inside_links(row.get("intra_bw", ""), link, size) if size > 1 else {}))
         network = network or between(row.get("inter_bw", ""), usual, per_node)
     found: dict[str, Any] = {"name": "published", "nodes": nodes}
     return found if sum(node["count"] for node in nodes) == 1 else found | {"network": network}
@@ -98,13 +99,26 @@ def _count(text: str) -> int:
     return int(match[1]) if match else 0
 
 
+def inside_links(text: str, usual: str, devices: int) -> dict[str, Any]:
+    """The links of a node. ``"4 inter-GPU connects"``: so many between any two, which leaves groups, joined by PCIe."""
+    inside = inside_link(text, usual)
+    between_two = re.search(r"(\d+) inter-gpu connects", text.lower())
+    if between_two is None or usual not in LINKS_OF_A_GPU:
+        return {"link": inside}
+    group = LINKS_OF_A_GPU[usual] // int(between_two[1]) + 1
+    if group >= devices or devices % group:
+        return {"link": inside}
+    return {"link": "pcie4", "parts": [{"devices": group, "link": inside}]}
+
+
 def inside_link(text: str, usual: str) -> str | dict[str, Any]:
     """The link inside a node: the usual one, or one of a stated rate (of NVLink, what collectives reach of it)."""
     rate = bandwidth(text, 1)
     if rate is None:
         return usual
-    line_rate = any(word in text.lower() for word in ("nvlink", "dir"))  # bidirectional, unidirectional: a sheet's
-    reached = NVLINK_REACHED if usual.startswith("nvlink") and line_rate else 1.0
+    kind = next((kind for kind in REACHED if usual.startswith(kind)), "")
+    line_rate = kind == "pcie" or any(word in text.lower() for word in ("nvlink", "dir"))  # uni- and bidirectional
+    reached = REACHED[kind] if kind and line_rate else 1.0
     return {"preset": usual, "name": "stated", "bandwidth": f"{rate * reached / 1e9:.6g} GB/s"}
 
 
@@ -113,6 +127,7 @@ def between(text: str, usual: str, per_node: int) -> str | dict[str, Any]:
     rate = bandwidth(text, per_node)
     if rate is None:
         return usual
+    rate *= REACHED["ethernet"] if usual.startswith("ethernet") else 1.0
     return {
         "preset": usual, "name": "stated", "bandwidth": f"{rate / 1e9:.6g} GB/s", "ports_per_node": per_node,
     }  # fmt: skip

@@ -24,24 +24,27 @@ class Calibration:
         traffic_gpu: the same of all other kernels, which move memory.
         kernels_cpu: the same of every kernel on a CPU.
         move_cpu_s: calling a collective on a CPU, beside the collective: autograd's function, gloo's request.
+        copies_cpu: copies beside a collective on a CPU, over reading and writing memory at its full speed: results are
+            new memory each time, whose pages the system has yet to give.
         unaligned: how much slower a product in two-byte types is where its rows are no multiple of 16 bytes.
         overlap_slowdown: how much slower compute runs while a collective runs beside it (shared SMs and memory).
         straggler_std: relative deviation of one device's time of a step.
         collective_efficiency: share of a link's bandwidth that collectives reach inside a step.
     """
 
-    host_forward_s: float = 75e-6
-    host_backward_s: float = 60e-6
-    host_step_s: float = 1e-3
-    products_gpu: float = 1.08
-    attention_gpu: float = 0.9
-    traffic_gpu: float = 0.9
+    host_forward_s: float = 1.12e-4
+    host_backward_s: float = 4.8e-5
+    host_step_s: float = 4.5e-3
+    products_gpu: float = 1.04
+    attention_gpu: float = 0.93
+    traffic_gpu: float = 0.86
     kernels_cpu: float = 1.2
-    move_cpu_s: float = 1e-4
-    unaligned: float = 8.0
-    overlap_slowdown: float = 1.1
+    move_cpu_s: float = 5e-5
+    copies_cpu: float = 8.0
+    unaligned: float = 13.3
+    overlap_slowdown: float = 2.0
     straggler_std: float = 0.01
-    collective_efficiency: float = 0.9
+    collective_efficiency: float = 0.74
 
 
 CALIBRATION = Calibration()

@@ -103,7 +103,8 @@ class DevicePrices:
         """Beside a move's collectives, forward and backward."""
         found = [copied_bytes(entry, way) for way in (0, 1)]
         ahead, behind = (self.traffic(size) if size else NOTHING for size, _ in found)
-        price = self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), self.inside.slowdown(None))
+        factor = self.inside.calibration.copies_cpu if self.device.kind == "cpu" else self.inside.slowdown(None)
+        price = self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), factor)
         if self.device.kind != "cpu":
             return price
         called = [picoseconds(self.inside.calibration.move_cpu_s) if runs else 0 for runs in RUNS[entry.name]]
