@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from ir.cost_model import CostModel
@@ -23,7 +24,7 @@ from pdv.simulate.setup import Recompute, Workload
 from pdv.simulate.step import simulate
 
 ComputeOf = Callable[[Device], CostModel]
-SLACK = 1.1  # of a device's memory, that an estimate may exceed before it is believed not to fit
+SLACK = 1.0  # of a device's memory, that an estimate may take before it is believed not to fit; they are mostly low
 FEW = (2, 3)  # layers of the models that are looked at; a single one is no stack of layers
 PER_LAYER = ("weights", "gradients", "optimizer")
 
@@ -145,35 +146,35 @@ def estimated(
     lattice: Lattice,
     dtype: DType = DType.BF16,
 ) -> list[Estimate]:
-    """Every configuration of the lattice, estimated."""
-    layers: dict[Configuration, _Layer] = {}
-    works: dict[Configuration, tuple[Workload, Workload]] = {}
+    """Every configuration of the lattice, estimated; what was worked out for another batch or schedule is kept."""
     found = []
     for given in points(arch, devices, batch, lattice):
-        one = given.model_copy(
-            update={"pp": 1, "vp": 1, "schedule": "1f1b", "batch": 2 * given.data * given.micro_batch}
-        )
-        if one not in layers:
-            plain = one.model_copy(update={"recompute": "none"})
-            if plain not in works:
-                cluster = cluster_of(devices // given.pp)
-                short, longer = (_work(with_layers(arch, count), plain, cluster, compute_of, dtype) for count in FEW)
-                works[plain] = short, longer
-            layers[one] = _layer(works[plain], given.recompute)
-        found.append(_estimate(arch, given, layers[one]))
+        alone = {"pp": 1, "vp": 1, "schedule": "1f1b", "batch": 2 * given.data * given.micro_batch}
+        one = given.model_copy(update=alone)
+        layer = _layer(arch, one, cluster_of(devices // given.pp), compute_of, dtype)
+        found.append(_estimate(arch, given, layer))
     return found
+
+
+@lru_cache(maxsize=8)
+def _few(
+    arch: Arch, plain: Configuration, cluster: Cluster, compute_of: ComputeOf, dtype: DType
+) -> tuple[Workload, ...]:
+    """The model with few layers on the devices of one stage."""
+    return tuple(_work(with_layers(arch, count), plain, cluster, compute_of, dtype) for count in FEW)
 
 
 def _work(arch: Arch, given: Configuration, cluster: Cluster, compute_of: ComputeOf, dtype: DType) -> Workload:
     return workload(lambda samples: graph(arch, samples, dtype, tp=given.tp), given, cluster, compute_of)
 
 
-def _layer(works: tuple[Workload, Workload], recompute: Recompute) -> _Layer:
+@lru_cache(maxsize=1 << 12)
+def _layer(arch: Arch, one: Configuration, cluster: Cluster, compute_of: ComputeOf, dtype: DType) -> _Layer:
     """From steps of ``FEW`` layers, of one and two micro-batches."""
     times, kinds = [], []
-    for work in works:
+    for work in _few(arch, one.model_copy(update={"recompute": "none"}), cluster, compute_of, dtype):
         runs = [
-            replace(work, execution=replace(work.execution, micro_batches=count, recompute=recompute))
+            replace(work, execution=replace(work.execution, micro_batches=count, recompute=one.recompute))
             for count in (1, 2)
         ]
         once, twice = (simulate(run, draws=0).step_s for run in runs)
