@@ -44,7 +44,7 @@ from pdv.simulate.step import run, simulate
 
 LARGE = "tp=8,pp=16,dp=8,vp=4,schedule=interleaved,micro_batch=1,batch=1024,sp=1"  # 128 micro-batches
 CLUSTER = "infiniband-8x8"
-CHANGES = 40
+CHANGES = 100
 ASKED = 7.0  # times as fast; FlexFlow reports 2.2 to 6.9 (Jia et al., SysML'19, table 4)
 
 

@@ -139,30 +139,34 @@ def simulate_tasks(segment: Segment, offset: int, clocks: Clocks, watch: Watch |
 
     ``watch`` is told of each task's start and end, in order.
     """
-    compute, host = clocks.compute, clocks.host
+    compute, host, parts = clocks.compute, clocks.host, clocks.parts
     margin, bound = [1 << 62] * len(host), False
     for task in segment.tasks:
-        free = max([compute[number] for number in task.classes])
-        start, cause = _awaited(task, offset, clocks, free)
+        _, part, classes, duration, issue, streams, blocks, makes, after, slows, _ = task
+        free = max([compute[number] for number in classes]) if len(classes) > 1 else compute[classes[0]]
+        start, cause = _awaited(task, offset, clocks, free) if streams or after else (free, "")
         awaited = start
-        for number in task.classes:
-            host[number] += task.issue
-            if host[number] > start:
-                start, bound = host[number], True
-        for number in task.classes:
+        for number in classes:
+            host[number] = issued = host[number] + issue
+            if issued > start:
+                start, bound = issued, True
+        for number in classes:
             margin[number] = min(margin[number], start - host[number])
-        end = start + task.duration
-        for stream in task.streams:
+        end = start + duration
+        for stream in streams:
             clocks.streams[stream] = end
-        for number in task.classes:
-            if task.blocks:
-                _spend(clocks.parts[number], (compute[number], free, awaited, start, end), cause, task.part)
-                compute[number] = end
-            else:
-                _spend(clocks.parts[number], (0, 0, 0, 0, task.slows), cause, task.part)
-                compute[number] += task.slows
-        if not task.blocks:
-            clocks.ready[offset + task.makes] = (end, task.part)
+        for number in classes:
+            own = parts[number]
+            if not blocks:
+                compute[number] += slows
+                own[part] = own.get(part, 0) + slows
+                continue
+            if compute[number] != start:
+                _wait(own, (compute[number], free, awaited, start), cause)
+            own[part] = own.get(part, 0) + duration
+            compute[number] = end
+        if not blocks:
+            clocks.ready[offset + makes] = (end, part)
         if watch is not None:
             watch(task, start, end)
     return margin, bound
@@ -181,14 +185,9 @@ def _awaited(task: Task, offset: int, clocks: Clocks, free: int) -> tuple[int, s
     return start, cause
 
 
-def _spend(parts: Parts, times: tuple[int, int, int, int, int], cause: str, part: str) -> None:
-    """Book a class's time from its clock on: waiting for other classes, for communication, for the host; the task."""
-    clock, free, awaited, start, end = times
-    for name, time in (
-        (WAITING, free - clock),
-        (cause, awaited - free),
-        (HOST, start - awaited),
-        (part, end - start),
-    ):
+def _wait(parts: Parts, times: tuple[int, int, int, int], cause: str) -> None:
+    """Book a class's time from its clock to a task's start: for other classes, for communication, for the host."""
+    clock, free, awaited, start = times
+    for name, time in ((WAITING, free - clock), (cause, awaited - free), (HOST, start - awaited)):
         if time:
             parts[name] = parts.get(name, 0) + time

@@ -67,6 +67,8 @@ class Segment:
     @cached_property
     def awaited(self) -> tuple[int, ...]:
         """What tasks wait for that others made."""
+        if not any(task.after for task in self.tasks):
+            return ()
         made: set[int] = set()
         found: dict[int, None] = {}
         for task in self.tasks:
