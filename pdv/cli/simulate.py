@@ -119,7 +119,12 @@ def _of_settings(
 
     devices = load_cluster(cluster)
     given = completed(configuration(manual, batch), devices.num_devices)
-    graph_of = _graph_of(target, arch, str(values.dtype(dtype)), given.tp)
+    wanted = str(values.dtype(dtype))
+    graph_of = _graph_of(target, arch, wanted, given.tp)
+    for entry in devices.classes:
+        if wanted not in entry.device.peak_flops:
+            slow = f"{entry.device.name} has no {wanted} rate: it is priced at its float32 rate"
+            print_warning(f"{slow}. Known: {', '.join(entry.device.peak_flops)}; choose by --dtype")
     compute_of = cache(lambda device: cost_model(cost or config.COST, [device]))
     work = workload(graph_of, given, devices, compute_of)
     return work, given.text()

@@ -104,6 +104,11 @@ def test_a_model_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert cuts == {"up": "S1", "down": "P"}
 
 
+def test_a_type_that_a_device_does_not_know(here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    assert cli.run(("simulate", "two.onnx", "-c", "cluster.yaml", "--manual", "tp=2,micro_batch=8")) == 0
+    assert "slow has no bfloat16 rate: it is priced at its float32 rate" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
