@@ -169,7 +169,8 @@ def measure_here(scratch: Path) -> None:
     target = torch.randint(0, facts["output"][-1], facts["output"][:-1])
     model = load_package(scratch / "emitted_pdv").build()
     rank = int(os.environ.get("RANK", "0"))
-    peak = training_peak(model, inputs, target)
+    place = next(model.parameters()).device
+    peak = training_peak(model, tuple(x.to(place) for x in inputs), target.to(place))
     (scratch / f"peak_{rank}").write_text(str(peak))
     if torch.distributed.is_initialized():
         torch.distributed.barrier()

@@ -15,7 +15,7 @@ from ir.sharding import Sharding, local_shape
 from ir.verify import infer_shardings
 from pdv.memory.kernels import Local
 from pdv.pcg.plan_cost import is_bias
-from pdv.simulate.setup import AS_EMITTED, Execution, Workload
+from pdv.simulate.setup import Execution, Workload
 
 
 @dataclass
@@ -44,9 +44,10 @@ class Setting:
     def eager(self) -> bool:
         """True of the emitted program: torch's own autograd, and the copies that ``pdv/emit/parallel.py`` makes.
 
-        False of a framework that reduces in place and accumulates into buffers made beforehand (Megatron-LM).
+        False of a framework that keeps a copy of each weight, reduces in place and accumulates into buffers made
+        beforehand (Megatron-LM).
         """
-        return self.execution.precision == AS_EMITTED
+        return self.execution.precision.master == 0
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """Local shape of a value."""

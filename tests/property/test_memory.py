@@ -28,6 +28,7 @@ from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.memory import step_memory
 from pdv.search.meshes import Found, search_mesh
+from pdv.simulate.setup import Execution
 from tests.pdv import worlds
 from tests.pdv.emit.graphs import random_weights
 from tests.pdv.simulate.workloads import of_pcg
@@ -52,7 +53,8 @@ def ranks() -> Iterator[None]:
 
 def needs(found: Found) -> float:
     solution = found.solution
-    return step_memory(of_pcg(replace(solution.problem, graph=solution.graph), found.pcg)).worst.least_bytes
+    problem = replace(solution.problem, graph=solution.graph)
+    return step_memory(of_pcg(problem, found.pcg, Execution())).worst.least_bytes
 
 
 def programs(draw: st.DrawFn) -> Graph:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ir.builder import Builder
 from ir.mesh import Mesh
 from ir.types import DType
 from pdv.cluster import load_cluster
@@ -17,7 +18,7 @@ from pdv.memory.passes import passes
 from pdv.memory.setting import Setting
 from pdv.schedule.order import Pipeline, in_flight
 from pdv.simulate.configuration import configuration, workload
-from pdv.simulate.setup import Workload
+from pdv.simulate.setup import Execution, Workload
 from tests.pdv import worlds
 from tests.pdv.simulate.workloads import best
 
@@ -123,17 +124,17 @@ def test_a_cpu_holds_tensors_alone() -> None:
 
 
 def worst_of_mlp() -> StageMemory:
-    return step_memory(best(worlds.problem(worlds.mlp(), Mesh.of(a=2)))).worst
+    return step_memory(best(worlds.problem(worlds.mlp(), Mesh.of(a=2)), Execution())).worst
 
 
 def test_a_step_by_hand() -> None:
     """y = W x alone: after backward weight, gradient and moments are there, and AdamW's work space comes on top."""
-    k = worlds.Builder()
+    k = Builder()
     y = k.linear(k.input("x", worlds.f32(4, 8)), k.param("w", worlds.f32(16, 8)))
-    one = step_memory(best(worlds.problem(k.graph({"y": y}), Mesh.of(a=1)))).worst
+    one = step_memory(best(worlds.problem(k.graph({"y": y}), Mesh.of(a=1)), Execution())).worst
     weight, x = 16 * 8 * 4, 4 * 8 * 4
     assert one.when == "optimizer step"
-    assert one.peak_bytes == 4 * weight + x + 2 * weight
+    assert one.peak_bytes == 4 * weight + x + 2 * weight  # the root and the quotient; no parameter came before
 
 
 def test_inference_keeps_nothing() -> None:
