@@ -86,7 +86,7 @@ class Megatron:
 def mlp(degree: int) -> Graph:
     """x + down(gelu(up(norm(x)))), a prime number of rows, so that nothing but weights can be cut."""
     k = Builder()
-    x = k.input("x", f32(1021, 48 * degree))
+    x = k.input("x", f32(4093, 48 * degree))
     norm = k.layer_norm(x, k.param("g", f32(48 * degree)), k.param("o", f32(48 * degree)), eps=1e-5)
     up = k.add(k.linear(norm, k.param("up", f32(192 * degree, 48 * degree))), k.param("b", f32(192 * degree)))
     return k.graph({"y": k.add(x, k.linear(k.gelu(up), k.param("down", f32(48 * degree, 192 * degree))))})

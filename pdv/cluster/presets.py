@@ -4,7 +4,7 @@ A device's rates and sizes are those of its record (learned_cost/devices/*.yaml,
 vendor's datasheet of that product. "kernels" and "collectives" are medians over public measurements (NeuSight, Vidur,
 AIConfigurator, DeepBench, LLMServingSim, PipeWeave; collected 2026-11): matrix products of more than 1e11 FLOP against
 the sheet's peak, and NCCL all-reduce of at least 128 MiB (nccl-tests bus bandwidth) and of at most 16 KiB (latency,
-divided by the steps of a ring).
+divided by the 2 log2 n steps that `pdv.cost.comm` counts).
 """
 
 from __future__ import annotations
@@ -109,34 +109,35 @@ LINKS: dict[str, PresetLink] = {
     for preset in (
         # Inside a node. Bandwidth is what NCCL reaches, not the sheet's.
         # sheet 150 GB/s a direction, times 0.8: on nvlink3 and nvlink4 the share measured is 0.71 and 0.86
-        PresetLink(Link("nvlink2", 120e9, 2e-6)),
-        # collectives, A100 SXM, 8 devices: 212 GB/s of 300; 21.7 us over 14 steps
-        PresetLink(Link("nvlink3", 212e9, 1.6e-6)),
-        # collectives, H200 SXM, 8 devices: 385 GB/s of 450; 17.2 us over 14 steps
-        PresetLink(Link("nvlink4", 385e9, 1.2e-6)),
+        PresetLink(Link("nvlink2", 120e9, 3.6e-6)),
+        # collectives, A100 SXM, 8 devices: 212 GB/s of 300; 21.4 us over 6 steps (4 devices: 14.2 us over 4)
+        PresetLink(Link("nvlink3", 212e9, 3.6e-6)),
+        # collectives, H200 SXM, 8 devices: 385 GB/s of 450; 15.7 us over 6 steps (4 devices: 9.4 us over 4)
+        PresetLink(Link("nvlink4", 385e9, 2.6e-6)),
         # sheet 900 GB/s a direction, times the share that nvlink4 reaches
-        PresetLink(Link("nvlink5", 770e9, 1.2e-6)),
+        PresetLink(Link("nvlink5", 770e9, 2.6e-6)),
         # sheet 80 GB/s a direction (P100 SXM2), times 0.8 as for nvlink2; latency as nvlink2
-        PresetLink(Link("nvlink1", 64e9, 2e-6)),
+        PresetLink(Link("nvlink1", 64e9, 3.6e-6)),
         # sheet 200 GB/s a direction (H800, A800), times the share that nvlink4 reaches
-        PresetLink(Link("nvlink4-h800", 171e9, 1.2e-6)),
+        PresetLink(Link("nvlink4-h800", 171e9, 2.6e-6)),
         # Two cards by a bridge, A40, A6000, 3090: sheet 56.25 GB/s a direction, times 0.8 as for nvlink2
-        PresetLink(Link("nvlink3-bridge", 45e9, 1.6e-6)),
+        PresetLink(Link("nvlink3-bridge", 45e9, 3.6e-6)),
         # Two A100 PCIe by three bridges: collectives, Vidur a100_pairwise, 2 devices: 182 GB/s of 300
-        PresetLink(Link("nvlink3-bridge-a100", 182e9, 1.6e-6)),
+        PresetLink(Link("nvlink3-bridge-a100", 182e9, 3.6e-6)),
         # MI250 sheet: 50 GB/s a direction and link, to the next card over one to four of them, times 0.8 as for nvlink2
-        PresetLink(Link("xgmi2", 40e9, 2e-6)),
+        PresetLink(Link("xgmi2", 40e9, 3.6e-6)),
         # MI300X sheet: 448 GB/s a direction, times 0.8 as for nvlink2
-        PresetLink(Link("xgmi3", 358e9, 2e-6)),
+        PresetLink(Link("xgmi3", 358e9, 3.6e-6)),
         # collectives, TITAN X Pascal, 2 devices, DeepBench; latency as pcie4
         PresetLink(Link("pcie3", 12.2e9, 4e-6)),
-        # collectives, L40S, 2 devices: 20 GB/s, 7.7 us over 2 steps; 8 devices on two sockets fall to 1.4 GB/s
+        # collectives, L40S, 2 devices: 20 GB/s, 7.7 us over 2 steps (4: 15.3 over 4; 8: 27.7 over 6); 8 devices on two
+        # sockets fall to 1.4 GB/s
         PresetLink(Link("pcie4", 20e9, 4e-6)),
         # Between the two sockets of a node, all devices of one together: collectives, Vidur a100_pairwise, 4 devices in
         # two pairs: 23.5 GB/s. What 8 devices reach across sockets may be less (L40S: 1.4 GB/s a device)
         PresetLink(Link("socket", 23.5e9, 4e-6)),
-        # collectives, RTX PRO 6000, 8 devices: 22 GB/s (38 with 2); 25.6 us over 14 steps
-        PresetLink(Link("pcie5", 22e9, 2e-6)),
+        # collectives, RTX PRO 6000, 8 devices: 22 GB/s (38 with 2); 26.5 us over 6 steps
+        PresetLink(Link("pcie5", 22e9, 4.4e-6)),
         # Between nodes. Line rates: what is reached depends on the fabric; measure and describe it where you can.
         # 200 Gb/s; latency: collectives, Vidur send_recv on A100, between nodes less inside one, 8.5-15 us
         PresetLink(Link("ib-hdr", 25e9, 1e-5)),

@@ -195,12 +195,16 @@ def _tree(axis: AxisLink, num_bytes: float) -> float:
 
 
 def _pairwise(axis: AxisLink, local_bytes: float) -> float:
-    """All-to-all: an n-th to each other member; the levels carry their shares at the same time."""
+    """All-to-all: an n-th to each other member; the levels carry their shares at the same time.
+
+    All sends are posted at once, so that their latencies overlap: small exchanges among 2, 4 and 8 A100 take 10.8, 12.6
+    and 13.2 us (NCCL, AIConfigurator's measurements), which n - 1 steps one after the other would not.
+    """
     latency_s, slowest_s, below = 0.0, 0.0, 1
     for stage in reversed(_stages(axis)):
         partners = below * (stage.size - 1)
         rate = stage.exchange_bytes_per_s or stage.link.bandwidth_bytes_per_s
-        latency_s += partners * stage.link.latency_s
+        latency_s += (stage.size - 1).bit_length() * stage.link.latency_s
         slowest_s = max(slowest_s, local_bytes * partners / axis.size / rate)
         below *= stage.size
     return latency_s + slowest_s
