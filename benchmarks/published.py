@@ -73,17 +73,16 @@ class Framework:
 
 
 # By a word of `source` or `notes`. Megatron-LM and its DeepSpeed fork until 2022: fused softmax, bias-gelu and
-# bias-dropout-add, scores written (Narayanan et al., SC'21, section 4.2). llm-foundry: FSDP with FlashAttention
-# in eager mode. torchtitan: FSDP, compiled, SDPA. Others as eager PyTorch with autocast.
+# bias-dropout-add, scores written (Narayanan et al., SC'21, section 4.2); DeepSpeed's gradients stay in half precision.
+# llm-foundry: FSDP with FlashAttention in eager mode. torchtitan: FSDP, compiled, SDPA. Others as eager PyTorch with
+# autocast.
 FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
     ("torchtitan", Framework(flash=True, fused=True, dropout=False, precision="mixed", gathers=1, gradients=True)),
     ("foundry", Framework(flash=True, fused=False, dropout=False, precision="mixed", gathers=1, gradients=True)),
+    ("deepspeed", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
+    ("bigscience", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
     ("megatron", Framework(flash=False, fused=True, dropout=True, precision="mixed")),
     ("2205.05198", Framework(flash=False, fused=True, dropout=True, precision="mixed")),
-    # From that section on the chronicle's runs sum gradients in float32, beside those of two bytes.
-    ("rebalancing layers", Framework(flash=False, fused=True, dropout=True, precision="mixed-two-gradients")),
-    ("bigscience", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
-    ("vtrain", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
 )
 FSDP = Framework(flash=True, fused=False, dropout=False, precision="mixed", gathers=1, gradients=True)
 EAGER = Framework(flash=False, fused=False, dropout=True, precision="mixed-half-gradients")

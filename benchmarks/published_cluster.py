@@ -114,7 +114,7 @@ def inside_links(text: str, usual: str, devices: int) -> dict[str, Any]:
 def inside_link(text: str, usual: str) -> str | dict[str, Any]:
     """The link inside a node: the usual one, or one of a stated rate (of NVLink, what collectives reach of it)."""
     rate = bandwidth(text, 1)
-    if rate is None:
+    if rate is None or "config" in text.lower():  # a setting of somebody's simulator says nothing of the hardware
         return usual
     kind = next((kind for kind in REACHED if usual.startswith(kind)), "")
     line_rate = kind == "pcie" or any(word in text.lower() for word in ("nvlink", "dir"))  # uni- and bidirectional

@@ -17,6 +17,8 @@ class Calibration:
         host_forward_s: host time to issue one kernel of forward (Python, dispatch, launch); on a GPU the host runs
             ahead, and only where kernels are shorter than this does the device wait.
         host_backward_s: the same in backward, which runs from C++.
+        host_pass_s: host time of each pass of a micro-batch through a stage before its first kernel (schedule, data,
+            waiting for what was received).
         host_step_s: host time outside the graph in each step (data, loss scale, logging).
         products_gpu: time of products within a step over that of the same kernels alone in a loop (clocks fall under
             sustained load).
@@ -34,6 +36,7 @@ class Calibration:
 
     host_forward_s: float = 1.12e-4
     host_backward_s: float = 4.8e-5
+    host_pass_s: float = 2e-3
     host_step_s: float = 4.5e-3
     products_gpu: float = 1.04
     attention_gpu: float = 0.93

@@ -54,6 +54,7 @@ class Segments:
             picoseconds(calibration.host_forward_s) if gpu else 0,
             picoseconds(calibration.host_backward_s) if gpu else 0,
         )
+        self.begin = picoseconds(calibration.host_pass_s) if gpu else 0
         self.slowed = 1.0 - 1.0 / calibration.overlap_slowdown if gpu else 0.0
 
     def of(
