@@ -233,8 +233,9 @@ class Delta:
         outputs = [(event.value.type, self._leaving(place)) for place, event in tables.script.outputs]
         losses = [price.loss(outputs) for price in tables.prices]
         ahead, behind = loss_segments(tables.segments, losses)
-        forward = [*(Placed(run) for run, _ in self.runs), Placed(ahead)]
-        backward = [Placed(behind), *(Placed(run) for _, run in reversed(self.runs))]
+        begun = tables.segments.begun()
+        forward = [*begun, *(Placed(run) for run, _ in self.runs), Placed(ahead)]
+        backward = [Placed(behind), *begun, *(Placed(run) for _, run in reversed(self.runs))]
         times = [sum(times) for times in zip(*self.optimizer.values(), strict=True)]
         issue = tables.segments.issue[0]
         tail = tables.segments.made(finish(tables.links, times or [0] * len(tables.prices), issue), "step")

@@ -12,7 +12,7 @@ from pdv.simulate.nodes import Nodes
 from pdv.simulate.runs import Run
 from pdv.simulate.segments import KINDS, Due, Item, Segments, Waits
 from pdv.simulate.sums import Sums
-from pdv.simulate.task import HOST, Placed, Task
+from pdv.simulate.task import Placed
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Lowering:
         """The segments of one chunk."""
         items = self._items(runs)
         ahead = self.segments.execution.overlap.gathers
-        forward, backward, last = self._begun(), self._begun(), self._begun()
+        forward, backward, last = self.segments.begun(), self.segments.begun(), self.segments.begun()
         for number, run in enumerate(runs):
             window = [*range(ahead + 1)] if number == 0 else [number + ahead]
             early = [(n - number, items[n]) for n in window if ahead and n < len(runs)]
@@ -52,12 +52,6 @@ class Lowering:
             due = tuple((i.place - start, *one) for i in items[number] for one in buckets.get(i.place, ()))
             last.append(self._placed("backward", *arguments, due) if due else backward[-1])
         return Program(tuple(forward), tuple(backward), tuple(last))
-
-    def _begun(self) -> list[Placed]:
-        """What the host does before it issues a pass."""
-        everyone = tuple(range(len(self.segments.links.devices)))
-        issue = self.segments.begin
-        return [Placed(self.segments.made((Task("begin", HOST, everyone, 0, issue),), "begin"))] if issue else []
 
     # ---- What waits for what ----
 

@@ -16,7 +16,7 @@ from pdv.simulate.fusion import Fusion
 from pdv.simulate.links import COLLECTIVES, Links
 from pdv.simulate.price import DevicePrices, Price
 from pdv.simulate.setup import Execution
-from pdv.simulate.task import COMPUTE, RECOMPUTATION, Segment, Task, picoseconds
+from pdv.simulate.task import COMPUTE, HOST, RECOMPUTATION, Placed, Segment, Task, picoseconds
 
 # Numbers of tasks that others wait for: the node's place in its chunk, what it does, and the set of classes.
 FORWARD, BACKWARD, AGAIN, GATHER, REGATHER = range(5)
@@ -84,6 +84,11 @@ class Segments:
             tasks = work.forward(gathers) if phase == "forward" else work.backward(gathers, due, again=layer)
             segment = self._known[key] = Segment(tuple(tasks), phase)
         return segment
+
+    def begun(self) -> list[Placed]:
+        """What the host does before it issues a pass."""
+        everyone = tuple(range(len(self.links.devices)))
+        return [Placed(self.made((Task("begin", HOST, everyone, 0, self.begin),), "begin"))] if self.begin else []
 
     def made(self, tasks: tuple[Task, ...], name: str) -> Segment:
         """The segment of some tasks."""
