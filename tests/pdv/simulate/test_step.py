@@ -88,7 +88,7 @@ def test_recomputation_is_a_forward_pass_again_but_for_embedding_and_head() -> N
 
 def test_a_small_model_on_a_gpu_takes_what_its_host_takes() -> None:
     workload = gpt("tp=1,dp=8,micro_batch=1,batch=8")
-    slow = replace(CALIBRATION, host_forward_s=1e-3, host_backward_s=1e-3, straggler_std=0.0)
+    slow = replace(CALIBRATION, host_forward_s=1e-3, host_backward_s=1e-3, host_pass_s=0.0, straggler_std=0.0)
     simulation = simulate(workload, calibration=slow, draws=0)
     kernels = 4 * 12  # at least so many a layer, forward and backward
     assert simulation.step_s > kernels * 1e-3
