@@ -16,7 +16,7 @@ MIB = float(2**20)
 # of sizes that nobody asks for just then. Fitted on nvidia-smi's readings of runs of Megatron-DeepSpeed
 # (benchmarks/published.py, set "bloom"), which leave room to spare; where none is left the allocator gives cached
 # blocks back before it fails, all but split ones: runs that were seen to fit, and not to fit, put the rest between.
-FRAGMENTATION = 0.2
+FRAGMENTATION = 0.23
 STUCK = 0.1
 
 # CUDA's context, the kernels of PyTorch and cuBLAS, and cuBLAS's work space: what nvidia-smi shows of a process that

@@ -105,16 +105,16 @@ def _gradient(setting: Setting, param: Node) -> float:
 
 
 def _cast(setting: Setting, param: Node) -> float:
-    """Gradients narrower than the optimizer's copy are put together and cast for its step: each rank its share.
+    """Gradients narrower than the optimizer's copy are cast for its step, each rank its share, in one piece.
 
-    DeepSpeed, runtime/zero/stage_1_and_2.py, ``step``: flattened in their own type, then in that of the copy.
+    DeepSpeed, runtime/zero/stage_1_and_2.py, ``step``.
     """
     precision = setting.execution.precision
     narrow = param.type.dtype.itemsize if precision.gradient is None else precision.gradient
     if narrow >= precision.master:
         return 0.0
     cut = _cut(setting, param) if setting.execution.zero >= 1 else 1
-    return _elements(setting, param) * (narrow + precision.master) / cut
+    return _elements(setting, param) * precision.master / cut
 
 
 def _optimizer(setting: Setting, param: Node) -> float:
