@@ -80,6 +80,9 @@ FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
     ("torchtitan", Framework(flash=True, fused=True, dropout=False, precision="mixed", gathers=1, gradients=True)),
     ("foundry", Framework(flash=True, fused=False, dropout=False, precision="mixed", gathers=1, gradients=True)),
     ("deepspeed", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
+    # The chronicle says so itself: from that section on, DeepSpeed's BF16_Optimizer, which sums gradients in float32
+    # beside those of two bytes; before it, gradients were summed in fp16.
+    ("rebalancing layers", Framework(flash=False, fused=True, dropout=True, precision="mixed-two-gradients")),
     ("bigscience", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
     ("megatron", Framework(flash=False, fused=True, dropout=True, precision="mixed")),
     ("2205.05198", Framework(flash=False, fused=True, dropout=True, precision="mixed")),
