@@ -15,13 +15,13 @@ Row = Mapping[str, str]
 # A word in a GPU's name -> (device record or preset, memory it may be told by, link inside a node, network).
 # The first that matches is taken, so longer words come first.
 DEVICES: tuple[tuple[str, str, str, str], ...] = (
-    ("gb200", "GB200", "nvlink5", "ib-ndr"),
-    ("gh200", "GH200-96GB", "nvlink4", "ib-ndr"),
-    ("b200", "B200-SXM-180GB", "nvlink5", "ib-ndr"),
+    ("gb200", "gb200", "nvlink5", "ib-ndr"),
+    ("gh200", "gh200-96gb", "nvlink4", "ib-ndr"),
+    ("b200", "b200-sxm-180gb", "nvlink5", "ib-ndr"),
     ("h200", "h200-141gb-sxm", "nvlink4", "ib-ndr"),
-    ("h800", "H800-SXM-80GB", "nvlink4", "ib-ndr"),
+    ("h800", "h800-sxm-80gb", "nvlink4", "ib-ndr"),
     ("h100", "h100-80gb-sxm", "nvlink4", "ib-ndr"),
-    ("h20", "H20-SXM-96GB", "nvlink4", "ib-ndr"),
+    ("h20", "h20-sxm-96gb", "nvlink4", "ib-ndr"),
     ("a10080gpcie", "a100-80gb-pcie", "pcie4", "ib-hdr"),
     ("a100pcie", "a100-40gb-pcie", "pcie4", "ib-hdr"),
     ("a10040", "a100-40gb-sxm", "nvlink3", "ib-hdr"),
@@ -30,16 +30,16 @@ DEVICES: tuple[tuple[str, str, str, str], ...] = (
     ("v10032", "v100-32gb-sxm", "nvlink2", "ethernet-25g"),
     ("v100", "v100-16gb-sxm", "nvlink2", "ethernet-25g"),
     ("mi300", "mi300x", "xgmi3", "ib-ndr"),
-    ("mi250", "MI250-1GCD", "xgmi3", "ib-hdr"),
+    ("mi250", "mi250-1gcd", "xgmi3", "ib-hdr"),
     ("rtx4090", "rtx-4090", "pcie4", "ethernet-100g"),
-    ("rtx3090", "RTX-3090", "pcie4", "ethernet-100g"),
-    ("titanrtx", "TitanXp", "pcie3", "ethernet-100g"),
-    ("a6000", "RTX-A6000", "pcie4", "ethernet-100g"),
+    ("rtx3090", "rtx-3090", "pcie4", "ethernet-100g"),
+    ("a6000", "rtx-a6000", "pcie4", "ethernet-100g"),
     ("l40s", "l40s", "pcie4", "ethernet-100g"),
-    ("l40", "L40", "pcie4", "ethernet-100g"),
-    ("a40", "A40", "pcie4", "ib-hdr"),
+    ("l40", "l40", "pcie4", "ethernet-100g"),
+    ("a40", "a40", "pcie4", "ib-hdr"),
+    ("a10", "a10g", "pcie4", "ethernet-100g"),
     ("l4", "l4", "pcie4", "ethernet-25g"),
-    ("p100", "P100-PCIE-16GB", "pcie3", "ethernet-25g"),
+    ("p100", "p100-pcie-16gb", "pcie3", "ethernet-25g"),
     ("t4", "t4", "pcie3", "ethernet-25g"),
 )  # fmt: skip
 # What collectives reach of a link's line rate. NVLink: NCCL all-reduce, A100 (pdv/cluster/presets.py). PCIe: through
@@ -63,9 +63,10 @@ def cluster_of(row: Row, devices: int) -> dict[str, Any]:
     network: dict[str, Any] | str = ""
     for entry, count in kinds:
         _, device, link, usual = entry
-        size = min(per_node, count)
-        node: dict[str, Any] = {"count": max(1, count // size), "devices": size, "device": device}
-        nodes.append(node | (inside_links(row.get("intra_bw", ""), link, size) if size > 1 else {}))
+        for number, size in ((count // per_node, per_node), (1, count % per_node)):
+            if number and size:
+                node: dict[str, Any] = {"count": number, "devices": size, "device": device}
+                nodes.append(node | (inside_links(row.get("intra_bw", ""), link, size) if size > 1 else {}))
         network = network or between(row.get("inter_bw", ""), usual, per_node)
     found: dict[str, Any] = {"name": "published", "nodes": nodes}
     return found if sum(node["count"] for node in nodes) == 1 else found | {"network": network}

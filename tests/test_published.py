@@ -40,7 +40,7 @@ def test_both_directions_are_halved_and_no_rate_is_none() -> None:
 @pytest.mark.parametrize(
     ("text", "devices", "found"),
     [
-        ("GH200", 64, [("GH200-96GB", 64)]),
+        ("GH200", 64, [("gh200-96gb", 64)]),
         ("A100-40G x8 + V100-16G x8", 16, [("a100-40gb-sxm", 8), ("v100-16gb-sxm", 8)]),
         ("4xA100, 4xT4", 16, [("a100-80gb-sxm", 8), ("t4", 8)]),
         ("A100+V100+T4", 12, [("a100-80gb-sxm", 4), ("v100-16gb-sxm", 4), ("t4", 4)]),

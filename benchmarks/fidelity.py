@@ -1,0 +1,169 @@
+"""Published training runs against the simulator: step time, choice among plans, memory.
+
+    python benchmarks/fidelity.py --runs FILE.csv [--json OUT] [--cost learned] [--fit] [--smoke]
+
+Each row of the file is simulated from what it states alone (`benchmarks.published`), and compared with what was
+measured. Constants of `pdv/simulate/calibration.py` are the only ones fitted: on the groups of one half, so figures are
+given for the other half as well. A group is all plans of one model on the same devices at the same batch. Where a row
+leaves open how large a micro-batch is, the simulator chooses as a user would: the fastest that fits.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fidelity_fit import fit
+from benchmarks.published import Refused, Run, read_runs
+from benchmarks.published_simulate import Simulated, simulate_runs
+from benchmarks.record import Record, arguments, table
+from pdv.simulate.calibration import CALIBRATION
+
+# Two invented runs, to see that the script works; nothing is claimed of them.
+SMOKE = """model,params,layers,hidden,heads,seq,vocab,gpu,num_gpus,gpus_per_node,intra_bw,inter_bw,global_batch,\
+micro_batch,tp,pp,dp,zero,recompute,schedule,measured(value),unit,source,set,precision,mem_gb,notes
+made-up,,2,256,4,128,1024,A100-80G,2,2,,,4,2,2,1,1,0,none,none,10,ms/iteration,invented,invented,fp16,,
+made-up,,2,256,4,128,1024,A100-80G,2,2,,,4,2,1,1,2,0,none,none,9,ms/iteration,invented,invented,fp16,,
+"""
+
+
+def main() -> None:
+    """Simulate every run, print errors by set, and claim the figures of the whole and of each half."""
+    parser = arguments(str(__doc__).splitlines()[0])
+    parser.add_argument("--runs", type=Path, metavar="FILE", help="a CSV file in the form of training_runs.csv")
+    parser.add_argument("--cost", default="learned", help="what prices kernels, as pdv takes it")
+    parser.add_argument("--fit", action="store_true", help="fit the constants on the first half, and print them")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    options = parser.parse_args()
+    record = Record()
+    with tempfile.TemporaryDirectory() as scratch:
+        path: Path | None = options.runs
+        if options.smoke:
+            path = Path(scratch) / "smoke.csv"
+            path.write_text(SMOKE, encoding="utf-8")
+        if path is None:
+            parser.error("--runs FILE is needed")
+        runs, refused = read_runs(path)
+    if options.fit:
+        print(fit([run for run in runs if half_of(run) == 0], options.cost, options.jobs))
+        return
+    found = simulate_runs(runs, CALIBRATION, options.cost, options.jobs)
+    done = [entry for entry in found if isinstance(entry, Simulated)]
+    record.rows = [row_of(entry) for entry in done]
+    failed = [*refused, *(entry for entry in found if isinstance(entry, Refused))]
+    record.rows += [{"row": entry.number, "set": entry.set, "refused": entry.why} for entry in failed]
+    report(record, done, failed)
+    record.print_summary()
+    record.write(options.json)
+
+
+def half_of(run: Run) -> int:
+    """0 or 1, equal for all runs of a group."""
+    return zlib.crc32(repr(run.group).encode()) % 2
+
+
+def row_of(entry: Simulated) -> dict[str, Any]:
+    """A row of the record: by number, so that nothing of the source's is repeated."""
+    run = entry.run
+    memory = None if run.memory_bytes is None else entry.memory_bytes / run.memory_bytes - 1
+    return {
+        "row": run.number, "set": run.set, "half": half_of(run), "predicted_s": entry.step_s, "std_s": entry.std_s,
+        "error": error(entry), "memory_bytes": entry.memory_bytes, "memory_error": memory, "fits": entry.fits,
+        "chosen": entry.chosen, "breakdown": entry.breakdown,
+    }  # fmt: skip
+
+
+def error(entry: Simulated) -> float:
+    """Relative error of the step time, signed."""
+    return entry.step_s / entry.run.measured_s - 1
+
+
+def report(record: Record, done: Sequence[Simulated], failed: Sequence[Refused]) -> None:
+    """Tables by set and half; claims of the whole."""
+    for entry in failed:
+        print(f"row {entry.number} ({entry.set}) not simulated: {entry.why}")
+    halves = [("all", done), *((f"half {half}", [x for x in done if half_of(x.run) == half]) for half in (0, 1))]
+    for name, entries in halves:
+        if entries:
+            by_set(record, name, entries)
+    by_memory(record, done)
+
+
+def by_set(record: Record, name: str, entries: Sequence[Simulated]) -> None:
+    """Errors of step times by set, and how well plans are ordered in groups."""
+    sets = grouped(entries, lambda entry: entry.run.set)
+    rows: list[tuple[str, ...]] = []
+    means: list[float] = []
+    for key, members in sorted(sets.items()):
+        errors = [error(entry) for entry in members]
+        sizes = sorted(abs(x) for x in errors)
+        means.append(statistics.fmean(sizes))
+        inside = sum(abs(entry.step_s - entry.run.measured_s) <= 1.645 * entry.std_s for entry in members)
+        rows.append((
+            key, str(len(members)), f"{means[-1]:.1%}", f"{statistics.median(sizes):.1%}",
+            f"{statistics.fmean(errors):+.1%}", f"{sizes[-1]:.0%}", f"{inside / len(members):.0%}",
+        ))  # fmt: skip
+    print(f"\n{name}")
+    table(("set", "runs", "error", "median", "bias", "worst", "in 90 %"), rows)
+    record.claim(f"{name}: error of the step time, mean over sets", 100 * statistics.fmean(means), "%")
+    median = statistics.median(abs(error(entry)) for entry in entries)
+    record.claim(f"{name}: error of the step time, median row", 100 * median, "%")
+    chosen(record, name, entries)
+
+
+def chosen(record: Record, name: str, entries: Sequence[Simulated]) -> None:
+    """How much slower than its group's best the plan is that the simulator would choose; Kendall's tau."""
+    groups = [g for g in grouped(entries, lambda entry: entry.run.group).values() if len(g) > 1]
+    if not groups:
+        return
+    regrets = []
+    for group in groups:
+        best = min(entry.run.measured_s for entry in group)
+        regrets.append(min(group, key=lambda entry: entry.step_s).run.measured_s / best - 1)
+    record.claim(
+        f"{name}: slower than the group's best, mean", 100 * statistics.fmean(regrets), "%", f"{len(groups)} groups"
+    )
+    record.claim(f"{name}: slower than the group's best, worst", 100 * max(regrets), "%")
+    taus = [
+        tau([entry.run.measured_s for entry in group], [entry.step_s for entry in group])
+        for group in groups
+    ]  # fmt: skip
+    known = [found for found in taus if not math.isnan(found)]
+    if known:
+        record.claim(f"{name}: Kendall's tau, mean over groups", statistics.fmean(known), "", f"{len(known)} groups")
+
+
+def tau(measured: Sequence[float], predicted: Sequence[float]) -> float:
+    """Kendall's tau-b; NaN where one side is constant."""
+    from scipy.stats import kendalltau
+
+    return float(kendalltau(measured, predicted)[0])
+
+
+def by_memory(record: Record, entries: Sequence[Simulated]) -> None:
+    """Errors of peak memory, where it is stated; and runs that ran though the simulator says they do not fit."""
+    stated = [entry for entry in entries if entry.run.memory_bytes is not None]
+    if stated:
+        errors = [entry.memory_bytes / (entry.run.memory_bytes or 1.0) - 1 for entry in stated]
+        record.claim("peak memory: error", 100 * statistics.fmean(map(abs, errors)), "%", f"{len(stated)} runs")
+        record.claim("peak memory: bias", 100 * statistics.fmean(errors), "%")
+    too_large = sum(not entry.fits for entry in entries)
+    record.claim("runs said not to fit, which ran", float(too_large), "runs", f"of {len(entries)}")
+
+
+def grouped(entries: Iterable[Simulated], key: Callable[[Simulated], Any]) -> dict[Any, list[Simulated]]:
+    """By key, in order of appearance."""
+    found: dict[Any, list[Simulated]] = defaultdict(list)
+    for entry in entries:
+        found[key(entry)].append(entry)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Simulate published runs, a few processes beside each other; entry point: `simulate_runs`.
+
+Runs of one model and cluster share what is equal (`pdv.simulate.configuration` remembers it), so they are kept
+together. A run that cannot be simulated becomes a `Refused` with the reason.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from benchmarks.published import Refused, Run
+from ir.cost_model import CostModel
+from ir.errors import PdvError
+from ir.types import DType
+from pdv.cluster import Device
+from pdv.simulate.calibration import Calibration
+from pdv.simulate.setup import Workload
+
+DRAWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What the simulator says of a run; ``chosen`` is what the row left open, as decided here."""
+
+    run: Run
+    step_s: float
+    std_s: float
+    memory_bytes: float
+    fits: bool
+    breakdown: Mapping[str, float]
+    chosen: str
+
+
+def simulate_runs(runs: Sequence[Run], calibration: Calibration, cost: str, jobs: int) -> list[Simulated | Refused]:
+    """In the order of ``runs``."""
+    together = sorted(range(len(runs)), key=lambda i: (runs[i].arch, repr(runs[i].cluster), i))
+    parts = [part for part in _parts(together, runs) if part]
+    tasks = [([runs[i] for i in part], calibration, cost) for part in parts]
+    if jobs == 1:
+        answers = [_simulated(*task) for task in tasks]
+    else:
+        with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=8) as pool:
+            answers = pool.starmap(_simulated, tasks, chunksize=1)
+    found: dict[int, Simulated | Refused] = {}
+    for part, answer in zip(parts, answers, strict=True):
+        found.update(zip(part, answer, strict=True))
+    return [found[i] for i in range(len(runs))]
+
+
+def _parts(order: Sequence[int], runs: Sequence[Run], size: int = 24) -> Iterator[list[int]]:
+    """Runs of the same model together, not too many in one part."""
+    part: list[int] = []
+    for i in order:
+        if part and (runs[part[-1]].arch != runs[i].arch or len(part) >= size):
+            yield part
+            part = []
+        part.append(i)
+    yield part
+
+
+def _simulated(runs: Sequence[Run], calibration: Calibration, cost: str) -> list[Simulated | Refused]:
+    return [_one(run, calibration, cost) for run in runs]
+
+
+def _one(run: Run, calibration: Calibration, cost: str) -> Simulated | Refused:
+    """The fastest that fits of what the row leaves open; settings that no program allows are passed over."""
+    found: list[Simulated] = []
+    why = ""
+    for opened in openings(run):
+        try:
+            found.append(_priced(run, opened, calibration, cost))
+        except PdvError as error:
+            why = str(error)
+        except Exception:  # noqa: BLE001  # a fault of ours in one row must not lose the others; it is told with them
+            return Refused(run.number, run.set, f"our fault: {traceback.format_exc(limit=-3)}")
+    return min(found, key=lambda s: (not s.fits, s.step_s)) if found else Refused(run.number, run.set, why)
+
+
+def openings(run: Run) -> list[dict[str, Any]]:
+    """Settings to choose among for what a row leaves open: micro-batches by powers of two, chunks of a stage."""
+    data = run.manual.get("dp", 1)
+    micro = [run.micro_batch] if run.micro_batch else [2**k for k in range(6) if (run.batch // data) % 2**k == 0]
+    stages, layers = run.manual.get("pp", 1), int(run.arch.split("layers=")[1].split(",")[0])
+    virtual = [run.virtual] if run.virtual else [v for v in (1, 2, 3, 4) if layers % (stages * v) == 0]
+    if stages == 1:
+        virtual = [1]
+    found = []
+    for size in micro:
+        for chunks in virtual:
+            order = "interleaved" if chunks > 1 and run.manual["schedule"] == "interleaved" else "1f1b"
+            found.append({"micro_batch": size, "vp": chunks if order == "interleaved" else 1, "schedule": order})
+    return found
+
+
+def _priced(run: Run, opened: Mapping[str, Any], calibration: Calibration, cost: str) -> Simulated:
+    from pdv.memory import step_memory
+    from pdv.simulate.step import simulate
+
+    made = workload_of(run, opened, cost)
+    simulation = simulate(made, calibration=calibration, draws=DRAWS)
+    memory = step_memory(made)
+    chosen = " ".join(f"{name}={value}" for name, value in opened.items() if run.manual.get(name) != value)
+    return Simulated(
+        run, simulation.step_s, simulation.std_s, memory.worst.total_bytes, memory.fits,
+        simulation.totals, chosen,
+    )  # fmt: skip
+
+
+@cache
+def priced_by(cost: str, device: Device) -> CostModel:
+    """The cost model of a device; it remembers the kernels that it has priced."""
+    from pdv.compile import cost_model
+
+    return cost_model(cost, [device])
+
+
+def workload_of(run: Run, opened: Mapping[str, Any], cost: str) -> Workload:
+    """The run as the command line would make it."""
+    from pdv.cluster import load_cluster
+    from pdv.frontend.arch import arch, graph
+    from pdv.simulate.configuration import Configuration, workload
+
+    model, cluster = arch(run.arch), load_cluster(run.cluster)
+    settings = {**run.manual, **opened, "batch": run.batch}
+    configuration = Configuration.model_validate(settings)
+
+    # Both halves run at one rate on tensor cores; of bfloat16 more kernels are measured.
+    lists = all("bfloat16" in entry.device.peak_flops for entry in cluster.classes)
+    dtype = DType.BF16 if lists else DType.F16
+    return workload(
+        lambda batch: graph(model, batch, dtype, tp=configuration.tp), configuration, cluster, partial(priced_by, cost)
+    )
