@@ -108,13 +108,14 @@ LINKS: dict[str, PresetLink] = {
     preset.link.name: preset
     for preset in (
         # Inside a node. Bandwidth is what NCCL reaches, not the sheet's.
-        # sheet 150 GB/s a direction, times 0.8: on nvlink3 and nvlink4 the share measured is 0.71 and 0.86
+        # sheet 150 GB/s a direction, times 0.8: on nvlink3 and nvlink4 the share measured is 0.71 and 0.86. Latency as
+        # nvlink3, which is also that of other links that nobody measured
         PresetLink(Link("nvlink2", 120e9, 3.6e-6)),
         # collectives, A100 SXM, 8 devices: 212 GB/s of 300; 21.4 us over 6 steps (4 devices: 14.2 us over 4)
         PresetLink(Link("nvlink3", 212e9, 3.6e-6)),
         # collectives, H200 SXM, 8 devices: 385 GB/s of 450; 15.7 us over 6 steps (4 devices: 9.4 us over 4)
         PresetLink(Link("nvlink4", 385e9, 2.6e-6)),
-        # sheet 900 GB/s a direction, times the share that nvlink4 reaches
+        # sheet 900 GB/s a direction, times the share that nvlink4 reaches; latency as nvlink4
         PresetLink(Link("nvlink5", 770e9, 2.6e-6)),
         # sheet 80 GB/s a direction (P100 SXM2), times 0.8 as for nvlink2; latency as nvlink2
         PresetLink(Link("nvlink1", 64e9, 3.6e-6)),

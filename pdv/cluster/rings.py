@@ -1,4 +1,4 @@
-"""Rings and pairwise exchange in a graph of links. Entry points: `rings_of`, `exchange_rate`."""
+"""Rings and pairwise exchange in a graph of links. Entry points: `rings_of`, `exchange_loads`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 Edge = tuple[str, str]  # from, to
 PORT = "port"  # of a node's network ports; ^ is out, v is in
 MAX_RINGS = 6
+MANY = 16  # members of a group beyond which two rings are looked for, in fewer orders
 MAX_PERMUTED = 6  # members whose every order is tried; more are put in order greedily
 LEAST_RING = 0.05  # of the first ring's rate: a thinner one is not worth its steps
 
@@ -20,7 +21,7 @@ LEAST_RING = 0.05  # of the first ring's rate: a thinner one is not worth its st
 class Graph:
     """Directed edges by start, with bytes/s and seconds of each; and the link's name of an edge ("": not a link)."""
 
-    devices: tuple[str, ...]
+    devices: Mapping[str, int]
     out: dict[str, list[str]]
     capacity: dict[Edge, float]
     latency_s: dict[Edge, float]
@@ -46,7 +47,7 @@ def rings_of(graph: Graph, members: Sequence[str]) -> tuple[Ring, ...]:
     """The widest ring through all members, then the widest in what it leaves, while that is worth it."""
     left = dict(graph.capacity)
     rings: list[Ring] = []
-    while len(rings) < MAX_RINGS:
+    while len(rings) < (MAX_RINGS if len(members) <= MANY else 2):
         paths = {member: _paths(graph, left, member, members if not rings else ()) for member in members}
         order = _order(members, paths)
         steps = [paths[a].get(b) for a, b in zip(order, (*order[1:], order[0]), strict=True)]
@@ -64,21 +65,21 @@ def rings_of(graph: Graph, members: Sequence[str]) -> tuple[Ring, ...]:
     return tuple(rings)
 
 
-def exchange_rate(graph: Graph, groups: Sequence[Sequence[str]]) -> float:
-    """Bytes/s that a device sends while all members of each group send to all others, each pair by its widest path."""
-    load: dict[Edge, float] = {}
-    own: set[Edge] = set()
-    size = len(groups[0])
-    for place, group in enumerate(groups):
+def exchange_loads(graph: Graph, groups: Sequence[Sequence[str]]) -> list[dict[Edge, float]]:
+    """What each group puts on each link while its members send all to all, each pair by its widest path.
+
+    In units of what one device sends.
+    """
+    loads: list[dict[Edge, float]] = []
+    for group in groups:
+        load: dict[Edge, float] = {}
         for start in group:
             paths = _paths(graph, graph.capacity, start, group)
             for stop in group:
-                if stop != start:
-                    for edge in paths[stop].edges:
-                        load[edge] = load.get(edge, 0.0) + 1 / size
-                        if place == 0:
-                            own.add(edge)
-    return (size - 1) / size / max(load[edge] / graph.capacity[edge] for edge in own)
+                for edge in paths[stop].edges if stop != start else ():
+                    load[edge] = load.get(edge, 0.0) + 1 / len(group)
+        loads.append(load)
+    return loads
 
 
 def _order(members: Sequence[str], paths: Mapping[str, Mapping[str, _Path]]) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ def _order(members: Sequence[str], paths: Mapping[str, Mapping[str, _Path]]) -> 
     if len(members) <= MAX_PERMUTED:
         return max(((first, *order) for order in itertools.permutations(rest)), key=quality)
     orders = [tuple(members), tuple(reversed(members))]
-    for start in members if len(members) <= 16 else members[:1]:
+    for start in members if len(members) <= MANY else members[:1]:
         order, todo = [start], [member for member in members if member != start]
         while todo:
             reach = paths[order[-1]]
@@ -110,29 +111,46 @@ def _nearness(path: _Path | None) -> tuple[float, int]:
 
 
 def _paths(graph: Graph, left: Mapping[Edge, float], start: str, stops: Sequence[str]) -> dict[str, _Path]:
-    """The widest paths to `stops`; through other devices, which would have to forward, only where no other leads."""
-    found = _widest(graph, left, start, forward=False)
-    if all(stop in found for stop in stops):
-        return found
-    return _widest(graph, left, start, forward=True) | found
+    """The widest paths to `stops`; through other devices, which would have to forward, only where no other leads.
+
+    Without `stops`: to all devices that links reach without forwarding.
+    """
+    found = _widest(graph, left, start, stops, forward=False)
+    if any(stop not in found for stop in stops):
+        return _widest(graph, left, start, stops, forward=True) | found
+    return found
 
 
-def _widest(graph: Graph, left: Mapping[Edge, float], start: str, *, forward: bool) -> dict[str, _Path]:
-    """The widest path to each vertex that is reached at all, of the equally wide the one with fewest edges.
+def _widest(
+    graph: Graph, left: Mapping[Edge, float], start: str, stops: Sequence[str], *, forward: bool
+) -> dict[str, _Path]:
+    """The widest path to each device that is reached at all, of the equally wide the one with fewest edges.
 
     What stays in a node does not go out to its network and back.
     """
-    found: dict[str, _Path] = {}
-    home = f"{start.partition('.')[0]}.{PORT}v"
-    queue: list[tuple[float, int, str, tuple[Edge, ...]]] = [(-math.inf, 0, start, ())]
-    while queue:
-        width, length, vertex, edges = heapq.heappop(queue)
-        if vertex in found:
+    width: dict[str, float] = {}
+    before: dict[str, str] = {}
+    home, devices = f"{start.partition('.')[0]}.{PORT}v", graph.devices
+    queue: list[tuple[float, int, str, str]] = [(-math.inf, 0, start, start)]
+    todo = set(stops) if stops else set(devices)
+    while queue and todo:
+        room, length, vertex, last = heapq.heappop(queue)
+        if vertex in width:
             continue
-        found[vertex] = _Path(-width, edges)
-        if vertex in graph.devices and vertex != start and not forward:
+        width[vertex], before[vertex] = -room, last
+        todo.discard(vertex)
+        if vertex in devices and vertex != start and not forward:
             continue
         for other in graph.out.get(vertex, ()):
-            if other not in found and other != home and (room := min(-width, left[vertex, other])) > 0:
-                heapq.heappush(queue, (-room, length + 1, other, (*edges, (vertex, other))))
-    return found
+            if other not in width and other != home and (more := min(-room, left[vertex, other])) > 0:
+                heapq.heappush(queue, (-more, length + 1, other, vertex))
+    reached = stops or tuple(device for device in devices if device in width)
+    return {stop: _Path(width[stop], _edges(before, start, stop)) for stop in reached if stop in width}
+
+
+def _edges(before: Mapping[str, str], start: str, stop: str) -> tuple[Edge, ...]:
+    edges: list[Edge] = []
+    while stop != start:
+        edges.append((before[stop], stop))
+        stop = before[stop]
+    return tuple(reversed(edges))

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ir.errors import ClusterError
 from pdv.cluster.description import Cluster, Level, Link
-from pdv.cluster.rings import PORT, Edge, Graph, Ring, exchange_rate, rings_of
+from pdv.cluster.rings import PORT, Edge, Graph, Ring, exchange_loads, rings_of
 from pdv.cluster.route import Route, Stage
 
 Uplink = Callable[[Sequence[str], str, str, Link, float], None]
@@ -55,25 +55,49 @@ def wired(cluster: Cluster, where: str) -> Cluster:
 
 def wired_route(cluster: Cluster, ranks: tuple[int, ...], nodes: int) -> Route:
     """The route of a group of several devices."""
-    devices = devices_of(cluster)
-    graph = graph_of(cluster)
+    graph, devices = graph_of(cluster), devices_of(cluster)
     groups = [tuple(devices[rank] for rank in group) for group in _translations(ranks, devices)]
-    rings: list[tuple[Ring, ...]] = [rings_of(_fair(graph, cluster, group), group) for group in groups]
-    load: dict[Edge, float] = {}
-    for found in rings:
-        for ring in found:
-            for edge, times in ring.edges.items():
-                load[edge] = load.get(edge, 0.0) + ring.rate * times
-    used = sorted({edge for ring in rings[0] for edge in ring.edges})
-    share = min(1.0, *(graph.capacity[edge] / load[edge] for edge in used))
+    traffic = _traffic(cluster, tuple(sorted(groups)))
+    rings, sent = traffic.rings[groups[0]], traffic.exchanges[groups[0]]
+    used = sorted({edge for ring in rings for edge in ring.edges})
+    share = min(1.0, *(graph.capacity[edge] / traffic.load[edge] for edge in used))
     names = Counter(name for edge in used if (name := graph.names[edge]))
     link = Link(
         min(names, key=lambda name: (-names[name], name)),
-        share * sum(ring.rate for ring in rings[0]),
-        rings[0][0].step_s,
+        share * sum(ring.rate for ring in rings),
+        rings[0].step_s,
     )
     resources = tuple(sorted({f"{min(edge)}-{max(edge)}:{graph.names[edge]}" for edge in used if graph.names[edge]}))
-    return Route(link, resources, nodes, (Stage(len(ranks), link, exchange_rate(graph, groups)),))
+    slowest = max(traffic.exchange_load[edge] / graph.capacity[edge] for edge in sent)
+    exchange = (len(ranks) - 1) / len(ranks) / slowest
+    return Route(link, resources, nodes, (Stage(len(ranks), link, exchange),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """What groups that run together put on the links: rings and their bytes/s, exchanges in units of one device's."""
+
+    rings: Mapping[tuple[str, ...], tuple[Ring, ...]]
+    load: Mapping[Edge, float]
+    exchanges: Mapping[tuple[str, ...], Mapping[Edge, float]]
+    exchange_load: Mapping[Edge, float]
+
+
+@lru_cache(maxsize=64)
+def _traffic(cluster: Cluster, groups: tuple[tuple[str, ...], ...]) -> _Traffic:
+    graph = graph_of(cluster)
+    rings = {group: rings_of(_fair(graph, cluster, group), group) for group in groups}
+    load: dict[Edge, float] = {}
+    for found in rings.values():
+        for ring in found:
+            for edge, times in ring.edges.items():
+                load[edge] = load.get(edge, 0.0) + ring.rate * times
+    exchanges = dict(zip(groups, exchange_loads(graph, groups), strict=True))
+    exchange_load: dict[Edge, float] = {}
+    for sent in exchanges.values():
+        for edge, share in sent.items():
+            exchange_load[edge] = exchange_load.get(edge, 0.0) + share
+    return _Traffic(rings, load, exchanges, exchange_load)
 
 
 def _fair(graph: Graph, cluster: Cluster, group: Sequence[str]) -> Graph:
@@ -97,7 +121,8 @@ def graph_of(cluster: Cluster) -> Graph:
 
     A joint that shares an uplink has a vertex for each direction, so that no path turns round in it.
     """
-    graph = Graph(devices_of(cluster), {}, {}, {}, {})
+    devices = {device: number for number, device in enumerate(devices_of(cluster))}
+    graph = Graph(devices, {}, {}, {}, {})
 
     def add(start: str, stop: str, rate: float, latency_s: float, name: str) -> None:
         edge = (start, stop)

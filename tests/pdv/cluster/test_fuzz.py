@@ -20,11 +20,14 @@ TEXTS = [path.read_text() for path in EXAMPLES]
 
 KEYS = st.sampled_from(
     ["name", "nodes", "network", "mesh", "count", "devices", "device", "link", "preset", "kind", "memory", "peak",
-     "memory_bandwidth", "launch_latency", "efficiency", "bandwidth", "latency", "ports_per_node", "float32", "x"]
+     "memory_bandwidth", "launch_latency", "efficiency", "bandwidth", "latency", "ports_per_node", "float32", "x",
+     "ports", "parts", "links",
+     "between", "switches", "oversubscription", "rails"]
 )  # fmt: skip
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 20), st.floats(), st.text(max_size=5),
-    st.sampled_from(["t4", "pcie3", "ib-hdr", "cpu-core", "gpu", "16 GiB", "10 GB/s", "3 us", "10 TFLOP/s"]),
+    st.sampled_from(["t4", "pcie3", "ib-hdr", "cpu-core", "gpu", "16 GiB", "10 GB/s", "3 us", "10 TFLOP/s", "dgx-a100",
+                     "n0.g0", "n*.g1", "n1.g9", "hub"]),
 )  # fmt: skip
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5), max_leaves=25
@@ -34,21 +37,31 @@ VALUES = st.recursive(
 WHOLE: dict[str, object] = {
     "nodes": [
         {
-            "count": 2,
-            "devices": 2,
+            "count": 4,
+            "devices": 4,
             "device": {"preset": "t4", "memory": "16 GiB", "peak": {"float32": "10 TFLOP/s"}, "efficiency": 0.5},
-            "link": {"preset": "pcie3", "bandwidth": "10 GB/s"},
+            "link": {"preset": "pcie3", "bandwidth": "10 GB/s", "ports": 1},
+            "parts": [{"name": "pair", "devices": 2, "link": "pcie3"}],
         }
     ],
-    "network": {"preset": "ib-hdr", "latency": "3 us", "ports_per_node": 1},
-    "mesh": {"x": 2, "y": 2},
-}
+    "network": {
+        "preset": "ib-hdr", "latency": "3 us", "ports_per_node": 1, "rails": False,
+        "switches": [{"nodes": 2, "oversubscription": 2.0}],
+    },
+    "links": [{"between": ["n*.g0", "n*.g1"], "link": {"preset": "pcie3", "latency": "2 us"}}],
+    "mesh": {"x": 4, "y": 4},
+}  # fmt: skip
 PLACES = [
     ("nodes",), ("nodes", 0), ("nodes", 0, "count"), ("nodes", 0, "devices"), ("nodes", 0, "device"),
     ("nodes", 0, "device", "preset"), ("nodes", 0, "device", "memory"), ("nodes", 0, "device", "peak"),
     ("nodes", 0, "device", "peak", "float32"), ("nodes", 0, "device", "efficiency"), ("nodes", 0, "device", "kind"),
     ("nodes", 0, "link"), ("nodes", 0, "link", "preset"), ("nodes", 0, "link", "bandwidth"), ("network",),
-    ("network", "preset"), ("network", "ports_per_node"), ("mesh",), ("mesh", "x"), ("name",),
+    ("network", "preset"), ("network", "ports_per_node"), ("network", "rails"), ("network", "switches"),
+    ("network", "switches", 0), ("network", "switches", 0, "nodes"), ("network", "switches", 0, "oversubscription"),
+    ("nodes", 0, "parts"), ("nodes", 0, "parts", 0), ("nodes", 0, "parts", 0, "devices"),
+    ("nodes", 0, "parts", 0, "link"),
+    ("nodes", 0, "link", "ports"), ("links",), ("links", 0), ("links", 0, "between"), ("links", 0, "between", 1),
+    ("links", 0, "link"), ("mesh",), ("mesh", "x"), ("name",),
 ]  # fmt: skip
 
 
@@ -85,7 +98,7 @@ def test_any_mapping_from_python(value: dict[str, object]) -> None:
 
 
 def test_the_whole_is_right() -> None:
-    assert load_cluster(WHOLE).num_devices == 4
+    assert load_cluster(WHOLE).num_devices == 16
 
 
 @settings(max_examples=300)
