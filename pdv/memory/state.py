@@ -50,8 +50,8 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     if not setting.eager:
         held[Holder("gradients")] = gradients
         held[Holder("collectives", "all_gather")] = _gathered(setting, chunks)
-        flat = sum(_cast(setting, leaf) for leaf in trained)
-        return State(held, 0.0, flat, flat)
+        step = sum(_cast(setting, leaf) for leaf in trained)
+        return State(held, 0.0, step, step if setting.execution.zero else 0.0)
     weights = sorted((sizes[leaf] for leaf in trained), reverse=True)
     # torch's foreach AdamW takes the roots of all second moments at once; on a CPU it goes parameter by parameter: the
     # root and the quotient, while the last parameter's quotient is still there (torch/optim/adam.py).
@@ -105,9 +105,9 @@ def _gradient(setting: Setting, param: Node) -> float:
 
 
 def _cast(setting: Setting, param: Node) -> float:
-    """Gradients narrower than the optimizer's copy are cast for its step, each rank its share, in one piece.
+    """Gradients narrower than the optimizer's copy are cast for its step; under ZeRO each rank's share, in one piece.
 
-    DeepSpeed, runtime/zero/stage_1_and_2.py, ``step``.
+    DeepSpeed, runtime/zero/stage_1_and_2.py, ``step``; Megatron-LM's Float16OptimizerWithFloat16Params, one by one.
     """
     precision = setting.execution.precision
     narrow = param.type.dtype.itemsize if precision.gradient is None else precision.gradient
