@@ -24,7 +24,11 @@ Bucket = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A parameter's gradient, whole along ``axes``: bytes of the gradient and of the weight on one device."""
+    """A parameter's gradient, whole along ``axes``: bytes of the gradient and of the weight on one device.
+
+    Axes are outer to inner; sums count under the outermost and run on its stream, which is data parallelism's: an inner
+    axis may have collectives of its own on the way (context parallelism's keys and values).
+    """
 
     axes: tuple[int, ...]
     gradient: float
@@ -49,7 +53,7 @@ class Sums:
 
     def _due(self, move: Node, axes: tuple[int, ...]) -> Due:
         weight = self.nodes.of[move].bytes
-        return Due(tuple(dict.fromkeys(axes)), weight * self._gradient_share(move), weight)
+        return Due(tuple(sorted(set(axes))), weight * self._gradient_share(move), weight)
 
     def _gradient_share(self, node: Node) -> float:
         own = self.execution.precision.gradient
