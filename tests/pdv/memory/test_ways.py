@@ -39,6 +39,7 @@ def test_a_refusal_names_the_nearest_plans_that_fit(golden: Callable[[str, str],
     for way in error.ways:
         assert way["fits"] == (way["needed_bytes"] <= 400e3)
         assert (str(way["change"]) in str(error)) == way["fits"]
+    assert error.facts == {"needed_bytes": error.needed_bytes, "ways": list(error.ways)}
     golden("errors/no-plan-fits-ways.txt", str(error) + "\n")
 
 
