@@ -96,12 +96,14 @@ def _tell(
     kind: str, *, as_json: bool,
 ) -> None:  # fmt: skip
     """Fit, write, print."""
-    from pdv.cost.fit import Sample, fit_link
+    from pdv.cost.fit import Sample, fit_each, fit_link
 
     fits: dict[str, Fit] = {}
+    each: dict[str, dict[str, Fit]] = {}
     for level in levels:
         rows = [row for row in found.rows if row.level == level.name]
-        fits[level.name] = fit_link([Sample(row.collective, row.size, row.num_bytes, row.seconds) for row in rows])
+        samples = [Sample(row.collective, row.size, row.num_bytes, row.seconds) for row in rows]
+        fits[level.name], each[level.name] = fit_link(samples), fit_each(samples)
     warnings = _uneven(found)
     if output is not None:
         _write(fits, levels, file, cluster, output, kind, found.backend)
@@ -109,10 +111,7 @@ def _tell(
         print_json(
             "cluster bench", backend=found.backend, pairs=[list(pair) for pair in found.pairs], warnings=warnings,
             links={
-                name: {
-                    "latency_s": fit.latency_s, "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s,
-                    "errors": dict(fit.errors), "rows": fit.rows,
-                }
+                name: _as_dict(fit) | {"alone": {one: _as_dict(own) for one, own in each[name].items()}}
                 for name, fit in fits.items()
             },
             file=None if output is None else str(output),
@@ -120,10 +119,20 @@ def _tell(
         return
     for warning in warnings:
         print_warning(warning)
-    print_table(_rows(fits, levels, found) | ({} if output is None else {"cluster": str(output)}))
+    print_table(_rows(fits, each, levels, found) | ({} if output is None else {"cluster": str(output)}))
 
 
-def _rows(fits: dict[str, Fit], levels: Sequence[LevelAsked], found: Measured) -> dict[str, str]:
+def _as_dict(fit: Fit) -> dict[str, object]:
+    return {
+        "latency_s": fit.latency_s, "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s, "errors": dict(fit.errors),
+        "rows": fit.rows,
+    }  # fmt: skip
+
+
+def _rows(
+    fits: dict[str, Fit], each: dict[str, dict[str, Fit]], levels: Sequence[LevelAsked], found: Measured
+) -> dict[str, str]:
+    """Of each level the link, the median errors it leaves, and what each collective would have by itself."""
     from pdv.cluster.units import LINK_BANDWIDTH, TIME
 
     rows = {"backend": found.backend}
@@ -133,7 +142,12 @@ def _rows(fits: dict[str, Fit], levels: Sequence[LevelAsked], found: Measured) -
             f"{level.span // level.stride} members, {LINK_BANDWIDTH.format(fit.bandwidth_bytes_per_s)} a device and "
             f"direction, {TIME.format(fit.latency_s)} a step, from {fit.rows} measurements"
         )
-        rows[f"  median error {level.name}"] = ", ".join(f"{name} {error:.0%}" for name, error in fit.errors.items())
+        for name, error in fit.errors.items():
+            own = each[level.name][name]
+            rows[f"  {level.name}, {name}"] = (
+                f"median error {error:.0%}; alone {LINK_BANDWIDTH.format(own.bandwidth_bytes_per_s)}, "
+                f"{TIME.format(own.latency_s)}, error {own.errors[name]:.0%}"
+            )
     for first, second, rate in found.pairs:
         rows[f"pair {first} - {second}"] = LINK_BANDWIDTH.format(rate)
     return rows

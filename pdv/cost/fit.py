@@ -1,4 +1,5 @@
-"""α and β of a link from measured collectives, by robust least squares. Entry point: `fit_link`.
+"""α and β of a link from measured collectives, by robust least squares. Entry points: `fit_link`,
+`fit_each`.
 
 The model is that of `pdv.cost.comm` over one level, which is linear in α and 1/β: what is fitted is what plans are
 priced with. Residuals count relative to the measured time and are weighed down where they are large (Huber, by
@@ -88,6 +89,16 @@ def fit_link(samples: Sequence[Sample]) -> Fit:
         ratios = [p / s.seconds for p, s in zip(predicted, samples, strict=True) if s.collective == name]
         errors[name] = float(median(max(ratio, 1 / ratio) - 1 for ratio in ratios))
     return Fit(latency_s, 1 / per_byte, errors, len(samples))
+
+
+def fit_each(samples: Sequence[Sample]) -> dict[str, Fit]:
+    """Constants of each collective alone: how far it is from any latency and bandwidth, and from the link's.
+
+    Raises:
+        DataError: as `fit_link`.
+    """
+    names = dict.fromkeys(sample.collective for sample in samples)
+    return {name: fit_link([sample for sample in samples if sample.collective == name]) for name in names}
 
 
 def _positive(left: Vector, right: Vector) -> Vector:

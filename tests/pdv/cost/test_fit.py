@@ -9,7 +9,7 @@ import pytest
 from ir.errors import DataError
 from pdv.cluster import Link
 from pdv.cost.comm import AxisLink, all_gather_seconds, all_to_all_seconds, reduce_scatter_seconds
-from pdv.cost.fit import Sample, fit_link
+from pdv.cost.fit import Sample, fit_each, fit_link
 
 SIZES = [1024.0 * 4**power for power in range(8)]
 
@@ -44,6 +44,14 @@ def test_outliers_count_little() -> None:
     fit = fit_link(made(1e-5, 1e10, 4, noise=0.05, outliers=6))
     assert fit.latency_s == pytest.approx(1e-5, rel=0.15)
     assert fit.bandwidth_bytes_per_s == pytest.approx(1e10, rel=0.15)
+
+
+def test_each_collective_alone() -> None:
+    fits = fit_each(made(1e-5, 1e10, 4))
+    assert set(fits) == {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"}
+    for fit in fits.values():
+        assert fit.latency_s == pytest.approx(1e-5, rel=1e-6)
+        assert fit.bandwidth_bytes_per_s == pytest.approx(1e10, rel=1e-6)
 
 
 def test_too_little_is_refused() -> None:
