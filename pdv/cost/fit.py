@@ -2,8 +2,8 @@
 `fit_each`.
 
 The model is that of `pdv.cost.comm` over one level, which is linear in α and 1/β: what is fitted is what plans are
-priced with. Residuals count relative to the measured time and are weighed down where they are large (Huber, by
-iteratively reweighted least squares; Holland and Welsch, Communications in Statistics 1977).
+priced with. Residuals are of the logarithm of time, so that twice and half count alike, and are weighed down where they
+are large (Huber, by iteratively reweighted least squares; Holland and Welsch, Communications in Statistics 1977).
 """
 
 from __future__ import annotations
@@ -71,18 +71,12 @@ def fit_link(samples: Sequence[Sample]) -> Fit:
         )
     measured = np.array([sample.seconds for sample in samples])
     made = np.array([_terms(sample) for sample in samples])
-    relative, wanted = made / measured[:, None], np.ones(len(samples))
-    weight = np.ones(len(samples))
-    found = np.zeros(2)
-    for _ in range(ROUNDS):
-        root = np.sqrt(weight)
-        found = _positive(relative * root[:, None], wanted * root)
-        residual = np.abs(relative @ found - wanted)
-        scale = max(1.4826 * float(np.median(residual)), 1e-6)
-        weight = np.minimum(1.0, HUBER * scale / np.maximum(residual, 1e-12))
-    latency_s, per_byte = max(float(found[0]), LEAST_ALPHA_S), float(found[1])
-    if per_byte <= 0:
+    relative = made / measured[:, None]
+    found = _positive(relative, np.ones(len(samples)))
+    if found[1] <= 0:
         raise DataError("no measurement grows with its size", "", "Measure larger sizes")
+    found = _by_logarithms(made, measured, found)
+    latency_s, per_byte = float(found[0]), float(found[1])
     errors: dict[str, float] = {}
     predicted = made @ np.array([latency_s, per_byte])
     for name in dict.fromkeys(sample.collective for sample in samples):
@@ -99,6 +93,27 @@ def fit_each(samples: Sequence[Sample]) -> dict[str, Fit]:
     """
     names = dict.fromkeys(sample.collective for sample in samples)
     return {name: fit_link([sample for sample in samples if sample.collective == name]) for name in names}
+
+
+def _by_logarithms(made: Vector, measured: Vector, start: Vector) -> Vector:
+    """Gauss-Newton on log α and log 1/β from `start`, each step halved until the weighed residuals shrink."""
+    logs = np.log(np.maximum(start, (LEAST_ALPHA_S, 1e-15)))
+    for _ in range(ROUNDS):
+        predicted = made @ np.exp(logs)
+        residual = np.log(measured / predicted)
+        scale = max(1.4826 * float(np.median(np.abs(residual))), 1e-9)
+        weight = np.minimum(1.0, HUBER * scale / np.maximum(np.abs(residual), 1e-12))
+        slopes = made * np.exp(logs) / predicted[:, None]
+        left = slopes.T @ (slopes * weight[:, None]) + 1e-9 * np.eye(2)
+        step: Vector = np.linalg.solve(left, slopes.T @ (residual * weight))
+        step = np.clip(step, -2.0, 2.0)
+        before = float(weight @ residual**2)
+        while (
+            float(weight @ np.log(measured / (made @ np.exp(logs + step))) ** 2) > before and np.abs(step).max() > 1e-9
+        ):
+            step = step / 2
+        logs = np.maximum(logs + step, np.log((LEAST_ALPHA_S, 1e-15)))
+    return np.exp(logs)
 
 
 def _positive(left: Vector, right: Vector) -> Vector:
