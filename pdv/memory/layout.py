@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ir.graph import Node
 
@@ -51,12 +52,13 @@ def row_major(shape: Sequence[int]) -> Sizes:
     return tuple(reversed(strides))
 
 
-def fresh(shape: Sequence[int]) -> Layout:
+@lru_cache(maxsize=1 << 12)
+def fresh(shape: Sizes) -> Layout:
     """A tensor of its own."""
-    return Layout(tuple(shape), row_major(shape))
+    return Layout(shape, row_major(shape))
 
 
-def like(shape: Sequence[int], operands: Sequence[Layout]) -> Layout:
+def like(shape: Sizes, operands: Sequence[Layout]) -> Layout:
     """The result of an element-wise operator: it lies as the first operand of its shape does, if that has no holes."""
     same = next((operand for operand in operands if operand.shape == tuple(shape)), None)
     return same if same is not None and same.dense else fresh(shape)

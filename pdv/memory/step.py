@@ -146,13 +146,13 @@ def _peak(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes], 
             )
     known = {chunk: walked[chunk, on_gpu] for chunk in own}
     kept = state(setting, own, on_gpu=on_gpu)
-    found = _Search(setting, kept, known)
+    search = _Search(setting, kept, known)
     pipeline = Pipeline(stages.count, stages.virtual, execution.micro_batches, execution.order, setting.train)
     for turn in orders(pipeline)[stage]:
-        found.take(turn)
+        search.take(turn)
     if setting.train:
-        found.optimizer()
-    return found.best
+        search.optimizer()
+    return search.found()
 
 
 class _Search:
@@ -166,6 +166,7 @@ class _Search:
         self.in_flight: dict[int, int] = defaultdict(int)  # micro-batches by chunk
         self.begun: dict[int, bool] = {}  # chunks whose gradients are there
         self._peaks: dict[int, tuple[float, int, float]] = {}
+        self._marked: tuple[Log, int, dict[int, int], tuple[int, ...]] | None = None
 
     def take(self, turn: Pass) -> None:
         """Run one micro-batch through a chunk, one way."""
@@ -175,7 +176,7 @@ class _Search:
             where = log.moments[at - 1] if at else f"{'backward' if turn.backward else 'forward'} begins"
             several = self.setting.execution.micro_batches > 1
             when = f"micro-batch {turn.micro_batch}, {where}" if several else where
-            self._mark(self.now + most, when, log.held(at))
+            self._mark(self.now + most, when, log, at)
         before = self.now
         self.now += end
         self.best.curve.append(Point(turn, before + most, self.now))
@@ -187,7 +188,9 @@ class _Search:
         """The optimizer's step, with all gradients there."""
         most = self.now + self.kept.step
         if most > self.best.num_bytes:
-            self._mark(most, OPTIMIZER, {Holder("temporaries", "optimizer"): self.kept.step})
+            log = Log()
+            log.add(self.kept.step, Holder("temporaries", "optimizer"), OPTIMIZER)
+            self._mark(most, OPTIMIZER, log, 1)
         self.best.curve.append(Point(None, most, self.base))
 
     def _log(self, turn: Pass) -> Log:
@@ -202,18 +205,22 @@ class _Search:
             self._peaks[id(log)] = (*log.peak(), log.end)
         return self._peaks[id(log)]
 
-    def _mark(self, num_bytes: float, when: str, own: Mapping[Holder, float]) -> None:
-        """A new peak; holders: what stays, what is in flight, and what the turn itself has made (or freed) so far."""
-        found: dict[Holder, float] = defaultdict(float, self.kept.held)
-        for holder, size in own.items():
-            found[holder] += size
-        for chunk, count in self.in_flight.items():
-            for holder, size in self.known[chunk].forward.held().items():
-                found[holder] += count * size
-        for chunk in self.begun:
-            one = self.known[chunk]
-            for log in (one.forward, one.backward):
-                for holder, size in log.held().items():
-                    found[holder] += size
+    def _mark(self, num_bytes: float, when: str, log: Log, at: int) -> None:
+        """A new peak, after ``at`` changes of a turn's log."""
         self.best.num_bytes, self.best.when = num_bytes, when
-        self.best.holders = {holder: size for holder, size in found.items() if size}
+        self._marked = log, at, dict(self.in_flight), tuple(self.begun)
+
+    def found(self) -> _Peak:
+        """The peak with its holders: what stays, what is in flight, and what the turn has made (or freed) by then."""
+        if self._marked is None:
+            return self.best
+        log, at, in_flight, begun = self._marked
+        sums: dict[Holder, float] = defaultdict(float, self.kept.held)
+        parts = [(log.held(at), 1)]
+        parts += [(self.known[chunk].forward.held(), count) for chunk, count in in_flight.items()]
+        parts += [(one.held(), 1) for chunk in begun for one in (self.known[chunk].forward, self.known[chunk].backward)]
+        for part, count in parts:
+            for holder, size in part.items():
+                sums[holder] += count * size
+        self.best.holders = {holder: size for holder, size in sums.items() if size}
+        return self.best
