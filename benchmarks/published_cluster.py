@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pdv.cluster.presets import LINKS
+
 Row = Mapping[str, str]
 
 # A word in a GPU's name -> (device record or preset, memory it may be told by, link inside a node, network).
@@ -45,6 +47,7 @@ DEVICES: tuple[tuple[str, str, str, str], ...] = (
 # What collectives reach of a link's line rate. NVLink: NCCL all-reduce, A100 (pdv/cluster/presets.py). PCIe: through
 # host memory, median of seven systems of 2 to 8 GPUs in public measurements (0.12 to 0.71). Ethernet: TCP, assumed.
 REACHED = {"nvlink": 0.71, "pcie": 0.45, "ethernet": 0.4}
+SAME = 0.15  # a stated rate this close to the usual link's is that link's
 LINKS_OF_A_GPU = {"nvlink2": 6, "nvlink3": 12, "nvlink4": 18}  # NVIDIA, V100, A100 and H100 datasheets
 RATE = re.compile(r"(?:(\d+)\s*x\s*(?:[A-Za-z-]+\s+)*)?(\d+(?:\.\d+)?)\s*([GMT])(b|B|bit)(?:/s|ps)", re.ASCII)
 PER_GPU_WORDS = ("per gpu", "/gpu", "a gpu", "per device")
@@ -120,6 +123,8 @@ def inside_link(text: str, usual: str) -> str | dict[str, Any]:
     kind = next((kind for kind in REACHED if usual.startswith(kind)), "")
     line_rate = kind == "pcie" or any(word in text.lower() for word in ("nvlink", "dir"))  # uni- and bidirectional
     reached = REACHED[kind] if kind and line_rate else 1.0
+    if abs(rate * reached / LINKS[usual].link.bandwidth_bytes_per_s - 1) < SAME:
+        return usual
     return {"preset": usual, "name": "stated", "bandwidth": f"{rate * reached / 1e9:.6g} GB/s"}
 
 

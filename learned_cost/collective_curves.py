@@ -7,6 +7,7 @@ fabric no name tells) gets no curve: the axis then keeps its α and β.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,6 +27,7 @@ GLOO_STD = 0.3  # of that profile's log seconds about the model's (small message
 UNSURE = 1.0  # a deviation of log seconds above which nothing is said
 
 
+@lru_cache(maxsize=1024)
 def axis_curve(
     device: str, link: str, size: int, share: float = 1.0, model: CollectiveModel | None = None
 ) -> tuple[list[tuple[str, float, float]], float] | None:

@@ -16,9 +16,9 @@ from ir.graph import Graph
 from ir.types import DType
 from pdv import config
 from pdv.cache import Cache
-from pdv.cluster import Cluster, Device, Route, candidate_meshes, load_cluster
+from pdv.cluster import Cluster, Device, candidate_meshes, load_cluster
 from pdv.cluster.presets import LINKS
-from pdv.cost.comm import axis_link
+from pdv.cost.comm import AxisLink, axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
 from pdv.derivation import replay
@@ -273,7 +273,7 @@ def plan_problems(
             graph,
             candidate.mesh,
             tuple(
-                axis_link(axis.size, route, _curves(cluster, compute, route, axis.size))
+                with_curves(cluster, compute, axis_link(axis.size, route))
                 for axis, route in zip(candidate.mesh.axes, candidate.routes, strict=True)
             ),
             compute,
@@ -286,17 +286,20 @@ def plan_problems(
     )
 
 
-def _curves(cluster: Cluster, compute: CostModel, route: Route, size: int) -> Curves | None:
-    """Collectives of an axis as measured, where the cost model has that; else as learned, if the link is known.
+def with_curves(cluster: Cluster, compute: CostModel, axis: AxisLink) -> AxisLink:
+    """The axis with its collectives as measured, where the cost model has that; else as learned, if the link is known.
 
     Of several classes of devices the slowest counts: all wait for it. What crosses several levels, or has a part of
     a link only, no curve knows.
     """
-    link = route.link.name
-    known_link = LINKS.get(link)
-    shared = known_link is not None and known_link.link != route.link
-    if isinstance(compute, ComputeModel) or len(route.stages) > 1 or shared:
-        return None
+    known = LINKS.get(axis.link.name)
+    shared = known is not None and known.link != axis.link
+    if isinstance(compute, ComputeModel) or len(axis.stages) > 1 or shared or axis.size < 2:
+        return axis
+    return replace(axis, curves=_curves(cluster, compute, axis.link.name, axis.size))
+
+
+def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curves | None:
     from learned_cost.collective_curves import INTERCONNECTS, axis_curve
     from learned_cost.estimator import MOVED_STD, KernelCosts
 

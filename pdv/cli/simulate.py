@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,7 +114,7 @@ def _of_settings(
 ) -> tuple[Workload, str]:
     """A configuration on a cluster, and its text with what was left out."""
     from pdv.cluster import load_cluster
-    from pdv.compile import cost_model
+    from pdv.compile import cost_model, with_curves
     from pdv.simulate.configuration import completed, configuration, workload
 
     devices = load_cluster(cluster)
@@ -126,7 +126,8 @@ def _of_settings(
             slow = f"{entry.device.name} has no {wanted} rate: it is priced at its float32 rate"
             print_warning(f"{slow}. Known: {', '.join(entry.device.peak_flops)}; choose by --dtype")
     compute_of = cache(lambda device: cost_model(cost or config.COST, [device]))
-    work = workload(graph_of, given, devices, compute_of)
+    priced = cost_model(cost or config.COST, [entry.device for entry in devices.classes])
+    work = workload(graph_of, given, devices, compute_of, partial(with_curves, devices, priced))
     return work, given.text()
 
 

@@ -34,20 +34,20 @@ class Calibration:
         collective_efficiency: share of a link's bandwidth that collectives reach inside a step.
     """
 
-    host_forward_s: float = 1.12e-4
-    host_backward_s: float = 4.8e-5
-    host_pass_s: float = 2e-3
-    host_step_s: float = 4.5e-3
-    products_gpu: float = 1.04
-    attention_gpu: float = 0.93
-    traffic_gpu: float = 0.86
+    host_forward_s: float = 1.1e-4
+    host_backward_s: float = 4.5e-5
+    host_pass_s: float = 7e-4
+    host_step_s: float = 7e-3
+    products_gpu: float = 1.03
+    attention_gpu: float = 0.92
+    traffic_gpu: float = 0.84
     kernels_cpu: float = 1.2
     move_cpu_s: float = 5e-5
     copies_cpu: float = 8.0
     unaligned: float = 13.3
     overlap_slowdown: float = 2.0
     straggler_std: float = 0.01
-    collective_efficiency: float = 0.74
+    collective_efficiency: float = 0.85
 
 
 CALIBRATION = Calibration()

@@ -22,6 +22,7 @@ from ir.mesh import Axis, Mesh
 from ir.operator import forward_work
 from pdv.cluster import Cluster, Device
 from pdv.cluster.suggest import did_you_mean
+from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.derive import Derived, derive
 from pdv.problem import Problem
@@ -253,7 +254,11 @@ def _check_schedule(given: Configuration) -> None:
 
 
 def workload(
-    graph_of: Callable[[int], Graph], given: Configuration, cluster: Cluster, compute_of: Callable[[Device], CostModel]
+    graph_of: Callable[[int], Graph],
+    given: Configuration,
+    cluster: Cluster,
+    compute_of: Callable[[Device], CostModel],
+    known: Callable[[AxisLink], AxisLink] = lambda axis: axis,
 ) -> Workload:
     """What a configuration runs on a cluster.
 
@@ -262,6 +267,7 @@ def workload(
         given: with or without ``dp``.
         cluster: all of it is used.
         compute_of: the cost model of a device.
+        known: an axis with what is known of its collectives beside bandwidth and latency (`pdv.compile.with_curves`).
 
     Raises:
         UsageError: if the configuration is none for this model and cluster.
@@ -270,7 +276,7 @@ def workload(
     graph = graph_of(full.micro_batch * full.data)
     check_model(graph, full)
     mesh = full.mesh()
-    links = axis_links(cluster, mesh, full.pp)
+    links = tuple(tuple(known(axis) for axis in stage) for stage in axis_links(cluster, mesh, full.pp))
     graph, derived = _derived(graph, mesh, full.uses(), full.zero == 3)
     slowest = min((entry.device for entry in cluster.classes), key=lambda device: device.peak("bfloat16"))
     problem = Problem(graph, mesh, links[0], compute_of(slowest))

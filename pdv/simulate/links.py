@@ -138,9 +138,12 @@ class Links:
 
 
 def reached(axis: AxisLink, calibration: Calibration) -> AxisLink:
-    """The axis at the bandwidth that collectives reach inside a step; measured curves have reached theirs already."""
-    if axis.curves is not None or axis.size == 1:
+    """The axis at what collectives reach inside a step; curves that were measured on the spot have reached it."""
+    if axis.size == 1:
         return axis
+    if axis.curves is not None:
+        alone = axis.curves.source == "learned"
+        return replace(axis, curves=axis.curves.slower(1 / calibration.collective_efficiency)) if alone else axis
     share = calibration.collective_efficiency
     link = replace(axis.link, bandwidth_bytes_per_s=axis.link.bandwidth_bytes_per_s * share)
     stages = tuple(
