@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from ir.errors import ModelError
 from ir.graph import Graph
 from ir.operator import forward_work
 from ir.types import DType
-from pdv.frontend.arch import Arch, arch, graph
+from pdv.frontend.arch import arch, graph
 from pdv.frontend.arch_presets import PRESETS
 
 SMALL = {
@@ -109,7 +110,7 @@ def test_known_models_have_their_published_size(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_descriptions_read_back(name: str) -> None:
     made = arch(name)
-    assert arch(made.text()) == Arch(*(getattr(made, field) for field in Arch.__slots__[:-1]), name=made.kind)
+    assert arch(made.text()) == replace(made, name=made.kind)
     assert arch(f"{name}:seq=1k,layers=3").layers == 3
 
 

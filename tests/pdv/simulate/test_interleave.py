@@ -23,8 +23,8 @@ def test_the_function_is_the_same() -> None:
     assert turned.digest != made.digest
     rng = np.random.default_rng(0)
     shapes = {node.attr("source"): node.type.shape for node in made.params}
-    values = {name: rng.standard_normal(shape).astype(np.float64) * 0.1 for name, shape in shapes.items()}
-    values["input_ids"] = rng.integers(0, 128, (2, 16))
+    weights = {name: rng.standard_normal(shape) * 0.1 for name, shape in shapes.items()}
+    values = {**weights, "input_ids": rng.integers(0, 128, (2, 16))}
     one, other = (np.asarray(evaluate(entry, values).gather()["logits"]) for entry in (made, turned))
     np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-12)
 
