@@ -1,7 +1,8 @@
 """What moving a tensor along an axis allocates, forward and backward: the emitted program's collectives, one by one.
 
 Read in ``pdv/emit/parallel.py``; a framework that reduces in place and gathers into the result's own memory
-(Megatron-LM's mappings) allocates the results alone.
+(Megatron-LM's mappings) allocates the results alone. On a CPU gloo gathers into a tensor of its own first, and sums a
+copy of what it scatters (ProcessGroupGloo.cpp; ``_allgather_base``, ``reduce_scatter_tensor_coalesced``).
 """
 
 from __future__ import annotations
@@ -31,29 +32,37 @@ _FORWARD = {
 }  # fmt: skip
 
 
-def forward_move(node: Node, before: Layout, after: float, dim: int, *, eager: bool) -> Move:
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """``eager``: the emitted program's own collectives; ``gloo``: run by it."""
+
+    eager: bool
+    gloo: bool
+
+
+def forward_move(node: Node, before: Layout, after: float, dim: int, backend: Backend) -> Move:
     """``before``: the operand; ``after``: bytes of the result; ``dim``: along which it is gathered."""
-    return _move(_FORWARD[node.op.name], before, before.elements * node.type.dtype.itemsize, after, dim, eager=eager)
+    return _move(_FORWARD[node.op.name], before, before.elements * node.type.dtype.itemsize, after, dim, backend)
 
 
-def backward_move(node: Node, grad_bytes: float, after: float, dim: int, *, eager: bool) -> Move:
+def backward_move(node: Node, grad_bytes: float, after: float, dim: int, backend: Backend) -> Move:
     """The same of the dual, on a gradient of ``grad_bytes``."""
-    return _move(_DUALS[node.op.name], fresh((1,)), grad_bytes, after, dim, eager=eager)
+    return _move(_DUALS[node.op.name], fresh((1,)), grad_bytes, after, dim, backend)
 
 
-def _move(what: str, before: Layout, num_bytes: float, after: float, dim: int, *, eager: bool) -> Move:
-    copied = 0.0 if before.contiguous else num_bytes
+def _move(what: str, before: Layout, num_bytes: float, after: float, dim: int, backend: Backend) -> Move:
+    eager = backend.eager
     match what:
         case "same":
             return ALIAS
-        case "slice":
-            return Move(alias=not eager)
-        case "sum":
+        case "slice" | "sum":
             return Move(alias=not eager)
         case "gather":
-            return Move(alias=False, beside=(copied + (after if dim else 0.0)) if eager else 0.0)
+            copied = 0.0 if before.contiguous else num_bytes
+            second = after if dim or backend.gloo else 0.0  # gloo's is gone when blocks are put together
+            return Move(alias=False, beside=copied + second if eager else 0.0)
         case "scatter":
-            return Move(alias=False, beside=num_bytes if eager else 0.0)
+            return Move(alias=False, beside=num_bytes * (1 + backend.gloo) if eager else 0.0)
         case "exchange":
             return Move(alias=False, beside=num_bytes + (after if dim else 0.0))
     raise AssertionError(what)

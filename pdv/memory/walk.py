@@ -15,7 +15,7 @@ from ir.graph import Node
 from pdv.memory.kernels import Local, kernel_of, layout_of, runs_within
 from pdv.memory.layout import Layout, fresh, viewed
 from pdv.memory.log import Heap, Holder, Kind, Storage
-from pdv.memory.moves import backward_move, forward_move, gathered_dim
+from pdv.memory.moves import Backend, backward_move, forward_move, gathered_dim
 from pdv.memory.setting import Setting, chain, gathered_for_use, of_weights
 
 
@@ -107,7 +107,7 @@ class Walk:
         layout = fresh(setting.shape(node))
         num_bytes = float(layout.elements * _itemsize(node))
         dim = gathered_dim(node, backward=False)
-        move = forward_move(node, read.layout, num_bytes, dim, eager=setting.eager)
+        move = forward_move(node, read.layout, num_bytes, dim, self._backend)
         if move.alias:
             shared = node.op.name == "replicate" or layout.elements == read.layout.elements
             return self._shared(read, read.layout if shared else layout)
@@ -224,17 +224,18 @@ class Walk:
         layouts = tuple(fresh(setting.shape(operand)) for operand in node.operands)
         local = Local(node, layouts, fresh(setting.shape(node)), _itemsize(node), self.on_gpu)
         kernel = kernel_of(local)
-        work = heap.allocate(kernel.backward(local) + self._again(node), self._holder("temporaries", node))
+        work = heap.allocate(kernel.backward(local) + self._again(local), self._holder("temporaries", node))
         wanted = range(len(node.operands)) if node.op.differentiable is None else node.op.differentiable
         numbers = [n for n in wanted if n < len(node.operands) and node.operands[n].needs_grad]
         given = [(node.operands[n], self._gradient(local, n, grad, handed=kernel.handed)) for n in numbers]
         heap.drop(work)
         return given
 
-    def _again(self, node: Node) -> float:
+    def _again(self, local: Local) -> float:
         """Bytes of what a node's backward makes once more: gathered weights, scores of attention."""
+        node, kernel = local.node, kernel_of(local)
         again = 0.0
-        for operand in node.operands:
+        for operand in self.setting.saved(local, node.op.saved if kernel.saved is None else kernel.saved):
             if self._dropped(operand) or self.setting.gathers_again(operand):
                 again += self.setting.num_bytes(operand)
         if not self.setting.is_flash(node):
@@ -277,7 +278,7 @@ class Walk:
         after = setting.num_bytes(node.operands[0])
         dim = gathered_dim(node, backward=True)
         before = setting.num_bytes(node)
-        move = backward_move(node, before, after, dim, eager=setting.eager)
+        move = backward_move(node, before, after, dim, self._backend)
         if move.alias:
             return self.heap.keep(grad)
         beside = self.heap.allocate(move.beside, self._holder("collectives", node))
@@ -320,6 +321,10 @@ class Walk:
             self.heap.drop(term)
             term = own
         self.heap.hand_over(term, Holder("gradients"))  # it stays until the optimizer ran
+
+    @property
+    def _backend(self) -> Backend:
+        return Backend(self.setting.eager, gloo=not self.on_gpu)
 
     def _holder(self, kind: Kind, node: Node) -> Holder:
         return Holder(kind, node.op.name, self.setting.layer(node))

@@ -1,7 +1,7 @@
 """What a plan is said to need is what its emitted program takes: random programs and limits, run with torch.
 
-One process stands for the first of several ranks: torch's fake process group moves nothing, and allocates what a real
-one would.
+One process stands for the first of several ranks: torch's fake process group moves nothing, so runs are exact and quick.
+What real ranks hold is tested in tests/distributed/test_memory.py.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tests.pdv.simulate.workloads import of_pcg
 pytestmark = pytest.mark.slow
 RANKS = 2
 TOLERANCE = 0.05  # the issue's
+GLOO = 0.25  # its copies of what it gathers and scatters, which a fake group does not make
 MESH = Mesh.of(a=RANKS)
 
 
@@ -82,7 +83,8 @@ def test_no_plan_is_called_feasible_that_is_not(data: st.DataObject, tmp_path_fa
     said = needs(found)
     measured = measure(found.pcg, tmp_path_factory.mktemp("plan"))
     assert said <= limit
-    assert measured == pytest.approx(said, rel=TOLERANCE)
+    assert measured <= said * (1 + TOLERANCE)
+    assert said <= measured * (1 + GLOO)
 
 
 def measure(pcg: Graph, folder: Path) -> int:
