@@ -54,7 +54,7 @@ def changes(run: Callable[[], Any]) -> list[int]:
     return [event.nbytes() for event in events]
 
 
-def training_peak(model: Any, inputs: tuple[Tensor, ...], target: Tensor, repeats: int = 12) -> int:
+def training_peak(model: Any, inputs: tuple[Tensor, ...], target: Tensor, repeats: int = 8) -> int:
     """Of a step of AdamW, as examples/train.py takes it, once the optimizer's state is there.
 
     The least of some: gloo's threads let go of a collective's tensors when they next get a turn, which on a busy
