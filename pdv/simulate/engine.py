@@ -2,10 +2,12 @@
 
 A task starts when everything before it on its streams is done, when what it waits for is done, and when the host of
 each device has issued it; hosts run ahead of their devices. Nothing starts on a communication stream before the compute
-that was issued ahead of it is done, as libraries order them. Tasks that share a stream or a link take turns in the
-order of issue. With processor sharing instead, the sum of their times would be the same, but a faster device could make
-a step longer (Graham's anomalies); so, every time is a maximum of sums of durations, and grows with each of them. For
-the same reason a collective takes what it slows compute by (``Task.slows``) once, from the compute issued behind it.
+that was issued ahead of it is done, as libraries order them. Tasks that share a stream take turns in the order of
+issue. On a link that several axes share, what compute waits for goes before what runs behind compute and is still to
+be sent, which ends by so much later. With processor sharing instead, the sum of their times would be the same, but a
+faster device could make a step longer (Graham's anomalies); so, every time is a maximum of sums of durations, and grows
+with each of them. For the same reason a collective takes what it slows compute by (``Task.slows``) once, from the
+compute issued behind it.
 
 Entry point: ``Engine.run``.
 """
@@ -153,8 +155,9 @@ def simulate_tasks(segment: Segment, offset: int, clocks: Clocks, watch: Watch |
         for number in classes:
             margin[number] = min(margin[number], start - host[number])
         end = start + duration
-        for stream in streams:
-            clocks.streams[stream] = end
+        for place, stream in enumerate(streams):
+            beside = place and blocks and clocks.streams[stream] > start
+            clocks.streams[stream] = clocks.streams[stream] + duration if beside else end
         for number in classes:
             own = parts[number]
             if not blocks:
@@ -175,7 +178,7 @@ def simulate_tasks(segment: Segment, offset: int, clocks: Clocks, watch: Watch |
 def _awaited(task: Task, offset: int, clocks: Clocks, free: int) -> tuple[int, str]:
     """When what a task needs is there, and what its compute streams wait for until then."""
     start, cause = free, ""
-    for stream in task.streams:
+    for stream in task.streams[:1] if task.blocks and task.duration else task.streams:
         if clocks.streams[stream] > start:
             start, cause = clocks.streams[stream], task.part
     for number in task.after:
