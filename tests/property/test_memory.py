@@ -1,6 +1,7 @@
 """What a plan is said to need is what its emitted program takes: random programs and limits, run with torch.
 
-One process stands for the first of several ranks: torch's fake process group moves nothing, so runs are exact and quick.
+One process stands for the first of several ranks: torch's fake process group moves nothing, so runs are exact and
+quick.
 What real ranks hold is tested in tests/distributed/test_memory.py.
 """
 
