@@ -69,12 +69,11 @@ def half_of(row: Row) -> int:
 
 def workloads(source: Record, rows: Sequence[Row], cost: str) -> list[Workload]:
     """Each plan replayed, on the machine as it is."""
-    graphs = {group.model: program_of(group.model).graph for group in GROUPS}
     groups = {group.name: group for group in GROUPS}
-    return [
-        workload_of(source, row, graphs[groups[row["group"]].model], groups[row["group"]].processes, cost)
-        for row in rows
-    ]
+    models = dict.fromkeys(groups[row["group"]].model for row in rows)
+    graphs = {model: program_of(model).graph for model in models}
+    asked = [(row, groups[row["group"]]) for row in rows]
+    return [workload_of(source, row, graphs[group.model], group.processes, cost) for row, group in asked]
 
 
 def workload_of(source: Record, row: Row, graph: Graph, processes: int, cost: str) -> Workload:
