@@ -34,20 +34,20 @@ class Calibration:
         collective_efficiency: share of a link's bandwidth that collectives reach inside a step.
     """
 
-    host_forward_s: float = 1.1e-4
-    host_backward_s: float = 4.5e-5
-    host_pass_s: float = 7e-4
-    host_step_s: float = 7e-3
-    products_gpu: float = 1.03
-    attention_gpu: float = 0.92
-    traffic_gpu: float = 0.84
+    host_forward_s: float = 1.07e-4
+    host_backward_s: float = 4.7e-5
+    host_pass_s: float = 1.6e-4
+    host_step_s: float = 1.9e-2
+    products_gpu: float = 1.06
+    attention_gpu: float = 0.87
+    traffic_gpu: float = 0.88
     kernels_cpu: float = 1.2
     move_cpu_s: float = 5e-5
     copies_cpu: float = 8.0
-    unaligned: float = 13.3
+    unaligned: float = 12.7
     overlap_slowdown: float = 2.0
     straggler_std: float = 0.01
-    collective_efficiency: float = 0.85
+    collective_efficiency: float = 0.78
 
 
 CALIBRATION = Calibration()
