@@ -35,7 +35,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "overlap_slowdown": (1.0, 2.0),
     "collective_efficiency": (0.5, 1.0),
 }
-OF_A_SET = 14  # runs at most
+OF_A_SET = 40  # runs at most
 ROUNDS = 3
 STEP = 0.08  # of a logarithm, for differences
 FURTHEST = 0.5  # of a logarithm, in one round

@@ -13,3 +13,4 @@ BUDGET_S = 60.0  # planning time after which the best plan so far is taken; GPT-
 ANALYTIC = "analytic"
 COSTS = (ANALYTIC, "learned", "measured")
 COST = ANALYTIC  # what prices kernels (docs/decisions/0010)
+SIMULATED_COST = "learned"  # what prices a configuration of the user's own (docs/decisions/0014)

@@ -125,8 +125,8 @@ def _of_settings(
         if wanted not in entry.device.peak_flops:
             slow = f"{entry.device.name} has no {wanted} rate: it is priced at its float32 rate"
             print_warning(f"{slow}. Known: {', '.join(entry.device.peak_flops)}; choose by --dtype")
-    compute_of = cache(lambda device: cost_model(cost or config.COST, [device]))
-    priced = cost_model(cost or config.COST, [entry.device for entry in devices.classes])
+    compute_of = cache(lambda device: cost_model(cost or config.SIMULATED_COST, [device]))
+    priced = cost_model(cost or config.SIMULATED_COST, [entry.device for entry in devices.classes])
     work = workload(graph_of, given, devices, compute_of, partial(with_curves, devices, priced))
     return work, given.text()
 
