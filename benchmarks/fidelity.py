@@ -33,12 +33,15 @@ made-up,,2,256,4,128,1024,A100-80G,2,2,,,4,2,1,1,2,0,none,none,9,ms/iteration,in
 """
 
 
+FITTED = 1  # the half that constants are fitted on; it has runs of every set
+
+
 def main() -> None:
     """Simulate every run, print errors by set, and claim the figures of the whole and of each half."""
     parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--runs", type=Path, metavar="FILE", help="a CSV file in the form of training_runs.csv")
     parser.add_argument("--cost", default="learned", help="what prices kernels, as pdv takes it")
-    parser.add_argument("--fit", action="store_true", help="fit the constants on the first half, and print them")
+    parser.add_argument("--fit", action="store_true", help="fit the constants on one half, and print them")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     options = parser.parse_args()
     record = Record()
@@ -51,7 +54,7 @@ def main() -> None:
             parser.error("--runs FILE is needed")
         runs, refused = read_runs(path)
     if options.fit:
-        print(fit([run for run in runs if half_of(run) == 0], options.cost, options.jobs))
+        print(fit([run for run in runs if half_of(run) == FITTED], options.cost, options.jobs))
         return
     found = simulate_runs(runs, CALIBRATION, options.cost, options.jobs)
     done = [entry for entry in found if isinstance(entry, Simulated)]
@@ -69,13 +72,13 @@ def half_of(run: Run) -> int:
 
 
 def row_of(entry: Simulated) -> dict[str, Any]:
-    """A row of the record: by number, so that nothing of the source's is repeated."""
+    """A row of the record: by number and relative, so that nothing of the source's is repeated."""
     run = entry.run
     memory = None if run.memory_bytes is None else entry.memory_bytes / run.memory_bytes - 1
     return {
-        "row": run.number, "set": run.set, "half": half_of(run), "predicted_s": entry.step_s, "std_s": entry.std_s,
-        "error": error(entry), "memory_bytes": entry.memory_bytes, "memory_error": memory, "fits": entry.fits,
-        "chosen": entry.chosen, "breakdown": entry.breakdown,
+        "row": run.number, "set": run.set, "half": half_of(run), "error": error(entry),
+        "deviation": entry.std_s / entry.step_s, "memory_error": memory, "fits": entry.fits, "chosen": entry.chosen,
+        "shares": {name: seconds / entry.step_s for name, seconds in entry.breakdown.items()},
     }  # fmt: skip
 
 
@@ -88,7 +91,8 @@ def report(record: Record, done: Sequence[Simulated], failed: Sequence[Refused])
     """Tables by set and half; claims of the whole."""
     for entry in failed:
         print(f"row {entry.number} ({entry.set}) not simulated: {entry.why}")
-    halves = [("all", done), *((f"half {half}", [x for x in done if half_of(x.run) == half]) for half in (0, 1))]
+    parts = ("fitted on", FITTED), ("held out", 1 - FITTED)
+    halves = [("all", done), *((name, [x for x in done if half_of(x.run) == half]) for name, half in parts)]
     for name, entries in halves:
         if entries:
             by_set(record, name, entries)

@@ -34,20 +34,20 @@ class Calibration:
         collective_efficiency: share of a link's bandwidth that collectives reach inside a step.
     """
 
-    host_forward_s: float = 1.07e-4
-    host_backward_s: float = 4.7e-5
-    host_pass_s: float = 1.6e-4
-    host_step_s: float = 1.9e-2
-    products_gpu: float = 1.06
-    attention_gpu: float = 0.87
-    traffic_gpu: float = 0.88
+    host_forward_s: float = 1.26e-4
+    host_backward_s: float = 4.8e-5
+    host_pass_s: float = 1e-4
+    host_step_s: float = 9.4e-4
+    products_gpu: float = 1.10
+    attention_gpu: float = 0.89
+    traffic_gpu: float = 0.79
     kernels_cpu: float = 1.2
     move_cpu_s: float = 5e-5
     copies_cpu: float = 8.0
-    unaligned: float = 12.7
+    unaligned: float = 13.1
     overlap_slowdown: float = 2.0
     straggler_std: float = 0.01
-    collective_efficiency: float = 0.78
+    collective_efficiency: float = 0.86
 
 
 CALIBRATION = Calibration()
