@@ -41,9 +41,9 @@ class Calibration:
     products_gpu: float = 1.10
     attention_gpu: float = 0.89
     traffic_gpu: float = 0.79
-    kernels_cpu: float = 1.2
+    kernels_cpu: float = 1.35
     move_cpu_s: float = 5e-5
-    copies_cpu: float = 8.0
+    copies_cpu: float = 10.0
     unaligned: float = 13.1
     overlap_slowdown: float = 2.0
     straggler_std: float = 0.01

@@ -94,7 +94,7 @@ def points(arch: Arch, devices: int, batch: int, lattice: Lattice) -> Iterator[C
             yield Configuration(
                 tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, zero=lattice.zero if dp > 1 else 0, recompute=recompute,
                 schedule="interleaved" if vp > 1 else "1f1b", vp=vp, micro_batch=micro, batch=batch, sp=tp > 1,
-                fused=True, precision="mixed", gradients=cp == 1,
+                fused=True, precision="mixed",
             )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ class Segments:
         )
         self.begin = picoseconds(calibration.host_pass_s) if gpu else 0
         self.slowed = 1.0 - 1.0 / calibration.overlap_slowdown if gpu else 0.0
+        self.most_slowed = calibration.overlap_slowdown - 1.0
 
     def of(
         self,
@@ -82,7 +83,7 @@ class Segments:
         if segment is None:
             work = _Work(self, items, start, fused)
             tasks = work.forward(gathers) if phase == "forward" else work.backward(gathers, due, again=layer)
-            segment = self._known[key] = Segment(tuple(tasks), phase)
+            segment = self._known[key] = Segment(self._bounded(tasks), phase)
         return segment
 
     def begun(self) -> list[Placed]:
@@ -90,9 +91,25 @@ class Segments:
         everyone = tuple(range(len(self.links.devices)))
         return [Placed(self.made((Task("begin", HOST, everyone, 0, self.begin),), "begin"))] if self.begin else []
 
+    def _bounded(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
+        """What runs behind compute slows it at most as long as it lasts, however much longer the sending takes."""
+        if not any(task.slows for task in tasks):
+            return tuple(tasks)
+        share: list[tuple[int, int]] = []  # by class: at most, and asked for
+        for number in range(len(self.links.devices)):
+            own = [task for task in tasks if number in task.classes]
+            compute = sum(task.duration for task in own if task.part in {COMPUTE, RECOMPUTATION})
+            share.append((round(compute * self.most_slowed), sum(task.slows for task in own)))
+        return tuple(task._replace(slows=_least(task, share)) if task.slows else task for task in tasks)
+
     def made(self, tasks: tuple[Task, ...], name: str) -> Segment:
         """The segment of some tasks."""
         return self._known.setdefault(tasks, Segment(tasks, name))
+
+
+def _least(task: Task, share: Sequence[tuple[int, int]]) -> int:
+    """What is left of a task's slowing where some class has less compute than is asked to be slowed."""
+    return min(task.slows * min(most, asked) // asked for most, asked in (share[number] for number in task.classes))
 
 
 def _relative(waits: Waits, start: int) -> Waits:
