@@ -46,7 +46,7 @@ class Calibration:
     copies_cpu: float = 10.0
     unaligned: float = 13.1
     overlap_slowdown: float = 2.0
-    straggler_std: float = 0.01
+    straggler_std: float = 0.005
     collective_efficiency: float = 0.86
 
 
