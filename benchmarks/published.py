@@ -22,6 +22,7 @@ Row = Mapping[str, str]
 MEASURED = ("measured(value)", "measured")
 # Heads of at least this many dims, where the number of heads is not stated.
 HEAD_DIM = 128
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
 
 
 class Unreadable(ValueError):
@@ -49,6 +50,7 @@ class Run:
     group: tuple[str, ...]
     micro_batch: int | None
     virtual: int | None
+    single: bool = False  # float32, said so
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def run_of(number: int, row: Row) -> Run:
     return Run(
         number, row.get("set", ""), row.get("model", ""), arch, cluster, manual, batch, devices,
         measured_s(row, batch, devices), None if memory is None else memory * 2**30,
-        tuple(row.get(name, "") for name in plan_free), micro, virtual,
+        tuple(row.get(name, "") for name in plan_free), micro, virtual, in_float32(row),
     )  # fmt: skip
 
 
@@ -142,6 +144,12 @@ def framework_of(row: Row) -> Framework:
         if word in text:
             return Framework(**{**_fields(framework), "flash": framework.flash or later})
     return FSDP if _int(row, "zero", 0) == 3 else Framework(**{**_fields(EAGER), "flash": later})
+
+
+def in_float32(row: Row) -> bool:
+    """Whether a row says float32 and nothing narrower."""
+    text = row.get("precision", "").lower()
+    return "32" in text and not any(word in text for word in ("16", "8", "amp", "mixed"))
 
 
 def _fields(framework: Framework) -> dict[str, Any]:
@@ -164,6 +172,8 @@ def _manual(
     manual["micro_batch"] = micro or 1
     manual |= {"flash": framework.flash, "fused": framework.fused, "dropout": framework.dropout}
     manual |= {"precision": framework.precision, "gathers": framework.gathers, "gradients": framework.gradients}
+    if in_float32(row):
+        manual["precision"] = "as-emitted"
     if partition is not None:
         manual["partition"] = partition
     return manual
@@ -236,17 +246,20 @@ def measured_s(row: Row, batch: int, devices: int) -> float:
     if value is None or value <= 0:
         raise Unreadable("no measurement")
     tokens = batch * _int(row, "seq")
-    if unit.startswith("ms"):
-        return value / 1e3
-    if unit.startswith("s/") or unit in {"s", "seconds"}:
-        return value
+    sharing = devices if "gpu" in unit or "device" in unit else 1
     if "tokens/s" in unit:
-        return tokens / (value * (devices if "gpu" in unit or "device" in unit else 1))
-    if "samples/s" in unit or "sequences/s" in unit:
-        return batch / (value * (devices if "gpu" in unit or "device" in unit else 1))
+        return tokens / (value * sharing)
+    if re.search(r"(samples|sequences|seqs|images)/s", unit):
+        return batch / (value * sharing)
     if "flop" in unit:
         scale = 1e15 if unit.startswith("pflop") else 1e12
         return step_flops(row, batch, again="recompute" in unit or "96" in unit) / (value * scale * devices)
+    if re.match(r"(it|iter|iterations|steps)/s", unit):
+        return 1 / value
+    if unit.startswith("ms"):
+        return value / 1e3
+    if re.match(r"(s|sec|secs|second|seconds)\b", unit):
+        return value
     raise Unreadable(f"unit {row.get('unit', '')!r} is not known")
 
 
@@ -277,9 +290,11 @@ def _int(row: Row, name: str, default: int | None = None) -> int:
 
 
 def _float(row: Row, name: str) -> float | None:
+    """A cell's number; of `"8+8"` the sum, of `"8 (two nodes)"` the first."""
     text = (row.get(name) or "").strip()
-    try:
-        value = float(text)
-    except ValueError:
+    parts = re.split(r"\s*\+\s*(?=\d)", text) if re.match(r"\d+\s*\+", text) else [text]
+    found = [NUMBER.match(part) for part in parts]
+    if not all(found):
         return None
+    value = sum(float(match[0]) for match in found if match)
     return value if math.isfinite(value) else None

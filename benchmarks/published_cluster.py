@@ -61,7 +61,8 @@ def cluster_of(row: Row, devices: int) -> dict[str, Any]:
         ValueError: if a GPU has no record.
     """
     kinds = devices_of(row.get("gpu", ""), devices)
-    per_node = max(1, min(devices, int(float(row.get("gpus_per_node") or 0)) or min(devices, 8)))
+    stated = re.match(r"\d+", row.get("gpus_per_node") or "")
+    per_node = max(1, min(devices, int(stated[0]) if stated else 8))
     nodes: list[dict[str, Any]] = []
     network: dict[str, Any] | str = ""
     for entry, count in kinds:

@@ -132,7 +132,7 @@ def workload_of(run: Run, opened: Mapping[str, Any], cost: str) -> Workload:
 
     # Both halves run at one rate on tensor cores; of bfloat16 more kernels are measured.
     lists = all("bfloat16" in entry.device.peak_flops for entry in cluster.classes)
-    dtype = DType.BF16 if lists else DType.F16
+    dtype = DType.F32 if run.single else DType.BF16 if lists else DType.F16
     return workload(
         lambda batch: graph(model, batch, dtype, tp=configuration.tp), configuration, cluster, partial(priced_by, cost)
     )

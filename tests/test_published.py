@@ -75,6 +75,28 @@ def test_what_has_no_default_must_be_stated(name: str) -> None:
         run_of(0, {**ROW, name: ""})
 
 
+@pytest.mark.parametrize(
+    ("unit", "value"),
+    [
+        ("ms/iteration", 1500), ("sec/step", 1.5), ("seconds", 1.5), ("samples/s", 64 / 1.5), ("iterations/s", 1 / 1.5),
+        ("sequences/s/GPU", 64 / 1.5 / 16),
+    ],
+)  # fmt: skip
+def test_a_step_in_any_unit(unit: str, value: float) -> None:
+    assert measured_s({**ROW, "unit": unit, "measured(value)": str(value)}, 64, 16) == pytest.approx(1.5)
+
+
+def test_cells_with_words_and_sums_are_numbers() -> None:
+    run = run_of(0, {**ROW, "num_gpus": "8+8", "gpus_per_node": "8 (NVSwitch)", "gpu": "A100-40G + A100-80G"})
+    assert [(node["count"], node["devices"]) for node in run.cluster["nodes"]] == [(1, 8), (1, 8)]
+
+
+def test_float32_is_taken_at_its_word() -> None:
+    assert run_of(0, {**ROW, "precision": "fp32"}).single
+    assert not run_of(0, {**ROW, "precision": "fp16 with fp32 master weights"}).single
+    assert not run_of(0, ROW).single
+
+
 def test_an_unknown_unit_is_refused() -> None:
     with pytest.raises(Unreadable, match="furlongs"):
         measured_s({**ROW, "unit": "furlongs"}, 64, 16)
