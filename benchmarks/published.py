@@ -246,6 +246,10 @@ def measured_s(row: Row, batch: int, devices: int) -> float:
     if value is None or value <= 0:
         raise Unreadable("no measurement")
     tokens = batch * _int(row, "seq")
+    if unit.startswith("ms"):
+        return value / 1e3
+    if re.match(r"(s|sec|secs|second|seconds)\b", unit):
+        return value
     sharing = devices if "gpu" in unit or "device" in unit else 1
     if "tokens/s" in unit:
         return tokens / (value * sharing)
@@ -256,10 +260,6 @@ def measured_s(row: Row, batch: int, devices: int) -> float:
         return step_flops(row, batch, again="recompute" in unit or "96" in unit) / (value * scale * devices)
     if re.match(r"(it|iter|iterations|steps)/s", unit):
         return 1 / value
-    if unit.startswith("ms"):
-        return value / 1e3
-    if re.match(r"(s|sec|secs|second|seconds)\b", unit):
-        return value
     raise Unreadable(f"unit {row.get('unit', '')!r} is not known")
 
 

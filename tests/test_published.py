@@ -78,7 +78,7 @@ def test_what_has_no_default_must_be_stated(name: str) -> None:
 @pytest.mark.parametrize(
     ("unit", "value"),
     [
-        ("ms/iteration", 1500), ("sec/step", 1.5), ("seconds", 1.5), ("samples/s", 64 / 1.5), ("iterations/s", 1 / 1.5),
+        ("ms/iteration", 1500), ("sec/step", 1.5), ("seconds", 1.5), ("s/iteration (138 TFLOP/s/GPU)", 1.5), ("samples/s", 64 / 1.5), ("iterations/s", 1 / 1.5),
         ("sequences/s/GPU", 64 / 1.5 / 16),
     ],
 )  # fmt: skip
