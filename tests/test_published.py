@@ -78,10 +78,15 @@ def test_what_has_no_default_must_be_stated(name: str) -> None:
 @pytest.mark.parametrize(
     ("unit", "value"),
     [
-        ("ms/iteration", 1500), ("sec/step", 1.5), ("seconds", 1.5), ("s/iteration (138 TFLOP/s/GPU)", 1.5), ("samples/s", 64 / 1.5), ("iterations/s", 1 / 1.5),
+        ("ms/iteration", 1500),
+        ("sec/step", 1.5),
+        ("seconds", 1.5),
+        ("s/iteration (138 TFLOP/s/GPU)", 1.5),
+        ("samples/s", 64 / 1.5),
+        ("iterations/s", 1 / 1.5),
         ("sequences/s/GPU", 64 / 1.5 / 16),
     ],
-)  # fmt: skip
+)
 def test_a_step_in_any_unit(unit: str, value: float) -> None:
     assert measured_s({**ROW, "unit": unit, "measured(value)": str(value)}, 64, 16) == pytest.approx(1.5)
 
