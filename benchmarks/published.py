@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,18 +142,14 @@ def framework_of(row: Row) -> Framework:
     later = any(name in re.sub(r"[^a-z0-9]", "", row.get("gpu", "").lower()) for name in LATER)
     for word, framework in FRAMEWORKS:
         if word in text:
-            return Framework(**{**_fields(framework), "flash": framework.flash or later})
-    return FSDP if _int(row, "zero", 0) == 3 else Framework(**{**_fields(EAGER), "flash": later})
+            return replace(framework, flash=framework.flash or later)
+    return FSDP if _int(row, "zero", 0) == 3 else replace(EAGER, flash=later)
 
 
 def in_float32(row: Row) -> bool:
     """Whether a row says float32 and nothing narrower."""
     text = row.get("precision", "").lower()
     return "32" in text and not any(word in text for word in ("16", "8", "amp", "mixed"))
-
-
-def _fields(framework: Framework) -> dict[str, Any]:
-    return {name: getattr(framework, name) for name in Framework.__slots__}
 
 
 def _manual(

@@ -37,8 +37,8 @@ from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Assignment, Problem
 from pdv.search.chain import ChainSolver
 from pdv.simulate.calibration import CALIBRATION
-from pdv.simulate.delta import AS_EMITTED, Delta
-from pdv.simulate.setup import Stages, Workload
+from pdv.simulate.delta import Delta
+from pdv.simulate.setup import EMITTED, Stages, Workload
 from pdv.simulate.stage import Lowered
 from pdv.simulate.step import run, simulate
 
@@ -137,7 +137,7 @@ def changes(case: Case, count: int) -> dict[str, Any]:
 def in_full(problem: Problem, assignment: Assignment, cluster: Cluster, moves: Redistribution) -> int:
     """Picoseconds of a plan's step, from its assignment on."""
     pcg = derive(problem, assignment, moves).pcg
-    made = Workload(problem, pcg, cluster, Stages(), AS_EMITTED, (problem.axes,), analytic)
+    made = Workload(problem, pcg, cluster, Stages(), EMITTED, (problem.axes,), analytic)
     return run(Lowered(made, CALIBRATION)).end
 
 

@@ -14,7 +14,7 @@ scan" (Parallel Computing 2009); for the levels Cho et al., "BlueConnect" (MLSys
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +27,24 @@ GATHERS = ("combine", "all_gather", "all_to_all")
 # Share of a ring's bus bandwidth that a tree reaches: NCCL's own tuning model (src/graph/tuning.cc, 2.10 and later)
 TREE_SHARE = 0.92
 
+# What a parallel operator does with the pieces that devices hold; "same" and "slice" send nothing.
+Run = Literal["same", "slice", "gather", "scatter", "sum", "exchange"]
+# Forward, and backward as its dual (DESIGN section 3).
+RUNS: Mapping[str, tuple[Run, Run]] = {
+    "partition": ("slice", "gather"),
+    "combine": ("gather", "slice"),
+    "replicate": ("same", "sum"),
+    "reduce": ("sum", "same"),
+    "all_gather": ("gather", "scatter"),
+    "reduce_scatter": ("scatter", "gather"),
+    "reduce_replicate": ("sum", "sum"),
+    "all_to_all": ("exchange", "exchange"),
+}
+
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+COLLECTIVES: Mapping[Run, Collective] = {
+    "gather": "all_gather", "scatter": "reduce_scatter", "sum": "all_reduce", "exchange": "all_to_all",
+}  # fmt: skip
 Algorithm = Literal["ring", "doubling", "hierarchical", "tree", "pairwise", "measured", "learned"]
 
 
@@ -223,24 +240,13 @@ def move_seconds(name: str, axis: AxisLink, local_bytes: float) -> tuple[float, 
 
     The backward is that of the operator's dual (DESIGN section 3).
     """
-    whole = local_bytes * axis.size
-    match name:
-        case "partition":
-            return 0.0, all_gather_seconds(axis, local_bytes)
-        case "combine":
-            return all_gather_seconds(axis, whole), 0.0
-        case "replicate":
-            return 0.0, all_reduce_seconds(axis, local_bytes)
-        case "reduce":
-            return all_reduce_seconds(axis, local_bytes), 0.0
-        case "all_gather":
-            return all_gather_seconds(axis, whole), reduce_scatter_seconds(axis, whole)
-        case "reduce_scatter":
-            return reduce_scatter_seconds(axis, local_bytes), all_gather_seconds(axis, local_bytes)
-        case "reduce_replicate":
-            seconds = all_reduce_seconds(axis, local_bytes)
-            return seconds, seconds
-        case "all_to_all":
-            seconds = all_to_all_seconds(axis, local_bytes)
-            return seconds, seconds
-    raise AssertionError(f"no such parallel operator: {name}")
+    assert name in RUNS, f"no such parallel operator: {name}"
+    larger = local_bytes * axis.size if RUNS[name][0] == "gather" else local_bytes
+    forward, backward = (_SECONDS[run](axis, larger) if run in _SECONDS else 0.0 for run in RUNS[name])
+    return forward, backward
+
+
+_SECONDS: Mapping[Run, Callable[[AxisLink, float], float]] = {
+    "gather": all_gather_seconds, "scatter": reduce_scatter_seconds, "sum": all_reduce_seconds,
+    "exchange": all_to_all_seconds,
+}  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ir.graph import Node
+from pdv.cost.comm import RUNS
 from pdv.memory.layout import Layout, fresh
 
 
@@ -22,14 +23,6 @@ class Move:
 
 
 ALIAS = Move(alias=True)
-_DUALS = {
-    "partition": "gather", "combine": "slice", "replicate": "sum", "reduce": "same", "all_gather": "scatter",
-    "reduce_scatter": "gather", "reduce_replicate": "sum", "all_to_all": "exchange",
-}  # fmt: skip
-_FORWARD = {
-    "partition": "slice", "combine": "gather", "replicate": "same", "reduce": "sum", "all_gather": "gather",
-    "reduce_scatter": "scatter", "reduce_replicate": "sum", "all_to_all": "exchange",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +35,12 @@ class Backend:
 
 def forward_move(node: Node, before: Layout, after: float, dim: int, backend: Backend) -> Move:
     """``before``: the operand; ``after``: bytes of the result; ``dim``: along which it is gathered."""
-    return _move(_FORWARD[node.op.name], before, before.elements * node.type.dtype.itemsize, after, dim, backend)
+    return _move(RUNS[node.op.name][0], before, before.elements * node.type.dtype.itemsize, after, dim, backend)
 
 
 def backward_move(node: Node, grad_bytes: float, after: float, dim: int, backend: Backend) -> Move:
     """The same of the dual, on a gradient of ``grad_bytes``."""
-    return _move(_DUALS[node.op.name], fresh((1,)), grad_bytes, after, dim, backend)
+    return _move(RUNS[node.op.name][1], fresh((1,)), grad_bytes, after, dim, backend)
 
 
 def _move(what: str, before: Layout, num_bytes: float, after: float, dim: int, backend: Backend) -> Move:

@@ -5,20 +5,10 @@ Frameworks that reduce in place and gather into the result's own memory (Megatro
 
 from __future__ import annotations
 
+from pdv.cost.comm import RUNS
 from pdv.simulate.entries import Entry
 
 READ_AND_WRITTEN = 2
-# What each parallel operator runs on its piece, forward and backward.
-RUNS = {
-    "partition": ("slice", "gather"),
-    "combine": ("gather", "slice"),
-    "replicate": ("", "sum"),
-    "reduce": ("sum", ""),
-    "all_gather": ("gather", "scatter"),
-    "reduce_scatter": ("scatter", "gather"),
-    "reduce_replicate": ("sum", "sum"),
-    "all_to_all": ("exchange", "exchange"),
-}
 
 
 def copied_bytes(entry: Entry, way: int) -> tuple[float, int]:

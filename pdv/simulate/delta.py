@@ -32,13 +32,11 @@ from pdv.simulate.links import Links
 from pdv.simulate.price import DevicePrices
 from pdv.simulate.runs import EACH
 from pdv.simulate.segments import Item, Segments
-from pdv.simulate.setup import Execution, Overlap, Stages, Workload
+from pdv.simulate.setup import EMITTED, Stages, Workload
 from pdv.simulate.stage import loss_segments
 from pdv.simulate.step import Ran, outside_ps, run_single
 from pdv.simulate.sums import finish
 from pdv.simulate.task import PICO, Placed, Segment, picoseconds
-
-AS_EMITTED = Execution(overlap=Overlap(transfers=False))
 
 
 class Event(NamedTuple):
@@ -152,7 +150,7 @@ class Tables:
 
     def optimizer(self, entry: Entry) -> tuple[int, ...]:
         """Picoseconds for a parameter, by class."""
-        return tuple(picoseconds(price.optimizer(entry, AS_EMITTED.precision, 1).mean_s) for price in self.prices)
+        return tuple(picoseconds(price.optimizer(entry, EMITTED.precision, 1).mean_s) for price in self.prices)
 
 
 @dataclass(frozen=True)
@@ -192,14 +190,14 @@ class Delta:
             ShardingError: if an operator has no such split.
         """
         assert problem.train, "a step of training"
-        workload = Workload(problem, problem.graph, cluster, Stages(), AS_EMITTED, (problem.axes,), compute_of)
-        links, entries = Links.of(workload, 0, calibration), Entries(problem, AS_EMITTED)
+        workload = Workload(problem, problem.graph, cluster, Stages(), EMITTED, (problem.axes,), compute_of)
+        links, entries = Links.of(workload, 0, calibration), Entries(problem, EMITTED)
         prices = tuple(
-            DevicePrices.of(entries, AS_EMITTED, device, compute_of(device), calibration) for device in links.devices
+            DevicePrices.of(entries, EMITTED, device, compute_of(device), calibration) for device in links.devices
         )
         script = Script.of(problem.graph)
         tables = Tables(
-            problem, script, entries, links, prices, Segments(links, prices, AS_EMITTED, calibration), Engine(),
+            problem, script, entries, links, prices, Segments(links, prices, EMITTED, calibration), Engine(),
             Redistribution(problem.mesh, problem.axes), outside_ps(links.devices, calibration),
         )  # fmt: skip
         count = len(script.events)

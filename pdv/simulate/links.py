@@ -5,7 +5,7 @@ Entry point: ``Links.of``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,18 +26,6 @@ from pdv.simulate.calibration import Calibration
 from pdv.simulate.entries import Entry
 from pdv.simulate.setup import Workload
 from pdv.simulate.task import picoseconds
-
-# What runs forward and backward for each parallel operator (DESIGN section 3).
-COLLECTIVES: dict[str, tuple[Collective | None, Collective | None]] = {
-    "partition": (None, "all_gather"),
-    "combine": ("all_gather", None),
-    "replicate": (None, "all_reduce"),
-    "reduce": ("all_reduce", None),
-    "all_gather": ("all_gather", "reduce_scatter"),
-    "reduce_scatter": ("reduce_scatter", "all_gather"),
-    "reduce_replicate": ("all_reduce", "all_reduce"),
-    "all_to_all": ("all_to_all", "all_to_all"),
-}
 
 
 @dataclass(frozen=True)
@@ -118,17 +106,17 @@ class Links:
 
     def scatter_gradients(self, axes: Sequence[int], num_bytes: float) -> int:
         """Reduce-scatter over several axes, inner first."""
-        seconds = 0.0
-        for axis in sorted(axes, reverse=True):
-            seconds += reduce_scatter_seconds(self.axes[axis], num_bytes)
-            num_bytes /= self.axes[axis].size
-        return picoseconds(seconds)
+        return self._narrowing(reduce_scatter_seconds, axes, num_bytes)
 
     def gather_weights(self, axes: Sequence[int], num_bytes: float) -> int:
         """All-gather to ``num_bytes`` over several axes: the mirror of ``scatter_gradients``."""
+        return self._narrowing(all_gather_seconds, axes, num_bytes)
+
+    def _narrowing(self, seconds_of: Callable[[AxisLink, float], float], axes: Sequence[int], num_bytes: float) -> int:
+        """A collective along one axis after the other, inner first, each with its part of the bytes."""
         seconds = 0.0
         for axis in sorted(axes, reverse=True):
-            seconds += all_gather_seconds(self.axes[axis], num_bytes)
+            seconds += seconds_of(self.axes[axis], num_bytes)
             num_bytes /= self.axes[axis].size
         return picoseconds(seconds)
 

@@ -15,7 +15,7 @@ from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.problem import Problem
 from pdv.report.loaded import Loaded
-from pdv.simulate.setup import Execution, Overlap, Stages, Workload
+from pdv.simulate.setup import EMITTED, Stages, Workload
 
 
 def planned(
@@ -45,9 +45,8 @@ def planned(
 
 def emitted(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:
     """What the emitted program of a PCG runs; ``problem`` is on the rewritten graph."""
-    execution = Execution(overlap=Overlap(transfers=False))
     return Workload(
-        problem, pcg, cluster, Stages(), execution, (problem.axes,), lambda device: _priced(problem.compute, device)
+        problem, pcg, cluster, Stages(), EMITTED, (problem.axes,), lambda device: _priced(problem.compute, device)
     )  # fmt: skip
 
 

@@ -18,11 +18,12 @@ from ir.sharding import Sharding, local_shape
 from ir.types import DType, TensorType
 from ir.verify import node_local_loops
 from pdv.cluster import Device
+from pdv.cost.comm import RUNS
 from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import local_costs
 from pdv.problem import Problem
 from pdv.simulate.calibration import Calibration
-from pdv.simulate.copies import RUNS, copied_bytes
+from pdv.simulate.copies import copied_bytes
 from pdv.simulate.entries import Entries, Entry
 from pdv.simulate.setup import AS_EMITTED, Execution, Precision
 from pdv.simulate.task import picoseconds
@@ -107,7 +108,7 @@ class DevicePrices:
         price = self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), factor)
         if self.device.kind != "cpu":
             return price
-        called = [picoseconds(self.inside.calibration.move_cpu_s) if runs else 0 for runs in RUNS[entry.name]]
+        called = [0 if run == "same" else picoseconds(self.inside.calibration.move_cpu_s) for run in RUNS[entry.name]]
         return price._replace(forward=price.forward + called[0], backward=price.backward + called[1])
 
     def loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:

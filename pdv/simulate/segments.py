@@ -10,10 +10,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pdv.cost.comm import COLLECTIVES, RUNS
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.entries import Entry
 from pdv.simulate.fusion import Fusion
-from pdv.simulate.links import COLLECTIVES, Links
+from pdv.simulate.links import Links
 from pdv.simulate.price import DevicePrices, Price
 from pdv.simulate.setup import Execution
 from pdv.simulate.task import COMPUTE, HOST, RECOMPUTATION, Placed, Segment, Task, picoseconds
@@ -235,7 +236,7 @@ class _Work:
 
     def _moves(self, entry: Entry, place: int, way: int, kind: int, *, blocks: bool, after: Waits) -> tuple[Task, ...]:
         duration = self._links.move(entry)[way]
-        collective = COLLECTIVES[entry.name][way]
+        collective = COLLECTIVES.get(RUNS[entry.name][way])
         if not duration or collective is None:
             return ()
         axis = self._links.mesh.axes[entry.axis].name

@@ -90,6 +90,9 @@ class Execution:
     dropout: bool = False
 
 
+EMITTED = Execution(overlap=Overlap(transfers=False))  # the emitted program: collectives are waited for
+
+
 @dataclass(frozen=True)
 class Stages:
     """A pipeline: ``chunk_of`` says which chunk runs a PCG node; chunk ``c`` lives on stage ``c % count``.

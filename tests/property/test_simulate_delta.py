@@ -10,11 +10,13 @@ import pytest
 
 from ir.graph import Node
 from ir.mesh import Mesh
+from pdv.cluster import Device
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.realize import realize
 from pdv.problem import Assignment, Problem
 from pdv.simulate.calibration import CALIBRATION
-from pdv.simulate.delta import AS_EMITTED, Delta
+from pdv.simulate.delta import Delta
+from pdv.simulate.setup import EMITTED
 from pdv.simulate.stage import Lowered
 from pdv.simulate.step import Ran, run
 from tests.pdv.search.oracle import Oracle
@@ -25,16 +27,21 @@ MESHES = (Mesh.of(a=2), Mesh.of(a=2, b=3), Mesh.of(a=3, b=2))
 SLOW_HOST = replace(CALIBRATION, host_forward_s=2e-7, host_backward_s=1e-7)  # about as slow as the toy's kernels
 
 
+def device_of(of: Problem) -> Device:
+    assert isinstance(of.compute, ComputeModel)
+    return of.compute.devices[0]
+
+
 def full(of: Problem, assignment: Assignment) -> Ran:
-    devices = [of.compute.devices[0]] * of.mesh.num_devices  # type: ignore[attr-defined]
-    return run(Lowered(of_pcg(of, realize(of, assignment).derived.pcg, AS_EMITTED, devices), SLOW_HOST))
+    devices = [device_of(of)] * of.mesh.num_devices
+    return run(Lowered(of_pcg(of, realize(of, assignment).derived.pcg, EMITTED, devices), SLOW_HOST))
 
 
 def check_changes(of: Problem, seed: int, changes: int) -> int:
     """Walk through plans by changes of one choice; how many segments a change simulated, at most."""
     oracle, rng = Oracle(of), np.random.default_rng(seed)
     chosen = legal(oracle, rng)
-    device = of.compute.devices[0]  # type: ignore[attr-defined]
+    device = device_of(of)
     delta = Delta.of(
         of, oracle.assignment(chosen), flat([device] * of.mesh.num_devices), compute_of=lambda d: ComputeModel((d,)),
         calibration=SLOW_HOST,
