@@ -18,24 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ranking import links, machine
-from benchmarks.ranking_plans import GROUPS, problem_of, program_of
+from benchmarks.ranking import COLLECTIVE_STD, here, links
+from benchmarks.ranking_plans import GROUPS, program_of
 from benchmarks.record import ROOT, Record, arguments, table
 from ir.graph import Graph
-from ir.mesh import Axis, Mesh
-from pdv.cluster import load_cluster
-from pdv.compile import cost_model
-from pdv.cost.comm import AxisLink
 from pdv.cost.curves import Curves
-from pdv.derivation import replayed
-from pdv.pcg.realize import realize
 from pdv.simulate.calibration import CALIBRATION, Calibration
 from pdv.simulate.planned import emitted
 from pdv.simulate.setup import Workload
 from pdv.simulate.step import simulate
 
 Row = dict[str, Any]  # Any: JSON
-COLLECTIVE_STD = 0.2  # of gloo's collectives between runs, two ranks, 2026-11-21
 FITTED = ("kernels_cpu", "copies_cpu")
 
 
@@ -78,16 +71,8 @@ def workloads(source: Record, rows: Sequence[Row], cost: str) -> list[Workload]:
 
 def workload_of(source: Record, row: Row, graph: Graph, processes: int, cost: str) -> Workload:
     """A plan of the record as the emitted program runs it."""
-    mesh = Mesh(tuple(Axis(axis, size) for axis, size in row["mesh"].items()))
-    problem = problem_of(graph, mesh, speed=row["speed"])
-    rewritten, assignment = replayed(problem, json.loads(row["derivation"]))
-    pcg = realize(replace(problem, graph=rewritten), assignment).derived.pcg
-    assert pcg.digest == row["pcg_hash"], f"{row['key']} replays to another graph"
-    cluster = load_cluster(machine(processes))
     curves = Curves.of(links(source, processes), "measured", COLLECTIVE_STD)
-    axes = tuple(AxisLink(axis.size, cluster.levels[-1].link, curves) for axis in mesh.axes)
-    compute = cost_model(cost, [entry.device for entry in cluster.classes])
-    return emitted(replace(problem, graph=rewritten, axes=axes, compute=compute), pcg, cluster)
+    return emitted(*here(row, graph, processes, curves, cost))
 
 
 def row_of(row: Row, work: Workload) -> Row:

@@ -27,7 +27,7 @@ from benchmarks.ranking_run import on_ranks, run_collectives, run_packages
 from benchmarks.record import Record, arguments, table
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
-from pdv.cluster import load_cluster
+from pdv.cluster import Cluster, load_cluster
 from pdv.compile import cost_model
 from pdv.cost.comm import AxisLink
 from pdv.cost.curves import Curves
@@ -35,6 +35,7 @@ from pdv.derivation import replayed
 from pdv.emit.package import emit_package
 from pdv.pcg.plan_cost import PlanCost, plan_cost
 from pdv.pcg.realize import realize
+from pdv.problem import Problem
 
 APART = 0.1  # of the faster one: pairs closer than that are noise
 MODELS = ("analytic", "learned", "measured")
@@ -147,20 +148,23 @@ def parts(cost: PlanCost) -> dict[str, float]:
 
 
 def priced(row: Row, graph: Graph, processes: int, points: Sequence[tuple[str, float, float]], name: str) -> PlanCost:
-    """A measured plan's price: replayed as it was planned, priced for the machine as it is."""
+    """A measured plan's price."""
+    curves = None if name == "analytic" else Curves.of(points, "measured", COLLECTIVE_STD)
+    problem, pcg, _ = here(row, graph, processes, curves, name)
+    return plan_cost(problem, pcg)
+
+
+def here(row: Row, graph: Graph, processes: int, curves: Curves | None, cost: str) -> tuple[Problem, Graph, Cluster]:
+    """A measured plan, replayed as it was planned, on the machine as it is: its problem, PCG and cluster."""
     mesh = Mesh(tuple(Axis(axis, size) for axis, size in row["mesh"].items()))
     problem = problem_of(graph, mesh, speed=row["speed"])
     rewritten, assignment = replayed(problem, json.loads(row["derivation"]))
-    made = realize(replace(problem, graph=rewritten), assignment)
-    assert made.derived.pcg.digest == row["pcg_hash"], f"{row['key']} replays to another graph"
+    pcg = realize(replace(problem, graph=rewritten), assignment).derived.pcg
+    assert pcg.digest == row["pcg_hash"], f"{row['key']} replays to another graph"
     cluster = load_cluster(machine(processes))
-    link, curves = (
-        cluster.levels[-1].link,
-        None if name == "analytic" else Curves.of(points, "measured", COLLECTIVE_STD),
-    )
-    axes = tuple(AxisLink(axis.size, link, curves) for axis in mesh.axes)
-    compute = cost_model(name, [entry.device for entry in cluster.classes])
-    return plan_cost(replace(problem, graph=rewritten, axes=axes, compute=compute), made.derived.pcg)
+    axes = tuple(AxisLink(axis.size, cluster.levels[-1].link, curves) for axis in mesh.axes)
+    compute = cost_model(cost, [entry.device for entry in cluster.classes])
+    return replace(problem, graph=rewritten, axes=axes, compute=compute), pcg, cluster
 
 
 def machine(processes: int) -> Mapping[str, Any]:

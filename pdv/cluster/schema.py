@@ -86,14 +86,13 @@ class DeviceSpec(Spec):
         )
 
 
-class LinkSpec(Spec):
-    """A link inside a node: bandwidth per device and direction, or of `ports` that the devices of a part share."""
+class RateSpec(Spec):
+    """What links and networks are both described by: a preset, or a rate and a latency of one's own."""
 
     preset: StrictStr | None = None
     name: Name | None = None
     bandwidth: Annotated[float, quantity_of(LINK_BANDWIDTH)] | None = None
     latency: Annotated[float, quantity_of(TIME)] | None = None
-    ports: Count | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -105,6 +104,12 @@ class LinkSpec(Spec):
         if self.preset is None:
             require(self, ("name", "bandwidth", "latency"), "link")
         return self
+
+
+class LinkSpec(RateSpec):
+    """A link inside a node: bandwidth per device and direction, or of `ports` that the devices of a part share."""
+
+    ports: Count | None = None
 
     def build(self, devices: int = 1) -> Link:
         """As plain data, as seen by one of the `devices` of a part while all of them send."""
@@ -123,30 +128,15 @@ class SwitchSpec(Spec):
     latency: Annotated[float, quantity_of(TIME)] | None = None
 
 
-class NetworkSpec(Spec):
+class NetworkSpec(RateSpec):
     """The link between nodes: bandwidth per port and direction, how many ports a node has, and switches from below.
 
     Without `ports_per_node`, an InfiniBand preset has a port for each device, anything else one for the node.
     """
 
-    preset: StrictStr | None = None
-    name: Name | None = None
-    bandwidth: Annotated[float, quantity_of(LINK_BANDWIDTH)] | None = None
-    latency: Annotated[float, quantity_of(TIME)] | None = None
     ports_per_node: Count | None = None
     rails: StrictBool = False
     switches: Annotated[list[SwitchSpec], Field(min_length=1, max_length=4)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve(cls, value: object) -> object:
-        return from_preset(value, LINKS, "link")
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if self.preset is None:
-            require(self, ("name", "bandwidth", "latency"), "link")
-        return self
 
     def build(self) -> Link:
         """One port, as plain data."""
@@ -158,7 +148,7 @@ class NetworkSpec(Spec):
         return self.ports_per_node or (devices_per_node if per_device else 1)
 
 
-def _link(spec: LinkSpec | NetworkSpec) -> Link:
+def _link(spec: RateSpec) -> Link:
     base = LINKS[spec.preset].link if spec.preset else None
     changed = spec.bandwidth is not None or spec.latency is not None
     return Link(
