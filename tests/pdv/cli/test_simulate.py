@@ -11,7 +11,7 @@ import pytest
 from ir.errors import UsageError
 from pdv.cli import app as cli
 
-from .test_plan import here, ran  # noqa: F401  # a fixture
+from .test_plan import ran
 
 GPU = """
 nodes: [{count: %d, devices: 4, device: a100-80gb-sxm, link: nvlink3}]
@@ -76,7 +76,7 @@ def test_two_configurations_side_by_side(gpus: Path, capsys: pytest.CaptureFixtu
     assert "x as long" in text
 
 
-def test_a_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_a_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "-o", "free", "--no-cache")
     said = json.loads(Path("free/plan.json").read_text())["simulated"]
     for target in ("free", "free/plan.json"):
@@ -88,7 +88,7 @@ def test_a_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa
     assert "more has 4 devices, the plan is for 2" in refused(capsys, "simulate", "free", "-c", "more.yaml")
 
 
-def test_two_plans(here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_two_plans(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "-o", "tensor", "--pins", "pins.yaml", "--no-cache")
     ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "-o", "data", "--mesh", "dp=2", "--no-cache")
     assert told(capsys, "diff", "tensor", "tensor")["ratio"] == 1.0
@@ -97,14 +97,14 @@ def test_two_plans(here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # n
     assert len(found["operators"]) == 2
 
 
-def test_a_model_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_a_model_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("two.onnx", "-c", "cluster.yaml", "--dtype", "float32", "--manual")
     found = told(capsys, "simulate", *words, "tp=2,micro_batch=8")
     cuts = {entry["name"]: entry["sharding"] for entry in found["operators"]}
     assert cuts == {"up": "S1", "down": "P"}
 
 
-def test_a_type_that_a_device_does_not_know(here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_a_type_that_a_device_does_not_know(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(("simulate", "two.onnx", "-c", "cluster.yaml", "--manual", "tp=2,micro_batch=8")) == 0
     assert "slow has no bfloat16 rate: it is priced at its float32 rate" in capsys.readouterr().err
 
