@@ -20,7 +20,8 @@ from ir.mesh import Mesh
 from ir.verify import divides, node_local_loops
 from pdv.cluster import Cluster, load_cluster
 from pdv.cluster.presets import DEVICES
-from pdv.compile import cost_model, plan_problems
+from pdv.compile import plan_problems
+from pdv.prices import cost_model
 from pdv.search.meshes import search_meshes
 
 TWO_BY_FOUR = {

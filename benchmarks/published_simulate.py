@@ -115,7 +115,7 @@ def _priced(run: Run, opened: Mapping[str, Any], calibration: Calibration, cost:
 @cache
 def priced_by(cost: str, device: Device) -> CostModel:
     """The cost model of a device; it remembers the kernels that it has priced."""
-    from pdv.compile import cost_model
+    from pdv.prices import cost_model
 
     return cost_model(cost, [device])
 

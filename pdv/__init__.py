@@ -27,7 +27,10 @@ from ir.errors import (
 )
 
 if TYPE_CHECKING:
-    from pdv.compile import Plan, explain, optimize, verify
+    from pdv.compile import optimize
+    from pdv.plan import Plan
+    from pdv.told import explain
+    from pdv.verification import verify
 
 __version__ = "0.1.0"
 
@@ -50,13 +53,13 @@ __all__ = [
     "verify",
 ]
 
-_LAZY = {"Plan", "explain", "optimize", "verify"}
+_LAZY = {"Plan": "plan", "explain": "told", "optimize": "compile", "verify": "verification"}
 
 
 def __getattr__(name: str) -> object:
     """Load the compiler only when one of its names is used."""
     if name in _LAZY:
-        return getattr(import_module("pdv.compile"), name)
+        return getattr(import_module(f"pdv.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

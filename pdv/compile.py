@@ -16,34 +16,26 @@ from ir.graph import Graph
 from ir.types import DType
 from pdv import config
 from pdv.cache import Cache
-from pdv.cluster import Cluster, Device, candidate_meshes, load_cluster
-from pdv.cluster.presets import LINKS
-from pdv.cost.comm import AxisLink, axis_link
+from pdv.cluster import Cluster, candidate_meshes, load_cluster
+from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
-from pdv.cost.curves import Curves
 from pdv.derivation import replay
-from pdv.document import plan_document, read_devices, read_problem
+from pdv.document import plan_document, read_problem
 from pdv.pins import PinSet, load_pins
-from pdv.plan import Plan, read_document
+from pdv.plan import Plan
 from pdv.planning import Effort, Progress, Searched, opened, searched
+from pdv.prices import cost_model, with_curves
 from pdv.problem import Mode, Pins, Problem
-from pdv.report.explain import explain_document, explain_operators
-from pdv.report.loaded import load_plan, read_planned
-from pdv.report.reasons import operators_called, reasons
+from pdv.proofs import proof_document
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.chosen import chosen_rules
 from pdv.rewrite.rule import Rule
 from pdv.search.meshes import Found
-from pdv.search.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from pdv.frontend.program import Program
-    from pdv.simulate.setup import Workload
 
-__all__ = [
-    "STRATEGIES", "Plan", "explain", "explanation", "optimize", "plan_problems", "proof_document", "saved_workload",
-    "verify",
-]  # fmt: skip
+__all__ = ["optimize", "plan_problems"]
 
 
 def optimize(
@@ -96,57 +88,6 @@ def optimize(
         program.graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned, rules=used, compute=compute
     )
     return _planned(program, problems, devices, effort, pinned, progress)
-
-
-def cost_model(choice: str | os.PathLike[str] | None, devices: Sequence[Device]) -> CostModel:
-    """What prices local work on devices.
-
-    ``choice`` is "analytic", "learned", "measured", a weight file, a folder of profiles, or None for the default.
-
-    Raises:
-        UsageError: if ``choice`` is none of them.
-        WeightsError, DataError: if the file or folder is damaged or foreign.
-    """
-    analytic = ComputeModel(tuple(devices))
-    name = os.fspath(config.COST if choice is None else choice)
-    if name == config.ANALYTIC:
-        return analytic
-    from learned_cost.choose import Described, chosen
-
-    described = [
-        Described(
-            device.name, device.kind, device.memory_bytes, tuple(device.peak_flops.items()),
-            device.memory_bandwidth_bytes_per_s, device.share,
-        )
-        for device in devices
-    ]  # fmt: skip
-    return chosen(name, described, analytic)
-
-
-def _priced_by(document: Mapping[str, Any], cost: str | os.PathLike[str] | None) -> CostModel:
-    """The cost model that priced a plan, here again.
-
-    Raises:
-        UsageError: if the weights or profiles here are others.
-    """
-    facts = document.get("cost_model", {"name": config.ANALYTIC})
-    name = facts["name"]
-    model = cost_model(name if cost is None and name in config.COSTS else cost or name, read_devices(document))
-    if name != config.ANALYTIC or cost is not None:
-        here = model.provenance()
-        for kind in ("weights", "profiles"):
-            said, found = facts.get(kind), here.get(kind)
-            if said != found:
-                raise UsageError(
-                    f"the plan was priced by {kind} {_file(said)}, here are {_file(found)}",
-                    "The files that priced it",
-                    "Name them with --cost FILE, or plan again",
-                )
-    return model
-
-
-def _file(facts: Mapping[str, Any] | None) -> str:
-    return "none" if facts is None else f"{facts['name']} ({str(facts['hash'])[:12]})"
 
 
 def _planned(
@@ -283,141 +224,6 @@ def plan_problems(
             rules,
         )
         for candidate in meshes
-    )
-
-
-def with_curves(cluster: Cluster, compute: CostModel, axis: AxisLink) -> AxisLink:
-    """The axis with its collectives as measured, where the cost model has that; else as learned, if the link is known.
-
-    Of several classes of devices the slowest counts: all wait for it. What crosses several levels, or has a part of
-    a link only, no curve knows.
-    """
-    known = LINKS.get(axis.link.name)
-    shared = known is not None and known.link != axis.link
-    if isinstance(compute, ComputeModel) or len(axis.stages) > 1 or shared or axis.size < 2:
-        return axis
-    return replace(axis, curves=_curves(cluster, compute, axis.link.name, axis.size))
-
-
-def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curves | None:
-    from learned_cost.collective_curves import INTERCONNECTS, axis_curve
-    from learned_cost.estimator import MOVED_STD, KernelCosts
-
-    measured = compute.moved(INTERCONNECTS.get(link, link), size) if isinstance(compute, KernelCosts) else ()
-    if measured:
-        return Curves.of(measured, "measured", MOVED_STD)
-    found = [axis_curve(entry.device.name, link, size, entry.device.share) for entry in cluster.classes]
-    known = [entry for entry in found if entry is not None]
-    if len(known) < len(found) or not known:
-        return None
-    rows = [
-        (name, num_bytes, max(entry[0][place][2] for entry in known))
-        for place, (name, num_bytes, _) in enumerate(known[0][0])
-    ]
-    return Curves.of(rows, "learned", max(entry[1] for entry in known))
-
-
-def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Replay the plan of a package and prove again that it equals its source.
-
-    Raises:
-        UsageError: if the directory is no package.
-        VerificationError: if the plan does not replay, or does not compute what its source computes.
-    """
-    document, source = read_planned(directory)
-    problem = read_problem(document, source)
-    pcg = replay(problem, document.get("derivation", []))
-    if pcg.digest != document.get("pcg_hash"):
-        raise VerificationError("the derivation replays to another graph than plan.json says", "", "Plan again")
-    return proof_document(verify_equal(source, pcg, problem.mesh, gradients=problem.train))
-
-
-def explain(
-    directory: str | os.PathLike[str], operator: str | None = None, cost: str | os.PathLike[str] | None = None
-) -> str:
-    """What the plan of a package does and costs, and why, as text.
-
-    Args:
-        directory: a package.
-        operator: a kind, name or number of operators, to tell about these alone, in detail.
-        cost: the weight file or profile folder that priced the plan, where that was none of the shipped ones.
-
-    Raises:
-        UsageError: if the directory is no package, its plan.json misses a field, no operator is called so, or the plan
-            was priced by other weights or profiles than there are.
-        VerificationError: if the plan does not replay.
-    """
-    told = explanation(directory, operator, cost)
-    if operator is not None:
-        return explain_operators(told["operators"])
-    try:
-        return explain_document(read_document(directory), told)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(error) from error
-
-
-def explanation(
-    directory: str | os.PathLike[str], operator: str | None = None, cost: str | os.PathLike[str] | None = None
-) -> dict[str, Any]:
-    """The same as data: operators, and rewrites where no operator is given (docs/plan-format.md).
-
-    Raises:
-        UsageError: as ``explain``.
-        VerificationError: if the plan does not replay.
-    """
-    try:
-        plan = load_plan(directory, _priced_by(read_document(directory), cost))
-        return reasons(plan) if operator is None else {"operators": operators_called(plan, operator)}
-    except (KeyError, TypeError) as error:
-        raise _damaged(error) from error
-
-
-def saved_workload(
-    directory: str | os.PathLike[str], cluster: Cluster | None = None, cost: str | os.PathLike[str] | None = None
-) -> Workload:
-    """What the plan of a package runs, for `pdv simulate`: on its own cluster, or on another of as many devices.
-
-    Raises:
-        UsageError: as ``explain``, or if the other cluster has more or fewer devices.
-        VerificationError: if the plan does not replay.
-    """
-    from pdv.simulate.planned import planned
-
-    document = read_document(directory)
-    try:
-        plan = load_plan(directory, _priced_by(document, cost))
-        if cluster is not None and cluster.num_devices != plan.problem.mesh.num_devices:
-            own, axes = plan.problem.mesh.num_devices, plan.problem.mesh
-            raise UsageError(
-                f"{cluster.name} has {cluster.num_devices} devices, the plan is for {own} ({axes})",
-                "A cluster of as many devices",
-                "Plan for this one with pdv optimize",
-            )
-        return planned(plan, cluster, None if cluster is None else lambda device: cost_model(cost, [device]))
-    except (KeyError, TypeError) as error:
-        raise _damaged(error) from error
-
-
-def _damaged(error: Exception) -> UsageError:
-    return UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote", "Plan again")
-
-
-def proof_document(proof: Proof) -> dict[str, Any]:
-    """A proof as JSON, with the sentence that people read."""
-    return {
-        "statement": proof_statement(proof),
-        "prime": proof.prime,
-        "trials": proof.trials,
-        "error_bound": proof.error_bound,
-        "scaled": proof.scaled,
-    }
-
-
-def proof_statement(proof: Proof) -> str:
-    """A proof as a sentence; how long it took is left out, so that equal plans read the same."""
-    return (
-        f"equal to its source over the integers mod {proof.prime}, {proof.trials} trials, {proof.scaled}; "
-        f"programs that differ would pass with probability at most {proof.error_bound:.1e}"
     )
 
 

@@ -17,7 +17,7 @@ OURS = ("ir", "pdv", "learned_cost")
 ALLOWED = {"ir": {"ir"}, "learned_cost": {"ir", "learned_cost"}, "pdv": {"ir", "pdv"}}
 # the doors from the compiler to the learned cost model, all of them lazy (docs/decisions/0009): each with its reason
 LEARNED_COST_DOORS = {
-    "pdv/compile.py": "the learned prices are one choice of CostModel",
+    "pdv/prices.py": "the learned prices are one choice of CostModel",
     "pdv/cluster/presets.py": "a device's published numbers are written once, in its record",
     "pdv/cli/cluster.py": "writes the record of the machine at hand",
     "pdv/cli/bench.py": "measures links",

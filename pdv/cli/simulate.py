@@ -103,7 +103,7 @@ def _check(target: Path | None, manual: str | None, arch: str | None, cluster: P
 def _of_plan(target: Path, cluster: Path | None, cost: str | None) -> Workload:
     """A saved plan, on its own cluster or on another one."""
     from pdv.cluster import load_cluster
-    from pdv.compile import saved_workload
+    from pdv.told import saved_workload
 
     folder = target.parent if target.is_file() and target.suffix == ".json" else target
     return saved_workload(folder, None if cluster is None else load_cluster(cluster), cost)
@@ -114,7 +114,7 @@ def _of_settings(
 ) -> tuple[Workload, str]:
     """A configuration on a cluster, and its text with what was left out."""
     from pdv.cluster import load_cluster
-    from pdv.compile import cost_model, with_curves
+    from pdv.prices import cost_model, with_curves
     from pdv.simulate.configuration import completed, configuration, workload
 
     devices = load_cluster(cluster)

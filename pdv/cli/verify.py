@@ -16,7 +16,7 @@ def verify(
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
     """Replay the plan and prove again that it computes what its source model computes."""
-    from pdv.compile import verify as verify_plan
+    from pdv.verification import verify as verify_plan
 
     with progress_bar(quiet=as_json) as progress:
         progress("replaying and proving", None)

@@ -267,7 +267,7 @@ def workload(
         given: with or without ``dp``.
         cluster: all of it is used.
         compute_of: the cost model of a device.
-        known: an axis with what is known of its collectives beside bandwidth and latency (`pdv.compile.with_curves`).
+        known: an axis with what is known of its collectives beside bandwidth and latency (`pdv.prices.with_curves`).
 
     Raises:
         UsageError: if the configuration is none for this model and cluster.

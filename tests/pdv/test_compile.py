@@ -13,11 +13,12 @@ import pytest
 import pdv
 from benchmarks import models
 from ir.errors import PdvError, PinsError, UsageError, VerificationError
-from pdv.compile import explain, verify
 from pdv.derivation import replay
 from pdv.document import read_problem
 from pdv.plan import Plan
 from pdv.source import write_source
+from pdv.told import explain
+from pdv.verification import verify
 
 Options = dict[str, Any]  # Any: what optimize takes
 

@@ -16,10 +16,13 @@ from pdv import config
 from pdv.cache import problem_key
 from pdv.cluster import load_cluster
 from pdv.cluster.presets import DEVICES
-from pdv.compile import cost_model, explain, plan_problems, verify
+from pdv.compile import plan_problems
 from pdv.cost.compute import ComputeModel
 from pdv.plan import Plan
+from pdv.prices import cost_model
 from pdv.search.strategies import Budget
+from pdv.told import explain
+from pdv.verification import verify
 from tests.learned_cost.data import write as write_profile
 from tests.pdv import worlds
 from tests.pdv.test_compile import two_layers

@@ -1,0 +1,100 @@
+"""What prices local work and collectives: the cost model of a name, of a file, or of a saved plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ir.cost_model import CostModel
+from ir.errors import UsageError
+from pdv import config
+from pdv.cluster import Cluster, Device
+from pdv.cluster.presets import LINKS
+from pdv.cost.comm import AxisLink
+from pdv.cost.compute import ComputeModel
+from pdv.cost.curves import Curves
+from pdv.document import read_devices
+
+
+def cost_model(choice: str | os.PathLike[str] | None, devices: Sequence[Device]) -> CostModel:
+    """What prices local work on devices.
+
+    ``choice`` is "analytic", "learned", "measured", a weight file, a folder of profiles, or None for the default.
+
+    Raises:
+        UsageError: if ``choice`` is none of them.
+        WeightsError, DataError: if the file or folder is damaged or foreign.
+    """
+    analytic = ComputeModel(tuple(devices))
+    name = os.fspath(config.COST if choice is None else choice)
+    if name == config.ANALYTIC:
+        return analytic
+    from learned_cost.choose import Described, chosen
+
+    described = [
+        Described(
+            device.name, device.kind, device.memory_bytes, tuple(device.peak_flops.items()),
+            device.memory_bandwidth_bytes_per_s, device.share,
+        )
+        for device in devices
+    ]  # fmt: skip
+    return chosen(name, described, analytic)
+
+
+def priced_by(document: Mapping[str, Any], cost: str | os.PathLike[str] | None) -> CostModel:
+    """The cost model that priced a plan, here again.
+
+    Raises:
+        UsageError: if the weights or profiles here are others.
+    """
+    facts = document.get("cost_model", {"name": config.ANALYTIC})
+    name = facts["name"]
+    model = cost_model(name if cost is None and name in config.COSTS else cost or name, read_devices(document))
+    if name != config.ANALYTIC or cost is not None:
+        here = model.provenance()
+        for kind in ("weights", "profiles"):
+            said, found = facts.get(kind), here.get(kind)
+            if said != found:
+                raise UsageError(
+                    f"the plan was priced by {kind} {_file(said)}, here are {_file(found)}",
+                    "The files that priced it",
+                    "Name them with --cost FILE, or plan again",
+                )
+    return model
+
+
+def _file(facts: Mapping[str, Any] | None) -> str:
+    return "none" if facts is None else f"{facts['name']} ({str(facts['hash'])[:12]})"
+
+
+def with_curves(cluster: Cluster, compute: CostModel, axis: AxisLink) -> AxisLink:
+    """The axis with its collectives as measured, where the cost model has that; else as learned, if the link is known.
+
+    Of several classes of devices the slowest counts: all wait for it. What crosses several levels, or has a part of
+    a link only, no curve knows.
+    """
+    known = LINKS.get(axis.link.name)
+    shared = known is not None and known.link != axis.link
+    if isinstance(compute, ComputeModel) or len(axis.stages) > 1 or shared or axis.size < 2:
+        return axis
+    return replace(axis, curves=_curves(cluster, compute, axis.link.name, axis.size))
+
+
+def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curves | None:
+    from learned_cost.collective_curves import INTERCONNECTS, axis_curve
+    from learned_cost.estimator import MOVED_STD, KernelCosts
+
+    measured = compute.moved(INTERCONNECTS.get(link, link), size) if isinstance(compute, KernelCosts) else ()
+    if measured:
+        return Curves.of(measured, "measured", MOVED_STD)
+    found = [axis_curve(entry.device.name, link, size, entry.device.share) for entry in cluster.classes]
+    known = [entry for entry in found if entry is not None]
+    if len(known) < len(found) or not known:
+        return None
+    rows = [
+        (name, num_bytes, max(entry[0][place][2] for entry in known))
+        for place, (name, num_bytes, _) in enumerate(known[0][0])
+    ]
+    return Curves.of(rows, "learned", max(entry[1] for entry in known))
