@@ -107,6 +107,12 @@ def _linear(x: Tensor, forward: Callable[[Tensor], Tensor], dual: Callable[[Tens
 
 
 # ---- The collectives, on any dim; each returns a tensor of its own, row-major ----
+# What they send and receive is made by _row_major and new_empty alone: a tensor like another may have its strides.
+
+
+def _row_major(x: Tensor) -> Tensor:
+    """A copy, one element behind another in memory, which is all that a process group takes."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _same(x: Tensor) -> Tensor:
@@ -116,38 +122,44 @@ def _same(x: Tensor) -> Tensor:
 def _slice(x: Tensor, dim: int, axis: Axis) -> Tensor:
     block = _block_size(x, dim, axis)
     # A copy: a view would keep the whole tensor alive until backward.
-    return x.narrow(dim, axis.rank * block, block).clone(memory_format=torch.contiguous_format)
+    return _row_major(x.narrow(dim, axis.rank * block, block))
 
 
 def _all_gather(x: Tensor, dim: int, axis: Axis) -> Tensor:
     blocks = x.new_empty((axis.size, *x.shape))
-    _gather_single(blocks.view(-1), x.reshape(-1), group=axis.group)
-    return blocks.flatten(0, 1) if dim == 0 else torch.cat(blocks.unbind(), dim)
+    _gather_single(blocks.view(-1), x.contiguous().view(-1), group=axis.group)
+    return _joined(blocks, dim)
 
 
 def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
-    total = x.clone(memory_format=torch.contiguous_format)
+    total = _row_major(x)
     dist.all_reduce(total, group=axis.group)
     return total
 
 
 def _reduce_scatter(x: Tensor, dim: int, axis: Axis) -> Tensor:
     blocks = _blocks(x, dim, axis)
-    total = torch.empty_like(blocks[0])
+    total = x.new_empty(blocks.shape[1:])
     _scatter_single(total.view(-1), blocks.view(-1), group=axis.group)
     return total
 
 
 def _all_to_all(x: Tensor, src: int, dst: int, axis: Axis) -> Tensor:
     sent = _blocks(x, dst, axis)
-    received = torch.empty_like(sent)
+    received = x.new_empty(sent.shape)
     dist.all_to_all_single(received, sent, group=axis.group)
-    return received.flatten(0, 1) if src == 0 else torch.cat(received.unbind(), src)
+    return _joined(received, src)
 
 
 def _blocks(x: Tensor, dim: int, axis: Axis) -> Tensor:
     """[axis.size, *block]: the block for each rank, one after the other in memory."""
-    return torch.stack(torch.split(x, _block_size(x, dim, axis), dim))
+    split = (*x.shape[:dim], axis.size, _block_size(x, dim, axis), *x.shape[dim + 1 :])
+    return _row_major(x.view(split).movedim(dim, 0))  # a dim can be split whatever the strides
+
+
+def _joined(blocks: Tensor, dim: int) -> Tensor:
+    """The blocks of all ranks, [axis.size, *block], one behind another along ``dim``."""
+    return blocks.flatten(0, 1) if dim == 0 else torch.cat(blocks.unbind(), dim)
 
 
 def _block_size(x: Tensor, dim: int, axis: Axis) -> int:
