@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -95,7 +96,7 @@ class Weighing:
     def all(self) -> dict[Node, Weighed]:
         """Every operator."""
         found: dict[Node, Weighed] = {}
-        for block, following in zip(self.blocks, (*self.blocks[1:], None), strict=True):
+        for block, following in zip_longest(self.blocks, self.blocks[1:]):
             inner = [node for node in block.nodes if node is not block.sink]
             found |= self._weighed(block, inner)
             if block.sink is not None and following is not None:

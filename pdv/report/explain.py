@@ -84,12 +84,17 @@ def _law(entry: Mapping[str, Any]) -> list[str]:
 def _time(document: Document) -> list[str]:
     time = document["predicted"]["step_time_s"]
     parts = document["predicted"]["breakdown_s"]
-    rows = [(name, f"{seconds * 1e3:.4g}", f"{seconds / time['mean']:.1%}") for name, seconds in parts.items()]
+    rows = [(name, f"{seconds * 1e3:.4g}", f"{_share(seconds, time['mean']):.1%}") for name, seconds in parts.items()]
     return [
         f"Predicted step: {time['mean'] * 1e3:.4g} ± {time['std'] * 1e3:.4g} ms ({document['predicted']['source']})",
         *table(("part", "ms", "share"), rows),
         *_fallbacks(document["predicted"].get("fallbacks", ())),
     ]
+
+
+def _share(part: float, whole: float) -> float:
+    """Of nothing, nothing."""
+    return part / whole if whole else 0.0
 
 
 def _fallbacks(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -118,7 +123,7 @@ def _simulated(document: Document) -> list[str]:
     held = ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in simulated["peak_bytes"].items())
     mean, std = simulated["step_s"], simulated["std_s"]
     rows = [
-        (part_text(name), f"{seconds * 1e3:.4g}", f"{100 * seconds / mean:.1f}%")
+        (part_text(name), f"{seconds * 1e3:.4g}", f"{100 * _share(seconds, mean):.1f}%")
         for name, seconds in ordered(simulated["breakdown_s"]).items()
     ]
     verdict = "fits" if simulated["fits"] else "does not fit"

@@ -227,7 +227,7 @@ def time_table(document: Mapping[str, Any]) -> list[str]:
     """Where the mean device's time goes."""
     step = document["step_s"]
     parts = [(name, time) for name, time in ordered(document["breakdown_s"]).items() if time > SMALL * step]
-    width = max(len(part_text(name)) for name, _ in parts)
+    width = max((len(part_text(name)) for name, _ in parts), default=0)
     rows = [
         f"  {part_text(name):<{width}}  {seconds_text(time):>9}  {100 * time / step:5.1f} %" for name, time in parts
     ]

@@ -19,7 +19,7 @@ from pdv.rewrite.rule import COMMUTATIVE, Rule
 from pdv.search.block_table import Choices, Solved
 from pdv.search.blocks import Block
 from pdv.search.exact import Table
-from pdv.search.survey import Survey, by_sink, gain
+from pdv.search.survey import Survey, by_sink, gain, ratio, ratios_of
 from pdv.search.variants import Variant, apply_rule, builder_of
 
 ALPHA = 1.2  # Unity's published setting, OSDI'22 section 7
@@ -137,7 +137,7 @@ class _Exploration:
         found = [(first, before)]
         now = float(before[0].min(initial=np.inf))
         for following in behind_first:
-            self._push(self._least(following.block) / now, following, priced=False)
+            self._push(ratio(self._least(following.block), now), following, priced=False)
         most = max(FEWEST, MAX_LOOKED_AT // len(self._block.nodes))
         while self._queue and len(found) < most and not self._deadline():
             cost, _, variant, priced = heapq.heappop(self._queue)
@@ -145,7 +145,7 @@ class _Exploration:
                 break
             if priced:
                 for following in self._following(variant):
-                    self._push(self._least(following.block) / now, following, priced=False)
+                    self._push(ratio(self._least(following.block), now), following, priced=False)
                 continue
             found.append((variant, self._tables(variant)))
             cost = _relative(found[-1][1], before)
@@ -201,7 +201,7 @@ def _relative(found: Sequence[Table], before: Sequence[Table]) -> float:
     ratios = []
     for new, old in zip(found, before, strict=True):
         known = np.isfinite(old)
-        ratios.append(float((new[known] / old[known]).min(initial=np.inf)))
+        ratios.append(float(ratios_of(new[known], old[known]).min(initial=np.inf)))
     return min(ratios)
 
 

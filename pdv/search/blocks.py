@@ -46,8 +46,9 @@ def split_blocks(graph: Graph, rules: Sequence[Rule] = ()) -> tuple[Block, ...]:
     Small neighbours that a match of one of ``rules`` spans are one block.
     """
     nodes = _in_place(graph)
-    final = [len(nodes) - 1] if nodes else []
-    ends = _merged(nodes, [*bottlenecks(nodes, graph.users), *final], graph, rules)
+    if not nodes:
+        return ()  # a program that returns what comes in
+    ends = _merged(nodes, [*bottlenecks(nodes, graph.users), len(nodes) - 1], graph, rules)
     tied = tied_params(graph)
     blocks: list[Block] = []
     start = 0

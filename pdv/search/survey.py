@@ -88,6 +88,20 @@ def gain(found: Sequence[Table], before: Sequence[Table]) -> tuple[float, float]
     savings = []
     for new, old in zip(found, before, strict=True):
         known = np.isfinite(old)
-        savings.append(np.maximum(0.0, 1.0 - new[known] / old[known]))
+        savings.append(np.maximum(0.0, 1.0 - ratios_of(new[known], old[known])))
     every = np.concatenate([saving.reshape(-1) for saving in savings])
     return (float(every.max()), float(every.mean())) if every.size else (0.0, 0.0)
+
+
+def ratio(new: float, old: float) -> float:
+    """What ``new`` is relative to ``old``; of nothing, the same or infinitely more."""
+    if old == 0.0:
+        return 1.0 if new == 0.0 else float("inf")
+    return new / old
+
+
+def ratios_of(new: Table, old: Table) -> Table:
+    """``ratio``, entry by entry."""
+    same = np.where(new == old, 1.0, np.inf)
+    found: Table = np.divide(new, old, out=same, where=old != 0.0)
+    return found

@@ -73,6 +73,8 @@ class Chunks:
 
     def _cut(self, nodes: Sequence[Node]) -> tuple[Run, ...]:
         operators = [node for node in nodes if not node.is_leaf]
+        if not operators:
+            return ()
         if self._stages.layer_of:
             layers = _filled([self._stages.layer_of.get(node, -1) for node in operators])
             known = [layer >= 0 for layer in layers]

@@ -1,0 +1,83 @@
+"""Programs with little or nothing to cut: each is planned, proved, written and explained, and computes what it did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pdv
+from ir.builder import Builder
+from ir.graph import Graph
+from ir.mesh import Mesh
+from pdv.certificate import certificate_document
+from pdv.rewrite.algebra import RULES
+from pdv.search.meshes import search_meshes
+from pdv.source import write_source
+from pdv.told import explain
+from pdv.verification import verify
+from tests.pdv.test_compile import cluster
+from tests.pdv.worlds import f32, problem
+
+MESHES = (Mesh(()), Mesh.of(a=2), Mesh.of(a=2, b=4), Mesh.of(a=3, b=2))
+Forward = Callable[..., Any]  # Any: what a module returns
+
+
+def _ones() -> Any:  # Any: a tensor
+    import torch
+
+    return torch.ones(3, 4)
+
+
+FORWARDS: dict[str, Forward] = {
+    "its input": lambda x, w: x,
+    "a parameter": lambda x, w: w,
+    "a constant": lambda x, w: _ones(),
+    "a permute": lambda x, w: x.permute(1, 0),
+    "no parameter": lambda x, w: x.relu(),
+    "no input": lambda x, w: w * 2,
+    "a scalar": lambda x, w: (x @ w).sum(),
+    "input and product": lambda x, w: (x, x @ w),
+    "constant and product": lambda x, w: (_ones(), x @ w),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_a_program_with_little_to_cut_is_planned(name: str, tmp_path: Path) -> None:
+    import torch
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(8, 8))
+
+        def forward(self, x: torch.Tensor) -> Any:  # Any: one tensor or several
+            return FORWARDS[name](x, self.w)
+
+    plan = pdv.optimize(Module(), (torch.randn(8, 8),), cluster=cluster(4))
+    gap = plan.document["search"]["gap"]
+    assert gap == pytest.approx(0.0, abs=1e-9) if name != "a parameter" else gap is None, (
+        "what nobody reads is not priced"
+    )
+    (tmp_path / "plan.json").write_text(json.dumps(plan.document), encoding="utf-8")
+    write_source(plan.source, tmp_path)
+    assert verify(tmp_path)["error_bound"] < 1e-6
+    assert "certificate: " in explain(tmp_path)
+
+
+def nothing_costs() -> Graph:
+    """Blocks that take no time, and that rules rewrite."""
+    k = Builder()
+    x = k.permute(k.relu(k.input("x", f32(8, 4, 6, 6))), perm=(0, 2, 3, 1))
+    y = k.linear(x, k.param("w", f32(12, 4)))
+    return k.graph({"y": k.permute(y, perm=(0, 3, 1, 2))})
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_blocks_that_cost_nothing_are_searched(mesh: Mesh) -> None:
+    problems = [problem(nothing_costs(), mesh, rules=RULES)]
+    found = search_meshes(problems)
+    assert certificate_document(found, problems)["gap"] == pytest.approx(0.0, abs=1e-9)
