@@ -17,14 +17,13 @@ from ir.types import DType
 from pdv import config
 from pdv.cache import Cache
 from pdv.cluster import Cluster, candidate_meshes, load_cluster
-from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.derivation import replay
 from pdv.document import plan_document, read_problem
 from pdv.pins import PinSet, load_pins
 from pdv.plan import Plan
 from pdv.planning import Effort, Progress, Searched, opened, searched
-from pdv.prices import cost_model, with_curves
+from pdv.prices import cost_model, priced_axes
 from pdv.problem import Mode, Pins, Problem
 from pdv.proofs import proof_document
 from pdv.rewrite.algebra import RULES
@@ -148,21 +147,11 @@ def _searched(
 
 def _simulated(found: Found, cluster: Cluster) -> dict[str, Any]:
     """What a step of the emitted program takes and holds, by events (docs/simulator.md)."""
-    from pdv.memory import step_memory
-    from pdv.report.simulated import ordered
+    from pdv.report.simulated import step_facts
     from pdv.simulate.planned import emitted
-    from pdv.simulate.step import simulate
 
     solution = found.solution
-    work = emitted(replace(solution.problem, graph=solution.graph), found.pcg, cluster)
-    step, memory = simulate(work), step_memory(work)
-    return {
-        "step_s": step.step_s,
-        "std_s": step.std_s,
-        "breakdown_s": ordered(step.totals),
-        "peak_bytes": {entry.device.name: entry.total_bytes for entry in memory.stages},
-        "fits": memory.fits,
-    }
+    return step_facts(emitted(replace(solution.problem, graph=solution.graph), found.pcg, cluster))
 
 
 def _read(
@@ -213,10 +202,7 @@ def plan_problems(
         Problem(
             graph,
             candidate.mesh,
-            tuple(
-                with_curves(cluster, compute, axis_link(axis.size, route))
-                for axis, route in zip(candidate.mesh.axes, candidate.routes, strict=True)
-            ),
+            priced_axes(cluster, compute, candidate),
             compute,
             mode,
             limit,

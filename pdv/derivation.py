@@ -146,6 +146,8 @@ def _check_form(steps: Sequence[Step]) -> None:
         _require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
         kind = str if rule == STORE else list if isinstance(sites[0], list) else int
         _require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
+        known = {str: {"sharding", "regather"}, int: {"axis"}}.get(kind, set(bindings))
+        _require(set(bindings) == known, f"the bindings of {rule!r} are {bindings!r}")
 
 
 def _require(holds: bool, what: str) -> None:
@@ -159,16 +161,16 @@ def _replay_algebra(problem: Problem, steps: Sequence[Step]) -> Graph:
     graph = problem.graph
     for step in steps:
         if step["rule"] in rules:
-            graph = _applied(graph, rules[step["rule"]], step["sites"], tied)
+            graph = _applied(graph, rules[step["rule"]], step, tied)
     return graph
 
 
-def _applied(graph: Graph, rule: Rule, sites: Sequence[Sequence[int]], tied: Collection[str]) -> Graph:
+def _applied(graph: Graph, rule: Rule, step: Step, tied: Collection[str]) -> Graph:
     """The graph with a rule applied at all sites at once; a site lists operators in the order of the rule's pattern."""
     nodes = operators(graph)
     fixed = {param for param in graph.params if param.attr("name") in tied}
     found: list[Match] = []
-    for site in sites:
+    for site in step["sites"]:
         _require(len(site) == sum(rule.sizes), f"{rule.name} has {sum(rule.sizes)} operators, not {site}")
         _require(all(type(x) is int and 0 <= x < len(nodes) for x in site), f"{site} of {len(nodes)} operators")
         at = [nodes[number] for number in site]
@@ -176,6 +178,8 @@ def _applied(graph: Graph, rule: Rule, sites: Sequence[Sequence[int]], tied: Col
         _require(match is not None, f"{rule.name} does not match {site}")
         assert match is not None
         found.append(match)
+    shared = _shared_values(rule, found)
+    _require(shared == step["bindings"], f"{rule.name} binds {shared}, not {step['bindings']}")
     roots = [root for match in found for root in match.roots]
     _require(len(set(roots)) == len(roots), f"sites of {rule.name} overlap")
     k = RewriteBuilder()
@@ -217,6 +221,7 @@ def _storage(bindings: Mapping[str, Any]) -> Storage:
     sharding, regather = bindings["sharding"], bindings["regather"]
     _require(isinstance(sharding, str) and isinstance(regather, bool), f"the bindings of {STORE!r} are {bindings!r}")
     states = parse_sharding(sharding)
+    _require(format_sharding(states) == sharding, f"{sharding!r} is written {format_sharding(states)!r}")
     _require(all(isinstance(state, Shard | Invariant) for state in states), f"no parameter rests as {sharding!r}")
     return Storage(states, regather)
 

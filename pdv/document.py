@@ -11,7 +11,7 @@ from typing import Any
 
 from ir.cost_model import CostModel
 from ir.dims import Shape
-from ir.errors import UsageError, VerificationError
+from ir.errors import UsageError
 from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from ir.sharding import format_sharding
@@ -23,15 +23,14 @@ from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
 from pdv.cost.sources import cost_document, node_source
 from pdv.derivation import STORE, operators, to_steps
+from pdv.pcg.derive import Derived
 from pdv.pcg.plan_cost import PlanCost
-from pdv.problem import Mode, Problem
+from pdv.problem import Assignment, Mode, Problem
 from pdv.report.techniques import techniques
-from pdv.rewrite.law import parse_law
-from pdv.rewrite.rule import by_name, rules_of
+from pdv.rewrite.chosen import trusted_rules
+from pdv.rewrite.rule import by_name
+from pdv.seal import FORMAT_VERSION, Document, check_version, damaged
 from pdv.search.meshes import Found
-
-FORMAT_VERSION = 1
-Document = dict[str, Any]  # Any: JSON
 
 
 def plan_document(
@@ -45,8 +44,33 @@ def plan_document(
     pins: str | None = None,
 ) -> Document:
     """The document of a plan found for ``problems`` (one mesh each); the proof is added by whoever proves it."""
-    problem = found.solution.problem
-    steps = [_described(step, problem) for step in to_steps(found.solution)]
+    solution = found.solution
+    steps = [described(step, solution.problem) for step in to_steps(solution)]
+    certificate = certificate_document(found, problems or (solution.problem,), pins)
+    return {
+        **facts_document(
+            solution.problem, solution.graph, solution.assignment, found.derived, found.cost, steps, cluster=cluster
+        ),
+        "derivation": steps,
+        "search": _search(found, strategy, seconds, certificate),
+    }
+
+
+def facts_document(
+    problem: Problem,
+    graph: Graph,
+    assignment: Assignment,
+    derived: Derived,
+    cost: PlanCost,
+    steps: Sequence[Document],
+    *,
+    cluster: Cluster,
+) -> Document:
+    """Everything in plan.json that follows from the derivation ``steps`` of ``problem.graph``, on a cluster.
+
+    graph, assignment: what the steps make of it; derived, cost: these as a PCG, and its price.
+    """
+    source = problem.graph
     return {
         "format_version": FORMAT_VERSION,
         "source": {
@@ -72,14 +96,12 @@ def plan_document(
             }
             for axis, link in zip(problem.mesh.axes, problem.axes, strict=True)
         ],
-        "techniques": techniques(found.pcg, problem.mesh),
-        "derivation": steps,
+        "techniques": techniques(derived.pcg, problem.mesh),
         "laws": _laws(steps, problem),
-        "pcg_hash": found.pcg.digest,
-        "operators": _operators(found),
+        "pcg_hash": derived.pcg.digest,
+        "operators": _operators(problem, graph, assignment, derived, cost),
         "cost_model": dict(problem.compute.provenance()),
-        "predicted": _predicted(found.cost, problem, cluster),
-        "search": _search(found, strategy, seconds, certificate_document(found, problems or (problem,), pins)),
+        "predicted": _predicted(cost, problem, cluster),
     }
 
 
@@ -101,25 +123,19 @@ def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel 
     """The problem that a document's derivation is replayed on; a replay needs no prices, hence no ``compute``.
 
     Raises:
-        VerificationError: if the document is of another version or misses a field.
+        VerificationError: if the document is of another version, misses a field, or takes a law that is false.
     """
-    version = document.get("format_version")
-    if version != FORMAT_VERSION:
-        raise VerificationError(
-            f"plan.json has format_version {version!r}",
-            f"Allowed: {FORMAT_VERSION}",
-            "Plan again",
-        )
+    check_version(document)
     try:
         axes = [(Axis(entry["name"], entry["size"]), entry["link"]) for entry in document["mesh"]]
         compute = compute or ComputeModel(read_devices(document))
         mesh = Mesh(tuple(axis for axis, _ in axes))
         sized = tuple(AxisLink(axis.size, _link(link), _curves(link), _stages(link)) for axis, link in axes)
         mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
-        rules = tuple(rule for text in document["laws"] for rule in rules_of(parse_law(str(text))))
+        rules = trusted_rules(document["laws"])
         return Problem(source, mesh, sized, compute, mode, rules=rules)
     except (UsageError, LookupError, TypeError, ValueError, AssertionError) as error:
-        raise VerificationError(f"plan.json is damaged: {error!r}", "", "Plan again") from error
+        raise damaged(error) from error
 
 
 def read_devices(document: Mapping[str, Any]) -> tuple[Device, ...]:
@@ -131,7 +147,7 @@ def read_devices(document: Mapping[str, Any]) -> tuple[Device, ...]:
     try:
         return tuple(Device(**entry["device"]) for entry in document["cluster"]["classes"])
     except (LookupError, TypeError, ValueError, AssertionError) as error:
-        raise VerificationError(f"plan.json is damaged: {error!r}", "", "Plan again") from error
+        raise damaged(error) from error
 
 
 def _link(entry: Mapping[str, Any]) -> Link:
@@ -157,7 +173,8 @@ def _tensor(name: str, node: Node) -> Document:
     return {"name": name, "shape": list(shape), "dtype": node.type.dtype.torch_name}
 
 
-def _described(step: Document, problem: Problem) -> Document:
+def described(step: Document, problem: Problem) -> Document:
+    """A step of a derivation as plan.json has it, with its kind and law for readers."""
     rules = by_name(problem.rules)
     if step["rule"] in rules:
         return {"kind": "algebraic", **step, "law": rules[step["rule"]].equation}
@@ -167,18 +184,19 @@ def _described(step: Document, problem: Problem) -> Document:
 def _laws(steps: Sequence[Document], problem: Problem) -> list[str]:
     """The laws that are taken, in full: a plan replays without the file, or the version, that they came from."""
     rules = by_name(problem.rules)
-    return list(dict.fromkeys(str(rules[step["rule"]].law) for step in steps if step["rule"] in rules))
+    return list(dict.fromkeys(rules[step["rule"]].law.text for step in steps if step["rule"] in rules))
 
 
-def _operators(found: Found) -> list[Document]:
+def _operators(
+    problem: Problem, graph: Graph, assignment: Assignment, derived: Derived, price: PlanCost
+) -> list[Document]:
     """Per operator of the rewritten graph: number, splits, the sharding of its result and its seconds."""
-    problem, solution = found.solution.problem, found.solution
-    shardings = infer_shardings(found.pcg, problem.mesh)
+    shardings = infer_shardings(derived.pcg, problem.mesh)
     entries = []
-    for number, node in enumerate(operators(solution.graph)):
-        made = found.derived.places[node]
-        cost = found.cost.nodes[made]
-        splits = solution.assignment.splits[node]
+    for number, node in enumerate(operators(graph)):
+        made = derived.places[node]
+        cost = price.nodes[made]
+        splits = assignment.splits[node]
         entries.append(
             {
                 "number": number,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -17,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 from ir.errors import UsageError
 from ir.graph import Graph
 from ir.mesh import Mesh
+from pdv.seal import DOCUMENT, damaged, parse_document, write_document
 from pdv.source import write_source
 
 if TYPE_CHECKING:
     import torch
 
     from pdv.frontend.program import Weights
-
-DOCUMENT = "plan.json"
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ class Plan:
                 "Plan the model itself, or save the plan (Plan.save_plan)",
             )
 
-        def write(built: Path) -> None:
-            emit_package(self.pcg, self.mesh, self._saved(), self.weights, built)
+        def write(built: Path, document: Mapping[str, Any]) -> None:
+            emit_package(self.pcg, self.mesh, document, self.weights, built)
 
         return self._written(Path(directory).absolute(), write, overwrite=overwrite)
 
@@ -75,23 +73,18 @@ class Plan:
         Raises:
             UsageError: as ``save``.
         """
+        return self._written(Path(directory).absolute(), write_document, overwrite=overwrite)
 
-        def write(built: Path) -> None:
-            text = json.dumps(self._saved(), indent=2, sort_keys=True) + "\n"
-            (built / DOCUMENT).write_text(text, encoding="utf-8")
-
-        return self._written(Path(directory).absolute(), write, overwrite=overwrite)
-
-    def _written(self, target: Path, write: Callable[[Path], None], *, overwrite: bool) -> Path:
-        """What ``write`` puts into a directory, and the source graph; whole or not at all."""
+    def _written(self, target: Path, write: Callable[[Path, Mapping[str, Any]], None], *, overwrite: bool) -> Path:
+        """What ``write`` puts into a directory, given plan.json, and the source graph; whole or not at all."""
         check_target(target, overwrite=overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
             built = scratch / "package"
             built.mkdir()
-            write(built)
-            write_source(self.source, built)
+            files = write_source(self.source, built)
+            write(built, {**self._saved(), "files": files})
             if target.exists():
                 target.rename(scratch / "replaced")
             built.rename(target)
@@ -114,19 +107,18 @@ def read_document(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """plan.json of a package.
 
     Raises:
-        UsageError: if there is none, or it is no JSON object.
+        UsageError: if there is none.
+        VerificationError: if it is not as it was written.
     """
     path = Path(directory) / DOCUMENT
     if not path.is_file():
         missing = f"has no {DOCUMENT}" if Path(directory).is_dir() else "is no directory"
         raise UsageError(f"{directory} {missing}", "A package that `pdv optimize` wrote", "Check the path")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "A directory that `pdv optimize` wrote") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"{path} is no JSON object", "A directory that `pdv optimize` wrote")
-    return document
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(error) from error
+    return parse_document(text)
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:

@@ -11,8 +11,9 @@ from ir.cost_model import CostModel
 from ir.errors import UsageError
 from pdv import config
 from pdv.cluster import Cluster, Device
+from pdv.cluster.meshes import MeshCandidate
 from pdv.cluster.presets import LINKS
-from pdv.cost.comm import AxisLink
+from pdv.cost.comm import AxisLink, axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
 from pdv.document import read_devices
@@ -80,6 +81,12 @@ def with_curves(cluster: Cluster, compute: CostModel, axis: AxisLink) -> AxisLin
     if isinstance(compute, ComputeModel) or len(axis.stages) > 1 or shared or axis.size < 2:
         return axis
     return replace(axis, curves=_curves(cluster, compute, axis.link.name, axis.size))
+
+
+def priced_axes(cluster: Cluster, compute: CostModel, candidate: MeshCandidate) -> tuple[AxisLink, ...]:
+    """The links of a mesh's axes, with what is known of their collectives."""
+    pairs = zip(candidate.mesh.axes, candidate.routes, strict=True)
+    return tuple(with_curves(cluster, compute, axis_link(axis.size, route)) for axis, route in pairs)
 
 
 def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curves | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
-from ir.errors import UsageError
+from ir.errors import ModelError, VerificationError
 from ir.graph import Graph
 from ir.text import constants, parse_graph, print_graph
 
@@ -12,32 +14,52 @@ GRAPH = "source.graph"
 CONSTANTS = "source.safetensors"
 
 
-def write_source(graph: Graph, directory: Path) -> None:
-    """Print the graph; constants too large for a line go to a file of their own."""
-    (directory / GRAPH).write_text(print_graph(graph), encoding="utf-8")
+def write_source(graph: Graph, directory: Path) -> dict[str, str]:
+    """Print the graph; constants too large for a line go to a file of their own. The SHA-256 of each file."""
+    (directory / GRAPH).write_text(print_graph(graph), encoding="utf-8", newline="\n")
     arrays = constants(graph)
     if arrays:
         from safetensors.numpy import save_file
 
         save_file(dict(sorted(arrays.items())), directory / CONSTANTS)
+    return {name: file_digest(directory / name) for name in (GRAPH, CONSTANTS) if (directory / name).exists()}
 
 
-def read_source(directory: Path) -> Graph:
-    """``read_source`` after ``write_source`` gives the graph back.
+def read_source(directory: Path, files: Mapping[str, str] | None = None) -> Graph:
+    """``read_source`` after ``write_source`` gives the graph back; ``files`` is what that returned, to be held to.
 
     Raises:
-        UsageError: if the files are missing.
-        ModelError: if they are damaged.
+        VerificationError: if a file is missing, is another than was written, or none that this version reads.
+    """
+    if files is None:
+        files = {name: file_digest(directory / name) for name in (GRAPH, CONSTANTS) if (directory / name).exists()}
+    if set(files) not in ({GRAPH}, {GRAPH, CONSTANTS}):
+        raise VerificationError(f"plan.json names the files {sorted(files)}", f"{GRAPH} and {CONSTANTS}", "Plan again")
+    for name, digest in files.items():
+        if file_digest(directory / name) != digest:
+            raise VerificationError(f"{directory / name} is not the file that was written with the plan", "", _MEND)
+    try:
+        arrays = {}
+        if CONSTANTS in files:
+            from safetensors.numpy import load_file
+
+            arrays = load_file(directory / CONSTANTS)
+        return parse_graph((directory / GRAPH).read_text(encoding="utf-8"), arrays)
+    except (ModelError, ArithmeticError, AttributeError, ValueError, OSError) as error:
+        raise VerificationError(f"{directory / GRAPH} cannot be read: {error}", "", _MEND) from error
+
+
+_MEND = "Restore it, or plan again"
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file, read piece by piece.
+
+    Raises:
+        VerificationError: if it cannot be read.
     """
     try:
-        text = (directory / GRAPH).read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UsageError(
-            f"{directory / GRAPH} cannot be read: {error}", "A directory that `pdv optimize` wrote"
-        ) from error
-    arrays = {}
-    if (directory / CONSTANTS).is_file():
-        from safetensors.numpy import load_file
-
-        arrays = load_file(directory / CONSTANTS)
-    return parse_graph(text, arrays)
+        raise VerificationError(f"{path} cannot be read: {error.strerror}", "", _MEND) from error

@@ -16,6 +16,7 @@ from pdv.prices import cost_model, priced_by
 from pdv.report.explain import explain_document, explain_operators
 from pdv.report.loaded import load_plan
 from pdv.report.reasons import operators_called, reasons
+from pdv.seal import damaged
 
 if TYPE_CHECKING:
     from pdv.simulate.setup import Workload
@@ -32,9 +33,9 @@ def explain(
         cost: the weight file or profile folder that priced the plan, where that was none of the shipped ones.
 
     Raises:
-        UsageError: if the directory is no package, its plan.json misses a field, no operator is called so, or the plan
-            was priced by other weights or profiles than there are.
-        VerificationError: if the plan does not replay.
+        UsageError: if the directory is no package, no operator is called so, or the plan was priced by other weights or
+            profiles than there are.
+        VerificationError: if plan.json is not as it was written, misses a field, or does not replay.
     """
     told = explanation(directory, operator, cost)
     if operator is not None:
@@ -42,7 +43,7 @@ def explain(
     try:
         return explain_document(read_document(directory), told)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(error) from error
+        raise damaged(error) from error
 
 
 def explanation(
@@ -58,7 +59,7 @@ def explanation(
         plan = load_plan(directory, priced_by(read_document(directory), cost))
         return reasons(plan) if operator is None else {"operators": operators_called(plan, operator)}
     except (KeyError, TypeError) as error:
-        raise _damaged(error) from error
+        raise damaged(error) from error
 
 
 def saved_workload(
@@ -84,8 +85,4 @@ def saved_workload(
             )
         return planned(plan, cluster, None if cluster is None else lambda device: cost_model(cost, [device]))
     except (KeyError, TypeError) as error:
-        raise _damaged(error) from error
-
-
-def _damaged(error: Exception) -> UsageError:
-    return UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote", "Plan again")
+        raise damaged(error) from error

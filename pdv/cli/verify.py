@@ -1,4 +1,4 @@
-"""`pdv verify DIR`: replay a plan and compare it with its source, exactly."""
+"""`pdv verify DIR`: a package held against its plan, and the plan proved again."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
 
 def verify(
     directory: Annotated[Path, typer.Argument(help="A package that `pdv optimize` wrote.", show_default=False)],
+    cost: Annotated[
+        str | None, typer.Option(help="The weight file or profile folder that priced the plan, if not a shipped one.")
+    ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
-    """Replay the plan and prove again that it computes what its source model computes."""
-    from pdv.verification import verify as verify_plan
+    """Prove the plan again, and hold the program, the weights and every field of plan.json to it."""
+    from pdv.verification import verify as verify_package
 
     with progress_bar(quiet=as_json) as progress:
-        progress("replaying and proving", None)
-        proof = verify_plan(directory)
+        progress("replaying, proving and comparing", None)
+        told = verify_package(directory, cost)
     if as_json:
-        print_json("verify", directory=str(directory), verified=True, proof=proof)
+        print_json("verify", directory=str(directory), verified=True, **told)
     else:
-        print(f"{directory}: verified, {proof['statement']}")
+        print(f"{directory}: verified, {told['proof']['statement']}")
+        print(f"as the plan gives them: plan.json, {', '.join(told['files'])}")
+        print(f"not checked: {'; '.join(told['claims'])}")

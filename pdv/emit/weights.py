@@ -1,15 +1,18 @@
 """weights.safetensors, written one tensor at a time: the model is never in memory as a whole.
 
 The format: 8 bytes of header length, a JSON header padded with spaces, the tensors. Room for the header is kept first
-and filled last, for shapes are known only once a tensor has been read.
+and filled last, for shapes are known only once a tensor has been read. ``head`` says what the header is, so that a
+file is held against what was written byte for byte.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,37 +21,64 @@ from ir.types import DType
 Array = np.ndarray[Any, Any]  # Any: the element type is known only when the tensor is read
 Loader = Callable[[], Array]
 
-_CODES = {
+CODES = {
     DType.F64: "F64", DType.F32: "F32", DType.BF16: "BF16", DType.F16: "F16", DType.I64: "I64", DType.I32: "I32",
     DType.I8: "I8", DType.U8: "U8", DType.BOOL: "BOOL",
 }  # fmt: skip
+_TYPES = {code: dtype for dtype, code in CODES.items()}
 _ROOM_PER_TENSOR = 240  # dtype, up to eight dims, two offsets of 20 digits
 
 
-def write_weights(path: Path, tensors: Mapping[str, tuple[DType, Loader]]) -> dict[str, tuple[int, ...]]:
-    """Write every tensor once, as the given type; the shapes, by name.
+class Stored(NamedTuple):
+    """A tensor as it lies in the file: type (as safetensors calls it), shape, and a digest of its bytes."""
 
-    The widest types come first, so that every tensor is aligned; then by name, so that equal models give equal files.
-    """
-    names = sorted(tensors, key=lambda name: (-tensors[name][0].itemsize, name))
-    room = -(-sum(len(json.dumps(name)) + _ROOM_PER_TENSOR for name in names) // 8) * 8 + 8
-    header: dict[str, dict[str, object]] = {}
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in the file."""
+        return math.prod(self.shape) * _TYPES[self.dtype].itemsize
+
+
+def write_weights(path: Path, tensors: Mapping[str, tuple[DType, Loader]]) -> dict[str, Stored]:
+    """Write every tensor once, as the given type; what was stored, by name, in the file's order."""
+    names = in_order({name: dtype for name, (dtype, _) in tensors.items()})
+    written: dict[str, Stored] = {}
     with path.open("wb") as file:
-        file.seek(8 + room)
-        offset = 0
+        file.seek(8 + _room(names))
         for name in names:
             dtype, load = tensors[name]
             array = as_type(load(), dtype)
-            file.write(array.data if array.ndim and array.size else array.tobytes())
-            shape = tuple(array.shape)
-            end = offset + array.size * dtype.itemsize
-            header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": (offset, end)}
-            offset = end
-        text = json.dumps(header, separators=(",", ":")).encode()
-        assert len(text) <= room, f"header of {len(text)} bytes in {room}"
+            data = array.data.cast("B") if array.ndim and array.size else array.tobytes()
+            file.write(data)
+            written[name] = Stored(CODES[dtype], tuple(array.shape), hashlib.sha256(data).hexdigest())
         file.seek(0)
-        file.write(room.to_bytes(8, "little") + text.ljust(room))
-    return {name: tuple(entry["shape"]) for name, entry in header.items()}  # type: ignore[arg-type]
+        file.write(head(written))
+    return written
+
+
+def in_order(types: Mapping[str, DType]) -> list[str]:
+    """The widest types first, so that every tensor is aligned; then by name, so that equal models give equal files."""
+    return sorted(types, key=lambda name: (-types[name].itemsize, name))
+
+
+def head(stored: Mapping[str, Stored]) -> bytes:
+    """What stands before the data of the tensors, which lie in the order of ``stored``."""
+    header: dict[str, dict[str, object]] = {}
+    offset = 0
+    for name, entry in stored.items():
+        end = offset + entry.num_bytes
+        header[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (offset, end)}
+        offset = end
+    room, text = _room(stored), json.dumps(header, separators=(",", ":")).encode()
+    assert len(text) <= room, f"header of {len(text)} bytes in {room}"
+    return room.to_bytes(8, "little") + text.ljust(room)
+
+
+def _room(names: Sequence[str] | Mapping[str, object]) -> int:
+    return -(-sum(len(json.dumps(name)) + _ROOM_PER_TENSOR for name in names) // 8) * 8 + 8
 
 
 def as_type(array: Array, dtype: DType) -> Array:
@@ -58,3 +88,8 @@ def as_type(array: Array, dtype: DType) -> Array:
 
         return np.asarray(array.astype(ml_dtypes.bfloat16), order="C").view(np.uint16)
     return np.asarray(array, np.dtype(dtype.torch_name), order="C")
+
+
+def digest_of(array: Array, dtype: DType) -> str:
+    """The digest that ``write_weights`` would give it."""
+    return hashlib.sha256(as_type(array, dtype).tobytes()).hexdigest()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ir.cost_model import CostModel
-from ir.errors import PinsError, UsageError, VerificationError
+from ir.errors import PdvError, VerificationError
 from ir.graph import Graph, Node
 from ir.sharding import Sharding
 from ir.verify import infer_shardings
@@ -22,7 +22,8 @@ from pdv.pcg.realize import realize
 from pdv.pins import RoleOf, load_pins
 from pdv.plan import read_document
 from pdv.problem import Assignment, Problem
-from pdv.source import read_source
+from pdv.seal import damaged
+from pdv.source import GRAPH, read_source
 
 Document = Mapping[str, Any]  # Any: plan.json
 
@@ -75,13 +76,15 @@ def read_planned(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], Gra
 
     Raises:
         UsageError: if the directory is no package.
-        VerificationError: if the source graph is another.
+        VerificationError: if plan.json or the source graph is another than was written.
     """
     document = read_document(directory)
-    source = read_source(Path(directory))
-    described = document.get("source")
-    if not isinstance(described, Mapping) or source.digest != described.get("hash"):
-        raise VerificationError("source.graph is not the graph that was planned", "", "Plan again")
+    files, described = document.get("files"), document.get("source")
+    if not isinstance(files, Mapping) or not isinstance(described, Mapping):
+        raise damaged("it does not say which source it is of")
+    source = read_source(Path(directory), files)
+    if source.digest != described.get("hash"):
+        raise VerificationError(f"{Path(directory) / GRAPH} is not the graph that was planned", "", "Plan again")
     return document, source
 
 
@@ -89,14 +92,13 @@ def loaded(document: Document, graph: Graph, compute: CostModel | None = None) -
     """The same of a document and its source graph.
 
     Raises:
-        UsageError: if the document misses a field.
-        VerificationError: if the plan does not replay.
+        VerificationError: if the document misses a field, or the plan does not replay.
     """
     source = _limited(read_problem(document, graph, compute), document)
     try:
         rewritten, assignment = replayed(source, document["derivation"])
     except (KeyError, TypeError) as error:
-        raise UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote") from error
+        raise damaged(error) from error
     problem = replace(source, graph=rewritten)
     made = realize(problem, assignment)
     shardings = infer_shardings(made.derived.pcg, problem.mesh)
@@ -110,5 +112,5 @@ def _limited(problem: Problem, document: Document) -> Problem:
         limit, content = space["memory_limit_bytes"], space["pins"]
         pins = problem.pins if content is None else load_pins(json.loads(content)).on(problem.graph, problem.mesh)
         return replace(problem, memory_limit=float("inf") if limit is None else float(limit), pins=pins)
-    except (LookupError, TypeError, ValueError, PinsError) as error:
-        raise UsageError(f"plan.json is damaged: {error!r}", "A directory that `pdv optimize` wrote") from error
+    except (LookupError, TypeError, ValueError, PdvError) as error:
+        raise damaged(error) from error

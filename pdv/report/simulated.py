@@ -39,6 +39,21 @@ SHORT = {"pipeline": "sends", "tied": "tied", "recomputation": "recompute"}
 SMALL = 0.0005  # of a step: not worth a line
 
 
+def step_facts(workload: Workload) -> Document:
+    """What plan.json says of a step of the emitted program."""
+    from pdv.memory import step_memory
+    from pdv.simulate.step import simulate
+
+    step, memory = simulate(workload), step_memory(workload)
+    return {
+        "step_s": step.step_s,
+        "std_s": step.std_s,
+        "breakdown_s": ordered(step.totals),
+        "peak_bytes": {entry.device.name: entry.total_bytes for entry in memory.stages},
+        "fits": memory.fits,
+    }
+
+
 def simulated_document(
     workload: Workload, simulation: Simulation, memory: StepMemory, configuration: str | None = None
 ) -> Document:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ir.errors import UsageError, VerificationError
 from pdv.rewrite.algebra import RULES
-from pdv.rewrite.law import Law
+from pdv.rewrite.law import Law, parse_law
 from pdv.rewrite.rule import Rule, rules_of
 
 NONE, SHIPPED = "none", "shipped"
@@ -32,6 +32,28 @@ def chosen_rules(names: Name | Sequence[Name] | None) -> tuple[Rule, ...]:
                 what = f"{name}: a law of another file is called {rule.law.name}, and says something else"
                 raise UsageError(what, "Names of which each is one law", "Rename one of them")
     return tuple(found.values())
+
+
+def trusted_rules(laws: Sequence[str]) -> tuple[Rule, ...]:
+    """The rules of laws that a plan names in full: shipped ones by their text, all others proved here.
+
+    Raises:
+        UsageError: if a line is no law.
+        VerificationError: if a law is false.
+    """
+    from pdv.rewrite.check import check_law
+
+    shipped = {rule.law.text for rule in RULES}
+    found: list[Rule] = []
+    for line in laws:
+        law = parse_law(line)
+        if law.text not in shipped:
+            try:
+                check_law(law)
+            except VerificationError as error:
+                raise VerificationError(f"plan.json: {error.what}", error.allowed, "Plan again without it") from error
+        found += rules_of(law)
+    return tuple(found)
 
 
 def _named(name: Name) -> tuple[Rule, ...]:

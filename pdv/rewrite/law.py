@@ -118,9 +118,14 @@ class Law:
     proof: str = ""
 
     def __str__(self) -> str:
+        return self.text + (f" # {self.proof}" if self.proof else "")
+
+    @property
+    def text(self) -> str:
+        """The law as a line, without the record of its proof."""
         sides = " == ".join(", ".join(map(str, side)) for side in (self.left, self.right))
         operands = " ".join(f"{name}{shape}" for name, shape in self.shapes.items())
-        return f"{self.name}: {sides} for {operands}" + (f" # {self.proof}" if self.proof else "")
+        return f"{self.name}: {sides} for {operands}"
 
     @property
     def extents(self) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from pdv.told import explain
 from pdv.verification import verify
 from tests.learned_cost.data import write as write_profile
 from tests.pdv import worlds
+from tests.pdv.packages import change_plan
 from tests.pdv.test_compile import two_layers
 
 CPUS = {"nodes": [{"devices": 2, "device": "cpu-core", "link": "loopback-gloo"}]}
@@ -43,12 +43,7 @@ def planned(cost: str, device: str = "cpu-core") -> Plan:
 
 def changed(plan: Plan, directory: Path, **facts: Any) -> Path:
     """A package whose plan says other things of its cost model."""
-    plan.save(directory)
-    path = directory / "plan.json"
-    document = json.loads(path.read_text())
-    document["cost_model"] |= facts
-    path.write_text(json.dumps(document))
-    return directory
+    return change_plan(plan.save(directory), lambda document: document["cost_model"].update(facts))
 
 
 def test_the_default_and_the_analytic_model_by_name() -> None:
@@ -119,7 +114,7 @@ def test_the_same_plan_twice() -> None:
 
 def test_a_proof_needs_no_cost_model(tmp_path: Path) -> None:
     directory = changed(planned("learned"), tmp_path / "plan", name="weights of elsewhere")
-    assert "equal to its source" in verify(directory)["statement"]
+    assert "equal to its source" in verify(directory)["proof"]["statement"]
 
 
 def test_explaining_prices_by_the_same_model(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_one_device_is_a_plan_too() -> None:
 
 def test_another_version_is_refused() -> None:
     with pytest.raises(VerificationError, match="format_version"):
-        read_problem({**document(), "format_version": 2}, GRAPH)
+        read_problem({**document(), "format_version": 1}, GRAPH)
 
 
 VALUES: tuple[Any, ...] = (None, -1, 0, 1.5, "", "x", [], {}, [None], {"a": None}, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,20 @@ def problem(
     given = links or {}
     axes = tuple(AxisLink(axis.size, given.get(axis.name, link)) for axis, link in zip(mesh.axes, default, strict=True))
     return Problem(graph, mesh, axes, ComputeModel((device,)), mode, memory_limit, pins or Pins(), rules)
+
+
+def cluster(devices: int) -> dict[str, Any]:
+    """Devices slow enough, and links fast enough, that cutting pays even for small models."""
+    device = {
+        "name": "slow",
+        "memory": "1 GiB",
+        "peak": {"float32": "1 GFLOP/s"},
+        "memory_bandwidth": "20 GB/s",
+        "launch_latency": "1 us",
+        "efficiency": 1.0,
+    }
+    link = {"name": "wire", "bandwidth": "10 GB/s", "latency": "1 us"}
+    return {"name": "fast", "nodes": [{"count": 1, "devices": devices, "device": device, "link": link}]}
 
 
 def f32(*shape: int) -> TensorType:

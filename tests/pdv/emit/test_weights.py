@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ir.types import DType
-from pdv.emit.weights import Array, Loader, write_weights
+from pdv.emit.weights import Array, Loader, digest_of, head, write_weights
 
 ARRAYS: dict[str, Array] = {
     "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -30,11 +30,13 @@ def tensors() -> dict[str, tuple[DType, Loader]]:
 
 def test_every_tensor_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
-    shapes = write_weights(path, tensors())
+    stored = write_weights(path, tensors())
+    assert path.read_bytes().startswith(head(stored))
     loaded = load_file(path)
     assert sorted(loaded) == sorted(ARRAYS)
     for name, array in ARRAYS.items():
-        assert shapes[name] == array.shape
+        assert stored[name].shape == array.shape
+        assert stored[name].sha256 == digest_of(array, DType.from_name(array.dtype.name))
         np.testing.assert_array_equal(loaded[name].numpy(), array)
 
 

@@ -1,0 +1,85 @@
+"""plan.json as a file: written in one way, and read back only if nothing in it was changed since.
+
+The checksum finds accidents, in the fields too that nothing else repeats. Who changes a plan on purpose can write a new
+checksum; what follows from the plan is therefore worked out again (``pdv.verification``), and not believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ir.errors import VerificationError
+
+FORMAT_VERSION = 2
+DOCUMENT = "plan.json"
+CHECKSUM = "checksum"
+Document = dict[str, Any]  # Any: JSON
+
+
+def write_document(directory: Path, document: Mapping[str, Any]) -> None:
+    """plan.json with its checksum."""
+    whole = {**document, CHECKSUM: checksum(document)}
+    text = json.dumps(whole, indent=2, ensure_ascii=True, allow_nan=False) + "\n"
+    (directory / DOCUMENT).write_text(text, encoding="utf-8", newline="\n")
+
+
+def checksum(document: Mapping[str, Any]) -> str:
+    """Of a document's content: without the checksum itself, its keys sorted, no spaces."""
+    content = {name: value for name, value in document.items() if name != CHECKSUM}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_document(text: str) -> Document:
+    """The document of plan.json's text.
+
+    Raises:
+        VerificationError: if it is no JSON object, of another version, or not as it was written.
+    """
+    try:
+        document = json.loads(text, object_pairs_hook=_once_each, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise damaged(error) from error
+    if not isinstance(document, dict):
+        raise damaged("it is no JSON object")
+    check_version(document)
+    if document.get(CHECKSUM) != checksum(document):
+        raise VerificationError(
+            f"{DOCUMENT} was changed after it was written: its checksum is of another content",
+            "The file that `pdv optimize` wrote",
+            "Restore it, or plan again",
+        )
+    return document
+
+
+def check_version(document: Mapping[str, Any]) -> None:
+    """Whether this program wrote documents like this one.
+
+    Raises:
+        VerificationError: if it is of another version.
+    """
+    version = document.get("format_version")
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        what = f"{DOCUMENT} has format_version {version!r}"
+        raise VerificationError(what, f"Allowed: {FORMAT_VERSION}, which this pdv writes", "Plan again")
+
+
+def damaged(error: object) -> VerificationError:
+    """The error of a plan.json that says what no plan says."""
+    said = repr(error) if isinstance(error, Exception) else str(error)
+    return VerificationError(f"{DOCUMENT} is damaged: {said}", "The file that `pdv optimize` wrote", "Plan again")
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> Document:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a name stands twice: {sorted(name for name, _ in pairs)}")
+    return found
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")

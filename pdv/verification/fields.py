@@ -1,0 +1,166 @@
+"""plan.json, worked out again from its derivation, cluster and mode, and compared field by field.
+
+Numbers are compared to ``CLOSE``, for sums may be taken in another order on another machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ir.errors import VerificationError
+from pdv import config
+from pdv.certificate import statement
+from pdv.cluster import Cluster, candidate_meshes
+from pdv.document import described, facts_document
+from pdv.pins import PinSet, load_pins
+from pdv.prices import priced_axes
+from pdv.report.loaded import Loaded
+from pdv.report.simulated import step_facts
+from pdv.seal import CHECKSUM
+from pdv.search.strategies import STRATEGIES
+from pdv.simulate.planned import planned
+
+CLOSE = 1e-9  # relative
+PRICES = ("cost_model", "predicted", "simulated")
+UNCHECKED = (CHECKSUM, "files", "proof", "command", "weights")  # checked elsewhere, or a text for people
+SEARCH = ("strategy", "seconds", "states", "meshes", "cost", "lower_bound", "gap", "certificate")
+CERTIFICATE = ("statement", "lower_bound", "gap", "complete", "space")
+SPACE = ("meshes", "meshes_left_out", "rules", "variants", "mode", "memory_limit_bytes", "pins")
+
+
+def check_fields(plan: Loaded, *, priced: bool) -> None:
+    """Whether plan.json says what its derivation gives; prices only where they can be had again (``priced``).
+
+    Raises:
+        VerificationError: naming the first field that differs, is missing or unknown.
+    """
+    document = plan.document
+    cluster = Cluster.from_dict(document["cluster"])
+    wrong = _axes(plan, cluster, priced=priced)
+    if wrong:
+        raise VerificationError(f"plan.json: {wrong}", "What follows from the cluster", "Plan again")
+    expected = _expected(plan, cluster, priced=priced)
+    found = {name: value for name, value in document.items() if name not in UNCHECKED}
+    if not priced:
+        expected, found = _without_prices(expected), _without_prices(found)
+    _check_types(document)
+    wrong = difference(json.loads(json.dumps(expected)), found)
+    if wrong:
+        raise VerificationError(f"plan.json: {wrong}", "What follows from the plan", "Plan again")
+
+
+def _expected(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
+    steps = [
+        described({name: step[name] for name in ("rule", "bindings", "sites")}, plan.source)
+        for step in plan.document["derivation"]
+    ]
+    facts = facts_document(plan.source, plan.graph, plan.assignment, plan.derived, plan.cost, steps, cluster=cluster)
+    simulated = {"simulated": step_facts(planned(plan))} if priced else {}
+    return {**facts, "derivation": steps, **simulated, "search": _search(plan, cluster, priced=priced)}
+
+
+def _search(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
+    """What of a search follows from the rest: its cost, its gap, the meshes that there are, and its sentence."""
+    said = plan.document["search"]
+    certificate, bound = said["certificate"], said["lower_bound"]
+    cost = plan.cost.seconds if priced else said["cost"]
+    gap = None if bound is None else max(0.0, (cost - bound) / cost) if cost > 0 else 0.0
+    space = {name: certificate["space"][name] for name in SPACE}
+    pins = None if space["pins"] is None else load_pins(json.loads(space["pins"]))
+    meshes, count = _meshes(cluster, pins), len(space["meshes"])
+    space |= {"meshes": meshes[:count], "meshes_left_out": meshes[count:], "mode": plan.problem.mode}
+    told = {**{name: certificate[name] for name in CERTIFICATE}, "space": space, "lower_bound": bound, "gap": gap}
+    same = {name: said[name] for name in ("strategy", "states", "lower_bound")}
+    return {
+        **same, "seconds": None, "meshes": count, "cost": cost, "gap": gap,
+        "certificate": {**told, "statement": statement(told)},
+    }  # fmt: skip
+
+
+def _meshes(cluster: Cluster, pins: PinSet | None) -> list[str]:
+    meshes = [entry.mesh for entry in candidate_meshes(cluster, config.MAX_MESH_AXES)]
+    spoken = meshes if pins is None else [mesh for mesh in meshes if pins.speaks_of(mesh)] or meshes[-1:]
+    return [str(mesh) for mesh in spoken]
+
+
+def _axes(plan: Loaded, cluster: Cluster, *, priced: bool) -> str:
+    """How the axes differ from those that the cluster gives."""
+    problem = plan.problem
+    found = [entry for entry in candidate_meshes(cluster, config.MAX_MESH_AXES) if entry.mesh == problem.mesh]
+    if not found:
+        return f"mesh is {problem.mesh}, which is none of the cluster's"
+    axes = priced_axes(cluster, problem.compute, found[0])
+    pairs = zip(problem.mesh.axes, axes, problem.axes, strict=True)
+    wrong = [axis.name for axis, one, other in pairs if one != (other if priced else replace(other, curves=one.curves))]
+    return f"mesh: the link of {wrong[0]} is not the cluster's" if wrong else ""
+
+
+def _check_types(document: Mapping[str, Any]) -> None:
+    """The fields that nothing else repeats are at least possible.
+
+    Raises:
+        VerificationError: naming one that is not.
+    """
+    search, command = document["search"], document.get("command", "")
+    bound, space = search["lower_bound"], search["certificate"]["space"]
+    possible = {
+        "search.strategy": search["strategy"] in STRATEGIES,
+        "search.states": _whole(search["states"]),
+        "search.lower_bound": bound is None or 0 < bound <= search["cost"] * (1 + CLOSE),
+        "search.certificate.complete": isinstance(search["certificate"]["complete"], bool),
+        "search.certificate.space.variants": _whole(space["variants"]),
+        "search.certificate.space.rules": set(space["rules"]) == {"count", "digest"},
+        "search.certificate.space.rules.count": _whole(space["rules"]["count"]),
+        "command": isinstance(command, str),
+    }
+    for name, holds in possible.items():
+        if not holds:
+            raise VerificationError(f"plan.json: {name} says what cannot be", "", "Plan again")
+    unknown = set(search) - set(SEARCH) or set(search["certificate"]) - set(CERTIFICATE) or set(space) - set(SPACE)
+    if unknown:
+        raise VerificationError(f"plan.json: search has unknown fields {sorted(unknown)}", "", "Plan again")
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _without_prices(document: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in document.items() if name not in PRICES}
+    rest["operators"] = [{**entry, "time_s": None, "source": None} for entry in rest["operators"]]
+    rest["mesh"] = [{**axis, "link": {**axis["link"], "curves": None}} for axis in rest["mesh"]]
+    return rest
+
+
+def difference(expected: Any, found: Any, path: str = "") -> str:  # Any: JSON
+    """Where and how two JSON values differ, or nothing."""
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for name in [*expected, *found]:
+            at = f"{path}.{name}" if path else name
+            if name not in expected:
+                return f"the field {at} is unknown"
+            if name not in found:
+                return f"the field {at} is missing"
+            if wrong := difference(expected[name], found[name], at):
+                return wrong
+        return ""
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        return next(filter(None, map(difference, expected, found, (f"{path}[{i}]" for i in range(len(found))))), "")
+    if _number(expected) and _number(found):
+        same = math.isclose(expected, found, rel_tol=CLOSE)
+    else:
+        same = type(expected) is type(found) and expected == found
+    return "" if same else f"{path} is {_short(found)}, the plan gives {_short(expected)}"
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,108 @@
+"""A package held against its plan: the plan proved again, its fields worked out again, its files written again.
+
+Nothing of the package is run or imported. What is believed is named: ``CLAIMS``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ir.cost_model import CostModel
+from ir.errors import DataError, PdvError, UsageError, VerificationError, WeightsError
+from ir.exact import verify_equal
+from ir.graph import Graph
+from ir.verify import check_outputs
+from pdv.emit.package import emitted
+from pdv.plan import read_document
+from pdv.prices import priced_by
+from pdv.proofs import proof_document
+from pdv.report.loaded import Document, Loaded, loaded, read_planned
+from pdv.seal import damaged
+from pdv.verification.fields import check_fields, difference
+from pdv.verification.files import check_no_program, check_program
+from pdv.verification.weights import check_weights, read_stored
+
+CLAIMS = (
+    "that source.graph is the model that was meant",
+    "that weights.safetensors has the model's values, beyond its digests",
+    "the cluster's figures",
+    "the bound of the search, what it spent, and the rules that it was allowed",
+    "the command",
+)
+PRICES = "the prices: the weights or profiles that they are from are not here"
+
+
+def verify(directory: str | os.PathLike[str], cost: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """Prove the plan of a package again, and hold every file and field of the package to what follows from it.
+
+    Args:
+        directory: a package, or a plan without a program.
+        cost: the weight file or profile folder that priced the plan, where that was none of the shipped ones.
+
+    Returns:
+        ``proof`` as plan.json has it, ``files`` that were compared, and ``claims``, what was not checked.
+
+    Raises:
+        UsageError: if the directory is no package, or the plan was priced by others than ``cost``.
+        VerificationError: naming the file, and in plan.json the field, that is not as it should be.
+    """
+    folder = Path(directory)
+    read_document(folder)
+    with _refusing():
+        document, source = read_planned(folder)
+        compute = _compute(document, cost)
+        plan = loaded(document, source, compute)
+        check_fields(plan, priced=compute is not None)
+        proof = _proof(plan, source)
+        files = _check_files(folder, plan)
+    return {"proof": proof, "files": files, "claims": [*CLAIMS, *([PRICES] if compute is None else [])]}
+
+
+def _compute(document: Document, cost: str | os.PathLike[str] | None) -> CostModel | None:
+    """What priced the plan, if it is here."""
+    try:
+        return priced_by(document, cost)
+    except (UsageError, WeightsError, DataError):
+        if cost is not None:
+            raise
+        return None
+
+
+def _proof(plan: Loaded, source: Graph) -> dict[str, Any]:
+    """The proof, made again; plan.json says the same."""
+    problem, pcg = plan.problem, plan.derived.pcg
+    check_outputs(pcg, plan.shardings)
+    proof = proof_document(verify_equal(source, pcg, problem.mesh, gradients=problem.train))
+    wrong = difference(proof, plan.document.get("proof"), "proof")
+    if wrong:
+        raise VerificationError(f"plan.json: {wrong}", "What follows from the plan", "Plan again")
+    return proof
+
+
+def _check_files(folder: Path, plan: Loaded) -> list[str]:
+    """The files beside plan.json, compared; a plan without weights has no program."""
+    sources = list(plan.document["files"])
+    if "weights" not in plan.document:
+        check_no_program(folder)
+        return sources
+    stored = read_stored(plan.document["weights"])
+    program = emitted(plan.derived.pcg, plan.problem.mesh, plan.document)
+    check_weights(folder, program, stored)
+    texts = program.files(plan.document, {name: entry.shape for name, entry in stored.items()})
+    check_program(folder, texts)
+    return [*sources, *texts, "weights.safetensors"]
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Whatever cannot be read back is a plan that does not verify."""
+    try:
+        yield
+    except (UsageError, VerificationError):
+        raise
+    except (PdvError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise damaged(error) from error

@@ -1,0 +1,115 @@
+"""weights.safetensors held to plan.json: names, types, shapes, the digest of every tensor, and no byte besides.
+
+Constants (masks, tables) are held to the plan itself, which knows their values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ir.dims import Shape
+from ir.errors import VerificationError
+from ir.graph import View
+from ir.views import readings
+from pdv.emit.package import WEIGHTS, Emitted
+from pdv.emit.weights import CODES, Stored, digest_of, head, in_order
+from pdv.seal import damaged
+
+PIECE = 1 << 20  # bytes read at a time
+_MEND = "Restore it, or write the package again with pdv optimize"
+
+
+def read_stored(said: object) -> dict[str, Stored]:
+    """The field ``weights`` of plan.json.
+
+    Raises:
+        VerificationError: if it is none.
+    """
+    if not isinstance(said, Mapping):
+        raise damaged("weights is no object")
+    found = {}
+    for name, entry in said.items():
+        shape = entry["shape"] if isinstance(entry, Mapping) and set(entry) == set(Stored._fields) else None
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise damaged(f"weights.{name} is {entry!r}")
+        found[name] = Stored(entry["dtype"], tuple(shape), entry["sha256"])
+    return found
+
+
+def check_weights(folder: Path, program: Emitted, stored: Mapping[str, Stored]) -> None:
+    """Whether plan.json names the tensors that the program reads, and the file holds these.
+
+    Raises:
+        VerificationError: naming the tensor.
+    """
+    _check_names(program, stored)
+    _check_shapes(program, stored)
+    path = folder / WEIGHTS
+    try:
+        with path.open("rb") as file:
+            expected = head(stored)
+            if file.read(len(expected)) != expected:
+                raise VerificationError(f"{path} does not hold the tensors that plan.json names", "", _MEND)
+            for name, entry in stored.items():
+                if _digest(file, entry.num_bytes) != entry.sha256:
+                    raise VerificationError(f"{path}: {name} is another tensor than was written", "", _MEND)
+            if file.read(1):
+                raise VerificationError(f"{path} is longer than its tensors", "", _MEND)
+    except FileNotFoundError:
+        raise VerificationError(f"{path} is missing", "", _MEND) from None
+    except OSError as error:
+        raise VerificationError(f"{path} cannot be read: {error.strerror}", "", _MEND) from error
+
+
+def _check_names(program: Emitted, stored: Mapping[str, Stored]) -> None:
+    """The names and types are those that the program reads; constants have the plan's values."""
+    expected = in_order({name: dtype for name, (dtype, _) in program.tensors.items()})
+    if list(stored) != expected:
+        odd = sorted(set(stored) ^ set(expected)) or "in another order"
+        raise VerificationError(f"plan.json: weights are not those of the program: {odd}", "", _MEND)
+    for name, entry in stored.items():
+        code = CODES[program.tensors[name][0]]
+        if entry.dtype != code:
+            raise VerificationError(f"plan.json: weights.{name} is {entry.dtype}, the plan gives {code}", "", _MEND)
+    for name, (dtype, array) in program.constants.items():
+        if (stored[name].shape, stored[name].sha256) != (array.shape, digest_of(array, dtype)):
+            raise VerificationError(f"plan.json: weights.{name} is not the constant of the plan", "", _MEND)
+
+
+def _check_shapes(program: Emitted, stored: Mapping[str, Stored]) -> None:
+    """Every parameter is a view of what is stored."""
+    for param in program.graph.params:
+        for source, view, shape in readings(param):
+            if viewed(stored[source].shape, view) != shape:
+                what = f"plan.json: weights.{source} has the shape {list(stored[source].shape)}"
+                raise VerificationError(f"{what}, of which the plan's {param.attr('name')} is no view", "", _MEND)
+
+
+def viewed(shape: Shape, view: View) -> Shape | None:
+    """The shape of a view; None if there is no such view of this shape."""
+    for step in view:
+        match step:
+            case ("permute", perm) if sorted(perm) == list(range(len(shape))):
+                shape = tuple(shape[dim] for dim in perm)
+            case ("chunk", int(dim), int(parts), _) if dim < len(shape) and shape[dim] % parts == 0:
+                shape = (*shape[:dim], shape[dim] // parts, *shape[dim + 1 :])
+            case ("slice", int(dim), int(start), int(stop), extent) if dim < len(shape) and shape[dim] == extent:
+                shape = (*shape[:dim], stop - start, *shape[dim + 1 :])
+            case ("reshape", new) if math.prod(new) == math.prod(shape):
+                shape = tuple(new)
+            case _:
+                return None
+    return shape
+
+
+def _digest(file: BinaryIO, num_bytes: int) -> str:
+    """Of the next bytes of a file, or of as many as there are."""
+    total: Any = hashlib.sha256()  # Any: hashlib names no type for it
+    while num_bytes > 0 and (piece := file.read(min(PIECE, num_bytes))):
+        total.update(piece)
+        num_bytes -= len(piece)
+    return str(total.hexdigest())
