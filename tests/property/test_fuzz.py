@@ -6,7 +6,6 @@ The tool is `benchmarks/fuzz_programs.py`; thousands are run by hand.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def test_what_failed_once(path: Path) -> None:
     assert not verdict.failed, f"{verdict.signature}: {verdict.text}"
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(11))
 def test_drawn_programs_equal_their_modules(number: int) -> None:
     for result in judge_module(SEED, number, 0, PLANS, (2, 3, 4, 6), real=False, progress=silent):
         assert not result.verdict.failed, f"{result.name} {result.verdict.signature}: {result.verdict.text}"
@@ -55,7 +54,7 @@ def test_the_same_seed_draws_the_same_program() -> None:
 
 
 @pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proof that breaks where a linear map is cut."""
 
     def refuse(graph: Graph, pcg: Graph, mesh: Mesh, *, gradients: bool) -> None:
@@ -64,7 +63,6 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert not cut, "a linear map is cut"
 
     monkeypatch.setattr(judging, "verify_equal", refuse)
-    yield
 
 
 def test_failures_are_shrunk(broken: None) -> None:
@@ -83,6 +81,7 @@ def test_failures_are_shrunk(broken: None) -> None:
 def test_a_difference_is_found() -> None:
     """Outputs, gradients and buffers that are off are told apart."""
     program = drawn(2)
+    program = replace(program, plan=replace(program.plan, mode="train"))
     judge = Judge(program.module)
     own = judge._own(train=True)
     for change, where in (
