@@ -90,7 +90,8 @@ class NoPlanFitsError(PdvError):
 
     `needed_bytes` is what the smallest one takes per device. `bound_s` is what a step of any plan takes at least: where
     it is infinite, there is none. `nearest` is the smallest plan found, as who searched has it; `ways` are changes that
-    were tried, by what they are called: what they need per device, and whether it fits.
+    were tried, by what they are called: what they need per device, and whether it fits. `cut` says that a search was
+    stopped by its budget, and more time may find a plan.
     """
 
     slug = "no-plan-fits"
@@ -104,6 +105,7 @@ class NoPlanFitsError(PdvError):
         self.bound_s = bound_s
         self.nearest: Any = None  # Any: a plan, of which this package knows nothing
         self.ways: tuple[dict[str, Any], ...] = ()
+        self.cut = False
 
     @property
     def facts(self) -> dict[str, Any]:

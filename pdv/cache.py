@@ -100,7 +100,7 @@ def cached(strategy: Strategy, name: str, store: Cache, pins: str | None) -> Str
         try:
             solution = strategy(problem, budget)
         except NoPlanFitsError as error:
-            if clock.left_s > 0:
+            if clock.left_s > 0 and not error.cut:
                 limits = {"needed_bytes": error.needed_bytes, "bound_s": error.bound_s}
                 store.put(key, {"refused": {**_parts(error), **limits}})
             raise

@@ -50,6 +50,19 @@ class Portfolio:
 Deadline = Callable[[], bool]
 
 
+class Noticed:
+    """A deadline that remembers whether somebody met it."""
+
+    def __init__(self, late: Deadline) -> None:
+        self._late = late
+        self.noticed = False
+
+    def __call__(self) -> bool:
+        """True once it is late."""
+        self.noticed = self.noticed or self._late()
+        return self.noticed
+
+
 def explore(
     block: Block,
     rules: Sequence[Rule],

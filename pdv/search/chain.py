@@ -19,7 +19,7 @@ from pdv.pcg.realize import Realized, realize
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import AlgebraicStep, Assignment, Problem, Solution
 from pdv.search.assemble import Choice, assemble
-from pdv.search.backtrack import Deadline
+from pdv.search.backtrack import Deadline, Noticed
 from pdv.search.blocks import Block, split_blocks, tied_params
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import TooWideError
@@ -59,24 +59,14 @@ class Priced:
     made: Made | None = None
 
 
-class Noticed:
-    """A deadline that remembers whether somebody met it."""
-
-    def __init__(self, late: Deadline) -> None:
-        self._late = late
-        self.noticed = False
-
-    def __call__(self) -> bool:
-        """True once it is late."""
-        self.noticed = self.noticed or self._late()
-        return self.noticed
-
-
 class ChainSolver:
     """Solves one problem; block tables are remembered across prices and across equal blocks."""
 
     def __init__(self, problem: Problem, late: Deadline = lambda: False) -> None:
-        """When it is ``late``, no more rewrites and prices are tried; a plan is found nevertheless."""
+        """When it is ``late``, no more rewrites and prices are tried; a plan is found nevertheless.
+
+        A search that left rewrites out knows no bound: one of them may cost less than anything it saw.
+        """
         self.problem = problem
         self._late = Noticed(late)
         blocks = split_blocks(problem.graph, problem.rules)
@@ -119,7 +109,7 @@ class ChainSolver:
             raise no_legal_plan(self.problem)
         bound = self._stages.bounded(price)
         if not np.isfinite(bound.value):
-            raise no_legal_plan(self.problem)
+            raise no_legal_plan(self.problem, cut=self.cut)
         tables = Tables(self._stages, price, bound)
         settled = tables.settle()
         if settled is None:
@@ -131,6 +121,11 @@ class ChainSolver:
     def exact(self) -> bool:
         """True if no price so far was but a bound."""
         return self._stages.exact
+
+    @property
+    def cut(self) -> bool:
+        """True if rewrites were left out because it was late; a bound then says nothing of these."""
+        return self._stages.cut
 
     @property
     def late(self) -> bool:
@@ -148,7 +143,7 @@ class ChainSolver:
             made.assignment,
             cost.seconds,
             cost.memory_bytes,
-            min(bound, cost.seconds),
+            0.0 if self.cut else min(bound, cost.seconds),
             self.configs.states,
             sum(len(variants) for variants in self._stages.variants.values()),
             complete=not self._late.noticed,

@@ -87,17 +87,21 @@ def _small_enough(solver: ChainSolver, limit: float) -> Priced:
         if found.memory_bytes <= limit:
             return found
         if found.value - price * limit > HOPELESS * free.cost_s or not free.cost_s:
-            raise _refusal(solver, limit)
+            raise _refusal(solver, limit, found.value - price * limit)
         price *= STEEPER
 
 
-def _refusal(solver: ChainSolver, limit: float) -> NoPlanFitsError:
+def _refusal(solver: ChainSolver, limit: float, bound_s: float) -> NoPlanFitsError:
+    """What fits, if anything, takes ``bound_s`` at least, of the variants that were looked at."""
     needed = min(plan.memory_bytes for plan in solver.plans)
-    return NoPlanFitsError(
+    error = NoPlanFitsError(
         f"the smallest plan on {solver.problem.mesh} {too_large(needed, limit)}",
         mend=f"Use about {needed / limit:.1f} times as many devices, a smaller batch, or a narrower type",
         needed_bytes=needed,
+        bound_s=0.0 if solver.cut else max(0.0, bound_s),
     )
+    error.cut = solver.cut
+    return error
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ def search_meshes(
     ``needs`` says what a plan really takes of a device, and has the last word on whether it fits.
 
     A strategy that can be cut short gets an equal share of what is left for each mesh; an exact one may take more, for
-    most meshes take less. A mesh that was left undecided lowers the bound, to what is known of it.
+    most meshes take less. A mesh that was left undecided lowers the bound, to what is known of it; of one that was left
+    out nothing is known.
 
     Raises:
         NoPlanFitsError: the one of the mesh that comes nearest, if none fits.
@@ -89,7 +90,7 @@ def search_meshes(
             found = search_mesh(problem, strategy, budget, needs)
         except NoPlanFitsError as error:
             refused.append(error)
-            complete = complete and (error.bound_s == float("inf") or clock.left_s > 0)
+            complete = complete and not error.cut and (error.bound_s == float("inf") or clock.left_s > 0)
             continue
         finally:
             progress((number + 1) / len(problems))
@@ -102,8 +103,8 @@ def search_meshes(
         raise min(refused, key=lambda error: error.needed_bytes)
     tried = len(bounds) + len(refused)
     complete = complete and tried == len(problems)
-    bounds += [error.bound_s for error in refused]
-    return replace(best, lower_bound_s=min(bounds), states=states, meshes=tried, complete=complete)
+    bound = min([*bounds, *(error.bound_s for error in refused)]) if tried == len(problems) else 0.0
+    return replace(best, lower_bound_s=bound, states=states, meshes=tried, complete=complete)
 
 
 def search_mesh(
@@ -155,7 +156,7 @@ def _refused(problem: Problem, needed: float, nearest: Found, bound_s: float) ->
         needed_bytes=needed,
         bound_s=bound_s,
     )
-    error.nearest = nearest
+    error.nearest, error.cut = nearest, not nearest.complete
     return error
 
 
@@ -176,7 +177,7 @@ def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) 
         return first
     if needs is not _peak and first.cost.peak_bytes <= limit:
         return _tightened(problem, strategy, budget, needs, first)
-    tried, bounds, nearest = [first], [], needs(first)
+    tried, bounds, nearest, cut = [first], [], needs(first), False
     share = replace(budget, seconds=budget.seconds / CLASSES)
     for least, below in _working_sets(first.cost.memory["transient"]):
         if least >= limit:
@@ -188,6 +189,7 @@ def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) 
         except NoPlanFitsError as error:
             nearest = min(nearest, error.needed_bytes + least)
             bounds.append(error.bound_s)
+            cut = cut or error.cut
             continue
         tried.append(found)
         bounds.append(found.lower_bound_s)
@@ -196,18 +198,26 @@ def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) 
                 tried.append(_found(replace(room, working_limit=least), strategy, share))
     fitting = [found for found in tried if needs(found) <= limit]
     bound = max(first.lower_bound_s, min(bounds, default=math.inf))
+    cut = cut or not all(found.complete for found in tried)
     if not fitting and needs is not _peak:
         return _tightened(problem, strategy, budget, needs, min(tried, key=needs))
     if not fitting:
-        raise NoPlanFitsError(
-            f"the peak of the smallest plan found on {problem.mesh} is {MEMORY.format(nearest)} per device, "
-            f"the limit is {MEMORY.format(limit)}",
-            mend="Use more devices, or a smaller batch",
-            needed_bytes=nearest,
-            bound_s=bound,
-        )
+        raise _no_peak_fits(problem, nearest, bound, cut=cut)
     best = min(fitting, key=lambda found: found.cost.seconds)
-    return replace(best, lower_bound_s=min(bound, best.cost.seconds), states=sum(found.states for found in tried))
+    states = sum(found.states for found in tried)
+    return replace(best, lower_bound_s=min(bound, best.cost.seconds), states=states, complete=not cut)
+
+
+def _no_peak_fits(problem: Problem, nearest: float, bound_s: float, *, cut: bool) -> NoPlanFitsError:
+    error = NoPlanFitsError(
+        f"the peak of the smallest plan found on {problem.mesh} is {MEMORY.format(nearest)} per device, "
+        f"the limit is {MEMORY.format(problem.memory_limit)}",
+        mend="Use more devices, or a smaller batch",
+        needed_bytes=nearest,
+        bound_s=bound_s,
+    )
+    error.cut = cut
+    return error
 
 
 def _tightened(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs, first: Found) -> Found:
@@ -236,7 +246,8 @@ def _tightened(problem: Problem, strategy: Strategy, budget: Budget, needs: Need
             break
     if needs(nearest) > limit:
         raise _refused(problem, needs(nearest), nearest, first.lower_bound_s)
-    return replace(nearest, lower_bound_s=min(first.lower_bound_s, nearest.cost.seconds))
+    bound = min(first.lower_bound_s, nearest.cost.seconds)
+    return replace(nearest, lower_bound_s=bound, complete=first.complete and nearest.complete)
 
 
 def _under(num_bytes: float) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from ir.graph import Node
 from pdv.pcg.redistribute import all_shardings
 from pdv.problem import Problem
-from pdv.search.backtrack import Deadline, Portfolio, explore, portfolio
+from pdv.search.backtrack import Deadline, Noticed, Portfolio, explore, portfolio
 from pdv.search.block_table import Solved, solve_model
 from pdv.search.blocks import Block
 from pdv.search.configs import ConfigTable
@@ -73,7 +73,7 @@ class Stages:
         self.blocks = blocks
         self.configs = configs
         self.tied = tied
-        self._late = late
+        self._late = Noticed(late)
         self.variants: dict[str, list[Variant]] = {}
         self._models: dict[tuple[str, int], BlockModel] = {}
         self._free: dict[tuple[str, int], Solved] = {}  # where memory is free
@@ -84,6 +84,11 @@ class Stages:
     def exact(self) -> bool:
         """True if no model but bounds what a block costs."""
         return all(model.exact for model in self._models.values())
+
+    @property
+    def cut(self) -> bool:
+        """True if rewrites were left out because it was late: what else there is, no bound here speaks of."""
+        return self._late.noticed
 
     def bounded(self, price: float) -> Stage:
         """Over everything, with tables of limited size."""
