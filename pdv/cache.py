@@ -1,43 +1,60 @@
 """Searches that were made before: one file for each problem solved, by a digest of all that the answer depends on.
 
-A value is a derivation with its bound, as JSON; a hit is replayed, and its plan is priced and proved like any other, so
-that a wrong entry can cost time but not correctness. Entries appear whole or not at all (written aside, then renamed),
-so runs may share a directory and may be interrupted: what was solved before stays. A damaged entry is ignored with a
-warning and written again.
+A value is a derivation with its bound, as JSON; a hit is replayed, and its plan is priced and proved like any other. A
+bound cannot be checked without searching again: entries are authenticated by a key of the user's own, which lies
+outside of the cache, together with the problem that they answer. Of others' entries in a shared folder nothing is read.
+Entries appear whole or not at all (written aside, then renamed), so runs may share a directory and may be interrupted:
+what was solved before stays. A damaged entry is ignored with a warning and written again. The oldest go when the cache
+is too large or they are too old.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache as remembered
 from pathlib import Path
 from typing import Any
 
 from ir.errors import NoPlanFitsError, PdvError
+from pdv import config
 from pdv.derivation import replayed, to_steps
+from pdv.folders import state_folder
+from pdv.own_key import own_key
 from pdv.problem import AlgebraicStep, Problem, Solution
 from pdv.search.strategies.budget import Budget, Clock, Strategy
 
-FORMAT = 2
+FORMAT = 3
 CODE = ("ir", "pdv", "learned_cost")  # packages whose code decides what a search finds
 Entry = dict[str, Any]  # Any: JSON
+ENTRY = re.compile(r"[0-9a-f]{62}\.json|\.[^/]*\.json")  # an entry, or one that an interrupted run left aside
+FOLDER = re.compile(r"[0-9a-f]{2}")
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A directory of solved problems; ``warn`` is told about entries that cannot be read or written."""
+    """A directory of solved problems; ``warn`` is told about entries that cannot be read or written.
+
+    ``key`` authenticates entries; without one (None) nothing is read or kept.
+    """
 
     directory: Path
     warn: Callable[[str], None]
+    key: bytes | None
 
     def get(self, key: str) -> Entry | None:
-        """What is known under a key, if it is whole."""
+        """What is known under a key, if it is whole and this user's."""
         path = self._path(key)
+        if path is None:
+            return None
         try:
             text = path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
@@ -50,9 +67,9 @@ class Cache:
             if stored["format"] != FORMAT:
                 return None  # of another version, which wrote what it needs; this one writes it anew
             entry = stored["entry"]
-            if stored["check"] != _check(entry) or not isinstance(entry, dict):
-                raise ValueError("its content does not match its checksum")
-        except (ValueError, LookupError, TypeError) as error:
+            if not hmac.compare_digest(str(stored["mac"]), self._mac(key, entry)) or not isinstance(entry, dict):
+                raise ValueError("it was changed, or written with another key")
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             self.warn(f"cache entry {path} is damaged and is ignored: {error}")
             return None
         return entry
@@ -60,12 +77,14 @@ class Cache:
     def put(self, key: str, entry: Entry) -> None:
         """Keep an entry; a directory that cannot be written is a warning."""
         path = self._path(key)
+        if path is None:
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix=".", suffix=".json", dir=path.parent)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump({"format": FORMAT, "check": _check(entry), "entry": entry}, file)
+                    json.dump({"format": FORMAT, "mac": self._mac(key, entry), "entry": entry}, file)
                 Path(name).replace(path)
             except BaseException:
                 Path(name).unlink(missing_ok=True)
@@ -73,14 +92,39 @@ class Cache:
         except OSError as error:
             self.warn(f"the cache {self.directory} cannot be written ({error.strerror}); nothing is kept there")
 
-    def _path(self, key: str) -> Path:
-        return self.directory / key[:2] / f"{key[2:]}.json"
+    def prune(self, most_bytes: int = config.CACHE_BYTES, most_seconds: float = config.CACHE_S) -> None:
+        """Remove entries that are too old, and the oldest beyond ``most_bytes``; nothing that is no entry."""
+        found: list[tuple[float, int, Path]] = []
+        with suppress(OSError):
+            for folder in self.directory.iterdir():
+                if FOLDER.fullmatch(folder.name) and folder.is_dir():
+                    files = [path for path in folder.iterdir() if ENTRY.fullmatch(path.name)]
+                    facts = [(path.lstat(), path) for path in files]
+                    found += [(fact.st_mtime, fact.st_size, path) for fact, path in facts]
+        kept, now = 0, time.time()
+        for written, num_bytes, path in sorted(found, reverse=True):
+            kept += num_bytes
+            if kept > most_bytes or now - written > most_seconds:
+                with suppress(OSError):  # another run removed it, or another user wrote it
+                    path.unlink()
+
+    def _path(self, key: str) -> Path | None:
+        """Where an entry lies: only who has the user's key knows."""
+        if self.key is None:
+            return None
+        name = hmac.digest(self.key, f"name {key}".encode(), "sha256").hex()
+        return self.directory / name[:2] / f"{name[2:]}.json"
+
+    def _mac(self, key: str, entry: object) -> str:
+        """Of an entry as the answer to one problem."""
+        assert self.key is not None, "asked only where there is a path"
+        text = json.dumps(entry, sort_keys=True)
+        return hmac.digest(self.key, f"entry {key} {text}".encode(), "sha256").hex()
 
 
-def default_directory(environment: Mapping[str, str]) -> Path:
-    """Where caches go on this platform: $XDG_CACHE_HOME/pdv, else ~/.cache/pdv."""
-    home = environment.get("XDG_CACHE_HOME", "")
-    return (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "pdv"
+def opened(directory: Path, warn: Callable[[str], None]) -> Cache:
+    """A cache in a directory, under the key of the user who runs this."""
+    return Cache(directory, warn, own_key(state_folder(os.environ), warn))
 
 
 def cached(strategy: Strategy, name: str, store: Cache, pins: str | None) -> Strategy:
@@ -88,6 +132,7 @@ def cached(strategy: Strategy, name: str, store: Cache, pins: str | None) -> Str
 
     ``pins`` is what the problems' pins say (None: nothing is pinned).
     """
+    store.prune()
 
     def ask(problem: Problem, budget: Budget) -> Solution:
         key = problem_key(problem, name, budget, pins)
@@ -195,7 +240,3 @@ def _restored(entry: Entry, problem: Problem, store: Cache) -> Solution | None:
 
 def _parts(error: PdvError) -> dict[str, str]:
     return {"what": error.what, "allowed": error.allowed, "mend": error.mend}
-
-
-def _check(entry: object) -> str:
-    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()

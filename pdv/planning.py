@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ir.errors import NoPlanFitsError, UsageError
 from pdv.cache import Cache, cached
+from pdv.cache import opened as open_cache
 from pdv.cluster.suggest import did_you_mean
 from pdv.pins import contradiction
 from pdv.problem import Problem
@@ -83,4 +84,4 @@ def opened(cache: str | os.PathLike[str] | Cache | None) -> Cache | None:
     """A cache in a directory, which warns as Python does."""
     if cache is None or isinstance(cache, Cache):
         return cache
-    return Cache(Path(cache), lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2))
+    return open_cache(Path(cache), lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2))

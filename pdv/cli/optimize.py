@@ -143,11 +143,18 @@ def _described(arch: str, batch: int | None, dtype: str | None) -> Program:
 
 def _kept(directory: Path | None, *, no_cache: bool) -> Cache | None:
     """Where searches are kept, if anywhere."""
-    from pdv.cache import Cache, default_directory
+    from pdv.cache import opened
+    from pdv.folders import cache_folder
 
     if no_cache and directory is not None:
         raise UsageError("--cache and --no-cache say opposite things", mend="Leave one of them out")
-    return None if no_cache else Cache(directory or default_directory(os.environ), once(print_warning))
+    if no_cache:
+        return None
+    folder = directory or cache_folder(os.environ)
+    if folder is None:
+        print_warning("there is no home folder: searches are not kept. --cache names a folder")
+        return None
+    return opened(folder, once(print_warning))
 
 
 def _print(plan: Plan, target: Path | None, *, as_json: bool) -> None:

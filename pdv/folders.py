@@ -1,0 +1,26 @@
+"""Where this program keeps things of its user: what may be lost (caches, reports), and what may not (a key)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path | None:
+    """$XDG_CACHE_HOME/pdv, else ~/.cache/pdv; None for a user without a home."""
+    return _folder(environment, "XDG_CACHE_HOME", ".cache")
+
+
+def state_folder(environment: Mapping[str, str]) -> Path | None:
+    """$XDG_STATE_HOME/pdv, else ~/.local/state/pdv; None for a user without a home."""
+    return _folder(environment, "XDG_STATE_HOME", ".local/state")
+
+
+def _folder(environment: Mapping[str, str], variable: str, usual: str) -> Path | None:
+    given = environment.get(variable, "")
+    if Path(given).is_absolute():
+        return Path(given) / "pdv"
+    try:
+        return Path.home() / usual / "pdv"
+    except RuntimeError:  # no $HOME, and a user whom the system does not know
+        return None
