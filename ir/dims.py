@@ -88,10 +88,13 @@ class Loops:
         Only such a dim can be cut along ``loop`` into contiguous blocks.
         """
         for index, group in enumerate(dims):
-            outer = next((name for name in group if self.extents[name] > 1), None)
-            if outer == loop:
+            if self.outermost(group) == loop:
                 return index
         return None
+
+    def outermost(self, group: Group) -> str | None:
+        """The outermost loop of a dim that goes around more than once, or None."""
+        return next((name for name in group if self.extents[name] > 1), None)
 
     def holds(self, dims: Dims, loop: str) -> bool:
         """True if ``loop`` walks any dim of ``dims``."""

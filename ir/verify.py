@@ -1,7 +1,7 @@
 """Which states a parallel computation graph's values are in, or why it is not one.
 
 Decides: legality of every node on every axis. An illegal graph is refused with node, axis, expected and found.
-Entry points: ``infer_shardings`` and ``check_outputs``.
+Entry points: ``infer_shardings``, ``check_outputs``, and of whole programs ``check_returned``.
 """
 
 from __future__ import annotations
@@ -52,6 +52,33 @@ def check_outputs(graph: Graph, shardings: Mapping[Node, Sharding]) -> None:
     for name, node in graph.updates:
         if not all(isinstance(state, Invariant) for state in shardings[node]):
             raise ShardingError(f"buffer {name} would be overwritten as {format_sharding(shardings[node])}", "I only")
+
+
+def check_returned(graph: Graph, shardings: Mapping[Node, Sharding]) -> None:
+    """What a whole program returns: as ``check_outputs``, and all outputs whole, or cut by rows along the same axes.
+
+    A loss outside the graph then sees, on each rank, the same rows of every output, and of the targets.
+
+    Raises:
+        ShardingError: naming the output and its states.
+    """
+    check_outputs(graph, shardings)
+    first = graph.outputs[0] if graph.outputs else None
+    for name, node in graph.outputs:
+        states = shardings[node]
+        if not all(state in (Invariant(), Shard(0)) for state in states):
+            raise ShardingError(
+                f"output {name} is returned as {format_sharding(states)}",
+                "Outputs are S0 or I on every axis",
+                "Combine the others",
+            )
+        if first is not None and states != shardings[first[1]]:
+            raise ShardingError(
+                f"output {name} is returned as {format_sharding(states)}, "
+                f"output {first[0]} as {format_sharding(shardings[first[1]])}",
+                "All outputs are cut by rows along the same axes",
+                "Combine, or partition, one as the other",
+            )
 
 
 def node_splits(node: Node, operands: Sequence[Sharding], mesh: Mesh) -> tuple[Split, ...]:

@@ -169,6 +169,8 @@ def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | Non
         problem.mode,
         repr(problem.memory_limit),
         repr(problem.working_limit),
+        repr(problem.leaving),
+        problem.rows,
         pins,
         [f"{rule.name}: {rule.equation}" for rule in problem.rules],
         strategy,

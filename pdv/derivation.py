@@ -2,7 +2,8 @@
 
 Algebraic steps name a rule and where it is applied, at all sites at once: a site lists operators, in the order of the
 rule's pattern, by number in the graph as it stands before the step. Parallel steps name ``split-<op>-<loop>``, an axis
-and the operators (by number in the rewritten graph, leaves not counted). Storage steps say where a parameter rests.
+and the operators (by number in the rewritten graph, leaves not counted). Storage steps say where a parameter rests, a
+step of several outputs how they leave.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 from ir.errors import PdvError, ShapeError, ShardingError, VerificationError
 from ir.graph import Graph, Node
 from ir.operator import Split
-from ir.sharding import Invariant, Shard, format_sharding, invariant, parse_sharding
-from ir.verify import check_outputs, infer_shardings
+from ir.sharding import Invariant, Shard, Sharding, format_sharding, invariant, parse_sharding
+from ir.verify import check_returned, infer_shardings
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Assignment, Problem, Solution, Storage
@@ -29,6 +30,7 @@ from pdv.search.variants import Variant, trail
 
 Step = Mapping[str, Any]  # Any: JSON; docs/plan-format.md
 STORE = "store-parameter"
+LEAVE = "leave-program"
 
 
 def operators(graph: Graph) -> tuple[Node, ...]:
@@ -38,7 +40,11 @@ def operators(graph: Graph) -> tuple[Node, ...]:
 
 def to_steps(solution: Solution) -> list[dict[str, Any]]:
     """The derivation of a solution, ready for JSON; equal steps at several sites are one entry."""
-    return [*_algebraic_steps(solution), *_parallel_steps(solution), *_storage_steps(solution)]
+    steps = [*_algebraic_steps(solution), *_parallel_steps(solution), *_storage_steps(solution)]
+    if solution.assignment.leaving is not None:
+        bindings = {"sharding": format_sharding(solution.assignment.leaving)}
+        steps.append({"rule": LEAVE, "bindings": bindings, "sites": [name for name, _ in solution.graph.outputs]})
+    return steps
 
 
 def _algebraic_steps(solution: Solution) -> list[dict[str, Any]]:
@@ -116,7 +122,7 @@ def replay(problem: Problem, steps: Sequence[Step]) -> Graph:
         problem = replace(problem, graph=rewritten)
         assignment = _replay_parallel(problem, steps)
         pcg = derive(problem, assignment, Redistribution(problem.mesh, problem.axes)).pcg
-        check_outputs(pcg, infer_shardings(pcg, problem.mesh))
+        check_returned(pcg, infer_shardings(pcg, problem.mesh))
     except (CircleError, LookupError, AssertionError, ValueError, TypeError, ShardingError, ShapeError) as error:
         raise VerificationError(
             f"the derivation does not replay: {error!r}", "Steps as docs/plan-format.md says", "Plan the model again"
@@ -144,9 +150,11 @@ def _check_form(steps: Sequence[Step]) -> None:
         rule, bindings, sites = step["rule"], step["bindings"], step["sites"]
         _require(isinstance(rule, str) and isinstance(bindings, Mapping), f"step {step!r}")
         _require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
-        kind = str if rule == STORE else list if isinstance(sites[0], list) else int
+        kind = str if rule in (STORE, LEAVE) else list if isinstance(sites[0], list) else int
         _require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
-        known = {str: {"sharding", "regather"}, int: {"axis"}}.get(kind, set(bindings))
+        known = {STORE: {"sharding", "regather"}, LEAVE: {"sharding"}}.get(
+            rule, {"axis"} if kind is int else set(bindings)
+        )
         _require(set(bindings) == known, f"the bindings of {rule!r} are {bindings!r}")
 
 
@@ -199,10 +207,14 @@ def _replay_parallel(problem: Problem, steps: Sequence[Step]) -> Assignment:
     params = {param.attr("name"): param for param in problem.graph.params}
     labels: dict[tuple[int, str], str] = {}
     storage: dict[Node, Storage] = {}
+    leaving: Sharding | None = None
     algebraic = by_name(problem.rules)
     for step in steps:
         bindings = step["bindings"]
-        if step["rule"] == STORE:
+        if step["rule"] == LEAVE:
+            _require(leaving is None, "the outputs leave twice")
+            leaving = _leaving(problem, step)
+        elif step["rule"] == STORE:
             storage.update(dict.fromkeys([params[name] for name in step["sites"]], _storage(bindings)))
         elif step["rule"] not in algebraic:
             axis = problem.mesh.axes[problem.mesh.index(bindings["axis"])].name
@@ -214,7 +226,17 @@ def _replay_parallel(problem: Problem, steps: Sequence[Step]) -> Assignment:
         node: tuple([_split(node, labels.get((number, axis.name))) for axis in problem.mesh.axes])
         for number, node in enumerate(nodes)
     }
-    return Assignment(splits, storage)
+    return Assignment(splits, storage, leaving)
+
+
+def _leaving(problem: Problem, step: Step) -> Sharding:
+    """How all outputs leave; a step that names others, or a way that is none of the problem's, does not apply."""
+    outputs = [name for name, _ in problem.graph.outputs]
+    _require(step["sites"] == outputs, f"{LEAVE!r} is about {step['sites']}, the outputs are {outputs}")
+    allowed = [format_sharding(way) for way in problem.exits]
+    found = step["bindings"]["sharding"]
+    _require(found in allowed, f"outputs leave as one of {allowed}, not as {found!r}")
+    return problem.exits[allowed.index(found)]
 
 
 def _storage(bindings: Mapping[str, Any]) -> Storage:

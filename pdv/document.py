@@ -22,7 +22,7 @@ from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
 from pdv.cost.sources import cost_document, node_source
-from pdv.derivation import STORE, operators, to_steps
+from pdv.derivation import LEAVE, STORE, operators, to_steps
 from pdv.pcg.derive import Derived
 from pdv.pcg.plan_cost import PlanCost
 from pdv.problem import Assignment, Mode, Problem
@@ -178,7 +178,7 @@ def described(step: Document, problem: Problem) -> Document:
     rules = by_name(problem.rules)
     if step["rule"] in rules:
         return {"kind": "algebraic", **step, "law": rules[step["rule"]].equation}
-    return {"kind": "storage" if step["rule"] == STORE else "parallel", **step}
+    return {"kind": {STORE: "storage", LEAVE: "output"}.get(step["rule"], "parallel"), **step}
 
 
 def _laws(steps: Sequence[Document], problem: Problem) -> list[str]:

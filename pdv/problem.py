@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from ir.cost_model import CostModel
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Split
-from ir.sharding import Sharding, State
+from ir.rows import by_rows
+from ir.sharding import Invariant, Shard, Sharding, State, fits, invariant
 from pdv.cost.comm import AxisLink
 from pdv.rewrite.rule import Rule
 
@@ -87,6 +90,8 @@ class Problem:
 
     ``memory_limit`` is for what stays allocated, ``working_limit`` for what one node reads and makes.
     ``rules`` are the algebraic rules that may be applied; parallel ones follow from the operators.
+    ``leaving`` is how all outputs leave, where that is decided already; ``rows`` whether dim 0 of every output is the
+    batch, which is read in the source graph and stays true however it is rewritten.
     """
 
     graph: Graph
@@ -98,6 +103,36 @@ class Problem:
     pins: Pins = field(default_factory=Pins)
     rules: tuple[Rule, ...] = ()
     working_limit: float = float("inf")
+    leaving: Sharding | None = None
+    rows: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is None:
+            object.__setattr__(self, "rows", by_rows(self.graph))
+
+    @cached_property
+    def exits(self) -> tuple[Sharding, ...]:
+        """How the outputs may leave, all of them alike: whole, or (in training) cut by rows of the batch.
+
+        A loss is a mean over samples, so each rank may take that of its own (DESIGN section 7).
+        """
+        if self.leaving is not None:
+            return (self.leaving,)
+        if not (self.train and self.rows):
+            return (invariant(self.mesh),)
+        states: tuple[State, ...] = (Invariant(), Shard(0))
+        ways = product(states, repeat=len(self.mesh.axes))
+        outputs = [node.type for _, node in self.graph.outputs]
+        return tuple(way for way in ways if all(fits(tensor, way, self.mesh) for tensor in outputs))
+
+    @property
+    def undecided(self) -> bool:
+        """True if how outputs leave is a choice that concerns more than the operator that makes the one output.
+
+        Several leave alike; one that is read on shares its way with its readers.
+        """
+        outputs = {node for _, node in self.graph.outputs}
+        return len(self.exits) > 1 and (len(outputs) > 1 or any(self.graph.users[node] for node in outputs))
 
     @property
     def train(self) -> bool:
@@ -107,10 +142,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One split per node and axis, one storage per parameter: with the graph, a derivation."""
+    """One split per node and axis, one storage per parameter: with the graph, a derivation.
+
+    ``leaving``: how all outputs leave; None: as is cheapest, given how they are made.
+    """
 
     splits: Mapping[Node, tuple[Split, ...]]
     storage: Mapping[Node, Storage]
+    leaving: Sharding | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ir.graph import Node
@@ -52,8 +52,8 @@ class Body:
         self._names = names
         self._writer = replace(writer, name_of=names.get, biased=self._arranged.biased.__contains__)
 
-    def lines(self, wrap: Mapping[Node, Sequence[tuple[str, str]]] | None = None) -> list[str]:
-        """The statements; ``wrap`` gathers results: (dim, axis) to combine along, innermost first."""
+    def lines(self) -> list[str]:
+        """The statements."""
         found: list[str] = []
         shown = ""
         for item in self._arranged.statements:
@@ -61,14 +61,14 @@ class Body:
                 found += self._loop(item)
                 shown = ""
                 continue
-            lines, shape = self._lines(item, wrap or {})
+            lines, shape = self._lines(item)
             found += with_comment(lines, shape if shape != shown else "")
             shown = shape or shown
         return found
 
-    def _lines(self, item: Statement, wrap: Mapping[Node, Sequence[tuple[str, str]]]) -> tuple[list[str], str]:
+    def _lines(self, item: Statement) -> tuple[list[str], str]:
         if item.kind == "return":
-            results = [self._wrapped(node, wrap) for node in self._scope.results]
+            results = [self._writer.operand(node) for node in self._scope.results]
             if len(results) == 1:
                 return statement("return ", results[0], INDENT), ""
             return [f"{' ' * INDENT}return {', '.join(result.text for result in results)}"], ""
@@ -100,12 +100,6 @@ class Body:
         given = (("momentum", item.tracking.momentum, MOMENTUM), ("eps", eps, EPS))
         options = [f"{name}={value!r}" for name, value, default in given if value != default]
         return call("F.batch_norm", self._writer.operand(x), *buffers, *weights, "training=True", *options)
-
-    def _wrapped(self, node: Node, wrap: Mapping[Node, Sequence[tuple[str, str]]]) -> Code:
-        code = self._writer.operand(node)
-        for dim, axis in wrap.get(node, ()):
-            code = call("combine", code, dim, axis)
-        return code
 
     def _buffer(self, name: str) -> str:
         return next(attr for node, attr in self._attributes.leaves.items() if node.attrs.get("name") == name)

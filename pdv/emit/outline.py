@@ -54,20 +54,20 @@ def ordered_steps(reading: Reading) -> list[Node]:
     order = [*early, *main]
     place = {node: index for index, node in enumerate(order)}
     after: dict[int, list[Node]] = {}
-    waiting: set[Node] = set()  # read nothing but buffers: they go where they are read
+    waiting: dict[Node, None] = {}  # read nothing but buffers: they go where they are read, or first
     for node in (node for node in steps if node not in needed):
         operands = [x for x in reading.operands(node) if reading.is_own(x)]
         found = [place[x] for x in operands if x in place]
         if not found:
-            waiting.add(node)
+            waiting[node] = None
             continue
         place[node] = max(found)
-        ready = [x for x in operands if x in waiting]
-        waiting.difference_update(ready)
+        below = _reachable(reading, [x for x in operands if x in waiting])
+        ready = [x for x in waiting if x in below] if below else []
         place |= dict.fromkeys(ready, place[node])
+        waiting = {x: None for x in waiting if x not in below} if below else waiting
         after.setdefault(place[node], []).extend([*ready, node])
-    assert not waiting, f"buffers that depend on nothing computed: {waiting}"
-    return [step for index, node in enumerate(order) for step in (node, *after.get(index, ()))]
+    return [*waiting, *(step for index, node in enumerate(order) for step in (node, *after.get(index, ())))]
 
 
 def _reachable(reading: Reading, roots: Sequence[Node]) -> set[Node]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.sharding import Shard
-from ir.verify import infer_shardings
+from ir.verify import check_returned, infer_shardings
 from ir.views import sources_of
 from pdv.emit.body import Attributes, Body
 from pdv.emit.classes import (
@@ -60,6 +60,7 @@ class _Program:
         self._mesh = mesh
         self._stored_shapes = stored_shapes
         shardings = infer_shardings(graph, mesh)
+        check_returned(graph, shardings)  # there is nothing to add to what was proved
         reading = Reading(graph)
         self._shapes: Shapes = symbolic_shapes(graph, mesh, shardings)
         self._constants = constant_buffers(reading)
@@ -117,14 +118,14 @@ class _Program:
         taken = [*self._emission.axes, *lists, *self._emission.constants.values()]
         attributes = attribute_names(own, self._common_prefix(own), taken)
         inputs = self._input_names()
-        results = tuple(dict.fromkeys(reading.resolve(node) for _, node in self._graph.outputs))
+        results = tuple(reading.resolve(node) for _, node in self._graph.outputs)
         in_blocks = {node for run, _ in self._blocks for block in run.blocks for node in block}
         updates = {node: name for node, name in self._emission.updates.items() if node not in in_blocks}
         scope = Scope(self._items, self._graph.inputs, results, updates)
         leaves = {**attributes, **self._emission.constants}
         held = Attributes(leaves, {run: block.attribute for run, block in self._blocks})
         body = Body(scope, reading, self._shapes, held, inputs, self._emission.reserved())
-        lines = body.lines(self._gathered_results(results))
+        lines = body.lines()
         axes = used_axes(lines, self._emission.axes)
         return [
             "class Model(ParallelModule):",
@@ -192,27 +193,14 @@ class _Program:
         return names
 
     def _batch_axes(self) -> tuple[str, ...]:
-        """Axes along which every output is cut by rows."""
-        outputs = [node for _, node in self._graph.outputs]
-        return tuple(
-            axis.name
-            for position, axis in enumerate(self._mesh.axes)
-            if outputs and all(self._shapes.shardings[node][position] == Shard(0) for node in outputs)
-        )
+        """Axes along which the outputs, all alike, are cut by rows."""
+        if not self._graph.outputs:
+            return ()
+        states = self._shapes.shardings[self._graph.outputs[0][1]]
+        return tuple(axis.name for axis, state in zip(self._mesh.axes, states, strict=True) if state == Shard(0))
 
     def _batch_axes_text(self) -> str:
         return tuple_of(tuple(string(axis) for axis in self._batch_axes()))
-
-    def _gathered_results(self, results: Sequence[Node]) -> dict[Node, list[tuple[str, str]]]:
-        """Outputs that are cut along axes along which others are not: gathered, inner axis first."""
-        kept = self._batch_axes()
-        wrap: dict[Node, list[tuple[str, str]]] = {}
-        for node in results:
-            pairs = list(zip(self._mesh.axes, self._shapes.shardings[node], strict=True))
-            cuts = [(str(s.dim), a.name) for a, s in pairs if isinstance(s, Shard) and a.name not in kept]
-            if cuts:
-                wrap[node] = cuts[::-1]
-        return wrap
 
     def _forward(self, lines: Sequence[str], inputs: Mapping[Node, str], results: int) -> list[str]:
         given = ", ".join(f"{name}: Tensor" for name in inputs.values())

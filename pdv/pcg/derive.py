@@ -7,12 +7,13 @@ meet as a chain of parallel operators, which the cancellation and fusion laws re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ir.builder import Builder
 from ir.graph import Graph, Node
-from ir.sharding import Invariant, Shard, Sharding, format_sharding, invariant
+from ir.sharding import Sharding, format_sharding, invariant
 from pdv.pcg.redistribute import Chain, Redistribution
 from pdv.problem import Assignment, Problem, Storage
 
@@ -32,7 +33,7 @@ Leaves = Callable[[Node, Sharding], Sharding]
 def derive(problem: Problem, assignment: Assignment, moves: Redistribution, leaves: Leaves | None = None) -> Derived:
     """The PCG of an assignment: every node in its split, every value moved once per sharding that is wanted of it.
 
-    ``leaves``: where outputs leave; by default whole, or cut by samples where that is cheaper.
+    ``leaves``: where outputs leave; by default all alike, as the assignment says, or as is cheapest.
     """
     return _Derivation(problem, assignment, moves, leaves).run()
 
@@ -50,8 +51,9 @@ class _Derivation:
         graph = self._problem.graph
         for node in graph.nodes:
             self._made[node] = self._leaf(node) if node.is_leaf else self._split(node)
-        outputs = {name: self._leave(node, whole=not self._problem.train) for name, node in graph.outputs}
-        updates = {name: self._leave(node, whole=True) for name, node in graph.updates}
+        together = self._together()
+        outputs = {name: self._leave(node, together) for name, node in graph.outputs}
+        updates = {name: self._leave(node, invariant(self._problem.mesh)) for name, node in graph.updates}
         places = {node: made for node, (made, _) in self._made.items()}
         return Derived(self._builder.graph(outputs, updates, graph.name), places)
 
@@ -93,22 +95,29 @@ class _Derivation:
             node = getattr(self._builder, step.name)(node, **attrs)
         return node
 
-    def _leave(self, value: Node, *, whole: bool) -> Node:
-        before = self._made[value][1]
-        if self._leaves is not None:
-            return self._moved(value, self._leaves(value, before))
-        gradient = self._problem.train and value.needs_grad
-        after = exit_sharding(self._moves, value, before, whole=whole, gradient=gradient)
-        assert after is not None, f"{value!r} cannot leave the program from {before}"
-        return self._moved(value, after)
+    def _together(self) -> Sharding:
+        """How all outputs leave."""
+        if self._assignment.leaving is not None or self._leaves is not None:
+            return self._assignment.leaving or invariant(self._problem.mesh)
+        made = {node: self._made[node][1] for _, node in self._problem.graph.outputs}
+        after = exit_sharding(self._moves, made.items(), self._problem.exits, train=self._problem.train)
+        assert after is not None, f"{made} cannot leave the program"
+        return after
+
+    def _leave(self, value: Node, after: Sharding) -> Node:
+        return self._moved(value, after if self._leaves is None else self._leaves(value, self._made[value][1]))
 
 
-def exit_sharding(moves: Redistribution, node: Node, made: Sharding, *, whole: bool, gradient: bool) -> Sharding | None:
-    """Where an output leaves the program: the cheapest of Invariant or (in training) Shard(batch) per axis.
-
-    Samples are dim 0 of an output; a loss is a mean over them, so each rank may take its own (DESIGN section 7).
-    """
-    chains = moves.from_(node.type, made, gradient=gradient)
-    allowed = (Invariant(),) if whole or node.type.rank == 0 else (Invariant(), Shard(0))
-    legal = [after for after in chains if all(state in allowed for state in after)]
-    return min(legal, key=lambda after: (chains[after].seconds, format_sharding(after)), default=None)
+def exit_sharding(
+    moves: Redistribution, made: Iterable[tuple[Node, Sharding]], allowed: Sequence[Sharding], *, train: bool
+) -> Sharding | None:
+    """Where values leave the program together, given how each is made: the cheapest of ``allowed`` that there is."""
+    made = list(made)
+    best: tuple[float, str, Sharding] | None = None
+    for after in allowed:
+        chains = [moves.chain(node.type, before, after, gradient=train and node.needs_grad) for node, before in made]
+        seconds = sum(math.inf if chain is None else chain.seconds for chain in chains)
+        offer = seconds, format_sharding(after), after
+        if seconds < math.inf and (best is None or offer[:2] < best[:2]):
+            best = offer
+    return None if best is None else best[2]

@@ -99,7 +99,7 @@ def loaded(document: Document, graph: Graph, compute: CostModel | None = None) -
         rewritten, assignment = replayed(source, document["derivation"])
     except (KeyError, TypeError) as error:
         raise damaged(error) from error
-    problem = replace(source, graph=rewritten)
+    problem = replace(source, graph=rewritten, leaving=assignment.leaving)
     made = realize(problem, assignment)
     shardings = infer_shardings(made.derived.pcg, problem.mesh)
     return Loaded(document, source, problem, assignment, made.derived, made.cost, shardings, RoleOf())

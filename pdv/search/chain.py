@@ -67,6 +67,7 @@ class ChainSolver:
 
         A search that left rewrites out knows no bound: one of them may cost less than anything it saw.
         """
+        assert not problem.undecided, "how outputs leave is decided first (pdv.search.strategies.together)"
         self.problem = problem
         self._late = Noticed(late)
         blocks = split_blocks(problem.graph, problem.rules)
@@ -179,6 +180,7 @@ class ChainSolver:
             param: table.states[state].storage for (param, table), state in zip(self.tied.items(), states, strict=True)
         }
         graph, assignment, steps = assemble(self.problem.graph, choices, storage)
+        assignment = replace(assignment, leaving=self.problem.leaving)
         return Made(
             graph, steps, assignment, realize(replace(self.problem, graph=graph), assignment, self.configs.moves)
         )

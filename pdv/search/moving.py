@@ -51,7 +51,7 @@ class Moving:
         source: Variable,
         made: Sequence[Sharding],
         readers: Sequence[Reader],
-        leaves: Sequence[bool],
+        leaves: Sequence[Sequence[Sharding]],
         helper: Helper,
     ) -> list[PricedFactor]:
         """Factors over ``source`` (its domain is ``made``), the readers' variables and a helper's.
@@ -61,7 +61,7 @@ class Moving:
             source: the variable of the node that makes it.
             made: the sharding that each of its configurations gives.
             readers: who reads it in this block.
-            leaves: for each way that it leaves the program, whether it has to leave whole.
+            leaves: for each time that it leaves the program, the shardings in which it may.
             helper: makes a variable of a given size, and how many of its values differ where memory is free.
         """
         if not made:
@@ -69,7 +69,7 @@ class Moving:
         gradient = self.configs.problem.train and value.needs_grad
         routes = self.configs.moves.routes(value.type, gradient=gradient)
         ways = {before: Ways(routes, before) for before in dict.fromkeys(made)}
-        exits = {before: self._exits(value, before, leaves, gradient=gradient) for before in ways}
+        exits = {before: self._exits(value, before, leaves) for before in ways}
         kept_where_made = gradient and "out" in value.op.saved
         moved = _Moved(
             self, value, routes, source, tuple(made), tuple(readers), len(leaves), ways, exits, kept_where_made
@@ -78,11 +78,12 @@ class Moving:
             return moved.single()
         return moved.pair() if moved.wants == 2 else moved.shared(helper)
 
-    def _exits(self, value: Node, before: Sharding, leaves: Sequence[bool], *, gradient: bool) -> list[Sharding] | None:
+    def _exits(self, value: Node, before: Sharding, leaves: Sequence[Sequence[Sharding]]) -> list[Sharding] | None:
         """Where the value goes to leave the program; None if it cannot."""
         found = []
-        for whole in leaves:
-            after = exit_sharding(self.configs.moves, value, before, whole=whole, gradient=gradient)
+        for allowed in leaves:
+            train = self.configs.problem.train
+            after = exit_sharding(self.configs.moves, [(value, before)], allowed, train=train)
             if after is None:
                 return None
             found.append(after)

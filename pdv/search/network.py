@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ir.graph import Node
-from ir.sharding import Sharding
+from ir.sharding import Sharding, invariant
 from pdv.search.blocks import Block
 from pdv.search.configs import Config, ConfigTable
 from pdv.search.exact import Factor, Known, PricedFactor, Variable
@@ -151,10 +151,10 @@ class BlockModel:
                 if operand in readers:
                     readers[operand].append((node, i))
         kinds = {node: self._kind(node) for node in made}
-        whole = not self._configs.problem.train
+        exits, whole = self._configs.problem.exits, (invariant(self._configs.problem.mesh),)
         factors: list[PricedFactor] = []
         for value, shardings in made.items():
-            leaves = [whole] * (value in self.block.outputs) + [True] * (value in self.block.updates)
+            leaves = [exits] * (value in self.block.outputs) + [whole] * (value in self.block.updates)
             if not readers[value] and not leaves:
                 continue
             local = {
@@ -185,7 +185,7 @@ class BlockModel:
         value: Node,
         shardings: Sequence[Sharding],
         readers: Sequence[tuple[Node, int]],
-        leaves: Sequence[bool],
+        leaves: Sequence[Sequence[Sharding]],
         local: Mapping[Node, Variable],
         optimistic: bool,
         limit: float,

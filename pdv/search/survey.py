@@ -30,7 +30,11 @@ class Survey:
 
     def __init__(self, problem: Problem) -> None:
         axes = zip(problem.mesh.axes, problem.axes, strict=True)
-        alone = [replace(problem, mesh=Mesh((axis,)), axes=(link,)) for axis, link in axes]
+        leaving = problem.leaving
+        alone = [
+            replace(problem, mesh=Mesh((axis,)), axes=(link,), leaving=None if leaving is None else (leaving[i],))
+            for i, (axis, link) in enumerate(axes)
+        ]
         self._axes = [_Axis(of) for of in alone or [problem]]
 
     def tables(self, block: Block) -> tuple[Table, ...]:

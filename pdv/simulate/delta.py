@@ -11,7 +11,7 @@ Parallelism for Deep Neural Networks" (SysML'19), section 5.3. Entry point: ``De
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -164,6 +164,7 @@ class Delta:
         read: by event that is a move, what its reader gets.
         runs: by run, its segments forward and backward.
         optimizer: by trained parameter, picoseconds by class.
+        leaving: how all outputs leave.
     """
 
     tables: Tables
@@ -173,6 +174,7 @@ class Delta:
     read: Sequence[Entry | None]
     runs: Sequence[tuple[Segment, Segment]]
     optimizer: Mapping[Node, tuple[int, ...]]
+    leaving: Sharding
 
     @classmethod
     def of(
@@ -201,7 +203,8 @@ class Delta:
             Redistribution(problem.mesh, problem.axes), outside_ps(links.devices, calibration),
         )  # fmt: skip
         count = len(script.events)
-        empty = cls(tables, Assignment({}, {}), {}, [()] * count, [None] * count, [_NO_RUN] * len(script.spans), {})
+        nothing = [()] * count, [None] * count, [_NO_RUN] * len(script.spans)
+        empty = cls(tables, Assignment({}, {}), {}, *nothing, {}, problem.exits[0])
         leaves = [node for node in problem.graph.nodes if node.is_leaf]
         return empty._with(assignment, {*leaves, *script.at}, {*leaves, *script.at})
 
@@ -216,7 +219,8 @@ class Delta:
             ShardingError: if an operator has no such split.
         """
         splits, storage = splits or {}, storage or {}
-        assignment = Assignment({**self.assignment.splits, **splits}, {**self.assignment.storage, **storage})
+        before = self.assignment
+        assignment = Assignment({**before.splits, **splits}, {**before.storage, **storage}, before.leaving)
         touched = {*splits, *storage}
         return self._with(assignment, touched, touched.union(*(node.operands for node in splits)))
 
@@ -259,6 +263,7 @@ class _Change:
     def __init__(self, before: Delta, assignment: Assignment) -> None:
         self._before, self._assignment, self._tables = before, assignment, before.tables
         self._made, self._at, self._read = dict(before.made), list(before.at), list(before.read)
+        self._leaving = before.leaving
         self._places: set[int] = set()  # events that were worked out again
 
     def made(self, touched: Set[Node], moved: Set[Node]) -> Delta:
@@ -270,12 +275,26 @@ class _Change:
             if value in touched:
                 self._touch(value, optimizer)
             self._move(value)
+        outputs = {event.value: None for _, event in script.outputs}
+        if self._leaving != (leaving := self._together(outputs)):
+            self._leaving = leaving
+            for value in outputs:
+                self._move(value)
         tables.learn(known)
         runs = list(self._before.runs)
         for number in sorted({script.runs[place] for place in self._places}):
             entries = [entry for place in script.spans[number] for entry in self._at[place]]
             runs[number] = tables.segments_of(entries)
-        return Delta(tables, self._assignment, self._made, self._at, self._read, runs, optimizer)
+        return Delta(tables, self._assignment, self._made, self._at, self._read, runs, optimizer, self._leaving)
+
+    def _together(self, outputs: Iterable[Node]) -> Sharding:
+        """How outputs leave, given how they are made now."""
+        if self._assignment.leaving is not None:
+            return self._assignment.leaving
+        made = [(node, self._made[node].sharding) for node in outputs]
+        after = exit_sharding(self._tables.moves, made, self._tables.problem.exits, train=True)
+        assert after is not None, f"{made} cannot leave the program"
+        return after
 
     def _touch(self, value: Node, optimizer: dict[Node, tuple[int, ...]]) -> None:
         """What an operator or a leaf is now."""
@@ -314,8 +333,7 @@ class _Change:
         moves, gradient = self._tables.moves, value.needs_grad
         before = self._made[value].sharding
         if event.reader is None:
-            after = exit_sharding(moves, value, before, whole=event.whole, gradient=gradient)
-            assert after is not None, f"{value!r} cannot leave the program from {before}"
+            after = invariant(self._tables.problem.mesh) if event.whole else self._leaving
         else:
             after = tuple(split.operands[event.operand] for split in self._assignment.splits[event.reader])
         if before == after:

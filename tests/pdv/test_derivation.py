@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
+from ir.builder import Builder
 from ir.errors import PdvError, VerificationError
 from ir.exact import verify_equal
 from ir.graph import Graph
 from ir.mesh import Mesh
-from pdv.derivation import replay, to_steps
+from pdv.derivation import LEAVE, replay, to_steps
 from pdv.problem import Problem
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import Found, search_mesh
 from tests.conftest import Golden
-from tests.pdv.worlds import attention_block, mlp, problem
+from tests.pdv.worlds import attention_block, f32, mlp, problem
 
 Steps = list[dict[str, Any]]  # Any: JSON
 FOUR, TWO_TWO = Mesh.of(a=4), Mesh.of(a=2, b=2)
@@ -54,6 +55,35 @@ def test_a_derivation_replays_to_the_graph_that_was_found(name: str) -> None:
     of = found.solution.problem
     assert replay(of, steps_of(found)).digest == found.pcg.digest
     verify_equal(of.graph, found.pcg, of.mesh, trials=1)
+
+
+def branches() -> Graph:
+    """Two outputs, one read on, as the search may want to cut them differently."""
+    k = Builder()
+    h = k.relu(k.linear(k.input("x", f32(8, 24)), k.param("up", f32(24, 24))))
+    return k.graph({"h": h, "y": k.linear(h, k.param("down", f32(24, 24)))})
+
+
+def test_how_several_outputs_leave_is_a_step() -> None:
+    of = problem(branches(), TWO_TWO)
+    found = search_mesh(of)
+    steps = steps_of(found)
+    (leave,) = (step for step in steps if step["rule"] == LEAVE)
+    assert leave["sites"] == ["h", "y"]
+    assert replay(of, steps).digest == found.pcg.digest
+    ways = {way: replay(of, [s if s is not leave else with_sharding(s, way) for s in steps]) for way in ("I,I", "S0,I")}
+    assert {graph.digest for graph in ways.values()} != {found.pcg.digest}
+    for pcg in ways.values():
+        verify_equal(of.graph, pcg, of.mesh, trials=1)
+    for way, sites in (("S1,I", ["h", "y"]), ("S0", ["h", "y"]), ("I,I", ["h"]), ("P,I", ["h", "y"])):
+        with pytest.raises(VerificationError, match="does not replay"):
+            replay(of, [s if s is not leave else {**with_sharding(s, way), "sites": sites} for s in steps])
+    with pytest.raises(VerificationError, match="leave twice"):
+        replay(of, [*steps, leave])
+
+
+def with_sharding(step: dict[str, Any], sharding: str) -> dict[str, Any]:
+    return {**step, "bindings": {"sharding": sharding}}
 
 
 def text(found: Found) -> str:

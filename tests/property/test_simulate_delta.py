@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -41,12 +42,17 @@ def check_changes(of: Problem, seed: int, changes: int) -> int:
     """Walk through plans by changes of one choice; how many segments a change simulated, at most."""
     oracle, rng = Oracle(of), np.random.default_rng(seed)
     chosen = legal(oracle, rng)
-    device = device_of(of)
+    device, decided = device_of(of), bool(rng.random() < 0.5)
+
+    def plan(chosen: Mapping[Node, int]) -> Assignment:
+        made = oracle.assignment(chosen)
+        return made if decided else replace(made, leaving=None)
+
     delta = Delta.of(
-        of, oracle.assignment(chosen), flat([device] * of.mesh.num_devices), compute_of=lambda d: ComputeModel((d,)),
+        of, plan(chosen), flat([device] * of.mesh.num_devices), compute_of=lambda d: ComputeModel((d,)),
         calibration=SLOW_HOST,
     )  # fmt: skip
-    assert delta.ran.end == full(of, oracle.assignment(chosen)).end
+    assert delta.ran.end == full(of, plan(chosen)).end
     free = [key for key, size in oracle.sizes.items() if size > 1]
     most = 0
     for _ in range(changes if free else 0):
@@ -54,7 +60,7 @@ def check_changes(of: Problem, seed: int, changes: int) -> int:
         other = {**chosen, key: int(rng.integers(oracle.sizes[key]))}
         if not np.isfinite(oracle.price(other)[0]):
             continue
-        assignment, before = oracle.assignment(other), delta.tables.engine.runs
+        assignment, before = plan(other), delta.tables.engine.runs
         after = one_change(delta, assignment, key)
         expected = full(of, assignment)
         assert after.ran.end == expected.end
@@ -63,7 +69,7 @@ def check_changes(of: Problem, seed: int, changes: int) -> int:
         if rng.random() < 0.7:  # else the change is not taken, and the plan before it must be as it was
             delta, chosen = after, other
         else:
-            assert delta.ran.end == full(of, oracle.assignment(chosen)).end
+            assert delta.ran.end == full(of, plan(chosen)).end
     return most
 
 

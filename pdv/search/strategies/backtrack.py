@@ -5,10 +5,12 @@ from __future__ import annotations
 from pdv.problem import Problem, Solution
 from pdv.search.chain import ChainSolver
 from pdv.search.strategies.budget import Budget, Clock
+from pdv.search.strategies.together import together
 
 EXPLORING = 0.7  # of the time, after which what was found is put together
 
 
+@together
 def backtrack(problem: Problem, budget: Budget) -> Solution:
     """The best plan that fits, algebra included; cut short, rewrites not yet looked at are left out.
 

@@ -131,6 +131,7 @@ class Flattened:
     """One problem as flat networks, one for each price of memory."""
 
     def __init__(self, problem: Problem) -> None:
+        assert not problem.undecided, "how outputs leave is decided first (together)"
         self.problem = problem
         graph = problem.graph
         numbers = tied_params(graph)
@@ -180,7 +181,7 @@ class Flattened:
             splits[node] = config.splits
             for operand, kept in config.storage(flat.price):
                 storage.setdefault(node.operands[operand], kept)
-        assignment = Assignment(splits, storage)
+        assignment = Assignment(splits, storage, self.problem.leaving)
         cost = realize(self.problem, assignment, self.configs.moves).cost
         return Plain(assignment, cost.seconds, cost.memory_bytes)
 

@@ -18,6 +18,7 @@ from pdv.search.refusals import no_legal_plan, too_large
 from pdv.search.strategies.budget import Budget, Clock, Strategy
 from pdv.search.strategies.decode import greedy
 from pdv.search.strategies.network import Flat, Flattened, Plain, Values
+from pdv.search.strategies.together import together
 
 BISECTIONS = 6
 MAX_RAISES = 6  # each makes memory sixteen times dearer: at the last nothing else counts
@@ -60,7 +61,7 @@ def strategy(minimize: Minimizer) -> Strategy:
         return _Search(problem, budget, minimize).solve()
 
     solve.__doc__ = minimize.__doc__
-    return solve
+    return together(solve)
 
 
 class _Search:

@@ -1,5 +1,7 @@
 """Every plan of a tiny program, priced: what the search is compared with. Nothing here is taken from the search.
 
+Several outputs leave alike, so that their plans are those of each way to leave (``oracles``).
+
 One big table over all choices (a split per operator and axis, a storage per parameter), of seconds and of bytes; an
 entry is what ``plan_cost`` says of the derived graph, put together from the same formulas (``test_oracle`` compares).
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -37,15 +39,20 @@ class Factor:
     bytes: Array
 
 
+def decided(problem: Problem) -> list[Problem]:
+    """The problem, or one for each way in which its outputs may leave."""
+    return [replace(problem, leaving=way) for way in problem.exits] if problem.undecided else [problem]
+
+
 class TooManyPlansError(Exception):
     """More plans than the oracle is asked to enumerate."""
 
 
 class Oracle:
-    """All plans of ``problem`` on its mesh, without algebraic rewrites."""
+    """All plans of ``problem`` on its mesh, without algebraic rewrites (of several ways to leave: the first)."""
 
     def __init__(self, problem: Problem, limit: int = 2_000_000) -> None:
-        self.problem = problem
+        self.problem = problem = decided(problem)[0]
         self.graph = problem.graph
         self.moves = Redistribution(problem.mesh, problem.axes)
         self.operators = [node for node in self.graph.nodes if not node.is_leaf]
@@ -105,6 +112,7 @@ class Oracle:
         return Assignment(
             {node: self.splits[node][chosen[node]] for node in self.operators},
             {param: self.storages[param][chosen[param]] for param in self.graph.params},
+            self.problem.leaving,
         )
 
     def price(self, chosen: Mapping[Node, int]) -> tuple[float, float]:
@@ -194,11 +202,10 @@ class Oracle:
     def _readers(self, value: Node) -> list[tuple[Node, int]]:
         return [(node, i) for node in self.operators for i, operand in enumerate(node.operands) if operand is value]
 
-    def _roots(self, value: Node) -> list[bool]:
-        """For each time that the program returns the value: whether it has to be whole."""
-        whole = not self.problem.train
-        return [whole for _, node in self.graph.outputs if node is value] + [
-            True for _, node in self.graph.updates if node is value
+    def _roots(self, value: Node) -> list[Sequence[Sharding]]:
+        """For each time that the program returns the value: the shardings in which it may leave."""
+        return [self.problem.exits for _, node in self.graph.outputs if node is value] + [
+            [self._whole] for _, node in self.graph.updates if node is value
         ]
 
     def _value(self, value: Node) -> Factor:
@@ -253,8 +260,8 @@ class Oracle:
         self, value: Node, made: Sharding, needs: Sequence[Sharding], readers: Sequence[tuple[Node, int]]
     ) -> tuple[float, float]:
         targets = list(needs)
-        for whole in self._roots(value):
-            leaving = exit_sharding(self.moves, value, made, whole=whole, gradient=self._backward(value))
+        for allowed in self._roots(value):
+            leaving = exit_sharding(self.moves, [(value, made)], allowed, train=self.problem.train)
             if leaving is None:
                 return INFINITE, 0.0
             targets.append(leaving)

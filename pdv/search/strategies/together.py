@@ -1,0 +1,91 @@
+"""Programs with several outputs, all of which leave alike: each way to leave is searched by itself, the best one taken.
+
+The bound is the least of theirs, so that it holds for plans of every way.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ir.errors import NoPlanFitsError
+from pdv.problem import Problem, Solution
+from pdv.search.strategies.budget import Budget, Clock, Strategy
+
+Ask = Callable[[], Solution]
+
+
+def together(strategy: Strategy) -> Strategy:
+    """The strategy, asked once for each way in which the outputs may leave, if there are several."""
+
+    def solve(problem: Problem, budget: Budget) -> Solution:
+        if not problem.undecided:
+            return strategy(problem, budget)
+        ways = [replace(problem, leaving=way) for way in problem.exits]
+        deadline, clock = time.monotonic() + budget.seconds, Clock(budget.seconds)
+        least = math.inf
+
+        def on_best(_: float, cost_s: float) -> None:
+            nonlocal least
+            if cost_s < least:
+                least = cost_s
+                budget.on_best(clock.elapsed_s, cost_s)
+
+        def asked(number: int, way: Problem) -> Ask:
+            def ask() -> Solution:
+                left = max(0.0, deadline - time.monotonic()) / (len(ways) - number)
+                most = None if budget.most_s is None else budget.most_s / len(ways)
+                return strategy(way, replace(budget, seconds=left, most_s=most, on_best=on_best))
+
+            return ask
+
+        return _best([asked(number, way) for number, way in enumerate(ways)], strategy, ways, budget)
+
+    solve.__doc__ = strategy.__doc__
+    return solve
+
+
+def _best(asks: Sequence[Ask], strategy: Strategy, ways: Sequence[Problem], budget: Budget) -> Solution:
+    """The cheapest of several solutions, with the bound of all.
+
+    Raises:
+        NoPlanFitsError: the one that comes nearest, if none fits, with the bound of all.
+    """
+    found: list[Solution] = []
+    refused: list[NoPlanFitsError] = []
+    again: list[Callable[[float], Solution]] = []
+    for ask, way in zip(asks, ways, strict=True):
+        known: Callable[[float], Solution] | None = None
+        try:
+            found.append(ask())
+            known = found[-1].again
+        except NoPlanFitsError as error:
+            refused.append(error)
+        again.append(known or _anew(strategy, way, budget))
+    bound = min([*(one.lower_bound_s for one in found), *(error.bound_s for error in refused)])
+    if not found:
+        nearest = min(refused, key=lambda error: error.needed_bytes)
+        nearest.bound_s = bound
+        raise nearest
+    best = min(found, key=lambda one: one.cost_s)
+
+    def once_more(limit: float) -> Solution:
+        return _best([_at(one, limit) for one in again], strategy, ways, budget)
+
+    return replace(
+        best,
+        lower_bound_s=min(bound, best.cost_s),
+        states=sum(one.states for one in found),
+        complete=all(one.complete for one in found),
+        again=None if best.again is None else once_more,
+    )
+
+
+def _anew(strategy: Strategy, way: Problem, budget: Budget) -> Callable[[float], Solution]:
+    return lambda limit: strategy(replace(way, memory_limit=limit), budget)
+
+
+def _at(again: Callable[[float], Solution], limit: float) -> Ask:
+    return lambda: again(limit)

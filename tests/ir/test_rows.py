@@ -1,0 +1,73 @@
+"""Which outputs have the batch as their dim 0, and what a whole program may return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ir.builder import Builder
+from ir.errors import ShardingError
+from ir.graph import Node
+from ir.mesh import Mesh
+from ir.rows import by_rows
+from ir.types import DType, TensorType
+from ir.verify import check_outputs, check_returned, infer_shardings
+
+B, S, D = 4, 6, 8
+MESH = Mesh.of(a=2, b=2)
+Returned = Callable[[Builder, Node, Node], list[Node]]
+
+
+def floats(*shape: int) -> TensorType:
+    return TensorType(shape, DType.F32)
+
+
+ROWS: dict[str, Returned] = {
+    "as computed": lambda k, x, w: [k.linear(x, w)],
+    "as given": lambda k, x, w: [x],
+    "flat": lambda k, x, w: [k.reshape(x, shape=(B * S, D))],
+    "there and back": lambda k, x, w: [k.permute(k.permute(x, perm=(1, 0, 2)), perm=(1, 0, 2))],
+    "several": lambda k, x, w: [x, k.reduce_mean(x, dims=(1,), keepdim=False)],
+}
+NO_ROWS: dict[str, Returned] = {
+    "nothing": lambda k, x, w: [],
+    "sequence first": lambda k, x, w: [k.permute(x, perm=(1, 0, 2))],
+    "flat from there": lambda k, x, w: [k.reshape(k.permute(x, perm=(1, 0, 2)), shape=(B * S, D))],
+    "no dims": lambda k, x, w: [x, k.reduce_mean(x, dims=(0, 1, 2), keepdim=False)],
+    "statistics": lambda k, x, w: [k.reduce_mean(x, dims=(0, 1), keepdim=False)],
+    "a weight": lambda k, x, w: [x, w],
+}
+
+
+@pytest.mark.parametrize(("what", "expected"), [*((name, True) for name in ROWS), *((n, False) for n in NO_ROWS)])
+def test_the_batch_is_followed_from_the_input(what: str, expected: bool) -> None:
+    k = Builder()
+    x, w = k.input("x", floats(B, S, D)), k.param("w", floats(D, D))
+    found = {**ROWS, **NO_ROWS}[what](k, x, w)
+    assert by_rows(k.graph({f"y{i}": y for i, y in enumerate(found)})) is expected
+
+
+def returned(*cuts: tuple[tuple[str, int], ...]) -> None:
+    """Check a program whose outputs are partitioned as said: (axis, dim), one after another."""
+    k = Builder()
+    x = k.input("x", floats(B, S, D))
+    outputs = {}
+    for number, steps in enumerate(cuts):
+        y = x
+        for axis, dim in steps:
+            y = k.partition(y, dim=dim, axis=axis)
+        outputs[f"y{number}"] = y
+    graph = k.graph(outputs)
+    shardings = infer_shardings(graph, MESH)
+    check_outputs(graph, shardings)
+    check_returned(graph, shardings)
+
+
+def test_outputs_are_cut_alike() -> None:
+    returned(())
+    returned((("a", 0), ("b", 0)), (("a", 0), ("b", 0)))
+    with pytest.raises(ShardingError, match=r"output y1 is returned as S0,S0, output y0 as I,S0"):
+        returned((("b", 0),), (("a", 0), ("b", 0)))
+    with pytest.raises(ShardingError, match=r"output y0 is returned as I,S1"):
+        returned((("b", 1),))
