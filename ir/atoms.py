@@ -60,6 +60,7 @@ class Atoms:
         """Two dims are the same: align their atoms, refining where one is a multiple of the other; else keep both."""
         a, b = list(self.flat(left)), list(self.flat(right))
         while a and b:
+            a[:1], b[:1] = self.flat((a[0],)), self.flat((b[0],))  # atoms that occur twice may have changed meanwhile
             x, y = a.pop(0), b.pop(0)
             if x == y:
                 continue
@@ -88,6 +89,10 @@ class Atoms:
     def keep(self, factors: Factors) -> None:
         """These must not change."""
         self._kept.update(self.flat(factors))
+
+    def is_kept(self, atom: int) -> bool:
+        """True if an unrefined atom must not change."""
+        return atom in self._kept
 
     def require(self, factors: Factors, multiple: int) -> None:
         """The dim is cut ``multiple`` ways."""

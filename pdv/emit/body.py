@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 from ir.graph import Node
 from pdv.emit.code import Code, call, statement, with_comment
+from pdv.emit.expressions import Context, write
 from pdv.emit.leaves import Reading
 from pdv.emit.moves import chunks_code
 from pdv.emit.naming import variable_names
 from pdv.emit.outline import Run
 from pdv.emit.shapes import Shapes
+from pdv.emit.size_code import SizeCode
 from pdv.emit.steps import Arranged, Scope, Statement, arrange
 from pdv.emit.writer import Writer
 
@@ -44,11 +46,11 @@ class Body:
         self._shapes = shapes
         self._attributes = attributes
         self._arguments = arguments
-        found = self._find_batch_size()
-        batch_size, kept = found if found else (None, "")
-        writer = Writer(reading, shapes, attributes.leaves, arguments.get, lambda node: False, batch_size)
+        sizes = SizeCode(shapes, arguments)
+        writer = Writer(reading, sizes, attributes.leaves, arguments.get, lambda node: False)
+        self._say_sizes(writer)
         self._arranged: Arranged = arrange(scope, reading, writer)
-        names = variable_names(scope, self._arranged.statements, reading, arguments, reserved | {kept})
+        names = variable_names(scope, self._arranged.statements, reading, arguments, reserved | sizes.used)
         self._names = names
         self._writer = replace(writer, name_of=names.get, biased=self._arranged.biased.__contains__)
 
@@ -120,18 +122,8 @@ class Body:
             *statement(f"{', '.join(results)} = ", call("block", *arguments), INDENT + 4),
         ]
 
-    def _find_batch_size(self) -> tuple[Code, str] | None:
-        """``ids.size(0)``, if a step needs the batch size, and the argument's name, which must stay."""
-        needed = any(
-            node.op.name == "expand" and self._shapes.is_batch(node, dim) and node.operands[0].type.shape[dim] == 1
-            for node in self._scope.steps
-            if isinstance(node, Node)
-            for dim in range(node.type.rank)
-        )
-        if not needed:
-            return None
-        for node, name in self._arguments.items():
-            if node.type.rank and self._shapes.is_batch(node, 0):
-                axes = "".join(f" * {axis}.size" for axis in self._shapes.cuts(node, 0))
-                return Code(f"{name}.size(0){axes}"), name
-        return None
+    def _say_sizes(self, writer: Writer) -> None:
+        """Write each step once over operands without names: then it is known which arguments must keep theirs."""
+        for node in self._scope.steps:
+            if isinstance(node, Node):
+                write(node, [Code("()")] * len(node.operands), Context(writer.sizes))

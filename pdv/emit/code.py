@@ -41,8 +41,8 @@ def method(x: Code, name: str, *arguments: str) -> Code:
 
 
 def binary(left: Code, operator: str, right: Code) -> Code:
-    """``left operator right`` for + - * /."""
-    level = PRODUCT if operator in "*/" else SUM
+    """``left operator right`` for + - * / //."""
+    level = PRODUCT if operator in ("*", "/", "//") else SUM
     return Code(f"{left.at(level)} {operator} {right.at(level + 1)}", level)
 
 

@@ -14,11 +14,13 @@ from types import MappingProxyType
 
 from ir.graph import Node
 from ir.operator import Split
+from ir.sizes import biased, points_of_variance
 from ir.types import DType
 from ir.verify import node_splits
 from pdv.emit import moves
 from pdv.emit.code import Code, binary, call, keyword_argument, method, negative, tuple_of
 from pdv.emit.shapes import Shapes
+from pdv.emit.size_code import SizeCode
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,19 @@ class Context:
     """What the text of an operator may depend on besides its operands.
 
     Attributes:
-        batch_size: how the program says the batch size, where it can.
+        sizes: how the program says sizes that are cut or open.
         bias: a bias to add in the same call, if the node takes one.
         regather: True for a gather whose result must not outlive its use.
     """
 
-    shapes: Shapes
-    batch_size: Code | None = None
+    sizes: SizeCode
     bias: Code | None = None
     regather: bool = False
+
+    @property
+    def shapes(self) -> Shapes:
+        """Symbolic shapes of the program."""
+        return self.sizes.shapes
 
     def splits(self, node: Node) -> tuple[Split, ...]:
         """The split that each axis takes at a node."""
@@ -84,7 +90,20 @@ def _shift(node: Node, x: Sequence[Code], context: Context) -> Code:
 
 def _scale(node: Node, x: Sequence[Code], context: Context) -> Code:
     factor = float(node.attr("factor"))
+    if (points := points_of_variance(node)) is not None and (n := _open_points(node, context)) is not None:
+        share = binary(Code(repr(biased(factor, points))), "*", n)
+        return binary(x[0], "*", binary(share, "/", binary(n, "-", Code("1"))))
     return binary(x[0], "*", Code(repr(factor)))
+
+
+def _open_points(node: Node, context: Context) -> Code | None:
+    """The number of points that a variance runs over, if it is open."""
+    variance = node.operands[0]
+    while variance.op.kind == "parallel":
+        variance = variance.operands[0]
+    x = variance.operands[0]
+    factors = tuple(factor for dim in (0, 2, 3) for factor in context.shapes.dims[x][dim])
+    return context.sizes.whole(factors) if any(factor.symbol for factor in factors) else None
 
 
 def _cast(node: Node, x: Sequence[Code], context: Context) -> Code:
@@ -246,10 +265,10 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
         "gelu": _gelu,
         "cast": _cast,
         "pow": lambda node, x, context: method(x[0], "pow", repr(node.attr("exponent"))),
-        "reshape": lambda node, x, context: moves.reshape_code(node, x[0], context.shapes),
+        "reshape": lambda node, x, context: moves.reshape_code(node, x[0], context.sizes),
         "permute": lambda node, x, context: moves.permute_code(node, x[0]),
-        "expand": lambda node, x, context: moves.expand_code(node, x[0], context.shapes, context.batch_size),
-        "slice": lambda node, x, context: moves.slice_code(node, x[0]),
+        "expand": lambda node, x, context: moves.expand_code(node, x[0], context.sizes),
+        "slice": lambda node, x, context: moves.slice_code(node, x[0], context.sizes),
         "chunk": _chunk,
         "concat": _concat,
         **dict.fromkeys(

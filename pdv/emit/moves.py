@@ -1,19 +1,16 @@
-"""reshape, expand, permute, chunk and slice as one would write them, with cut and batch sizes left open.
+"""reshape, expand, permute, chunk and slice as one would write them, with cut and open sizes left open.
 
-The same text runs on a shard and on the whole: a size that an axis cuts is written ``-1`` or ``12 // tp.size``.
+The same text runs on a shard and on the whole: a size that an axis cuts is written ``-1`` or ``12 // tp.size``, one
+that differs from run to run ``-1`` or ``x.size(0)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ir.graph import Node
 from ir.ops.movement import matched_dims
-from pdv.emit.code import Code, method, tuple_of
-from pdv.emit.shapes import Shapes
-
-BatchSize = Callable[[Node], Code | None]
-"""How the program says the batch size at a node, where it can."""
+from ir.sizes import from_end
+from pdv.emit.code import ATOM, Code, method, tuple_of
+from pdv.emit.size_code import SizeCode
 
 
 def permute_code(node: Node, x: Code) -> Code:
@@ -30,37 +27,37 @@ def chunks_code(node: Node, x: Code) -> Code:
     return method(x, "chunk", str(node.attr("parts")), f"dim={node.attr('dim')}")
 
 
-def slice_code(node: Node, x: Code) -> Code:
-    """``x.narrow(dim, start, length)``."""
-    start, stop = node.attr("start"), node.attr("stop")
-    return method(x, "narrow", str(node.attr("dim")), str(start), str(stop - start))
+def slice_code(node: Node, x: Code, sizes: SizeCode) -> Code:
+    """``x.narrow(dim, start, length)``, or ``x[:, 1:-1]`` where the dim is open."""
+    dim, start, stop = node.attr("dim"), node.attr("start"), node.attr("stop")
+    if not sizes.shapes.is_open(node.operands[0], dim):
+        return method(x, "narrow", str(dim), str(start), str(stop - start))
+    extent = node.operands[0].type.shape[dim]
+    first, last = (str(i - extent if from_end(i, extent) else i) for i in (start, stop))
+    piece = f"{'' if start == 0 else first}:{'' if stop == extent else last}"
+    return Code(f"{x.at(ATOM)}[{':, ' * dim}{piece}]")
 
 
-def expand_code(node: Node, x: Code, shapes: Shapes, batch_size: Code | None) -> Code:
-    """``x.expand(-1, -1, 4, -1)``: dims that stay are -1, and the batch dim follows the input's."""
-    sizes = []
-    for dim, (before, after) in enumerate(zip(node.operands[0].type.shape, node.type.shape, strict=True)):
-        if before == after:
-            sizes.append("-1")
-        elif shapes.is_batch(node, dim) and batch_size is not None:
-            sizes.append(batch_size.text)
-        else:
-            sizes.append(str(after))
-    return method(x, "expand", *sizes)
+def expand_code(node: Node, x: Code, sizes: SizeCode) -> Code:
+    """``x.expand(-1, -1, 4, -1)``: dims that stay are -1."""
+    near = [(node.operands[0], x)]
+    pairs = zip(node.operands[0].type.shape, node.type.shape, strict=True)
+    written = ["-1" if before == after else sizes.local(node, d, near).text for d, (before, after) in enumerate(pairs)]
+    return method(x, "expand", *written)
 
 
-def reshape_code(node: Node, x: Code, shapes: Shapes) -> Code:
+def reshape_code(node: Node, x: Code, sizes: SizeCode) -> Code:
     """``unflatten``, ``flatten``, ``squeeze`` or ``unsqueeze`` where one of them says it, else ``reshape``."""
     before, after = node.operands[0].type.shape, node.type.shape
     runs = [(s, t) for s, t in matched_dims(before, after) if len(s) != 1 or len(t) != 1]
     if len(runs) == 1:
-        found = _single(node, x, shapes, *runs[0])
+        found = _single(node, x, sizes, *runs[0])
         if found is not None:
             return found
-    return method(x, "reshape", *_sizes(node, shapes, range(len(after))))
+    return method(x, "reshape", *_sizes(node, x, sizes, range(len(after))))
 
 
-def _single(node: Node, x: Code, shapes: Shapes, sources: list[int], targets: list[int]) -> Code | None:
+def _single(node: Node, x: Code, sizes: SizeCode, sources: list[int], targets: list[int]) -> Code | None:
     before, after = node.operands[0].type.shape, node.type.shape
     if len(targets) == len(sources) + 1 == 1 or (len(sources) == 1 and len(targets) == 2 and 1 in _at(after, targets)):
         one = next(dim for dim in targets if after[dim] == 1)
@@ -69,7 +66,7 @@ def _single(node: Node, x: Code, shapes: Shapes, sources: list[int], targets: li
         one = next(dim for dim in sources if before[dim] == 1)
         return method(x, "squeeze", str(one))
     if len(sources) == 1 and targets:
-        return method(x, "unflatten", str(sources[0]), tuple_of(tuple(_sizes(node, shapes, targets))))
+        return method(x, "unflatten", str(sources[0]), tuple_of(tuple(_sizes(node, x, sizes, targets))))
     if len(targets) == 1 and sources:
         ends = (sources[0],) if sources[-1] == len(before) - 1 else (sources[0], sources[-1])
         return method(x, "flatten", *map(str, ends))
@@ -80,16 +77,9 @@ def _at(shape: tuple[int, ...], dims: list[int]) -> list[int]:
     return [shape[dim] for dim in dims]
 
 
-def _sizes(node: Node, shapes: Shapes, dims: range | list[int]) -> list[str]:
-    """Sizes of some dims of the result: one is -1, the batch's before any cut one; other cut ones are divided."""
-    shape = node.type.shape
-    cut = [dim for dim in dims if shapes.cuts(node, dim)]
-    open_dims = [dim for dim in dims if shapes.has_batch(node, dim)] or cut
-    sizes = []
-    for dim in dims:
-        if open_dims and dim == open_dims[0]:
-            sizes.append("-1")
-        else:
-            divisors = "".join(f" // {axis}.size" for axis in shapes.cuts(node, dim))
-            sizes.append(f"{shape[dim]}{divisors}")
-    return sizes
+def _sizes(node: Node, x: Code, sizes: SizeCode, dims: range | list[int]) -> list[str]:
+    """Sizes of some dims of the result: one is -1, an open one before any cut one; other cut ones are divided."""
+    shapes = sizes.shapes
+    left = [dim for dim in dims if shapes.is_open(node, dim)] or [dim for dim in dims if shapes.cuts(node, dim)]
+    near = [(node.operands[0], x)]
+    return ["-1" if dim in left[:1] else sizes.local(node, dim, near).text for dim in dims]

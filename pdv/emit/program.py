@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from ir.errors import ShapeError
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.sharding import Shard
-from ir.verify import check_returned, infer_shardings
+from ir.verify import check_returned
 from ir.views import sources_of
 from pdv.emit.body import Attributes, Body
 from pdv.emit.classes import (
@@ -31,11 +33,14 @@ from pdv.emit.expressions import HELPERS
 from pdv.emit.header import header
 from pdv.emit.leaves import Reading
 from pdv.emit.names import identifier, string, unique
+from pdv.emit.opened import Opened, open_sizes
 from pdv.emit.outline import Run, graph_updates, outline, own_names, own_params
 from pdv.emit.reserved import MODULE
-from pdv.emit.shapes import Shapes, symbolic_shapes
+from pdv.emit.shapes import Shapes
+from pdv.emit.size_code import UnsayableError
 from pdv.emit.steps import Scope
 
+UNSAID = "sizes in it follow from the batch in a way that this program has no words for"
 PARALLEL = ("all_gather", "all_to_all", "combine", "partition", "reduce", "reduce_scatter", "regathering", "replicate")
 
 
@@ -45,8 +50,27 @@ def write_program(
     """The text of model.py.
 
     graph: a PCG of ``mesh``, lowered; document: plan.json; stored_shapes: shape of each stored tensor, by name.
+    Sizes that it leaves open are in no line: it is written at two choices of them, alike.
     """
-    return _Program(graph, mesh, stored_shapes).text(document)
+    opened = open_sizes(graph)
+    texts = _texts(opened, mesh, document, stored_shapes)
+    if len(texts) != 1:
+        texts = _texts(replace(opened.closed(), fixed=UNSAID), mesh, document, stored_shapes)
+    (text,) = texts
+    return text
+
+
+def _texts(
+    opened: Opened, mesh: Mesh, document: Mapping[str, object], stored_shapes: Mapping[str, Sequence[int]]
+) -> set[str]:
+    """The text at each choice of open sizes; none if it cannot be said."""
+    try:
+        return {
+            _Program(graph, mesh, stored_shapes, shapes, opened.note).text(document)
+            for graph, shapes in opened.variants(mesh)
+        }
+    except (ShapeError, UnsayableError):
+        return set()
 
 
 def helpers_used(text: str) -> bool:
@@ -55,14 +79,17 @@ def helpers_used(text: str) -> bool:
 
 
 class _Program:
-    def __init__(self, graph: Graph, mesh: Mesh, stored_shapes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self, graph: Graph, mesh: Mesh, stored_shapes: Mapping[str, Sequence[int]], shapes: Shapes, note: str
+    ) -> None:
         self._graph = graph
+        self._note = note
         self._mesh = mesh
         self._stored_shapes = stored_shapes
-        shardings = infer_shardings(graph, mesh)
+        shardings = shapes.shardings
         check_returned(graph, shardings)  # there is nothing to add to what was proved
         reading = Reading(graph)
-        self._shapes: Shapes = symbolic_shapes(graph, mesh, shardings)
+        self._shapes = shapes
         self._constants = constant_buffers(reading)
         named = {leaf: buffer.attribute for leaf, buffer in self._constants.items()}
         self._emission = Emission(mesh, reading, self._shapes, graph_updates(graph, reading), named)
@@ -132,7 +159,7 @@ class _Program:
             f'    """{self._summary(inputs)}"""',
             "",
             "    def __init__(self, mesh: Mesh, weights: Weights) -> None:",
-            f"        super().__init__(mesh, batch_axes={self._batch_axes_text()})",
+            *self._super_lines(inputs),
             *axis_attributes(axes),
             *self._declarations(own, attributes),
             "",
@@ -202,6 +229,27 @@ class _Program:
     def _batch_axes_text(self) -> str:
         return tuple_of(tuple(string(axis) for axis in self._batch_axes()))
 
+    def _super_lines(self, inputs: Mapping[Node, str]) -> list[str]:
+        """The call that says along which axes outputs are cut, and which sizes inputs have."""
+        axes, pad = f"batch_axes={self._batch_axes_text()}", " " * 8
+        shapes = [f"{string(name)}: {tuple_of(self._size_names(node))}" for node, name in inputs.items()]
+        given = f"inputs={{{', '.join(shapes)}}}"
+        if len(line := f"{pad}super().__init__(mesh, {axes}, {given})") <= WIDTH:
+            return [line]
+        if len(together := f"{pad}    mesh, {axes}, {given}") <= WIDTH:
+            return [f"{pad}super().__init__(", together, f"{pad})"]
+        each = [f"{pad}    {given},"]
+        if len(each[0]) > WIDTH:
+            each = [f"{pad}    inputs={{", *(f"{pad}        {shape}," for shape in shapes), f"{pad}    }},"]
+        return [f"{pad}super().__init__(", f"{pad}    mesh,", f"{pad}    {axes},", *each, f"{pad})"]
+
+    def _size_names(self, node: Node) -> tuple[str, ...]:
+        """``"b", 64``: the sizes of an input, open ones by name."""
+        return tuple(
+            string(self._shapes.size_text(node, dim)) if self._shapes.is_open(node, dim) else str(size)
+            for dim, size in enumerate(node.type.shape)
+        )
+
     def _forward(self, lines: Sequence[str], inputs: Mapping[Node, str], results: int) -> list[str]:
         given = ", ".join(f"{name}: Tensor" for name in inputs.values())
         result = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
@@ -227,7 +275,7 @@ class _Program:
         shapes = self._shapes
         before = ", ".join(f"{name} {shapes.text(node)}" for node, name in inputs.items())
         after = ", ".join(shapes.text(node) for _, node in self._graph.outputs)
-        return f"{before} -> {after}, where b is the number of rows of the whole batch."
+        return f"{before} -> {after}{self._note}"
 
     # ---- Around the classes ----
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from .parallel import Axis, combine, partition, reduce, replicate
 
 Batch = Tensor | Sequence[Tensor]
+Shape = Sequence[int | str]
 
 
 # ---- The mesh ----
@@ -227,11 +229,16 @@ def local(parameter: Tensor, *axes: Axis) -> Tensor:
 
 
 class ParallelModule(nn.Module):
-    """A sharded model. ``batch_axes``, slow to fast, are those along which its outputs are cut by rows."""
+    """A sharded model.
 
-    def __init__(self, mesh: Mesh, batch_axes: Sequence[str]) -> None:
+    batch_axes: slow to fast, those along which its outputs are cut by rows.
+    inputs: the whole shape of each; a name instead of a number is a size that may be any, the same wherever it stands.
+    """
+
+    def __init__(self, mesh: Mesh, batch_axes: Sequence[str], inputs: Mapping[str, Shape] | None = None) -> None:
         super().__init__()
         self.mesh = mesh
+        self.register_forward_pre_hook(partial(_check_inputs, inputs or {}), with_kwargs=True)
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
 
     def train_step(
@@ -319,6 +326,33 @@ def train_step(
     for axis in batch_axes:
         total = reduce(total, axis)
     return total
+
+
+def _check_inputs(
+    wanted: Mapping[str, Shape], model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Sizes that a program names are those of its inputs.
+
+    Raises:
+        ValueError: if an input has others.
+    """
+    del model
+    named: dict[str, int] = {}
+    given = {**dict(zip(wanted, args, strict=False)), **kwargs}
+    for name, shape in wanted.items():
+        sizes = list(given[name].shape) if name in given else []
+        for size, found in zip(shape, sizes, strict=False):
+            if isinstance(size, str):
+                named.setdefault(size, found)
+        allowed = [named.get(str(size), size) for size in shape]
+        if name in given and sizes != allowed:
+            form = f"[{', '.join(map(str, shape))}]"
+            values = ", ".join(f"{size} = {found}" for size, found in named.items() if size in shape)
+            raise ValueError(
+                f"wrong-size: input {name} has shape {sizes}. This program takes {form}"
+                + (f", and {values} here" if values else "")
+                + ". Pass inputs of these sizes, or plan the model again at others."
+            )
 
 
 def _own_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:

@@ -9,7 +9,7 @@ from ir.graph import Node
 from pdv.emit.code import Code, call, method
 from pdv.emit.expressions import Context, write
 from pdv.emit.leaves import GATHERS, Reading, is_column
-from pdv.emit.shapes import Shapes
+from pdv.emit.size_code import SizeCode
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,14 @@ class Writer:
         attributes: what ``self`` calls parameters, buffers and constants.
         name_of: the variable that holds a value, None where it is written in place.
         biased: sums that are written as the bias of the product below them.
-        batch_size: how the scope says the batch size, where it needs to.
+        sizes: how the scope says sizes that are cut or open.
     """
 
     reading: Reading
-    shapes: Shapes
+    sizes: SizeCode
     attributes: Mapping[Node, str]
     name_of: Callable[[Node], str | None]
     biased: Callable[[Node], bool]
-    batch_size: Code | None = None
 
     def operand(self, node: Node) -> Code:
         """A value where it is read: its name, its expression if it has none, or a leaf from its storage."""
@@ -45,13 +44,13 @@ class Writer:
         operands = self.reading.operands(node)
         if self.biased(node):
             product, bias = operands
-            context = Context(self.shapes, bias=self.leaf(bias, column=False))
+            context = Context(self.sizes, bias=self.leaf(bias, column=False))
             return write(product, [self.operand(operand) for operand in self.reading.operands(product)], context)
-        return write(node, [self.operand(x) for x in operands], Context(self.shapes, self.batch_size))
+        return write(node, [self.operand(x) for x in operands], Context(self.sizes))
 
     def is_cut(self, node: Node, *loops: str) -> bool:
         """Whether an axis cuts one of a node's loops."""
-        return bool(Context(self.shapes).cutting(node, *loops))
+        return bool(Context(self.sizes).cutting(node, *loops))
 
     def leaf(self, node: Node, *, making: bool = False, column: bool = True) -> Code:
         """A parameter on its way from storage, a buffer, or a constant; biases kept as vectors become columns last."""
@@ -81,4 +80,4 @@ class Writer:
         inner = self._chain(self.reading.resolve(node.operands[0]), making=False)
         leaf = self.reading.leaf(node)
         again = leaf is not None and leaf.regather and node.op.name in GATHERS
-        return write(node, [inner], Context(self.shapes, regather=again))
+        return write(node, [inner], Context(self.sizes, regather=again))

@@ -1,0 +1,346 @@
+"""Which sizes of one program change together, and the same program at other sizes of its inputs.
+
+Sizes are unified over the nodes (``atoms.py``). Parameters and constants have the sizes that they have, and so has all
+that must agree with them; what is left of the inputs' dims is open. Entry points: ``Sizes`` and ``Sizes.resized``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from ir.atoms import Atoms, Factors
+from ir.builder import Builder
+from ir.dims import Shape
+from ir.errors import ShapeError
+from ir.graph import Graph, Node
+from ir.types import TensorType
+
+Dims = tuple[Factors, ...]
+
+_NORMS = ("layer_norm", "rms_norm")  # name the size of the rows that they norm
+_SUMS = ("reduce_sum", "linear", "matmul")  # means, in contrast, count what they run over
+
+
+@dataclass(frozen=True, slots=True)
+class _Relation:
+    """``out == compute(*inputs)``, at a node."""
+
+    out: Factors
+    inputs: tuple[Factors, ...]
+    compute: Callable[..., int]
+    where: str
+
+
+@dataclass
+class Sizes:
+    """Every dim of a program as a product of atoms, each fixed or open.
+
+    Attributes:
+        dims: of every node, the atoms of each dim.
+        doubts: places where the numbers of a program at one size do not say what it is at another.
+    """
+
+    graph: Graph
+    atoms: Atoms = field(default_factory=Atoms)
+    dims: dict[Node, Dims] = field(default_factory=dict)
+    doubts: list[tuple[Factors, str]] = field(default_factory=list)
+    _loops: dict[Node, Mapping[str, Factors]] = field(default_factory=dict)
+    _relations: list[_Relation] = field(default_factory=list)
+    _reasons: list[tuple[Factors, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for node in self.graph.nodes:
+            self.dims[node] = self._leaf_dims(node) if node.is_leaf else self._node_dims(node)
+        self._tie_batches()
+        self._settle()
+        self._fix_what_no_input_gives()
+
+    # ---- Questions ----
+
+    def is_open(self, atom: int) -> bool:
+        """True if nothing fixes an (unrefined) atom."""
+        return not self.atoms.is_kept(atom)
+
+    def open_atoms(self, node: Node, dim: int) -> tuple[int, ...]:
+        """The atoms of a dim that nothing fixes."""
+        return tuple(atom for atom in self.atoms.flat(self.dims[node][dim]) if self.is_open(atom))
+
+    def why_fixed(self, node: Node, dim: int) -> str:
+        """What fixes a dim, in words."""
+        atoms = set(self.atoms.flat(self.dims[node][dim]))
+        found = (text for factors, text in self._reasons if atoms.intersection(self.atoms.flat(factors)))
+        return next(found, "the model reshapes it together with other sizes")
+
+    def doubt(self, atoms: Sequence[int]) -> str | None:
+        """Why the numbers do not say how the program goes on with these atoms at other sizes, if they do not."""
+        wanted = set(atoms)
+        found = (text for factors, text in self.doubts if wanted.intersection(self.atoms.flat(factors)))
+        return next(found, None)
+
+    def fix_atom(self, atom: int, reason: str) -> None:
+        """Leave an atom as it is, and what follows from it."""
+        self._fix((atom,), reason)
+        self._settle()
+
+    def fix_others(self, free: Iterable[int]) -> None:
+        """Leave all open atoms as they are but ``free`` and what follows from them."""
+        moving = set(free)
+        grown = True
+        while grown:
+            grown = False
+            for relation in self._relations:
+                atoms = {a for factors in relation.inputs for a in self.atoms.flat(factors)}
+                outs = set(self.atoms.flat(relation.out))
+                if atoms & moving and not outs <= moving:
+                    moving |= outs
+                    grown = True
+        everywhere = {a for dims in self.dims.values() for factors in dims for a in self.atoms.flat(factors)}
+        for atom in sorted(everywhere - moving):
+            if self.is_open(atom):
+                self._fix((atom,), "the source has it fixed")
+        self._settle()
+
+    # ---- The program at other sizes ----
+
+    def values(self, changed: Mapping[int, int]) -> dict[int, int]:
+        """The size of every unrefined atom, given those that change by themselves.
+
+        Raises:
+            ShapeError: if sizes that follow from others then disagree.
+        """
+        sizes = {a: n for a, n in enumerate(self.atoms.extents) if self.atoms.flat((a,)) == (a,)}
+        sizes |= changed
+        found = set(changed)
+        pending = list(self._relations)
+        while pending:
+            waiting = [r for r in pending if not self._apply(r, sizes, found)]
+            if len(waiting) == len(pending):
+                break
+            pending = waiting
+        for relation in self._relations:
+            if self._value(relation, sizes) != self.size(relation.out, sizes):
+                raise ShapeError(f"{relation.where} does not follow its operands to other sizes")
+        return sizes
+
+    def size(self, factors: Factors, sizes: Mapping[int, int]) -> int:
+        """A dim at the sizes given."""
+        return math.prod(sizes[atom] for atom in self.atoms.flat(factors))
+
+    def resized(self, changed: Mapping[int, int]) -> tuple[Graph, dict[Node, Node]]:
+        """The program where some atoms have other sizes, and what its nodes became.
+
+        Raises:
+            ShapeError: if there is no such program.
+        """
+        sizes = self.values(changed)
+        k = Builder()
+        made: dict[Node, Node] = {}
+        for node in self.graph.nodes:
+            shape = tuple(self.size(factors, sizes) for factors in self.dims[node])
+            made[node] = self._rebuilt(k, node, tuple(made[x] for x in node.operands), shape)
+            if made[node].type.shape != shape:
+                raise ShapeError(f"{node.op.name} {node.name} gives {list(made[node].type.shape)}", f"{list(shape)}")
+        outputs = {name: made[node] for name, node in self.graph.outputs}
+        return k.graph(outputs, {name: made[node] for name, node in self.graph.updates}, self.graph.name), made
+
+    def _apply(self, relation: _Relation, sizes: dict[int, int], found: set[int]) -> bool:
+        """Give the size that follows, if all that it follows from is known; False if it must wait."""
+        outs = [atom for atom in self.atoms.flat(relation.out) if self.is_open(atom) and atom not in found]
+        if not outs:
+            return True
+        if any(self.is_open(a) and a not in found for factors in relation.inputs for a in self.atoms.flat(factors)):
+            return False
+        sizes[outs[0]] = self._value(relation, sizes)  # one atom: others are fixed (_settle)
+        found.add(outs[0])
+        return True
+
+    def _value(self, relation: _Relation, sizes: Mapping[int, int]) -> int:
+        return relation.compute(*(self.size(factors, sizes) for factors in relation.inputs))
+
+    def _rebuilt(self, k: Builder, node: Node, operands: tuple[Node, ...], shape: Shape) -> Node:
+        if node.op.name == "input":
+            return k.input(node.attr("name"), TensorType(shape, node.type.dtype))
+        if node.is_leaf:
+            return k.copy(node, ())
+        attrs: dict[str, Hashable] = dict(node.attrs)
+        if node.op.name in ("reshape", "expand"):
+            attrs["shape"] = shape
+        if node.op.name == "slice":
+            dim = node.attr("dim")
+            before, after = (x.type.shape[dim] for x in (node.operands[0], operands[0]))
+            attrs |= {name: _moved(node.attr(name), before, after) for name in ("start", "stop")}
+        if node.op.name == "scale" and (points := points_of_variance(node)) is not None:
+            attrs["factor"] = rescaled(node.attr("factor"), points, cast(int, points_of_variance(node, operands[0])))
+        return k.apply(node.op, operands, attrs, node.name)
+
+    # ---- What must agree ----
+
+    def _leaf_dims(self, node: Node) -> Dims:
+        dims: Dims = tuple((self.atoms.new(size),) for size in node.type.shape)
+        if node.op.name != "input":
+            what = f"parameter {node.attr('name')}" if node.op.name == "param" else "constant"
+            for factors, size in zip(dims, node.type.shape, strict=True):
+                self._fix(factors, f"a {what} of shape {list(node.type.shape)} has {size} there")
+        return dims
+
+    def _node_dims(self, node: Node) -> Dims:
+        loops: dict[str, Factors] = {name: (self.atoms.new(extent),) for name, extent in node.loops.extents.items()}
+        joined = node.attr("dim") if node.op.name == "concat" else None
+        for operand, groups in zip(node.operands, node.loops.operands, strict=True):
+            for dim, (factors, group) in enumerate(zip(self.dims[operand], groups, strict=True)):
+                if group and dim != joined:
+                    self.atoms.unify(factors, tuple(a for loop in group for a in loops[loop]))
+        self._loops[node] = loops
+        found = [tuple(a for loop in group for a in loops[loop]) for group in node.loops.result]
+        if joined is not None:
+            found[joined] = self._joined(node, joined)
+        self._constrain(node, loops)
+        return tuple(found)
+
+    def _constrain(self, node: Node, loops: Mapping[str, Factors]) -> None:
+        """What an operator's attributes ask of its sizes."""
+        where = f"{node.op.name} {node.name}".strip()
+        match node.op.name:
+            case "reshape":
+                for loop in node.loops.whole:
+                    before, after = list(node.operands[0].type.shape), list(node.type.shape)
+                    self._fix(loops[loop], f"the model reshapes {before} to {after}")
+            case "chunk":
+                self._fix(loops["parts"], f"{where} takes {node.attr('parts')} parts")
+            case "slice":
+                self._slice(node, loops, where)
+            case "index_select" if node.operands[1].op.name == "const":
+                self._fix(loops["v"], f"{where} takes known elements of it")
+            case "conv2d" | "max_pool2d" | "avg_pool2d":
+                for loop in ("h", "w", "h'", "w'", "kh", "kw", "g"):
+                    self._fix(loops.get(loop, ()), f"{where} moves windows over it")
+            case name if name in _NORMS:
+                self._fix(self.dims[node.operands[0]][-1], f"{where} norms rows of this size")
+            case name if name in _SUMS:
+                self.doubts += [(loops[loop], f"{where} sums over it") for loop in node.loops.contracted]
+
+    def _slice(self, node: Node, loops: Mapping[str, Factors], where: str) -> None:
+        """Starts and stops count from the nearer end; where both count from one, the piece keeps its size."""
+        dim = node.attr("dim")
+        extent, start, stop = node.operands[0].type.shape[dim], node.attr("start"), node.attr("stop")
+        whole, piece = loops[f"d{dim}"], loops["piece"]
+        self.doubts.append((whole, f"{where} takes {start} to {stop} of it"))
+        if from_end(start, extent) == from_end(stop, extent):
+            self._fix(piece, f"{where} takes {stop - start} of it")
+        else:
+            self._relate(piece, (whole,), lambda size: size - extent + stop - start, where)
+
+    def _joined(self, node: Node, dim: int) -> Factors:
+        """The dim that the pieces of a concat make together."""
+        pieces = [self.dims[x][dim] for x in node.operands]
+        flat = {self.atoms.flat(factors) for factors in pieces}
+        if len(flat) == 1:
+            parts = self.atoms.new(len(pieces))
+            self.atoms.keep((parts,))
+            return (parts, *pieces[0])
+        out = (self.atoms.new(node.type.shape[dim]),)
+        self._relate(out, tuple(pieces), lambda *sizes: sum(sizes), f"concat {node.name}".strip())
+        return out
+
+    def _relate(self, out: Factors, inputs: tuple[Factors, ...], compute: Callable[..., int], where: str) -> None:
+        self._relations.append(_Relation(out, inputs, compute, where))
+
+    def _fix(self, factors: Factors, reason: str) -> None:
+        self.atoms.keep(factors)
+        self._reasons.append((factors, reason))
+
+    def _tie_batches(self) -> None:
+        """Rows of several inputs, and what is expanded to as many, are one batch where nothing says otherwise."""
+        ranked = [node for node in self.graph.inputs if node.type.rank]
+        if not ranked:
+            return
+        first, *others = ranked
+        made = [node for node in self.graph.nodes if node.op.name == "expand" and self._is_new(node)]
+        for node in (*others, *made):
+            own = self.atoms.flat(self.dims[node][0])
+            rows_of_own = len(own) == 1 and self.is_open(own[0]) and not self._is_related(own[0])
+            if node.type.shape[0] == first.type.shape[0] and rows_of_own:
+                self.atoms.unify(self.dims[node][0], self.dims[first][0])
+
+    def _is_new(self, node: Node) -> bool:
+        """True for an expand whose rows no input has."""
+        own = self.atoms.flat(self.dims[node][0]) if node.type.rank else ()
+        return node.operands[0].type.shape[:1] == (1,) and not any(map(self._is_from_input, own))
+
+    def _is_related(self, atom: int) -> bool:
+        return any(atom in self.atoms.flat(relation.out) for relation in self._relations)
+
+    def _is_from_input(self, atom: int) -> bool:
+        return any(atom in self.atoms.flat(factors) for node in self.graph.inputs for factors in self.dims[node])
+
+    def _settle(self) -> None:
+        """What follows from fixed sizes is fixed; what a fixed or divided size follows from is too."""
+        changed = True
+        while changed:
+            changed = False
+            for relation in self._relations:
+                outs = self.atoms.flat(relation.out)
+                free = [f for f in relation.inputs if any(self.is_open(a) for a in self.atoms.flat(f))]
+                if free and (len(outs) != 1 or not self.is_open(outs[0])):
+                    for factors in free:
+                        self._fix(factors, f"{relation.where} joins or takes a part of it, of fixed size")
+                    changed = True
+                elif not free and any(self.is_open(atom) for atom in outs):
+                    self._fix(relation.out, f"{relation.where} gives it this size")
+                    changed = True
+
+    def _fix_what_no_input_gives(self) -> None:
+        given = {a for node in self.graph.inputs for factors in self.dims[node] for a in self.atoms.flat(factors)}
+        given |= {a for relation in self._relations for a in self.atoms.flat(relation.out)}
+        for node in self.graph.nodes:
+            for factors in self.dims[node]:
+                loose = tuple(a for a in self.atoms.flat(factors) if self.is_open(a) and a not in given)
+                if loose:
+                    self._fix(loose, f"{node.op.name} {node.name} gives it this size")
+        self._settle()
+
+
+def from_end(index: int, extent: int) -> bool:
+    """Whether a slice's start or stop is taken to count from the end of the dim: the nearer one."""
+    return 2 * index > extent
+
+
+def _moved(index: int, before: int, after: int) -> int:
+    """The same start or stop where the dim has another size."""
+    return after - (before - index) if from_end(index, before) else index
+
+
+def points_of_variance(node: Node, operand: Node | None = None) -> int | None:
+    """The number n of points if a scale makes a variance unbiased: n / (n - 1) times a short number; else None.
+
+    node: a scale; operand: what it scales, if not its own.
+    """
+    below = node.operands[0] if operand is None else operand
+    while below.op.kind == "parallel":
+        below = below.operands[0]
+    if below.op.name != "channel_variance":
+        return None
+    points = math.prod(below.loops.extents[loop] for loop in below.loops.contracted)
+    if operand is not None:
+        return points
+    factor = float(node.attr("factor"))
+    momentum = factor * (points - 1) / points
+    return points if _is_short(momentum) and not _is_short(factor) else None
+
+
+def rescaled(factor: float, before: int, after: int) -> float:
+    """m * n / (n - 1) for another number n of points."""
+    return biased(factor, before) * after / (after - 1)
+
+
+def biased(factor: float, points: int) -> float:
+    """The short number m of a factor m * n / (n - 1)."""
+    return float(f"{factor * (points - 1) / points:.4g}")
+
+
+def _is_short(value: float) -> bool:
+    """True for a number of at most four digits, as people write them, computed in single precision."""
+    return math.isclose(value, float(f"{value:.4g}"), rel_tol=2e-7)

@@ -1,0 +1,180 @@
+"""Which sizes of its inputs a program leaves open, and the program at sizes that no number in it equals.
+
+The text of a program is written from it at such sizes, twice, with different ones: what is the same in both names none
+of them. Entry point: ``open_sizes``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import islice
+
+from ir.errors import ShapeError
+from ir.graph import Graph, Node
+from ir.mesh import Mesh
+from ir.sizes import Sizes
+from ir.verify import infer_shardings
+from pdv.emit.shapes import Dim, Factor, Shapes
+
+BATCH = "b"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A program and the sizes that it leaves open.
+
+    Attributes:
+        symbols: name -> the atom (``ir/sizes.py``) that changes freely; none if all sizes are fixed.
+        fixed: why the batch is not among them, if so.
+    """
+
+    graph: Graph
+    sizes: Sizes
+    symbols: Mapping[str, int] = field(default_factory=dict)
+    fixed: str = ""
+
+    @property
+    def note(self) -> str:
+        """What the program's sentence about its shapes ends with."""
+        if BATCH in self.symbols:
+            return ", where b is the number of rows of the whole batch."
+        return f", for batches of {self.rows}: {self.fixed}." if self.fixed else "."
+
+    @property
+    def rows(self) -> str:
+        """``8 rows``: of the first input."""
+        count = next(node.type.shape[0] for node in self.graph.inputs if node.type.rank)
+        return f"{count} row{'s' if count > 1 else ''}"
+
+    def closed(self) -> Opened:
+        """The same program with nothing open."""
+        return open_sizes(self.graph, {})
+
+    def variants(self, mesh: Mesh) -> list[tuple[Graph, Shapes]]:
+        """The program as it is where nothing is open, else at two choices of sizes.
+
+        Raises:
+            ShapeError: if it has no other sizes.
+            ShardingError: if it is no legal PCG of ``mesh``.
+        """
+        if not self.symbols:
+            return [(self.graph, self._shapes(self.graph, {node: node for node in self.graph.nodes}, mesh, {}, {}))]
+        primes = _primes(self.sizes.atoms.extents)
+        found = []
+        for first in (0, len(self.symbols)):
+            times = dict(zip(self.symbols, islice(primes, first, None), strict=False))
+            changed = {atom: self.sizes.atoms.extents[atom] * times[name] for name, atom in self.symbols.items()}
+            graph, made = self.sizes.resized(changed)
+            found.append((graph, self._shapes(graph, made, mesh, changed, self._laws(changed))))
+        return found
+
+    def _laws(self, changed: Mapping[int, int]) -> dict[int, Factor]:
+        """How each open atom follows from the symbols.
+
+        Raises:
+            ShapeError: if one follows from several.
+        """
+        planned = {atom: self.sizes.atoms.extents[atom] for atom in changed}
+        before, after = self.sizes.values(planned), self.sizes.values(changed)
+        laws: dict[int, Factor] = {}
+        for name, symbol in self.symbols.items():
+            alone = self.sizes.values({**planned, symbol: changed[symbol]})
+            for atom in (atom for atom in before if alone[atom] != before[atom]):
+                if alone[atom] != after[atom]:
+                    raise ShapeError("a size follows from several open ones")
+                whole = self._whole(symbol)
+                slope = Fraction(alone[atom] - before[atom], (changed[symbol] - planned[symbol]) * whole)
+                offset = before[atom] - slope * planned[symbol] * whole
+                assert offset.denominator == 1, f"{before[atom]} -> {alone[atom]} is no sum"
+                laws[atom] = Factor(after[atom], name, slope, int(offset))
+        return laws
+
+    def _whole(self, symbol: int) -> int:
+        """What the dim that a symbol names is of the atom that changes: rows may come in pairs."""
+        flat = next(
+            flat for node in self.graph.inputs for factors in self.sizes.dims[node]
+            if symbol in (flat := self.sizes.atoms.flat(factors))
+        )  # fmt: skip
+        whole = 1
+        for atom in flat:
+            whole *= self.sizes.atoms.extents[atom] if atom != symbol else 1
+        return whole
+
+    def _shapes(
+        self,
+        graph: Graph,
+        made: Mapping[Node, Node],
+        mesh: Mesh,
+        changed: Mapping[int, int],
+        laws: Mapping[int, Factor],
+    ) -> Shapes:
+        values = self.sizes.values(changed)
+        dims = {
+            new: tuple(self._dim(factors, values, laws) for factors in self.sizes.dims[old])
+            for old, new in made.items()
+        }
+        return Shapes(mesh, infer_shardings(graph, mesh), dims)
+
+    def _dim(self, factors: Sequence[int], values: Mapping[int, int], laws: Mapping[int, Factor]) -> Dim:
+        """The factors of a dim, neighbouring numbers multiplied; all of an open dim is the symbol itself."""
+        found: list[Factor] = []
+        for atom in self.sizes.atoms.flat(tuple(factors)):
+            factor = laws.get(atom, Factor(values[atom]))
+            if found and not factor.symbol and not found[-1].symbol:
+                found[-1] = Factor(found[-1].extent * factor.extent)
+            else:
+                found.append(factor)
+        return _whole_symbol(found)
+
+
+def open_sizes(graph: Graph, wanted: Mapping[str, Sequence[tuple[str, int]]] | None = None) -> Opened:
+    """What a program leaves open of what is wanted: name of the size -> (input, dim) that have it.
+
+    By default the batch: dim 0 of the first input.
+    """
+    sizes = Sizes(graph)
+    inputs = {node.attr("name"): node for node in graph.inputs}
+    if wanted is None:
+        first = next((node for node in graph.inputs if node.type.rank), None)
+        wanted = {} if first is None else {BATCH: [(first.attr("name"), 0)]}
+    symbols: dict[str, int] = {}
+    fixed = ""
+    for name, places in wanted.items():
+        node, dim = inputs[places[0][0]], places[0][1]
+        atoms = sizes.open_atoms(node, dim)
+        if not atoms:
+            size = node.type.shape[dim]
+            fixed = sizes.why_fixed(node, dim) if size > 1 else "it was planned for 1"
+            continue
+        symbols[name] = atoms[0]
+        for atom in atoms[1:]:
+            sizes.fix_atom(atom, "the model splits it")
+    sizes.fix_others(symbols.values())
+    return Opened(graph, sizes, {name: atom for name, atom in symbols.items() if sizes.is_open(atom)}, fixed)
+
+
+def _whole_symbol(factors: list[Factor]) -> Dim:
+    """``2 * b/2 == b``."""
+    opened = [factor for factor in factors if factor.symbol]
+    if len(opened) != 1 or opened[0].offset or opened[0].slope.denominator == 1:
+        return tuple(factors)
+    number = math.prod(factor.extent for factor in factors if not factor.symbol)
+    rest, over = divmod(number, opened[0].slope.denominator)
+    if over:
+        return tuple(factors)
+    whole = replace(opened[0], extent=opened[0].extent * number // rest, slope=Fraction(opened[0].slope.numerator))
+    return (whole,) if rest == 1 else (whole, Factor(rest))
+
+
+def _primes(extents: Sequence[int]) -> list[int]:
+    """Primes, two for each of some symbols, that divide none of the extents."""
+    found: list[int] = []
+    number = 11
+    while len(found) < 16:
+        if all(number % p for p in range(2, int(number**0.5) + 1)) and all(e % number for e in extents):
+            found.append(number)
+        number += 2
+    return found
