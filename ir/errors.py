@@ -146,6 +146,17 @@ class WriteError(PdvError):
     exit_code = 9
 
 
+class InternalError(PdvError):
+    """A fault of our own, in place of whatever exception it was (`__cause__`); `report` is the folder to send."""
+
+    slug = "internal-error"
+    exit_code = 70
+
+    def __init__(self, what: str, allowed: str = "", mend: str = "", *, report: str = "") -> None:
+        super().__init__(what, allowed, mend)
+        self.report = report
+
+
 class ShardingError(PdvError):
     """A sharding that an operator, a shape or a mesh does not allow."""
 

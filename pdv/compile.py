@@ -20,6 +20,7 @@ from pdv.cluster import Cluster, candidate_meshes, load_cluster
 from pdv.cost.compute import ComputeModel
 from pdv.derivation import replay
 from pdv.document import plan_document, read_problem
+from pdv.guard import guarded, noted, passing
 from pdv.pins import PinSet, load_pins
 from pdv.plan import Plan
 from pdv.planning import Effort, Progress, Searched, opened, searched
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["optimize", "plan_problems"]
 
 
+@guarded("pdv.optimize")
 def optimize(
     model: Any,  # Any: a path, a torch.nn.Module or a torch.export.ExportedProgram
     example_inputs: Any = None,  # Any: what the module's forward takes
@@ -79,7 +81,7 @@ def optimize(
     Raises:
         PdvError: one of its kinds, each with what is wrong and what to do (docs/errors.md).
     """
-    effort = Effort(search, budget_s, opened(cache), seed)
+    effort, progress = Effort(search, budget_s, opened(cache), seed), passing(progress)
     devices, pinned = _loaded(cluster, mesh, pins if pins is None or isinstance(pins, Pins) else load_pins(pins))
     compute, used = cost_model(cost, [entry.device for entry in devices.classes]), chosen_rules(rules)
     program = _read(model, example_inputs, batch, dtype, progress)
@@ -166,7 +168,7 @@ def _read(
     from pdv.frontend import load_program
 
     program = load_program(model, example_inputs, batch=batch)
-    return replace(program, graph=_with_dtype(replace(program.graph, name=_name_of(model)), dtype))
+    return replace(program, graph=noted(_with_dtype(replace(program.graph, name=_name_of(model)), dtype)))
 
 
 def _proved(found: Found, document: Mapping[str, Any], source: Graph) -> Proof:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ir.errors import UsageError
+from ir.errors import UsageError, WriteError
 from ir.graph import Graph
 from ir.mesh import Mesh
+from pdv.guard import guarded, noted
 from pdv.seal import DOCUMENT, damaged, parse_document, write_document
 from pdv.source import write_source
 
@@ -47,6 +48,7 @@ class Plan:
         """The same plan, naming the command that made it at the head of the emitted program."""
         return replace(self, document={**self.document, "command": command})
 
+    @guarded("Plan.save")
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the package; it appears whole or not at all.
 
@@ -67,6 +69,7 @@ class Plan:
 
         return self._written(Path(directory).absolute(), write, overwrite=overwrite)
 
+    @guarded("Plan.save_plan")
     def save_plan(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write plan.json and the source graph without a program: what can be verified, explained and simulated.
 
@@ -78,18 +81,20 @@ class Plan:
     def _written(self, target: Path, write: Callable[[Path, Mapping[str, Any]], None], *, overwrite: bool) -> Path:
         """What ``write`` puts into a directory, given plan.json, and the source graph; whole or not at all."""
         check_target(target, overwrite=overwrite)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
-            built = scratch / "package"
-            built.mkdir()
-            files = write_source(self.source, built)
-            write(built, {**self._saved(), "files": files})
-            if target.exists():
-                target.rename(scratch / "replaced")
-            built.rename(target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+            try:
+                built = scratch / "package"
+                built.mkdir()
+                files = write_source(noted(self.source), built)
+                write(built, {**self._saved(), "files": files})
+                _move(built, target, aside=scratch / "replaced")
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        except OSError as error:
+            what = f"{target} cannot be written ({error.strerror or error})"
+            raise WriteError(what, mend="Free some room, or choose another folder") from error
         return target
 
     def build(self, device: str | None = None, dtype: torch.dtype | None = None) -> torch.nn.Module:
@@ -101,6 +106,19 @@ class Plan:
     def _saved(self) -> dict[str, Any]:
         """The document without how long planning took, so that equal plans are equal bytes (docs/decisions)."""
         return {**self.document, "search": {**self.document["search"], "seconds": None}}
+
+
+def _move(built: Path, target: Path, *, aside: Path) -> None:
+    """Put a package where it belongs; what was there stays if that fails."""
+    if not target.exists():
+        built.rename(target)
+        return
+    target.rename(aside)
+    try:
+        built.rename(target)
+    except BaseException:
+        aside.rename(target)
+        raise
 
 
 def read_document(directory: str | os.PathLike[str]) -> dict[str, Any]:

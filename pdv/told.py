@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ir.errors import UsageError
 from pdv.cluster import Cluster
+from pdv.guard import guarded
 from pdv.plan import read_document
 from pdv.prices import cost_model, priced_by
 from pdv.report.explain import explain_document, explain_operators
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pdv.simulate.setup import Workload
 
 
+@guarded("pdv.explain")
 def explain(
     directory: str | os.PathLike[str], operator: str | None = None, cost: str | os.PathLike[str] | None = None
 ) -> str:
@@ -46,6 +48,7 @@ def explain(
         raise damaged(error) from error
 
 
+@guarded("pdv.explain")
 def explanation(
     directory: str | os.PathLike[str], operator: str | None = None, cost: str | os.PathLike[str] | None = None
 ) -> dict[str, Any]:
@@ -62,6 +65,7 @@ def explanation(
         raise damaged(error) from error
 
 
+@guarded("pdv simulate")
 def saved_workload(
     directory: str | os.PathLike[str], cluster: Cluster | None = None, cost: str | os.PathLike[str] | None = None
 ) -> Workload:

@@ -1,4 +1,4 @@
-"""`pdv`: the commands put together, and the one place where an exception becomes a message and an exit code.
+"""`pdv`: the commands put together, and the one place where an error becomes a message and an exit code.
 
 0 done, 2 usage, 3 bad model, 4 unsupported operators, 5 bad cluster, 6 no plan fits, 7 verification failed,
 8 bad measurements or weights, 9 cannot write, 70 our own fault.
@@ -9,17 +9,16 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import pdv
-from ir.errors import NoPlanFitsError, PdvError, UsageError
+from ir.errors import InternalError, NoPlanFitsError, PdvError, UsageError
 from pdv.cli import cluster, cost, diff, doctor, explain, optimize, profile, rules, simulate, verify
 from pdv.cli.output import print_error
+from pdv.guard import guarded
 
-OUR_FAULT = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 COMMANDS = ("optimize", "verify", "explain", "simulate", "diff", "cluster", "doctor", "rules", "profile", "cost")
@@ -70,41 +69,38 @@ def run(arguments: Sequence[str]) -> int:
     as_json, debug = "--json" in words, "--debug" in words
     command = " ".join(words[:2] if words[0] in GROUPS else words[:1])
     try:
-        code = app(args=words, prog_name="pdv", standalone_mode=False)
+        with guarded(f"pdv {command}"):
+            code = _ran(words)
     except PdvError as error:
         return _report(error, command, as_json=as_json, debug=debug)
-    except typer.TyperException as error:  # what typer itself found wrong with the words
-        told = UsageError(error.format_message(), mend=_usage_hint(words))
-        return _report(told, command, as_json=as_json, debug=debug)
-    except BrokenPipeError:
-        sys.stdout = None  # the reader went away; leave no complaint at exit
-        return 0
-    except Exception as error:  # noqa: BLE001  # the last resort, so that no user meets a traceback unasked
-        return _report_our_fault(error, command, as_json=as_json, debug=debug)
     if code == INTERRUPTED:  # typer turns the interrupt into this code
         print_error(command, "interrupted", "interrupted; nothing was written", INTERRUPTED, as_json=as_json)
     return code if isinstance(code, int) else 0
+
+
+def _ran(words: list[str]) -> object:
+    """What the command returns.
+
+    Raises:
+        UsageError: what typer itself found wrong with the words.
+    """
+    try:
+        return app(args=words, prog_name="pdv", standalone_mode=False)
+    except typer.TyperException as error:
+        raise UsageError(error.format_message(), mend=_usage_hint(words)) from error
+    except BrokenPipeError:
+        sys.stdout = None  # the reader went away; leave no complaint at exit
+        return 0
 
 
 def _report(error: PdvError, command: str, *, as_json: bool, debug: bool) -> int:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     facts = error.facts if isinstance(error, NoPlanFitsError) else {}
+    if isinstance(error, InternalError):
+        facts = {"report": error.report or None}
     print_error(command, error.slug, str(error), error.exit_code, as_json=as_json, facts=facts)
     return error.exit_code
-
-
-def _report_our_fault(error: Exception, command: str, *, as_json: bool, debug: bool) -> int:
-    """One line: what, where in the code, and how to see the rest."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    if debug:
-        traceback.print_exception(error, file=sys.stderr)
-    what = " ".join(str(error).split())[:300]
-    message = f"internal-error: {type(error).__name__}{place}: {what}. This is a fault of pdv, not yours."
-    message += "" if debug else " --debug shows the traceback; please report it."
-    print_error(command, "internal-error", message, OUR_FAULT, as_json=as_json)
-    return OUR_FAULT
 
 
 def _usage_hint(words: list[str]) -> str:

@@ -16,6 +16,7 @@ from ir.sharding import Sharding
 from ir.verify import infer_shardings
 from pdv.derivation import operators, replayed
 from pdv.document import read_problem
+from pdv.guard import noted
 from pdv.pcg.derive import Derived
 from pdv.pcg.plan_cost import PlanCost
 from pdv.pcg.realize import realize
@@ -82,7 +83,7 @@ def read_planned(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], Gra
     files, described = document.get("files"), document.get("source")
     if not isinstance(files, Mapping) or not isinstance(described, Mapping):
         raise damaged("it does not say which source it is of")
-    source = read_source(Path(directory), files)
+    source = noted(read_source(Path(directory), files))
     if source.digest != described.get("hash"):
         raise VerificationError(f"{Path(directory) / GRAPH} is not the graph that was planned", "", "Plan again")
     return document, source

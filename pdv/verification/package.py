@@ -17,6 +17,7 @@ from ir.exact import verify_equal
 from ir.graph import Graph
 from ir.verify import check_outputs
 from pdv.emit.package import emitted
+from pdv.guard import guarded
 from pdv.plan import read_document
 from pdv.prices import priced_by
 from pdv.proofs import proof_document
@@ -36,6 +37,7 @@ CLAIMS = (
 PRICES = "the prices: the weights or profiles that they are from are not here"
 
 
+@guarded("pdv.verify")
 def verify(directory: str | os.PathLike[str], cost: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Prove the plan of a package again, and hold every file and field of the package to what follows from it.
 

@@ -105,15 +105,23 @@ def test_an_error_is_one_message_and_its_code(
         assert printed.err == f"error: {error}\n"
 
 
-def test_our_own_fault_is_70_and_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_fault_is_70_and_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def fail(description: object) -> None:
         raise KeyError("surprise")
 
     monkeypatch.setattr("pdv.cluster.load_cluster", fail)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cli.run(["cluster", "show", "x.yaml"]) == 70
     printed = capsys.readouterr().err
     assert printed.startswith("error: internal-error: KeyError at test_app.py:")
     assert printed.count("\n") == 1
+    (report,) = (tmp_path / "pdv" / "reports").iterdir()
+    assert f"Please report it, with what lies in {report} (the traceback)." in printed
+    assert "surprise" in (report / "traceback.txt").read_text()
+    assert cli.run(["cluster", "show", "x.yaml", "--json"]) == 70
+    assert json.loads(capsys.readouterr().out)["error"]["report"].startswith(str(tmp_path))
     assert cli.run(["cluster", "show", "x.yaml", "--debug"]) == 70
     assert "Traceback" in capsys.readouterr().err
 
