@@ -118,7 +118,9 @@ def _anywhere(problem: Problem, pins: Joined) -> PinsError | None:
 
     def possible(constraints: Sequence[Constraint]) -> bool:
         assert pins.role is not None
-        loose = replace(problem, pins=join(constraints, pins.role, pins.name), memory_limit=float("inf"))
+        held = join(constraints, pins.role, pins.name)
+        # whole outputs are always possible: how they leave is not what makes pins impossible
+        loose = replace(problem, pins=held, memory_limit=float("inf"), leaving=problem.exits[0])
         try:
             ChainSolver(loose).at_price(0.0)
         except NoPlanFitsError:

@@ -68,6 +68,7 @@ def _best(asks: Sequence[Ask], strategy: Strategy, ways: Sequence[Problem], budg
     if not found:
         nearest = min(refused, key=lambda error: error.needed_bytes)
         nearest.bound_s = bound
+        nearest.cut = any(error.cut for error in refused)
         raise nearest
     best = min(found, key=lambda one: one.cost_s)
 
@@ -78,7 +79,7 @@ def _best(asks: Sequence[Ask], strategy: Strategy, ways: Sequence[Problem], budg
         best,
         lower_bound_s=min(bound, best.cost_s),
         states=sum(one.states for one in found),
-        complete=all(one.complete for one in found),
+        complete=all(one.complete for one in found) and not any(error.cut for error in refused),
         again=None if best.again is None else once_more,
     )
 

@@ -292,3 +292,20 @@ def test_the_contradiction_of_the_documentation(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     Path("pins.yaml").write_text(text)
     assert " ".join(message.split()) == f"error: {refused(Path('pins.yaml'))}"
+
+
+def test_contradictions_in_a_program_of_several_outputs_name_the_pins() -> None:
+    k = Builder()
+    h = k.linear(k.input("x", worlds.f32(4, 8)), k.param("up", worlds.f32(8, 8)), name="up.out")
+    graph = k.graph({"h": h, "y": k.linear(h, k.param("down", worlds.f32(8, 8)), name="down.out")})
+    pins = {
+        "operators": [
+            {"name": name, "axis": "a", "loop": loop} for name, loop in (("up.out", "n"), ("down.out", "sum0"))
+        ]
+    }
+    of = worlds.problem(graph, Mesh.of(a=2), pins=load_pins(pins).on(graph, Mesh.of(a=2)))
+    with pytest.raises(NoPlanFitsError) as refused_by:
+        search_mesh(of)
+    error = contradiction(of, refused_by.value)
+    assert error is not None
+    assert "contradict each other" in str(error)
