@@ -60,7 +60,11 @@ class Small:
     nodes: Mapping[Node, Node]
 
 
-def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True) -> Small:
+Alike = Sequence[tuple[Node, Node]]
+"""Nodes of one shape that are to get the same sizes; loops too, where the operator is the same."""
+
+
+def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True, alike: Alike = ()) -> Small:
     """The graphs (any number, serial or PCGs for ``mesh``) at small common sizes; as they are if ``scale`` is False.
 
     Raises:
@@ -74,7 +78,7 @@ def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True) -> Small:
         infer_shardings(graph, mesh if _is_parallel(graph) else Mesh(()))  # name nodes and sizes as the user knows them
     smallest: tuple[int, Small] | None = None
     for fewer in dict.fromkeys(fewer_ranks(mesh, most) for most in MOST_RANKS):
-        small = _shrunk(graphs, found, mesh, fewer)
+        small = _shrunk(graphs, found, mesh, fewer, alike)
         elements = sum(node.type.num_elements for graph in small.graphs for node in graph.nodes)
         elements *= small.mesh.num_devices
         if smallest is None or elements < smallest[0]:
@@ -92,8 +96,8 @@ def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True) -> Small:
     return small
 
 
-def _shrunk(graphs: Sequence[Graph], found: Mapping[str, Base], mesh: Mesh, fewer: Mesh) -> Small:
-    sizes = _Sizes(found, mesh, fewer)
+def _shrunk(graphs: Sequence[Graph], found: Mapping[str, Base], mesh: Mesh, fewer: Mesh, alike: Alike) -> Small:
+    sizes = _Sizes(found, mesh, fewer, alike)
     try:
         sizes.solve(graphs)
         return sizes.rebuilt(graphs, "scaled-down sizes" + ("" if fewer == mesh else f", {fewer} instead of {mesh}"))
@@ -128,6 +132,7 @@ class _Sizes:
     found: Mapping[str, Base]
     mesh: Mesh
     small_mesh: Mesh
+    alike: Alike = ()
     atoms: Atoms = field(default_factory=Atoms)
     chosen: dict[int, int] | None = None
     _dims: dict[Node, Dims] = field(default_factory=dict)
@@ -145,9 +150,21 @@ class _Sizes:
                 self._unify_all(self._dims[node], self._shared.setdefault(("output", name), self._dims[node]))
             if _is_parallel(graph):
                 self._require_cuts(graph)
+        for one, other in self.alike:
+            self._make_alike(one, other)
         self.chosen = self.atoms.choose()
 
     # ---- What must agree ----
+
+    def _make_alike(self, one: Node, other: Node) -> None:
+        self._unify_all(self._dims[one], self._dims[other])
+        if one.op.name != other.op.name:
+            return
+        for loop, factors in self._loops.get(one, {}).items():
+            self.atoms.unify(factors, self._loops[other][loop])
+        if one.op.name == "param":
+            for left, right in zip(readings(one), readings(other), strict=True):
+                self._unify_all(self._base_dims(left), self._base_dims(right))
 
     def _fresh(self, shape: Shape) -> Dims:
         return tuple((self.atoms.new(size),) for size in shape)

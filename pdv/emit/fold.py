@@ -6,7 +6,7 @@ point: ``folded``; what counts as such a value is decided by ``pdv.pcg.plan_cost
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -28,28 +28,47 @@ Array = np.ndarray[Any, Any]  # Any: the element type is known only when a tenso
 
 def folded(pcg: Graph, mesh: Mesh, weights: Weights) -> tuple[Graph, Weights]:
     """The PCG with every value that depends on weights alone as a stored tensor, and the weights with those."""
+    graph, values = fold(pcg, mesh)
+    loaders = {name: partial(value_of, node, weights) for name, node in values.items()}
+    return graph, Weights({**weights.loaders, **loaders})
+
+
+def fold(pcg: Graph, mesh: Mesh) -> tuple[Graph, dict[str, Node]]:
+    """The PCG with every value that depends on weights alone as a stored tensor, and these values by name."""
     shardings = infer_shardings(pcg, mesh)
-    chosen = {node for node in pcg.nodes if _is_read(pcg, node) and _may_rest(shardings[node])}
+    moving = _moving(pcg)
+    chosen = {
+        node for node in pcg.nodes if node not in moving and _is_read(pcg, node) and _may_rest(shardings[node])
+    }  # fmt: skip
     k = Builder()
     new: dict[Node, Node] = {}
-    loaders: dict[str, Callable[[], Array]] = {}
+    values: dict[str, Node] = {}
     for node in pcg.inputs:
         new[node] = k.copy(node, ())
     needed = _needed(pcg, chosen)
     for node in (node for node in pcg.nodes if node in needed):
         if node in chosen:
-            name = unique(_name(node), loaders)
+            name = unique(_name(node), values)
             whole = all(state == Invariant() for state in shardings[node])
             stored = "" if whole else format_sharding(shardings[node])
             column = node.type.rank == 3 and node.type.shape[1:] == (1, 1)  # a bias of channels is kept as a vector
             view = (("reshape", node.type.shape),) if column else ()
             new[node] = k.param(name, node.type, stored=stored, source=name, view=view)
-            loaders[name] = partial(_value, node, weights)
+            values[name] = node
         elif node not in new:
             new[node] = k.copy(node, tuple(new[operand] for operand in node.operands))
     outputs = {name: new[node] for name, node in pcg.outputs}
-    graph = k.graph(outputs, {name: new[node] for name, node in pcg.updates}, pcg.name)
-    return graph, Weights({**weights.loaders, **loaders})
+    return k.graph(outputs, {name: new[node] for name, node in pcg.updates}, pcg.name), values
+
+
+def _moving(pcg: Graph) -> set[Node]:
+    """What depends on a buffer that the program overwrites."""
+    updated = {name for name, _ in pcg.updates}
+    found: set[Node] = set()
+    for node in pcg.nodes:
+        if (node.op.name == "param" and node.attr("name") in updated) or any(x in found for x in node.operands):
+            found.add(node)
+    return found
 
 
 def _is_read(pcg: Graph, node: Node) -> bool:
@@ -88,7 +107,7 @@ def _name(node: Node) -> str:
     return f"{sources_of(node)[0] if node.op.name == 'param' else node.name or 'constant'}.folded"
 
 
-def _value(node: Node, weights: Weights) -> Array:
+def value_of(node: Node, weights: Weights) -> Array:
     """[*shape]: the value, computed in float64 on one device."""
     k = Builder()
     graph = k.graph({"value": _serial(k, node, {})})

@@ -53,22 +53,23 @@ class Opened:
         """The same program with nothing open."""
         return open_sizes(self.graph, {})
 
-    def variants(self, mesh: Mesh) -> list[tuple[Graph, Shapes]]:
-        """The program as it is where nothing is open, else at two choices of sizes.
+    def variants(self, mesh: Mesh) -> list[tuple[Graph, Shapes, Mapping[Node, Node]]]:
+        """The program as it is where nothing is open, else at two choices of sizes; and what its nodes became.
 
         Raises:
             ShapeError: if it has no other sizes.
             ShardingError: if it is no legal PCG of ``mesh``.
         """
         if not self.symbols:
-            return [(self.graph, self._shapes(self.graph, {node: node for node in self.graph.nodes}, mesh, {}, {}))]
+            same = {node: node for node in self.graph.nodes}
+            return [(self.graph, self._shapes(self.graph, same, mesh, {}, {}), same)]
         primes = _primes(self.sizes.atoms.extents)
-        found = []
+        found: list[tuple[Graph, Shapes, Mapping[Node, Node]]] = []
         for first in (0, len(self.symbols)):
             times = dict(zip(self.symbols, islice(primes, first, None), strict=False))
             changed = {atom: self.sizes.atoms.extents[atom] * times[name] for name, atom in self.symbols.items()}
             graph, made = self.sizes.resized(changed)
-            found.append((graph, self._shapes(graph, made, mesh, changed, self._laws(changed))))
+            found.append((graph, self._shapes(graph, made, mesh, changed, self._laws(changed)), made))
         return found
 
     def _laws(self, changed: Mapping[int, int]) -> dict[int, Factor]:

@@ -44,6 +44,23 @@ def outline(reading: Reading, shardings: Mapping[Node, Sharding]) -> tuple[Item,
     return _Folding(reading, shardings, ordered_steps(reading)).run()
 
 
+def over(items: Sequence[Item], twins: Mapping[Node, Node]) -> tuple[Item, ...]:
+    """The same outline of another graph, to whose nodes ``twins`` leads."""
+
+    def all_of(nodes: Sequence[Node]) -> tuple[Node, ...]:
+        return tuple(twins[node] for node in nodes)
+
+    def each(groups: Sequence[Sequence[Node]]) -> tuple[tuple[Node, ...], ...]:
+        return tuple(all_of(group) for group in groups)
+
+    return tuple(
+        Run(each(item.blocks), each(item.incoming), each(item.outgoing), all_of(item.fixed), item.prefixes)
+        if isinstance(item, Run)
+        else twins[item]
+        for item in items
+    )
+
+
 def ordered_steps(reading: Reading) -> list[Node]:
     """Steps without gradient (masks, slices of inputs) first; new values of buffers as soon as they can be had."""
     graph = reading.graph

@@ -50,13 +50,17 @@ class Emitted:
 
     def files(self, document: Mapping[str, object], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
         """The Python files, by name; ``document``: plan.json, ``shapes``: of each stored tensor."""
-        text = write_program(self.graph, self.mesh, document, shapes)
-        beside = ("parallel.py", "runtime.py", *(["operators.py"] if helpers_used(text) else []))
-        return {
-            "model.py": text,
-            "__init__.py": _INIT,
-            **{name: (_HERE / name).read_text(encoding="utf-8") for name in beside},
-        }
+        return module_texts(write_program(self.graph, self.mesh, document, shapes))
+
+
+def module_texts(model: str) -> dict[str, str]:
+    """The Python files of a package, by name; model: the text of model.py."""
+    beside = ("parallel.py", "runtime.py", *(["operators.py"] if helpers_used(model) else []))
+    return {
+        "model.py": model,
+        "__init__.py": _INIT,
+        **{name: (_HERE / name).read_text(encoding="utf-8") for name in beside},
+    }
 
 
 def emit_package(pcg: Graph, mesh: Mesh, document: Mapping[str, object], weights: Weights, directory: Path) -> None:
@@ -82,9 +86,9 @@ def emitted(pcg: Graph, mesh: Mesh, document: Mapping[str, object], weights: Wei
         ModelError, ShardingError: as ``emit_package``.
     """
     weights = weights or Weights()
-    if document.get("mode") == "infer":
-        pcg, weights = folded(pcg, mesh, weights)
     graph, named = lower(pcg, mesh)
+    if document.get("mode") == "infer":
+        graph, weights = folded(graph, named, weights)
     constants = _constants(graph)
     tensors: dict[str, tuple[DType, Loader]] = {}
     for source, params in stored_views(graph).items():

@@ -34,7 +34,7 @@ from pdv.emit.header import header
 from pdv.emit.leaves import Reading
 from pdv.emit.names import identifier, string, unique
 from pdv.emit.opened import Opened, open_sizes
-from pdv.emit.outline import Run, graph_updates, outline, own_names, own_params
+from pdv.emit.outline import Item, Run, graph_updates, outline, over, own_names, own_params
 from pdv.emit.reserved import MODULE
 from pdv.emit.shapes import Shapes
 from pdv.emit.size_code import UnsayableError
@@ -52,25 +52,43 @@ def write_program(
     graph: a PCG of ``mesh``, lowered; document: plan.json; stored_shapes: shape of each stored tensor, by name.
     Sizes that it leaves open are in no line: it is written at two choices of them, alike.
     """
+    return write_outlined(graph, mesh, document, stored_shapes)[0]
+
+
+def write_outlined(
+    graph: Graph,
+    mesh: Mesh,
+    document: Mapping[str, object],
+    stored_shapes: Mapping[str, Sequence[int]],
+    items: Sequence[Item] | None = None,
+) -> tuple[str, tuple[Item, ...]]:
+    """The same, and the outline that it follows, over the nodes of ``graph``: its own, or the one given."""
     opened = open_sizes(graph)
-    texts = _texts(opened, mesh, document, stored_shapes)
-    if len(texts) != 1:
-        texts = _texts(replace(opened.closed(), fixed=UNSAID), mesh, document, stored_shapes)
-    (text,) = texts
-    return text
+    found = _written(opened, mesh, document, stored_shapes, items)
+    if len({text for text, _ in found}) != 1:
+        closed = replace(opened.closed(), fixed=UNSAID)
+        found = _written(closed, mesh, document, stored_shapes, items)
+    return found[0]
 
 
-def _texts(
-    opened: Opened, mesh: Mesh, document: Mapping[str, object], stored_shapes: Mapping[str, Sequence[int]]
-) -> set[str]:
-    """The text at each choice of open sizes; none if it cannot be said."""
+def _written(
+    opened: Opened,
+    mesh: Mesh,
+    document: Mapping[str, object],
+    stored_shapes: Mapping[str, Sequence[int]],
+    items: Sequence[Item] | None,
+) -> list[tuple[str, tuple[Item, ...]]]:
+    """The text, and its outline, at each choice of open sizes; none if it cannot be said."""
     try:
-        return {
-            _Program(graph, mesh, stored_shapes, shapes, opened.note).text(document)
-            for graph, shapes in opened.variants(mesh)
-        }
+        found = []
+        for graph, shapes, made in opened.variants(mesh):
+            here = outline(Reading(graph), shapes.shardings) if items is None else over(items, made)
+            program = _Program(graph, mesh, stored_shapes, shapes, opened.note, here)
+            origins = {new: old for old, new in made.items()}
+            found.append((program.text(document), over(here, origins)))
+        return found
     except (ShapeError, UnsayableError):
-        return set()
+        return []
 
 
 def helpers_used(text: str) -> bool:
@@ -80,7 +98,13 @@ def helpers_used(text: str) -> bool:
 
 class _Program:
     def __init__(
-        self, graph: Graph, mesh: Mesh, stored_shapes: Mapping[str, Sequence[int]], shapes: Shapes, note: str
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        stored_shapes: Mapping[str, Sequence[int]],
+        shapes: Shapes,
+        note: str,
+        items: Sequence[Item],
     ) -> None:
         self._graph = graph
         self._note = note
@@ -93,7 +117,7 @@ class _Program:
         self._constants = constant_buffers(reading)
         named = {leaf: buffer.attribute for leaf, buffer in self._constants.items()}
         self._emission = Emission(mesh, reading, self._shapes, graph_updates(graph, reading), named)
-        self._items = outline(reading, shardings)
+        self._items = tuple(items)
         self._blocks = self._block_classes()
 
     def text(self, document: Mapping[str, object]) -> str:

@@ -78,3 +78,12 @@ def test_what_the_caller_passes_is_not_folded() -> None:
     assert [node.op.name for node in small.nodes if not node.is_leaf] == ["linear", "add"]
     assert sorted(node.attr("source") for node in small.params) == ["b", "w.folded"]
     assert np.allclose(weights.load("w.folded"), values["w"] * values["s"])
+
+
+def test_a_buffer_that_moves_is_not_folded() -> None:
+    k = Builder()
+    x, buffer = k.input("x", f32(4, 8)), k.param("running", f32(8), trainable=False)
+    moved = k.add(k.scale(buffer, factor=0.9), k.scale(k.reduce_mean(x, dims=(0,), keepdim=False), factor=0.1))
+    graph = k.graph({"y": k.mul(x, k.scale(buffer, factor=2.0))}, {"running": moved})
+    small, _ = folded(graph, Mesh(()), Weights())
+    assert [node.attr("source") for node in small.params] == ["running"]

@@ -1,0 +1,177 @@
+"""A package's text as one simulated rank imports it: everything is real but what reaches outside of the rank.
+
+``torch.distributed`` is the simulated one, ``safetensors`` reads arrays in memory, ``os.environ`` says what torchrun
+would. All floating types are float64, so that what differs in a result is not rounding.
+Entry point: ``Texts.imported``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ir.errors import VerificationError
+from pdv.check.collectives import DeviceMesh, Distributed
+from pdv.check.placed import DTensor, Placement, Replicate, Shard
+from pdv.check.ranks import World
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]  # Any: floats, integers and booleans
+FLOATS = ("float32", "float16", "bfloat16", "half", "float", "double")
+_CASTS = re.compile(r"\.(float|half|bfloat16)\(\)")
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The modules of a package by file name, and the directory that messages name."""
+
+    files: Mapping[str, str]
+    directory: Path = Path("emitted")
+
+    @cached_property
+    def _compiled(self) -> dict[str, types.CodeType]:
+        """Module name -> code; the package itself is ``__init__``."""
+        found: dict[str, types.CodeType] = {}
+        for name, text in self.files.items():
+            try:
+                found[Path(name).stem] = compile(_CASTS.sub(".double()", text), str(self.directory / name), "exec")
+            except (SyntaxError, ValueError) as error:
+                raise VerificationError(f"{self.directory / name} is no Python: {error}") from error
+        return found
+
+    @contextmanager
+    def imported(self, world: World[Any], rank: int, arrays: Arrays) -> Iterator[types.ModuleType]:
+        """``model.py`` as this rank imports it."""
+        loader = _Rank(f"_pdv_rank_{next(_numbers)}", self._compiled, world, rank, arrays)
+        try:
+            yield loader.module("model")
+        finally:
+            loader.forget()
+
+
+class _Rank:
+    """The modules of one rank, each run once."""
+
+    def __init__(
+        self, package: str, compiled: Mapping[str, types.CodeType], world: World[Any], rank: int, arrays: Arrays
+    ) -> None:
+        self._package = package
+        self._compiled = compiled
+        self._modules: dict[str, types.ModuleType] = {}
+        self._outside = _outside(world, rank, arrays)
+        self._builtins = {**vars(builtins), "__import__": self._import}
+
+    def module(self, name: str) -> types.ModuleType:
+        """One module of the package."""
+        if name not in self._modules:
+            if name not in self._compiled:
+                raise ImportError(f"the package has no {name}.py")
+            module = types.ModuleType(f"{self._package}.{name}")
+            code = self._compiled[name]
+            module.__file__, module.__package__ = code.co_filename, self._package
+            module.__dict__["__builtins__"] = self._builtins
+            self._modules[name] = module
+            sys.modules[module.__name__] = module  # where dataclasses look for the names in annotations
+            exec(code, module.__dict__)  # noqa: S102  # running the text is what this is for
+        return self._modules[name]
+
+    def forget(self) -> None:
+        """Take the modules out of Python's table."""
+        for module in self._modules.values():
+            sys.modules.pop(module.__name__, None)
+
+    def _import(
+        self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0  # noqa: A002  # as builtins.__import__
+    ) -> Any:  # fmt: skip
+        if level:
+            if name:
+                return self.module(name)
+            siblings = types.SimpleNamespace()
+            for wanted in fromlist or ():
+                setattr(siblings, wanted, self.module(wanted))
+            return siblings
+        if name in self._outside:
+            return self._outside[name] if fromlist or "." not in name else self._outside[name.partition(".")[0]]
+        if name.startswith("torch.distributed"):
+            raise ImportError(f"simulated ranks have no {name}")
+        return builtins.__import__(name, globals, locals, fromlist, level)
+
+
+def _outside(world: World[Any], rank: int, arrays: Arrays) -> dict[str, Any]:
+    """Modules that a simulated rank sees in place of the real ones."""
+    dist = Distributed(world, rank)
+    environ = {**os.environ, "WORLD_SIZE": str(world.size), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+    def safe_open(path: Any, framework: str = "pt", device: str = "cpu") -> Stored:
+        return Stored(arrays)
+
+    def init_device_mesh(kind: str, sizes: Any, *, mesh_dim_names: Any) -> DeviceMesh:
+        mesh = DeviceMesh(rank, sizes, mesh_dim_names)
+        if mesh.size() != world.size:
+            raise ValueError(f"a device mesh of {mesh.size()} ranks, but there are {world.size}")
+        return mesh
+
+    device_mesh = types.SimpleNamespace(DeviceMesh=DeviceMesh, init_device_mesh=init_device_mesh)
+    tensor = types.SimpleNamespace(DTensor=DTensor, Placement=Placement, Replicate=Replicate, Shard=Shard)
+    doubled = types.ModuleType("torch")
+    doubled.__dict__.update(vars(torch))
+    doubled.__dict__.update(dict.fromkeys(FLOATS, torch.float64), distributed=dist)
+    doubled.__dict__["__getattr__"] = lambda name: getattr(torch, name)
+    system = types.ModuleType("os")
+    system.__dict__.update({**vars(os), "environ": environ})
+    return {
+        "torch": doubled,
+        "torch.distributed": dist,
+        "torch.distributed.device_mesh": device_mesh,
+        "torch.distributed.tensor": tensor,
+        "safetensors": types.SimpleNamespace(safe_open=safe_open),
+        "os": system,
+    }
+
+
+class Stored:
+    """Arrays in memory, read as an open safetensors file is."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def keys(self) -> list[str]:
+        """Names of all stored tensors."""
+        return sorted(self._arrays)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """One stored tensor."""
+        return self.get_slice(name)[()]
+
+    def get_slice(self, name: str) -> StoredSlice:
+        """The same, to be read in part."""
+        if name not in self._arrays:
+            raise KeyError(f"there is no stored tensor {name}")
+        return StoredSlice(torch.from_numpy(self._arrays[name]))
+
+
+class StoredSlice:
+    """A stored tensor of which parts are read."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        """Its shape."""
+        return list(self._tensor.shape)
+
+    def __getitem__(self, ranges: Any) -> torch.Tensor:
+        return self._tensor[ranges].clone()

@@ -1,0 +1,260 @@
+"""A source and what is emitted of its PCG at small sizes, as the emitter would have got them.
+
+``ir.scale`` chooses the sizes. It drops what all readers of a stored tensor share of their views, and lets constants
+become equal; here both come back, so that the small program's text has the structure of the large one's. Entry points:
+``small_pair``, ``full_pair``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ir.builder import Builder
+from ir.dims import Shape
+from ir.graph import Constant, Graph, Node, View, ViewStep, param_view
+from ir.mesh import Mesh
+from ir.ops.movement import matched_dims
+from ir.scale import Small, shrink
+from ir.views import Base, bases, readings
+from pdv.check.emission import Emission, ShapeOf, shapes_before, stored_shapes
+from pdv.emit.constants import STORED, constant_names
+from pdv.emit.fold import value_of
+from pdv.emit.leaves import Reading
+from pdv.emit.norms import tracking
+from pdv.emit.outline import Item, graph_updates, over
+from pdv.emit.program import write_outlined
+from pdv.frontend.program import Weights
+
+Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A serial program and what is emitted of its PCG, to be run.
+
+    Attributes:
+        source, emitted: the programs.
+        mesh: the ranks.
+        stored: shapes of the tensors that the source reads.
+        computed: what the package stores besides, made of those: nodes by stored names.
+        limits: inputs of integers -> the least table that they index.
+        note: at which sizes, in words.
+    """
+
+    source: Graph
+    emitted: Graph
+    mesh: Mesh
+    stored: Mapping[str, Shape]
+    computed: Mapping[str, Node]
+    limits: Mapping[str, int]
+    note: str
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    twins: Mapping[Node, Node] = field(default_factory=dict)
+
+    @property
+    def elements(self) -> int:
+        """Of all values on all ranks, and of the source's."""
+        return _elements(self.emitted) * self.mesh.num_devices + _elements(self.source)
+
+    def own_tensors(self, stored: Mapping[str, Array]) -> dict[str, Array]:
+        """What the package stores besides the source's tensors, given these; floats as float64."""
+        weights = Weights({name: partial(np.asarray, array) for name, array in stored.items()})
+        names = constant_names(Reading(self.emitted))
+        found = {STORED + name: node.attr("value").array for node, name in names.items()}
+        found |= {name: value_of(node, weights) for name, node in self.computed.items()}
+        return {name: x if x.dtype.kind in "iub" else x.astype(np.float64) for name, x in found.items()}
+
+    def text(self, items: Sequence[Item]) -> str:
+        """model.py of the small program, by the outline of the large one."""
+        return write_outlined(self.emitted, self.mesh, {}, self.shapes, over(items, self.twins))[0]
+
+
+def full_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
+    """The programs at their own sizes."""
+    small = shrink((source, emission.whole), emission.mesh, scale=False)
+    graphs = (source, emission.whole)
+    stored = {name: shape for graph in graphs for name, shape in stored_shapes(graph, shape_of).items()}
+    return Pair(
+        source, emission.graph, emission.mesh, stored, emission.computed, small.limits, "full size"
+    )  # fmt: skip
+
+
+def small_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
+    """The programs at small sizes.
+
+    Raises:
+        ShardingError, VerificationError: as ``ir.scale.shrink``.
+    """
+    graphs = (source, emission.whole, *([emission.graph] if emission.computed else []))
+    small = shrink(graphs, emission.mesh, alike=emission.alike(shape_of))
+    views = _Views(bases(graphs), small.stored, shape_of)
+    restored = _Restored(small, views, plain=_plain_attention(graphs), tracked=_tracked(graphs, emission))
+    serial, whole, emitted = (restored.graph(graph) for graph in (graphs[0], graphs[1], graphs[-1]))
+    stored = {
+        name: views.stored[name] for graph in (serial, whole) for param in graph.params for name in _sources(param)
+    }
+    computed = {name: restored.made[node] for name, node in emission.computed.items()}
+    return Pair(
+        serial, emitted, small.mesh, stored, computed, small.limits, small.note or "full size", views.stored,
+        restored.made,
+    )  # fmt: skip
+
+
+def _sources(param: Node) -> tuple[str, ...]:
+    return tuple(reading.source for reading in readings(param))
+
+
+def _elements(graph: Graph) -> int:
+    return sum(node.type.num_elements for node in graph.nodes)
+
+
+def _plain_attention(graphs: Sequence[Graph]) -> set[Node]:
+    """Attention that is scaled by the root of its width, and so at other widths too, if all graphs have the same."""
+    found: set[Node] = set()
+    each: list[list[tuple[float, int]]] = []
+    for graph in graphs:
+        nodes = [node for node in graph.nodes if node.op.name == "attention"]
+        each.append(sorted((node.attr("scale"), _width(node)) for node in nodes))
+        found |= {node for node in nodes if math.isclose(node.attr("scale"), _width(node) ** -0.5, rel_tol=1e-6)}
+    return found if all(scales == each[0] for scales in each) else set()
+
+
+def _width(attention: Node) -> int:
+    return attention.operands[0].type.shape[-1]
+
+
+@dataclass(frozen=True)
+class _Tracked:
+    """How far a running variance moves: a factor that depends on how many points the norm sees, and so on sizes."""
+
+    momentum: float
+    normed: Node
+
+    def factor(self, twins: Mapping[Node, Node]) -> float:
+        """What an unbiased variance is multiplied by."""
+        points = _points(twins.get(self.normed, self.normed))
+        return self.momentum * points / (points - 1) if points > 1 else self.momentum
+
+
+def _points(x: Node) -> int:
+    return x.type.num_elements // x.type.shape[1]
+
+
+def _tracked(graphs: Sequence[Graph], emission: Emission) -> dict[Node, _Tracked]:
+    """The nodes of all graphs that scale the variance of a norm that the text leaves to torch."""
+    reading = Reading(emission.graph)
+    updates = graph_updates(emission.graph, reading)
+    found: dict[Node, _Tracked] = {}
+    for norm in emission.graph.nodes:
+        if norm.op.name != "batch_norm" or (known := tracking(norm, reading, updates)) is None:
+            continue
+        moves = _Tracked(known.momentum, reading.operands(norm)[0])
+        for graph in graphs:
+            new = dict(graph.updates)[known.buffers[1].attr("name")]
+            found |= {
+                term: moves
+                for term in new.operands
+                if term.op.name == "scale" and math.isclose(term.attr("factor"), moves.factor({}), rel_tol=1e-6)
+            }
+    return found
+
+
+class _Restored:
+    """Twins of large graphs, whose nodes are as many and as distinct as those of the graphs themselves."""
+
+    def __init__(self, small: Small, views: _Views, *, plain: set[Node], tracked: Mapping[Node, _Tracked]) -> None:
+        self._small = small
+        self._views = views
+        self._plain = plain
+        self._tracked = tracked
+        self.made: dict[Node, Node] = {}
+
+    def graph(self, graph: Graph) -> Graph:
+        """The twin of one."""
+        k = Builder()
+        for node in graph.nodes:
+            twin = self._small.nodes[node]
+            operands = tuple(self.made[x] for x in node.operands)
+            self.made[node] = k.copy(replace(twin, attrs=self._attrs(node, twin, operands)), operands)
+        outputs = {name: self.made[node] for name, node in graph.outputs}
+        return k.graph(outputs, {name: self.made[node] for name, node in graph.updates}, graph.name)
+
+    def _attrs(self, node: Node, twin: Node, operands: Sequence[Node]) -> dict[str, Any]:
+        attrs = dict(twin.attrs)
+        if node.op.name == "param":
+            attrs["view"] = self._views.of(node, twin)
+        elif node.op.name == "const":
+            attrs["value"] = Constant(twin.attr("value").array, node.attr("value").digest)
+        elif node in self._plain:
+            attrs["scale"] = operands[0].type.shape[-1] ** -0.5
+        elif node in self._tracked:
+            attrs["factor"] = self._tracked[node].factor(self._small.nodes)
+        return attrs
+
+
+class _Views:
+    """The views of small parameters, whole, and the shapes of the small stored tensors that they are of."""
+
+    def __init__(self, found: Mapping[str, Base], small: Mapping[str, Base], shape_of: ShapeOf) -> None:
+        self._found = found
+        self._small = small
+        self._shape_of = shape_of
+        self._prefixes: dict[str, View] = {}
+        self.stored: dict[str, Shape] = {}
+
+    def of(self, node: Node, twin: Node) -> View:
+        """The view of a parameter's small twin, from the stored tensor on."""
+        given = param_view(twin)
+        whole = readings(node)
+        if not given or given[0][0] != "concat":
+            return (*self._prefix(whole[0].source, whole[0].view), *given)
+        joined = tuple(
+            (source, (*self._prefix(source, part.view), *rest), shape)
+            for part, (source, rest, shape) in zip(whole, given[0][2], strict=True)
+        )
+        return (("concat", given[0][1], joined), *given[1:])
+
+    def _prefix(self, source: str, view: View) -> View:
+        """What all readers share of their views, at small sizes."""
+        if source not in self._prefixes:
+            base = self._found[source]
+            steps = view[: base.steps]
+            before = shapes_before(steps, base.shape, source, self._shape_of)[:-1]
+            shape = self._small[source].shape
+            scaled: list[ViewStep] = []
+            for step, full in zip(reversed(steps), reversed(before), strict=True):
+                shape, small = _step_before(step, full, shape)
+                scaled.insert(0, small)
+            self._prefixes[source] = tuple(scaled)
+            self.stored[source] = shape
+        return self._prefixes[source]
+
+
+def _step_before(step: ViewStep, full: Shape, after: Shape) -> tuple[Shape, ViewStep]:
+    """(small shape before a step, the step at small size), given the full shape before it and the small one after."""
+    match step:
+        case ("permute", perm):
+            return tuple(after[perm.index(dim)] for dim in range(len(perm))), step
+        case ("chunk", dim, parts, _):
+            return (*after[:dim], after[dim] * parts, *after[dim + 1 :]), step
+        case ("slice", dim, start, stop, extent):
+            first = min(start, 1)
+            size = first + after[dim] + min(extent - stop, 1)
+            return (*after[:dim], size, *after[dim + 1 :]), ("slice", dim, first, first + after[dim], size)
+        case ("reshape", shape):
+            before = list(full)
+            for left, right in matched_dims(full, shape):
+                rest = math.prod(after[dim] for dim in right)
+                for dim in left[:0:-1]:
+                    before[dim] = math.gcd(rest, full[dim])
+                    rest //= before[dim]
+                if left:
+                    before[left[0]] = rest
+            return tuple(before), ("reshape", after)
+    raise AssertionError(f"no such view step: {step}")

@@ -1,0 +1,249 @@
+"""The emitted text is run against its source: right texts pass, texts with one mistake do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ir.builder import Builder
+from ir.errors import VerificationError
+from ir.graph import Graph, Node
+from ir.mesh import Mesh
+from ir.sharding import Shard
+from ir.types import DType
+from ir.verify import infer_shardings
+from pdv.check import Checked, check_package, check_text, checked
+from pdv.check.emission import Emission
+from pdv.emit.package import emit_package, module_texts
+from pdv.frontend.program import Weights
+from tests.mistakes import plans
+from tests.pdv.emit.graphs import floats, random_weights, stack
+
+
+def returned_whole(pcg: Graph) -> Graph:
+    """The program with its outputs put together."""
+    k = Builder()
+    made: dict[Node, Node] = {}
+    for node in pcg.nodes:
+        made[node] = k.copy(node, tuple(made[x] for x in node.operands))
+    outputs = {}
+    for name, node in pcg.outputs:
+        outputs[name] = made[node]
+        states = zip(plans.MESH.axes, infer_shardings(pcg, plans.MESH)[node], strict=True)
+        for axis, state in reversed(list(states)):
+            if isinstance(state, Shard):
+                outputs[name] = k.combine(outputs[name], dim=state.dim, axis=axis.name)
+    return k.graph(outputs, {name: made[node] for name, node in pcg.updates}, pcg.name)
+
+
+PLANS = {
+    "transformer": (plans.transformer, lambda: returned_whole(plans.transformer_plan())),
+    "convnet": (plans.convnet, lambda: returned_whole(plans.convnet_plan())),
+}
+
+
+def no_shape(name: str) -> tuple[int, ...]:
+    raise AssertionError(f"the shape of {name} is known from the graph")
+
+
+def texts(pcg: Graph, mesh: Mesh) -> dict[str, str]:
+    return module_texts(Emission.of(pcg, mesh, train=True).text(no_shape))
+
+
+def check(plan: str, files: Mapping[str, str] | None = None) -> Checked:
+    source, pcg = PLANS[plan]
+    return check_text(source(), pcg(), plans.MESH, Weights({}), files=files)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_the_right_text_passes(plan: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "FEW_ELEMENTS", few)
+    found = check(plan)
+    assert found.ran
+    assert found.ranks == 4
+    assert found.largest_error < 1e-13
+    assert ("full size" in found.statement) == bool(few)
+
+
+# plan, file, what stands there, what is put in its place, what the error names
+MISTAKES = (
+    ("transformer", "model.py", "h = combine(h, 0, dp)", "h = combine(h, 1, dp)", "shape"),
+    ("transformer", "model.py", "h = combine(h, 0, dp)", "h = combine(h, 0, tp)", "logits"),
+    ("transformer", "model.py", "h = combine(h, 0, dp)", "h = h", "shape"),
+    ("transformer", "model.py", "F.gelu(", "F.relu(", "output"),
+    ("transformer", "model.py", "F.gelu(F.linear(all_gather(x, 1, tp), local(self.w1, dp), local(self.c1, dp)))",
+     'F.gelu(F.linear(all_gather(x, 1, tp), local(self.w1, dp), local(self.c1, dp)), approximate="tanh")', "output"),
+    ("transformer", "model.py", "tp.rank, scale=0.25", "0, scale=0.25", "output"),
+    ("transformer", "model.py", "scale=0.25", "scale=0.5", "output"),
+    ("transformer", "model.py", "wte, tp.rank)", "wte, dp.rank)", "output"),
+    ("transformer", "model.py", "is_causal=True", "is_causal=False", "output"),
+    ("transformer", "model.py", "1e-05", "1e-06", "output"),
+    ("transformer", "model.py", "/ dp.size / tp.size", "/ dp.size", "mean"),
+    ("transformer", "model.py", "reduce(reduce(x.mean((0, 1)) / dp.size / tp.size, tp), dp)",
+     "reduce(x.mean((0, 1)) / dp.size / tp.size, tp)", "mean"),
+    ("transformer", "model.py", 'weights["wqkv"].narrow(0, 16, 16)', 'weights["wqkv"].narrow(0, 15, 16)', "output"),
+    ("transformer", "model.py", 'weights["bqkv"].narrow(0, 16, 16)', 'weights["bqkv"].narrow(0, 32, 16)', "bqkv"),
+    ("transformer", "model.py", 'weights["w1"]', 'weights["w2"]', "run"),
+    ("transformer", "model.py", 'weights["g"]', 'weights["b"]', "output"),
+    ("transformer", "model.py", 'weights["wr"]', 'weights["wr"].permute(1, 0)', "output"),
+    ("transformer", "model.py", 'weights["wr"]', 'weights["head"]', "head"),
+    ("transformer", "model.py", '{"dp": 0, "tp": 1}', '{"dp": 1, "tp": 0}', "output"),
+    ("transformer", "model.py", "local(self.wr, dp, tp)", "local(self.wr, dp)", "gradient of wr"),
+    ("transformer", "model.py", "local(self.wr, dp, tp)", "local(self.wr, tp)", "gradient of wr"),
+    ("transformer", "model.py", "local(self.wr, dp, tp)", "self.wr", "local()"),
+    ("transformer", "model.py", "wte = local(self.wte, dp)", "wte = local(self.wte, dp).detach()", "gradient"),
+    ("transformer", "model.py", "(h + local(self.bo, dp, tp))", "(h + local(self.bo, dp, tp) / tp.size)", "output"),
+    ("transformer", "model.py", "x = x + h\n", "x = x + h + h\n", "output"),
+    ("transformer", "model.py", "reduce_scatter(F.linear(h, local(self.w2, dp)), 1, tp)",
+     "partition(F.linear(h, local(self.w2, dp)), 1, tp)", "output"),
+    ("transformer", "model.py", "wte), 2, 1, tp)", "wte), 1, 1, tp)", "shape"),
+    ("transformer", "model.py", 'mesh["dp"], mesh["tp"]', 'mesh["tp"], mesh["dp"]', ""),
+    ("transformer", "model.py", '{"dp": 2, "tp": 2}', '{"dp": 2, "tp": 4}', "wrong-world-size"),
+    ("convnet", "model.py", "dp.size * tp.size), dp), tp)  # [6]", "dp.size), dp), tp)", "output"),
+    ("convnet", "model.py", "self.running * 0.9 + mean * 0.1",
+     "self.running * 0.1 + mean * 0.9", "new value of running"),
+    ("convnet", "model.py", "x = F.relu(x)\n", "x = x\n", "output"),
+    ("convnet", "model.py", "padding=1", "padding=0", "output"),
+    ("convnet", "model.py", 'mesh.buffer(weights["running"])', 'mesh.parameter(weights["running"])', "DTensor"),
+    ("transformer", "parallel.py", "lambda g: _all_reduce(g, axis))", "_same)", "gradient"),
+    ("transformer", "parallel.py", "lambda t: _all_reduce(t, axis), _same",
+     "lambda t: _all_reduce(t, axis), lambda g: _all_reduce(g, axis)", "gradient"),
+    ("transformer", "parallel.py", "lambda g: _reduce_scatter(g, dim, axis)",
+     "lambda g: _slice(g, dim, axis)", "gradient"),
+    ("transformer", "parallel.py", "axis.rank * block, block", "(axis.size - 1 - axis.rank) * block, block", ""),
+    ("transformer", "operators.py", "ids = ids - block * table.size(0)", "ids = ids - block", "output"),
+    ("transformer", "runtime.py", "stored = stored.cut(cuts[axis.name], axis)", "stored = stored", ""),
+    ("transformer", "runtime.py", "for axis in axes:\n        parameter = replicate(parameter, axis)",
+     "pass", "gradient"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("plan", "file", "old", "new", "named"), MISTAKES)
+def test_one_mistake_in_the_text_is_caught(plan: str, file: str, old: str, new: str, named: str) -> None:
+    _, pcg = PLANS[plan]
+    right = texts(pcg(), plans.MESH)
+    wrong = right[file].replace(old, new, 1)
+    assert wrong != right[file], f"{file} has no {old}"
+    with pytest.raises(VerificationError) as caught:
+        check(plan, {**right, file: wrong})
+    assert caught.value.check == "text"
+    assert named in str(caught.value)
+
+
+def test_ranks_that_call_different_collectives_are_named() -> None:
+    right = texts(PLANS["transformer"][1](), plans.MESH)
+    text = right["model.py"].replace("x = x + h\n", "x = x + h if tp.rank else x + reduce(h, tp)\n")
+    with pytest.raises(VerificationError, match=r"over tp, rank \d calls \w+"):
+        check("transformer", {**right, "model.py": text})
+
+
+# ---- Blocks, views and edits, at small sizes ----
+
+
+def wide_stack() -> Graph:
+    return stack(3, batch=16, sequence=64, width=64, heads=8)
+
+
+def cut_stack() -> tuple[Graph, Mesh]:
+    """The batch cut, and all parameters replicated."""
+    graph, mesh, k = wide_stack(), Mesh.of(dp=2), Builder()
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        made[node] = k.copy(node, tuple(made[x] for x in node.operands))
+        if node.op.name == "input":
+            made[node] = k.partition(made[node], dim=0, axis="dp")
+        elif node.op.name == "param":
+            made[node] = k.replicate(made[node], axis="dp")
+    return k.graph({name: made[node] for name, node in graph.outputs}), mesh
+
+
+def small_check(files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Checked:
+    monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
+    return check_text(wide_stack(), *cut_stack(), Weights({}), files=files)
+
+
+def test_equal_blocks_are_run_at_equal_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = texts(*cut_stack())
+    assert "nn.ModuleList(Block(" in files["model.py"]
+    found = small_check(files, monkeypatch)
+    assert found.sizes == "scaled-down sizes"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("is_causal=True", "is_causal=False"),
+        ("h.flatten(2)", "h.flatten(2) * 1.0001"),
+        ("range(3)", "range(2)"),
+        ('f"h.{i}"', 'f"h.{max(i, 1)}"'),
+    ],
+)
+def test_an_edit_is_carried_to_small_sizes(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = texts(*cut_stack())
+    edited = files["model.py"].replace(old, new, 1)
+    assert edited != files["model.py"]
+    with pytest.raises(VerificationError):
+        small_check({**files, "model.py": edited}, monkeypatch)
+
+
+def test_an_edit_that_changes_nothing_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = texts(*cut_stack())
+    more = "        # a comment\n        size = ids.size(0)\n        x = self."
+    lines = files["model.py"].replace("        x = self.", more)
+    renamed = lines.replace("q = q.transpose(1, 2)", "heads = q\n        q = heads.transpose(1, 2)")
+    assert small_check({**files, "model.py": renamed}, monkeypatch).ran
+
+
+# ---- A package on disk ----
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    pcg, mesh = cut_stack()
+    emit_package(pcg, mesh, {"mode": "train"}, random_weights(pcg), tmp_path)
+    return tmp_path
+
+
+def test_a_package_is_run(package: Path) -> None:
+    found = check_package(package, wide_stack(), *cut_stack())
+    assert found.ran
+    assert found.ranks == 2
+
+
+def test_an_edited_package_is_not_run_unasked(package: Path) -> None:
+    path = package / "model.py"
+    path.write_text(path.read_text() + "\nraise SystemExit\n")
+    with pytest.raises(VerificationError, match=r"model\.py is not what the plan emits"):
+        check_package(package, wide_stack(), *cut_stack())
+    with pytest.raises(VerificationError, match="SystemExit"):
+        check_package(package, wide_stack(), *cut_stack(), allow_edits=True)
+
+
+def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
+    monkeypatch.setattr(checked, "MOST_ELEMENTS", 0)
+    found = check("transformer")
+    assert not found.ran
+    assert found.statement.startswith("the emitted text was not run: ")
+
+
+def test_inference_stores_what_weights_alone_make() -> None:
+    k = Builder()
+    x, w, s = k.input("x", floats(4, 8)), k.param("w", floats(8, 8)), k.param("s", floats(8))
+    graph = k.graph({"y": k.linear(x, k.mul(w, s))})
+    k = Builder()
+    x = k.partition(k.input("x", floats(4, 8)), dim=0, axis="dp")
+    w, s = (k.param(name, floats(*shape)) for name, shape in (("w", (8, 8)), ("s", (8,))))
+    y = k.combine(k.linear(x, k.replicate(k.mul(w, s), axis="dp")), dim=0, axis="dp")
+    found = check_text(graph, k.graph({"y": y}), Mesh.of(dp=2), Weights({}), train=False)
+    assert found.statement.endswith("outputs within 1e-09 of the source's")
+
+
+def test_low_precision_is_run_in_float64() -> None:
+    k = Builder()
+    half = floats(4, 8).__class__((4, 8), DType.BF16)
+    graph = k.graph({"y": k.cast(k.gelu(k.cast(k.input("x", half), dtype="f32")), dtype="bf16")})
+    assert check_text(graph, graph, Mesh(()), Weights({})).largest_error < 1e-14
