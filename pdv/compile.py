@@ -30,6 +30,7 @@ from pdv.proofs import proof_document
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.chosen import chosen_rules
 from pdv.rewrite.rule import Rule
+from pdv.rows import why_fixed
 from pdv.search.meshes import Found
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def _planned(
     content = pins.content if isinstance(pins, PinSet) else None
     result = _searched(program.graph, problems, effort, content, cluster, progress)
     found, graph = result.found, program.graph
+    rows = why_fixed(program)
     document = plan_document(
         found, source=graph, cluster=cluster, strategy=effort.search, seconds=result.seconds,
         problems=problems, pins=content,
@@ -112,7 +114,7 @@ def _planned(
     progress("proving", None)
     proof = proof_document(_proved(found, document, graph))
     progress("simulating", None)
-    document = {**document, "proof": proof, "simulated": _simulated(found, cluster)}
+    document = {**document, "rows_fixed_by": rows, "proof": proof, "simulated": _simulated(found, cluster)}
     return Plan(document, graph, found.pcg, found.solution.problem.mesh, program.weights)
 
 

@@ -32,7 +32,7 @@ from pdv.emit.constants import constant_buffers
 from pdv.emit.expressions import HELPERS
 from pdv.emit.header import header
 from pdv.emit.leaves import Reading
-from pdv.emit.names import identifier, string, unique
+from pdv.emit.names import identifier, plain, string, unique
 from pdv.emit.opened import Opened, open_sizes
 from pdv.emit.outline import Item, Run, graph_updates, outline, over, own_names, own_params
 from pdv.emit.reserved import MODULE
@@ -64,6 +64,8 @@ def write_outlined(
 ) -> tuple[str, tuple[Item, ...]]:
     """The same, and the outline that it follows, over the nodes of ``graph``: its own, or the one given."""
     opened = open_sizes(graph)
+    if reason := document.get("rows_fixed_by"):
+        opened = replace(opened.closed(), fixed=plain(str(reason)))
     found = _written(opened, mesh, document, stored_shapes, items)
     if len({text for text, _ in found}) != 1:
         closed = replace(opened.closed(), fixed=UNSAID)

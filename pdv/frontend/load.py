@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,10 @@ def load_program(
         from pdv.frontend.module import load_module_or_export
 
         program = load_module_or_export(model, example_inputs, batch=batch)
-    return Program(canonicalize(program.graph), program.weights)
+    if program.again is None:
+        return replace(program, graph=canonicalize(program.graph))
+    again = program.again
+    return Program(canonicalize(program.graph), program.weights, lambda shapes: canonicalize(again(shapes)))
 
 
 def _load_file(path: Path, batch: int | None) -> Program:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves, tree_map
 
+from ir.dims import Shape
 from ir.errors import ModelError, UsageError
+from ir.graph import Graph
 from pdv.frontend.program import Program
 from pdv.frontend.torch_export import load_exported_program
 
@@ -37,7 +41,14 @@ def load_module_or_export(
         raise UsageError(f"a model of type {type(model).__name__}", "A path, an ExportedProgram or an nn.Module")
     if example_inputs is None:
         raise UsageError("a module without example_inputs", "", "Pass a batch as the training loop would")
-    return load_exported_program(export_module(model, example_inputs, batch=batch))
+    program = load_exported_program(export_module(model, example_inputs, batch=batch))
+
+    def again(shapes: Mapping[str, Shape]) -> Graph:
+        wanted = [shapes[node.attr("name")] for node in program.graph.inputs]
+        given = tree_map(lambda value: _resize(value, batch), example_inputs)
+        return load_exported_program(export_module(model, resized(given, wanted))).graph
+
+    return replace(program, again=again)
 
 
 def export_module(
@@ -65,6 +76,27 @@ def export_module(
             "",
             "See that torch.export.export(module, example_inputs) works",
         ) from error
+
+
+def resized(inputs: ExampleInputs, shapes: Sequence[Shape]) -> ExampleInputs:
+    """The inputs with their tensors repeated, or cut, to these shapes, in order.
+
+    Raises:
+        ModelError: if there are other tensors than shapes.
+    """
+    left = list(shapes)
+    if sum(isinstance(value, torch.Tensor) for value in tree_leaves(inputs)) != len(left):
+        raise ModelError("the module takes other tensors than its example inputs")
+
+    def to_shape(value: Any) -> Any:  # Any: example inputs need not be tensors
+        if not isinstance(value, torch.Tensor):
+            return value
+        for dim, size in enumerate(left.pop(0)):
+            value = value.index_select(dim, torch.arange(size, device=value.device) % value.size(dim))
+        return value
+
+    found: ExampleInputs = tree_map(to_shape, inputs)
+    return found
 
 
 def _resize(value: Any, batch: int | None) -> Any:  # Any: example inputs need not be tensors

@@ -7,6 +7,8 @@ computed now. What an operator becomes is said in `onnx_ops`. Entry point: `load
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
+from ir.dims import Shape
 from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
@@ -37,7 +40,16 @@ def load_onnx(path: Path, *, batch: int | None = None) -> Program:
         ModelError: if the file or the model in it is broken, or a dim is dynamic without a size.
         UnsupportedOperatorsError: naming every operator that has no declaration.
     """
-    return _ModelLowering(read_onnx(path), path, batch).run()
+    lowering = _ModelLowering(read_onnx(path), path, batch)
+    program = lowering.run()
+    if not lowering.symbols or not program.graph.inputs:
+        return program
+    first = program.graph.inputs[0].attr("name")
+
+    def again(shapes: Mapping[str, Shape]) -> Graph:
+        return _ModelLowering(read_onnx(path), path, shapes[first][0]).run().graph
+
+    return replace(program, again=again)
 
 
 class _ModelLowering:
@@ -52,6 +64,7 @@ class _ModelLowering:
         self.values: dict[onnx_ir.Value, Value | None] = {}  # None: below something unsupported, which is reported
         self.unsupported: dict[str, None] = {}
         self.loaders: dict[str, Any] = {}
+        self.symbols: dict[str, int] = {}  # dynamic dims, by name, as far as they have a size
 
     def run(self) -> Program:
         if self.opset < MIN_OPSET:
@@ -61,10 +74,9 @@ class _ModelLowering:
                 "Export or convert it to opset 23",
             )
         graph = self.model.graph
-        symbols: dict[str, int] = {}
         for value in graph.inputs:
             if not value.is_initializer():
-                self.values[value] = self.k.builder.input(value.name or "", self._input_type(value, symbols))
+                self.values[value] = self.k.builder.input(value.name or "", self._input_type(value, self.symbols))
         for value in graph.initializers.values():
             if value.uses():
                 self.values[value] = self._initializer(value)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ir.dims import Shape
 from ir.graph import Graph
 
 Array = np.ndarray[Any, Any]  # Any: the element type is known only when the tensor is read
@@ -41,7 +42,11 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A model as the compiler sees it: `graph` names parameters, `weights` holds their values."""
+    """A model as the compiler sees it: `graph` names parameters, `weights` holds their values.
+
+    ``again`` reads the model once more, its inputs (by name) of other shapes, where the source can say what it is then.
+    """
 
     graph: Graph
     weights: Weights
+    again: Callable[[Mapping[str, Shape]], Graph] | None = field(default=None, compare=False)

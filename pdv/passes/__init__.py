@@ -8,11 +8,12 @@ from __future__ import annotations
 from ir.graph import Graph
 from pdv.passes.fuse import FUSIONS
 from pdv.passes.rewrite import rewrite
-from pdv.passes.simplify import SIMPLIFICATIONS
+from pdv.passes.simplify import SIMPLIFICATIONS, rows_once
 
 
 def canonicalize(graph: Graph) -> Graph:
     """Give a graph that computes what `graph` does; equal models give equal digests, whichever frontend they came
     through.
     """
-    return rewrite(graph, (*SIMPLIFICATIONS, *FUSIONS))
+    rows = next((node.type.shape[0] for node in graph.inputs if node.type.rank), 1)
+    return rewrite(graph, (*SIMPLIFICATIONS, rows_once(rows), *FUSIONS))

@@ -18,12 +18,15 @@ from pdv.passes.numbers import short_float
 from pdv.passes.rewrite import Law
 
 BINARY = ("add", "sub", "mul", "div")
+WITHOUT_BROADCAST = ("concat", "linear", "matmul")
 
 
 def fold_constant(k: Builder, node: Node) -> Node | None:
     """f(constants) == constant"""
     if not node.operands:
         return None
+    if is_op(node, "expand") and node.operands[0].type.shape[0] == 1:
+        return None  # rows stay once
     value = fold(node.op.name, node.operands, node.attrs)
     return None if value is None else k.const(value, node.name, node.type.dtype)
 
@@ -83,6 +86,17 @@ def reshape_of_reduction(k: Builder, node: Node) -> Node | None:
     if not reduction.attr("keepdim") or kept != node.type.shape:
         return None
     return k.apply(reduction.op, (x,), {"dims": dims, "keepdim": False}, node.name)
+
+
+def mean_of_sum(k: Builder, node: Node) -> Node | None:
+    """sum(x) * (1 / n) == mean(x), where n elements are summed"""
+    if not is_op(node, "scale") or not is_op(node.operands[0], "reduce_sum"):
+        return None
+    reduction = node.operands[0]
+    count = math.prod(reduction.operands[0].type.shape[dim] for dim in reduction.attr("dims"))
+    if node.attr("factor") != short_float(1 / count) or count == 1:
+        return None
+    return k.reduce_mean(*reduction.operands, name=node.name, **reduction.attrs)
 
 
 def param_move_is_view(k: Builder, node: Node) -> Node | None:
@@ -178,6 +192,28 @@ def _unrepeated(array: Array, others: tuple[int, ...]) -> Array:
     return array
 
 
+def rows_once(rows: int) -> Law:
+    """The law for programs whose inputs have so many rows: f(x, c) == f(x, expand(c')) where c repeats c' in each row.
+
+    Then no constant says how many rows there are.
+    """
+
+    def law(k: Builder, node: Node) -> Node | None:
+        if not is_op(node, *WITHOUT_BROADCAST) or rows < 2:
+            return None
+        operands = list(node.operands)
+        for i, operand in enumerate(operands):
+            array = array_of(operand)
+            if array is None or array.ndim < 2 or array.shape[0] != rows or (array != array[:1]).any():
+                continue
+            operands[i] = k.expand(k.const(array[:1], operand.name, operand.type.dtype), shape=array.shape)
+        return (
+            None if operands == list(node.operands) else k.apply(node.op, tuple(operands), dict(node.attrs), node.name)
+        )
+
+    return law
+
+
 def _without_leading_ones(array: Array) -> Array:
     lead = next((i for i, size in enumerate(array.shape) if size != 1), array.ndim)
     return array.reshape(array.shape[lead:])
@@ -268,6 +304,7 @@ SIMPLIFICATIONS: tuple[Law, ...] = (
     merge_moves,
     permute_of_singletons,
     reshape_of_reduction,
+    mean_of_sum,
     param_move_is_view,
     sink_reshape_below_transpose,
     sink_reshape_below_linear,

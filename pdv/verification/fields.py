@@ -26,7 +26,14 @@ from pdv.simulate.planned import planned
 
 CLOSE = 1e-9  # relative
 PRICES = ("cost_model", "predicted", "simulated")
-UNCHECKED = (CHECKSUM, "files", "proof", "command", "weights")  # checked elsewhere, or a text for people
+UNCHECKED = (
+    CHECKSUM,
+    "files",
+    "proof",
+    "command",
+    "weights",
+    "rows_fixed_by",
+)  # checked elsewhere, or a text for people
 SEARCH = ("strategy", "seconds", "states", "meshes", "cost", "lower_bound", "gap", "certificate")
 CERTIFICATE = ("statement", "lower_bound", "gap", "complete", "space")
 SPACE = ("meshes", "meshes_left_out", "rules", "variants", "mode", "memory_limit_bytes", "pins")

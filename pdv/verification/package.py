@@ -31,6 +31,7 @@ CLAIMS = (
     "that source.graph is the model that was meant",
     "that weights.safetensors has the model's values, beyond its digests",
     "the cluster's figures",
+    "that the model is the same program at other numbers of rows, where it is said to take any",
     "the bound of the search, what it spent, and the rules that it was allowed",
     "the command",
 )

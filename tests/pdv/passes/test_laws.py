@@ -109,6 +109,12 @@ CASES = [
         lambda k, v: k.reduce_sum(v, dims=(1,), keepdim=False),
     ),
     Case(
+        "mean_of_sum",
+        (2, 3, 4),
+        lambda k, v: k.scale(k.reduce_sum(v, dims=(0, 2), keepdim=False), factor=0.125),
+        lambda k, v: k.reduce_mean(v, dims=(0, 2), keepdim=False),
+    ),
+    Case(
         "param_move_is_view",
         (2, 4),
         lambda k, v: k.linear(v, k.permute(param(k, "w", 4, 3), perm=(1, 0))),

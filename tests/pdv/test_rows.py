@@ -1,0 +1,76 @@
+"""Whether a model takes any number of rows, asked of the model."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pdv.frontend import load_program
+from pdv.frontend.program import Program
+from pdv.rows import why_fixed
+
+ROWS = 4
+
+
+class Model(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [b, 6, 8]"""
+        rows = x.size(0)
+        match self.function:
+            case "zeros":  # rows of a constant
+                return torch.cat((torch.zeros(rows, 1, 8), x), 1)
+            case "state":
+                return x + self.linear(torch.ones(rows, 8))[:, None]
+            case "mean":
+                return x - x.sum(0, keepdim=True) / rows
+            case "count":
+                return x * rows
+            case "number":
+                return x.reshape(ROWS, -1, 8)
+            case "half":
+                return x + x[: rows // 2].mean(0)
+            case "numbered":
+                return x + torch.arange(rows)[:, None, None]
+            case _:
+                return x * (2 if rows == ROWS else 3)
+
+
+def program(function: str) -> Program:
+    return load_program(Model(function), torch.randn(ROWS, 6, 8))
+
+
+@pytest.mark.parametrize("function", ["zeros", "state", "mean"])
+def test_models_of_any_number_of_rows(function: str) -> None:
+    assert why_fixed(program(function)) == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("count", r"at twice as many the model takes scale mul \(factor=8"),
+        ("number", "at twice as many the model takes reshape"),
+        ("half", "at twice as many the model takes slice"),
+        ("numbered", r"a constant of shape \[4, 1, 1\] has 4 there"),
+        ("otherwise", r"at twice as many the model takes scale mul \(factor=3"),
+    ],
+)
+def test_models_that_name_their_rows(function: str, reason: str) -> None:
+
+    assert re.search(reason, why_fixed(program(function)))
+
+
+def test_a_source_of_one_size_is_doubted_where_numbers_may_follow_from_it() -> None:
+    exported = torch.export.export(Model("half"), (torch.randn(ROWS, 6, 8),))
+    assert "takes 0 to 2 of it" in why_fixed(load_program(exported))
+    exported = torch.export.export(Model("zeros"), (torch.randn(ROWS, 6, 8),))
+    assert why_fixed(load_program(exported)) == ""
