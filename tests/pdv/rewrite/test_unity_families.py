@@ -180,7 +180,8 @@ def derived(family: Family, degree: int) -> tuple[Graph, Graph, set[str]]:
         node: rule_of(node, family.states.get(node.name, Invariant())) for node in source.nodes if not node.is_leaf
     }
     splits: dict[Node, tuple[Split, ...]] = {node: (rule.split,) for node, rule in rules.items()}
-    pcg = derive(given, Assignment(splits, {}), Redistribution(mesh, given.axes)).pcg
+    leaving = (Shard(0),) if family.states.get("y") == Shard(0) else None  # nothing here is the batch: it is said
+    pcg = derive(given, Assignment(splits, {}, leaving), Redistribution(mesh, given.axes)).pcg
     return source, pcg, {rule.name for rule in rules.values()}
 
 

@@ -13,7 +13,8 @@ from pdv.cluster.description import DeviceClass, Level, NodeGroup, Tier
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.realize import realize
 from pdv.problem import Problem
-from pdv.search.chain import ChainSolver
+from pdv.search.strategies import Budget
+from pdv.search.strategies.backtrack import backtrack
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.configuration import configuration, workload
 from pdv.simulate.setup import Execution, Overlap, Precision, Stages, Workload
@@ -44,7 +45,7 @@ def flat(devices: Sequence[Device], link: Link = FAST) -> Cluster:
 
 def best(problem: Problem, execution: Execution = WAITING, devices: Sequence[Device] | None = None) -> Workload:
     """The cheapest plan of a problem, in one stage."""
-    solution = ChainSolver(problem).solve()
+    solution = backtrack(problem, Budget())
     made = realize(replace(problem, graph=solution.graph), solution.assignment)
     return of_pcg(problem, made.derived.pcg, execution, devices)
 
