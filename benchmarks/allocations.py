@@ -76,5 +76,5 @@ def training_peak(model: Any, inputs: tuple[Tensor, ...], target: Tensor, repeat
     return min(peak_bytes(step, there) for _ in range(repeats))
 
 
-def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    return cross_entropy(logits.flatten(0, -2), target.flatten())
+def _cross_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, int]:
+    return cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="sum"), target.numel()

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from benchmarks.models import Size, build
 from pdv.frontend import load_program
@@ -51,15 +52,10 @@ class Difference:
     loss: float
 
 
-def mean_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean over rows of the squared distance: never near zero for random targets, so relative errors mean something."""
-    return (output - target).square().flatten(1).mean(1).mean()
-
-
 def observe_module(module: nn.Module, batches: list[Batch], targets: list[Tensor]) -> Observed:
     """Train ``module`` on one process."""
     output = module(*batches[0])
-    torch.autograd.backward(mean_loss(output, targets[0]))
+    torch.autograd.backward(mse_loss(output, targets[0]))  # never near 0: relative errors mean something
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -68,7 +64,7 @@ def observe_module(module: nn.Module, batches: list[Batch], targets: list[Tensor
     optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate(module))
     losses = []
     for batch, target in zip(batches, targets, strict=True):
-        loss = mean_loss(module(*batch), target)
+        loss = mse_loss(module(*batch), target)
         torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
@@ -131,13 +127,13 @@ def observe_package(directory: Path, batches: list[Batch], targets: list[Tensor]
     for axis in model.batch_axes:
         count, index = count * axis.size, index * axis.size + axis.rank
     rows = targets[0].size(0) // count
-    model.train_step(batches[0], targets[0], mean_loss)
+    model.train_step(batches[0], targets[0], mse_loss)
     gradients = model.full_gradients()
     model.zero_grad()
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate(model))
     losses = []
     for batch, target in zip(batches, targets, strict=True):
-        losses.append(model.train_step(batch, target, mean_loss).item())
+        losses.append(model.train_step(batch, target, mse_loss).item())
         optimizer.step()
         optimizer.zero_grad()
     return Observed(output, gradients, losses, (index * rows, (index + 1) * rows))

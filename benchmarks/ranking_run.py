@@ -134,7 +134,10 @@ def _target(loss: str, shape: list[int]) -> tuple[Any, Callable[[Any, Any], Any]
     generator = torch.Generator().manual_seed(1)
     if loss == "cross_entropy":
         target = torch.randint(1, shape[-1], shape[:-1], generator=generator)
-        return target, lambda logits, wanted: cross_entropy(logits.flatten(0, -2), wanted.flatten())
+        return target, lambda logits, wanted: (
+            cross_entropy(logits.flatten(0, -2), wanted.flatten(), reduction="sum"),
+            wanted.numel(),
+        )
     return torch.randn(shape, generator=generator), mse_loss
 
 

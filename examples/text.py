@@ -1,4 +1,4 @@
-"""Random text to train on, the same in every process."""
+"""Random text to train on, of rows of different length; the same in every process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+PADDING = -100  # what torch's losses ignore
+
 
 def batches(steps: int, batch: int, sequence: int, vocabulary: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """`steps` pairs of token ids and the ids that follow them, each [batch, sequence]; four texts, over and over."""
+    """`steps` pairs of token ids and the ids that follow them, each [batch, sequence]; four texts, over and over.
+
+    Behind the end of a row, ids are 0 and what follows them is ``PADDING``.
+    """
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(1, vocabulary, (4, batch, sequence + 1), generator=generator)
+    lengths = torch.randint(2, sequence + 2, (4, batch, 1), generator=generator)
+    behind = torch.arange(sequence + 1) >= lengths
     for step in range(steps):
-        text = texts[step % len(texts)]
-        yield text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        text, end = texts[step % len(texts)], behind[step % len(texts)]
+        yield text.masked_fill(end, 0)[:, :-1].contiguous(), text.masked_fill(end, PADDING)[:, 1:].contiguous()

@@ -14,7 +14,8 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from text import batches
+from text import PADDING, batches
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -26,13 +27,20 @@ parser.add_argument("--vocabulary", type=int, default=50257)
 parser.add_argument("--losses", type=Path, help="write the losses, and the median seconds of a step, to this file")
 options = parser.parse_args()
 
+
+def loss_fn(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Of this rank's rows: the sum over tokens, and how many tokens count."""
+    loss = cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PADDING, reduction="sum")
+    return loss, (target != PADDING).sum()
+
+
 sys.path.insert(0, str(options.package.resolve().parent))
 model = import_module(options.package.name).build()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 losses, seconds = [], []
 for x, y in batches(options.steps, options.batch, options.sequence, options.vocabulary):
     started = time.perf_counter()
-    loss = model.train_step(x, y, lambda logits, target: cross_entropy(logits.flatten(0, 1), target.flatten()))
+    loss = model.train_step(x, y, loss_fn)
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.item())

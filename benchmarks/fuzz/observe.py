@@ -66,10 +66,15 @@ def _noise(like: Tensor, numbers: torch.Generator) -> Tensor:
 
 
 def loss_of(outputs: Any, targets: Any) -> Tensor:  # Any: a tensor, or several
-    """Of each output the mean of its squared distance: a mean over rows whatever they are."""
-    pairs = list(zip(_several(outputs), _several(targets), strict=True))
-    total: Tensor = torch.stack([(y - t).square().mean() for y, t in pairs]).sum()
+    """Of each output the mean of its squared distance, added up."""
+    total: Tensor = torch.stack([distance / number for distance, number in terms_of(outputs, targets)]).sum()
     return total
+
+
+def terms_of(outputs: Any, targets: Any) -> list[tuple[Tensor, int]]:
+    """The same as ``train_step`` takes it: of each output the sum, and the number of its elements."""
+    pairs = zip(_several(outputs), _several(targets), strict=True)
+    return [((y - t).square().sum(), y.numel()) for y, t in pairs]
 
 
 def _several(value: Any) -> tuple[Tensor, ...]:
@@ -116,9 +121,9 @@ def _step(model: Any, batch: Batch, target: Batch, *, train: bool) -> Step:
     step = Step()
     if train:
 
-        def loss_fn(outputs: Any, wanted: Any) -> Tensor:
+        def loss_fn(outputs: Any, wanted: Any) -> list[tuple[Tensor, int]]:
             step.outputs = [y.detach() for y in _several(outputs)]
-            return loss_of(outputs, wanted)
+            return terms_of(outputs, wanted)
 
         model.zero_grad()
         step.loss = model.train_step(batch, target if len(target) > 1 else target[0], loss_fn).item()

@@ -55,7 +55,7 @@ class Emitted:
 
 def module_texts(model: str) -> dict[str, str]:
     """The Python files of a package, by name; model: the text of model.py."""
-    beside = ("parallel.py", "runtime.py", *(["operators.py"] if helpers_used(model) else []))
+    beside = ("parallel.py", "runtime.py", "losses.py", *(["operators.py"] if helpers_used(model) else []))
     return {
         "model.py": model,
         "__init__.py": _INIT,

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .parallel import Axis, combine, partition, reduce, replicate
+from .losses import LossFn, batch_loss
+from .parallel import Axis, combine, partition, replicate
 
 Batch = Tensor | Sequence[Tensor]
 Shape = Sequence[int | str]
@@ -245,15 +246,21 @@ class ParallelModule(nn.Module):
         self,
         inputs: Batch,
         target: Batch,
-        loss_fn: Callable[[Any, Any], Tensor],
+        loss_fn: LossFn,
         *,
         reduction: Literal["mean", "sum"] = "mean",
         rows: Literal["global", "local"] = "global",
     ) -> Tensor:
-        """Forward, loss and backward on one batch; the loss of the whole batch, the same on every rank.
+        """Forward, loss and backward on one batch; the loss of the whole batch, detached, the same on every rank.
 
-        ``loss_fn(output, target)`` is a mean (or a sum: say so) over rows. Every rank passes the whole batch, or with
-        ``rows="local"`` its own block of rows.
+        ``loss_fn(output, target)`` sees this rank's rows and returns ``(sum, weight)``: of their losses, and of what
+        they weigh, such as the tokens that are not padding. The loss is all sums over all weights; of a list of pairs,
+        these means are added. A loss of torch that takes a mean, such as ``nn.CrossEntropyLoss()``, may be given as it
+        is, and any loss where the batch is not cut. With ``reduction="sum"`` the loss is all sums, or plain scalars.
+
+        Every rank passes the whole batch, or with ``rows="local"`` its own block of rows. Gradients add up over calls,
+        each of which takes its own mean. For one mean over several calls, return the sum over the weight of all of
+        them, with ``reduction="sum"``.
         """
         return train_step(self, inputs, target, loss_fn, self.batch_axes, reduction=reduction, rows=rows)
 
@@ -299,33 +306,28 @@ def train_step(
     model: nn.Module,
     inputs: Batch,
     target: Batch,
-    loss_fn: Callable[[Any, Any], Tensor],
+    loss_fn: LossFn,
     batch_axes: Sequence[Axis],
     *,
     reduction: Literal["mean", "sum"] = "mean",
     rows: Literal["global", "local"] = "global",
 ) -> Tensor:
-    """Forward, loss and backward on one batch; the loss of the global batch, detached, the same on every rank.
+    """As ``ParallelModule.train_step``, of any model.
 
-    ``batch_axes``, slow to fast, are those along which the output is Shard(0); along the others it is Invariant.
-    ``loss_fn(output, target)`` must be a mean (or a sum: say so) over the batch's rows. Every rank passes the whole
-    batch, or with ``rows="local"`` its own block of rows: the same on ranks that differ only along other axes.
+    ``batch_axes``, slow to fast, are those along which its output is Shard(0); along the others it is Invariant. With
+    ``rows="local"`` ranks that differ only along the others pass the same rows.
     """
     inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if rows == "local":
+        _check_rows(inputs, batch_axes)
         inputs = [_combine_rows(x, batch_axes) for x in inputs]
     elif isinstance(target, Tensor):
         target = _own_rows(target, batch_axes)
     else:
         target = [_own_rows(y, batch_axes) for y in target]
-    loss = loss_fn(model(*inputs), target)
-    if reduction == "mean":
-        loss = loss / math.prod(axis.size for axis in batch_axes)  # each rank's share of the rows
+    loss = batch_loss(loss_fn, model(*inputs), target, batch_axes, reduction)
     loss.backward()  # type: ignore[no-untyped-call]
-    total = loss.detach()
-    for axis in batch_axes:
-        total = reduce(total, axis)
-    return total
+    return loss.detach()
 
 
 def _check_inputs(
@@ -365,3 +367,13 @@ def _combine_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:
     for axis in reversed(axes):
         x = combine(x, 0, axis)
     return x
+
+
+def _check_rows(inputs: Sequence[Tensor], axes: Sequence[Axis]) -> None:
+    rows = torch.tensor([[x.size(0) for x in inputs]], device=inputs[0].device)
+    given = _combine_rows(rows, axes)
+    if (given != rows).any():
+        raise ValueError(
+            f"uneven-rows: the ranks along {', '.join(axis.name for axis in axes)} were given {given.tolist()} rows "
+            "of the inputs. Each must get as many as the others. Fill up, or drop, the last, smaller batch."
+        )

@@ -76,11 +76,15 @@ class Norm(nn.Module):
         return h, self.conv(h)
 
 
-def loss(outputs: Values | Tensor, targets: Values | Tensor) -> Tensor:
-    """Means over rows, so that it is that of any share of them."""
+def terms(outputs: Values | Tensor, targets: Values | Tensor) -> list[tuple[Tensor, int]]:
+    """Sum and number of the squared distances of each output: as ``train_step`` takes the loss."""
     pairs = zip(*[(each,) if isinstance(each, Tensor) else each for each in (outputs, targets)], strict=True)
-    found = [(y - t).square().mean() for y, t in pairs if y.is_floating_point()]
-    return torch.stack(found).sum()
+    return [((y - t).square().sum(), y.numel()) for y, t in pairs if y.is_floating_point()]
+
+
+def loss(outputs: Values | Tensor, targets: Values | Tensor) -> Tensor:
+    """Of each output the mean of its squared distance, added up."""
+    return torch.stack([total / number for total, number in terms(outputs, targets)]).sum()
 
 
 Result = tuple[list[Tensor], float, dict[str, Tensor], tuple[int, int], dict[str, Tensor]]
@@ -94,7 +98,7 @@ def observe(packages: list[Path], x: Tensor, targets: list[Tensor]) -> list[Resu
         count, index = 1, 0
         for axis in model.batch_axes:
             count, index = count * axis.size, index * axis.size + axis.rank
-        total = model.train_step(x, targets if len(targets) > 1 else targets[0], loss).item()
+        total = model.train_step(x, targets if len(targets) > 1 else targets[0], terms).item()
         state = model.full_state_dict()
         outputs = model(x)
         outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,9 +61,7 @@ def train(path: Path, sizes: dict[str, int], regather: bool) -> Result:
 def gradients(path: Path, sizes: dict[str, int], rows: str, reduction: str) -> Result:
     model = make_model(path, sizes)
     x, y = batch(0)
-    loss_fn = cross_entropy
-    if reduction == "sum":
-        loss_fn = cross_entropy_sum
+    loss_fn: Any = cross_entropy_sum if reduction == "sum" else cross_entropy
     if rows == "local":
         x, y = x.chunk(model.dp.size)[model.dp.rank], y.chunk(model.dp.size)[model.dp.rank]
     loss = train_step(model, x, y, loss_fn, [model.dp], reduction=reduction, rows=rows)  # type: ignore[arg-type]
@@ -125,7 +124,7 @@ def gathered_after_forward(path: Path, regather: bool) -> tuple[int, int, dict[s
     output = model(x)
     dist.barrier()  # gloo's thread lets go of a collective's tensors when it takes up the next one
     alive = sum(not storage.expired() for storage in gathered)  # type: ignore[no-untyped-call]
-    torch.autograd.backward(cross_entropy(output, y.chunk(2)[model.dp.rank]) / 2)
+    torch.autograd.backward(cross_entropy_sum(output, y.chunk(2)[model.dp.rank]) / y.numel())
     return len(gathered), alive, {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 

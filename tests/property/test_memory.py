@@ -108,7 +108,9 @@ def measure(pcg: Graph, folder: Path) -> int:
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
-        model.train_step(inputs, target, lambda y, t: cross_entropy(y.flatten(0, -2), t.flatten()))
+        model.train_step(
+            inputs, target, lambda y, t: (cross_entropy(y.flatten(0, -2), t.flatten(), reduction="sum"), t.numel())
+        )
         optimizer.step()
         optimizer.zero_grad()
 

@@ -1,0 +1,193 @@
+"""The loss of the whole batch, where each rank has its own rows of it. Entry point: ``batch_loss``.
+
+A mean is a sum of losses over a sum of weights, such as the number of tokens that are not padding. Ranks differ in
+both, so both are summed over the ranks before one is divided by the other: a mean of the ranks' means is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from functools import reduce as reduce_over
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.nn import functional as F  # noqa: N812
+
+from .parallel import Axis, reduce
+
+Term = tuple[Tensor | float, Tensor | float]
+"""The sum of some rows' losses, and the sum of their weights."""
+LossFn = Callable[[Any, Any], Tensor | Term | Sequence[Term]]
+
+# Losses of torch of which every row's share in the mean is known, each with its module and the options it may have.
+_TORCH_LOSSES: tuple[tuple[Callable[..., Tensor], type[nn.Module], tuple[str, ...]], ...] = (
+    (F.cross_entropy, nn.CrossEntropyLoss, ("weight", "ignore_index", "label_smoothing")),
+    (F.nll_loss, nn.NLLLoss, ("weight", "ignore_index")),
+    (F.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss, ("weight", "pos_weight")),
+    (F.binary_cross_entropy, nn.BCELoss, ("weight",)),
+    (F.mse_loss, nn.MSELoss, ()),
+    (F.l1_loss, nn.L1Loss, ()),
+    (F.smooth_l1_loss, nn.SmoothL1Loss, ("beta",)),
+    (F.huber_loss, nn.HuberLoss, ("delta",)),
+    (F.kl_div, nn.KLDivLoss, ("log_target",)),
+    (F.poisson_nll_loss, nn.PoissonNLLLoss, ("log_input", "full", "eps")),
+    (F.soft_margin_loss, nn.SoftMarginLoss, ()),
+    (F.hinge_embedding_loss, nn.HingeEmbeddingLoss, ("margin",)),
+)
+
+
+def batch_loss(loss_fn: LossFn, output: Any, target: Any, batch_axes: Sequence[Axis], reduction: str) -> Tensor:
+    """The loss of the whole batch, the same on every rank; its gradient on this rank is that of its own rows.
+
+    output, target: this rank's rows, cut along ``batch_axes``; reduction: "mean", or "sum" where losses add up.
+
+    Raises:
+        ValueError: if what ``loss_fn`` returns does not determine the loss of the whole batch.
+    """
+    if reduction not in {"mean", "sum"}:
+        raise ValueError(f"bad-reduction: {reduction!r}. Allowed: 'mean', 'sum'.")
+    axes = [axis for axis in batch_axes if axis.size > 1]
+    outputs: Sequence[Tensor] = output if isinstance(output, tuple) else (output,)
+    ends = [get_gradient_edge(x).node if x.requires_grad else None for x in outputs]  # loss_fn may change outputs
+    torch_mean = _torch_mean(loss_fn) if axes else None
+    if torch_mean and reduction == "mean":
+        result: Any = _torch_term(*torch_mean, output, target)
+    else:
+        result = loss_fn(output, target)
+    if isinstance(result, Tensor):
+        if not axes:
+            return result
+        if torch_mean or reduction == "mean":
+            raise _unknown_weights(axes)
+        result = result, 1
+    totals = _sums_and_weights(result, outputs)
+    if axes:
+        totals = totals + _rest_of_graph(totals, outputs, ends)
+    for axis in axes:
+        totals = reduce(totals, axis)
+    losses = totals[0] if reduction == "sum" else totals[0] / totals[1]
+    return losses.sum()
+
+
+# ---- What loss_fn returned ----
+
+
+def _sums_and_weights(result: Any, outputs: Sequence[Tensor]) -> Tensor:
+    """[2, terms] of what ``loss_fn`` returned, in float32 or finer: bfloat16 cannot count tokens."""
+    terms = result if isinstance(result, list) and result else [result]
+    for term in terms:
+        if not isinstance(term, tuple) or len(term) != 2 or not all(map(_is_scalar, term)):
+            raise _bad_loss(f"It returned {_text(term)}")
+        if isinstance(term[1], Tensor) and term[1].requires_grad:
+            raise _bad_loss("It returned a weight that has a gradient, as a second loss would")
+    dtype = reduce_over(torch.promote_types, (x.dtype for x in outputs), torch.float32)
+    rows = zip(*terms, strict=True)
+    return torch.stack([torch.stack([_scalar(x, dtype, outputs[0].device) for x in row]) for row in rows])
+
+
+def _is_scalar(x: object) -> bool:
+    return isinstance(x, int | float) or (isinstance(x, Tensor) and x.numel() == 1)
+
+
+def _scalar(x: Tensor | float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.as_tensor(x, dtype=dtype, device=device).reshape(())
+
+
+def _rest_of_graph(loss: Tensor, outputs: Sequence[Tensor], ends: Sequence[Node | None]) -> Tensor | float:
+    """A zero that depends on the outputs that ``loss`` left out, so that every rank runs the same backward.
+
+    Raises:
+        ValueError: if ``loss`` trains anything else, whose gradient would be another on each rank, or nothing.
+    """
+    seen: set[Node] = set()
+    todo = [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node not in ends:
+            if hasattr(node, "variable"):
+                shape = list(node.variable.shape)
+                raise _bad_loss(f"It trains a tensor of shape {shape} that is not the model's output")
+            todo += [before for before, _ in node.next_functions]
+    if not loss.requires_grad and loss[0].count_nonzero():
+        raise _bad_loss("It returned a sum that has no gradient")
+    return sum(x[:0].sum() for x, end in zip(outputs, ends, strict=True) if end is not None and end not in seen)
+
+
+# ---- The means that torch takes ----
+
+
+def _torch_mean(loss_fn: Any) -> tuple[Callable[..., Tensor], dict[str, Any]] | None:
+    """The function and its options, if ``loss_fn`` is one of ``_TORCH_LOSSES`` that takes a mean."""
+    options: dict[str, Any] = {}
+    if isinstance(loss_fn, partial) and not loss_fn.args:
+        loss_fn, options = loss_fn.func, dict(loss_fn.keywords)
+    for function, module, names in _TORCH_LOSSES:
+        if type(loss_fn) is module and not options:
+            if "forward" in vars(loss_fn) or any(x for name, x in vars(loss_fn).items() if name.endswith("_hooks")):
+                return None  # changed by hand
+            options = {name: getattr(loss_fn, name) for name in (*names, "reduction")}
+        elif loss_fn is not function:
+            continue
+        means = {"mean", "batchmean"} if function is F.kl_div else {"mean"}
+        if options.get("reduction", "mean") in means and options.keys() <= {*names, "reduction"}:
+            return function, options
+    return None
+
+
+def _torch_term(function: Callable[..., Tensor], options: dict[str, Any], output: Any, target: Any) -> Term:
+    """Sum and weight of the rows given, of the mean that torch would take of them."""
+    losses = function(output, target, **{**options, "reduction": "none"})
+    of_classes = function in {F.cross_entropy, F.nll_loss}
+    labels = of_classes and not target.is_floating_point()
+    aligned = (labels or target.shape == output.shape) and (of_classes or losses.shape == output.shape)
+    if not aligned or losses.dim() == 0:  # broadcast, or one row that torch takes for all classes
+        shapes = f"{list(output.shape)} and {list(target.shape)}"
+        raise _bad_loss(f"Rows of output and target, {shapes}, do not go together one by one")
+    weight: Tensor | int = losses.numel()
+    if labels:
+        weight = _weight_of_labels(target.long(), options.get("weight"), options.get("ignore_index", -100))
+    elif options.get("reduction") == "batchmean":
+        weight = output.size(0)
+    return losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32)), weight
+
+
+def _weight_of_labels(labels: Tensor, class_weights: Tensor | None, ignored: int) -> Tensor:
+    counted = labels != ignored
+    if class_weights is None:
+        return counted.sum()
+    weights = class_weights[labels.where(counted, 0)].where(counted, 0)
+    return weights.sum(dtype=torch.promote_types(weights.dtype, torch.float32))
+
+
+# ---- Refusals ----
+
+
+def _unknown_weights(axes: Sequence[Axis]) -> ValueError:
+    cut = " x ".join(f"{axis.name}={axis.size}" for axis in axes)
+    return ValueError(
+        f"unknown-row-weights: loss_fn returned one number, and the batch is cut over {cut}. Whether it is a sum or a "
+        "mean, and what its rows weigh in it (padding does not), is not known. Allowed: a pair (sum, weight), or a "
+        "loss of torch itself, such as nn.CrossEntropyLoss(). Return the sum of the losses and the number of rows or "
+        'tokens that count; for a plain mean over rows, (loss * rows, rows). Or say reduction="sum", and return a sum.'
+    )
+
+
+def _bad_loss(what: str) -> ValueError:
+    return ValueError(
+        f"bad-loss: {what}. Allowed of loss_fn: (sum, weight), two scalars of its rows of output and target and of "
+        "nothing else that is trained; or a list of such pairs, whose means are added. Return one of these."
+    )
+
+
+def _text(x: object) -> str:
+    if isinstance(x, Tensor):
+        return f"a tensor of shape {list(x.shape)}"
+    if isinstance(x, tuple):
+        return f"({', '.join(map(_text, x))})"
+    return f"{x!r}" if isinstance(x, int | float | str | None) else f"a {type(x).__name__}"
