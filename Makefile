@@ -42,7 +42,7 @@ demo: setup
 
 bench-smoke: setup
 	@for script in $$(grep -l '^def main' benchmarks/*.py); do \
-		echo "$$script --smoke"; PYTHONPATH=. $(BIN)/python $$script --smoke || exit 1; done
+		echo "$$script --smoke"; $(BIN)/python $$script --smoke || exit 1; done
 
 clean:
 	rm -rf .venv build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
