@@ -10,6 +10,9 @@ from ir.graph import Graph
 from pdv.emit.opened import BATCH, open_sizes
 from pdv.frontend.program import Program
 
+# what a model's own code raises at a size that it does not know
+BROKEN = (PdvError, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
 
 def why_fixed(program: Program) -> str:
     """What fixes the number of rows of a program's inputs; nothing if it may be any.
@@ -23,11 +26,11 @@ def why_fixed(program: Program) -> str:
     atom = opened.symbols[BATCH]
     if program.again is None:
         return opened.sizes.doubt((atom,)) or ""
-    twice, _ = opened.sizes.resized({atom: 2 * opened.sizes.atoms.extents[atom]})
     try:
+        twice, _ = opened.sizes.resized({atom: 2 * opened.sizes.atoms.extents[atom]})
         found = program.again({node.attr("name"): node.type.shape for node in twice.inputs})
-    except PdvError as error:
-        return f"twice as many cannot be read: {error.what}"
+    except BROKEN as error:
+        return f"twice as many cannot be read: {error.what if isinstance(error, PdvError) else repr(error)}"
     return "" if found.digest == twice.digest else f"at twice as many {_difference(twice, found)}"
 
 

@@ -39,6 +39,10 @@ class Model(nn.Module):
                 return x.reshape(ROWS, -1, 8)
             case "half":
                 return x + x[: rows // 2].mean(0)
+            case "refused":
+                if rows != ROWS:
+                    raise ValueError("four rows, please")
+                return x
             case "numbered":
                 return x + torch.arange(rows)[:, None, None]
             case _:
@@ -60,6 +64,7 @@ def test_models_of_any_number_of_rows(function: str) -> None:
         ("count", r"at twice as many the model takes scale mul \(factor=8"),
         ("number", "at twice as many the model takes reshape"),
         ("half", "at twice as many the model takes slice"),
+        ("refused", "twice as many cannot be read: Model cannot be exported: four rows, please"),
         ("numbered", r"a constant of shape \[4, 1, 1\] has 4 there"),
         ("otherwise", r"at twice as many the model takes scale mul \(factor=3"),
     ],
