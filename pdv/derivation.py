@@ -152,6 +152,7 @@ def _check_form(steps: Sequence[Step]) -> None:
         _require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
         kind = str if rule in (STORE, LEAVE) else list if isinstance(sites[0], list) else int
         _require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
+        _require(kind is list or len(set(sites)) == len(sites), f"{rule!r} names a site twice: {sites!r}")
         known = {STORE: {"sharding", "regather"}, LEAVE: {"sharding"}}.get(
             rule, {"axis"} if kind is int else set(bindings)
         )

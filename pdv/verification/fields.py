@@ -121,6 +121,7 @@ def _check_types(document: Mapping[str, Any]) -> None:
         "search.certificate.complete": isinstance(search["certificate"]["complete"], bool),
         "search.certificate.space.variants": _whole(space["variants"]),
         "search.certificate.space.rules": set(space["rules"]) == {"count", "digest"},
+        "search.certificate.space.rules.digest": isinstance(space["rules"]["digest"], str),
         "search.certificate.space.rules.count": _whole(space["rules"]["count"]),
         "command": isinstance(command, str),
     }
@@ -157,7 +158,7 @@ def difference(expected: Any, found: Any, path: str = "") -> str:  # Any: JSON
         return ""
     if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         return next(filter(None, map(difference, expected, found, (f"{path}[{i}]" for i in range(len(found))))), "")
-    if _number(expected) and _number(found):
+    if _number(expected) and _number(found) and isinstance(expected, float):
         same = math.isclose(expected, found, rel_tol=CLOSE)
     else:
         same = type(expected) is type(found) and expected == found

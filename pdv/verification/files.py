@@ -23,16 +23,41 @@ def check_program(folder: Path, texts: Mapping[str, str]) -> None:
     """
     for name, text in texts.items():
         path = folder / name
-        try:
-            found = path.read_bytes()
-        except FileNotFoundError:
-            raise VerificationError(f"{path} is missing", "The files that the plan is written as", _MEND) from None
-        except OSError as error:
-            raise VerificationError(f"{path} cannot be read: {error.strerror}", "", _MEND) from error
+        found = _read(path)
         if found != text.encode():
             what = f"{path} is not what the plan is written as, from line {_differs(text, found)}"
             raise VerificationError(what, "The file as this version of pdv writes it", _MEND)
     _check_extra(folder, texts)
+
+
+def edited_program(folder: Path, texts: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The Python files as they lie there, and the names of those that are not in ``texts`` or differ.
+
+    Raises:
+        VerificationError: if one of ``texts`` is missing, one is no text, or there is more that Python could import.
+    """
+    names = [*texts, *sorted(path.name for path in folder.glob("*.py") if path.name not in texts)]
+    data = {name: _read(folder / name) for name in names}
+    try:
+        found = {name: content.decode("utf-8") for name, content in data.items()}
+    except UnicodeDecodeError as error:
+        raise VerificationError(f"{folder} has a Python file that is no text: {error}", "", _MEND) from error
+    _check_extra(folder, found)
+    return found, [name for name in names if data[name] != texts.get(name, "").encode() or name not in texts]
+
+
+def _read(path: Path) -> bytes:
+    """The content of a file that has to be there.
+
+    Raises:
+        VerificationError: if it is not, or cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise VerificationError(f"{path} is missing", "The files that the plan is written as", _MEND) from None
+    except OSError as error:
+        raise VerificationError(f"{path} cannot be read: {error.strerror}", "", _MEND) from error
 
 
 def check_no_program(folder: Path) -> None:

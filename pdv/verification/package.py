@@ -1,22 +1,28 @@
 """A package held against its plan: the plan proved again, its fields worked out again, its files written again.
 
-Nothing of the package is run or imported. What is believed is named: ``CLAIMS``.
+Nothing of the package is run or imported, unless that is asked for (``run``, ``allow_edits``): then its text is, on
+simulated ranks (``pdv.check``). What is believed is named: ``CLAIMS``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ir.cost_model import CostModel
 from ir.errors import DataError, PdvError, UsageError, VerificationError, WeightsError
 from ir.exact import verify_equal
 from ir.graph import Graph
 from ir.verify import check_outputs
-from pdv.emit.package import emitted
+from pdv.emit.package import WEIGHTS, emitted
+from pdv.emit.weights import Stored
+from pdv.frontend.program import Weights
 from pdv.guard import guarded
 from pdv.plan import read_document
 from pdv.prices import priced_by
@@ -24,7 +30,7 @@ from pdv.proofs import proof_document
 from pdv.report.loaded import Document, Loaded, loaded, read_planned
 from pdv.seal import damaged
 from pdv.verification.fields import check_fields, difference
-from pdv.verification.files import check_no_program, check_program
+from pdv.verification.files import check_no_program, check_program, edited_program
 from pdv.verification.weights import check_weights, read_stored
 
 CLAIMS = (
@@ -39,15 +45,24 @@ PRICES = "the prices: the weights or profiles that they are from are not here"
 
 
 @guarded("pdv.verify")
-def verify(directory: str | os.PathLike[str], cost: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+def verify(
+    directory: str | os.PathLike[str],
+    cost: str | os.PathLike[str] | None = None,
+    *,
+    run: bool = False,
+    allow_edits: bool = False,
+) -> dict[str, Any]:
     """Prove the plan of a package again, and hold every file and field of the package to what follows from it.
 
     Args:
         directory: a package, or a plan without a program.
         cost: the weight file or profile folder that priced the plan, where that was none of the shipped ones.
+        run: run the program's text, too, on simulated ranks in this process, and compare it with the source.
+        allow_edits: Python files may be edited or added, and are run; weights may have other values.
 
     Returns:
-        ``proof`` as plan.json has it, ``files`` that were compared, and ``claims``, what was not checked.
+        ``proof`` as plan.json has it, ``files`` that were compared, ``edited`` those that differ, ``run`` what the run
+        showed (None: there was none), and ``claims``, what was not checked.
 
     Raises:
         UsageError: if the directory is no package, or the plan was priced by others than ``cost``.
@@ -61,8 +76,8 @@ def verify(directory: str | os.PathLike[str], cost: str | os.PathLike[str] | Non
         plan = loaded(document, source, compute)
         check_fields(plan, priced=compute is not None)
         proof = _proof(plan, source)
-        files = _check_files(folder, plan)
-    return {"proof": proof, "files": files, "claims": [*CLAIMS, *([PRICES] if compute is None else [])]}
+        files = _check_files(folder, plan, run=run, allow_edits=allow_edits)
+    return {"proof": proof, **files, "claims": [*CLAIMS, *([PRICES] if compute is None else [])]}
 
 
 def _compute(document: Document, cost: str | os.PathLike[str] | None) -> CostModel | None:
@@ -86,18 +101,43 @@ def _proof(plan: Loaded, source: Graph) -> dict[str, Any]:
     return proof
 
 
-def _check_files(folder: Path, plan: Loaded) -> list[str]:
+def _check_files(folder: Path, plan: Loaded, *, run: bool, allow_edits: bool) -> dict[str, Any]:
     """The files beside plan.json, compared; a plan without weights has no program."""
     sources = list(plan.document["files"])
     if "weights" not in plan.document:
         check_no_program(folder)
-        return sources
+        return {"files": sources, "edited": [], "run": None}
     stored = read_stored(plan.document["weights"])
     program = emitted(plan.derived.pcg, plan.problem.mesh, plan.document)
-    check_weights(folder, program, stored)
+    check_weights(folder, program, stored, edited=allow_edits)
     texts = program.files(plan.document, {name: entry.shape for name, entry in stored.items()})
-    check_program(folder, texts)
-    return [*sources, *texts, "weights.safetensors"]
+    found, edited = dict(texts), list[str]()
+    if allow_edits:
+        found, edited = edited_program(folder, texts)
+    else:
+        check_program(folder, texts)
+    shown = _run(folder, plan, stored, found, edited) if run or edited else None
+    return {"files": [*sources, *texts, WEIGHTS], "edited": edited, "run": shown}
+
+
+def _run(folder: Path, plan: Loaded, stored: Mapping[str, Stored], files: Mapping[str, str], edited: list[str]) -> str:
+    """What running the text showed.
+
+    Raises:
+        VerificationError: if it gives something else than the source, or was edited and cannot be run.
+    """
+    from pdv.check import check_text
+
+    shapes = {name: entry.shape for name, entry in stored.items()}
+    weights = Weights({name: partial(np.broadcast_to, np.zeros(()), shape) for name, shape in shapes.items()})
+    problem, pcg = plan.problem, plan.derived.pcg
+    checked = check_text(
+        plan.source.graph, pcg, problem.mesh, weights, train=problem.train, files=files, directory=folder
+    )
+    if edited and not checked.ran:
+        what = f"{', '.join(str(folder / name) for name in edited)} was edited, and {checked.statement}"
+        raise VerificationError(what, "Edits of programs that can be run", "Run it against the source model yourself")
+    return checked.statement
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Constants (masks, tables) are held to the plan itself, which knows their values.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,8 +41,10 @@ def read_stored(said: object) -> dict[str, Stored]:
     return found
 
 
-def check_weights(folder: Path, program: Emitted, stored: Mapping[str, Stored]) -> None:
+def check_weights(folder: Path, program: Emitted, stored: Mapping[str, Stored], *, edited: bool = False) -> None:
     """Whether plan.json names the tensors that the program reads, and the file holds these.
+
+    ``edited``: the file may be another one, of the same names, types and shapes; constants keep their values.
 
     Raises:
         VerificationError: naming the tensor.
@@ -51,18 +54,53 @@ def check_weights(folder: Path, program: Emitted, stored: Mapping[str, Stored]) 
     path = folder / WEIGHTS
     try:
         with path.open("rb") as file:
-            expected = head(stored)
-            if file.read(len(expected)) != expected:
-                raise VerificationError(f"{path} does not hold the tensors that plan.json names", "", _MEND)
-            for name, entry in stored.items():
-                if _digest(file, entry.num_bytes) != entry.sha256:
-                    raise VerificationError(f"{path}: {name} is another tensor than was written", "", _MEND)
-            if file.read(1):
-                raise VerificationError(f"{path} is longer than its tensors", "", _MEND)
+            if edited:
+                _check_others(file, path, program, stored)
+            else:
+                _check_same(file, path, stored)
     except FileNotFoundError:
         raise VerificationError(f"{path} is missing", "", _MEND) from None
     except OSError as error:
         raise VerificationError(f"{path} cannot be read: {error.strerror}", "", _MEND) from error
+
+
+def _check_same(file: BinaryIO, path: Path, stored: Mapping[str, Stored]) -> None:
+    """The file holds the tensors that were written, byte for byte."""
+    expected = head(stored)
+    if file.read(len(expected)) != expected:
+        raise VerificationError(f"{path} does not hold the tensors that plan.json names", "", _MEND)
+    for name, entry in stored.items():
+        if _digest(file, entry.num_bytes) != entry.sha256:
+            raise VerificationError(f"{path}: {name} is another tensor than was written", "", _MEND)
+    if file.read(1):
+        raise VerificationError(f"{path} is longer than its tensors", "", _MEND)
+
+
+def _check_others(file: BinaryIO, path: Path, program: Emitted, stored: Mapping[str, Stored]) -> None:
+    """The file holds tensors of the same names, types and shapes, whoever wrote them."""
+    size = path.stat().st_size
+    start = 8 + int.from_bytes(file.read(8), "little")
+    try:
+        header = json.loads(file.read(start - 8)) if start <= size else {}
+        header.pop("__metadata__", None)
+        found = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+        parts = sorted((*entry["data_offsets"], name) for name, entry in header.items())
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise VerificationError(f"{path} has no header of safetensors: {error!r}", "", _MEND) from error
+    for name in [*stored, *found]:
+        if name not in found or name not in stored or found[name] != (stored[name].dtype, stored[name].shape):
+            what = (
+                f"{path}: {name} is {found.get(name)}, the program reads {stored[name][:2] if name in stored else None}"
+            )
+            raise VerificationError(what, "Tensors of the same names, types and shapes", _MEND)
+    ends = [0, *(end for _, end, _ in parts)]
+    if [begin for begin, _, _ in parts] != ends[:-1] or size != start + ends[-1]:
+        raise VerificationError(f"{path}: its tensors do not lie one behind the other", "", _MEND)
+    for begin, end, name in parts:
+        file.seek(start + begin)
+        wrong = end - begin != stored[name].num_bytes
+        if wrong or (name in program.constants and _digest(file, end - begin) != stored[name].sha256):
+            raise VerificationError(f"{path}: {name} is no tensor of the program's, or another constant", "", _MEND)
 
 
 def _check_names(program: Emitted, stored: Mapping[str, Stored]) -> None:
