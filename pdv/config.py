@@ -12,6 +12,7 @@ MAX_MESH_AXES = 2  # nodes and devices; a mesh of three axes takes seconds more,
 BUDGET_S = 60.0  # planning time after which the best plan so far is taken; GPT-2 needs a tenth of it
 CACHE_BYTES = 256 << 20  # of searches kept: a search takes some 10 kB, of the largest models 300 kB
 CACHE_S = 90 * 86400.0  # after which a search is forgotten: the code that made it has changed since
+MAX_TABLE_BYTES = 1 << 28  # of one table of the search: what would be larger is bounded, split or refused instead
 ANALYTIC = "analytic"
 COSTS = (ANALYTIC, "learned", "measured")
 COST = ANALYTIC  # what prices kernels (docs/decisions/0010)

@@ -17,6 +17,7 @@ from pdv.search.blocks import Block
 from pdv.search.configs import Config, ConfigTable
 from pdv.search.exact import Factor, Variable, eliminate
 from pdv.search.tied import TiedTable
+from pdv.search.ties import Ties
 
 Splits = tuple[Split, ...]
 Least = dict[Node, dict[Splits, float]]
@@ -40,7 +41,7 @@ class Again:
     ) -> None:
         self._block = block
         sources: tuple[Sharding, ...] = ((),) if block.source is None else (made(plan, block.source),)
-        network = BlockSolver(configs, tied, 0.0, sources, limit=limit, domain=domain).network(block)
+        network = BlockSolver(configs, Ties.together(tied), 0.0, sources, limit=limit, domain=domain).network(block)
         self._options, self._variables = network.options, network.variables
         kept: dict[Variable, Sequence[int]] = {}
         for param in network.tied:

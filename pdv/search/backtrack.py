@@ -18,7 +18,7 @@ from ir.sharding import Sharding
 from pdv.rewrite.rule import COMMUTATIVE, Rule
 from pdv.search.block_table import Choices, Solved
 from pdv.search.blocks import Block
-from pdv.search.exact import Table
+from pdv.search.exact import Table, table_of
 from pdv.search.survey import Survey, by_sink, gain, ratio, ratios_of
 from pdv.search.variants import Variant, apply_rule, builder_of
 
@@ -229,7 +229,7 @@ def portfolio(found: Sequence[tuple[tuple[str, ...], Solved]]) -> Portfolio:
     sinks = tuple(dict.fromkeys(sharding for _, solved in found for sharding in solved.sinks))
     tied = np.broadcast_shapes(*(solved.table.shape[2:] for _, solved in found))
     shape = (first.table.shape[0], len(sinks) if first.block.sink is not None else 1, *tied)
-    table = np.full(shape, np.inf)
+    table = table_of(shape, np.inf)
     choice = np.zeros(shape, dtype=np.int64)
     for number, (_, solved) in enumerate(found):
         columns = [sinks.index(sharding) for sharding in solved.sinks] if first.block.sink is not None else [0]

@@ -16,9 +16,9 @@ from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.search.blocks import Block
 from pdv.search.configs import Config, ConfigTable
-from pdv.search.exact import Elimination, Table, Variable, eliminate
+from pdv.search.exact import Elimination, Table, Variable, eliminate, table_of
 from pdv.search.network import BlockModel, Domain, Network
-from pdv.search.tied import TiedTable
+from pdv.search.ties import Ties
 
 Choices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -91,7 +91,7 @@ class BlockSolver:
     def __init__(
         self,
         configs: ConfigTable,
-        tied: Mapping[Node, TiedTable],
+        ties: Ties,
         price: float,
         sources: Sequence[Sharding],
         *,
@@ -101,7 +101,7 @@ class BlockSolver:
     ) -> None:
         """``limit`` entries per table make the result a lower bound; a ``domain`` leaves out what it does not name."""
         self._configs = configs
-        self._tied = tied
+        self._ties = ties
         self._price = price
         self._sources = tuple(sources)
         self._optimistic = optimistic
@@ -114,7 +114,7 @@ class BlockSolver:
         Raises:
             TooWideError: if the block is too wide for elimination.
         """
-        return solve_model(self._model(block), self._tied, self._price, limit=self._limit)
+        return solve_model(self._model(block), self._ties, self._price, limit=self._limit)
 
     def network(self, block: Block) -> Network:
         """The block as variables with finite domains and tables over them, whose sum is its cost."""
@@ -124,7 +124,7 @@ class BlockSolver:
         return BlockModel(
             block,
             self._configs,
-            self._tied,
+            self._ties,
             self._sources,
             optimistic=self._optimistic,
             limit=self._limit,
@@ -132,17 +132,17 @@ class BlockSolver:
         )
 
 
-def solve_model(model: BlockModel, tied: Mapping[Node, TiedTable], price: float, *, limit: float = math.inf) -> Solved:
-    """Eliminate everything but the boundary and the tied parameters.
+def solve_model(model: BlockModel, ties: Ties, price: float, *, limit: float = math.inf) -> Solved:
+    """Eliminate everything but the boundary and the tied parameters that are axes.
 
     Raises:
-        TooWideError: if there is no ``limit`` and the block is too wide for elimination.
+        TooWideError: if what is left, or without ``limit`` a table on the way, is too large.
     """
     block, network = model.block, model.at(price)
     boundary = [node for node in (block.source, block.sink) if node is not None]
     kept = [network.variables[node] for node in (*boundary, *network.tied)]
     elimination = eliminate(network.factors, network.sizes, kept, limit=limit, known=model.known)
-    present = [block.source is not None, block.sink is not None, *(param in network.tied for param in tied)]
+    present = [block.source is not None, block.sink is not None, *(param in network.tied for param in ties.axes)]
     sizes = iter(elimination.table.shape)
     table = elimination.table.reshape([next(sizes) if here else 1 for here in present])
     sinks, table, sink_configs = _project(table, network.options[block.sink] if block.sink is not None else None)
@@ -161,7 +161,7 @@ def _project(table: Table, options: Sequence[Config] | None) -> tuple[tuple[Shar
     results = [config.result for config in options]
     sinks = tuple(dict.fromkeys(results))
     shape = (table.shape[0], len(sinks), *table.shape[2:])
-    projected = np.full(shape, np.inf)
+    projected = table_of(shape, np.inf)
     chosen = np.zeros(shape, dtype=np.int64)
     for j, sharding in enumerate(sinks):
         columns = np.array([k for k, result in enumerate(results) if result == sharding])

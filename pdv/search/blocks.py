@@ -7,7 +7,9 @@ post-dominators); leaves do not count, for they can be read anywhere.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -49,7 +51,7 @@ def split_blocks(graph: Graph, rules: Sequence[Rule] = ()) -> tuple[Block, ...]:
     if not nodes:
         return ()  # a program that returns what comes in
     ends = _merged(nodes, [*bottlenecks(nodes, graph.users), len(nodes) - 1], graph, rules)
-    tied = tied_params(graph)
+    tied = _read_across(tied_params(graph), nodes, ends, graph)
     blocks: list[Block] = []
     start = 0
     source: Node | None = None
@@ -62,6 +64,13 @@ def split_blocks(graph: Graph, rules: Sequence[Rule] = ()) -> tuple[Block, ...]:
         blocks.append(block_of(source, block_nodes, None if last else nodes[end], outputs, updates, tied))
         start, source = end + 1, nodes[end]
     return tuple(blocks)
+
+
+def _read_across(tied: dict[Node, int], nodes: Sequence[Node], ends: Sequence[int], graph: Graph) -> dict[Node, int]:
+    """Those that more than one block reads: blocks that read others of them are not equal."""
+    order = {node: index for index, node in enumerate(nodes)}
+    homes = {param: {bisect_left(ends, order[user]) for user in graph.users[param]} for param in tied}
+    return {param: number for param, number in tied.items() if len(homes[param]) > 1}
 
 
 def _merged(nodes: Sequence[Node], ends: list[int], graph: Graph, rules: Sequence[Rule]) -> list[int]:
@@ -141,11 +150,13 @@ def block_of(
     updates: tuple[Node, ...],
     tied: dict[Node, int],
 ) -> Block:
-    """A block with its key."""
+    """A block with its key; parameters that are not ``tied`` and read more than once are its own."""
+    reads = Counter(operand for node in nodes for operand in node.operands if operand.is_leaf and operand.needs_grad)
+    own = {param: number for number, param in enumerate(p for p, count in reads.items() if count > 1)}
     local: dict[Node, str] = {} if source is None else {source: f"source {source.type} {source.needs_grad}"}
     lines = [f"{local[source]} {source in outputs} {source in updates}" if source is not None else "start"]
     for number, node in enumerate(nodes):
-        operands = [local.get(operand) or _leaf_key(operand, tied) for operand in node.operands]
+        operands = [local.get(operand) or _leaf_key(operand, tied, own) for operand in node.operands]
         attrs = [f"{key}={value!s}" for key, value in node.attrs.items()]
         flags = f"{node in outputs} {node in updates} {node is sink}"
         lines.append(f"{node.op.name} {attrs} {operands} {node.type} {flags}")
@@ -154,9 +165,11 @@ def block_of(
     return Block(source, nodes, sink, outputs, updates, key)
 
 
-def _leaf_key(leaf: Node, tied: dict[Node, int]) -> str:
+def _leaf_key(leaf: Node, tied: Mapping[Node, int], own: Mapping[Node, int]) -> str:
     if leaf.op.name == "const":
         return f"const {leaf.type}"
     if leaf in tied:
         return f"tied {tied[leaf]} {leaf.type}"
+    if leaf in own:
+        return f"own {own[leaf]} {leaf.type}"
     return f"{leaf.op.name} {leaf.type} {leaf.needs_grad}"

@@ -8,6 +8,7 @@ several prices are joined (``memory``). Where more than five want one value, pri
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,11 +25,14 @@ from pdv.search.blocks import Block, split_blocks, tied_params
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import TooWideError
 from pdv.search.memory import fitting
-from pdv.search.refine import Part, Tables
+from pdv.search.refine import TOLERANCE, Part, Tables
 from pdv.search.refusals import no_legal_plan
 from pdv.search.stage import Stages
 from pdv.search.tied import TiedTable, reads
+from pdv.search.ties import Reading, Ties
 from pdv.search.variants import Variant, apply_rules
+
+FIXINGS = 4  # times that loose parameters are fixed anew, where their readers want them elsewhere
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Priced:
-    """The best derivation at one price, with its seconds and bytes.
+    """The best derivation found at one price, with its seconds and bytes.
 
     No derivation has less ``cost_s + price * memory_bytes`` than ``value``. ``parts`` are by block, ``states`` by tied
     parameter; ``tables`` are where they come from. ``made`` is there where it had to be made to know what it costs.
@@ -57,6 +61,11 @@ class Priced:
     states: tuple[int, ...]
     tables: Tables
     made: Made | None = None
+
+    @property
+    def priced(self) -> float:
+        """Seconds, bytes priced."""
+        return self.cost_s + self.price * self.memory_bytes
 
 
 class ChainSolver:
@@ -77,7 +86,8 @@ class ChainSolver:
         nodes = problem.graph.nodes
         self.tied = {param: TiedTable(self.configs, param, reads(nodes, param)) for param in self._numbers}
         self.whole_bytes = whole_bytes(problem.graph)
-        self._stages = Stages(problem, self.blocks, self.configs, self.tied, self._late)
+        ties = Ties.of(self.tied, self.blocks, self.configs, problem.mesh)
+        self._stages = Stages(problem, self.blocks, self.configs, ties, self._late)
         self.plans: list[Priced] = []
 
     def solve(self, limit: float | None = None) -> Solution:
@@ -116,12 +126,72 @@ class ChainSolver:
         if settled is None:
             raise TooWideError("a block, close to its bound")
         states, parts = settled
-        return self.assembled(parts, states, price, tables.value + price * self.whole_bytes, tables)
+        value = tables.value + price * self.whole_bytes
+        if tables.ties.loose:
+            return self._fixed(price, value, tables.ties.settled(self._readings(parts), price))
+        return self.assembled(parts, states, price, value, tables)
+
+    def _fixed(self, price: float, value: float, ties: Ties) -> Priced:
+        """The best plan with loose parameters fixed, each where its readers want it, until they want no other.
+
+        Raises:
+            TooWideError: if no plan was found, though there may be one.
+        """
+        best: Priced | None = None
+        for _ in range(FIXINGS):
+            found = self._with(price, value, ties) or (None if best else self._with(price, value, self._dived(price)))
+            if found is None or (best is not None and found.priced >= best.priced * (1 - TOLERANCE)):
+                break
+            best, before = found, ties
+            ties = self._stages.ties.settled(self._readings(found.parts), price)
+            if ties.fixed == before.fixed or self.late:
+                break
+        if best is None:
+            raise TooWideError("tied parameters, each settled in turn")
+        return best
+
+    def _with(self, price: float, value: float, ties: Ties) -> Priced | None:
+        """The best plan with these parameters fixed; ``value`` is what every plan costs at least."""
+        stages = self._stages.fixed(ties)
+        bound = stages.bounded(price)
+        if not np.isfinite(bound.value):
+            return None
+        tables = Tables(stages, price, bound)
+        settled = tables.settle()
+        return None if settled is None else self.assembled(settled[1], settled[0], price, value, tables)
+
+    def _dived(self, price: float) -> Ties:
+        """Loose parameters fixed one after another, each in the first of its cheapest states that leaves a plan.
+
+        Raises:
+            TooWideError: if one has no such state.
+        """
+        ties = self._stages.ties
+        for param in ties.loose:
+            costs = self.tied[param].own(price)
+            tried = (ties.fixing(param, int(state)) for state in np.argsort(costs, kind="stable"))
+            fitting = (one for one in tried if np.isfinite(self._stages.fixed(one).bounded(price).value))
+            found = next(fitting, None)
+            if found is None:
+                raise TooWideError("tied parameters, each settled in turn")
+            ties = found
+        return ties
+
+    def _readings(self, parts: Sequence[Part]) -> Counter[Reading]:
+        """How often loose parameters are read, and as what, by what each block does."""
+        loose, found = set(self._stages.ties.loose), Counter[Reading]()
+        for block, part in zip(self.blocks, parts, strict=True):
+            nodes = self._stages.variants[block.key][part.number].block.nodes
+            for node, config in zip(nodes, part.configs, strict=True):
+                for i, operand in enumerate(node.operands):
+                    if operand in loose:
+                        found[operand, config.needs[i], self.configs.keeps(node, i)] += 1
+        return found
 
     @property
     def exact(self) -> bool:
         """True if no price so far was but a bound."""
-        return self._stages.exact
+        return self._stages.exact and not self._stages.ties.loose
 
     @property
     def cut(self) -> bool:
@@ -134,7 +204,7 @@ class ChainSolver:
         return self._late()
 
     def _solution(self, priced: Priced, bound: float, limit: float) -> Solution:
-        made = priced.made or self.made(priced.parts, priced.states)
+        made = priced.made or self.made(priced.parts, priced.states, priced.tables.ties)
         cost = made.realized.cost
         assert cost.memory_bytes <= limit, f"{cost.memory_bytes} bytes, of {limit} allowed"
         return Solution(
@@ -157,28 +227,29 @@ class ChainSolver:
     ) -> Priced:
         """The plan made of these parts, with its own price: their sum, or if that is but a bound, the PCG's."""
         if not self.exact or not all(table.exact for table in self.tied.values()):
-            made = self.made(parts, states)
+            made = self.made(parts, states, tables.ties)
             cost = made.realized.cost
             return Priced(price, value, cost.seconds, cost.memory_bytes, tuple(parts), states, tables, made)
-        own_s, own_bytes = self.own(states)
+        own_s, own_bytes = self.own(tables.ties, states)
         seconds = own_s + sum(part.seconds for part in parts)
         num_bytes = own_bytes + sum(part.num_bytes for part in parts)
         return Priced(price, value, seconds, num_bytes, tuple(parts), states, tables)
 
-    def own(self, states: Sequence[int]) -> tuple[float, float]:
+    def own(self, ties: Ties, states: Sequence[int]) -> tuple[float, float]:
         """(seconds, bytes) that belong to no block: tied parameters, and what is whole on every device."""
-        found = [table.own_parts(state) for table, state in zip(self.tied.values(), states, strict=True)]
-        return sum(seconds for seconds, _ in found), self.whole_bytes + sum(held for _, held in found)
+        seconds, held = ties.own_parts(states)
+        return seconds, self.whole_bytes + held
 
-    def made(self, parts: Sequence[Part], states: Sequence[int]) -> Made:
+    def made(self, parts: Sequence[Part], states: Sequence[int], ties: Ties) -> Made:
         """The rewritten graph of these parts, its assignment, and both made into a PCG."""
         choices = [
             Choice(block, self._variant(block, part.number), part.configs, part.price)
             for block, part in zip(self.blocks, parts, strict=True)
         ]
-        storage = {
-            param: table.states[state].storage for (param, table), state in zip(self.tied.items(), states, strict=True)
-        }
+        settled = {**dict(zip(ties.axes, states, strict=True)), **ties.fixed}
+        for choice, part in zip(choices, parts, strict=True):
+            settled.update(zip(ties.inside(choice.variant.block.nodes), part.ties, strict=True))
+        storage = {param: self.tied[param].states[state].storage for param, state in settled.items()}
         graph, assignment, steps = assemble(self.problem.graph, choices, storage)
         assignment = replace(assignment, leaving=self.problem.leaving)
         return Made(

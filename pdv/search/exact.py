@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from pdv import config
+
 Table = np.ndarray[Any, np.dtype[np.float64]]
 Choices = np.ndarray[Any, np.dtype[np.int64]]
 Argmin = np.ndarray[Any, np.dtype[np.int16]]
@@ -25,9 +27,8 @@ Sizes = Mapping[Variable, int]
 # Sums are formed in slices of at most this many entries, so that they stay in cache.
 SLICE_ENTRIES = 2_000_000
 
-# A table over this many entries (400 MB) means that the graph is too wide for elimination.
-MAX_ENTRIES = 50_000_000
 
+MAX_AXES = 60  # of a table: NumPy allows 64
 
 # A bucket of so many entries is looked through for alike values; one so many times over the limit is not. What is left
 # of it may be so many times the limit.
@@ -37,7 +38,27 @@ FOLDED = 4
 
 
 class TooWideError(Exception):
-    """An elimination would need a table of more than ``MAX_ENTRIES``."""
+    """A table of more than ``config.MAX_TABLE_BYTES`` would be needed."""
+
+
+def table_of(shape: Sequence[int], value: float = 0.0) -> Table:
+    """A new table; all that may be large is made here, so that none is larger than what is allowed.
+
+    Raises:
+        TooWideError: if this one would be.
+    """
+    check_room(shape)
+    return np.full(tuple(shape), value)
+
+
+def check_room(shape: Sequence[int]) -> None:
+    """Whether a table of this shape may be made.
+
+    Raises:
+        TooWideError: if it would be too large.
+    """
+    if 8 * math.prod(shape) > config.MAX_TABLE_BYTES or len(shape) > MAX_AXES:
+        raise TooWideError(f"a table of {' x '.join(map(str, shape))}")
 
 
 @dataclass(frozen=True)
@@ -155,7 +176,7 @@ def eliminate(
     variables (``folding``) make it small enough, and the whole exact. What is ``known`` is not minimized again.
 
     Raises:
-        TooWideError: if there is no limit, and a table would outgrow ``MAX_ENTRIES``.
+        TooWideError: if a table would outgrow ``config.MAX_TABLE_BYTES``.
     """
     # a variable with one value is no choice: it would only add axes to tables, of which NumPy allows 64
     settled = frozenset(variable for variable, size in sizes.items() if size == 1 and variable not in keep)
@@ -358,8 +379,7 @@ def _minimize(
 ) -> tuple[Argmin, Table]:
     """(argmin, min) over ``variable`` of the sum of factors, by slices of the first neighbour where that is large."""
     shape = tuple(sizes[v] for v in neighbours)
-    if math.prod(shape) > MAX_ENTRIES:
-        raise TooWideError(f"a table of {shape}")
+    check_room(shape)
     if sizes[variable] == 0:  # no value is legal
         return np.zeros(shape, dtype=np.int16), np.full(shape, np.inf)
     if not neighbours or math.prod(shape) * sizes[variable] <= SLICE_ENTRIES:
@@ -386,7 +406,7 @@ def _at(factor: Factor, variable: Variable, value: int) -> Factor:
 def add_up(factors: Sequence[Factor], variables: tuple[Variable, ...], sizes: Mapping[Variable, int]) -> Table:
     """Sum of factors as one table over ``variables`` (a superset of theirs)."""
     shape = tuple(sizes[variable] for variable in variables)
-    total: Table = np.zeros(shape)
+    total = table_of(shape)
     for factor in factors:
         order = sorted(range(len(factor.variables)), key=lambda i: variables.index(factor.variables[i]))
         table = factor.table.transpose(order)

@@ -118,8 +118,9 @@ class _Front:
 
 def _mixed(solver: ChainSolver, limit: float, best: Priced) -> Priced | None:
     """The best plan whose blocks each do as in some of the plans (tied parameters as in ``best``)."""
-    options = _options(solver, solver.plans, best.states)
-    room = limit - solver.own(best.states)[1]
+    plans = [plan for plan in solver.plans if plan.tables.ties.fixed == best.tables.ties.fixed]
+    options = _options(solver, plans, best.states)
+    room = limit - solver.own(best.tables.ties, best.states)[1]
     fronts: dict[Sharding | None, _Front] = {None: _Front(np.zeros(1), np.zeros(1), np.zeros((1, 3), dtype=np.int64))}
     history = []
     for block in solver.blocks:

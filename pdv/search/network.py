@@ -18,7 +18,7 @@ from pdv.search.blocks import Block
 from pdv.search.configs import Config, ConfigTable
 from pdv.search.exact import Factor, Known, PricedFactor, Variable
 from pdv.search.moving import Moving, Reader
-from pdv.search.tied import TiedTable
+from pdv.search.ties import Ties
 
 Domain = Mapping[Node, Sequence[int]]
 """By node of a block: which of its configurations (as numbers) are left."""
@@ -31,9 +31,9 @@ class Network:
     Attributes:
         factors: seconds (and priced bytes) over variables; infinite where illegal.
         sizes: of each variable's domain. Variables that no node has are helpers (``moving``).
-        variables: of the block's nodes, its source and the tied parameters that it reads.
+        variables: of the block's nodes, its source and the tied parameters that it reads (``Ties``).
         options: what the values of each node's variable mean, in order.
-        tied: the tied parameters that it reads; values are their ``TiedTable.states``.
+        tied: the tied parameters that it reads and does not decide; values are their ``TiedTable.states``.
         exact: False if some factors only bound what they stand for (``moving``).
         whole: False if some were split for their size: what the network costs least is then no plan's cost.
     """
@@ -67,7 +67,7 @@ class BlockModel:
         self,
         block: Block,
         configs: ConfigTable,
-        tied: Mapping[Node, TiedTable],
+        ties: Ties,
         sources: Sequence[Sharding],
         *,
         optimistic: bool = False,
@@ -80,22 +80,23 @@ class BlockModel:
         self.domain = domain
         self.sizes_of_all = {node: len(configs.of(node)) for node in block.nodes}
         self._configs = configs
-        self._tables = tied
+        self._ties = ties
         self._optimistic = optimistic
         self.options = {node: _left(configs.of(node), node, domain) for node in block.nodes}
         made = {node: tuple(config.result for config in self.options[node]) for node in block.nodes}
         if block.source is not None:
             made[block.source] = self.sources
         read = {operand for node in block.nodes for operand in node.operands}
-        self.tied = tuple(param for param in tied if param in read)
-        self.variables = {node: number for number, node in enumerate((*made, *self.tied))}
+        self.tied = tuple(param for param in ties.axes if param in read)
+        self.inside = ties.inside(block.nodes)
+        self.variables = {node: number for number, node in enumerate((*made, *self.tied, *self.inside))}
         self.sizes = {self.variables[node]: len(shardings) for node, shardings in made.items()}
-        self.sizes |= {self.variables[param]: len(tied[param].states) for param in self.tied}
+        self.sizes |= {self.variables[param]: len(ties.states(param)) for param in (*self.tied, *self.inside)}
         self._freely: dict[Variable, int] = {}  # of each helper, how many values differ where memory is free
         self._inexact = self._relaxed = False
-        self._factors = (*self._moves(optimistic, limit, made), *self._uses())
+        self._factors = (*self._moves(optimistic, limit, made), *self._uses(), *self._shares())
         self.whole = not self._relaxed
-        self.exact = not self._inexact and all(tied[param].exact for param in self.tied)
+        self.exact = not self._inexact and all(ties.tables[param].exact for param in (*self.tied, *self.inside))
 
     @property
     def known(self) -> Known:
@@ -216,13 +217,24 @@ class BlockModel:
     def _uses(self) -> list[PricedFactor]:
         """Factors of every read of a tied parameter."""
         factors = []
-        for param in self.tied:
+        for param in (*self.tied, *self.inside):
+            states = self._ties.states(param)
             for node, i in self._readers(param):
                 needs = [config.needs[i] for config in self.options[node]]
                 keep = self._configs.keeps(node, i)
-                seconds, held = self._tables[param].use(needs, keep=keep, optimistic=self._optimistic)
+                seconds, held = self._ties.tables[param].use(
+                    needs, keep=keep, optimistic=self._optimistic, states=states
+                )
                 factors.append(PricedFactor((self.variables[param], self.variables[node]), seconds, held))
         return factors
+
+    def _shares(self) -> Iterator[PricedFactor]:
+        """What the block pays of tied parameters that it decides itself."""
+        for param in self.inside:
+            share = self._ties.share(param)
+            if share:
+                seconds, held = self._ties.tables[param].own_costs
+                yield PricedFactor((self.variables[param],), share * seconds, share * held)
 
     def _readers(self, value: Node) -> list[tuple[Node, int]]:
         return [(node, i) for node in self.block.nodes for i, operand in enumerate(node.operands) if operand is value]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ir.sharding import Sharding
-from pdv.search.exact import Table
+from pdv.search.exact import Table, check_room
 
 SMALL = 1 << 16  # elements
 Choices = np.ndarray[Any, np.dtype[np.int64]]
@@ -105,6 +105,7 @@ class Path:
 
 def _min_plus(value: Table, table: Table) -> tuple[Choices, Table]:
     """(argmin, min) over s of value[s, tied…] + table[s, sink, tied…], as [sink, tied…]."""
+    check_room((table.shape[1], *np.broadcast_shapes(value.shape[1:], table.shape[2:])))
     if value.size * table.shape[1] <= SMALL and table.size <= SMALL:
         both = value[:, None] + table
         row = both.argmin(axis=0)

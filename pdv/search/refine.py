@@ -24,6 +24,7 @@ from pdv.search.exact import Table
 from pdv.search.network import BlockModel, Domain
 from pdv.search.path import Path, at
 from pdv.search.stage import LIMIT, Stage, Stages
+from pdv.search.ties import Ties
 
 # How far above its bound an entry is first sought, nearest first.
 SLACKS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -43,7 +44,8 @@ class Part:
     """What one block of a plan does: a variant (by number), its nodes' configurations, and what it costs.
 
     ``source`` and ``sink`` are the shardings at its boundary; ``price`` says where its parameters rest; the block costs
-    no less than ``least`` seconds between them, bytes priced.
+    no less than ``least`` seconds between them, bytes priced. ``ties`` are the states of the tied parameters that it
+    decides, in the order in which it reads them.
     """
 
     number: int
@@ -54,6 +56,7 @@ class Part:
     seconds: float
     num_bytes: float
     least: float
+    ties: tuple[int, ...]
 
     @property
     def value(self) -> float:
@@ -70,23 +73,42 @@ class Tables:
         self._bound = bound
         self._tables = {key: found.table.copy() for key, found in bound.portfolios.items()}
         self._parts: dict[tuple[str, Where], Part | None] = {}
+        self._value = -math.inf
+
+    @property
+    def ties(self) -> Ties:
+        """Who decides tied parameters here."""
+        return self._stages.ties
 
     def settle(self) -> tuple[tuple[int, ...], list[Part]] | None:
-        """(states of the tied parameters, what each block does) on the cheapest path; None if it cannot be solved."""
+        """(states of the tied axes, what each block does) on the cheapest path; None if no path can be solved.
+
+        An entry that cannot be solved is gone around; what all plans cost at least is then known from before.
+        """
+        unsolved = False
         while True:
-            states, steps = self._path.best()
+            path = self._path
+            self._value = self._value if unsolved else path.value
+            if math.isinf(path.value):
+                return None
+            states, steps = path.best()
             wheres = [self._where(block, *step, states) for block, step in zip(self._bound.blocks, steps, strict=True)]
             fresh = [key for key in dict.fromkeys(wheres) if key not in self._parts]
             for key in fresh:
                 self._refine(*key, states)
             if all(self._tables[key][where] <= self._entry(key, where) for key, where in fresh):
                 parts = [self._parts[key] for key in wheres]
-                return None if any(part is None for part in parts) else (states, [p for p in parts if p is not None])
+                if all(part is not None for part in parts):
+                    return states, [part for part in parts if part is not None]
+                unsolved = True
+                for at_block, part in zip(wheres, parts, strict=True):
+                    if part is None:
+                        self._tables[at_block[0]][at_block[1]] = math.inf
 
     @property
     def value(self) -> float:
-        """What every plan costs at least, bytes priced."""
-        return self._path.value
+        """What every plan costs at least, bytes priced, as ``settle`` found."""
+        return self._value
 
     def part(self, block: Block, source: int, sink: int, states: tuple[int, ...]) -> Part | None:
         """What a block does between two shardings (by number in its portfolio); None where that is not known."""
@@ -123,7 +145,7 @@ class Tables:
         found = self._bound.portfolios[key]
         best: Part | None = None
         floor = math.inf
-        by_param = dict(zip(self._stages.tied, states, strict=True))
+        by_param = dict(zip(self._stages.ties.axes, states, strict=True))
         candidates = []
         for number, solved in zip(self._bound.numbers[key], found.solved, strict=True):
             sink = found.sinks[where[1]] if found.sinks else None
@@ -241,9 +263,9 @@ class _Entry:
         block, stages = self.solved.block, self.stages
         sources = (self.solved.sources[self.where[0]],)
         model = BlockModel(
-            block, stages.configs, stages.tied, sources, optimistic=optimistic, limit=limit, domain=domain
+            block, stages.configs, stages.ties, sources, optimistic=optimistic, limit=limit, domain=domain
         )
-        return solve_model(model, stages.tied, self.price, limit=limit)
+        return solve_model(model, stages.ties, self.price, limit=limit)
 
     def _read(self, solved: Solved, where: Where, value: float, *, least: float | None = None) -> Part | None:
         if not math.isfinite(value):
@@ -259,6 +281,7 @@ class _Entry:
             value - self.price * num_bytes,
             num_bytes,
             value if least is None else min(least, value),
+            tuple(self.stages.ties.states(p)[values[solved.variables[p]]] for p in solved.model.inside),
         )
 
 

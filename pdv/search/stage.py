@@ -20,7 +20,7 @@ from pdv.search.exact import Table
 from pdv.search.network import BlockModel
 from pdv.search.path import Entry, Path
 from pdv.search.survey import Survey, wanted_sinks
-from pdv.search.tied import TiedTable
+from pdv.search.ties import Ties
 from pdv.search.variants import Variant
 
 # Entries of a table in the first, bounding pass (16 MB): large enough that two axes are exact at once.
@@ -66,18 +66,17 @@ class Stages:
         problem: Problem,
         blocks: Sequence[Block],
         configs: ConfigTable,
-        tied: Mapping[Node, TiedTable],
+        ties: Ties,
         late: Deadline = lambda: False,
     ) -> None:
         self.problem = problem
         self.blocks = blocks
         self.configs = configs
-        self.tied = tied
+        self.ties = ties
         self._late = Noticed(late)
         self.variants: dict[str, list[Variant]] = {}
         self._models: dict[tuple[str, int], BlockModel] = {}
         self._free: dict[tuple[str, int], Solved] = {}  # where memory is free
-        self._survey = Survey(problem) if len(problem.mesh.axes) > 1 else None
         self._first = {block.key: block for block in reversed(blocks)}
 
     @property
@@ -99,21 +98,36 @@ class Stages:
             found[key] = [self._solved(key, number, price) for number in range(len(self.variants[key]))]
         return self._stage(price, found, {key: tuple(range(len(solved))) for key, solved in found.items()})
 
+    def fixed(self, ties: Ties) -> Stages:
+        """The same variants, with loose parameters fixed."""
+        found = Stages(self.problem, self.blocks, self.configs, ties, self._late)
+        found.variants = self.variants
+        return found
+
     def _solved(self, key: str, number: int, price: float) -> Solved:
-        if price == 0.0:
+        if price == 0.0 and (key, number) in self._free:
             return self._free[key, number]
-        return solve_model(self._models[key, number], self.tied, price, limit=LIMIT)
+        if (key, number) not in self._models:
+            self._models[key, number] = self._model(self.variants[key][number].block)
+        solved = solve_model(self._models[key, number], self.ties, price, limit=LIMIT)
+        if price == 0.0:
+            self._free[key, number] = solved
+        return solved
+
+    def _model(self, variant: Block) -> BlockModel:
+        source = variant.source
+        sources = all_shardings(source.type, self.problem.mesh) if source is not None else ((),)
+        return BlockModel(variant, self.configs, self.ties, sources, optimistic=True, limit=LIMIT)
 
     def _explore(self, block: Block) -> None:
         """Variants of a block, explored free of memory's price, each with its model."""
-        sources = all_shardings(block.source.type, self.problem.mesh) if block.source is not None else ((),)
         models: dict[Block, BlockModel] = {}
 
         def solve(variant: Block) -> Solved:
-            models[variant] = BlockModel(variant, self.configs, self.tied, sources, optimistic=True, limit=LIMIT)
-            return solve_model(models[variant], self.tied, 0.0, limit=LIMIT)
+            models[variant] = self._model(variant)
+            return solve_model(models[variant], self.ties, 0.0, limit=LIMIT)
 
-        numbers = {param: number for number, param in enumerate(self.tied)}
+        numbers = {param: number for number, param in enumerate(self.ties.tables)}
         wanted = wanted_sinks(block, self.problem.mesh)
         explored = explore(block, self.problem.rules, numbers, solve, self._survey, self._late, wanted)
         loses = self.problem.pins.loses
@@ -122,14 +136,15 @@ class Stages:
         self._free |= {(block.key, number): solved for number, (_, solved) in enumerate(kept)}
         self._models |= {(block.key, number): models[variant.block] for number, (variant, _) in enumerate(kept)}
 
+    @cached_property
+    def _survey(self) -> Survey | None:
+        return Survey(self.problem) if len(self.problem.mesh.axes) > 1 else None
+
     def _stage(
         self, price: float, found: Mapping[str, Sequence[Solved]], numbers: Mapping[str, tuple[int, ...]]
     ) -> Stage:
-        own: Table = np.zeros((1,) * len(self.tied))
-        for position, table in enumerate(self.tied.values()):
-            own = own + table.own(price).reshape([-1 if i == position else 1 for i in range(len(self.tied))])
         portfolios = {}
         for key, solved in found.items():
             rules = [self.variants[key][number].rules for number in numbers[key]]
             portfolios[key] = portfolio(list(zip(rules, solved, strict=True)))
-        return Stage(self.blocks, portfolios, numbers, tuple(self.tied), own)
+        return Stage(self.blocks, portfolios, numbers, self.ties.axes, self.ties.own(price))

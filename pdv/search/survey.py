@@ -21,6 +21,7 @@ from pdv.search.blocks import Block, tied_params
 from pdv.search.configs import ConfigTable
 from pdv.search.exact import Table
 from pdv.search.tied import TiedTable, reads
+from pdv.search.ties import Ties
 
 LIMIT = 1_000_000  # entries of a table: beyond, a bound is good enough here
 
@@ -54,13 +55,14 @@ class _Axis:
         self._moves = Redistribution(problem.mesh, problem.axes)
         numbers = tied_params(problem.graph)
         self._configs = ConfigTable(self._problem, self._moves, numbers)
-        self._tied = {param: TiedTable(self._configs, param, reads(problem.graph.nodes, param)) for param in numbers}
+        nodes = problem.graph.nodes
+        self._ties = Ties.aside({param: TiedTable(self._configs, param, reads(nodes, param)) for param in numbers})
         self._least: dict[Node, float] = {}
 
     def table(self, block: Block) -> Table:
         source = block.source
         sources = all_shardings(source.type, self._problem.mesh) if source is not None else ((),)
-        solver = BlockSolver(self._configs, self._tied, 0.0, sources, optimistic=True, limit=LIMIT)
+        solver = BlockSolver(self._configs, self._ties, 0.0, sources, optimistic=True, limit=LIMIT)
         return by_sink(solver.solve(block), wanted_sinks(block, self._problem.mesh))
 
     def least_seconds(self, node: Node) -> float:

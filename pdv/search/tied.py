@@ -6,6 +6,7 @@ want, the way to which is paid once for all readers (``sharing``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +18,10 @@ from ir.sharding import Invariant, Replicate, Shard, Sharding, State
 from pdv.pcg.redistribute import all_shardings
 from pdv.problem import Pins, Storage
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import Table
+from pdv.search.exact import Table, check_room
 from pdv.search.sharing import EXACT_WANTS, Ways
+
+MOST_STATES = 8192  # with a want named
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,14 @@ class TiedTable:
         self._configs = configs
         self._wants = len(readers)
         self._keepers = sum(configs.keeps(node, operand) for node, operand in readers)
+        self._nameless = False
 
     @cached_property
     def states(self) -> tuple[TiedState, ...]:
-        """Naming where it rests is naming nothing, and comes first; what costs nothing to reach need not be named."""
+        """Naming where it rests is naming nothing, and comes first; what costs nothing to reach need not be named.
+
+        Where these were too many, nothing is named: prices are but bounded then.
+        """
         mesh = self._configs.problem.mesh
         wants: tuple[State, ...] = (Invariant(), Replicate(), *(Shard(dim) for dim in range(self.param.type.rank)))
         found = []
@@ -49,34 +56,56 @@ class TiedTable:
             named = [TiedState(storage, want) for want in all_shardings(self.param.type, mesh, wants)]
             costs = self._rest_s(nothing, [state.named for state in named])
             found += [nothing, *(state for state, cost in zip(named, costs, strict=True) if 0.0 < cost < np.inf)]
+        if len(found) > MOST_STATES:
+            self._nameless = True
+            found = [state for state in found if state.named == state.storage.sharding]
         return tuple(found)
 
     @property
     def exact(self) -> bool:
         """False if only ``optimistic`` prices bound the cost from below."""
-        return self._wants <= EXACT_WANTS[1] and self._keepers <= 1
+        return self._wants <= EXACT_WANTS[1] and self._keepers <= 1 and not (self.states and self._nameless)
 
     def own(self, price: float) -> Table:
         """[states] what rests, and the way that is paid once."""
-        return np.array([seconds + price * held for seconds, held in map(self.own_parts, range(len(self.states)))])
+        seconds, held = self.own_costs
+        costs: Table = seconds + price * held
+        return costs
 
     def own_parts(self, number: int) -> tuple[float, float]:
         """(seconds, bytes) of one state."""
-        state = self.states[number]
-        seconds, memory = self._configs.resident(self.param, state.storage)
-        way = self._rest_s(TiedState(state.storage, state.storage.sharding), [state.named])
-        return seconds + float(way[0]), memory
+        seconds, held = self.own_costs
+        return float(seconds[number]), float(held[number])
 
-    def use(self, needs: Sequence[Sharding], *, keep: bool, optimistic: bool) -> tuple[Table, Table | None]:
-        """[states, needs] the seconds that one reader adds, and the bytes."""
+    @cached_property
+    def own_costs(self) -> tuple[Table, Table]:
+        """[states] seconds, and bytes."""
+        found = []
+        for state in self.states:
+            seconds, memory = self._configs.resident(self.param, state.storage)
+            way = self._rest_s(TiedState(state.storage, state.storage.sharding), [state.named])
+            found.append((seconds + float(way[0]), memory))
+        costs = np.array(found, dtype=np.float64).reshape(-1, 2)
+        return costs[:, 0], costs[:, 1]
+
+    def use(
+        self, needs: Sequence[Sharding], *, keep: bool, optimistic: bool, states: Sequence[int] | None = None
+    ) -> tuple[Table, Table | None]:
+        """[states, needs] the seconds that one reader adds, and the bytes; of these ``states`` (default: all)."""
         columns = {need: number for number, need in enumerate(dict.fromkeys(needs))}
-        sharers = max(1, self._wants - 1) if optimistic and not self.exact else 1
+        chosen = self.states if states is None else [self.states[number] for number in states]
+        sharers = max(1, self._wants - 1 + self._nameless) if optimistic and not self.exact else 1
         keepers = max(1, self._keepers) if optimistic else 1
-        seconds, held = np.empty((2, len(self.states), len(columns)))
-        for row, state in enumerate(self.states):
-            seconds[row] = self._rest_s(state, list(columns)) / sharers
-            seconds[row, ~self._allowed(state.storage, list(columns))] = np.inf
-            held[row] = 0.0 if state.storage.regather else self._copied(state.storage, list(columns)) / keepers
+        check_room((len(chosen), len(needs)))
+        seconds, held = np.empty((2, len(chosen), len(columns)))
+        row = 0
+        for storage, group in itertools.groupby(chosen, key=lambda state: state.storage):
+            named = [state.named for state in group]
+            rows = slice(row, row + len(named))
+            seconds[rows] = self._rests_s(storage, named, list(columns)) / sharers
+            seconds[rows, ~self._allowed(storage, list(columns))] = np.inf
+            held[rows] = 0.0 if storage.regather else self._copied(storage, list(columns)) / keepers
+            row += len(named)
         spread = [columns[need] for need in needs]
         return seconds[:, spread], held[:, spread] if keep else None
 
@@ -91,10 +120,15 @@ class TiedTable:
 
     def _rest_s(self, state: TiedState, needs: Sequence[Sharding]) -> Table:
         """[needs] seconds beyond the way to the named want; forward twice if gathered again."""
-        ways = self._ways(state.storage)
-        named, rows = ways.rows([state.named]), ways.rows(needs)
-        again = ways.rest(named, rows, forward=True)[0] if state.storage.regather else 0.0
-        rest: Table = ways.rest(named, rows)[0] + again
+        rest: Table = self._rests_s(state.storage, [state.named], needs)[0]
+        return rest
+
+    def _rests_s(self, storage: Storage, named: Sequence[Sharding], needs: Sequence[Sharding]) -> Table:
+        """[named, needs] the same for several wants, each named alone."""
+        ways = self._ways(storage)
+        names, rows = ways.rows(named), ways.rows(needs)
+        again = ways.rest(names, rows, forward=True) if storage.regather else 0.0
+        rest: Table = ways.rest(names, rows) + again
         return rest
 
     def _copied(self, storage: Storage, needs: Sequence[Sharding]) -> Table:

@@ -27,6 +27,7 @@ from pdv.search.network import Network
 from pdv.search.refusals import no_legal_plan
 from pdv.search.sharing import EXACT_WANTS
 from pdv.search.tied import TiedTable, reads
+from pdv.search.ties import Ties
 
 Values = dict[Variable, int]
 
@@ -151,7 +152,9 @@ class Flattened:
         Raises:
             NoPlanFitsError: if pins leave some operator no configuration.
         """
-        network = BlockSolver(self.configs, self._tied, price, ((),), optimistic=optimistic).network(self._block)
+        network = BlockSolver(self.configs, Ties.together(self._tied), price, ((),), optimistic=optimistic).network(
+            self._block
+        )
         if not all(network.sizes.values()):
             raise no_legal_plan(self.problem)
         own = [Factor((network.variables[p],), self._tied[p].own(price)) for p in network.tied]

@@ -168,6 +168,6 @@ def test_a_slower_device_changes_the_time_not_the_choice() -> None:
 
 
 def test_a_graph_too_wide_for_tables_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdv.search.exact.MAX_ENTRIES", 4)
+    monkeypatch.setattr("pdv.config.MAX_TABLE_BYTES", 32)
     with pytest.raises(NoPlanFitsError, match=r"too many values alive at once .* Pin a mesh"):
         search_mesh(problem(attention_block(), TWO))
