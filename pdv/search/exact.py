@@ -48,7 +48,7 @@ def table_of(shape: Sequence[int], value: float = 0.0) -> Table:
         TooWideError: if this one would be.
     """
     check_room(shape)
-    return np.full(tuple(shape), value)
+    return np.full(tuple(shape), value) if value else np.zeros(tuple(shape))
 
 
 def check_room(shape: Sequence[int]) -> None:

@@ -50,7 +50,7 @@ def hurried(questions: int) -> Strategy:
 def drawn(seed: int) -> tuple[list[Problem], np.random.Generator]:
     """One graph on two meshes, with rules."""
     rng = np.random.default_rng(seed)
-    graph = random_graph(seed, int(rng.integers(2, 6)))
+    graph = random_graph(seed, int(rng.integers(2, 4)))
     chosen = rng.permutation(len(MESHES))[:2]
     return [problem(graph, MESHES[i], rules=RULES) for i in chosen], rng
 
@@ -76,7 +76,7 @@ def searched(problems: list[Problem], strategy: Strategy, budget_s: float = math
 @pytest.mark.parametrize("start", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in range(100, 400, 20))])
 def test_no_stop_makes_a_bound_false(start: int) -> None:
     stopped = 0
-    for seed in range(start, start + (3 if start < 100 else 20)):
+    for seed in range(start, start + (2 if start < 100 else 20)):
         problems, rng = drawn(seed)
         best, bound = searched(problems, hurried(10**9))
         assert best is not None
@@ -98,7 +98,7 @@ def test_no_stop_makes_a_bound_false(start: int) -> None:
 @pytest.mark.parametrize("seed", range(500, 504))
 def test_no_stop_makes_a_bound_exceed_the_enumerated_optimum(seed: int) -> None:
     problems, rng = drawn(seed)
-    of = replace(problems[0], rules=())
+    of = decided(replace(problems[0], rules=()))[0]
     try:
         best = min(Oracle(way).fastest() for way in decided(of))
     except TooManyPlansError:

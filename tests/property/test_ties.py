@@ -14,7 +14,7 @@ from pdv.search import ties
 from pdv.search.chain import ChainSolver
 from pdv.search.exact import TooWideError, table_of
 from pdv.search.meshes import realized, search_mesh
-from tests.pdv.search.oracle import Oracle, TooManyPlansError
+from tests.pdv.search.oracle import Oracle, TooManyPlansError, decided
 from tests.pdv.worlds import f32, problem, random_graph
 
 MESHES = (Mesh.of(a=2), Mesh.of(a=3), Mesh.of(a=2, b=2))
@@ -43,7 +43,7 @@ def test_the_bound_holds_however_ties_are_decided(start: int, room: int, monkeyp
         graph = random_graph(seed, 2 + seed % 4)
         if not any(len(graph.users[param]) > 1 for param in graph.params):
             continue
-        of = problem(graph, MESHES[seed % len(MESHES)])
+        of = decided(problem(graph, MESHES[seed % len(MESHES)]))[0]
         solver = ChainSolver(of)
         try:
             best = Oracle(of).fastest()
