@@ -83,7 +83,8 @@ class Tables:
     def settle(self) -> tuple[tuple[int, ...], list[Part]] | None:
         """(states of the tied axes, what each block does) on the cheapest path; None if no path can be solved.
 
-        An entry that cannot be solved is gone around; what all plans cost at least is then known from before.
+        An entry that cannot be solved is gone around; what all plans cost at least is then known from before. When it
+        is late, the path that is cheapest by what is known then is taken.
         """
         unsolved = False
         while True:
@@ -92,11 +93,12 @@ class Tables:
             if math.isinf(path.value):
                 return None
             states, steps = path.best()
+            late = self._stages.late()
             wheres = [self._where(block, *step, states) for block, step in zip(self._bound.blocks, steps, strict=True)]
             fresh = [key for key in dict.fromkeys(wheres) if key not in self._parts]
             for key in fresh:
                 self._refine(*key, states)
-            if all(self._tables[key][where] <= self._entry(key, where) for key, where in fresh):
+            if late or all(self._tables[key][where] <= self._entry(key, where) for key, where in fresh):
                 parts = [self._parts[key] for key in wheres]
                 if all(part is not None for part in parts):
                     return states, [part for part in parts if part is not None]
@@ -191,6 +193,8 @@ class _Entry:
         bound, context, limit = self.solved, self._context, LIMIT
         least = float(self.solved.table[self.where])
         for _ in range(ROUNDS):
+            if best is not None and self.stages.late():
+                break
             if best is not None and best.value <= least * (1 + TOLERANCE):
                 break
             most = best.value if best is not None else least * (1 + SLACKS[-1])

@@ -73,6 +73,7 @@ class Stages:
         self.blocks = blocks
         self.configs = configs
         self.ties = ties
+        self.late = late
         self._late = Noticed(late)
         self.variants: dict[str, list[Variant]] = {}
         self._models: dict[tuple[str, int], BlockModel] = {}
@@ -100,7 +101,7 @@ class Stages:
 
     def fixed(self, ties: Ties) -> Stages:
         """The same variants, with loose parameters fixed."""
-        found = Stages(self.problem, self.blocks, self.configs, ties, self._late)
+        found = Stages(self.problem, self.blocks, self.configs, ties, self.late)
         found.variants = self.variants
         return found
 
