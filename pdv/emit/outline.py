@@ -14,6 +14,7 @@ from ir.sharding import Sharding, format_sharding
 from ir.views import sources_of
 from pdv.emit.leaves import Leaf, Reading
 
+_START = -1  # before all steps
 MIN_SAVED = 6  # steps; a class for less is harder to read than the repetition
 
 
@@ -70,21 +71,34 @@ def ordered_steps(reading: Reading) -> list[Node]:
     main = [node for node in steps if node in needed and node.needs_grad]
     order = [*early, *main]
     place = {node: index for index, node in enumerate(order)}
+    later = [node for node in steps if node not in needed]
+    earliest = _earliest(reading, later, place)
     after: dict[int, list[Node]] = {}
-    waiting: dict[Node, None] = {}  # read nothing but buffers: they go where they are read, or first
-    for node in (node for node in steps if node not in needed):
-        operands = [x for x in reading.operands(node) if reading.is_own(x)]
-        found = [place[x] for x in operands if x in place]
-        if not found:
-            waiting[node] = None
-            continue
-        place[node] = max(found)
-        below = _reachable(reading, [x for x in operands if x in waiting])
-        ready = [x for x in waiting if x in below] if below else []
-        place |= dict.fromkeys(ready, place[node])
-        waiting = {x: None for x in waiting if x not in below} if below else waiting
-        after.setdefault(place[node], []).extend([*ready, node])
-    return [*waiting, *(step for index, node in enumerate(order) for step in (node, *after.get(index, ())))]
+    for node in later:
+        after.setdefault(earliest[node], []).append(node)
+    first = after.get(_START, [])
+    return [*first, *(step for index, node in enumerate(order) for step in (node, *after.get(index, ())))]
+
+
+def _earliest(reading: Reading, later: Sequence[Node], place: Mapping[Node, int]) -> dict[Node, int]:
+    """Behind which of the steps that have a ``place`` each of the others comes.
+
+    A buffer is overwritten once nothing reads its old value any more; what reads nothing but buffers goes where it is
+    read.
+    """
+    overwritten = {reading.resolve(node): name for name, node in reading.graph.updates}
+    readers: dict[str, list[Node]] = {}
+    for param in reading.graph.params:
+        readers[param.attr("name")] = [node for node in reading.readers(param) if node in place]
+    found: dict[Node, int] = {}
+    for node in later:
+        before = [*reading.operands(node), *readers.get(overwritten.get(node, ""), ())]
+        found[node] = max((place[x] if x in place else found.get(x, _START) for x in before), default=_START)
+    for node in reversed(later):
+        if found[node] == _START:
+            users = [found[user] for user in reading.users[node] if user in found]
+            found[node] = min(users, default=_START)
+    return found
 
 
 def _reachable(reading: Reading, roots: Sequence[Node]) -> set[Node]:
