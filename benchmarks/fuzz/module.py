@@ -52,12 +52,13 @@ class Module(nn.Module):
         super().__init__()
         self.spec = spec
         self.making = True
+        self.first: dict[int, Tensor] = {}
         with torch.no_grad():
             self(*example(spec, spec.batch))
         self.making = False
-        for name, buffer in self.named_buffers():  # the first run moved running statistics
-            if name.endswith(("running_mean", "running_var")):
-                buffer.fill_(float(name.endswith("running_var")))
+        for buffer in self.buffers():  # the first run moved running statistics
+            if id(buffer) in self.first:
+                buffer.copy_(self.first[id(buffer)])
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """All outputs: a tensor, or several in a tuple."""
@@ -92,13 +93,13 @@ class _Owned:
     def __call__(self, name: str, *shape: int, kind: str = "param", scale: float = 0.0) -> Tensor:
         holder, full = self.module.holder(self.owner.scope), f"{self.owner.id}_{name}"
         if self.module.making and not hasattr(holder, full):
-            self._make(holder, full, shape, kind, scale)
+            self._make(holder, name, shape, kind, scale)
         tensor: Tensor = getattr(holder, full)
         assert not shape or tuple(tensor.shape) == shape, f"{full} has shape {tuple(tensor.shape)}, not {shape}"
         return tensor
 
-    def _make(self, holder: nn.Module, full: str, shape: tuple[int, ...], kind: str, scale: float) -> None:
-        spec = self.module.spec
+    def _make(self, holder: nn.Module, name: str, shape: tuple[int, ...], kind: str, scale: float) -> None:
+        spec, full = self.module.spec, f"{self.owner.id}_{name}"
         numbers = generator(spec.seed, self.owner.scope, full)
         match kind:
             case "mask":
@@ -117,4 +118,7 @@ class _Owned:
         if kind == "param":
             holder.register_parameter(full, nn.Parameter(value))
         else:
+            if name == "running_var":
+                value = value.abs() + 0.5
             holder.register_buffer(full, value, persistent=kind == "buffer")
+            self.module.first[id(value)] = value.clone()

@@ -102,11 +102,28 @@ def draw_group_norm(pool: Pool) -> Drawn | None:
     return (x,), {"groups": 2}
 
 
+def trail(w: Weights, attrs: Attrs, xs: Sequence[Tensor]) -> Tensor:
+    """A running mean kept by hand; the value is moved by what it was before, or by what it is now."""
+    x, dims = xs[0], list(range(xs[0].dim() - 1))
+    held = w("trail", x.shape[-1], kind="buffer", scale=1.0)
+    y = x + held
+    with torch.no_grad():
+        held.mul_(0.75).add_(x.mean(dims) * 0.25)
+    return y if attrs["before"] else y + held
+
+
+def draw_trail(pool: Pool) -> Drawn | None:
+    """Over a dim that does not grow with the batch."""
+    x = pool.pick(at_least(2))
+    return None if x is None or pool.sizes(x)[-1] < 2 else ((x,), {"before": pool.chance(0.7)})
+
+
 OPERATIONS = {
     "reduce": Operation(reduce, draw_reduce, 1.2),
     "softmax": Operation(softmax, draw_softmax, 0.8),
     "layer_norm": Operation(layer_norm, draw_norm, 1.0),
     "rms_norm": Operation(rms_norm, draw_norm, 0.6),
     "batch_norm": Operation(batch_norm, draw_batch_norm, 0.5),
+    "trail": Operation(trail, draw_trail, 0.3),
     "group_norm": Operation(group_norm, draw_group_norm, 0.4),
 }

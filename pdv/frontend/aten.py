@@ -33,7 +33,8 @@ def operand(k: Lowering, value: Scalar, like: Node) -> Node:
         return value
     if isinstance(value, float) and not like.type.dtype.is_floating:
         raise Unsupported(f"{like.type.dtype.value} with the fraction {value}")
-    kind = np.float32 if like.type.dtype.is_floating else np.int64
+    number = np.float64 if like.type.dtype is DType.F64 else np.float32
+    kind = number if like.type.dtype.is_floating else np.int64
     return k.const(np.asarray(value, kind), like.type.dtype)
 
 

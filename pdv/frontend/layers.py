@@ -57,7 +57,7 @@ def attention(
     key, v = repeat_heads(k, key, heads), repeat_heads(k, v, heads)
     factor = 1 / math.sqrt(q.type.shape[-1]) if scale is None else scale
     operands = (q, key, v) if mask is None else (q, key, v, mask)
-    return k.apply("attention", *operands, causal=bool(causal), scale=short_float(factor))
+    return k.apply("attention", *operands, causal=bool(causal), scale=short_float(factor, q.type.dtype))
 
 
 def repeat_heads(k: Lowering, x: Node, heads: int) -> Node:
@@ -125,14 +125,14 @@ def layer_norm(k: Lowering, x: Node, dims: int, weight: Node | None, bias: Node 
         weight = None
     if weight is None and bias is not None:
         weight = k.const(np.ones(bias.type.shape, np.float32), bias.type.dtype)
-    return k.apply("layer_norm", *(v for v in (x, weight, bias) if v is not None), eps=short_float(eps))
+    return k.apply("layer_norm", *(v for v in (x, weight, bias) if v is not None), eps=short_float(eps, x.type.dtype))
 
 
 def rms_norm(k: Lowering, x: Node, weight: Node | None, eps: float) -> Node:
     """x: [..., d], weight: [d]."""
     if weight is None:
         weight = k.const(np.ones(x.type.shape[-1:], np.float32), x.type.dtype)
-    return k.apply("rms_norm", x, weight, eps=short_float(eps))
+    return k.apply("rms_norm", x, weight, eps=short_float(eps, x.type.dtype))
 
 
 def batch_norm(
@@ -142,7 +142,7 @@ def batch_norm(
     channels = mean.type.shape
     weight = k.const(np.ones(channels, np.float32), mean.type.dtype) if weight is None else weight
     bias = k.const(np.zeros(channels, np.float32), mean.type.dtype) if bias is None else bias
-    y = k.apply("batch_norm", as_image(k, x), mean, variance, weight, bias, eps=short_float(eps))
+    y = k.apply("batch_norm", as_image(k, x), mean, variance, weight, bias, eps=short_float(eps, x.type.dtype))
     return k.reshape(y, x.type.shape)
 
 

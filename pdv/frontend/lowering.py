@@ -81,7 +81,9 @@ class Lowering:
         if array is None or array.size != 1 or array.ndim > like.type.rank:
             return None
         element: Number = array.reshape(()).item()
-        return short_float(element) if isinstance(element, float) and math.isfinite(element) else element
+        if not isinstance(element, float) or not math.isfinite(element):
+            return element
+        return short_float(element, like.type.dtype)
 
     # Element-wise
 
@@ -117,7 +119,7 @@ class Lowering:
         if not x.type.dtype.is_floating:
             raise Unsupported(f"division of {x.type.dtype.value}")
         if c is not None and c != 0 and math.isfinite(c):
-            return self.scale(x, short_float(1 / c))
+            return self.scale(x, 1 / c)
         if (c := self.scalar(x, y)) is not None:
             return self.scale(self.apply("reciprocal", y), c)
         return self.apply("div", x, y)
@@ -143,7 +145,7 @@ class Lowering:
     @staticmethod
     def _literal(x: Node, number: Number) -> Number:
         if x.type.dtype.is_floating:
-            return short_float(float(number))
+            return short_float(float(number), x.type.dtype)
         if number != int(number):
             raise Unsupported(f"{x.type.dtype.value} with the fraction {number}")
         return int(number)
@@ -191,13 +193,14 @@ class Lowering:
         return self.expand(x, np.broadcast_shapes(x.type.shape, tuple(int(size) for size in shape)))
 
     def slice(self, x: Node, dim: int, start: int, stop: int, step: int = 1) -> Node:
-        """Elements start to stop of a dim, clamped as Python does."""
-        if step != 1:
-            raise Unsupported(f"a slice with step {step}")
+        """Elements start to stop of a dim, clamped as Python does; every ``step``-th is a selection by number."""
         dim = _dim(x, dim)
-        start, stop, _ = slice(start, stop).indices(x.type.shape[dim])
-        if stop <= start:
+        chosen = range(x.type.shape[dim])[slice(start, stop, step)]
+        if not chosen:
             raise Unsupported("an empty slice")
+        if step != 1:
+            return self.apply("index_select", x, self.const(np.array(chosen, np.int64)), dim=dim)
+        start, stop = chosen.start, chosen.stop
         whole = (start, stop) == (0, x.type.shape[dim])
         return x if whole else self.apply("slice", x, dim=dim, start=start, stop=stop)
 

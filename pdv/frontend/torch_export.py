@@ -24,6 +24,7 @@ from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.aten import HANDLERS
 from pdv.frontend.lowering import Lowering, TopK, Unsupported
+from pdv.frontend.no_grad import DETACHES, stopped_gradients
 from pdv.frontend.program import Array, Program, Weights
 from pdv.passes.fold_constants import check_foldable_size
 
@@ -41,7 +42,9 @@ def load_exported_program(program: ExportedProgram) -> Program:
         ModelError: if a shape is dynamic, or a constant has no values.
         UnsupportedOperatorsError: naming every operator that has no declaration.
     """
-    return _ProgramLowering(program.run_decompositions({})).run()
+    with stopped_gradients(program):
+        decomposed = program.run_decompositions({})
+    return _ProgramLowering(decomposed).run()
 
 
 class _ProgramLowering:
@@ -54,10 +57,12 @@ class _ProgramLowering:
         self.unsupported: dict[str, None] = {}
         self.loaders: dict[str, Callable[[], Array]] = {}
         self.canonical_names: dict[tuple[Any, ...], str] = {}
+        self.returned: set[torch.fx.Node] = set()
 
     def run(self) -> Program:
         signature = self.program.graph_signature
         live = _live_nodes(self.program)
+        self.returned = _live_nodes(self.program, updates=False)
         specs = {spec.arg.name: spec for spec in signature.input_specs if isinstance(spec.arg, TensorArgument)}
         for node in self.program.graph.nodes:
             self.k.name = node.name
@@ -132,6 +137,8 @@ class _ProgramLowering:
             if largest and target != "aten.scatter.src":
                 raise Unsupported(ONLY_SCATTER)
             args, kwargs = _map_operands(node, lambda x: self.values[x])
+            if node.target in DETACHES and node in self.returned and args[0].needs_grad:
+                raise Unsupported("a value whose gradient is stopped, by detach or no_grad")
             return handler(self.k, *args, **kwargs)
         except Unsupported as reason:
             self.unsupported[f"{target} at {_where(node)}" + (f" ({reason})" if str(reason) else "")] = None
@@ -179,14 +186,14 @@ def name_outputs(outputs: list[Node]) -> dict[str, Node]:
     return {"output" if len(outputs) == 1 else f"output_{i}": node for i, node in enumerate(outputs)}
 
 
-def _live_nodes(program: ExportedProgram) -> set[torch.fx.Node]:
+def _live_nodes(program: ExportedProgram, *, updates: bool = True) -> set[torch.fx.Node]:
     """What outputs, and floating buffers' new values, depend on. Integer buffers only count steps."""
     by_name = {node.name: node for node in program.graph.nodes}
     stack = []
     for spec in program.graph_signature.output_specs:
         if isinstance(spec.arg, TensorArgument):
             node = by_name[spec.arg.name]
-            if spec.kind is OutputKind.USER_OUTPUT or _is_floating(node):
+            if spec.kind is OutputKind.USER_OUTPUT or (updates and _is_floating(node)):
                 stack.append(node)
     live: set[torch.fx.Node] = set()
     while stack:

@@ -32,7 +32,7 @@ def fuse_attention(k: Builder, node: Node) -> Node | None:
     usual = 1 / math.sqrt(q.type.shape[-1])
     if close(scale, usual):  # shared out as a square root in float32, it comes back a little off
         scale = usual
-    return k.attention(q, key, v, *masks, causal=False, scale=short_float(scale), name=node.name)
+    return k.attention(q, key, v, *masks, causal=False, scale=short_float(scale, q.type.dtype), name=node.name)
 
 
 def _unmasked(scores: Node) -> tuple[Node, Node | None]:

@@ -227,7 +227,7 @@ def constant_scalar(k: Builder, node: Node) -> Node | None:
     array = array_of(y)
     if array is None or array.size != 1 or x.type != node.type or not x.type.dtype.is_floating:
         return None
-    value = short_float(float(array.reshape(())))
+    value = short_float(float(array.reshape(())), x.type.dtype)
     if not math.isfinite(value) or (is_op(node, "div") and value == 0):
         return None
     match node.op.name:
@@ -238,7 +238,7 @@ def constant_scalar(k: Builder, node: Node) -> Node | None:
         case "mul":
             return k.scale(x, factor=value, name=node.name)
         case _:
-            return k.scale(x, factor=short_float(1 / value), name=node.name)
+            return k.scale(x, factor=short_float(1 / value, x.type.dtype), name=node.name)
 
 
 def leaf_second(k: Builder, node: Node) -> Node | None:

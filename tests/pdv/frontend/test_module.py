@@ -84,6 +84,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: Function(lambda x: torch.stack(x.split([2, 1, 3], -1)[0::2][:1], 1).squeeze(1) + x[..., 1:3]),
         (2, 6),
     ),
+    "every second element": (lambda: Function(lambda x: x[:, 1::2] * x[:, ::2]), (3, 6)),
     "where": (lambda: Function(lambda x: x.masked_fill(torch.arange(4) > 1, 0.5)), (3, 4)),
     "grouped attention": (
         lambda: Function(lambda x: functional.scaled_dot_product_attention(x, x[:, :2], x[:, 2:], enable_gqa=True)),
@@ -243,3 +244,48 @@ def test_dynamic_shapes_are_refused() -> None:
     )
     with pytest.raises(ModelError, match="dynamic shape"):
         load_program(dynamic)
+
+
+class Stopped(nn.Module):
+    """y, and what `form` makes of it without a gradient."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("trail", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x)
+        if self.form == "detach":
+            return y * y.detach()
+        with torch.no_grad():
+            mean = (x if self.form == "input" else y).mean(0)
+            if self.form == "buffer":
+                self.get_buffer("trail").mul_(0.9).add_(mean * 0.1)
+        return mean if self.form == "returned" else y if self.form == "buffer" else y - mean
+
+
+@pytest.mark.parametrize("form", ["detach", "no_grad", "returned"])
+def test_a_gradient_that_is_stopped_is_refused(form: str) -> None:
+    """It would flow on in the emitted program."""
+    with pytest.raises(UnsupportedOperatorsError, match="gradient is stopped"):
+        load_program(Stopped(form), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("form", ["input", "buffer"])
+def test_where_there_is_no_gradient_none_is_stopped(form: str) -> None:
+    exported = torch.export.export(Stopped(form), (torch.randn(3, 4),), strict=False)
+    before = str(exported.graph)
+    graph = load_program(exported).graph
+    assert "detach" not in {node.op.name for node in graph.nodes}
+    assert [name for name, _ in graph.updates] == (["trail"] if form == "buffer" else [])
+    assert str(exported.graph) == before
+
+
+def test_numbers_of_a_module_in_float64_are_not_rounded() -> None:
+    module = Function(lambda x: (x * 0.1 + 1.7) / 3)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    program = load_program(module, x)
+    found = evaluate(program.graph, {program.graph.inputs[0].attr("name"): x.numpy()}).gather()["output"]
+    assert np.allclose(found, module(x).numpy(), rtol=1e-14, atol=0)
