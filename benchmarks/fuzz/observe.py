@@ -206,4 +206,4 @@ def _far(found: Tensor, wanted: Tensor, tolerance: float, scale: float) -> str:
 
 def says_fixed(error: str, batch: int) -> bool:
     """Whether an error tells that the program takes this batch alone."""
-    return bool(re.search(rf"\bbatch\b.*\b{batch}\b", error))
+    return bool(re.search(rf"wrong-size: .* takes \[.*\b{batch}\b", error))

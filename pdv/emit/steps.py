@@ -90,6 +90,8 @@ class _Arranging:
         self._biased: set[Node] = set()
         self._statements: list[Statement] = []
         self._done: set[Node] = set()
+        self._reached: set[Node] = set()
+        self._deferred: list[Statement] = []  # new values of buffers whose old ones are read further on
 
     def run(self) -> Arranged:
         for item in self._scope.steps:
@@ -98,6 +100,10 @@ class _Arranging:
             elif item not in self._done:
                 self._step(item)
         results = self._scope.results
+        if self._deferred:
+            for node in results:
+                self._flush(node)
+            self._statements += self._deferred
         if len(results) == 1 and results[0] in self._pending:
             self._inline(results[0])
             self._emit("return", (), results[0])
@@ -152,6 +158,7 @@ class _Arranging:
     # ---- Steps ----
 
     def _step(self, node: Node) -> None:
+        self._reached.add(node)
         normed = self._normed(node)
         if normed is not None:
             self._norm(normed)
@@ -177,7 +184,10 @@ class _Arranging:
             self._done.update(siblings)
             self._emit("chunk", siblings, node)
         elif node in self._scope.updates:
-            if self._reads.get(node, 0):
+            if self._is_read_on(self._scope.updates[node]):
+                self._emit("assign", (node,), node)
+                self._deferred.append(Statement("update", (), (node,), node, update=self._scope.updates[node]))
+            elif self._reads.get(node, 0):
                 self._emit("assign", (node,), node)
                 self._statements.append(Statement("update", (), (node,), node, update=self._scope.updates[node]))
             else:
@@ -186,6 +196,20 @@ class _Arranging:
             self._pending[node] = heavy, size
             if self._reads.get(node, 0) != 1:
                 self._flush(node)
+
+    def _is_read_on(self, buffer: str) -> bool:
+        """True if a step to come, or an expression that is still to be written, reads the old value of a buffer."""
+        readers = {
+            node for param in self._reading.graph.params if param.attr("name") == buffer
+            for node in self._reading.readers(param)
+        }  # fmt: skip
+        waiting = {node for pending in self._pending for node in self._within(pending)}
+        return not readers <= self._reached or not readers.isdisjoint(waiting)
+
+    def _within(self, node: Node) -> list[Node]:
+        """The steps that an expression holds."""
+        inner = (x for x in self._reading.operands(node) if x in self._inlined)
+        return [node, *(below for x in inner for below in self._within(x))]
 
     def _holds(self, operand: Node) -> bool:
         """True if a variable that only ``operand`` still needs would be kept in memory while its reader runs.
