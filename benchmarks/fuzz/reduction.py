@@ -115,7 +115,9 @@ def trail(w: Weights, attrs: Attrs, xs: Sequence[Tensor]) -> Tensor:
 def draw_trail(pool: Pool) -> Drawn | None:
     """Over a dim that does not grow with the batch."""
     x = pool.pick(at_least(2))
-    return None if x is None or pool.sizes(x)[-1] < 2 else ((x,), {"before": pool.chance(0.7)})
+    if x is None or pool.sizes(x)[-1] < 2:
+        return None
+    return (x,), {"before": x.startswith("v") or pool.chance(0.5)}  # a gradient that stops is refused
 
 
 OPERATIONS = {
