@@ -44,4 +44,4 @@ def _rename_outputs(program: ExportedProgram, names: dict[str, str]) -> None:
     for spec in program.graph_signature.output_specs:
         name = getattr(spec.arg, "name", None)
         if name in names:
-            spec.arg.name = names[name]  # type: ignore[union-attr]
+            spec.arg.name = names[name]
