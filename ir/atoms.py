@@ -35,7 +35,7 @@ class Atoms:
     _parent: list[int] = field(default_factory=list)
     _parts: dict[int, Factors] = field(default_factory=dict)
     _kept: set[int] = field(default_factory=set)
-    _multiples: list[tuple[Factors, int]] = field(default_factory=list)
+    _multiples: list[tuple[Factors, int, int]] = field(default_factory=list)
     _floors: list[tuple[Factors, int]] = field(default_factory=list)
     _formulas: list[tuple[int, Formula]] = field(default_factory=list)
 
@@ -94,10 +94,10 @@ class Atoms:
         """True if an unrefined atom must not change."""
         return atom in self._kept
 
-    def require(self, factors: Factors, multiple: int) -> None:
-        """The dim is cut ``multiple`` ways."""
-        if multiple > 1:
-            self._multiples.append((factors, multiple))
+    def require(self, factors: Factors, multiple: int, true: int) -> None:
+        """The dim, which is cut ``true`` ways at its true size, is to be cut ``multiple`` ways."""
+        if true > 1:
+            self._multiples.append((factors, multiple, true))
 
     def at_least(self, factors: Factors, floor: int) -> None:
         """The dim must not become smaller than ``floor``."""
@@ -107,8 +107,8 @@ class Atoms:
         """The atom's size is ``compute`` of the inputs' sizes."""
         self._formulas.append((atom, Formula(tuple(inputs), compute)))
 
-    def choose(self) -> dict[int, int]:
-        """A small size for every unrefined atom; ``size`` reads a dim off the answer.
+    def choose(self, turn: int = 0) -> dict[int, int]:
+        """A small size for every unrefined atom; ``size`` reads a dim off the answer. Another ``turn``, other sizes.
 
         Raises:
             ValueError: if formulas contradict one another or a cut.
@@ -127,7 +127,7 @@ class Atoms:
             for root, found in formulas.items()
         }
         multiples = self._cuts()
-        free = self._free_sizes(formulas, multiples)
+        free = self._free_sizes(formulas, multiples, turn)
         while True:
             sizes, wrong = self._follow(formulas, multiples, free)
             if wrong is None:
@@ -148,17 +148,18 @@ class Atoms:
     def _cuts(self) -> dict[int, int]:
         """Atom -> the number that its size must be a multiple of; cuts go to the outermost atoms that take them."""
         found: dict[int, int] = {}
-        for factors, multiple in self._multiples:
-            left = multiple
+        for factors, multiple, true in self._multiples:
+            left, of_true = multiple, true
             for atom in self.flat(factors):
-                share = math.gcd(left, self.extents[atom])
+                part = math.gcd(of_true, self.extents[atom])
+                share = left if part == of_true else math.gcd(left, part)
                 found[atom] = math.lcm(found.get(atom, 1), share)
-                left //= share
+                left, of_true = left // share, of_true // part
             if left > 1:
                 self.keep(factors)
         return found
 
-    def _free_sizes(self, formulas: dict[int, list[Formula]], multiples: dict[int, int]) -> dict[int, int]:
+    def _free_sizes(self, formulas: dict[int, list[Formula]], multiples: dict[int, int], turn: int) -> dict[int, int]:
         floors = dict.fromkeys(range(len(self.extents)), 2)
         for factors, floor in self._floors:
             for atom in self.flat(factors)[-1:]:
@@ -170,7 +171,7 @@ class Atoms:
                 continue
             size = self.extents[atom]
             if atom not in self._kept:
-                size = _small(size, multiples.get(atom, 1), floors[atom], used)
+                size = _small(size, multiples.get(atom, 1), floors[atom], used, turn)
                 used[size] = used.get(size, 0) + 1
             sizes[atom] = size
         return sizes
@@ -259,9 +260,10 @@ class _Following:
                 self._ready.append((root, formula))
 
 
-def _small(extent: int, multiple: int, floor: int, used: dict[int, int]) -> int:
+def _small(extent: int, multiple: int, floor: int, used: dict[int, int], turn: int = 0) -> int:
     """A small multiple up to ``extent``: two or more per cut block, so that order within it shows; rare ones first."""
-    least = max(floor, 2 * multiple if multiple > 1 else 2)
+    least = max(floor, 2) + turn if multiple == 1 else max(floor, (2 + turn) * multiple)
     first = -(-least // multiple) * multiple
-    candidates = [n for n in range(first, first + 3 * multiple, multiple) if n <= extent] or [extent]
+    smallest = extent if extent % multiple == 0 else first  # of a dim that is cut more ways than at its true size
+    candidates = [n for n in range(first, first + 3 * multiple, multiple) if n <= extent] or [smallest]
     return min(candidates, key=lambda n: (used.get(n, 0), n))

@@ -28,9 +28,14 @@ class Group:
     trials: int
     total: Total
 
+    @property
+    def size(self) -> int:
+        """Ranks along the axis."""
+        return self.mesh.shape[self.axis]
+
     def gather(self, x: Data, dim: int) -> Data:
         """Every rank gets the blocks of its group, joined along ``dim``."""
-        size = self.mesh.shape[self.axis]
+        size = self.size
         split = self._split(x)
         blocks = np.moveaxis(split, self._at, self._rank + dim)  # the axis now stands before dim
         whole = blocks.reshape(*blocks.shape[: self._rank + dim], size * x.shape[dim + 1], *x.shape[dim + 2 :])
@@ -39,7 +44,7 @@ class Group:
 
     def slice(self, x: Data, dim: int) -> Data:
         """Every rank keeps its block along ``dim``."""
-        size = self.mesh.shape[self.axis]
+        size = self.size
         split = self._split(x)
         at = self._rank + dim + 1
         blocks = split.reshape(*split.shape[:at], size, split.shape[at] // size, *split.shape[at + 1 :])

@@ -1,13 +1,15 @@
 """Proof that a parallel program computes what its source does, outputs and gradients, by evaluation over Z_p.
 
 Entry point: ``verify_equal``. Floating-point tolerance plays no part: two programs that differ as expressions agree on
-random inputs with a probability that is bounded and stated.
+random inputs with a probability that is bounded and stated. What is claimed, and why it holds: docs/proof.md.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +20,20 @@ from ir.depth import Short, shorten
 from ir.einsum import Data
 from ir.errors import VerificationError
 from ir.graph import Graph, Node
-from ir.interpret import SINGLE, Evaluation, Moves, evaluate
+from ir.interpret import SINGLE, Evaluation, Gradients, Moves, evaluate
 from ir.mesh import Mesh
-from ir.modular import PRIME, PrimeField
+from ir.modular import PrimeField
+from ir.polynomial import ONE, Size
+from ir.primes import LEAST, PRIMES, draw_primes
 from ir.recording import Var
 from ir.scale import Small, shrink
 from ir.sharding import parse_sharding
+from ir.types import DType
 from ir.verify import describe
 from ir.views import Base, add_up, places, sources_of
+
+MOST_ERROR = 1e-6  # of a proof worth its name; where the bound is larger, more trials make it smaller
+MOST_TRIALS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +42,25 @@ class Proof:
 
     Attributes:
         error_bound: the probability that programs that differ pass (see ``error_bound``).
-        trials: independent evaluations.
-        prime: the field's size.
+        primes: of the fields computed in, one a trial.
         scaled: at which sizes, in words.
         seconds: it took.
     """
 
     error_bound: float
-    trials: int
-    prime: int
+    primes: tuple[int, ...]
     scaled: str
     seconds: float
 
+    @property
+    def trials(self) -> int:
+        """Independent evaluations."""
+        return len(self.primes)
+
     def __str__(self) -> str:
+        fields = ", ".join(map(str, self.primes))
         return (
-            f"equal to the source over Z_p (p = {self.prime}, {self.trials} trials, {self.scaled}); "
+            f"equal to the source over Z_p (p = {fields}; {self.scaled}); "
             f"probability of error below {self.error_bound:.1e}"
         )
 
@@ -59,7 +71,7 @@ def verify_equal(
     mesh: Mesh,
     *,
     seed: int = 0,
-    trials: int = 2,
+    trials: int = 3,
     gradients: bool = True,
     scale: bool = True,
     moves: Moves = MOVES,
@@ -70,10 +82,10 @@ def verify_equal(
         source: the serial program.
         pcg: the parallel program; its parameters may be views of the source's stored tensors.
         mesh: what ``pcg`` is for.
-        seed: keys all randomness.
-        trials: the error bound falls as a power of them.
+        seed: keys all randomness, together with a hash of both programs.
+        trials: primes to compute with; more, where so few leave too large an error.
         gradients: compare these too.
-        scale: at small sizes; at the programs' own if False.
+        scale: at two sets of small sizes; at the programs' own if False.
         moves: what the parallel operators do (tests seed mistakes here).
 
     Raises:
@@ -82,56 +94,125 @@ def verify_equal(
     """
     started = time.perf_counter()
     _check_signature(source, pcg)
+    key = f"{seed}/{source.digest}/{pcg.digest}/{mesh}"
     whole = Short(source, pcg)
     for short in (shorten(source, pcg, mesh), whole) if scale else (whole,):
-        small = shrink((short.source, short.pcg), mesh, scale=scale)
-        _check_ties(small.graphs[1], small.mesh, small.stored)
-        field = PrimeField(seed, trials)
-        values = _draw(small, field)
-        serial = evaluate(small.graphs[0], values, field=field)
-        parallel = evaluate(small.graphs[1], values, mesh=small.mesh, field=field, moves=moves)
-        _compare_outputs(serial, parallel)
-        if _meet(short, small, serial, parallel):
+        pairs = [_Pair(short, small, key, gradients=gradients, moves=moves) for small in _smalls(short, mesh, scale)]
+        found = [pair.checked(trials) for pair in pairs]
+        if None not in found or short is whole:
             break
-    degree = max(_degree(serial), _degree(parallel))
-    if gradients:
-        degree = max(degree, _compare_gradients(serial, parallel, small.stored, field))
-    bound = error_bound((serial, parallel), degree, trials)
-    note = f"{small.note}, {short.note}" if short.note else small.note
-    return Proof(bound, trials, PRIME, note, time.perf_counter() - started)
+    checked = [entry for entry in found if entry is not None]
+    assert len(checked) == len(pairs), "the whole programs have no values between layers to disagree about"
+    notes = [*dict.fromkeys(pair.small.note or "full size" for pair in pairs), *([short.note] if short.note else [])]
+    most = max(checked, key=lambda entry: len(entry[1]))[1]
+    return Proof(max(bound for bound, _ in checked), most, ", ".join(notes), time.perf_counter() - started)
 
 
-def _meet(short: Short, small: Small, serial: Evaluation, parallel: Evaluation) -> bool:
-    """Whether the programs have the same values where ``short`` stands for more layers only if they do."""
-    pairs = ((serial.whole(small.nodes[a]), parallel.whole(small.nodes[b])) for a, b in short.pairs)
-    return all(np.array_equal(a, b) for a, b in pairs)
+def _smalls(short: Short, mesh: Mesh, scale: bool) -> Iterator[Small]:
+    """The programs at the sizes to evaluate them at: two different ones, unless the first are their own."""
+    first = shrink((short.source, short.pcg), mesh, scale=scale, symbols=scale)
+    yield first
+    if first.note:
+        yield shrink((short.source, short.pcg), mesh, turn=1, symbols=True)
 
 
-def error_bound(evaluations: Sequence[Evaluation], degree: int, trials: int) -> float:
+def error_bound(evaluations: Sequence[Evaluation], compared: Sequence[Size], trials: int) -> float:
     """Probability that programs that differ agree on everything compared.
 
-    Between functions known by name, every value is a polynomial over Z_p in the drawn values and the functions'
-    values. Suppose that no two different argument tuples of one function collide in all trials. Then the functions'
-    values are independent and uniform, and by Schwartz and Zippel two different polynomials of at most degree D agree
-    in all trials with probability (D / p)^trials, independently over trials. Two different arguments of degree d
-    collide in all trials with probability (d / p)^trials, or when their 64-bit hashes do; a function asked at n
-    points has at most n² / 2 pairs. The bound is the sum of these, over all functions and both programs. D and d are
-    those that the evaluations recorded. Functions are taken to be random; constants that are no small fractions too.
-    The bound is about the programs evaluated: at small sizes where these were scaled (see ``ir.scale``).
+    Between functions known by name, every value is a polynomial N / D over the integers in the drawn values and the
+    functions' values. Suppose that no two different argument tuples of one function collide in all trials. Then the
+    functions' values are independent and uniform. Two different polynomials agree in a trial if the prime divides all
+    coefficients of their difference, or by Schwartz and Zippel with probability (degree / p) else; both are bounded by
+    ``_chance``, independently over trials. Two different arguments collide in all trials with that probability, or,
+    being rows, when their 64-bit hashes do; a function asked at n points has at most n² / 2 pairs. The bound is the sum
+    of these, over all functions and both programs, with the sizes that the evaluations recorded. Functions are taken to
+    be random, and so is the hash that primes and values are drawn from.
+    The bound is about the programs evaluated: at small sizes where these were scaled (docs/proof.md).
     """
-    bound = (degree / PRIME) ** trials
+    bound = _chance(functools.reduce(Size.plus, compared)) ** trials
     names = {name for evaluation in evaluations for name in evaluation.calls}
     for name in sorted(names):
         asked = [evaluation.calls[name] for evaluation in evaluations if name in evaluation.calls]
         points = sum(calls.points for calls in asked)
-        worst = max(calls.degree for calls in asked)
-        bound += points**2 / 2 * ((worst / PRIME) ** trials + 2.0**-64)
+        worst = _chance(functools.reduce(Size.plus, (calls.size for calls in asked)))
+        bound += points**2 / 2 * (worst**trials + asked[0].hashed * 2.0**-64)
     return min(bound, 1.0)
 
 
-def _degree(evaluation: Evaluation) -> int:
-    values = [evaluation.values[node] for node in evaluation.graph.roots]
-    return max((value.degree for value in values if isinstance(value, Var)), default=1)
+def _chance(size: Size) -> float:
+    """Of two different polynomials to agree in one trial, both within ``size``.
+
+    A coefficient of their difference is below 2^height, so that at most height / 30 primes above 2^30 divide it.
+    """
+    if math.isinf(size.height):
+        return 1.0
+    return min(size.degree / LEAST + size.height // math.log2(LEAST) / PRIMES, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Both programs at small sizes, to be evaluated and compared."""
+
+    short: Short
+    small: Small
+    key: str
+    gradients: bool
+    moves: Moves
+
+    def checked(self, trials: int) -> tuple[float, tuple[int, ...]] | None:
+        """(error bound, primes) if the programs agree; None if they do not between the layers that were left out.
+
+        Raises:
+            VerificationError: if they do not agree, or no number of trials makes the error small enough.
+        """
+        _check_ties(self.small.graphs[1], self.small.mesh, self.small.stored)
+        for number in range(trials, MOST_TRIALS + 1):
+            primes = draw_primes(self.key, number)
+            bound = self._bound(PrimeField(f"{self.key}/{self.small.note}", primes))
+            if bound is None or bound <= MOST_ERROR:
+                return None if bound is None else (bound, primes)
+        raise VerificationError(
+            f"the programs agree, but programs that differ would too with probability {bound:.1e}",
+            f"At most {MOST_ERROR:.0e}",
+            "Report which part of the model makes products of so many factors",
+        )
+
+    def _bound(self, field: PrimeField) -> float | None:
+        """The error bound of one evaluation of both; None if they disagree between layers."""
+        fresh = self._fresh(field)
+        if len(fresh[0]) != len(fresh[1]):  # one value of a program stands for two of the other
+            return None
+        values = _draw(self.small, field)
+        loops, mesh = self.small.loops, self.small.mesh
+        serial = evaluate(self.small.graphs[0], values, field=field, fresh=fresh[0], loops=loops)
+        parallel = evaluate(
+            self.small.graphs[1], values, mesh=mesh, field=field, moves=self.moves, fresh=fresh[1], loops=loops
+        )
+        for one, other in zip(fresh[0], fresh[1], strict=True):
+            if not np.array_equal(serial.whole_arrived(one), parallel.whole_arrived(other)):
+                return None
+        _compare_outputs(serial, parallel)
+        compared = [ONE, *_sizes(serial), *_sizes(parallel)]
+        bound = error_bound((serial, parallel), compared, field.trials)
+        if not self.gradients or bound > MOST_ERROR:  # gradients only add to it
+            return bound
+        compared += _compare_gradients(serial, parallel, self.small.stored, field)
+        return error_bound((serial, parallel), compared, field.trials)
+
+    def _fresh(self, field: PrimeField) -> tuple[dict[Node, Data], dict[Node, Data]]:
+        """What the readers of the values between layers get, in the source and in the PCG: any value, the same."""
+        first: dict[Node, Data] = {}
+        second: dict[Node, Data] = {}
+        for number, pair in enumerate(self.short.pairs):
+            one, other = (self.small.nodes[node] for node in pair)
+            first[one] = second[other] = field.random(f"boundary {number}", one.type.shape)
+        return first, second
+
+
+def _sizes(evaluation: Evaluation) -> list[Size]:
+    """Bounds on what is compared: outputs, updates, and values between layers."""
+    values = [evaluation.values[node] for node in evaluation.graph.roots] + list(evaluation.arrived.values())
+    return [value.size for value in values if isinstance(value, Var)]
 
 
 def _check_signature(source: Graph, pcg: Graph) -> None:
@@ -141,7 +222,7 @@ def _check_signature(source: Graph, pcg: Graph) -> None:
         ("outputs", [(n, x.type) for n, x in source.outputs], [(n, x.type) for n, x in pcg.outputs]),
         ("updates", [(n, x.type) for n, x in source.updates], [(n, x.type) for n, x in pcg.updates]),
     ):
-        if dict(left) != dict(right):
+        if left != right:
             raise VerificationError(f"{what} of the plan are {_listed(right)}, of the source {_listed(left)}")
     unknown = {x for node in pcg.params for x in sources_of(node)} - {
         x for node in source.params for x in sources_of(node)
@@ -182,16 +263,16 @@ def _check_tie(source: str, one: Node, other: Node, found: Mapping[str, Base], m
 
 
 def _draw(small: Small, field: PrimeField) -> dict[str, Data]:
-    """Random values of all inputs and stored tensors, [trials, *shape]."""
+    """Random values of all inputs (constants among them) and stored tensors, [trials, *shape]."""
     values: dict[str, Data] = {}
-    for node in small.graphs[0].inputs:
-        name = node.attr("name")
-        drawn = field.random(f"input {name}", node.type.shape)
-        if not node.type.dtype.is_floating:  # one draw for all trials: integers steer, and are not of the field
-            most = 2 if node.type.dtype.value == "bool" else small.limits.get(name, 1 << 15)
-            drawn = np.broadcast_to(drawn[:1] % most, drawn.shape)
-            drawn = drawn.astype(bool) if node.type.dtype.value == "bool" else drawn
-        values[name] = drawn
+    for node in dict.fromkeys(node for graph in small.graphs for node in graph.inputs):
+        name, shape, dtype = node.attr("name"), node.type.shape, node.type.dtype
+        if dtype.is_floating:
+            values[name] = field.random(f"input {name}", shape)
+        elif dtype is DType.BOOL:
+            values[name] = field.integers(f"input {name}", shape, 2).astype(bool)
+        else:
+            values[name] = field.integers(f"input {name}", shape, small.limits.get(name, 1 << 15))
     for source, base in small.stored.items():
         values[source] = field.random(f"stored {source}", base.shape)
     return values
@@ -221,21 +302,40 @@ def first_difference(serial: Evaluation, parallel: Evaluation) -> str:
     return ""
 
 
-def _compare_gradients(serial: Evaluation, parallel: Evaluation, stored: Mapping[str, Base], field: PrimeField) -> int:
-    """Compare gradients of all stored tensors; the highest degree among them."""
+def _compare_gradients(
+    serial: Evaluation, parallel: Evaluation, stored: Mapping[str, Base], field: PrimeField
+) -> list[Size]:
+    """Compare gradients by all stored tensors and by the values between layers; bounds on them."""
     cotangents = {name: field.random(f"cotangent {name}", node.type.shape) for name, node in serial.graph.outputs}
-    totals = []
-    degree = 1
-    for evaluation in (serial, parallel):
-        gradients = evaluation.gradients(cotangents)
-        degree = max(degree, *gradients.degrees.values(), 1)
-        by_node = {node: evaluation.whole_gradient(node, gradients) for node in gradients.local}
-        totals.append({source: total % PRIME for source, total in add_up(by_node, stored).items()})
-    expected, found = totals
-    for source, total in expected.items():
-        if not np.array_equal(total, found.get(source, np.zeros_like(total))):
+    arriving = [field.random(f"cotangent {number}", node.type.shape) for number, node in enumerate(serial.arrived)]
+    found = [
+        evaluation.gradients(cotangents, dict(zip(evaluation.arrived, arriving, strict=True)))
+        for evaluation in (serial, parallel)
+    ]
+    totals = [
+        _by_stored(evaluation, gradients, stored, field)
+        for evaluation, gradients in zip((serial, parallel), found, strict=True)
+    ]
+    for source, total in totals[0].items():
+        if not np.array_equal(total, totals[1].get(source, np.zeros_like(total))):
             raise VerificationError(f"the plan's gradient of {source} is not the source's", check="gradients")
-    return degree
+    for one, other in zip(serial.arrived, parallel.arrived, strict=True):
+        sides = [
+            evaluation.whole_gradient(node, gradients) if node in gradients.fresh else np.zeros(())
+            for evaluation, node, gradients in zip((serial, parallel), (one, other), found, strict=True)
+        ]
+        if not np.array_equal(sides[0], sides[1]):
+            what = f"the plan's gradient of {describe(other)} between two layers is not the source's"
+            raise VerificationError(what, check="gradients")
+    return [size for gradients in found for size in gradients.sizes.values()]
+
+
+def _by_stored(
+    evaluation: Evaluation, gradients: Gradients, stored: Mapping[str, Base], field: PrimeField
+) -> dict[str, Data]:
+    """Stored tensor -> [trials, elements]: its gradient, over all that read it."""
+    by_node = {node: evaluation.whole_gradient(node, gradients) for node in gradients.local}
+    return {source: field.reduce(total) for source, total in add_up(by_node, stored).items()}
 
 
 __all__ = ["SINGLE", "Proof", "error_bound", "verify_equal"]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ir.einsum import Data
+from ir.polynomial import ONE, Size
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -20,9 +21,13 @@ class FloatField:
     trials = 1
     trial_axis = False
 
-    def lift(self, array: Data | float) -> Data:
+    def lift(self, array: Data) -> Data:
         """As float64."""
         return np.asarray(array, dtype=np.float64)
+
+    def constant(self, array: Data | float) -> tuple[Data, Size]:
+        """[1, *shape] as float64; no bounds are kept of floats."""
+        return np.asarray(array, dtype=np.float64)[None], ONE
 
     def matmul(self, x: Data, y: Data) -> Data:
         """[b, m, k] · [b, k, n]."""

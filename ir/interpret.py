@@ -10,6 +10,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ir.errors import VerificationError
 from ir.floats import FloatField
 from ir.graph import Graph, Node, View, apply_view, read_stored
 from ir.mesh import Mesh
+from ir.polynomial import ONE, Size
 from ir.recording import Calls, Field, Recorder, Var
 from ir.sharding import Partial, Replicate, Shard, Sharding
 from ir.tape import Call
@@ -33,20 +35,22 @@ Moves = Mapping[str, tuple[Move, Move]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gradients:
-    """Per parameter node the gradient [trials · ranks, *local], and bounds on their degrees."""
+    """Per leaf the gradient [trials · ranks, *local], and bounds on it; ``fresh`` the same for boundaries."""
 
     local: Mapping[Node, Data]
-    degrees: Mapping[Node, int]
+    sizes: Mapping[Node, Size]
+    fresh: Mapping[Node, Data]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """A graph's values on every rank."""
+    """A graph's values on every rank. ``arrived`` holds what was computed where ``values`` has a fresh one."""
 
     graph: Graph
     mesh: Mesh
     shardings: Mapping[Node, Sharding]
     values: Mapping[Node, Value]
+    arrived: Mapping[Node, Value]
     field: Field
     recorder: Recorder
 
@@ -77,29 +81,49 @@ class Evaluation:
         """
         return self._join(data_of(self.values[node]), self.shardings[node], describe(node))
 
-    def gradients(self, cotangents: Mapping[str, Data]) -> Gradients:
-        """Gradients by every tracked leaf, given those by the outputs as [*global] (or [trials, *global]) arrays."""
-        seeds = []
-        for name, node in self.graph.outputs:
-            value = self.values[node]
-            if isinstance(value, Var) and name in cotangents:
-                given = np.asarray(cotangents[name]).reshape(self.field.trials, *node.type.shape)
-                seeds.append((value, cut(given, self.shardings[node], self.mesh)))
-        grads, degrees = self.recorder.backward(seeds)
-        local, degree = {}, {}
-        for node, value in self.values.items():
-            if node.is_leaf and isinstance(value, Var) and value.slot >= 0:
-                local[node] = grads.get(value.slot, np.zeros(value.shape, dtype=value.dtype))
-                degree[node] = degrees.get(value.slot, 0)
-        return Gradients(local, degree)
-
-    def whole_gradient(self, node: Node, gradients: Gradients) -> Data:
-        """[trials, *global]: the gradient of one leaf put together.
+    def whole_arrived(self, node: Node) -> Data:
+        """[trials, *global]: what was computed at a node whose value was replaced by a fresh one.
 
         Raises:
-            VerificationError: if ranks that hold the leaf Invariant got different gradients.
+            VerificationError: if ranks that hold an Invariant value disagree.
         """
-        return self._join(gradients.local[node], self.shardings[node], f"the gradient of {node.name}", "gradients")
+        return self._join(data_of(self.arrived[node]), self.shardings[node], describe(node))
+
+    def gradients(
+        self, cotangents: Mapping[str, Data], arriving: Mapping[Node, Data] = MappingProxyType({})
+    ) -> Gradients:
+        """Gradients by every tracked leaf and fresh value, given those by the outputs.
+
+        cotangents: by name of an output, [*global] (or [trials, *global]). arriving: by node that has a fresh value,
+        those by what was computed there, [trials, *global].
+        """
+        seeds = []
+        given = [(self.values[node], node, cotangents[name]) for name, node in self.graph.outputs if name in cotangents]
+        given += [(self.arrived[node], node, cotangent) for node, cotangent in arriving.items()]
+        for value, node, cotangent in given:
+            if isinstance(value, Var):
+                whole = np.asarray(cotangent).reshape(self.field.trials, *node.type.shape)
+                seeds.append((value, cut(whole, self.shardings[node], self.mesh)))
+        grads, sizes = self.recorder.backward(seeds)
+        local: dict[Node, Data] = {}
+        fresh: dict[Node, Data] = {}
+        size: dict[Node, Size] = {}
+        for node, value in self.values.items():
+            if (node.is_leaf or node in self.arrived) and isinstance(value, Var) and value.slot >= 0:
+                found = local if node.is_leaf else fresh
+                found[node] = grads.get(value.slot, np.zeros(value.shape, dtype=value.dtype))
+                size[node] = sizes.get(value.slot, ONE)
+        return Gradients(local, size, fresh)
+
+    def whole_gradient(self, node: Node, gradients: Gradients) -> Data:
+        """[trials, *global]: the gradient of one leaf or fresh value put together.
+
+        Raises:
+            VerificationError: if ranks that hold it Invariant got different gradients.
+        """
+        local = gradients.local[node] if node.is_leaf else gradients.fresh[node]
+        what = f"the gradient of {node.name if node.is_leaf else describe(node)}"
+        return self._join(local, self.shardings[node], what, "gradients")
 
     def gather_gradients(self, cotangents: Mapping[str, Data]) -> dict[str, Data]:
         """Leaf name -> gradient [*global] (or [trials, *global]); leaves that share a name are an error of ours.
@@ -147,6 +171,8 @@ def evaluate(
     field: Field | None = None,
     moves: Moves = MOVES,
     track_inputs: bool = False,
+    fresh: Mapping[Node, Data] = MappingProxyType({}),
+    loops: Mapping[Node, Loops] = MappingProxyType({}),
 ) -> Evaluation:
     """Run ``graph`` on every rank of ``mesh``.
 
@@ -158,6 +184,9 @@ def evaluate(
         field: of numbers; float64 by default.
         moves: what the parallel operators do (tests seed mistakes here).
         track_inputs: give gradients by floating inputs too.
+        fresh: nodes in states Shard and Invariant -> [trials, *global] that their readers get instead of what is
+            computed there (an induction's step begins with any value).
+        loops: nodes -> the loop nest of the program that ``graph`` is a smaller copy of; means divide by its extents.
 
     Raises:
         ShardingError: if the graph is no legal PCG for ``mesh``.
@@ -165,11 +194,16 @@ def evaluate(
     field = field or FloatField()
     shardings = infer_shardings(graph, mesh)
     check_outputs(graph, shardings)
-    run = _Run(mesh, field, moves, Recorder(field, field.trials * mesh.num_devices), values, track_inputs)
+    run = _Run(mesh, field, moves, Recorder(field, field.trials * mesh.num_devices), values, track_inputs, loops)
     found: dict[Node, Value] = {}
+    arrived: dict[Node, Value] = {}
     for node in graph.nodes:
         found[node] = run.value(node, [found[x] for x in node.operands], shardings)
-    return Evaluation(graph, mesh, shardings, found, field, run.recorder)
+        if node in fresh:
+            arrived[node] = found[node]
+            local = cut(fresh[node], shardings[node], mesh)
+            found[node] = run.recorder.leaf(local, tracked=node.needs_grad)
+    return Evaluation(graph, mesh, shardings, found, {node: arrived[node] for node in fresh}, field, run.recorder)
 
 
 def data_of(value: Value) -> Data:
@@ -185,6 +219,7 @@ class _Run:
     recorder: Recorder
     given: Mapping[str, Data]
     track_inputs: bool
+    loops: Mapping[Node, Loops]
 
     def value(self, node: Node, operands: Sequence[Value], shardings: Mapping[Node, Sharding]) -> Value:
         if node.is_leaf:
@@ -207,8 +242,10 @@ class _Run:
         trials = self.field.trials
         if node.op.name == "const":
             array = node.attr("value").array
-            lifted = self.field.lift(array) if node.type.dtype.is_floating else array
-            whole = np.broadcast_to(lifted, (trials, *node.type.shape))
+            if node.type.dtype.is_floating:
+                lifted, size = self.field.constant(array)
+                return self.recorder.known(cut(lifted, sharding, self.mesh), size)
+            whole = np.broadcast_to(array, (trials, *node.type.shape))
         elif node.op.name == "param":
             whole = np.stack([read_stored(node, partial(self._stored, trial)) for trial in range(trials)])
         else:
@@ -231,7 +268,7 @@ class _Run:
         group = Group(self.mesh, self.mesh.index(node.attr("axis")), self.field.trials, total)
         forward, dual = self.moves[node.op.name]
         result: Value = self.recorder.linear_map(
-            x, lambda d: forward(group, d, node.attrs), lambda g: dual(group, g, node.attrs)
+            x, lambda d: forward(group, d, node.attrs), lambda g: dual(group, g, node.attrs), group.size
         )
         return result
 
@@ -247,7 +284,7 @@ class _Run:
                 if split.loop == loop:
                     block = block * axis.size + place
             offset = block * extents[loop]
-        return Call(local, node.loops, node.attrs, np.tile(offset, self.field.trials), degrees)
+        return Call(local, self.loops.get(node, node.loops), node.attrs, np.tile(offset, self.field.trials), degrees)
 
     def _places(self) -> Sequence[Any]:
         """For each axis, [ranks]: where each rank stands on it."""

@@ -1,92 +1,116 @@
-"""The integers mod p = 2^31 - 1: sums and products are exact, functions known by name are pseudo-random.
+"""The integers mod a prime for each trial: sums and products are exact, functions known by name are pseudo-random.
 
 A function of an element (gelu) or of a row (softmax) is a keyed pseudo-random function of that element or row *in all
 trials together*, so that two different arguments are taken for equal only if they agree in every trial. Its derivative
 is another such function, so gradients are compared too. Nothing is assumed of these functions, hence equality here is
-equality for every choice of them.
+equality for every choice of them. No law of one prime (2^31 is 1 modulo 2^31 - 1) can be built upon: the primes are
+drawn from a hash of the programs (``ir.primes``).
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable
-from fractions import Fraction
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from ir.einsum import Data
+from ir.polynomial import Size, size_of
+from ir.rational import rational
 
-PRIME = 2**31 - 1
 _HALF = 16
 _LOW = (1 << _HALF) - 1
+_SHORT = 1 << 6  # terms of 31 + 16 bits whose sum a float64 holds
 _LONGEST = 1 << 20  # terms of a product's sum whose exact value a float64 still holds
+_SQUARE = 1 << 2 * _HALF
 _U = np.uint64
 
 
 class PrimeField:
-    """Z_p in int64, several trials, functions keyed by ``seed``: see ``ir.recording.Field``."""
+    """Z_p in int64 for each p of ``primes``, one trial each; randomness keyed by ``key``: see ``ir.recording.Field``.
+
+    Arrays lead with an axis in which trials come one after the other, all of the same length. Primes are below 2^31.
+    """
 
     trial_axis = True
 
-    def __init__(self, seed: int = 0, trials: int = 2) -> None:
-        self.seed = seed
-        self.trials = trials
+    def __init__(self, key: str, primes: Sequence[int]) -> None:
+        self.key = key
+        self.primes = tuple(primes)
+        self.trials = len(self.primes)
 
     def random(self, label: str, shape: tuple[int, ...]) -> Data:
-        """[trials, *shape] uniform elements, the same for the same seed and label."""
-        key = int.from_bytes(hashlib.sha256(f"{self.seed}:{label}".encode()).digest()[:8], "little")
-        return np.random.default_rng(key).integers(0, PRIME, size=(self.trials, *shape), dtype=np.int64)
+        """[trials, *shape] uniform elements, the same for the same key and label."""
+        seed = int.from_bytes(hashlib.sha256(f"{self.key}:{label}".encode()).digest()[:8], "little")
+        generator = np.random.default_rng(seed)
+        return np.stack([generator.integers(0, prime, size=shape, dtype=np.int64) for prime in self.primes])
 
-    def lift(self, array: Data | float) -> Data:
-        """Integers mod p; floats as rationals of small terms where they are such, else as pseudo-random elements."""
+    def integers(self, label: str, shape: tuple[int, ...], most: int) -> Data:
+        """[trials, *shape] integers below ``most``, the same in all trials: they steer, and are not of the field."""
+        seed = int.from_bytes(hashlib.sha256(f"{self.key}:{label}".encode()).digest()[:8], "little")
+        drawn = np.random.default_rng(seed).integers(0, most, size=shape, dtype=np.int64)
+        return np.broadcast_to(drawn, (self.trials, *shape))
+
+    def lift(self, array: Data) -> Data:
+        """Integers or booleans [worlds, ...] mod each p."""
+        return self.reduce(array.astype(np.int64))
+
+    def constant(self, array: Data | float) -> tuple[Data, Size]:
+        """[trials, *shape]: floats as the rationals that they stand for, else as pseudo-random elements."""
         array = np.asarray(array)
-        if array.dtype.kind in "biu":
-            return array.astype(np.int64) % PRIME
-        single = array.dtype != np.float64
-        if array.ndim == 0:
-            return np.asarray(_element(float(array), single), dtype=np.int64)
+        single = array.dtype == np.float32
         values, places = np.unique(array, return_inverse=True)
-        elements = np.array([_element(float(value), single) for value in values], dtype=np.int64)
-        return elements[places].reshape(array.shape)
+        elements = [[_element(float(value), single, prime) for value in values] for prime in self.primes]
+        size = size_of(*(rational(float(value), single=single) for value in values))
+        return np.array(elements, dtype=np.int64)[:, places].reshape(self.trials, *array.shape), size
 
     def matmul(self, x: Data, y: Data) -> Data:
-        """[b, m, k] · [b, k, n], exact: 16-bit halves are multiplied in float64, whose 53 bits hold the sums."""
+        """[b, m, k] · [b, k, n], exact: 16-bit halves are multiplied in float64, whose 53 bits hold the sums.
+
+        Halves of y alone, where the sums are short.
+        """
         if x.shape[2] > _LONGEST:
             left, right = np.array_split(x, 2, axis=2), np.array_split(y, 2, axis=1)
-            return (self.matmul(left[0], right[0]) + self.matmul(left[1], right[1])) % PRIME
+            return self.reduce(self.matmul(left[0], right[0]) + self.matmul(left[1], right[1]))
         m, n = x.shape[1], y.shape[2]
+        if x.shape[2] <= _SHORT:
+            halves = np.concatenate((y & _LOW, y >> _HALF), axis=2).astype(np.float64)
+            parts = (x.astype(np.float64) @ halves).astype(np.int64)
+            return self.reduce(parts[..., :n] + (self.reduce(parts[..., n:]) << _HALF))
         halves_x = np.concatenate((x & _LOW, x >> _HALF), axis=1).astype(np.float64)
         halves_y = np.concatenate((y & _LOW, y >> _HALF), axis=2).astype(np.float64)
         parts = (halves_x @ halves_y).astype(np.int64)
         low, high = parts[:, :m, :n], parts[:, m:, n:]
-        middle = (parts[:, :m, n:] + parts[:, m:, :n]) % PRIME
-        return (low + (middle << _HALF) + 2 * high) % PRIME  # 2^32 = 2 mod p
+        middle = self.reduce(parts[:, :m, n:] + parts[:, m:, :n])
+        return self.reduce(low + (middle << _HALF) + self.reduce(high) * self._modulus(len(x), 3, _SQUARE))
 
     def sum(self, x: Data, axes: tuple[int, ...]) -> Data:
-        """Sum over axes (fewer than 2^32 terms)."""
-        return np.asarray(x.sum(axis=axes)) % PRIME
+        """Sum over axes (fewer than 2^32 terms), not the first."""
+        return self.reduce(np.asarray(x.sum(axis=axes)))
 
     def reduce(self, x: Data) -> Data:
         """mod p."""
-        return x % PRIME
+        return x % self._modulus(len(x), x.ndim)
+
+    def _modulus(self, length: int, ndim: int, of: int = 0) -> Data:
+        """[length, 1, ...]: the prime of each entry of a first axis, or ``of`` modulo it."""
+        return _spread(self.primes, length, ndim, of)
 
     def unary(self, name: str, x: Data) -> tuple[Data, Callable[[], Data]]:
         """A pseudo-random function of the element, and another for its derivative."""
-        hashed = self._joint(x)
-        return self._draw(hashed, name), lambda: self._draw(hashed, name + "'")
+        parts = self._parts(x)
+        return self._draw(name, *parts), lambda: self._draw(name + "'", *parts)
 
     def row(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
         """Pseudo-random functions of the row; so is each entry of the Jacobian."""
         n = x.shape[-1]
         hashed = self._hash_rows(x)
-        y = self._draw(_mix(hashed + _U(_key(name, self.seed)) + _indices(n)), name)
+        y = self._draw(name, _mix(hashed + _U(_key(name, self.key)) + _indices(n)))
 
         def pullback(g: Data) -> Data:
-            entries = _mix(hashed[..., None] + _U(_key(name + "'", self.seed)) + _indices(n * n).reshape(n, n))
-            jacobian = self._draw(entries, name + "'").reshape(-1, n, n)
+            entries = _mix(hashed[..., None] + _U(_key(name + "'", self.key)) + _indices(n * n).reshape(n, n))
+            jacobian = self._draw(name + "'", entries).reshape(-1, n, n)
             return self.matmul(np.ascontiguousarray(g).reshape(-1, 1, n), jacobian).reshape(g.shape)
 
         return y, pullback
@@ -94,28 +118,41 @@ class PrimeField:
     def row_reduce(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
         """A pseudo-random function of the row, and one for each entry of its gradient."""
         hashed = self._hash_rows(x)
-        y = self._draw(hashed, name)
+        y = self._draw(name, hashed)
         entries = hashed + _indices(x.shape[-1])
-        return y, lambda g: g * self._draw(_mix(entries), name + "'") % PRIME
+        return y, lambda g: self.reduce(g * self._draw(name + "'", _mix(entries)))
 
-    def _joint(self, x: Data) -> Data:
-        """[ranks, ...] uint64: a hash of each element in all trials together."""
-        worlds = x.reshape(self.trials, -1, *x.shape[1:]).astype(_U)
-        hashed: Data = worlds[0]
-        for trial in worlds[1:]:
-            hashed = _mix(hashed) + trial if self.trials > 2 else hashed + (trial << _U(31))
-        return hashed
+    def _parts(self, x: Data) -> list[Data]:
+        """[ranks, ...] uint64 each: two trials' elements side by side, then one trial's each."""
+        worlds = list(x.reshape(self.trials, -1, *x.shape[1:]).astype(_U))
+        return [worlds[0] + (worlds[1] << _U(31)), *worlds[2:]] if len(worlds) > 1 else worlds
 
     def _hash_rows(self, x: Data) -> Data:
         """[ranks, ..., 1] uint64: a hash of each row in all trials together."""
-        mixed = _mix(self._joint(x) + _indices(x.shape[-1]))
+        first, *others = self._parts(x)
+        for other in others:
+            first = _mix(first) + other
+        mixed = _mix(first + _indices(x.shape[-1]))
         return _mix(mixed.sum(axis=-1, keepdims=True, dtype=_U))
 
-    def _draw(self, hashed: Data, name: str) -> Data:
-        """[worlds, ...]: for each trial a pseudo-random element, by the argument's hash and the function's name."""
-        trials = [_mix(hashed + _U(_key(f"{name}@{trial}", self.seed))) for trial in range(self.trials)]
-        drawn: Data = (np.concatenate(trials) % _U(PRIME)).astype(np.int64)
-        return drawn
+    def _draw(self, name: str, first: Data, *others: Data) -> Data:
+        """[worlds, ...]: for each trial a pseudo-random element, by the parts of an argument and the function's name.
+
+        What each trial makes of the parts is keyed, so that two arguments of more than 64 bits meet in one trial alone.
+        """
+        drawn = []
+        for trial, prime in enumerate(self.primes):
+            hashed = _mix(first + _U(_key(f"{name}@{trial}", self.key)))
+            for other in others:
+                hashed = _mix(hashed + other)
+            drawn.append(hashed % _U(prime))
+        return np.concatenate(drawn).astype(np.int64)
+
+
+@lru_cache(maxsize=4096)
+def _spread(primes: tuple[int, ...], length: int, ndim: int, of: int) -> Data:
+    each = np.array([of % prime if of else prime for prime in primes], dtype=np.int64)
+    return np.repeat(each, length // len(primes)).reshape(-1, *(1,) * (ndim - 1))
 
 
 def _mix(x: Data) -> Data:
@@ -127,8 +164,8 @@ def _mix(x: Data) -> Data:
 
 
 @lru_cache(maxsize=4096)
-def _key(name: str, seed: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")
+def _key(name: str, key: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{key}/{name}".encode()).digest()[:8], "little")
 
 
 @lru_cache(maxsize=1024)
@@ -138,11 +175,9 @@ def _indices(n: int) -> Data:
 
 
 @lru_cache(maxsize=1 << 16)
-def _element(value: float, single: bool) -> int:
-    """The element of a float: num/den where that rounds to it, so that 1/3 is a third, in either precision."""
-    if math.isfinite(value):
-        ratio = Fraction(value).limit_denominator(1 << (12 if single else 20))
-        rounded: Any = np.float32(float(ratio)) if single else float(ratio)
-        if rounded == value:
-            return ratio.numerator * pow(ratio.denominator, -1, PRIME) % PRIME
-    return _key(f"constant {value!r}", 0) % PRIME
+def _element(value: float, single: bool, prime: int) -> int:
+    """What a float stands for, in the field; a pseudo-random element for infinities and what is no number."""
+    ratio = rational(value, single=single)
+    if ratio is None:
+        return _key(f"constant {value!r}", "") % prime
+    return ratio.numerator * pow(ratio.denominator, -1, prime) % prime

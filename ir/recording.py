@@ -2,12 +2,13 @@
 
 Every array leads with the *world* axis: trials × simulated ranks, trials outermost. Arrays of the field are ``Var``;
 plain NumPy arrays (token ids, masks) pass through the structural primitives and are lifted into the field where a
-product or a sum needs them. Each Var carries a bound on its degree as a polynomial in the values drawn at random and
-in the values of functions known only by name; ``exact.py`` turns it into a probability of error.
+product or a sum needs them. Each Var carries bounds on its size as a polynomial in the values drawn at random and in
+the values of functions known only by name; ``exact.py`` turns them into a probability of error.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ir.einsum import Data, contract, drop_broadcast, parse_spec
+from ir.polynomial import ONE, Size
 
 Pullback = Callable[[Data], Sequence[Data | None]]
 
@@ -26,8 +28,11 @@ class Field(Protocol):
     trials: int
     trial_axis: bool  # whether values from outside lead with one axis of length ``trials``
 
-    def lift(self, array: Data | float) -> Data:
-        """Field elements of integers, booleans or floats."""
+    def lift(self, array: Data) -> Data:
+        """[worlds, ...] field elements of integers or booleans."""
+
+    def constant(self, array: Data | float) -> tuple[Data, Size]:
+        """[trials, *shape] field elements of a known array, and bounds on them."""
 
     def matmul(self, x: Data, y: Data) -> Data:
         """[b, m, k] · [b, k, n]."""
@@ -50,10 +55,10 @@ class Field(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Var:
-    """An array of the field. ``slot`` is its place on the tape, -1 where no gradient flows."""
+    """An array of the field, with bounds on it. ``slot`` is its place on the tape, -1 where no gradient flows."""
 
     data: Data
-    degree: int
+    size: Size
     slot: int = -1
 
     @property
@@ -73,15 +78,17 @@ class _Step:
     slot: int
     operands: tuple[Var, ...]
     pullback: Pullback
-    extra: tuple[int, ...]  # what a gradient's degree grows by on its way to each operand
+    factors: tuple[Size, ...]  # what a gradient is multiplied by on its way to each operand
+    terms: int  # of which each element of a gradient becomes the sum, at most
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Calls:
-    """How often a named function was asked, at arguments of at most which degree."""
+    """How often a named function was asked, and bounds on its arguments over one common denominator."""
 
-    points: int = 0
-    degree: int = 0
+    points: int
+    size: Size
+    hashed: bool  # rows are known by a hash of 64 bits, elements by themselves
 
 
 Array = Any  # Var | Data: the Tape protocol leaves it open
@@ -99,13 +106,22 @@ class Recorder:
 
     def leaf(self, data: Data, *, tracked: bool) -> Var:
         """A value from outside; ``tracked`` ones get gradients."""
-        return Var(data, 1, self._slot() if tracked else -1)
+        return Var(data, Size(), self._slot() if tracked else -1)
 
-    def linear_map(self, x: Array, forward: Callable[[Data], Data], dual: Callable[[Data], Data]) -> Array:
-        """``forward(x)``, whose pullback is declared to be ``dual``; of integers, just ``forward(x)``."""
+    def known(self, data: Data, size: Size) -> Var:
+        """A constant from outside."""
+        return Var(data, size)
+
+    def linear_map(
+        self, x: Array, forward: Callable[[Data], Data], dual: Callable[[Data], Data], terms: int = 1
+    ) -> Array:
+        """``forward(x)``, whose pullback is declared to be ``dual``; of integers, just ``forward(x)``.
+
+        Both give sums of at most ``terms`` elements.
+        """
         if isinstance(x, np.ndarray):
             return forward(x)
-        return self._emit(forward(x.data), x.degree, (x,), lambda g: (dual(g),), (0,))
+        return self._emit(forward(x.data), x.size.times(ONE, terms), (x,), lambda g: (dual(g),), (ONE,), terms)
 
     def einsum(self, spec: str, *operands: Array) -> Array:
         """See ``Tape.einsum``; one or two operands, no repeated label within one."""
@@ -118,7 +134,7 @@ class Recorder:
         if len(xs) == 1:
             (x,), (names,) = xs, labels
             one = np.ones((x.shape[0], 1), dtype=x.data.dtype)
-            return self._product(x, names, Var(one, 0), (names[0], "one"), out, extents)
+            return self._product(x, names, Var(one, ONE), (names[0], "one"), out, extents)
         return self._product(xs[0], labels[0], xs[1], labels[1], out, extents)
 
     def _product(
@@ -143,7 +159,9 @@ class Recorder:
             )
 
         data = contract(a, a_labels, b, b_labels, out, f.matmul, f.sum)
-        return self._emit(data, x.degree + y.degree, (x, y), pullback, (y.degree, x.degree))
+        points = math.prod(extents.get(label, 1) for label in {*a_labels, *b_labels})
+        size = x.size.times(y.size, points // max(data.size, 1))
+        return self._emit(data, size, (x, y), pullback, (y.size, x.size), points // max(min(a.size, b.size), 1))
 
     def add(self, x: Array, y: Array) -> Array:
         """See ``Tape.add``."""
@@ -164,7 +182,7 @@ class Recorder:
             return self._fit(g, x), self._fit(g if sign > 0 else reduce(-g), y)
 
         data = reduce(x.data + y.data if sign > 0 else x.data - y.data)
-        return self._emit(data, max(x.degree, y.degree), (x, y), pullback, (0, 0))
+        return self._emit(data, x.size.plus(y.size), (x, y), pullback, (ONE, ONE))
 
     def mul(self, x: Array, y: Array) -> Array:
         """See ``Tape.mul``."""
@@ -181,19 +199,20 @@ class Recorder:
             )
 
         data = reduce(x.data * y.data)
-        return self._emit(data, x.degree + y.degree, (x, y), pullback, (y.degree, x.degree))
+        return self._emit(data, x.size.times(y.size), (x, y), pullback, (y.size, x.size))
 
     def scale(self, x: Array, factor: float) -> Array:
         """See ``Tape.scale``."""
         x = self._lift(x)
-        by, reduce = self.field.lift(factor), self.field.reduce
-        return self._emit(reduce(x.data * by), x.degree + 1, (x,), lambda g: (reduce(g * by),), (1,))
+        by, reduce = self._scalar(factor, x.data.ndim), self.field.reduce
+        size = x.size.times(by.size)
+        return self._emit(reduce(x.data * by.data), size, (x,), lambda g: (reduce(g * by.data),), (by.size,))
 
     def shift(self, x: Array, offset: float) -> Array:
         """See ``Tape.shift``."""
         x = self._lift(x)
-        by = self.field.lift(offset)
-        return self._emit(self.field.reduce(x.data + by), max(x.degree, 1), (x,), lambda g: (g,), (0,))
+        by = self._scalar(offset, x.data.ndim)
+        return self._emit(self.field.reduce(x.data + by.data), x.size.plus(by.size), (x,), lambda g: (g,), (ONE,))
 
     def reshape(self, x: Array, shape: Sequence[int]) -> Array:
         """See ``Tape.reshape``."""
@@ -229,9 +248,9 @@ class Recorder:
         variables = [self._lift(x) for x in xs]
         ends = np.cumsum([x.shape[dim + 1] for x in variables])[:-1]
         data = np.concatenate([x.data for x in variables], axis=dim + 1)
-        degree = max(x.degree for x in variables)
-        zeros = (0,) * len(variables)
-        return self._emit(data, degree, tuple(variables), lambda g: np.split(g, ends, axis=dim + 1), zeros)
+        size = functools.reduce(Size.plus, (x.size for x in variables))
+        ones = (ONE,) * len(variables)
+        return self._emit(data, size, tuple(variables), lambda g: np.split(g, ends, axis=dim + 1), ones)
 
     def take(self, table: Array, ids: Array, offset: Array) -> Array:
         """See ``Tape.take``."""
@@ -247,28 +266,29 @@ class Recorder:
             np.add.at(grad, (worlds, rows), g * inside[..., None])
             return (self.field.reduce(grad),)
 
-        return self._emit(table.data[worlds, rows] * inside[..., None], table.degree, (table,), pullback, (0,))
+        data = table.data[worlds, rows] * inside[..., None]
+        return self._emit(data, table.size, (table,), pullback, (ONE,), math.prod(ids.shape[1:]))
 
     def unary(self, name: str, x: Array) -> Array:
         """See ``Tape.unary``."""
         x = self._lift(x)
         y, derivative = self.field.unary(name, x.data)
-        self._count(name, x, y.size)
-        return self._emit(y, 1, (x,), lambda g: (self.field.reduce(g * derivative()),), (1,))
+        self._count(name, x, y.size, hashed=False)
+        return self._emit(y, Size(), (x,), lambda g: (self.field.reduce(g * derivative()),), (Size(),))
 
     def row(self, name: str, x: Array) -> Array:
         """See ``Tape.row``."""
         x = self._lift(x)
         y, pullback = self.field.row(name, x.data)
-        self._count(name, x, math.prod(x.shape[:-1]))
-        return self._emit(y, 1, (x,), lambda g: (pullback(g),), (1,))
+        self._count(name, x, math.prod(x.shape[:-1]), hashed=True)
+        return self._emit(y, Size(), (x,), lambda g: (pullback(g),), (Size(),), x.shape[-1])
 
     def row_reduce(self, name: str, x: Array) -> Array:
         """See ``Tape.row_reduce``."""
         x = self._lift(x)
         y, pullback = self.field.row_reduce(name, x.data)
-        self._count(name, x, math.prod(x.shape[:-1]))
-        return self._emit(y, 1, (x,), lambda g: (pullback(g),), (1,))
+        self._count(name, x, math.prod(x.shape[:-1]), hashed=True)
+        return self._emit(y, Size(), (x,), lambda g: (pullback(g),), (Size(),), x.shape[-1])
 
     def where(self, mask: Array, x: Array, y: Array) -> Array:
         """See ``Tape.where``."""
@@ -283,21 +303,21 @@ class Recorder:
             return self._fit(np.where(keep, g, 0), x), self._fit(np.where(keep, 0, g), y)
 
         data = np.where(keep, x.data, y.data)
-        return self._emit(data, max(x.degree, y.degree), (x, y), pullback, (0, 0))
+        return self._emit(data, x.size.plus(y.size), (x, y), pullback, (ONE, ONE))
 
     def constant(self, value: float, shape: Sequence[int]) -> Array:
         """See ``Tape.constant``."""
-        element = self.field.lift(value)
-        return Var(np.broadcast_to(element, (self.worlds, *shape)), 1)
+        element = self._scalar(value, 1 + len(shape))
+        return Var(np.broadcast_to(element.data, (self.worlds, *shape)), element.size)
 
-    def backward(self, seeds: Sequence[tuple[Var, Data]]) -> tuple[dict[int, Data], dict[int, int]]:
-        """Gradients and their degrees by slot, given the gradients (of degree one) of some results."""
+    def backward(self, seeds: Sequence[tuple[Var, Data]]) -> tuple[dict[int, Data], dict[int, Size]]:
+        """Gradients and bounds on them by slot, given the gradients (drawn at random) of some results."""
         grads: dict[int, Data] = {}
-        degrees: dict[int, int] = {}
+        sizes: dict[int, Size] = {}
 
         sums: set[int] = set()  # gradients added up here and not yet reduced; int64 holds 2^32 terms
 
-        def accumulate(x: Var, grad: Data, degree: int) -> None:
+        def accumulate(x: Var, grad: Data, size: Size) -> None:
             if x.slot in sums:
                 grads[x.slot] += grad
             elif x.slot in grads:
@@ -305,37 +325,53 @@ class Recorder:
                 sums.add(x.slot)
             else:
                 grads[x.slot] = grad
-            degrees[x.slot] = max(degree, degrees.get(x.slot, 0))
+            sizes[x.slot] = sizes[x.slot].plus(size) if x.slot in sizes else size
 
         for x, grad in seeds:
             if x.slot >= 0:
-                accumulate(x, grad, 1)
+                accumulate(x, grad, Size())
         for step in reversed(self._steps):
             if step.slot not in grads:
                 continue
             grad = grads.pop(step.slot)
             if step.slot in sums:
                 grad = self.field.reduce(grad)
-            for x, part, extra in zip(step.operands, step.pullback(grad), step.extra, strict=True):
+            for x, part, factor in zip(step.operands, step.pullback(grad), step.factors, strict=True):
                 if x.slot >= 0 and part is not None:
-                    accumulate(x, part, degrees[step.slot] + extra)
-        return {slot: self.field.reduce(grad) if slot in sums else grad for slot, grad in grads.items()}, degrees
+                    accumulate(x, part, sizes[step.slot].times(factor, step.terms))
+        return {slot: self.field.reduce(grad) if slot in sums else grad for slot, grad in grads.items()}, sizes
 
     def _emit(
-        self, data: Data, degree: int, operands: tuple[Var, ...], pullback: Pullback, extra: tuple[int, ...]
+        self,
+        data: Data,
+        size: Size,
+        operands: tuple[Var, ...],
+        pullback: Pullback,
+        factors: tuple[Size, ...],
+        terms: int = 1,
     ) -> Var:
         if all(x.slot < 0 for x in operands):
-            return Var(data, degree)
-        result = Var(data, degree, self._slot())
-        self._steps.append(_Step(result.slot, operands, pullback, extra))
+            return Var(data, size)
+        result = Var(data, size, self._slot())
+        repeated = max(data.size // max(x.data.size, 1) for x in operands)  # a gradient is summed over what repeats
+        self._steps.append(_Step(result.slot, operands, pullback, factors, max(terms, repeated)))
         return result
+
+    def _scalar(self, value: float, ndim: int) -> Var:
+        """[worlds, 1, ...]: a constant."""
+        elements, size = self.field.constant(value)
+        each = np.repeat(elements.reshape(-1), self.worlds // self.field.trials)
+        return Var(each.reshape(-1, *(1,) * (ndim - 1)), size)
 
     def _slot(self) -> int:
         self._slots += 1
         return self._slots - 1
 
     def _lift(self, x: Array) -> Var:
-        return Var(self.field.lift(x), 1) if isinstance(x, np.ndarray) else x
+        if isinstance(x, Var):
+            return x
+        largest = max(int(np.abs(x).max(initial=1)), 1)
+        return Var(self.field.lift(x), Size(0, math.log2(largest)))
 
     def _aligned(self, *xs: Array) -> list[Array]:
         """The operands with equal rank: ones put in after the world axis."""
@@ -353,7 +389,10 @@ class Recorder:
         axes = tuple(at for at, (n, m) in enumerate(zip(g.shape, shape, strict=True)) if n != m)
         return self.field.sum(g, axes).reshape(shape) if axes else g
 
-    def _count(self, name: str, x: Var, points: int) -> None:
-        calls = self.calls.setdefault(name, Calls())
-        calls.points += points
-        calls.degree = max(calls.degree, x.degree)
+    def _count(self, name: str, x: Var, points: int, *, hashed: bool) -> None:
+        calls = self.calls.get(name)
+        self.calls[name] = Calls(
+            (calls.points if calls else 0) + points // self.field.trials,  # an argument is what it is in all trials
+            calls.size.plus(x.size) if calls else x.size,
+            hashed,
+        )

@@ -1,12 +1,11 @@
 """The same programs at small sizes, so that proving them costs seconds.
 
-What is proved is proved of the small programs. That it holds for the large ones rests on this: a program names sizes
-only in its loops and attributes, and all of them change together here, none to one, and with two or more elements in
-every cut block where the size allows.
+What is proved is proved of the small programs. That it holds for the large ones rests on premises that this file sees
+to (docs/proof.md): a program names sizes only in its loops and attributes, all of which change together here, none to
+one, and with two or more elements in every cut block; numbers that depend on a size keep the value that they have at
+the true one; constants are symbols, known by a hash of their whole content; and two nodes that differ stay different.
 
 A serial graph and its PCG get one common assignment of sizes (``atoms.py``), such that every cut still divides.
-Attributes and constants follow: a constant keeps its leading block along each atom, so that a causal mask stays one.
-Meshes of more than 16 ranks lose factors of their largest axes (an operator takes its degree as a variable).
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ import numpy as np
 
 from ir.atoms import Atoms, Factors
 from ir.builder import Builder
-from ir.dims import Shape
-from ir.errors import ShapeError, VerificationError
+from ir.dims import Loops, Shape
+from ir.errors import ShapeError, ShardingError, VerificationError
 from ir.graph import Graph, Node, View, ViewStep, param_view
-from ir.mesh import Axis, Mesh
+from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
 from ir.scale_rules import CONSTRAINTS, SCALED, join_sizes, no_constraint, scaled_start, slice_sizes
 from ir.sharding import Shard
+from ir.smaller_mesh import meshes_to_try
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_splits, split_degrees
 from ir.views import Base, Reading, bases, readings, rest_of_view
 
-MOST_RANKS = (16, 8, 4)  # tried in turn: large programs are small enough only on few
 FEW_ELEMENTS = 1 << 25  # of all nodes on all ranks: some 0.5 GiB at two trials, and seconds
 MOST_ELEMENTS = 1 << 28  # where nothing is smaller
 
@@ -48,8 +47,9 @@ class Small:
         mesh: the ranks to simulate.
         stored: for each stored tensor what its readers share, at small size.
         limits: inputs of integers -> the least table that they index.
-        note: what was changed, in words.
+        note: what was changed, in words; empty if nothing.
         nodes: nodes of the programs given -> what they became.
+        loops: small nodes -> the loop nest at the true sizes.
     """
 
     graphs: tuple[Graph, ...]
@@ -58,67 +58,86 @@ class Small:
     limits: Mapping[str, int]
     note: str
     nodes: Mapping[Node, Node]
+    loops: Mapping[Node, Loops]
+
+    @property
+    def elements(self) -> int:
+        """Of all nodes on all ranks."""
+        return self.mesh.num_devices * sum(node.type.num_elements for graph in self.graphs for node in graph.nodes)
 
 
 Alike = Sequence[tuple[Node, Node]]
 """Nodes of one shape that are to get the same sizes; loops too, where the operator is the same."""
 
 
-def shrink(graphs: Sequence[Graph], mesh: Mesh, *, scale: bool = True, alike: Alike = ()) -> Small:
+def shrink(
+    graphs: Sequence[Graph],
+    mesh: Mesh,
+    *,
+    scale: bool = True,
+    turn: int = 0,
+    symbols: bool = False,
+    alike: Alike = (),
+) -> Small:
     """The graphs (any number, serial or PCGs for ``mesh``) at small common sizes; as they are if ``scale`` is False.
+
+    Args:
+        graphs: the programs.
+        mesh: what they are for.
+        scale: whether sizes may change.
+        turn: 0 or 1: the sizes and meshes of one are not the other's.
+        symbols: constants that all graphs have become inputs, named by a hash of their content; else they keep their
+            leading elements.
+        alike: pairs of nodes that are to get the same sizes.
 
     Raises:
         ShardingError: if a graph is no legal PCG for ``mesh``.
         VerificationError: if readers of a stored tensor disagree about it, or the programs are large and do not scale.
     """
     found = bases(graphs)
-    if not scale:
-        return _Sizes(found, mesh, mesh).rebuilt(graphs, "full size")
     for graph in graphs:
         infer_shardings(graph, mesh if _is_parallel(graph) else Mesh(()))  # name nodes and sizes as the user knows them
-    smallest: tuple[int, Small] | None = None
-    for fewer in dict.fromkeys(fewer_ranks(mesh, most) for most in MOST_RANKS):
-        small = _shrunk(graphs, found, mesh, fewer, alike)
-        elements = sum(node.type.num_elements for graph in small.graphs for node in graph.nodes)
-        elements *= small.mesh.num_devices
-        if smallest is None or elements < smallest[0]:
-            smallest = elements, small
-        if elements <= FEW_ELEMENTS:
-            break
-    assert smallest is not None
-    elements, small = smallest
-    if elements > MOST_ELEMENTS:
+    known = shared_constants(graphs) if symbols else None
+    best: Small | None = None
+    for smaller in meshes_to_try(mesh, turn) if scale else ():
+        small = _shrunk(graphs, _Sizes(found, mesh, smaller, turn, known, alike))
+        if small is not None and (best is None or small.elements < best.elements):
+            best = small
+        if best is not None and best.elements <= FEW_ELEMENTS:
+            return best
+    if best is None:
+        best = _Sizes(found, mesh, mesh, turn, None).rebuilt(graphs)
+    if scale and best.elements > MOST_ELEMENTS:
         raise VerificationError(
-            f"at {small.note} the programs are too large to be evaluated ({elements:.1e} elements)",
+            f"at {best.note or 'full size'} the programs are too large to be evaluated ({best.elements:.1e} elements)",
             f"At most {MOST_ELEMENTS:.1e}",
             "Report which part of the model does not scale down",
         )
+    return best
+
+
+def _shrunk(graphs: Sequence[Graph], sizes: _Sizes) -> Small | None:
+    try:
+        sizes.solve(graphs)
+        small = sizes.rebuilt(graphs)
+        for graph in small.graphs:
+            infer_shardings(graph, small.mesh if _is_parallel(graph) else Mesh(()))
+    except (ShapeError, ShardingError, ValueError, _StuckError):
+        return None
     return small
 
 
-def _shrunk(graphs: Sequence[Graph], found: Mapping[str, Base], mesh: Mesh, fewer: Mesh, alike: Alike) -> Small:
-    sizes = _Sizes(found, mesh, fewer, alike)
-    try:
-        sizes.solve(graphs)
-        return sizes.rebuilt(graphs, "scaled-down sizes" + ("" if fewer == mesh else f", {fewer} instead of {mesh}"))
-    except (ShapeError, ValueError, _StuckError) as stuck:
-        return _Sizes(found, mesh, mesh).rebuilt(graphs, f"full size ({stuck})")
-
-
-def fewer_ranks(mesh: Mesh, most: int = MOST_RANKS[0]) -> Mesh:
-    """``mesh`` with the largest axes divided until it has at most ``most`` ranks; no axis above one vanishes."""
-    sizes = list(mesh.shape)
-    while math.prod(sizes) > most:
-        at = max(range(len(sizes)), key=lambda i: sizes[i])
-        factor = next(f for f in range(2, sizes[at] + 1) if sizes[at] % f == 0)
-        if factor == sizes[at]:
-            break  # primes: nothing smaller divides what they divide
-        sizes[at] //= factor
-    return Mesh(tuple(Axis(axis.name, size) for axis, size in zip(mesh.axes, sizes, strict=True)))
+def shared_constants(graphs: Sequence[Graph]) -> frozenset[str]:
+    """Digests of the constants, if all graphs have the same ones; else none: then their values may matter."""
+    each = [
+        {node.attr("value").digest for node in graph.nodes if node.op.name == "const" and node.type.num_elements > 1}
+        for graph in graphs
+    ]
+    return frozenset(each[0]) if all(digests == each[0] for digests in each) else frozenset()
 
 
 class _StuckError(Exception):
-    """A program that came out with other sizes than were chosen."""
+    """A program that came out with other sizes than were chosen, or two of whose nodes became one."""
 
 
 def _is_parallel(graph: Graph) -> bool:
@@ -127,11 +146,16 @@ def _is_parallel(graph: Graph) -> bool:
 
 @dataclass
 class _Sizes:
-    """Collects what must agree (``solve``), then rebuilds graphs at the sizes chosen (``rebuilt``)."""
+    """Collects what must agree (``solve``), then rebuilds graphs at the sizes chosen (``rebuilt``).
+
+    ``symbols`` are digests of the constants that become inputs; None: none does, and all may lose their tails.
+    """
 
     found: Mapping[str, Base]
     mesh: Mesh
     small_mesh: Mesh
+    turn: int
+    symbols: frozenset[str] | None
     alike: Alike = ()
     atoms: Atoms = field(default_factory=Atoms)
     chosen: dict[int, int] | None = None
@@ -152,7 +176,7 @@ class _Sizes:
                 self._require_cuts(graph)
         for one, other in self.alike:
             self._make_alike(one, other)
-        self.chosen = self.atoms.choose()
+        self.chosen = self.atoms.choose(self.turn)
 
     # ---- What must agree ----
 
@@ -177,7 +201,14 @@ class _Sizes:
         if node.op.name == "param":
             return self._param_dims(node)
         name = str(node.attr("name") if node.op.name == "input" else node.attr("value"))
-        return self._shared.setdefault((node.op.name, name), self._fresh(node.type.shape))
+        dims = self._shared.setdefault((node.op.name, name), self._fresh(node.type.shape))
+        if node.op.name == "const" and self.symbols is not None and not self._is_symbol(node):
+            for factors in dims:
+                self.atoms.keep(factors)  # its values count, so all of them stay
+        return dims
+
+    def _is_symbol(self, node: Node) -> bool:
+        return self.symbols is not None and node.op.name == "const" and node.attr("value").digest in self.symbols
 
     def _param_dims(self, node: Node) -> Dims:
         parts = [self._trail(reading, self._base_dims(reading)) for reading in readings(node)]
@@ -258,24 +289,27 @@ class _Sizes:
 
     def _require_cuts(self, graph: Graph) -> None:
         shardings = infer_shardings(graph, self.mesh)
-        sizes = self.small_mesh.shape
+        meshes = (self.small_mesh, self.mesh)
         for node in graph.nodes:
-            degrees: dict[int, int] = {}
-            for state, size in zip(shardings[node], sizes, strict=True):
-                if isinstance(state, Shard):
-                    degrees[state.dim] = degrees.get(state.dim, 1) * size
-            for dim, degree in degrees.items():
-                self.atoms.require(self._dims[node][dim], degree)
+            for dim in {state.dim for state in shardings[node] if isinstance(state, Shard)}:
+                cut = [state == Shard(dim) for state in shardings[node]]
+                degrees = [math.prod(n for n, is_cut in zip(of.shape, cut, strict=True) if is_cut) for of in meshes]
+                self.atoms.require(self._dims[node][dim], *degrees)
             if node.is_leaf or node.op.kind == "parallel":
                 continue
             splits = node_splits(node, [shardings[x] for x in node.operands], self.mesh)
+            true = split_degrees(splits, self.mesh)
             for loop, degree in split_degrees(splits, self.small_mesh).items():
-                self.atoms.require(self._loops[node][loop], degree)
+                self.atoms.require(self._loops[node][loop], degree, true[loop])
 
     # ---- Rebuilding ----
 
-    def rebuilt(self, graphs: Sequence[Graph], note: str) -> Small:
-        """The graphs at the chosen sizes (as they are, if none were chosen)."""
+    def rebuilt(self, graphs: Sequence[Graph]) -> Small:
+        """The graphs at the chosen sizes (as they are, if none were chosen).
+
+        Raises:
+            _StuckError: if a node came out with another size, or two that differ became one.
+        """
         stored = {
             source: Base(self._shape(self._shared[("param", source)]), 0, base.dtype, base.trainable)
             if self.chosen is not None
@@ -288,9 +322,14 @@ class _Sizes:
         made: dict[Node, Node] = {}
         small = tuple(self._rebuild(graph, made) for graph in graphs)
         for node in self._limits:
-            if node.op.name == "input":
-                limits[node.attr("name")] = min(limits.get(node.attr("name"), 1 << 30), self._least_table(node))
-        return Small(small, self.small_mesh, stored, limits, note, made)
+            if (leaf := made[node]).op.name == "input":
+                limits[leaf.attr("name")] = min(limits.get(leaf.attr("name"), 1 << 30), self._least_table(node))
+        note = "" if self.chosen is None else "scaled-down sizes"
+        if self.small_mesh != self.mesh:
+            note += f" on {self.small_mesh}"
+        return Small(
+            small, self.small_mesh, stored, limits, note, made, _true_loops(made, apart=self.symbols is not None)
+        )
 
     def _limit_full(self, graphs: Sequence[Graph]) -> None:
         for graph in graphs:
@@ -326,6 +365,8 @@ class _Sizes:
         if node.op.name == "param":
             attrs = {**node.attrs, "view": self._rebuild_view(node)}
             return k.param(attrs.pop("name"), tensor, **attrs)  # type: ignore[arg-type]  # each as it was
+        if self._is_symbol(node):
+            return k.input(f"constant {node.attr('value').digest} {node.type.dtype.value}", tensor)
         if node.op.name == "const":
             return k.const(self._constant(node), node.name, node.type.dtype)
         attrs = dict(node.attrs)
@@ -371,6 +412,20 @@ class _Sizes:
             block = split[tuple(slice(self.chosen[a]) for dim in atoms for a in dim)]
             array = block.reshape(self._shape(self._dims[node]))
         return array % self._least_table(node) if node in self._limits and array.dtype.kind in "iu" else array
+
+
+def _true_loops(made: Mapping[Node, Node], *, apart: bool) -> dict[Node, Loops]:
+    """Small node -> the loop nest of what it was made of.
+
+    Raises:
+        _StuckError: if two nodes that differ became the same and are to stay ``apart``: what tells them apart would
+            not be proved.
+    """
+    origins: dict[str, Node] = {}
+    for node, small in made.items():
+        if origins.setdefault(small.digest, node).digest != node.digest and apart:
+            raise _StuckError(f"{node} and {origins[small.digest]} are one at small sizes")
+    return {small: node.loops for node, small in made.items()}
 
 
 def _joined(dims: Dims, which: Sequence[int]) -> Factors:

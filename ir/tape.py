@@ -25,7 +25,8 @@ class Call:
 
     Attributes:
         loops: the loop nest with *local* extents (one rank's share).
-        whole_loops: the same nest with global extents; means divide by these.
+        whole_loops: the same nest with global extents, those of the true program where a smaller copy of it is
+            evaluated; means divide by these.
         attrs: the node's attributes.
         offset: [R] integers, where each rank's block of the operator's ``offset_loop`` starts.
         degree_of: how many ways each loop is cut.

@@ -15,10 +15,12 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
-from ir.errors import UsageError
+from ir.errors import ShapeError, UsageError
+from ir.rational import exact_float, rational
 from ir.types import DType
 
 Scalar = int | float | bool | str
@@ -176,6 +178,7 @@ def evaluate(expression: Expression, values: Mapping[str, object]) -> object:
 
     Raises:
         KeyError: if a symbol has no value.
+        ShapeError: if a sum or product of floats is none.
     """
     match expression:
         case Literal(value):
@@ -184,13 +187,30 @@ def evaluate(expression: Expression, values: Mapping[str, object]) -> object:
             return values[name]
         case Compound(sign, terms):
             numbers = [_number(evaluate(term, values)) for term in terms]
-            return sum(numbers) if sign == "+" else math.prod(numbers)
+            return _exactly(sign, numbers)
         case _:
             found: list[object] = []
             for item in expression:
                 part = evaluate(item, values)
                 found.extend(part if isinstance(item, Star) and isinstance(part, tuple) else (part,))
             return tuple(found)
+
+
+def _exactly(sign: str, numbers: Sequence[int | float]) -> int | float:
+    """The sum or product of the rationals that numbers stand for.
+
+    Raises:
+        ShapeError: if floats do not hold it: the law says nothing of such a case.
+    """
+    if all(isinstance(number, int) for number in numbers):
+        return sum(numbers) if sign == "+" else math.prod(numbers)
+    exact = [rational(float(number)) for number in numbers]
+    known = [number for number in exact if number is not None]
+    total: Fraction | int = sum(known) if sign == "+" else math.prod(known)
+    found = exact_float(Fraction(total)) if len(known) == len(exact) else None
+    if found is None:
+        raise ShapeError(f"{f' {sign} '.join(map(repr, numbers))} is no float")
+    return found
 
 
 def _number(value: object) -> int | float:

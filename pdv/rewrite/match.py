@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ir.errors import ShapeError
 from ir.graph import Node
 from ir.types import DType
 from pdv.rewrite.instantiate import DIM_ATTRS
@@ -186,7 +187,7 @@ def _attributes(found: _Found, values: Values) -> bool:
                 term.op, name, written[name], value, values, rank
             ):
                 return False
-    return all(evaluate(written, values) == value for written, value in waiting)
+    return all(_gives(written, values, value) for written, value in waiting)
 
 
 def _unified(op: str, name: str, written: Expression, value: object, values: Values, rank: int) -> bool:
@@ -198,11 +199,16 @@ def _unified(op: str, name: str, written: Expression, value: object, values: Val
         case tuple():
             return isinstance(value, tuple) and _tuple_unified(op, name, written, value, values, rank)
         case Compound():
-            try:
-                return evaluate(written, values) == value
-            except (KeyError, AssertionError):
-                return False
+            return _gives(written, values, value)
     return False
+
+
+def _gives(written: Expression, values: Values, value: object) -> bool:
+    """Whether an expression has this value; one without an exact value has none."""
+    try:
+        return evaluate(written, values) == value
+    except (KeyError, AssertionError, ShapeError):
+        return False
 
 
 def _tuple_unified(

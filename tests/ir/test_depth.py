@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
 from ir.builder import Builder
+from ir.collectives import MOVES, Group
 from ir.depth import shorten
+from ir.einsum import Data
 from ir.errors import PdvError, VerificationError
 from ir.exact import verify_equal
 from ir.graph import Graph, Node
@@ -49,16 +52,16 @@ def parallel(k: Builder, number: int, h: Node, up: int | None = None, act: str =
 def test_equal_layers_are_proved_once() -> None:
     source, pcg = program(serial), program(parallel)
     short = shorten(source, pcg, MESH)
-    assert short.note == f"2 of {LAYERS} equal layers"
-    assert len(short.source.nodes) == len(program(serial, 2).nodes)
-    assert len(short.pcg.nodes) == len(program(parallel, 2).nodes)
+    assert short.note == f"1 of {LAYERS} equal layers"
+    assert len(short.source.nodes) == len(program(serial, 1).nodes)
+    assert len(short.pcg.nodes) == len(program(parallel, 1).nodes)
     kept = {node.name for node in short.source.params}
-    assert kept == {node.name for node in short.pcg.params} == {"table", "0.up", "0.down", "8.up", "8.down"}
-    assert "2 of 9 equal layers" in str(verify_equal(source, pcg, MESH))
+    assert kept == {node.name for node in short.pcg.params} == {"table", "0.up", "0.down"}
+    assert "1 of 9 equal layers" in str(verify_equal(source, pcg, MESH))
 
 
-def test_two_layers_are_all_evaluated() -> None:
-    assert shorten(program(serial, 2), program(parallel, 2), MESH).note == ""
+def test_a_layer_alone_is_evaluated() -> None:
+    assert shorten(program(serial, 1), program(parallel, 1), MESH).note == ""
 
 
 @pytest.mark.parametrize("wrong", range(LAYERS))
@@ -132,7 +135,7 @@ def test_values_that_meet_elsewhere_are_evaluated_whole() -> None:
         return k.graph({"y": k.scale(out, factor=0.5) if twice else out})
 
     source, plan = program_of(twice=False), program_of(twice=True)
-    assert shorten(source, plan, Mesh(())).note == "2 of 5 equal layers"
+    assert shorten(source, plan, Mesh(())).note == "1 of 5 equal layers"
     proof = verify_equal(source, plan, Mesh(()))
     assert "equal layers" not in str(proof)
 
@@ -150,5 +153,57 @@ def test_a_mask_and_shared_weights_do_not_hide_layers() -> None:
         return k.graph({"y": h})
 
     source = program_of(7)
-    assert shorten(source, source, Mesh(())).note == "2 of 6 equal layers"
+    assert shorten(source, source, Mesh(())).note == "1 of 6 equal layers"
     verify_equal(source, source, Mesh(()))
+
+
+@pytest.mark.parametrize("layers", [4, 9])
+def test_what_goes_wrong_after_some_layers_is_found(layers: int) -> None:
+    """The state holds six rows; a layer moves them on by one and makes the first anew.
+
+    The plan's layer forgets the last row instead of passing it to the sum. Before the seventh layer that row is zero.
+    """
+
+    def program_of(*, forgetful: bool) -> Graph:
+        k = Builder()
+        first = k.linear(k.input("x", f32(1, 8)), k.param("in", f32(8, 8)))
+        h = k.concat(first, *(k.scale(first, factor=0.0) for _ in range(5)), dim=0)
+        for number in range(layers):
+            new = k.linear(k.slice(h, dim=0, start=0, stop=1), k.param(f"{number}.w", f32(8, 8)))
+            kept = k.slice(h, dim=0, start=0, stop=5)
+            last = k.slice(h, dim=0, start=5, stop=6)
+            h = k.concat(new if forgetful else k.add(new, last), kept, dim=0)
+        return k.graph({"y": k.linear(h, k.param("out", f32(8, 8)))})
+
+    source = program_of(forgetful=False)
+    verify_equal(source, source, Mesh(()))
+    if layers > 6:
+        with pytest.raises(VerificationError):
+            verify_equal(source, program_of(forgetful=True), Mesh(()))
+    else:  # after four layers the row is still zero: the programs are equal, though their layers are not
+        assert "equal layers" not in str(verify_equal(source, program_of(forgetful=True), Mesh(())))
+
+
+@pytest.mark.parametrize("axis", ["b", "a"])
+def test_gradients_between_layers_are_compared(axis: str) -> None:
+    """A layer that reduces its gradient along the wrong axis passes values forward as they should be."""
+    mesh = Mesh.of(a=2, b=2)
+
+    def layer(k: Builder, number: int, h: Node) -> Node:
+        first = k.param(f"{number}.up", f32(12, 8), stored="I,S0")
+        inner = k.relu(k.linear(k.replicate(h, axis="b"), first))
+        down = k.param(f"{number}.down", f32(8, 12), stored="I,S1")
+        return k.add(h, k.reduce(k.linear(inner, down), axis="b"))
+
+    def wrong(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
+        """The dual of replicate, along ``axis``."""
+        return Group(group.mesh, group.mesh.index(axis), group.trials, group.total).sum(x)
+
+    moves = {**MOVES, "replicate": (MOVES["replicate"][0], wrong)}
+    source = program(serial)
+    verify_equal(source, program(layer), mesh)
+    if axis == "a":
+        with pytest.raises(VerificationError):
+            verify_equal(source, program(layer), mesh, moves=moves)
+    else:
+        verify_equal(source, program(layer), mesh, moves=moves)

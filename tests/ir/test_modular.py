@@ -2,33 +2,79 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
-from ir.modular import PRIME, PrimeField
+from ir.modular import PrimeField
+from ir.primes import draw_primes, is_prime
+from ir.rational import exact_float, rational
 
-FIELD = PrimeField(seed=3)
+PRIMES = draw_primes("test", 2)
+FIELD = PrimeField("3", PRIMES)
+
+
+def test_primes_are_prime_and_drawn_from_all() -> None:
+    small = [n for n in range(2, 3000) if all(n % d for d in range(2, int(n**0.5) + 1))]
+    assert [n for n in range(3000) if is_prime(n)] == small
+    assert is_prime(2**31 - 1)
+    assert not is_prime(2**31 - 3)
+    assert not is_prime(1_194_649)  # 1093²: fools base 2
+    drawn = draw_primes("many", 200)
+    assert len(set(drawn)) == 200
+    assert min(drawn) < 2**30 + 2**25
+    assert max(drawn) > 2**31 - 2**25
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 50, 4), (1, 2, 4097, 2)])
 def test_matmul_is_exact(shape: tuple[int, int, int, int]) -> None:
     b, m, k, n = shape
     rng = np.random.default_rng(0)
-    x, y = rng.integers(PRIME - 9, PRIME, (b, m, k)), rng.integers(0, PRIME, (b, k, n))
-    expected = (x.astype(object) @ y.astype(object)) % PRIME
-    assert (FIELD.matmul(x, y) == expected).all()
+    x = np.stack([rng.integers(prime - 9, prime, (b, m, k)) for prime in PRIMES]).reshape(-1, m, k)
+    y = np.stack([rng.integers(0, prime, (b, k, n)) for prime in PRIMES]).reshape(-1, k, n)
+    found = FIELD.matmul(x, y).reshape(2, b, m, n)
+    for prime, value, expected in zip(
+        PRIMES, found, (x.astype(object) @ y.astype(object)).reshape(2, b, m, n), strict=True
+    ):
+        assert (value == expected % prime).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_floats_are_the_rationals_that_they_mean(dtype: type) -> None:
-    thirds = FIELD.lift(np.array([1 / 3, 2 / 3, 7.0], dtype=dtype))
-    assert (3 * thirds % PRIME).tolist() == [1, 2, 21]
-    assert 2 * int(FIELD.lift(np.array([-0.5], dtype=dtype))[0]) % PRIME == PRIME - 1
+    thirds, size = FIELD.constant(np.array([1 / 3, 2 / 3, 7.0], dtype=dtype))
+    halves, _ = FIELD.constant(np.array([-0.5], dtype=dtype))
+    for prime, third, half in zip(PRIMES, thirds, halves, strict=True):
+        assert (3 * third % prime).tolist() == [1, 2, 21]
+        assert 2 * int(half[0]) % prime == prime - 1
+    assert (size.degree, size.denominator) == (0, 3)
 
 
 def test_scalars_and_arrays_agree() -> None:
     for value in (0.1, 1 / 768, 0.7071067811865476, float("-inf"), -3.4e38):
-        assert FIELD.lift(value) == FIELD.lift(np.array([value]))[0]
+        assert (FIELD.constant(value)[0] == FIELD.constant(np.array([value]))[0][:, 0]).all()
+
+
+def test_numbers_of_any_size_are_exact() -> None:
+    """The mean of a prime's field is no excuse: 2^31, 2^62 and the largest float are what they are."""
+    for value in (2.0**31, 2.0**62, 3.4028234663852886e38, 0.1 + 2**-30):
+        elements, size = FIELD.constant(value)
+        exact = rational(value)
+        assert exact is not None
+        for prime, element in zip(PRIMES, elements, strict=True):
+            assert int(element) * exact.denominator % prime == exact.numerator % prime
+        assert size.height >= math.log2(abs(exact))
+
+
+def test_no_two_floats_are_one_rational() -> None:
+    near = [1 / 3]
+    for _ in range(9):
+        near.append(math.nextafter(near[-1], 1))
+    assert len({rational(value) for value in near}) == 10
+    assert rational(1 / 3) == Fraction(1, 3)
+    assert exact_float(Fraction(0.1) * Fraction(0.1)) is None
+    assert exact_float(Fraction(1, 3) * Fraction(1, 2)) == 1 / 6
 
 
 def test_functions_see_all_trials_at_once() -> None:
@@ -43,7 +89,7 @@ def test_functions_see_all_trials_at_once() -> None:
 def test_functions_depend_on_name_seed_and_place() -> None:
     x = FIELD.random("x", (4, 6))
     values = [FIELD.row(name, x)[0] for name in ("softmax", "log_softmax")]
-    values += [PrimeField(seed=4).row("softmax", x)[0], FIELD.row("softmax", x[..., ::-1])[0][..., ::-1]]
+    values += [PrimeField("4", PRIMES).row("softmax", x)[0], FIELD.row("softmax", x[..., ::-1])[0][..., ::-1]]
     for i, one in enumerate(values):
         for other in values[:i]:
             assert not (one == other).any()

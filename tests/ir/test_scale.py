@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,8 @@ from ir.errors import VerificationError
 from ir.exact import verify_equal
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
-from ir.scale import fewer_ranks, shrink
+from ir.scale import shrink
+from ir.smaller_mesh import meshes_to_try
 from ir.types import DType, TensorType
 from tests.ir.spread import spread
 
@@ -95,16 +98,115 @@ def test_a_causal_mask_stays_causal_and_ids_stay_in_their_table() -> None:
     assert small.limits["ids"] == small.stored["wte"].shape[0]
 
 
-def test_large_meshes_lose_ranks_but_no_axis() -> None:
-    assert fewer_ranks(Mesh.of(a=8, b=8)) == Mesh.of(a=4, b=4)
-    assert fewer_ranks(Mesh.of(a=2, b=2, c=8)) == Mesh.of(a=2, b=2, c=4)
-    assert fewer_ranks(Mesh.of(a=2, b=8)) == Mesh.of(a=2, b=8)
-    assert fewer_ranks(Mesh.of(a=17)) == Mesh.of(a=17)
+def test_meshes_that_are_simulated() -> None:
+    """A small mesh itself, else divisors of a large one; then one of other sizes. Axes differ where they can."""
+    assert meshes_to_try(Mesh.of(a=2, b=8), 0)[0] == Mesh.of(a=2, b=8)
+    assert meshes_to_try(Mesh.of(a=8, b=8), 0)[0] == Mesh.of(a=2, b=4)
+    assert meshes_to_try(Mesh.of(a=128, b=8), 0)[0] == Mesh.of(a=2, b=4)
+    assert meshes_to_try(Mesh.of(a=2, b=2), 1)[0] == Mesh.of(a=2, b=4)
+    assert meshes_to_try(Mesh.of(a=2, b=4), 1)[0] == Mesh.of(a=4, b=2)
+    assert meshes_to_try(Mesh.of(a=17), 0)[0] == Mesh.of(a=4)
+    assert meshes_to_try(Mesh.of(a=8, b=8), 1)[-1] == Mesh.of(a=1, b=2)
+    assert meshes_to_try(Mesh.of(a=1), 1)[0] == Mesh.of(a=1)
     mesh = Mesh.of(a=8, b=2, c=2)
     wide = Builder()
     x = wide.linear(wide.input("x", TensorType((64, 32), F32)), weight(wide, "w", 32, 32))
     source = wide.graph({"y": x})
-    assert "a=4xb=2xc=2 instead of a=8xb=2xc=2" in verify_equal(source, spread(source, mesh), mesh).scaled
+    assert "a=4xb=2xc=2" in verify_equal(source, spread(source, mesh), mesh).scaled
+
+
+def test_both_turns_differ_in_every_size_that_may_change() -> None:
+    source = language_model()
+    one, other = (shrink((source,), Mesh(()), turn=turn) for turn in (0, 1))
+    free = {node for node in source.nodes if node.op.name == "input"}
+    for node in free:
+        assert all(a != b for a, b in zip(one.nodes[node].type.shape, other.nodes[node].type.shape, strict=True))
+
+
+def with_constant(constant: np.ndarray[Any, Any], kind: str) -> Graph:
+    k = Builder()
+    if kind == "added":
+        h = k.add(k.input("x", TensorType((4, len(constant)), F32)), k.const(constant))
+    elif kind == "positions":
+        h = k.embedding(weight(k, "wpe", 128, 8), k.const(constant))
+    else:
+        q = k.linear(k.input("x", TensorType((2, len(constant), 8), F32)), weight(k, "w", 8, 8))
+        h = k.attention(q, q, q, k.const(constant), scale=0.3)
+    return k.graph({"y": h})
+
+
+def mask(size: int, window: int) -> np.ndarray[Any, Any]:
+    """[size, size]: a row sees itself and what is up to ``window`` - 1 before."""
+    return np.asarray(np.tri(size, dtype=bool) & ~np.tri(size, k=-window, dtype=bool))
+
+
+POSITIONS = np.arange(64)
+TAIL = np.concatenate([np.zeros(63), np.ones(1)]).astype(np.float32)
+OTHER_CONSTANTS = {
+    "tail": ("added", np.zeros(64, dtype=np.float32), TAIL),
+    "window": ("mask", mask(64, 64), mask(64, 16)),
+    **{f"shift {by}": ("positions", POSITIONS, POSITIONS + by) for by in (4, 8, 16, 48)},
+    "reversed": ("positions", POSITIONS, np.concatenate([POSITIONS[:32], POSITIONS[:31:-1]])),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CONSTANTS)
+def test_constants_are_compared_whole(name: str) -> None:
+    """Two programs whose constants begin alike are not the same program."""
+    kind, right, wrong = OTHER_CONSTANTS[name]
+    source = with_constant(right, kind)
+    verify_equal(source, with_constant(right, kind), Mesh(()))
+    with pytest.raises(VerificationError):
+        verify_equal(source, with_constant(wrong, kind), Mesh(()))
+
+
+def test_a_constant_folded_into_another_is_evaluated_whole() -> None:
+    """x + (a + b) == (x + a) + b holds for these values: where constants differ, they keep all of their elements."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-8, 8, 64).astype(np.float32) for _ in range(2))
+
+    def program(*constants: np.ndarray[Any, Any]) -> Graph:
+        k = Builder()
+        x = k.linear(k.input("x", TensorType((4, 32), F32)), weight(k, "w", 64, 32))
+        for constant in constants:
+            x = k.add(x, k.const(constant))
+        return k.graph({"y": x})
+
+    verify_equal(program(a, b), program(a + b), Mesh(()))
+    wrong = (a + b).copy()
+    wrong[-1] += 1
+    with pytest.raises(VerificationError):
+        verify_equal(program(a, b), program(wrong), Mesh(()))
+
+
+@pytest.mark.parametrize(("factor", "right"), [(1 / 64, True), (1 / 2, False), (1 / 3, False), (1 / 4, False)])
+def test_a_mean_is_the_sum_over_its_true_count(factor: float, right: bool) -> None:
+    def program(*, mean: bool) -> Graph:
+        k = Builder()
+        x = k.linear(k.input("x", TensorType((4, 32), F32)), weight(k, "w", 64, 32))
+        if mean:
+            return k.graph({"y": k.reduce_mean(x, dims=(1,), keepdim=False)})
+        return k.graph({"y": k.scale(k.reduce_sum(x, dims=(1,), keepdim=False), factor=factor)})
+
+    if right:
+        verify_equal(program(mean=True), program(mean=False), Mesh(()))
+    else:
+        with pytest.raises(VerificationError):
+            verify_equal(program(mean=True), program(mean=False), Mesh(()))
+
+
+def test_slices_that_differ_stay_apart() -> None:
+    """A slice from 3 and one from 16 may begin at the same place of a small dim."""
+
+    def program(start: int) -> Graph:
+        k = Builder()
+        x = k.linear(k.input("x", TensorType((4, 32), F32)), weight(k, "w", 64, 32))
+        return k.graph({"y": k.reduce_sum(k.slice(x, dim=1, start=start, stop=64), dims=(1,), keepdim=False)})
+
+    for start in range(1, 64):
+        if start != 16:
+            with pytest.raises(VerificationError):
+                verify_equal(program(16), program(start), Mesh(()))
 
 
 def test_what_cannot_scale_stays_as_it_is() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ir.errors import VerificationError
-from ir.modular import PRIME
 from pdv.rewrite.check import check_law, holds, proven
 from pdv.rewrite.generate.enumerate import Found, Report, explore
 from pdv.rewrite.generate.fuse import fusions
@@ -108,8 +107,8 @@ def written_library(generated: Generated, command: str) -> str:
         f"# {len(generated.laws)} laws, found and proven by `{command}`; do not edit, run it again.",
         f"# {counts['enumerated']} terms, {counts['candidates']} pairs of equal value that nothing known explains;",
         f"# {counts['proven']} of these are proven at all sizes tried; kept are those whose sides do different work.",
-        f"# Both sides are equal over Z_p (p = {PRIME}), gradients too, with functions of elements and rows",
-        "# uninterpreted. How to read a law: pdv/rewrite/law.py.",
+        "# Both sides are equal over Z_p, for primes drawn from the law itself, gradients too, with functions of",
+        "# elements and rows uninterpreted. How to read a law: pdv/rewrite/law.py.",
         "",
     ]
     return "\n".join([*head, *map(str, generated.laws)]) + "\n"

@@ -17,9 +17,10 @@ import numpy as np
 from ir.dims import Loops
 from ir.errors import ShapeError
 from ir.interpret import data_of, spec_of
-from ir.modular import PRIME, PrimeField
+from ir.modular import PrimeField
 from ir.operator import Operator
 from ir.ops import OPERATORS
+from ir.primes import draw_primes
 from ir.recording import Recorder
 from ir.tape import Call
 from ir.types import TensorType
@@ -74,7 +75,7 @@ class Space:
 
     def __init__(self, shapes: Mapping[str, LawShape], values: Mapping[str, object], seed: int) -> None:
         self.values = values
-        self.field = PrimeField(seed, TRIALS)
+        self.field = PrimeField(str(seed), draw_primes(f"terms/{seed}", TRIALS))
         self.classes: list[Class] = []
         self.table: dict[Entry, int] = {}
         self._found: dict[bytes, int] = {}
@@ -88,7 +89,7 @@ class Space:
         value: Any = Recorder(self.field, TRIALS).leaf(drawn, tracked=False)
         if not tensor.dtype.is_floating:
             value = np.broadcast_to(drawn[:1] % 2, drawn.shape)
-        self.add_class(fingerprint(tensor, value), tensor, value, Operand(name), 0, (name,))
+        self.add_class(self.fingerprint(tensor, value), tensor, value, Operand(name), 0, (name,))
 
     def add_class(
         self, key: bytes, tensor: TensorType, value: Any, term: Term, size: int, leaves: tuple[str, ...]
@@ -137,7 +138,18 @@ class Space:
             value = recorder.einsum(spec_of(loops), *operands)
         else:
             value = op.evaluate(recorder, operands, Call(loops, loops, dict(attrs), np.zeros(1, dtype=np.int64), {}))
-        return tensor, value, fingerprint(tensor, value)
+        return tensor, value, self.fingerprint(tensor, value)
+
+    def fingerprint(self, tensor: TensorType, value: Any) -> bytes:
+        """A digest of type and exact value; empty for a value that is zero throughout, which no law should rest on."""
+        data = data_of(value)
+        if data.dtype.kind == "i" and tensor.dtype.is_floating:
+            data = self.field.reduce(data)
+        if not data.any():
+            return b""
+        digest = hashlib.blake2b(str(tensor).encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(data).tobytes())
+        return digest.digest()
 
     def term_of(self, step: Step, children: Sequence[int]) -> Apply:
         """The term of a step over classes' representatives."""
@@ -175,15 +187,3 @@ def _solve(op: Operator, attrs: Mapping[str, Hashable], types: Sequence[TensorTy
     except (ShapeError, AssertionError, IndexError, TypeError, ValueError):  # attributes that do not fit the operands
         return None
     return None if 0 in result.shape else (loops, result, tuple(given.items()))
-
-
-def fingerprint(tensor: TensorType, value: Any) -> bytes:
-    """A digest of type and exact value; empty for a value that is zero throughout, which no law should rest on."""
-    data = data_of(value)
-    if data.dtype.kind == "i" and tensor.dtype.is_floating:
-        data = data % PRIME
-    if not data.any():
-        return b""
-    digest = hashlib.blake2b(str(tensor).encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(data).tobytes())
-    return digest.digest()

@@ -1,0 +1,69 @@
+"""How large a polynomial a computed value can be: what the probability of a false proof depends on.
+
+Between functions known only by name, every element of a value is a polynomial N / D in what was drawn at random and in
+the functions' values: N has integer coefficients, D is an integer that all elements of an array share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+MOST_DENOMINATOR_BITS = 1 << 16  # a larger common denominator is given up: nothing is then claimed
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bounds on a polynomial N / D.
+
+    Attributes:
+        degree: of N.
+        bits: log2 of the sum of the absolute values of N's coefficients.
+        denominator: D; 0 if it was given up.
+    """
+
+    degree: int = 1
+    bits: float = 0.0
+    denominator: int = 1
+
+    def times(self, other: Size, terms: int = 1) -> Size:
+        """Of a sum of ``terms`` products."""
+        bits = self.bits + other.bits + math.log2(max(terms, 1))
+        return Size(self.degree + other.degree, bits, _kept(self.denominator * other.denominator))
+
+    def plus(self, other: Size) -> Size:
+        """Of a sum or a difference, or of an array that holds elements of both."""
+        if self.denominator == other.denominator:
+            return Size(max(self.degree, other.degree), max(self.bits, other.bits) + 1, self.denominator)
+        common = _kept(math.lcm(self.denominator, other.denominator))
+        grown = max((x.bits + _log2(common, x.denominator) for x in (self, other)), default=0.0)
+        return Size(max(self.degree, other.degree), grown + 1, common)
+
+    @property
+    def height(self) -> float:
+        """log2 of any coefficient of the difference of two such polynomials, D's factor apart; infinite without D."""
+        return self.bits + 1 if self.denominator else math.inf
+
+
+def _kept(denominator: int) -> int:
+    return denominator if denominator.bit_length() <= MOST_DENOMINATOR_BITS else 0
+
+
+def _log2(common: int, own: int) -> float:
+    return math.log2(common // own) if common and own else 0.0
+
+
+def size_of(*values: Fraction | None) -> Size:
+    """Of an array of constants; what stands for no rational is drawn at random, and so a variable."""
+    known = [value for value in values if value is not None]
+    denominator = 1
+    for value in known:
+        denominator = _kept(math.lcm(denominator, value.denominator)) if denominator else 0
+    largest = max((abs(value) for value in known), default=Fraction(1))
+    bits = math.log2(max(math.ceil(largest), 1)) + (math.log2(denominator) if denominator else 0.0)
+    return Size(1 if len(known) < len(values) else 0, bits, denominator)
+
+
+ONE = Size(0)
+"""Of the number one."""
