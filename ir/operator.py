@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ir.dims import Dims, Loops, Shape, parse, solve
+from ir.errors import ShapeError
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
 from ir.types import DType, TensorType
 
@@ -99,12 +100,23 @@ class Operator:
         return solve(where, parse(text), shapes, given)
 
     def result_type(self, loops: Loops, operands: Sequence[TensorType], attrs: Attrs) -> TensorType:
-        """Type of the result: the loops give its shape."""
+        """Type of the result: the loops give its shape.
+
+        Raises:
+            ShapeError: if the operands are of types that the operator does not take together.
+        """
+        return TensorType(loops.result_shape, self.dtype_of([operand.dtype for operand in operands], attrs))
+
+    def dtype_of(self, operands: Sequence[DType], attrs: Attrs) -> DType:
+        """Element type of the result; nothing is converted silently, so operands are of one type unless declared.
+
+        Raises:
+            ShapeError: if the operands are of types that the operator does not take together.
+        """
         if self.result_dtype is not None:
-            dtype = self.result_dtype([operand.dtype for operand in operands], attrs)
-        else:
-            dtype = operands[0].dtype
-        return TensorType(loops.result_shape, dtype)
+            return self.result_dtype(operands, attrs)
+        one_type(self.name, operands)
+        return operands[0]
 
     def check_attrs(self, attrs: Attrs) -> dict[str, Hashable]:
         """``attrs`` with defaults filled in, in declared order; unknown or missing ones are our mistake."""
@@ -119,6 +131,17 @@ class Operator:
         """Every legal split along one axis, whatever its size: "none" first, then loops, then pending sums."""
         ones = frozenset(name for name, extent in loops.extents.items() if extent == 1)
         return _splits(self, loops.operands, loops.result, loops.whole, ones)
+
+
+def one_type(name: str, operands: Sequence[DType]) -> None:
+    """Operands that are computed with together.
+
+    Raises:
+        ShapeError: if they are of several types.
+    """
+    if len(set(operands)) > 1:
+        found = ", ".join(operand.value for operand in operands)
+        raise ShapeError(f"{name} of operands of types {found}", "One type", "Cast the others")
 
 
 @lru_cache(maxsize=1 << 14)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ir.dims import Loops, Shape
-from ir.operator import Attrs, Operator
+from ir.operator import Attrs, Operator, one_type
 from ir.tape import Call, Tape
+from ir.types import DType
 
 _BILINEAR = (frozenset({0}), frozenset({1}))
 
@@ -73,6 +74,16 @@ def _attention_flops(loops: Loops) -> float:
     return 2.0 * pairs * (extents["e"] + extents["f"])
 
 
+def _attention_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:
+    """That of queries, keys and values; a mask is of theirs, or of truth values.
+
+    Raises:
+        ShapeError: if they differ.
+    """
+    one_type("attention", [dtype for i, dtype in enumerate(dtypes) if i < 3 or dtype is not DType.BOOL])
+    return dtypes[0]
+
+
 attention = Operator(
     "attention",
     _attention_loops,
@@ -86,6 +97,7 @@ attention = Operator(
     backward_factor=2.5,  # five matmuls against two: FlashAttention-2 (Dao 2023), section 3.1
     saved=(0, 1, 2, "out"),
     differentiable=(0, 1, 2),
+    result_dtype=_attention_dtype,
     evaluate=_attention,
 )
 

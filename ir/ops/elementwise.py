@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ir.operator import Attrs, Operator
+from ir.errors import ShapeError
+from ir.operator import Attrs, Operator, one_type
 from ir.tape import Call, Tape
 from ir.types import DType
 
@@ -85,6 +86,19 @@ cast = Operator(
     evaluate=lambda t, x, c: x[0],  # rounding is not part of a program's meaning
 )
 
+
+def _chosen_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:
+    """That of both choices.
+
+    Raises:
+        ShapeError: if they differ, or the mask is none.
+    """
+    if dtypes[0] is not DType.BOOL:
+        raise ShapeError(f"where by {dtypes[0].value}", "A mask of truth values", "Compare, or cast")
+    one_type("where", dtypes[1:])
+    return dtypes[1]
+
+
 where = Operator(
     "where",
     "..., ..., ... -> ...",
@@ -93,7 +107,7 @@ where = Operator(
     linear=(frozenset({1, 2}),),
     saved=(0,),
     differentiable=(1, 2),
-    result_dtype=lambda dtypes, attrs: dtypes[1],
+    result_dtype=_chosen_dtype,
     evaluate=lambda t, x, c: t.where(x[0], x[1], x[2]),
 )
 

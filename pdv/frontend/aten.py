@@ -27,25 +27,27 @@ def pair(value: Sequence[int] | int) -> Pair:
     return (sizes[0], sizes[-1])
 
 
-def operand(k: Lowering, value: Scalar, like: Node) -> Node:
-    """A tensor, or a number as a constant of the tensor's element type."""
+def operand(k: Lowering, value: Scalar, dtype: DType) -> Node:
+    """A tensor in an element type, or a number as a constant of it."""
     if isinstance(value, Node):
-        return value
-    if isinstance(value, float) and not like.type.dtype.is_floating:
-        raise Unsupported(f"{like.type.dtype.value} with the fraction {value}")
-    number = np.float64 if like.type.dtype is DType.F64 else np.float32
-    kind = number if like.type.dtype.is_floating else np.int64
-    return k.const(np.asarray(value, kind), like.type.dtype)
+        return k.cast(value, dtype)
+    if isinstance(value, float) and not dtype.is_floating:
+        raise Unsupported(f"{dtype.value} with the fraction {value}")
+    number = np.float64 if dtype is DType.F64 else np.float32
+    return k.const(np.asarray(value, number if dtype.is_floating else np.int64), dtype)
+
+
+def operands(k: Lowering, *values: Scalar) -> tuple[Node, ...]:
+    """Tensors and numbers in the type in which ATen computes with them: a tensor wins over a number."""
+    dtype = k.promoted(*(value for value in values if isinstance(value, Node)))
+    return tuple(operand(k, value, dtype) for value in values)
 
 
 def binary(op: str) -> Handler:
-    """Element-wise with ATen's promotion: a tensor wins over a number, a floating tensor over an integer one."""
+    """Element-wise with ATen's promotion."""
 
     def handle(k: Lowering, x: Scalar, y: Scalar, *, alpha: Number = 1) -> Node:
-        tensors = [v for v in (x, y) if isinstance(v, Node)]
-        like = next((v for v in tensors if v.type.rank and v.type.dtype.is_floating), None)
-        like = like or next((v for v in tensors if v.type.dtype.is_floating), tensors[0])
-        left, right = (k.cast(operand(k, v, like), like.type.dtype) for v in (x, y))
+        left, right = operands(k, x, y)
         result: Node = getattr(k, op)(left, k.scale(right, alpha))
         return result
 
@@ -71,7 +73,8 @@ def dropout(k: Lowering, x: Node, p: float, train: bool) -> Node:
 
 def rsub(k: Lowering, x: Node, y: Scalar, alpha: Number = 1) -> Node:
     """y - alpha x."""
-    return k.sub(operand(k, y, x), k.scale(x, alpha))
+    left, right = operands(k, y, x)
+    return k.sub(left, k.scale(right, alpha))
 
 
 def squeeze(k: Lowering, x: Node, dims: Sequence[int] | int | None = None) -> Node:
@@ -149,7 +152,7 @@ def unbind(k: Lowering, x: Node, dim: int = 0) -> Result:
 
 def stack(k: Lowering, xs: Sequence[Node], dim: int = 0) -> Node:
     """Joined along a new dim."""
-    return k.concat([unsqueeze(k, x, dim) for x in xs], dim % (xs[0].type.rank + 1))
+    return k.concat([unsqueeze(k, x, dim) for x in k.alike(*xs)], dim % (xs[0].type.rank + 1))
 
 
 def to_copy(k: Lowering, x: Node, *, dtype: Any = None, **placement: Any) -> Node:  # Any: torch types, unimported here
@@ -159,8 +162,7 @@ def to_copy(k: Lowering, x: Node, *, dtype: Any = None, **placement: Any) -> Nod
 
 def where(k: Lowering, mask: Node, x: Scalar, y: Scalar) -> Node:
     """x where the mask holds, else y."""
-    like = next(v for v in (x, y) if isinstance(v, Node))
-    return k.apply("where", mask, operand(k, x, like), operand(k, y, like))
+    return k.apply("where", mask, *operands(k, x, y))
 
 
 def mean(k: Lowering, x: Node, dims: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
@@ -319,7 +321,7 @@ HANDLERS: Mapping[str, Handler] = {
     **{f"aten.{op}.default": identity for op in _IDENTITY},
     **_BINARY,
     "aten.gelu.default": lambda k, x, approximate="none": k.apply("gelu", x, approximate=approximate),
-    "aten.pow.Tensor_Scalar": lambda k, x, y: k.pow(x, operand(k, float(y), x)),
+    "aten.pow.Tensor_Scalar": lambda k, x, y: k.pow(x, operand(k, float(y), x.type.dtype)),
     "aten.rsub.Scalar": rsub,
     "aten.rsub.Tensor": rsub,
     "aten.dropout.default": dropout,
@@ -351,7 +353,7 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.split_with_sizes.default": split,
     "aten.chunk.default": chunk,
     "aten.unbind.int": unbind,
-    "aten.cat.default": lambda k, xs, dim=0: k.concat(xs, dim),
+    "aten.cat.default": lambda k, xs, dim=0: k.concat(k.alike(*xs), dim),
     "aten.stack.default": stack,
     "aten.mean.default": mean,
     "aten.mean.dim": mean,

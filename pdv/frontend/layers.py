@@ -125,14 +125,17 @@ def layer_norm(k: Lowering, x: Node, dims: int, weight: Node | None, bias: Node 
         weight = None
     if weight is None and bias is not None:
         weight = k.const(np.ones(bias.type.shape, np.float32), bias.type.dtype)
-    return k.apply("layer_norm", *(v for v in (x, weight, bias) if v is not None), eps=short_float(eps, x.type.dtype))
+    affine = [v for v in (weight, bias) if v is not None]
+    normed = k.apply("layer_norm", *k.alike(x, *affine), eps=short_float(eps, x.type.dtype))
+    return k.cast(normed, x.type.dtype)  # as torch: a half x is normed in its weights' type, and stays half
 
 
 def rms_norm(k: Lowering, x: Node, weight: Node | None, eps: float) -> Node:
-    """x: [..., d], weight: [d]."""
-    if weight is None:
-        weight = k.const(np.ones(x.type.shape[-1:], np.float32), x.type.dtype)
-    return k.apply("rms_norm", x, weight, eps=short_float(eps, x.type.dtype))
+    """x: [..., d], weight: [d]; torch multiplies what is normed, in x's type, by a weight of another."""
+    ones = k.const(np.ones(x.type.shape[-1:], np.float32), x.type.dtype)
+    if weight is not None and weight.type.dtype is not x.type.dtype:
+        return k.mul(*k.alike(rms_norm(k, x, ones, eps), weight))
+    return k.apply("rms_norm", x, ones if weight is None else weight, eps=short_float(eps, x.type.dtype))
 
 
 def batch_norm(
@@ -142,8 +145,9 @@ def batch_norm(
     channels = mean.type.shape
     weight = k.const(np.ones(channels, np.float32), mean.type.dtype) if weight is None else weight
     bias = k.const(np.zeros(channels, np.float32), mean.type.dtype) if bias is None else bias
-    y = k.apply("batch_norm", as_image(k, x), mean, variance, weight, bias, eps=short_float(eps, x.type.dtype))
-    return k.reshape(y, x.type.shape)
+    operands = k.alike(as_image(k, x), mean, variance, weight, bias)
+    y = k.apply("batch_norm", *operands, eps=short_float(eps, x.type.dtype))
+    return k.cast(k.reshape(y, x.type.shape), x.type.dtype)
 
 
 def as_image(k: Lowering, x: Node) -> Node:
@@ -169,7 +173,8 @@ def training_batch_norm(
 
     unbiased: the running variance takes n / (n - 1) of the batch's, as torch has it and ONNX's definition has not.
     """
-    image = as_image(k, x)
+    held = [v for v in (*running, *affine) if v is not None]
+    image = k.alike(as_image(k, x), *held)[0]  # statistics of a half x are taken in the type that they are kept in
     mean = k.apply("channel_mean", image)
     variance = k.apply("channel_variance", image, mean)
     n = x.type.num_elements // x.type.shape[1]
@@ -180,7 +185,7 @@ def training_batch_norm(
                 k.scale(buffer, 1 - short_float(momentum)), k.scale(statistic, short_float(momentum) * factor)
             )
             k.updates[buffer.attr("source")] = moved
-    return batch_norm(k, x, mean, variance, *affine, eps=eps)
+    return k.cast(k.reshape(batch_norm(k, image, mean, variance, *affine, eps=eps), x.type.shape), x.type.dtype)
 
 
 def conv2d(

@@ -58,7 +58,9 @@ class Lowering:
     def apply(self, op: str, *operands: Node, **attrs: Hashable) -> Node:
         """One operator, or its value where all operands are constants."""
         value = fold(op, operands, attrs)
-        return self.builder.apply(OPERATORS[op], operands, attrs, self.name) if value is None else self.const(value)
+        if value is None:
+            return self.builder.apply(OPERATORS[op], operands, attrs, self.name)
+        return self.const(value, OPERATORS[op].dtype_of([operand.type.dtype for operand in operands], attrs))
 
     def const(self, array: Any, dtype: DType | None = None) -> Node:  # Any: whatever NumPy can make an array of
         """A known array; bfloat16 values are kept as float32."""
@@ -154,6 +156,24 @@ class Lowering:
         """x converted to an element type."""
         return x if x.type.dtype is dtype else self.apply("cast", x, dtype=dtype.value)
 
+    @staticmethod
+    def promoted(*values: Node) -> DType:
+        """The type in which torch computes with tensors of several: the widest of the highest kind.
+
+        Tensors without dims decide only where no other is of that kind.
+        """
+        most = max(_kind(value.type.dtype) for value in values)
+        pool = [value for value in values if _kind(value.type.dtype) == most]
+        found = {value.type.dtype for value in [value for value in pool if value.type.rank] or pool}
+        if found == {DType.F16, DType.BF16}:
+            return DType.F32
+        return max(found, key=lambda dtype: (dtype.itemsize, dtype.value))
+
+    def alike(self, *values: Node) -> tuple[Node, ...]:
+        """The values, converted to the type in which torch computes with them together."""
+        dtype = self.promoted(*values)
+        return tuple(self.cast(value, dtype) for value in values)
+
     # Movement
 
     def reshape(self, x: Node, shape: Sequence[int]) -> Node:
@@ -237,6 +257,11 @@ class Lowering:
         if not x.type.dtype.is_floating and op == "reduce_mean":
             raise Unsupported(f"mean of {x.type.dtype.value}")
         return self.apply(op, x, dims=over, keepdim=bool(keepdim))
+
+
+def _kind(dtype: DType) -> int:
+    """Truth values, integers, fractions."""
+    return 2 if dtype.is_floating else int(dtype is not DType.BOOL)
 
 
 def _dim(x: Node, dim: int) -> int:

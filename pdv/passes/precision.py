@@ -1,4 +1,7 @@
-"""Compute in another floating-point type: every floating leaf changes type, and casts between them vanish."""
+"""Compute in another floating-point type, as ``module.to(dtype)`` does: what is of the parameters' type changes type.
+
+What a module computes in a type of its own (``.float()`` around a norm, a table of angles in float32) stays in it.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,25 @@ from ir.types import DType, TensorType
 
 
 def with_dtype(graph: Graph, dtype: DType) -> Graph:
-    """The same program with floating inputs, parameters, constants and casts in ``dtype``."""
+    """The same program with inputs, parameters, constants and casts that are of the parameters' types in ``dtype``.
+
+    A program without floating parameters computes in the types of its inputs. Casts that are none any more vanish.
+    """
+    own = _types(graph.params) or _types(graph.inputs)
     k = Builder()
     new: dict[Node, Node] = {}
     for node in graph.nodes:
-        new[node] = _leaf(k, node, dtype) if node.is_leaf else _inner(k, node, new, dtype)
+        new[node] = _leaf(k, node, own, dtype) if node.is_leaf else _inner(k, node, new, own, dtype)
     outputs = {name: new[node] for name, node in graph.outputs}
     return k.graph(outputs, {name: new[node] for name, node in graph.updates}, graph.name)
 
 
-def _leaf(k: Builder, node: Node, dtype: DType) -> Node:
-    if not node.type.dtype.is_floating:
+def _types(leaves: tuple[Node, ...]) -> frozenset[DType]:
+    return frozenset(node.type.dtype for node in leaves if node.type.dtype.is_floating)
+
+
+def _leaf(k: Builder, node: Node, own: frozenset[DType], dtype: DType) -> Node:
+    if node.type.dtype not in own:
         return k.copy(node, ())
     tensor = TensorType(node.type.shape, dtype)
     if node.op.name == "input":
@@ -34,10 +45,11 @@ def _leaf(k: Builder, node: Node, dtype: DType) -> Node:
     )
 
 
-def _inner(k: Builder, node: Node, new: dict[Node, Node], dtype: DType) -> Node:
+def _inner(k: Builder, node: Node, new: dict[Node, Node], own: frozenset[DType], dtype: DType) -> Node:
     operands = tuple(new[operand] for operand in node.operands)
-    if node.op.name == "cast" and node.type.dtype.is_floating:
-        if operands[0].type.dtype is dtype:
-            return operands[0]
-        return k.apply(node.op, operands, {"dtype": dtype.value}, node.name)
-    return k.copy(node, operands)
+    if node.op.name != "cast":
+        return k.copy(node, operands)
+    after = dtype if node.type.dtype in own else node.type.dtype
+    if operands[0].type.dtype is after:
+        return operands[0]
+    return k.apply(node.op, operands, {"dtype": after.value}, node.name)
