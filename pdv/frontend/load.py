@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ir.errors import ModelError, UsageError
+from ir.graph import Graph, Node
 from pdv.frontend.program import Program
 from pdv.passes import canonicalize
 
@@ -42,10 +43,36 @@ def load_program(
         from pdv.frontend.module import load_module_or_export
 
         program = load_module_or_export(model, example_inputs, batch=batch)
+    check_updates(program.graph)
     if program.again is None:
         return replace(program, graph=canonicalize(program.graph))
     again = program.again
     return Program(canonicalize(program.graph), program.weights, lambda shapes: canonicalize(again(shapes)))
+
+
+def check_updates(graph: Graph) -> None:
+    """Buffers move as running statistics do: each is read, and overwritten with a computed value of its own.
+
+    Raises:
+        ModelError: naming a buffer that does not.
+    """
+    read = {param.attr("name") for param in graph.params}
+    taken: set[Node] = set()
+    for name, value in graph.updates:
+        why = ""
+        if name not in read:
+            why = "is overwritten, and never read"
+        elif value.is_leaf:
+            why = f"is overwritten with {value.name or value.op.name!r} as it is"
+        elif value in taken:
+            why = "is overwritten with the same value as another"
+        if why:
+            raise ModelError(
+                f"the buffer {name!r} {why}",
+                "Buffers that are read, and overwritten with a value computed for them",
+                "Return the value instead, and keep it in your training loop",
+            )
+        taken.add(value)
 
 
 def _load_file(path: Path, batch: int | None) -> Program:
