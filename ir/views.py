@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +43,10 @@ class Reading(NamedTuple):
     source: str
     view: View
     shape: Shape
+
+
+Box = tuple[tuple[float, float], ...]
+"""Per dim of a stored tensor, the part that a view reads, as fractions of the dim."""
 
 
 def readings(node: Node) -> tuple[Reading, ...]:
@@ -137,3 +141,34 @@ def add_up(gradients: Mapping[Node, np.ndarray[Any, Any]], found: Mapping[str, B
         row[:, places(node, found)] += gradient
     read = dict.fromkeys(source for node in gradients for source in sources_of(node))
     return {source: row[:, starts[source] : starts[source] + math.prod(found[source].shape)] for source in read}
+
+
+def box(reading: Reading) -> Box:
+    """What is read of a stored tensor; what follows a reshape no longer narrows it."""
+    view = reading.view
+    rank = next((len(step[1]) for step in view if step[0] == "permute"), len(reading.shape))
+    if view and view[0][0] == "reshape":
+        return ()
+    dims = list(range(rank))
+    parts = [(0.0, 1.0)] * rank
+    for step in view:
+        match step:
+            case ("permute", perm):
+                dims = [dims[dim] for dim in perm]
+            case ("chunk", dim, count, index):
+                start, stop = parts[dims[dim]]
+                width = (stop - start) / count
+                parts[dims[dim]] = start + index * width, start + (index + 1) * width
+            case ("slice", dim, first, last, extent):
+                start, stop = parts[dims[dim]]
+                width = (stop - start) / extent
+                parts[dims[dim]] = start + first * width, start + last * width
+            case _:
+                break
+    return tuple(parts)
+
+
+def overlap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> bool:
+    """True if two boxes share more than a border."""
+    tolerance = 1e-9  # of a dim; no dim has a billion elements
+    return all(max(x[0], y[0]) < min(x[1], y[1]) - tolerance for x, y in zip(a, b, strict=False))

@@ -9,6 +9,7 @@ from ir.graph import Graph
 from pdv.passes.fuse import FUSIONS
 from pdv.passes.rewrite import rewrite
 from pdv.passes.simplify import SIMPLIFICATIONS, rows_once
+from pdv.passes.tied_views import untangle
 
 
 def canonicalize(graph: Graph) -> Graph:
@@ -16,4 +17,4 @@ def canonicalize(graph: Graph) -> Graph:
     through.
     """
     rows = next((node.type.shape[0] for node in graph.inputs if node.type.rank), 1)
-    return rewrite(graph, (*SIMPLIFICATIONS, rows_once(rows), *FUSIONS))
+    return untangle(rewrite(graph, (*SIMPLIFICATIONS, rows_once(rows), *FUSIONS)))

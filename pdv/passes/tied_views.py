@@ -1,0 +1,90 @@
+"""One parameter for each stored tensor of which trained views overlap: a weight used as it is and transposed.
+
+Views that share elements are no parameters of their own, for each would be trained apart. They become operators on one
+parameter, which is then tied like any other that several read.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from ir.builder import Builder
+from ir.graph import Graph, Node, View, param_view
+from ir.types import TensorType
+from ir.views import Reading, box, overlap, readings
+
+
+def untangle(graph: Graph) -> Graph:
+    """The same graph, with overlapping views of stored tensors made by operators."""
+    tangled = _tangled(graph)
+    if not tangled:
+        return graph
+    k = Builder()
+    bases: dict[str, Node] = {}
+    new: dict[Node, Node] = {node: k.copy(node, ()) for node in graph.inputs}
+    for node in graph.nodes:
+        if node in tangled:
+            source, base = str(node.attr("source")), tangled[node]
+            if source not in bases:
+                bases[source] = k.param(source, base, source=source, trainable=True)
+            new[node] = _viewed(k, bases[source], param_view(node))
+        else:
+            new[node] = k.copy(node, tuple(new[operand] for operand in node.operands))
+    outputs = {name: new[node] for name, node in graph.outputs}
+    updates = {name: new[node] for name, node in graph.updates}
+    return k.graph(outputs, updates, graph.name)
+
+
+def _tangled(graph: Graph) -> dict[Node, TensorType]:
+    """Trained parameters of stored tensors of which two share an element, with the type of what is stored."""
+    sources: dict[str, list[tuple[Node, Reading]]] = {}
+    for param in graph.params:
+        if param.attr("trainable"):
+            for reading in readings(param):
+                sources.setdefault(reading.source, []).append((param, reading))
+    found: dict[Node, TensorType] = {}
+    for readers in sources.values():
+        if any(overlap(box(a), box(b)) for (_, a), (_, b) in itertools.combinations(readers, 2)):
+            shapes = {_stored(reading.shape, reading.view) for _, reading in readers} - {None}
+            if len(shapes) == 1 and not any(_joined(param) for param, _ in readers):
+                (shape,) = shapes
+                assert shape is not None
+                found |= {param: TensorType(shape, param.type.dtype) for param, _ in readers}
+    return found
+
+
+def _joined(param: Node) -> bool:
+    view = param_view(param)
+    return bool(view) and view[0][0] == "concat"
+
+
+def _stored(shape: tuple[int, ...], view: View) -> tuple[int, ...] | None:
+    """The shape of what a view of this shape is a view of; None behind a reshape, which does not say it."""
+    for step in reversed(view):
+        match step:
+            case ("permute", perm):
+                shape = tuple(shape[perm.index(dim)] for dim in range(len(perm)))
+            case ("chunk", dim, parts, _):
+                shape = (*shape[:dim], shape[dim] * parts, *shape[dim + 1 :])
+            case ("slice", dim, _, _, extent):
+                shape = (*shape[:dim], extent, *shape[dim + 1 :])
+            case _:
+                return None
+    return shape
+
+
+def _viewed(k: Builder, node: Node, view: View) -> Node:
+    """A view as operators."""
+    for step in view:
+        match step:
+            case ("permute", perm):
+                node = k.permute(node, perm=perm)
+            case ("chunk", dim, parts, index):
+                node = k.chunk(node, dim=dim, parts=parts, index=index)
+            case ("slice", dim, start, stop, _):
+                node = k.slice(node, dim=dim, start=start, stop=stop)
+            case ("reshape", shape):
+                node = k.reshape(node, shape=shape)
+            case _:
+                raise AssertionError(f"no such view step: {step}")
+    return node

@@ -1,0 +1,78 @@
+"""A weight used as it is and transposed, or whole and in part, is one parameter, planned and trained as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pdv
+from ir.builder import Builder
+from ir.exact import verify_equal
+from ir.graph import Graph, View
+from ir.mesh import Mesh
+from pdv.passes.tied_views import untangle
+from pdv.plan import import_package
+from tests.pdv.worlds import cluster, f32
+
+VIEWS: dict[str, tuple[View, View]] = {
+    "transposed": ((), (("permute", (1, 0)),)),
+    "whole and rows": ((), (("slice", 0, 0, 3, 6),)),
+    "parts that overlap": ((("slice", 0, 0, 4, 6),), (("slice", 0, 2, 6, 6),)),
+    "a part of the transpose": ((), (("permute", (1, 0)), ("chunk", 0, 2, 1))),
+}
+
+
+def two_readers(views: tuple[View, View]) -> Graph:
+    k = Builder()
+    x = k.input("x", f32(4, 6))
+    ends = {}
+    for number, view in enumerate(views):
+        rows = {"slice": 4, "chunk": 3}.get(view[-1][0], 6) if view else 6
+        rows = 3 if view == (("slice", 0, 0, 3, 6),) else rows
+        ends[f"y{number}"] = k.linear(x, k.param("w", f32(rows, 6), view=view))
+    return k.graph(ends)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_overlapping_views_are_operators_on_one_parameter(name: str) -> None:
+    graph = two_readers(VIEWS[name])
+    found = untangle(graph)
+    assert [param.type.shape for param in found.params] == [(6, 6)]
+    verify_equal(graph, found, Mesh.of(a=2), gradients=True)
+
+
+def test_parts_that_do_not_overlap_stay_parameters() -> None:
+    graph = two_readers(((("slice", 0, 0, 4, 8),), (("slice", 0, 4, 8, 8),)))
+    assert untangle(graph) is graph
+
+
+FORWARDS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "autoencoder": lambda x, w: torch.nn.functional.linear(x, w).relu() @ w,
+    "square": lambda x, w: torch.nn.functional.linear(x, w[:, :4].t()) @ w[:, :4].t(),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_a_weight_and_its_transpose_train_as_one(name: str, tmp_path: Path) -> None:
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.randn(4, 8))
+
+        def forward(self, x: torch.Tensor) -> Any:  # Any: a tensor
+            return FORWARDS[name](x, self.w)
+
+    module = Module()
+    x = torch.randn(8, 8 if name == "autoencoder" else 4)
+    plan = pdv.optimize(module, (x,), cluster=cluster(4))
+    model = import_package(plan.save(tmp_path / "tied_pdv")).build(device="cpu")
+    for found, expected in ((model(x), module(x)),):
+        torch.testing.assert_close(found, expected)
+        found.square().sum().backward()
+        expected.square().sum().backward()
+    (gradient,) = [param.grad for param in model.parameters()]
+    torch.testing.assert_close(getattr(gradient, "to_local", lambda: gradient)(), module.w.grad)
