@@ -55,7 +55,7 @@ def cuts_of(param: Node, mesh: Mesh) -> str:
     pairs = [
         f"{string(axis.name)}: {state.dim}"
         for axis, state in zip(mesh.axes, sharding, strict=False)
-        if isinstance(state, Shard)
+        if isinstance(state, Shard) and not (is_column(param) and state.dim > 0)  # a vector has no such dim to cut
     ]
     return f"{{{', '.join(pairs)}}}" if pairs else ""
 
