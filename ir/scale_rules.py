@@ -162,3 +162,20 @@ SCALED: Mapping[str, Callable[[Node, Mapping[str, int], Shape, Sequence[Node]], 
     )
 )
 """Operators whose attributes change with the sizes."""
+
+PLAIN = frozenset({
+    "approximate", "axis", "causal", "dim", "dims", "dtype", "eps", "exponent", "factor", "k", "keepdim", "offset_by",
+    "perm", "scale", "to_dim",
+})  # fmt: skip
+"""Attributes that name no size: places of dims, axes, numbers whose value is the same at all sizes."""
+
+
+def check_attributes(node: Node) -> None:
+    """Attributes either name no size, or a table here says what they ask of sizes.
+
+    Raises:
+        ShapeError: naming the attribute that nobody has thought about.
+    """
+    unknown = [name for name in node.op.attrs if name not in PLAIN]
+    if unknown and node.op.name not in CONSTRAINTS and node.op.name not in SCALED:
+        raise ShapeError(f"whether {unknown[0]} of {node.op.name} names a size is not said")

@@ -12,7 +12,9 @@ from ir.errors import VerificationError
 from ir.exact import verify_equal
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
+from ir.ops import OPERATORS
 from ir.scale import shrink
+from ir.scale_rules import CONSTRAINTS, PLAIN, SCALED
 from ir.smaller_mesh import meshes_to_try
 from ir.types import DType, TensorType
 from tests.ir.spread import spread
@@ -225,3 +227,9 @@ def test_too_large_to_stay_is_refused() -> None:
     graph = k.graph({"y": x})
     with pytest.raises(VerificationError, match="too large"):
         shrink((graph,), Mesh.of(a=64))
+
+
+def test_every_attribute_is_known_to_name_a_size_or_none() -> None:
+    for op in OPERATORS.values():
+        unknown = set(op.attrs) - PLAIN
+        assert op.kind == "leaf" or not unknown or op.name in {*CONSTRAINTS, *SCALED}, (op.name, unknown)
