@@ -33,7 +33,7 @@ class Constant:
         frozen = np.ascontiguousarray(array).reshape(array.shape)
         frozen.flags.writeable = False
         head = f"{frozen.dtype.str}{frozen.shape}".encode()
-        return cls(frozen, hashlib.sha256(head + frozen.tobytes()).hexdigest()[:16])
+        return cls(frozen, hashlib.sha256(head + frozen.tobytes()).hexdigest()[:32])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Constant) and self.digest == other.digest
