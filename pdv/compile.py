@@ -26,7 +26,7 @@ from pdv.plan import Plan
 from pdv.planning import Effort, Progress, Searched, opened, searched
 from pdv.prices import cost_model, priced_axes
 from pdv.problem import Mode, Pins, Problem
-from pdv.proofs import proof_document
+from pdv.proofs import proof_document, run_document
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.chosen import chosen_rules
 from pdv.rewrite.rule import Rule
@@ -115,7 +115,9 @@ def _planned(
     proof = proof_document(_proved(found, document, graph))
     progress("simulating", None)
     document = {**document, "rows_fixed_by": rows, "proof": proof, "simulated": _simulated(found, cluster)}
-    return Plan(document, graph, found.pcg, found.solution.problem.mesh, program.weights)
+    plan = Plan(document, graph, found.pcg, found.solution.problem.mesh, program.weights)
+    progress("running the emitted text on simulated ranks", None)
+    return replace(plan, document={**document, "run": run_document(plan)})
 
 
 def _searched(

@@ -1,10 +1,35 @@
-"""A proof as plan.json keeps it and as people read it."""
+"""A proof, and a run of the text, as plan.json keeps them and as people read them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ir.exact import Proof
+
+if TYPE_CHECKING:
+    from pdv.check import Checked
+    from pdv.plan import Plan
+
+
+def run_document(plan: Plan) -> dict[str, Any]:
+    """What a run of the emitted text on simulated ranks showed, as JSON (docs/plan-format.md).
+
+    Raises:
+        VerificationError: if it does not compute what the source does.
+    """
+    if not plan.weights.names and plan.source.params:
+        return {"statement": "there are no weights, and so no text that could be run", "ranks": 0}
+    from pdv.check import check_text
+
+    train = plan.document["mode"] == "train"
+    return checked_document(
+        check_text(plan.source, plan.pcg, plan.mesh, plan.weights, train=train, document=plan.document)
+    )
+
+
+def checked_document(checked: Checked) -> dict[str, Any]:
+    """The same of a run."""
+    return {"statement": checked.statement, "ranks": checked.ranks}
 
 
 def proof_document(proof: Proof) -> dict[str, Any]:

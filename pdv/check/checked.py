@@ -67,6 +67,7 @@ def check_text(
     weights: Weights,
     *,
     train: bool = True,
+    document: Mapping[str, object] | None = None,
     files: Mapping[str, str] | None = None,
     directory: Path = Path("emitted"),
 ) -> Checked:
@@ -78,6 +79,7 @@ def check_text(
         mesh: its mesh.
         weights: the source's; none is read but to learn the shape of what a view reshapes.
         train: compare gradients and buffers too.
+        document: plan.json, of which the text says some things.
         files: the modules of the package; by default as they are emitted.
         directory: what messages name.
 
@@ -85,7 +87,7 @@ def check_text(
         VerificationError: if the text does not run, or gives something else than the source.
     """
     started = time.perf_counter()
-    emission, shape_of = Emission.of(pcg, mesh, train=train), _shape_of(weights)
+    emission, shape_of = Emission.of(pcg, mesh, document, train=train), _shape_of(weights)
     modules = module_texts(emission.text(shape_of)) if files is None else files
     chosen = _chosen(source, emission, shape_of, modules["model.py"])
     if isinstance(chosen, str):
@@ -96,7 +98,14 @@ def check_text(
 
 
 def check_package(
-    directory: Path, source: Graph, pcg: Graph, mesh: Mesh, *, train: bool = True, allow_edits: bool = False
+    directory: Path,
+    source: Graph,
+    pcg: Graph,
+    mesh: Mesh,
+    *,
+    train: bool = True,
+    document: Mapping[str, object] | None = None,
+    allow_edits: bool = False,
 ) -> Checked:
     """The same of a package on disk, whose modules are run only if they are what is emitted, or edits are allowed.
 
@@ -104,7 +113,7 @@ def check_package(
         VerificationError: as ``check_text``; if a file was edited and none may be; if what was edited cannot be run.
     """
     weights = _stored_in(directory / "weights.safetensors")
-    emitted = module_texts(Emission.of(pcg, mesh, train=train).text(_shape_of(weights)))
+    emitted = module_texts(Emission.of(pcg, mesh, document, train=train).text(_shape_of(weights)))
     files = {path.name: path.read_text(encoding="utf-8") for path in sorted(directory.glob("*.py"))}
     missing = sorted(set(emitted) - set(files))
     if missing:
@@ -117,7 +126,7 @@ def check_package(
             "Allow edits (--allow-edits), or plan again",
             check="text",
         )
-    checked = check_text(source, pcg, mesh, weights, train=train, files=files, directory=directory)
+    checked = check_text(source, pcg, mesh, weights, train=train, document=document, files=files, directory=directory)
     if edited and not checked.ran:
         raise VerificationError(
             f"{', '.join(edited)} was edited, and cannot be checked: {checked.sizes}",
@@ -146,7 +155,7 @@ def _chosen(source: Graph, emission: Emission, shape_of: ShapeOf, model: str) ->
         return error.what
     if small.mesh.num_devices > MOST_RANKS or small.elements > MOST_ELEMENTS:
         return f"at {small.note} it takes {small.elements:.1e} elements on {small.mesh.num_devices} ranks"
-    text = at_sizes(model, emission.text(shape_of), small.text(emission.items(shape_of)))
+    text = at_sizes(model, emission.text(shape_of), small.text(emission.items(shape_of), emission.document))
     if text is not None:
         return small, text
     return (here, model) if here is not None else "its text has another structure at small sizes"

@@ -28,23 +28,25 @@ class Emission:
         mesh: with axes named as in the text.
         whole: the graph before values were computed from weights alone.
         computed: these values, nodes of ``whole``, by the names under which they are stored.
+        document: plan.json, of which the text says some things.
     """
 
     graph: Graph
     mesh: Mesh
     whole: Graph
     computed: Mapping[str, Node]
+    document: Mapping[str, object]
     _memo: dict[str, tuple[str, tuple[Item, ...]]] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, pcg: Graph, mesh: Mesh, *, train: bool) -> Emission:
+    def of(cls, pcg: Graph, mesh: Mesh, document: Mapping[str, object] | None = None, *, train: bool) -> Emission:
         """As ``pdv.emit.package.emit_package`` writes it."""
         whole, named = lower(pcg, mesh)
         graph, computed = (whole, {}) if train else fold(whole, named)
-        return cls(graph if computed else whole, named, whole, computed)
+        return cls(graph if computed else whole, named, whole, computed, document or {})
 
     def text(self, shape_of: ShapeOf) -> str:
-        """model.py, but for what its header says of the plan."""
+        """model.py."""
         return self._written(shape_of)[0]
 
     def items(self, shape_of: ShapeOf) -> tuple[Item, ...]:
@@ -54,7 +56,7 @@ class Emission:
     def _written(self, shape_of: ShapeOf) -> tuple[str, tuple[Item, ...]]:
         if "written" not in self._memo:
             shapes = stored_shapes(self.graph, shape_of)
-            self._memo["written"] = write_outlined(self.graph, self.mesh, {}, shapes)
+            self._memo["written"] = write_outlined(self.graph, self.mesh, self.document, shapes)
         return self._memo["written"]
 
     def alike(self, shape_of: ShapeOf) -> list[tuple[Node, Node]]:

@@ -21,13 +21,13 @@ from ir.graph import Constant, Graph, Node, View, ViewStep, param_view
 from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
 from ir.scale import Small, shrink
+from ir.sizes import points_of_variance, rescaled
 from ir.views import Base, bases, readings
 from pdv.check.emission import Emission, ShapeOf, shapes_before, stored_shapes
 from pdv.emit.constants import STORED, constant_names
 from pdv.emit.fold import value_of
 from pdv.emit.leaves import Reading
-from pdv.emit.norms import tracking
-from pdv.emit.outline import Item, graph_updates, over
+from pdv.emit.outline import Item, over
 from pdv.emit.program import write_outlined
 from pdv.frontend.program import Weights
 
@@ -70,9 +70,9 @@ class Pair:
         found |= {name: value_of(node, weights) for name, node in self.computed.items()}
         return {name: x if x.dtype.kind in "iub" else x.astype(np.float64) for name, x in found.items()}
 
-    def text(self, items: Sequence[Item]) -> str:
+    def text(self, items: Sequence[Item], document: Mapping[str, object]) -> str:
         """model.py of the small program, by the outline of the large one."""
-        return write_outlined(self.emitted, self.mesh, {}, self.shapes, over(items, self.twins))[0]
+        return write_outlined(self.emitted, self.mesh, document, self.shapes, over(items, self.twins))[0]
 
 
 def full_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
@@ -80,9 +80,20 @@ def full_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
     small = shrink((source, emission.whole), emission.mesh, scale=False)
     graphs = (source, emission.whole)
     stored = {name: shape for graph in graphs for name, shape in stored_shapes(graph, shape_of).items()}
-    return Pair(
-        source, emission.graph, emission.mesh, stored, emission.computed, small.limits, "full size"
-    )  # fmt: skip
+    exact = _exact(source)
+    return Pair(exact, emission.graph, emission.mesh, stored, emission.computed, small.limits, "full size")
+
+
+def _exact(graph: Graph) -> Graph:
+    """The graph with the factors of unbiased variances to the last digit, as torch has them."""
+    k = Builder()
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        operands = tuple(made[x] for x in node.operands)
+        factor = {"factor": _factor(node, operands[0])} if node.op.name == "scale" else {}
+        made[node] = k.copy(replace(node, attrs={**node.attrs, **factor}), operands)
+    outputs = {name: made[node] for name, node in graph.outputs}
+    return k.graph(outputs, {name: made[node] for name, node in graph.updates}, graph.name)
 
 
 def small_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
@@ -94,7 +105,7 @@ def small_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
     graphs = (source, emission.whole, *([emission.graph] if emission.computed else []))
     small = shrink(graphs, emission.mesh, alike=emission.alike(shape_of))
     views = _Views(bases(graphs), small.stored, shape_of)
-    restored = _Restored(small, views, plain=_plain_attention(graphs), tracked=_tracked(graphs, emission))
+    restored = _Restored(small, views, plain=_plain_attention(graphs))
     serial, whole, emitted = (restored.graph(graph) for graph in (graphs[0], graphs[1], graphs[-1]))
     stored = {
         name: views.stored[name] for graph in (serial, whole) for param in graph.params for name in _sources(param)
@@ -129,50 +140,20 @@ def _width(attention: Node) -> int:
     return attention.operands[0].type.shape[-1]
 
 
-@dataclass(frozen=True)
-class _Tracked:
-    """How far a running variance moves: a factor that depends on how many points the norm sees, and so on sizes."""
-
-    momentum: float
-    normed: Node
-
-    def factor(self, twins: Mapping[Node, Node]) -> float:
-        """What an unbiased variance is multiplied by."""
-        points = _points(twins.get(self.normed, self.normed))
-        return self.momentum * points / (points - 1) if points > 1 else self.momentum
-
-
-def _points(x: Node) -> int:
-    return x.type.num_elements // x.type.shape[1]
-
-
-def _tracked(graphs: Sequence[Graph], emission: Emission) -> dict[Node, _Tracked]:
-    """The nodes of all graphs that scale the variance of a norm that the text leaves to torch."""
-    reading = Reading(emission.graph)
-    updates = graph_updates(emission.graph, reading)
-    found: dict[Node, _Tracked] = {}
-    for norm in emission.graph.nodes:
-        if norm.op.name != "batch_norm" or (known := tracking(norm, reading, updates)) is None:
-            continue
-        moves = _Tracked(known.momentum, reading.operands(norm)[0])
-        for graph in graphs:
-            new = dict(graph.updates)[known.buffers[1].attr("name")]
-            found |= {
-                term: moves
-                for term in new.operands
-                if term.op.name == "scale" and math.isclose(term.attr("factor"), moves.factor({}), rel_tol=1e-6)
-            }
-    return found
+def _factor(node: Node, operand: Node) -> float:
+    """The factor of a scale: that of an unbiased variance follows the number of points, to the last digit."""
+    factor, before = float(node.attr("factor")), points_of_variance(node)
+    after = points_of_variance(node, operand)
+    return rescaled(factor, before, after) if before and after and after > 1 else factor
 
 
 class _Restored:
     """Twins of large graphs, whose nodes are as many and as distinct as those of the graphs themselves."""
 
-    def __init__(self, small: Small, views: _Views, *, plain: set[Node], tracked: Mapping[Node, _Tracked]) -> None:
+    def __init__(self, small: Small, views: _Views, *, plain: set[Node]) -> None:
         self._small = small
         self._views = views
         self._plain = plain
-        self._tracked = tracked
         self.made: dict[Node, Node] = {}
 
     def graph(self, graph: Graph) -> Graph:
@@ -193,8 +174,8 @@ class _Restored:
             attrs["value"] = Constant(twin.attr("value").array, node.attr("value").digest)
         elif node in self._plain:
             attrs["scale"] = operands[0].type.shape[-1] ** -0.5
-        elif node in self._tracked:
-            attrs["factor"] = self._tracked[node].factor(self._small.nodes)
+        elif node.op.name == "scale":
+            attrs["factor"] = _factor(node, operands[0])
         return attrs
 
 

@@ -28,7 +28,8 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
         rows["simulated"] = f"{step}, {held}" + ("" if simulated["fits"] else ": does not fit")
     if not search["certificate"]["complete"]:
         rows["cut short"] = _cut_short(search["certificate"]["space"])
-    return rows | {"certificate": search["certificate"]["statement"], "proof": document["proof"]["statement"]}
+    said = {"certificate": search["certificate"]["statement"], "proof": document["proof"]["statement"]}
+    return rows | said | ({"run": document["run"]["statement"]} if "run" in document else {})
 
 
 def _cut_short(space: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ UNCHECKED = (
     CHECKSUM,
     "files",
     "proof",
+    "run",
     "command",
     "weights",
     "rows_fixed_by",

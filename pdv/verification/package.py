@@ -132,7 +132,14 @@ def _run(folder: Path, plan: Loaded, stored: Mapping[str, Stored], files: Mappin
     weights = Weights({name: partial(np.broadcast_to, np.zeros(()), shape) for name, shape in shapes.items()})
     problem, pcg = plan.problem, plan.derived.pcg
     checked = check_text(
-        plan.source.graph, pcg, problem.mesh, weights, train=problem.train, files=files, directory=folder
+        plan.source.graph,
+        pcg,
+        problem.mesh,
+        weights,
+        train=problem.train,
+        document=plan.document,
+        files=files,
+        directory=folder,
     )
     if edited and not checked.ran:
         what = f"{', '.join(str(folder / name) for name in edited)} was edited, and {checked.statement}"

@@ -110,6 +110,7 @@ def test_planning_twice_gives_the_same_document() -> None:
 
 def test_a_package_is_proved_again(tmp_path: Path) -> None:
     assert verify(written(base(), tmp_path))["proof"] == base().document["proof"]
+    assert "simulated ranks" in base().document["run"]["statement"]
     assert "Memory per device" in explain(tmp_path)
 
 

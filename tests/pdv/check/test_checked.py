@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,7 @@ def returned_whole(pcg: Graph) -> Graph:
     return k.graph(outputs, {name: made[node] for name, node in pcg.updates}, pcg.name)
 
 
-PLANS = {
+PLANS: dict[str, tuple[Callable[[], Graph], Callable[[], Graph]]] = {
     "transformer": (plans.transformer, lambda: returned_whole(plans.transformer_plan())),
     "convnet": (plans.convnet, lambda: returned_whole(plans.convnet_plan())),
 }
