@@ -47,7 +47,11 @@ def parse_document(text: str) -> Document:
     if not isinstance(document, dict):
         raise damaged("it is no JSON object")
     check_version(document)
-    if document.get(CHECKSUM) != checksum(document):
+    try:
+        found = checksum(document)
+    except (ValueError, RecursionError) as error:  # a number that is infinite
+        raise damaged(error) from error
+    if document.get(CHECKSUM) != found:
         raise VerificationError(
             f"{DOCUMENT} was changed after it was written: its checksum is of another content",
             "The file that `pdv optimize` wrote",

@@ -66,6 +66,11 @@ class Link:
     bandwidth_bytes_per_s: float
     latency_s: float
 
+    def __post_init__(self) -> None:
+        # cheapest routes are looked for by these: with a negative one there is none, and the search does not end
+        possible = self.bandwidth_bytes_per_s > 0 and 0 <= self.latency_s < math.inf
+        assert possible, f"no link: {self.name!r}, {self.bandwidth_bytes_per_s!r} bytes/s, {self.latency_s!r} s"
+
 
 @dataclass(frozen=True, slots=True)
 class Level:

@@ -26,15 +26,7 @@ from pdv.simulate.planned import planned
 
 CLOSE = 1e-9  # relative
 PRICES = ("cost_model", "predicted", "simulated")
-UNCHECKED = (
-    CHECKSUM,
-    "files",
-    "proof",
-    "run",
-    "command",
-    "weights",
-    "rows_fixed_by",
-)  # checked elsewhere, or a text for people
+UNCHECKED = (CHECKSUM, "files", "proof", "run", "command", "weights", "rows_fixed_by")  # checked elsewhere, or claimed
 SEARCH = ("strategy", "seconds", "states", "meshes", "cost", "lower_bound", "gap", "certificate")
 CERTIFICATE = ("statement", "lower_bound", "gap", "complete", "space")
 SPACE = ("meshes", "meshes_left_out", "rules", "variants", "mode", "memory_limit_bytes", "pins")
@@ -125,6 +117,7 @@ def _check_types(document: Mapping[str, Any]) -> None:
         "search.certificate.space.rules.digest": isinstance(space["rules"]["digest"], str),
         "search.certificate.space.rules.count": _whole(space["rules"]["count"]),
         "command": isinstance(command, str),
+        "rows_fixed_by": isinstance(document["rows_fixed_by"], str),
     }
     for name, holds in possible.items():
         if not holds:
