@@ -117,6 +117,8 @@ def _check_types(document: Mapping[str, Any]) -> None:
         "search.certificate.space.rules.digest": isinstance(space["rules"]["digest"], str),
         "search.certificate.space.rules.count": _whole(space["rules"]["count"]),
         "command": isinstance(command, str),
+        "run": set(document["run"]) == {"statement", "ranks"} and isinstance(document["run"]["statement"], str),
+        "run.ranks": _whole(document["run"]["ranks"]),
         "rows_fixed_by": isinstance(document["rows_fixed_by"], str),
     }
     for name, holds in possible.items():

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,12 +26,15 @@ from pdv.frontend.program import Weights
 from pdv.guard import guarded
 from pdv.plan import read_document
 from pdv.prices import priced_by
-from pdv.proofs import proof_document
+from pdv.proofs import checked_document, proof_document
 from pdv.report.loaded import Document, Loaded, loaded, read_planned
 from pdv.seal import damaged
 from pdv.verification.fields import check_fields, difference
 from pdv.verification.files import check_no_program, check_program, edited_program
 from pdv.verification.weights import check_weights, read_stored
+
+if TYPE_CHECKING:
+    from pdv.check import Checked
 
 CLAIMS = (
     "that source.graph is the model that was meant",
@@ -42,6 +45,7 @@ CLAIMS = (
     "the bound of the search, what it spent, and the rules that it was allowed",
     "the command",
 )
+RUN = "what a run of the emitted text showed (--run runs it again)"
 PRICES = "the prices: the weights or profiles that they are from are not here"
 
 
@@ -78,7 +82,8 @@ def verify(
         check_fields(plan, priced=compute is not None)
         proof = _proof(plan, source)
         files = _check_files(folder, plan, run=run, allow_edits=allow_edits)
-    return {"proof": proof, **files, "claims": [*CLAIMS, *([PRICES] if compute is None else [])]}
+    claims = [*CLAIMS, *([PRICES] if compute is None else []), *([] if files["run"] else [RUN])]
+    return {"proof": proof, **files, "claims": claims}
 
 
 def _compute(document: Document, cost: str | os.PathLike[str] | None) -> CostModel | None:
@@ -96,9 +101,7 @@ def _proof(plan: Loaded, source: Graph) -> dict[str, Any]:
     problem, pcg = plan.problem, plan.derived.pcg
     check_outputs(pcg, plan.shardings)
     proof = proof_document(verify_equal(source, pcg, problem.mesh, gradients=problem.train))
-    wrong = difference(proof, plan.document.get("proof"), "proof")
-    if wrong:
-        raise VerificationError(f"plan.json: {wrong}", "What follows from the plan", "Plan again")
+    _same(proof, plan.document.get("proof"), "proof")
     return proof
 
 
@@ -118,10 +121,14 @@ def _check_files(folder: Path, plan: Loaded, *, run: bool, allow_edits: bool) ->
     else:
         check_program(folder, texts)
     shown = _run(folder, plan, stored, found, edited) if run or edited else None
-    return {"files": [*sources, *texts, WEIGHTS], "edited": edited, "run": shown}
+    if shown is not None and not edited:
+        _same(checked_document(shown), plan.document.get("run"), "run")
+    return {"files": [*sources, *texts, WEIGHTS], "edited": edited, "run": shown and shown.statement}
 
 
-def _run(folder: Path, plan: Loaded, stored: Mapping[str, Stored], files: Mapping[str, str], edited: list[str]) -> str:
+def _run(
+    folder: Path, plan: Loaded, stored: Mapping[str, Stored], files: Mapping[str, str], edited: list[str]
+) -> Checked:
     """What running the text showed.
 
     Raises:
@@ -145,7 +152,18 @@ def _run(folder: Path, plan: Loaded, stored: Mapping[str, Stored], files: Mappin
     if edited and not checked.ran:
         what = f"{', '.join(str(folder / name) for name in edited)} was edited, and {checked.statement}"
         raise VerificationError(what, "Edits of programs that can be run", "Run it against the source model yourself")
-    return checked.statement
+    return checked
+
+
+def _same(expected: dict[str, Any], found: object, name: str) -> None:
+    """Whether a field of plan.json says what was found again.
+
+    Raises:
+        VerificationError: naming where it does not.
+    """
+    wrong = difference(expected, found, name)
+    if wrong:
+        raise VerificationError(f"plan.json: {wrong}", "What follows from the plan", "Plan again")
 
 
 @contextmanager

@@ -252,6 +252,10 @@ def test_edits_are_run_where_they_are_allowed(package: Path) -> None:
 def test_a_program_is_run_where_that_is_asked_for(package: Path) -> None:
     assert verify(package)["run"] is None
     assert "simulated ranks" in verify(package, run=True)["run"]
+    change_plan(package, at("run", "statement", value="it ran, believe me"))
+    assert "what a run of the emitted text showed (--run runs it again)" in verify(package)["claims"]
+    with pytest.raises(VerificationError, match=r"run\.statement is 'it ran, believe me'"):
+        verify(package, run=True)
 
 
 def test_trained_weights_are_allowed_and_others_are_not(package: Path) -> None:
@@ -311,7 +315,7 @@ def changed(document: Document, rng: random.Random) -> tuple[str, Document]:
 # what verify says that it does not check: the cluster's figures, and what a search was allowed and spent
 # (nor are prices, where what priced is not here)
 SPACE = "search.certificate.space"
-CLAIMED = ("cluster.", "search.states", f"{SPACE}.rules", f"{SPACE}.memory_limit_bytes", "cost_model.name")
+CLAIMED = ("cluster.", "search.states", f"{SPACE}.rules", f"{SPACE}.memory_limit_bytes", "cost_model.name", "run.")
 
 
 @pytest.mark.slow
