@@ -57,13 +57,18 @@ def problem_of(graph: Graph, plan: PlanSpec) -> Problem:
 
 
 def draw_plan(graph: Graph, devices: int, rng: random.Random) -> PlanSpec:
-    """A legal plan: how often operators are cut, and whether they follow their operands, is drawn for all of it."""
+    """A legal plan on a drawn mesh of so many devices; sometimes one that trains nothing, or is searched."""
     sizes = rng.choice(MESHES[devices])
     trained = any(node.needs_grad for _, node in graph.outputs)
     mode = "infer" if rng.random() < 0.1 or not trained else "train"
     plan = PlanSpec(tuple(zip(AXES, sizes, strict=False)), mode)  # type: ignore[arg-type]
     if rng.random() < 0.1:
         return replace(plan, searched=True)
+    return draw_splits(graph, plan, rng)
+
+
+def draw_splits(graph: Graph, plan: PlanSpec, rng: random.Random) -> PlanSpec:
+    """``plan`` filled in: how often operators are cut, and whether they follow their operands, is drawn for all."""
     settle = _Settling(problem_of(graph, plan))
     whole, follow = rng.choice([0.0, 0.1, 0.4]), rng.choice([0.0, 0.5, 0.9])
     rests, again = rng.choice([0.0, 0.3, 0.7]), rng.choice([0.0, 0.5])

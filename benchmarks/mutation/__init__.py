@@ -1,0 +1,1 @@
+"""Programs made wrong in one place, and what refuses them: see ``benchmarks/mutation_score.py``."""
