@@ -74,6 +74,10 @@ def _halves_exchanged(number: int, dim: int, k: Builder, node: Node, x: Nodes) -
     return k.copy(node, (*x[:number], k.concat(*parts, dim=dim), *x[number + 1 :]))
 
 
+def _first_blocks(dim: int, size: int, k: Builder, node: Node, x: Nodes) -> Node:
+    return k.copy(node, (k.concat(*[k.chunk(x[0], dim=dim, parts=size, index=0)] * size, dim=dim),))
+
+
 def _rounded(k: Builder, node: Node, x: Nodes) -> Node:
     return k.cast(k.cast(k.copy(node, x), dtype=DType.BF16.value), dtype=node.type.dtype.value)
 
@@ -169,8 +173,18 @@ def causal(g: Graph, mesh: Mesh) -> Places:
 
 
 def offset_dropped(g: Graph, mesh: Mesh) -> Places:
-    """A rank that does not count from where its shard begins: masks on a cut sequence, rows of a cut table."""
-    return (one(node, declared(offset_loop=None)) for node in g.nodes if node.op.offset_loop is not None)
+    """An operator declared without its offset: no rank counts from where its shard begins."""
+    for name in sorted({node.op.name for node in g.nodes if node.op.offset_loop is not None}):
+        # all of them, since equal layers are told apart by names of operators, not by their declarations
+        yield Edit(f"all {name}", dict.fromkeys(named(g, name), declared(offset_loop=None)))
+
+
+def first_block(g: Graph, mesh: Mesh) -> Places:
+    """Every rank takes the first block of what is cut: of positions, a mask, a sequence, a weight."""
+    for node in named(g, "partition"):
+        size = next(axis.size for axis in mesh.axes if axis.name == node.attr("axis"))
+        if size > 1:
+            yield one(node, partial(_first_blocks, node.attr("dim"), size))
 
 
 def inputs_exchanged(g: Graph, mesh: Mesh) -> Places:
@@ -384,6 +398,7 @@ KINDS: Mapping[str, Callable[[Graph, Mesh], Places]] = {
     "constants exchanged": constants_exchanged,
     "causal flag": causal,
     "offset not shifted on a cut": offset_dropped,
+    "first block on every rank": first_block,
     "inputs exchanged": inputs_exchanged,
     "slice moved": slice_moved,
     "another chunk": other_chunk,
