@@ -12,6 +12,7 @@ from ir.builder import Builder
 from ir.collectives import MOVES, Group, Move
 from ir.graph import Graph, Node
 from ir.ops import OPERATORS
+from ir.types import DType
 
 Change = Callable[[Builder, Node, tuple[Node, ...]], Node]
 """(builder, the right node, its new operands) -> what stands in its place."""
@@ -111,6 +112,40 @@ def parameter(**changed: Any) -> Change:
 def constant(array: Any) -> Change:
     """Another constant."""
     return lambda k, node, x: k.const(array, node.name, node.type.dtype)
+
+
+# ---- Changes of one node, to be given the first arguments ----
+
+
+def sum_times(attributes: Mapping[str, object], factor: float, k: Builder, node: Node, x: tuple[Node, ...]) -> Node:
+    """A sum times a factor, for a mean."""
+    return k.scale(k.reduce_sum(*x, **attributes), factor=factor)
+
+
+def copy_of(rival: Node, k: Builder, node: Node, x: tuple[Node, ...]) -> Node:
+    """Another leaf."""
+    return k.copy(rival, ())
+
+
+def before_its_move(k: Builder, node: Node, x: tuple[Node, ...]) -> Node:
+    """The operator, then the move that came before it."""
+    return k.copy(x[0], (k.copy(node, (x[0].operands[0], *x[1:])),))
+
+
+def halves_exchanged(number: int, dim: int, k: Builder, node: Node, x: tuple[Node, ...]) -> Node:
+    """Both halves of an operand exchanged along a dim."""
+    parts = [k.chunk(x[number], dim=dim, parts=2, index=i) for i in (1, 0)]
+    return k.copy(node, (*x[:number], k.concat(*parts, dim=dim), *x[number + 1 :]))
+
+
+def first_blocks(dim: int, size: int, k: Builder, node: Node, x: tuple[Node, ...]) -> Node:
+    """The first block of an operand in the place of every block."""
+    return k.copy(node, (k.concat(*[k.chunk(x[0], dim=dim, parts=size, index=0)] * size, dim=dim),))
+
+
+def rounded(k: Builder, node: Node, x: tuple[Node, ...]) -> Node:
+    """Cast to half precision, and back."""
+    return k.cast(k.cast(k.copy(node, x), dtype=DType.BF16.value), dtype=node.type.dtype.value)
 
 
 # ---- Changes of moves ----

@@ -12,16 +12,22 @@ import numpy as np
 from benchmarks.mutation.edit import (
     Edit,
     attrs,
+    before_its_move,
     constant,
+    copy_of,
     declared,
     drop,
+    first_blocks,
+    halves_exchanged,
     multiplied,
     other,
     reordered,
     reversed_ranks,
+    rounded,
+    sum_times,
     then,
     twice,
-)
+)  # fmt: skip
 from benchmarks.mutation.moved import (
     Places,
     backward,
@@ -45,41 +51,10 @@ from benchmarks.mutation.moved import (
     wrong_axis,
     wrong_dim,
 )  # fmt: skip
-from ir.builder import Builder
-from ir.graph import Graph, Node
+from ir.graph import Graph
 from ir.mesh import Mesh
-from ir.types import DType
 
 FUNCTIONS = ("gelu", "relu", "silu", "tanh", "sigmoid")
-Nodes = tuple[Node, ...]
-
-
-# ---- Changes of one node ----
-
-
-def _sum_times(attributes: Mapping[str, object], factor: float, k: Builder, node: Node, x: Nodes) -> Node:
-    return k.scale(k.reduce_sum(*x, **attributes), factor=factor)
-
-
-def _copy_of(rival: Node, k: Builder, node: Node, x: Nodes) -> Node:
-    return k.copy(rival, ())
-
-
-def _before_its_move(k: Builder, node: Node, x: Nodes) -> Node:
-    return k.copy(x[0], (k.copy(node, (x[0].operands[0], *x[1:])),))
-
-
-def _halves_exchanged(number: int, dim: int, k: Builder, node: Node, x: Nodes) -> Node:
-    parts = [k.chunk(x[number], dim=dim, parts=2, index=i) for i in (1, 0)]
-    return k.copy(node, (*x[:number], k.concat(*parts, dim=dim), *x[number + 1 :]))
-
-
-def _first_blocks(dim: int, size: int, k: Builder, node: Node, x: Nodes) -> Node:
-    return k.copy(node, (k.concat(*[k.chunk(x[0], dim=dim, parts=size, index=0)] * size, dim=dim),))
-
-
-def _rounded(k: Builder, node: Node, x: Nodes) -> Node:
-    return k.cast(k.cast(k.copy(node, x), dtype=DType.BF16.value), dtype=node.type.dtype.value)
 
 
 # ---- Numbers ----
@@ -99,7 +74,7 @@ def mean_count(g: Graph, mesh: Mesh) -> Places:
     for node in named(g, "reduce_mean"):
         count = math.prod(node.operands[0].type.shape[dim] for dim in node.attr("dims"))
         for wrong in sorted({count, count - 1, count // 2, 2, 4, *(count // a.size for a in mesh.axes)} - {0}):
-            yield one(node, partial(_sum_times, node.attrs, 1 / wrong), wrong)
+            yield one(node, partial(sum_times, node.attrs, 1 / wrong), wrong)
 
 
 def other_number(g: Graph, mesh: Mesh) -> Places:
@@ -184,7 +159,7 @@ def first_block(g: Graph, mesh: Mesh) -> Places:
     for node in named(g, "partition"):
         size = next(axis.size for axis in mesh.axes if axis.name == node.attr("axis"))
         if size > 1:
-            yield one(node, partial(_first_blocks, node.attr("dim"), size))
+            yield one(node, partial(first_blocks, node.attr("dim"), size))
 
 
 def inputs_exchanged(g: Graph, mesh: Mesh) -> Places:
@@ -192,7 +167,7 @@ def inputs_exchanged(g: Graph, mesh: Mesh) -> Places:
     for node in g.inputs:
         for rival in g.inputs:
             if node is not rival and node.type == rival.type:
-                yield one(node, partial(_copy_of, rival), rival.name)
+                yield one(node, partial(copy_of, rival), rival.name)
 
 
 # ---- Movement ----
@@ -308,13 +283,13 @@ def before_reduce(g: Graph, mesh: Mesh) -> Places:
     for node in local(g):
         moved = node.operands[0]
         if moved.op.name in ("reduce", "reduce_scatter", "combine", "all_gather", "all_to_all"):
-            yield one(node, _before_its_move, moved.op.name)
+            yield one(node, before_its_move, moved.op.name)
 
 
 def cast(g: Graph, mesh: Mesh) -> Places:
     """Half precision, and back."""
     for node in local(g):
-        yield one(node, _rounded)
+        yield one(node, rounded)
 
 
 def convolution(g: Graph, mesh: Mesh) -> Places:
@@ -337,7 +312,7 @@ def convolution_groups(g: Graph, mesh: Mesh) -> Places:
             dim = 0 if number == 0 and node.operands[0].type.shape[0] > 1 else 1
             half = node.operands[number].type.shape[dim] // 2
             if half and node.operands[number].type.shape[dim] % 2 == 0:
-                yield one(node, partial(_halves_exchanged, number, dim), number)
+                yield one(node, partial(halves_exchanged, number, dim), number)
 
 
 # ---- What is returned ----
