@@ -127,9 +127,10 @@ class Atoms:
             for root, found in formulas.items()
         }
         multiples = self._cuts()
-        free = self._free_sizes(formulas, multiples, turn)
+        floors = self._least()
+        free = self._free_sizes(formulas, multiples, floors, turn)
         while True:
-            sizes, wrong = self._follow(formulas, multiples, free)
+            sizes, wrong = self._follow(formulas, multiples, floors, free)
             if wrong is None:
                 return sizes
             self._grow(wrong, formulas, multiples, free)
@@ -159,11 +160,17 @@ class Atoms:
                 self.keep(factors)
         return found
 
-    def _free_sizes(self, formulas: dict[int, list[Formula]], multiples: dict[int, int], turn: int) -> dict[int, int]:
+    def _least(self) -> dict[int, int]:
+        """Atom -> the least size that it may have."""
         floors = dict.fromkeys(range(len(self.extents)), 2)
         for factors, floor in self._floors:
             for atom in self.flat(factors)[-1:]:
                 floors[atom] = max(floors[atom], floor)
+        return floors
+
+    def _free_sizes(
+        self, formulas: dict[int, list[Formula]], multiples: dict[int, int], floors: dict[int, int], turn: int
+    ) -> dict[int, int]:
         used: dict[int, int] = {}
         sizes: dict[int, int] = {}
         for atom in range(len(self.extents)):
@@ -177,7 +184,11 @@ class Atoms:
         return sizes
 
     def _follow(
-        self, formulas: dict[int, list[Formula]], multiples: dict[int, int], free: dict[int, int]
+        self,
+        formulas: dict[int, list[Formula]],
+        multiples: dict[int, int],
+        floors: dict[int, int],
+        free: dict[int, int],
     ) -> tuple[dict[int, int], int | None]:
         """All sizes that follow from the free ones; and an atom that comes out too small, uncut or in two ways."""
         follow = _Following(formulas, dict(free))
@@ -191,7 +202,7 @@ class Atoms:
         for root, following in formulas.items():
             size = sizes[root]
             agree = all(formula.value(sizes) == size for formula in following)
-            if size < 2 or size % multiples.get(root, 1) or not agree:
+            if size < floors[root] or size % multiples.get(root, 1) or not agree:
                 return sizes, root
         return sizes, None
 

@@ -103,7 +103,10 @@ def slice_sizes(atoms: Atoms, whole: Factors, piece: Factors, numbers: tuple[int
 
 def _scaled_slice(node: Node, sizes: Mapping[str, int], shape: Shape, operands: Sequence[Node]) -> dict[str, Hashable]:
     _, *numbers = _slice_of(node)
-    start = scaled_start(tuple(numbers), operands[0].type.shape[node.attr("dim")])
+    whole = operands[0].type.shape[node.attr("dim")]
+    start = scaled_start(tuple(numbers), whole)
+    if start + sizes["piece"] > whole:
+        raise ShapeError(f"a slice from {start} of {sizes['piece']} does not fit into {whole}")
     return {"start": start, "stop": start + sizes["piece"]}
 
 

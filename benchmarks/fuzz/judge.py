@@ -17,9 +17,10 @@ from benchmarks.fuzz.assignment import assigned, problem_of
 from benchmarks.fuzz.module import Module
 from benchmarks.fuzz.observe import Data, Step, data_of, differences, observe_module, observe_package, says_fixed
 from benchmarks.fuzz.spec import ModuleSpec, PlanSpec
-from ir.errors import PdvError
+from ir.errors import PdvError, VerificationError
 from ir.exact import verify_equal
 from ir.graph import Graph
+from pdv.check import Checked, check_text
 from pdv.frontend.program import Program as Loaded
 
 Outcome = Literal["equal", "refused", "wrong", "crash"]
@@ -82,6 +83,14 @@ class Judge:
             warnings.simplefilter("ignore")
             return load_program(Module(self.spec), self.data.batches[0])
 
+    @cached_property
+    def rows_fixed_by(self) -> str | None:
+        """Why the module is another program at another batch, if it is."""
+        from pdv.rows import why_fixed
+
+        assert not isinstance(self.loaded, Verdict)
+        return why_fixed(self.loaded)
+
     def judge(self, plan: PlanSpec) -> Verdict:
         """One plan's verdict."""
         loaded = self.loaded
@@ -95,16 +104,28 @@ class Judge:
         proof = self._guarded("prove", lambda: verify_equal(graph, pcg, mesh, gradients=plan.mode == "train"))
         if isinstance(proof, Verdict):
             return proof
+        simulated = self._guarded("run on simulated ranks", lambda: self._simulated(loaded, pcg, plan))
+        if isinstance(simulated, Verdict):
+            return simulated
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
             package = Path(folder) / "fuzzed_pdv"
             package.mkdir()
             emitted = self._guarded("emit", lambda: self._emit(loaded, pcg, plan, package))
             return emitted if isinstance(emitted, Verdict) else self._run(plan, package)
 
+    def _simulated(self, loaded: Loaded, pcg: Graph, plan: PlanSpec) -> Checked | Verdict:
+        """The text on all ranks, one process: another program than the source's is a mistake, not a refusal."""
+        mesh, train = problem_of(pcg, plan).mesh, plan.mode == "train"
+        try:
+            return check_text(loaded.graph, pcg, mesh, loaded.weights, train=train)
+        except VerificationError as error:
+            return Verdict("wrong", "on simulated ranks", error.check or error.slug, str(error), ranks=plan.devices)
+
     def _emit(self, loaded: Loaded, pcg: Graph, plan: PlanSpec, package: Path) -> None:
         from pdv.emit.package import emit_package
 
-        emit_package(pcg, problem_of(pcg, plan).mesh, {"mode": plan.mode}, loaded.weights, package)
+        document = {"mode": plan.mode, "rows_fixed_by": self.rows_fixed_by}
+        emit_package(pcg, problem_of(pcg, plan).mesh, document, loaded.weights, package)
 
     def _run(self, plan: PlanSpec, package: Path) -> Verdict:
         """Alone, then on all ranks."""

@@ -69,7 +69,6 @@ def _judged(judge: Judge, graph: Graph, plan: PlanSpec) -> Verdict:
 def _save(judge: Judge, graph: Graph, plan: PlanSpec, package: Path) -> None:
     """Write the package of ``plan`` and verify it."""
     import pdv
-    from pdv.compile import verify
 
     node = {"devices": plan.devices, "device": "cpu-core", "link": "loopback-gloo"}
     found = pdv.optimize(
@@ -77,7 +76,7 @@ def _save(judge: Judge, graph: Graph, plan: PlanSpec, package: Path) -> None:
         pins=None if plan.searched else pins_of(graph, plan), rules="none" if not plan.searched else None,
     )  # fmt: skip
     found.save(package)
-    verify(package)
+    pdv.verify(package)
 
 
 def pins_of(graph: Graph, plan: PlanSpec) -> Pins:

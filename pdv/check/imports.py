@@ -160,7 +160,7 @@ class Stored:
         """The same, to be read in part."""
         if name not in self._arrays:
             raise KeyError(f"there is no stored tensor {name}")
-        return StoredSlice(torch.from_numpy(self._arrays[name]))
+        return StoredSlice(torch.tensor(self._arrays[name]))
 
 
 class StoredSlice:

@@ -110,7 +110,7 @@ def _check_types(document: Mapping[str, Any]) -> None:
     possible = {
         "search.strategy": search["strategy"] in STRATEGIES,
         "search.states": _whole(search["states"]),
-        "search.lower_bound": bound is None or 0 < bound <= search["cost"] * (1 + CLOSE),
+        "search.lower_bound": bound is None or 0 <= bound <= search["cost"] * (1 + CLOSE),
         "search.certificate.complete": isinstance(search["certificate"]["complete"], bool),
         "search.certificate.space.variants": _whole(space["variants"]),
         "search.certificate.space.rules": set(space["rules"]) == {"count", "digest"},

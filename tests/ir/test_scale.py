@@ -233,3 +233,15 @@ def test_every_attribute_is_known_to_name_a_size_or_none() -> None:
     for op in OPERATORS.values():
         unknown = set(op.attrs) - PLAIN
         assert op.kind == "leaf" or not unknown or op.name in {*CONSTRAINTS, *SCALED}, (op.name, unknown)
+
+
+def test_a_slice_stays_within_a_dim_that_follows_from_others() -> None:
+    """A token in front of twelve, of which the first seven are taken: the dim of thirteen is no size of its own."""
+    k = Builder()
+    x = k.linear(k.input("x", TensorType((6, 12, 8), F32)), weight(k, "w", 8, 8))
+    x = k.concat(k.expand(weight(k, "token", 1, 1, 8), shape=(6, 1, 8)), x, dim=1)
+    graph = k.graph({"y": k.slice(x, dim=1, start=0, stop=7)})
+    for turn in (0, 1):
+        (small,) = shrink((graph,), Mesh(()), turn=turn).graphs
+        assert small.outputs[0][1].operands[0].type.shape[1] >= 7
+    verify_equal(graph, graph, Mesh(()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from ir.mesh import Mesh
 from pdv.certificate import certificate_document
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import search_meshes
-from pdv.source import write_source
 from pdv.told import explain
 from pdv.verification import verify
 from tests.pdv.test_compile import cluster
@@ -62,10 +60,9 @@ def test_a_program_with_little_to_cut_is_planned(name: str, tmp_path: Path) -> N
     assert gap == pytest.approx(0.0, abs=1e-9) if name != "a parameter" else gap is None, (
         "what nobody reads is not priced"
     )
-    (tmp_path / "plan.json").write_text(json.dumps(plan.document), encoding="utf-8")
-    write_source(plan.source, tmp_path)
-    assert verify(tmp_path)["error_bound"] < 1e-6
-    assert "certificate: " in explain(tmp_path)
+    saved = plan.save_plan(tmp_path / "saved")
+    assert verify(saved)["proof"]["error_bound"] < 1e-6
+    assert "certificate: " in explain(saved)
 
 
 def nothing_costs() -> Graph:
