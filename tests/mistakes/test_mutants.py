@@ -9,7 +9,7 @@ from itertools import islice
 
 import pytest
 
-from benchmarks.mutation.edit import Edit, drop, edited, then
+from benchmarks.mutation.edit import Edit, constant, drop, edited, then
 from benchmarks.mutation.judge import brute_force, judged
 from benchmarks.mutation.kinds import KINDS
 from benchmarks.mutation.laws import false_laws, verdict
@@ -17,6 +17,7 @@ from benchmarks.mutation.models import MODELS
 from benchmarks.mutation.plans import Right, right_program
 from benchmarks.mutation.texts import TEXT_KINDS
 from benchmarks.mutation_score import mutated_graphs, mutated_texts
+from ir.errors import VerificationError
 from ir.exact import verify_equal
 from pdv.rewrite.library import laws as library_laws
 
@@ -60,6 +61,16 @@ def test_brute_force_sees_what_is_wrong_and_only_that(rights: list[Right]) -> No
     doubled = judged(right, Edit("", {node: then("scale", factor=2.0)}), text=True)
     assert doubled is not None
     assert doubled.refused == {"values", "gradients", "text"}
+
+
+@pytest.mark.parametrize("by", [48, 96, -48])
+def test_positions_beyond_their_table_are_refused(by: int) -> None:
+    """Also where they are right modulo its rows."""
+    right = right_program("windows", (2, 3), 1)
+    node = next(node for node in right.pcg.nodes if node.name == "places1")
+    mutant = edited(right.pcg, Edit("", {node: constant(node.attr("value").array + by)}))
+    with pytest.raises(VerificationError, match="reads rows"):
+        verify_equal(right.source, mutant, right.mesh)
 
 
 def test_there_are_enough_kinds_and_models() -> None:
