@@ -146,7 +146,7 @@ def _attention(node: Node, x: Sequence[Code], context: Context) -> Code:
     """PyTorch's fused attention; with a cut causal mask, the helper that shifts it."""
     width = node.operands[0].type.shape[-1]
     scale = float(node.attr("scale"))
-    default = math.isclose(scale, 1 / math.sqrt(width), rel_tol=1e-6)
+    default = math.isclose(scale, 1 / math.sqrt(width), rel_tol=1e-12)  # the text is held to the graph, in float64
     options = [] if default else [f"scale={scale!r}"]
     causal, mask = node.attr("causal"), x[3] if len(x) == 4 else None
     axes = context.cutting(node, "s")
