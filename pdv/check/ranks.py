@@ -72,7 +72,7 @@ class World(Generic[T]):
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._turns = [threading.Semaphore(0) for _ in range(size)]
+        self._turns = [threading.Lock() for _ in range(size)]  # a rank whose lock is released runs
         self._ready = [True] * size
         self._done = [False] * size
         self._open: dict[Group, _Meeting] = {}
@@ -86,6 +86,8 @@ class World(Generic[T]):
         Raises:
             RankError: of the rank that failed first.
         """
+        for turn in self._turns:
+            turn.acquire()
         before = threading.stack_size(_STACK_BYTES)
         try:
             threads = [threading.Thread(target=self._body, args=(worker, rank)) for rank in range(self.size)]
@@ -141,16 +143,16 @@ class World(Generic[T]):
 
     def _pass_on(self, rank: int) -> None:
         """Give the turn to the next rank that can run; all can once one has failed."""
-        order = [(rank + step) % self.size for step in range(1, self.size + 1)]
-        alive = [other for other in order if not self._done[other]]
-        if not alive:
-            self._finished.set()
-            return
-        ready = [other for other in alive if self._ready[other] or self._failure is not None]
-        if not ready:
-            self._failure = RankError(alive[0], CollectiveError(self._standstill()))
-            ready = alive
-        self._turns[ready[0]].release()
+        for _ in range(2):
+            for step in range(1, self.size + 1):
+                other = (rank + step) % self.size
+                if not self._done[other] and (self._ready[other] or self._failure is not None):
+                    self._turns[other].release()
+                    return
+            if all(self._done):
+                self._finished.set()
+                return
+            self._failure = RankError(self._done.index(False), CollectiveError(self._standstill()))
 
     def _standstill(self) -> str:
         waits = []

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from ir.errors import VerificationError
 from ir.graph import Graph, apply_view, param_view
-from ir.interpret import Evaluation, evaluate
+from ir.interpret import Evaluation, data_of, evaluate
 from ir.views import Base, add_up, places, sources_of
 from pdv.check.imports import Arrays, Texts
 from pdv.check.ranks import RankError, World
 from pdv.check.small import Pair
 
 TOLERANCE = 1e-9  # of a tensor's largest element, in float64
-_FLOOR = 1e-3  # of the largest gradient: a gradient below it is compared with that, for it may be zero but for rounding
+_FLOOR = 1e-3  # of the largest value: what is smaller is compared with that, for it may be zero but for rounding
 _ATTEMPTS = 2  # at values of the source that are finite
 
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
@@ -42,11 +42,18 @@ class Given:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the source makes of it; gradients are by stored tensor, empty where only forward is compared."""
+    """What the source makes of it.
+
+    Attributes:
+        outputs, updates: by name.
+        gradients: by stored tensor; empty where only forward is compared.
+        largest: of all values on the way.
+    """
 
     outputs: dict[str, Array]
     updates: dict[str, Array]
     gradients: dict[str, Array]
+    largest: float
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,8 @@ def _expected(pair: Pair, *, train: bool, seed: int) -> tuple[Given, Expected]:
             gradients = _gradients(pair, values, given) if train else {}
         outputs = {name: found[name] for name, _ in pair.source.outputs}
         updates = {name: found[f"update:{name}"] for name, _ in pair.source.updates}
-        expected = Expected(outputs, updates, gradients)
+        largest = max((_largest(data_of(value)) for value in values.values.values()), default=0.0)
+        expected = Expected(outputs, updates, gradients, largest)
         if all(np.isfinite(x).all() for part in (outputs, updates, gradients) for x in part.values()):
             break
     return given, expected
@@ -172,7 +180,8 @@ def _observed(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> 
     if loss.requires_grad:
         torch.autograd.backward(loss)
     gradients = {name: value.numpy() for name, value in model.full_gradients().items()}
-    state = {name: value.numpy() for name, value in model.full_state_dict().items()}
+    moved = model.full_state_dict()
+    state = {name: value.numpy() for name, value in moved.items()}
     return Observed(_arrays(outputs), axes, gradients, state)
 
 
@@ -234,14 +243,14 @@ def _compared(pair: Pair, given: Given, expected: Expected, found: Observed, ran
         raise _differs(f"the emitted text returns {len(found.outputs)} tensors, the source {len(names)}", where)
     for name, value in zip(names, found.outputs, strict=True):
         wanted = _block(expected.outputs[name], found.batch_axes)
-        worst = max(worst, _difference(f"output {name}", value, wanted, where, _largest(wanted)))
+        worst = max(worst, _difference(f"output {name}", value, wanted, where, expected.largest))
     if expected.gradients:
         worst = max(worst, _compare_gradients(expected.gradients, found.gradients, where))
     return max(worst, _compare_state(pair, given, expected, found, where))
 
 
 def _compare_gradients(expected: Mapping[str, Array], found: Mapping[str, Array], where: str) -> float:
-    floor = _FLOOR * max(map(_largest, expected.values()))
+    largest = max(1.0, *map(_largest, expected.values()))  # cotangents are about one
     worst = 0.0
     for name in sorted({*expected, *found}):
         if name not in expected:
@@ -250,8 +259,7 @@ def _compare_gradients(expected: Mapping[str, Array], found: Mapping[str, Array]
         value = found.get(name)
         if value is None:
             value = np.zeros_like(wanted)  # no gradient is one of zero
-        scale = max(_largest(wanted), floor)
-        worst = max(worst, _difference(f"the gradient of {name}", value, wanted, where, scale))
+        worst = max(worst, _difference(f"the gradient of {name}", value, wanted, where, largest))
     return worst
 
 
@@ -269,14 +277,14 @@ def _compare_state(pair: Pair, given: Given, expected: Expected, found: Observed
             if source not in found.state:
                 raise _differs(f"the emitted text has no buffer {source}", where)
             value, wanted = apply_view(found.state[source], param_view(node)), expected.updates[name]
-            worst = max(worst, _difference(f"the new value of {source}", value, wanted, where, _largest(wanted)))
+            worst = max(worst, _difference(f"the new value of {source}", value, wanted, where, expected.largest))
     for name, mask in _read_elements(pair).items():
         if name in updated:
             continue
         if name not in found.state:
             raise _differs(f"the emitted text's state has no {name}", where)
         value, wanted = found.state[name].reshape(-1)[mask], given.stored[name].reshape(-1)[mask]
-        worst = max(worst, _difference(f"{name} in the state", value, wanted, where, _largest(wanted)))
+        worst = max(worst, _difference(f"{name} in the state", value, wanted, where, 0.0))
     return worst
 
 
@@ -291,11 +299,15 @@ def _read_elements(pair: Pair) -> dict[str, Array]:
 
 
 def _largest(x: Array) -> float:
-    return float(np.abs(x).max(initial=0.0)) if x.dtype.kind == "f" else 1.0
+    """The largest finite element."""
+    if x.dtype.kind != "f":
+        return 1.0
+    largest = float(np.abs(x).max(initial=0.0))
+    return largest if math.isfinite(largest) else float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
 
 
-def _difference(what: str, found: Array, wanted: Array, where: str, scale: float) -> float:
-    """The largest difference over ``scale``.
+def _difference(what: str, found: Array, wanted: Array, where: str, largest: float) -> float:
+    """The largest difference over the largest element, or over a part of what is largest on the way.
 
     Raises:
         VerificationError: if it is more than rounding.
@@ -310,7 +322,7 @@ def _difference(what: str, found: Array, wanted: Array, where: str, scale: float
         same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
         with np.errstate(all="ignore"):
             gaps = np.where(same, 0.0, np.abs(found - wanted))
-        error = float(gaps.max(initial=0.0)) / (scale or 1.0)
+        error = float(gaps.max(initial=0.0)) / (max(_largest(wanted), _FLOOR * largest) or 1.0)
     if not error <= TOLERANCE:
         raise _differs(f"{what} differs from the source's by {error:.1e} of its largest element", where)
     return error

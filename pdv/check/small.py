@@ -85,13 +85,15 @@ def full_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
 
 
 def _exact(graph: Graph) -> Graph:
-    """The graph with the factors of unbiased variances to the last digit, as torch has them."""
+    """The graph with factors that follow from sizes to the last digit, as torch has them."""
+    plain = _plain_attention([graph])
     k = Builder()
     made: dict[Node, Node] = {}
     for node in graph.nodes:
         operands = tuple(made[x] for x in node.operands)
-        factor = {"factor": _factor(node, operands[0])} if node.op.name == "scale" else {}
-        made[node] = k.copy(replace(node, attrs={**node.attrs, **factor}), operands)
+        changed = {"factor": _factor(node, operands[0])} if node.op.name == "scale" else {}
+        changed |= {"scale": _width(node) ** -0.5} if node in plain else {}
+        made[node] = k.copy(replace(node, attrs={**node.attrs, **changed}), operands)
     outputs = {name: made[node] for name, node in graph.outputs}
     return k.graph(outputs, {name: made[node] for name, node in graph.updates}, graph.name)
 

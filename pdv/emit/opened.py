@@ -53,8 +53,8 @@ class Opened:
         """The same program with nothing open."""
         return open_sizes(self.graph, {})
 
-    def variants(self, mesh: Mesh) -> list[tuple[Graph, Shapes, Mapping[Node, Node]]]:
-        """The program as it is where nothing is open, else at two choices of sizes; and what its nodes became.
+    def variants(self, mesh: Mesh, count: int = 2) -> list[tuple[Graph, Shapes, Mapping[Node, Node]]]:
+        """The program as it is where nothing is open, else at one or two choices of sizes; and what its nodes became.
 
         Raises:
             ShapeError: if it has no other sizes.
@@ -65,7 +65,7 @@ class Opened:
             return [(self.graph, self._shapes(self.graph, same, mesh, {}, {}), same)]
         primes = _primes(self.sizes.atoms.extents)
         found: list[tuple[Graph, Shapes, Mapping[Node, Node]]] = []
-        for first in (0, len(self.symbols)):
+        for first in (0, len(self.symbols))[:count]:
             times = dict(zip(self.symbols, islice(primes, first, None), strict=False))
             changed = {atom: self.sizes.atoms.extents[atom] * times[name] for name, atom in self.symbols.items()}
             graph, made = self.sizes.resized(changed)

@@ -62,7 +62,10 @@ def write_outlined(
     stored_shapes: Mapping[str, Sequence[int]],
     items: Sequence[Item] | None = None,
 ) -> tuple[str, tuple[Item, ...]]:
-    """The same, and the outline that it follows, over the nodes of ``graph``: its own, or the one given."""
+    """The same, and the outline that it follows, over the nodes of ``graph``: its own, or the one given.
+
+    By an outline that is given it is written once: who gives it compares it with the text that it is of.
+    """
     opened = open_sizes(graph)
     if reason := document.get("rows_fixed_by"):
         opened = replace(opened.closed(), fixed=plain(str(reason)))
@@ -83,7 +86,7 @@ def _written(
     """The text, and its outline, at each choice of open sizes; none if it cannot be said."""
     try:
         found = []
-        for graph, shapes, made in opened.variants(mesh):
+        for graph, shapes, made in opened.variants(mesh, 2 if items is None else 1):
             here = outline(Reading(graph), shapes.shardings) if items is None else over(items, made)
             program = _Program(graph, mesh, stored_shapes, shapes, opened.note, here)
             origins = {new: old for old, new in made.items()}

@@ -247,3 +247,18 @@ def test_low_precision_is_run_in_float64() -> None:
     half = floats(4, 8).__class__((4, 8), DType.BF16)
     graph = k.graph({"y": k.cast(k.gelu(k.cast(k.input("x", half), dtype="f32")), dtype="bf16")})
     assert check_text(graph, graph, Mesh(()), Weights({})).largest_error < 1e-14
+
+
+def test_what_is_zero_but_for_rounding_passes() -> None:
+    k = Builder()
+    normal = k.layer_norm(k.mul(k.input("x", floats(4, 8)), k.param("w", floats(8))), eps=1e-5)
+    graph = k.graph({"zero": k.reduce_sum(normal, dims=(1,), keepdim=False)})
+    assert check_text(graph, graph, Mesh(()), Weights({})).ran
+
+
+def test_a_scale_in_single_precision_is_the_default() -> None:
+    k = Builder()
+    x = k.mul(k.input("x", floats(2, 3, 4, 6)), k.param("w", floats(6)))
+    graph = k.graph({"y": k.attention(x, x, x, causal=True, scale=0.4082483)})
+    assert "scale" not in texts(graph, Mesh(()))["model.py"]
+    assert check_text(graph, graph, Mesh(()), Weights({})).largest_error < 1e-13
