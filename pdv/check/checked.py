@@ -16,9 +16,11 @@ from typing import Any
 from ir.errors import VerificationError
 from ir.graph import Graph
 from ir.mesh import Mesh
+from pdv.check.compare import TOLERANCE
 from pdv.check.emission import Emission, ShapeOf
 from pdv.check.imports import Texts
-from pdv.check.run import TOLERANCE, run
+from pdv.check.reference import NotFiniteError
+from pdv.check.run import run
 from pdv.check.small import Pair, full_pair, small_pair
 from pdv.check.text import at_sizes, tokens
 from pdv.emit.package import module_texts
@@ -93,7 +95,11 @@ def check_text(
     if isinstance(chosen, str):
         return Checked(False, 0, chosen, 0.0, time.perf_counter() - started, train)
     pair, model = chosen
-    error = run(pair, Texts({**modules, "model.py": model}, directory), train=train)
+    try:
+        error = run(pair, Texts({**modules, "model.py": model}, directory), train=train)
+    except NotFiniteError:
+        reason = "the source gives infinities, or no numbers, on random values"
+        return Checked(False, 0, reason, 0.0, time.perf_counter() - started, train)
     return Checked(True, pair.mesh.num_devices, pair.note, error, time.perf_counter() - started, train)
 
 

@@ -260,5 +260,22 @@ def test_a_scale_in_single_precision_is_the_default() -> None:
     k = Builder()
     x = k.mul(k.input("x", floats(2, 3, 4, 6)), k.param("w", floats(6)))
     graph = k.graph({"y": k.attention(x, x, x, causal=True, scale=0.4082483)})
-    assert "scale" not in texts(graph, Mesh(()))["model.py"]
+    assert "scale=" not in texts(graph, Mesh(()))["model.py"]
     assert check_text(graph, graph, Mesh(()), Weights({})).largest_error < 1e-13
+
+
+def test_rounding_that_grows_with_values_passes() -> None:
+    k = Builder()
+    x = k.input("x", floats(6, 8, 24))
+    heads = k.permute(k.reshape(k.linear(x, k.param("w", floats(24, 24))), shape=(6, 8, 4, 6)), perm=(0, 2, 1, 3))
+    heads = k.scale(heads, factor=3e4)
+    graph = k.graph({"y": k.attention(heads, heads, heads, causal=True, scale=6**-0.5)})
+    assert check_text(graph, graph, Mesh(()), Weights({})).ran
+
+
+def test_a_source_without_numbers_is_said() -> None:
+    k = Builder()
+    graph = k.graph({"y": k.log(k.neg(k.exp(k.input("x", floats(4, 4)))))})
+    found = check_text(graph, graph, Mesh(()), Weights({}))
+    assert not found.ran
+    assert "no numbers" in found.statement

@@ -1,0 +1,139 @@
+"""What the source makes of random values, in float64: the reference that a run of the text is held to.
+
+Entry point: ``reference``; evaluated by ``ir.interpret``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ir.graph import Graph
+from ir.interpret import Evaluation, data_of, evaluate
+from ir.views import Base, add_up, sources_of
+from pdv.check.small import Pair
+
+ATTEMPTS = 3  # at values of the source that are finite
+
+Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
+
+
+class NotFiniteError(Exception):
+    """A source that gives infinities, or no numbers, on all values tried: nothing could be compared."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What both sides are run on: inputs by name, stored tensors by name, and cotangents of the outputs."""
+
+    inputs: dict[str, Array]
+    stored: dict[str, Array]
+    cotangents: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the source makes of it.
+
+    Attributes:
+        outputs, updates: by name.
+        gradients: by stored tensor; empty where only forward is compared.
+        largest: of all values on the way.
+    """
+
+    outputs: dict[str, Array]
+    updates: dict[str, Array]
+    gradients: dict[str, Array]
+    largest: float
+
+    @property
+    def is_finite(self) -> bool:
+        """True if all numbers are."""
+        parts = (self.outputs, self.updates, self.gradients)
+        return all(np.isfinite(x).all() for part in parts for x in part.values())
+
+
+def reference(pair: Pair, *, train: bool, seed: int, size: float = 1.0) -> tuple[Given, Expected]:
+    """Random values at which the source is finite, and what it makes of them; ``size``: of weights of two dims or more.
+
+    Raises:
+        NotFiniteError: if there are none.
+    """
+    for attempt in range(ATTEMPTS):
+        given = draw(pair, seed + attempt, positive=attempt > 0, size=size)
+        expected = expected_of(pair, given, train=train)
+        if expected.is_finite:
+            return given, expected
+    raise NotFiniteError
+
+
+def expected_of(pair: Pair, given: Given, *, train: bool) -> Expected:
+    """What the source makes of values."""
+    with np.errstate(all="ignore"):
+        values = evaluate(pair.source, {**given.inputs, **given.stored})
+        found = values.gather()
+        gradients = _gradients(pair, values, given) if train else {}
+    outputs = {name: found[name] for name, _ in pair.source.outputs}
+    updates = {name: found[f"update:{name}"] for name, _ in pair.source.updates}
+    reached = max((largest(data_of(value)) for value in values.values.values()), default=0.0)
+    return Expected(outputs, updates, gradients, reached)
+
+
+def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) -> Given:
+    """Random float64 inputs, stored tensors and cotangents; integers index the least table that they are used for."""
+    random = np.random.default_rng(seed)
+    inputs: dict[str, Array] = {}
+    for node in pair.source.inputs:
+        name, kind, shape = node.attr("name"), node.type.dtype, node.type.shape
+        if kind.is_floating:
+            inputs[name] = random.uniform(0.5, 1.5, shape) if positive else random.normal(size=shape)
+        elif kind.value == "bool":
+            inputs[name] = np.ones(shape, dtype=bool) if positive else random.random(shape) < 0.75
+        else:
+            inputs[name] = random.integers(0, pair.limits.get(name, 2), shape)
+    kinds = {source: node.type.dtype for node in pair.source.params for source in sources_of(node)}
+    stored = {
+        name: _weight(random, shape, kinds[name].is_floating, size) for name, shape in sorted(pair.stored.items())
+    }
+    cotangents = {
+        name: random.normal(size=node.type.shape) for name, node in pair.source.outputs if node.type.dtype.is_floating
+    }
+    return Given(inputs, stored, cotangents)
+
+
+def _weight(random: np.random.Generator, shape: Sequence[int], floating: bool, size: float) -> Array:
+    """Of a size that keeps activations in range; vectors, which may be variances, are near one."""
+    if not floating:
+        return random.integers(0, 2, shape)
+    if len(shape) < 2:
+        return random.uniform(0.5, 1.5, shape)
+    return random.normal(size=shape) * size / math.sqrt(math.prod(shape[1:]))
+
+
+def _gradients(pair: Pair, values: Evaluation, given: Given) -> dict[str, Array]:
+    """Stored tensor -> its gradient."""
+    gradients = values.gradients(given.cotangents)
+    by_node = {node: values.whole_gradient(node, gradients) for node in gradients.local if node.op.name == "param"}
+    found = whole_bases(pair.source, pair)
+    return {name: total.reshape(pair.stored[name]) for name, total in add_up(by_node, found).items()}
+
+
+def whole_bases(graph: Graph, pair: Pair) -> dict[str, Base]:
+    """Stored tensors, of which no steps of views are shared."""
+    return {
+        source: Base(tuple(pair.stored[source]), 0, node.type.dtype, bool(node.attr("trainable")))
+        for node in graph.params
+        for source in sources_of(node)
+    }
+
+
+def largest(x: Array) -> float:
+    """The largest finite element."""
+    if x.dtype.kind != "f":
+        return 1.0
+    found = float(np.abs(x).max(initial=0.0))
+    return found if math.isfinite(found) else float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
