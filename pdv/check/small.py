@@ -22,6 +22,7 @@ from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
 from ir.scale import Small, shrink
 from ir.sizes import points_of_variance, rescaled
+from ir.types import TensorType
 from ir.views import Base, bases, readings
 from pdv.check.emission import Emission, ShapeOf, shapes_before, stored_shapes
 from pdv.emit.constants import STORED, constant_names
@@ -85,14 +86,12 @@ def full_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
 
 
 def _exact(graph: Graph) -> Graph:
-    """The graph with factors that follow from sizes to the last digit, as torch has them."""
-    plain = _plain_attention([graph])
+    """The graph with the factors of unbiased variances to the last digit, as torch has them."""
     k = Builder()
     made: dict[Node, Node] = {}
     for node in graph.nodes:
         operands = tuple(made[x] for x in node.operands)
         changed = {"factor": _factor(node, operands[0])} if node.op.name == "scale" else {}
-        changed |= {"scale": _width(node) ** -0.5} if node in plain else {}
         made[node] = k.copy(replace(node, attrs={**node.attrs, **changed}), operands)
     outputs = {name: made[node] for name, node in graph.outputs}
     return k.graph(outputs, {name: made[node] for name, node in graph.updates}, graph.name)
@@ -134,7 +133,7 @@ def _plain_attention(graphs: Sequence[Graph]) -> set[Node]:
     for graph in graphs:
         nodes = [node for node in graph.nodes if node.op.name == "attention"]
         each.append(sorted((node.attr("scale"), _width(node)) for node in nodes))
-        found |= {node for node in nodes if math.isclose(node.attr("scale"), _width(node) ** -0.5, rel_tol=1e-6)}
+        found |= {node for node in nodes if math.isclose(node.attr("scale"), _width(node) ** -0.5, rel_tol=1e-12)}
     return found if all(scales == each[0] for scales in each) else set()
 
 
@@ -156,6 +155,7 @@ class _Restored:
         self._small = small
         self._views = views
         self._plain = plain
+        self._constants: dict[tuple[str, TensorType], Array] = {}  # as the first graph has them: indices fit all tables
         self.made: dict[Node, Node] = {}
 
     def graph(self, graph: Graph) -> Graph:
@@ -173,7 +173,9 @@ class _Restored:
         if node.op.name == "param":
             attrs["view"] = self._views.of(node, twin)
         elif node.op.name == "const":
-            attrs["value"] = Constant(twin.attr("value").array, node.attr("value").digest)
+            digest = node.attr("value").digest
+            array = self._constants.setdefault((digest, twin.type), twin.attr("value").array)
+            attrs["value"] = Constant(array, digest)
         elif node in self._plain:
             attrs["scale"] = operands[0].type.shape[-1] ** -0.5
         elif node.op.name == "scale":

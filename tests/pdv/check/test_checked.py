@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ir.builder import Builder
@@ -256,12 +257,16 @@ def test_what_is_zero_but_for_rounding_passes() -> None:
     assert check_text(graph, graph, Mesh(()), Weights({})).ran
 
 
-def test_a_scale_in_single_precision_is_the_default() -> None:
+def test_indices_are_the_same_in_all_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
     k = Builder()
-    x = k.mul(k.input("x", floats(2, 3, 4, 6)), k.param("w", floats(6)))
-    graph = k.graph({"y": k.attention(x, x, x, causal=True, scale=0.4082483)})
-    assert "scale=" not in texts(graph, Mesh(()))["model.py"]
-    assert check_text(graph, graph, Mesh(()), Weights({})).largest_error < 1e-13
+    ids = k.const(np.arange(8, dtype=np.int64), "ids")
+    tables = [k.param(name, floats(size, 12)) for name, size in (("few", 9), ("many", 64))]
+    x = k.add(k.linear(k.input("x", floats(4, 8, 12)), k.param("w", floats(12, 12))), k.embedding(tables[0], ids))
+    y = k.linear(k.add(x, k.embedding(tables[1], ids)), k.param("v", floats(16, 12)))
+    graph = k.graph({"y": y})
+    found = check_text(graph, graph, Mesh(()), Weights({}), train=False)
+    assert found.sizes == "scaled-down sizes"
 
 
 def test_rounding_that_grows_with_values_passes() -> None:
