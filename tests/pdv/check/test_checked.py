@@ -257,15 +257,23 @@ def test_what_is_zero_but_for_rounding_passes() -> None:
     assert check_text(graph, graph, Mesh(()), Weights({})).ran
 
 
-def test_indices_are_the_same_in_all_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
+def positions(*, cut: bool) -> Graph:
+    """A table of 9 rows and one of 64, both indexed by the same constant; the larger one cut by rows, or not."""
     k = Builder()
     ids = k.const(np.arange(8, dtype=np.int64), "ids")
-    tables = [k.param(name, floats(size, 12)) for name, size in (("few", 9), ("many", 64))]
-    x = k.add(k.linear(k.input("x", floats(4, 8, 12)), k.param("w", floats(12, 12))), k.embedding(tables[0], ids))
-    y = k.linear(k.add(x, k.embedding(tables[1], ids)), k.param("v", floats(16, 12)))
-    graph = k.graph({"y": y})
-    found = check_text(graph, graph, Mesh(()), Weights({}), train=False)
+    few, many = (k.param(name, floats(size, 12)) for name, size in (("few", 9), ("many", 64)))
+    x = k.linear(k.input("x", floats(4, 8, 12)), k.param("w", floats(16, 12)))
+    first = k.linear(k.embedding(few, ids), k.param("v", floats(16, 12)))
+    if not cut:
+        return k.graph({"y": k.add(x, first), "z": k.embedding(many, ids)})
+    second = k.embedding(k.partition(many, dim=0, axis="a"), k.replicate(ids, axis="a"))
+    y = k.combine(k.partition(k.add(x, first), dim=1, axis="a"), dim=1, axis="a")  # four positions at least
+    return k.graph({"y": y, "z": k.reduce(second, axis="a")})
+
+
+def test_indices_are_the_same_in_all_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
+    found = check_text(positions(cut=False), positions(cut=True), Mesh.of(a=2), Weights({}), train=False)
     assert found.sizes == "scaled-down sizes"
 
 
