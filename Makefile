@@ -25,11 +25,11 @@ format: setup
 	$(BIN)/ruff format .
 
 test: setup
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto
 	$(BIN)/pytest -q -m distributed
 
 test-unit: setup
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto
 
 test-distributed: setup
 	$(BIN)/pytest -q -m distributed
