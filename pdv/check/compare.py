@@ -25,12 +25,13 @@ Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
 
 @dataclass(frozen=True)
 class Observed:
-    """What one rank made of the values; ``batch_axes``: (size, its place), slow to fast."""
+    """What one rank made of the values; ``batch_axes``: (size, its place), slow to fast; ``loss``: if there was one."""
 
     outputs: list[Array]
     batch_axes: tuple[tuple[int, int], ...]
     gradients: dict[str, Array]
     state: dict[str, Array]
+    loss: float | None = None
 
 
 class Item(NamedTuple):
@@ -74,6 +75,10 @@ class Comparison:
         for name, value in zip(names, observed.outputs, strict=True):
             wanted = own_rows(self.expected.outputs[name], observed.batch_axes)
             yield Item(f"output {name}", value, wanted, self.expected.largest)
+        if observed.loss is not None:
+            elements = sum(x.size for x in self.expected.outputs.values())
+            reached = self.expected.largest * elements  # terms cancel
+            yield Item("the loss", np.asarray(observed.loss), np.asarray(self.expected.loss), reached)
         yield from self._gradients(observed, where)
         if observed.state:
             yield from self._state(observed, where)

@@ -28,11 +28,22 @@ class NotFiniteError(Exception):
 
 @dataclass(frozen=True)
 class Given:
-    """What both sides are run on: inputs by name, stored tensors by name, and cotangents of the outputs."""
+    """What both sides are run on.
+
+    Attributes:
+        inputs, stored, cotangents: by name of the input, stored tensor or output.
+        weights: of the rows, in the loss.
+    """
 
     inputs: dict[str, Array]
     stored: dict[str, Array]
     cotangents: dict[str, Array]
+    weights: Array
+
+    @property
+    def weight(self) -> float:
+        """Of all rows."""
+        return float(self.weights.sum())
 
 
 @dataclass(frozen=True)
@@ -43,12 +54,14 @@ class Expected:
         outputs, updates: by name.
         gradients: by stored tensor; empty where only forward is compared.
         largest: of all values on the way.
+        loss: the sum of outputs times cotangents.
     """
 
     outputs: dict[str, Array]
     updates: dict[str, Array]
     gradients: dict[str, Array]
     largest: float
+    loss: float
 
     @property
     def is_finite(self) -> bool:
@@ -80,7 +93,13 @@ def expected_of(pair: Pair, given: Given, *, train: bool) -> Expected:
     outputs = {name: found[name] for name, _ in pair.source.outputs}
     updates = {name: found[f"update:{name}"] for name, _ in pair.source.updates}
     reached = max((largest(data_of(value)) for value in values.values.values()), default=0.0)
-    return Expected(outputs, updates, gradients, reached)
+    with np.errstate(all="ignore"):
+        loss = sum(
+            float((outputs[name] * given.cotangents[name]).sum())
+            for name, node in pair.source.outputs
+            if node.needs_grad
+        )
+    return Expected(outputs, updates, gradients, reached, loss)
 
 
 def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) -> Given:
@@ -102,7 +121,8 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
     cotangents = {
         name: random.normal(size=node.type.shape) for name, node in pair.source.outputs if node.type.dtype.is_floating
     }
-    return Given(inputs, stored, cotangents)
+    rows = next((node.type.shape[0] for _, node in pair.source.outputs if node.type.rank), 1)
+    return Given(inputs, stored, cotangents, random.uniform(0.5, 1.5, rows))
 
 
 def _weight(random: np.random.Generator, shape: Sequence[int], floating: bool, size: float) -> Array:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ir.errors import VerificationError
-from pdv.check.compare import AMPLIFIED, TOLERANCE, Comparison, Observed, own_rows
+from pdv.check.compare import AMPLIFIED, TOLERANCE, Comparison, Observed
 from pdv.check.imports import Arrays, Texts
 from pdv.check.ranks import RankError, World
 from pdv.check.reference import Given, reference
@@ -71,26 +71,37 @@ def _observed(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> 
     if not train:
         with torch.no_grad():
             return Observed(_arrays(model(*inputs)), _places(model), {}, {})
-    outputs = model(*inputs)
     axes = _places(model)
-    loss = _loss(_tensors(outputs), pair, given, axes)
-    if loss.requires_grad:
-        torch.autograd.backward(loss)
-    gradients = {name: value.numpy() for name, value in model.full_gradients().items()}
-    moved = model.full_state_dict()
-    state = {name: value.numpy() for name, value in moved.items()}
-    return Observed(_arrays(outputs), axes, gradients, state)
+    if not any(node.needs_grad for _, node in pair.source.outputs):
+        outputs, loss = model(*inputs), None
+    else:
+        outputs, loss = _step(model, inputs, pair, given)
+    gradients = {name: value.numpy() * given.weight for name, value in model.full_gradients().items()}
+    state = {name: value.numpy() for name, value in model.full_state_dict().items()}
+    return Observed(_arrays(outputs), axes, gradients, state, loss)
 
 
-def _loss(outputs: Sequence[Tensor], pair: Pair, given: Given, axes: tuple[tuple[int, int], ...]) -> Tensor:
-    """The sum of outputs times cotangents, over this rank's rows."""
-    total = torch.zeros(())
-    for (name, _), output in zip(pair.source.outputs, outputs, strict=False):
-        if name in given.cotangents and output.requires_grad:
-            cotangent = torch.from_numpy(own_rows(given.cotangents[name], axes))
-            if cotangent.shape == output.shape:  # else the comparison of outputs will say so
-                total = total + (output * cotangent).sum()
-    return total
+def _step(model: Any, inputs: list[Tensor], pair: Pair, given: Given) -> tuple[Any, float]:
+    """(outputs, loss times the weight of all rows) of a training step by the text's own ``train_step``.
+
+    The loss is the sum of outputs times cotangents over the weight of the rows, which is another for each row.
+    """
+    names = [name for name, _ in pair.source.outputs]
+    kept: list[Any] = []
+
+    def loss_fn(outputs: Any, target: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        kept.append(outputs)
+        *cotangents, weights = target
+        by_name = dict(zip(given.cotangents, cotangents, strict=True))
+        total = torch.zeros(())
+        for name, output in zip(names, _tensors(outputs), strict=False):
+            if name in by_name and output.requires_grad and output.shape == by_name[name].shape:
+                total = total + (output * by_name[name]).sum()  # else the comparison of outputs will say so
+        return total, weights.sum()
+
+    targets = [*given.cotangents.values(), given.weights]
+    loss = model.train_step(inputs, [torch.from_numpy(x).clone() for x in targets], loss_fn)
+    return kept[0], float(loss) * given.weight
 
 
 def _places(model: Any) -> tuple[tuple[int, int], ...]:  # Any: a ParallelModule of the text's own

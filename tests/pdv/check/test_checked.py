@@ -190,6 +190,26 @@ def test_an_edit_is_carried_to_small_sizes(old: str, new: str, monkeypatch: pyte
         small_check({**files, "model.py": edited}, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("losses.py", "totals = reduce(totals, axis)", "pass"),
+        ("losses.py", "totals[0] / totals[1]", "totals[0] / totals[1] / 2"),
+        ("runtime.py", "loss = batch_loss(", "loss = 2 * batch_loss("),
+        ("runtime.py", "_own_rows(y, batch_axes)", "y"),
+        ("parallel.py", "x.narrow(dim, axis.rank * block, block)", "x.narrow(dim, 0, block)"),
+    ],
+)
+def test_a_mistake_in_the_training_step_is_caught(
+    file: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = texts(*cut_stack())
+    wrong = files[file].replace(old, new)
+    assert wrong != files[file]
+    with pytest.raises(VerificationError):
+        small_check({**files, file: wrong}, monkeypatch)
+
+
 def test_an_edit_that_changes_nothing_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     files = texts(*cut_stack())
     more = "        # a comment\n        size = ids.size(0)\n        x = self."
