@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ir.dims import Shape
+from ir.errors import ShapeError
 from pdv.rewrite.generate.space import COMMUTATIVE, Entry, Space
 from pdv.rewrite.instantiate import resolved
 from pdv.rewrite.law import Apply, Expression, Law, Literal, Operand, Star, Symbol, Term, evaluate
@@ -139,7 +140,7 @@ def _attrs(
 ) -> tuple[tuple[str, Hashable], ...] | None:
     try:
         given = {name: _hashable(evaluate(written, values)) for name, written in term.attrs}
-    except KeyError:
+    except (KeyError, ShapeError):  # no value, or none that a float holds
         return None
     entry = space.entry(term.op, given, children)
     return None if entry is None else entry.attrs
@@ -157,7 +158,7 @@ def _look_up(space: Space, term: Term, binding: Binding, values: Values, by_root
         children.append(found)
     try:
         attrs = {name: _hashable(evaluate(written, values)) for name, written in term.attrs}
-    except KeyError:
+    except (KeyError, ShapeError):  # no value, or none that a float holds
         return None
     entry = space.entry(term.op, attrs, children)
     if entry is None or entry in space.table or steps == 0:
