@@ -86,7 +86,7 @@ def _base(source: str, readers: list[tuple[Node, Reading]]) -> Base:
     steps = 0
     while all(len(view) > steps and view[steps] == views[0][steps] for view in views):
         steps += 1
-    shapes = {_before(reading.shape, reading.view[steps:]) for _, reading in readers} - {None}
+    shapes = {shape_before(reading.shape, reading.view[steps:]) for _, reading in readers} - {None}
     kinds = {(node.type.dtype, bool(node.attr("trainable"))) for node, _ in readers}
     if len(shapes) != 1 or len(kinds) != 1:
         raise VerificationError(
@@ -98,7 +98,7 @@ def _base(source: str, readers: list[tuple[Node, Reading]]) -> Base:
     return Base(shape, steps, dtype, trainable)
 
 
-def _before(shape: Shape, view: View) -> Shape | None:
+def shape_before(shape: Shape, view: View) -> Shape | None:
     """Shape that a view was taken of; None after a reshape, which does not tell."""
     for step in reversed(view):
         match step:

@@ -11,7 +11,7 @@ import itertools
 from ir.builder import Builder
 from ir.graph import Graph, Node, View, param_view
 from ir.types import TensorType
-from ir.views import Reading, box, overlap, readings
+from ir.views import Reading, box, overlap, readings, shape_before
 
 
 def untangle(graph: Graph) -> Graph:
@@ -45,7 +45,7 @@ def _tangled(graph: Graph) -> dict[Node, TensorType]:
     found: dict[Node, TensorType] = {}
     for readers in sources.values():
         if any(overlap(box(a), box(b)) for (_, a), (_, b) in itertools.combinations(readers, 2)):
-            shapes = {_stored(reading.shape, reading.view) for _, reading in readers} - {None}
+            shapes = {shape_before(reading.shape, reading.view) for _, reading in readers} - {None}
             if len(shapes) == 1 and not any(_joined(param) for param, _ in readers):
                 (shape,) = shapes
                 assert shape is not None
@@ -56,21 +56,6 @@ def _tangled(graph: Graph) -> dict[Node, TensorType]:
 def _joined(param: Node) -> bool:
     view = param_view(param)
     return bool(view) and view[0][0] == "concat"
-
-
-def _stored(shape: tuple[int, ...], view: View) -> tuple[int, ...] | None:
-    """The shape of what a view of this shape is a view of; None behind a reshape, which does not say it."""
-    for step in reversed(view):
-        match step:
-            case ("permute", perm):
-                shape = tuple(shape[perm.index(dim)] for dim in range(len(perm)))
-            case ("chunk", dim, parts, _):
-                shape = (*shape[:dim], shape[dim] * parts, *shape[dim + 1 :])
-            case ("slice", dim, _, _, extent):
-                shape = (*shape[:dim], extent, *shape[dim + 1 :])
-            case _:
-                return None
-    return shape
 
 
 def _viewed(k: Builder, node: Node, view: View) -> Node:
