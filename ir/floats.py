@@ -13,6 +13,7 @@ from ir.einsum import Data
 from ir.polynomial import ONE, Size
 
 _erf = np.frompyfunc(math.erf, 1, 1)
+_TIE = 1e-9  # of a row's largest element: what differs by less is equal but for rounding
 
 
 class FloatField:
@@ -147,9 +148,12 @@ def _log_softmax(x: Data) -> tuple[Data, Callable[[Data], Data]]:
 
 
 def _top_k(x: Data, k: float) -> tuple[Data, Callable[[Data], Data]]:
-    order = np.argsort(-x, axis=-1, kind="stable")
-    kept = np.zeros_like(x)
-    np.put_along_axis(kept, order[..., : int(k)], 1.0, axis=-1)
+    """Not a number in rows whose choice rounding decides."""
+    ordered = -np.sort(-x, axis=-1)
+    least, next_ = ordered[..., int(k) - 1, None], ordered[..., int(k) : int(k) + 1]
+    kept = (x >= least).astype(x.dtype)
+    tied = (least - next_ <= _TIE * np.abs(ordered).max(axis=-1, keepdims=True)).any(axis=-1, keepdims=True)
+    kept[np.broadcast_to(tied, kept.shape)] = np.nan
     return x * kept, lambda g: g * kept
 
 

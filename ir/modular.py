@@ -103,15 +103,22 @@ class PrimeField:
         return self._draw(name, *parts), lambda: self._draw(name + "'", *parts)
 
     def row(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
-        """Pseudo-random functions of the row; so is each entry of the Jacobian."""
+        """Pseudo-random functions of the row; the Jacobian is a diagonal and two products of a column and a row.
+
+        Of that form are those of softmax, log softmax and the norms, so that what holds for all of it holds for them.
+        """
         n = x.shape[-1]
         hashed = self._hash_rows(x)
         y = self._draw(name, _mix(hashed + _U(_key(name, self.key)) + _indices(n)))
 
         def pullback(g: Data) -> Data:
-            entries = _mix(hashed[..., None] + _U(_key(name + "'", self.key)) + _indices(n * n).reshape(n, n))
-            jacobian = self._draw(name + "'", entries).reshape(-1, n, n)
-            return self.matmul(np.ascontiguousarray(g).reshape(-1, 1, n), jacobian).reshape(g.shape)
+            entries = _mix(hashed[..., None] + _U(_key(name + "'", self.key)) + _indices(5 * n).reshape(5, n))
+            diagonal, *pairs = np.moveaxis(self._draw(name + "'", entries), -2, 0)
+            found = self.reduce(g * diagonal)
+            for column, row in zip(pairs[::2], pairs[1::2], strict=True):
+                along = self.reduce(self.reduce(g * column).sum(axis=-1, keepdims=True))
+                found = found + self.reduce(along * row)
+            return self.reduce(found)
 
         return y, pullback
 

@@ -281,7 +281,8 @@ class Recorder:
         x = self._lift(x)
         y, pullback = self.field.row(name, x.data)
         self._count(name, x, math.prod(x.shape[:-1]), hashed=True)
-        return self._emit(y, Size(), (x,), lambda g: (pullback(g),), (Size(),), x.shape[-1])
+        entry = Size(degree=2, bits=2.0)  # of the Jacobian: a variable and two products of two
+        return self._emit(y, Size(), (x,), lambda g: (pullback(g),), (entry,), x.shape[-1])
 
     def row_reduce(self, name: str, x: Array) -> Array:
         """See ``Tape.row_reduce``."""

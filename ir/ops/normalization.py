@@ -7,7 +7,7 @@ devices by itself: channel_mean, channel_variance (around that mean, for precisi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ir.dims import Shape
@@ -99,34 +99,59 @@ rms_norm = Operator(
 )
 
 
+def _image(rank: int) -> str:
+    """The loops of [n, c, ...], a letter each."""
+    return "nchwtuvxyz"[:rank]
+
+
+def _channel_loops(vectors: int) -> Callable[[Sequence[Shape], Attrs], tuple[str, dict[str, int]]]:
+    """[n, c, ...] beside vectors of channels -> a vector of channels."""
+
+    def loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+        return f"{', '.join((' '.join(_image(len(shapes[0]))), *('c',) * vectors))} -> c", {}
+
+    return loops
+
+
+def _batch_norm_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    image = " ".join(_image(len(shapes[0])))
+    return f"{image}, c, c, c, c -> {image}", {}
+
+
 def _count(call: Call) -> int:
     """Points that a channel's statistics run over, on all devices together."""
     return math.prod(call.whole_loops.extents[loop] for loop in call.loops.contracted)
 
 
 def _channel_mean(t: Tape, operands: Sequence[Any], call: Call) -> Any:
-    return t.scale(t.einsum("nchw->c", operands[0]), 1.0 / _count(call))
+    return t.scale(t.einsum(f"{_image(_rank(call))}->c", operands[0]), 1.0 / _count(call))
 
 
 def _channel_variance(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     x, mean = operands
-    centred = t.sub(x, _per_channel(t, mean))
-    return t.scale(t.einsum("nchw,nchw->c", centred, centred), 1.0 / _count(call))
+    centred = t.sub(x, _per_channel(t, mean, call))
+    image = _image(_rank(call))
+    return t.scale(t.einsum(f"{image},{image}->c", centred, centred), 1.0 / _count(call))
 
 
 def _batch_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:
-    x, mean, variance, weight, bias = (operands[0], *(_per_channel(t, v) for v in operands[1:]))
+    x, mean, variance, weight, bias = (operands[0], *(_per_channel(t, v, call) for v in operands[1:]))
     inverse = t.unary("rsqrt", t.shift(variance, float(call.attrs["eps"])))
     return t.add(t.mul(t.mul(t.sub(x, mean), inverse), weight), bias)
 
 
-def _per_channel(t: Tape, vector: Any) -> Any:
-    return t.reshape(vector, (1, vector.shape[-1], 1, 1))
+def _rank(call: Call) -> int:
+    """Of the image."""
+    return len(call.loops.operands[0])
+
+
+def _per_channel(t: Tape, vector: Any, call: Call) -> Any:
+    return t.reshape(vector, (1, vector.shape[-1], *(1,) * (_rank(call) - 2)))
 
 
 channel_mean = Operator(
     "channel_mean",
-    "n c h w -> c",
+    _channel_loops(0),
     "row",
     emit="channel_mean({0}, {count})",
     linear=_FIRST,
@@ -135,7 +160,7 @@ channel_mean = Operator(
 )
 channel_variance = Operator(
     "channel_variance",
-    "n c h w, c -> c",
+    _channel_loops(1),
     "row",
     emit="channel_variance({0}, {1}, {count})",
     flops_per_point=3,
@@ -144,7 +169,7 @@ channel_variance = Operator(
 )
 batch_norm = Operator(
     "batch_norm",
-    "n c h w, c, c, c, c -> n c h w",
+    _batch_norm_loops,
     "map",
     emit="batch_norm({0}, {1}, {2}, {3}, {4}, {eps})",
     attrs=("eps",),

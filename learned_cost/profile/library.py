@@ -16,7 +16,6 @@ from ir.operator import Attrs
 from ir.types import DType
 
 Call = Callable[[Sequence[Tensor], Attrs], Tensor]
-CHANNELS = (1, -1, 1, 1)
 
 
 def _plain(function: Callable[..., Any]) -> Call:  # Any: torch's functions are typed in many ways
@@ -39,8 +38,16 @@ def _top_k(x: Sequence[Tensor], a: Attrs) -> Tensor:
     return torch.zeros_like(x[0]).scatter(-1, places, values)
 
 
+def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
+    return vector.reshape(-1, *(1,) * (x.dim() - 2))
+
+
+def _channel_mean(x: Tensor) -> Tensor:
+    return x.mean((0, *range(2, x.dim())))
+
+
 def _batch_norm(x: Sequence[Tensor], a: Attrs) -> Tensor:
-    mean, variance, weight, bias = (vector.reshape(CHANNELS) for vector in x[1:])
+    mean, variance, weight, bias = (_per_channel(vector, x[0]) for vector in x[1:])
     return (x[0] - mean) * torch.rsqrt(variance + float(_value(a, "eps"))) * weight + bias
 
 
@@ -60,8 +67,8 @@ CALLS: Mapping[str, Call] = {
     "softmax": lambda x, a: F.softmax(x[0], dim=-1),
     "log_softmax": lambda x, a: F.log_softmax(x[0], dim=-1),
     "top_k": _top_k,
-    "channel_mean": lambda x, a: x[0].mean((0, 2, 3)),
-    "channel_variance": lambda x, a: (x[0] - x[1].reshape(CHANNELS)).square().mean((0, 2, 3)),
+    "channel_mean": lambda x, a: _channel_mean(x[0]),
+    "channel_variance": lambda x, a: _channel_mean((x[0] - _per_channel(x[1], x[0])).square()),
     "batch_norm": _batch_norm,
     "reduce_sum": lambda x, a: x[0].sum(_value(a, "dims"), keepdim=bool(a["keepdim"])),
     "reduce_mean": lambda x, a: x[0].mean(_value(a, "dims"), keepdim=bool(a["keepdim"])),

@@ -98,7 +98,7 @@ def check_text(
     try:
         error = run(pair, Texts({**modules, "model.py": model}, directory), train=train)
     except NotFiniteError:
-        reason = "the source gives infinities, or no numbers, on random values"
+        reason = "on random values the source gives infinities, no numbers, or a choice between equals"
         return Checked(False, 0, reason, 0.0, time.perf_counter() - started, train)
     return Checked(True, pair.mesh.num_devices, pair.note, error, time.perf_counter() - started, train)
 

@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
 
 
 class NotFiniteError(Exception):
-    """A source that gives infinities, or no numbers, on all values tried: nothing could be compared."""
+    """A source that gives infinities, no numbers, or a choice between equals on all values tried."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ir.graph import Node
 from pdv.emit.code import Code, call, statement, with_comment
-from pdv.emit.expressions import Context, write
+from pdv.emit.expressions import Context, fused_batch_norm, write
 from pdv.emit.leaves import Reading
 from pdv.emit.moves import chunks_code
 from pdv.emit.naming import variable_names
@@ -101,7 +101,7 @@ class Body:
         buffers = [self._writer.operand(buffer) for buffer in item.tracking.buffers]
         given = (("momentum", item.tracking.momentum, MOMENTUM), ("eps", eps, EPS))
         options = [f"{name}={value!r}" for name, value, default in given if value != default]
-        return call("F.batch_norm", self._writer.operand(x), *buffers, *weights, "training=True", *options)
+        return call(fused_batch_norm(node), self._writer.operand(x), *buffers, *weights, "training=True", *options)
 
     def _buffer(self, name: str) -> str:
         return next(attr for node, attr in self._attributes.leaves.items() if node.attrs.get("name") == name)

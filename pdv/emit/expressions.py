@@ -102,7 +102,7 @@ def _open_points(node: Node, context: Context) -> Code | None:
     while variance.op.kind == "parallel":
         variance = variance.operands[0]
     x = variance.operands[0]
-    factors = tuple(factor for dim in (0, 2, 3) for factor in context.shapes.dims[x][dim])
+    factors = tuple(factor for dim in (0, *range(2, x.type.rank)) for factor in context.shapes.dims[x][dim])
     return context.sizes.whole(factors) if any(factor.symbol for factor in factors) else None
 
 
@@ -186,7 +186,12 @@ def _batch_norm(node: Node, x: Sequence[Code], context: Context) -> Code:
     """One call of torch's; by statistics that gradients flow through, the helper that spells it out."""
     if any(statistic.needs_grad for statistic in node.operands[1:3]):
         return call("batch_norm", *x, repr(node.attr("eps")))
-    return call("F.batch_norm", *x, f"eps={node.attr('eps')!r}")
+    return call(fused_batch_norm(node), *x, f"eps={node.attr('eps')!r}")
+
+
+def fused_batch_norm(node: Node) -> str:
+    """The call that norms [n, c, ...] in one kernel, forward and backward."""
+    return "fused_batch_norm" if node.type.rank > 3 and node.needs_grad else "F.batch_norm"
 
 
 def _rms_norm(node: Node, x: Sequence[Code], context: Context) -> Code:
@@ -278,6 +283,6 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
 )
 HELPERS = (
     "batch_norm", "batch_norm_of_all", "causal_attention", "channel_mean", "channel_variance", "embedding_block",
-    "overwrite", "top_k",
+    "fused_batch_norm", "overwrite", "top_k",
 )  # fmt: skip
 """Functions of ``operators.py`` that expressions may call."""

@@ -35,28 +35,52 @@ def causal_attention(
 
 
 def channel_mean(x: Tensor, shares: int) -> Tensor:
-    """Mean of each channel, or this rank's term of it where the points are cut into ``shares``: [n, c, h, w] -> [c]."""
-    return x.mean((0, 2, 3)) / shares
+    """Mean of each channel, or this rank's term of it where points are cut into ``shares``: [n, c, ...] -> [c]."""
+    return x.mean((0, *range(2, x.dim()))) / shares
 
 
 def channel_variance(x: Tensor, mean: Tensor, shares: int) -> Tensor:
-    """Mean squared distance of each channel from its mean, or this rank's term of it: [n, c, h, w], [c] -> [c].
+    """Mean squared distance of each channel from its mean, or this rank's term of it: [n, c, ...], [c] -> [c].
 
     It does not change with ``mean`` where that is the mean, so no gradient flows there: computed, it would be rounding.
     """
-    return (x - mean.detach().view(-1, 1, 1)).square().mean((0, 2, 3)) / shares
+    return channel_mean((x - per_channel(mean.detach(), x)).square(), shares)
 
 
 def batch_norm(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, each a vector of channels; x: [n, c, h, w]."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias, each a vector of channels; x: [n, c, ...]."""
     factor = (variance + eps).rsqrt() * weight
-    return (x - mean.view(-1, 1, 1)) * factor.view(-1, 1, 1) + bias.view(-1, 1, 1)
+    return (x - per_channel(mean, x)) * per_channel(factor, x) + per_channel(bias, x)
+
+
+def per_channel(vector: Tensor, x: Tensor) -> Tensor:
+    """[c] -> [c, 1, ...], to be broadcast to x: [n, c, ...]."""
+    return vector.view(-1, *(1,) * (x.dim() - 2))
+
+
+def fused_batch_norm(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """torch's batch norm, right in backward for all strides: [n, c, ...] -> same.
+
+    On CPUs torch 2.13 misreads gradients of [n, c, h, w] whose strides suit two layouts, for a size besides c is one.
+    """
+    points = x.flatten(2) if x.dim() > 3 and 1 in (x.size(0), *x.shape[2:]) else x
+    y = F.batch_norm(points, mean, variance, weight, bias, training, momentum, eps)
+    return y.reshape(x.shape)
 
 
 def batch_norm_of_all(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm by the statistics of this rank's points, which are all; those too: [n, c, h, w] -> same, [c], [c]."""
+    """Batch norm by the statistics of this rank's points, which are all; those too: [n, c, ...] -> same, [c], [c]."""
     mean, variance = torch.zeros_like(weight, requires_grad=False), torch.zeros_like(weight, requires_grad=False)
-    y = F.batch_norm(x, mean, variance, weight, bias, training=True, momentum=1.0, eps=eps)
+    y = fused_batch_norm(x, mean, variance, weight, bias, training=True, momentum=1.0, eps=eps)
     points = x.numel() // x.size(1)
     return y, mean, variance * ((points - 1) / points)
 

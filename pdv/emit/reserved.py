@@ -15,7 +15,8 @@ MODULE = frozenset(_MODULE.split())
 _GLOBALS = """
     F Mesh Model ParallelModule Path Tensor Weights all_gather all_to_all batch_norm block build causal_attention
     channel_mean channel_variance combine dtype embedding_block i join local make_mesh mesh names nn overwrite partition
-    batch_norm_of_all top_k prefix range reduce reduce_scatter regathering replicate self super torch tuple weights
+    batch_norm_of_all fused_batch_norm per_channel top_k prefix range reduce reduce_scatter regathering replicate self
+    super torch tuple weights
 """
 GLOBALS = frozenset(_GLOBALS.split())
 """Names that a local variable would hide."""

@@ -229,7 +229,7 @@ def batch_norm(
     """In training by the batch's statistics, else by the running ones."""
     if training or mean is None or var is None:
         running = (mean, var)
-        return layers.training_batch_norm(k, x, running, (weight, bias), momentum=momentum, eps=eps)
+        return layers.training_batch_norm(k, x, running, (weight, bias), momentum=momentum, eps=eps)[0]
     return layers.batch_norm(k, x, mean, var, weight, bias, eps)
 
 
@@ -238,8 +238,9 @@ def functional_batch_norm(
     training: bool, momentum: float, eps: float,
 ) -> Result:  # fmt: skip
     """(y, saved mean, saved 1 / deviation, new running mean, new running variance)"""
-    y = batch_norm(k, x, weight, bias, mean, var, training, momentum, eps)
-    new = (k.updates.get(v.attr("source")) if v.op.name == "param" else None for v in (mean, var))
+    if not training:
+        return layers.batch_norm(k, x, mean, var, weight, bias, eps), None, None, None, None
+    y, *new = layers.training_batch_norm(k, x, (mean, var), (weight, bias), momentum=momentum, eps=eps)
     return (y, None, None, *new)
 
 

@@ -141,22 +141,14 @@ def rms_norm(k: Lowering, x: Node, weight: Node | None, eps: float) -> Node:
 def batch_norm(
     k: Lowering, x: Node, mean: Node, variance: Node, weight: Node | None, bias: Node | None, eps: float
 ) -> Node:
-    """x: [n, c, ...] normalised by statistics [c]; other ranks than 4 pass through [n, c, h, 1]."""
+    """x: [n, c, ...] normalised by statistics [c]."""
+    if x.type.rank < 2:
+        raise Unsupported(f"batch norm over rank {x.type.rank}")
     channels = mean.type.shape
     weight = k.const(np.ones(channels, np.float32), mean.type.dtype) if weight is None else weight
     bias = k.const(np.zeros(channels, np.float32), mean.type.dtype) if bias is None else bias
-    operands = k.alike(as_image(k, x), mean, variance, weight, bias)
-    y = k.apply("batch_norm", *operands, eps=short_float(eps, x.type.dtype))
-    return k.cast(k.reshape(y, x.type.shape), x.type.dtype)
-
-
-def as_image(k: Lowering, x: Node) -> Node:
-    """[n, c, ...] -> [n, c, h, w]."""
-    if x.type.rank < 2:
-        raise Unsupported(f"batch norm over rank {x.type.rank}")
-    if x.type.rank == 4:
-        return x
-    return k.reshape(x, (*x.type.shape[:2], math.prod(x.type.shape[2:]), 1))
+    operands = k.alike(x, mean, variance, weight, bias)
+    return k.cast(k.apply("batch_norm", *operands, eps=short_float(eps, x.type.dtype)), x.type.dtype)
 
 
 def training_batch_norm(
@@ -168,24 +160,33 @@ def training_batch_norm(
     momentum: float,
     eps: float,
     unbiased: bool = True,
-) -> Node:
+) -> tuple[Node, Node | None, Node | None]:
     """Normalised by the batch's own statistics; the running ones move by `momentum` (torch's meaning) towards them.
 
     unbiased: the running variance takes n / (n - 1) of the batch's, as torch has it and ONNX's definition has not.
+    Returns y and the new running statistics, which a norm that is applied again moves on.
     """
     held = [v for v in (*running, *affine) if v is not None]
-    image = k.alike(as_image(k, x), *held)[0]  # statistics of a half x are taken in the type that they are kept in
+    image = k.alike(x, *held)[0]  # statistics of a half x are taken in the type that they are kept in
     mean = k.apply("channel_mean", image)
     variance = k.apply("channel_variance", image, mean)
     n = x.type.num_elements // x.type.shape[1]
     correction = n / (n - 1) if unbiased and n > 1 else 1.0
-    for buffer, statistic, factor in ((running[0], mean, 1.0), (running[1], variance, correction)):
-        if buffer is not None and buffer.op.name == "param":
-            moved = k.add(
-                k.scale(buffer, 1 - short_float(momentum)), k.scale(statistic, short_float(momentum) * factor)
-            )
-            k.updates[buffer.attr("source")] = moved
-    return k.cast(k.reshape(batch_norm(k, image, mean, variance, *affine, eps=eps), x.type.shape), x.type.dtype)
+    y = k.cast(batch_norm(k, image, mean, variance, *affine, eps=eps), x.type.dtype)
+    statistics = zip(running, (mean, variance), (1.0, correction), strict=True)
+    moved = [None if buffer is None else _moved(k, buffer, new, momentum, by) for buffer, new, by in statistics]
+    return y, moved[0], moved[1]
+
+
+def _moved(k: Lowering, buffer: Node, statistic: Node, momentum: float, factor: float) -> Node:
+    """The new value of a buffer, or of what an earlier norm has made of it."""
+    share = short_float(momentum)
+    new = k.add(k.scale(buffer, 1 - share), k.scale(statistic, share * factor))
+    source = k.buffers.get(buffer) or (buffer.attr("source") if buffer.op.name == "param" else "")
+    if source:
+        k.buffers[new] = source
+        k.updates[source] = new
+    return new
 
 
 def conv2d(

@@ -47,12 +47,14 @@ class Lowering:
     Attributes:
         builder: the graph so far.
         updates: buffer name -> its new value, as batch normalisation in training leaves it.
+        buffers: such a value, or one that another has replaced -> the buffer's name.
         name: hint for the nodes made next, usually the source's own name for the value.
     """
 
     def __init__(self) -> None:
         self.builder = Builder()
         self.updates: dict[str, Node] = {}
+        self.buffers: dict[Node, str] = {}
         self.name = ""
 
     def apply(self, op: str, *operands: Node, **attrs: Hashable) -> Node:

@@ -338,10 +338,9 @@ def batch_norm(c: Call) -> tuple[Node | None, ...]:
     if not c.attrs.get("training_mode", 0):
         return layers.batch_norm(c.k, x, mean, var, weight, bias, eps), None, None
     momentum = 1 - c.attrs.get("momentum", 0.9)
-    y = layers.training_batch_norm(
+    return layers.training_batch_norm(
         c.k, x, (mean, var), (weight, bias), momentum=round(momentum, 7), eps=eps, unbiased=c.pytorch
-    )  # fmt: skip
-    return y, None, None
+    )
 
 
 def _padding(c: Call, kernel: Sequence[int], stride: Pair, dilation: Pair) -> Pair:

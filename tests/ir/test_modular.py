@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -94,3 +95,18 @@ def test_functions_depend_on_name_seed_and_place() -> None:
         for other in values[:i]:
             assert not (one == other).any()
     assert (FIELD.row("softmax", x)[0] == values[0]).all()
+
+
+def test_the_derivative_of_a_row_takes_memory_by_its_length() -> None:
+    """A Jacobian of 2^24 entries for each of 64 rows is never made; what is used of it is linear and dense."""
+    rows = FIELD.random("rows", (64, 4096))
+    tracemalloc.start()
+    _, pullback = FIELD.row("softmax", rows)
+    gradients = [FIELD.random(name, (64, 4096)) for name in "gh"]
+    found = [pullback(g) for g in gradients]
+    assert tracemalloc.get_traced_memory()[1] < 300 * rows.nbytes
+    tracemalloc.stop()
+    assert (pullback(FIELD.reduce(sum(gradients))) == FIELD.reduce(sum(found))).all()
+    unit = np.zeros_like(rows)
+    unit[..., 7] = 1
+    assert np.count_nonzero(pullback(unit)) == rows.size

@@ -75,6 +75,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("channel_mean", ((6, 6, 6, 2),)),
     Example("channel_variance", ((6, 6, 2, 6), (6,))),
     Example("batch_norm", ((6, 6, 2, 6), (6,), (6,), (6,), (6,)), {"eps": 1e-5}),
+    Example("batch_norm", ((6, 6, 6), (6,), (6,), (6,), (6,)), {"eps": 1e-5}),
     *(
         Example(name, ((6, 6, 6),), {"dims": dims, "keepdim": keep})
         for name in ("reduce_sum", "reduce_mean")

@@ -312,3 +312,15 @@ def test_a_source_without_numbers_is_said() -> None:
     found = check_text(graph, graph, Mesh(()), Weights({}))
     assert not found.ran
     assert "no numbers" in found.statement
+
+
+def test_a_choice_between_equals_is_said() -> None:
+    """Which of equal elements are the largest is the library's own affair."""
+    k = Builder()
+    x = k.input("x", floats(4, 4))
+    graph = k.graph({"y": k.top_k(k.sub(x, x), k=1)})
+    found = check_text(graph, graph, Mesh(()), Weights({}))
+    assert not found.ran
+    assert "between equals" in found.statement
+    graph = k.graph({"y": k.top_k(x, k=1)})
+    assert check_text(graph, graph, Mesh(()), Weights({})).ran

@@ -57,10 +57,28 @@ class SelfAttention(nn.Module):
         return torch.flatten((torch.softmax(scores + hidden, -1) @ v).transpose(1, 2), 2)
 
 
+class Again(nn.Module):
+    """A norm that is applied twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        for parameter in self.norm.parameters():
+            nn.init.uniform_(parameter)  # of equal numbers an exporter may make one
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.norm(x).relu())
+        return y
+
+
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear without bias": (lambda: nn.Linear(8, 4, bias=False), (2, 3, 8)),
     "conv, grouped and strided": (lambda: nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=4), (2, 8, 9, 9)),
     "batch norm, training": (lambda: nn.BatchNorm2d(8), (4, 8, 3, 3)),
+    "batch norm over rows": (lambda: nn.BatchNorm1d(8), (4, 8)),
+    "batch norm over sequences": (lambda: nn.BatchNorm1d(8), (4, 8, 3)),
+    "batch norm over volumes": (lambda: nn.BatchNorm3d(8), (4, 8, 3, 1, 2)),
+    "batch norm, twice": (Again, (4, 8)),
     "batch norm, inference": (lambda: nn.BatchNorm2d(8).eval(), (4, 8, 3, 3)),
     "average pool": (lambda: nn.AvgPool2d(2), (2, 3, 8, 8)),
     "adaptive pool": (lambda: nn.AdaptiveAvgPool2d((2, 4)), (2, 3, 8, 8)),
@@ -106,6 +124,18 @@ def test_module_equals_torch(name: str) -> None:
     torch.manual_seed(0)
     module, x = make(), torch.randn(shape)
     assert np.allclose(run(load_program(module, x), x), module(x).detach().numpy(), atol=1e-5)
+
+
+def test_a_norm_applied_again_moves_its_statistics_on() -> None:
+    torch.manual_seed(0)
+    module, x = Again(), torch.randn(4, 8)
+    program = load_program(module, x)
+    values = {name: program.weights.load(name) for name in program.weights.names}
+    values |= {node.attr("name"): x.numpy() for node in program.graph.inputs}
+    found = evaluate(program.graph, values).gather()
+    module(x)
+    for name in ("norm.running_mean", "norm.running_var"):
+        assert np.allclose(found[f"update:{name}"], module.get_buffer(name).numpy(), atol=1e-6)
 
 
 def test_modules_are_the_same_through_onnx(tmp_path: Path) -> None:
