@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 Factors = tuple[int, ...]
 """A dim: atoms by number, outermost first; atoms of extent one may be there or not."""
@@ -24,7 +24,7 @@ class Formula:
 
     def value(self, sizes: dict[int, int]) -> int:
         """The size; ``inputs`` are unrefined atoms."""
-        return self.compute(*(math.prod(sizes[atom] for atom in factors) for factors in self.inputs))
+        return self.compute(*[sizes[f[0]] if len(f) == 1 else math.prod([sizes[a] for a in f]) for f in self.inputs])
 
 
 @dataclass(slots=True)
@@ -38,6 +38,10 @@ class Atoms:
     _multiples: list[tuple[Factors, int, int]] = field(default_factory=list)
     _floors: list[tuple[Factors, int]] = field(default_factory=list)
     _formulas: list[tuple[int, Formula]] = field(default_factory=list)
+
+    def copy(self) -> Atoms:
+        """The same atoms, whose cuts and choice are another's affair."""
+        return replace(self, _kept=set(self._kept), _multiples=list(self._multiples))
 
     def new(self, extent: int) -> int:
         """A fresh atom."""
@@ -107,8 +111,10 @@ class Atoms:
         """The atom's size is ``compute`` of the inputs' sizes."""
         self._formulas.append((atom, Formula(tuple(inputs), compute)))
 
-    def choose(self, turn: int = 0) -> dict[int, int]:
+    def choose(self, turn: int = 0, shapes: Iterable[Sequence[Factors]] = ()) -> dict[int, int]:
         """A small size for every unrefined atom; ``size`` reads a dim off the answer. Another ``turn``, other sizes.
+
+        shapes: in which atoms occur; one that is no dim of its own in any is made as small as may be.
 
         Raises:
             ValueError: if formulas contradict one another or a cut.
@@ -128,9 +134,12 @@ class Atoms:
         }
         multiples = self._cuts()
         floors = self._least()
-        free = self._free_sizes(formulas, multiples, floors, turn)
+        dims = {self.flat(factors) for shape in shapes for factors in shape}
+        parts = {atom for atoms in dims for atom in atoms} - {atoms[0] for atoms in dims if len(atoms) == 1}
+        free = self._free_sizes(formulas, multiples, floors, turn, parts)
+        order = self._order(formulas, multiples, free)
         while True:
-            sizes, wrong = self._follow(formulas, multiples, floors, free)
+            sizes, wrong = _follow(order, multiples, floors, free)
             if wrong is None:
                 return sizes
             self._grow(wrong, formulas, multiples, free)
@@ -169,7 +178,12 @@ class Atoms:
         return floors
 
     def _free_sizes(
-        self, formulas: dict[int, list[Formula]], multiples: dict[int, int], floors: dict[int, int], turn: int
+        self,
+        formulas: dict[int, list[Formula]],
+        multiples: dict[int, int],
+        floors: dict[int, int],
+        turn: int,
+        parts: set[int],
     ) -> dict[int, int]:
         used: dict[int, int] = {}
         sizes: dict[int, int] = {}
@@ -178,33 +192,23 @@ class Atoms:
                 continue
             size = self.extents[atom]
             if atom not in self._kept:
-                size = _small(size, multiples.get(atom, 1), floors[atom], used, turn)
+                size = _small(size, multiples.get(atom, 1), floors[atom], {} if atom in parts else used, turn)
                 used[size] = used.get(size, 0) + 1
             sizes[atom] = size
         return sizes
 
-    def _follow(
-        self,
-        formulas: dict[int, list[Formula]],
-        multiples: dict[int, int],
-        floors: dict[int, int],
-        free: dict[int, int],
-    ) -> tuple[dict[int, int], int | None]:
-        """All sizes that follow from the free ones; and an atom that comes out too small, uncut or in two ways."""
-        follow = _Following(formulas, dict(free))
+    def _order(
+        self, formulas: dict[int, list[Formula]], multiples: dict[int, int], free: dict[int, int]
+    ) -> list[tuple[int, Formula]]:
+        """Formulas in an order in which each one's inputs are known; what closes a circle becomes free."""
+        following = _Following(formulas, free)
         for start in formulas:
-            follow.settle()
-            if start not in follow.sizes:  # a circle (a convolution that keeps its size, beside a skip): one is free
+            following.settle()
+            if start not in following.known:  # a convolution that keeps its size, beside a skip
                 free[start] = _small(self.extents[start], multiples.get(start, 1), 2, {})
-                follow.tell(start, free[start])
-        follow.settle()
-        sizes = follow.sizes
-        for root, following in formulas.items():
-            size = sizes[root]
-            agree = all(formula.value(sizes) == size for formula in following)
-            if size < floors[root] or size % multiples.get(root, 1) or not agree:
-                return sizes, root
-        return sizes, None
+                following.tell(start)
+        following.settle()
+        return following.order
 
     def _grow(
         self, root: int, formulas: dict[int, list[Formula]], multiples: dict[int, int], free: dict[int, int]
@@ -238,17 +242,35 @@ class Atoms:
         return atom
 
 
-class _Following:
-    """Sizes that follow from others, computed as soon as all of these are known."""
+def _follow(
+    order: Sequence[tuple[int, Formula]], multiples: dict[int, int], floors: dict[int, int], free: dict[int, int]
+) -> tuple[dict[int, int], int | None]:
+    """All sizes that follow from the free ones; or an atom that comes out too small, uncut or in two ways."""
+    sizes = dict(free)
+    for root, formula in order:
+        size = formula.value(sizes)
+        if size < floors[root] or size % multiples.get(root, 1) or sizes.setdefault(root, size) != size:
+            return sizes, root
+    return sizes, None
 
-    def __init__(self, formulas: dict[int, list[Formula]], sizes: dict[int, int]) -> None:
-        self.sizes = sizes
+
+class _Following:
+    """Atoms that become known as soon as all that they follow from are.
+
+    Attributes:
+        known: atoms.
+        order: formulas whose inputs are known, in the order in which they became so.
+    """
+
+    def __init__(self, formulas: dict[int, list[Formula]], known: Iterable[int]) -> None:
+        self.known = set(known)
+        self.order: list[tuple[int, Formula]] = []
         self._readers: dict[int, list[tuple[int, Formula]]] = {}
         self._missing: dict[Formula, int] = {}
         self._ready: deque[tuple[int, Formula]] = deque()
         for root, following in formulas.items():
             for formula in following:
-                unknown = {atom for factors in formula.inputs for atom in factors if atom not in sizes}
+                unknown = {atom for factors in formula.inputs for atom in factors} - self.known
                 self._missing[formula] = len(unknown)
                 for atom in sorted(unknown):
                     self._readers.setdefault(atom, []).append((root, formula))
@@ -256,15 +278,16 @@ class _Following:
                     self._ready.append((root, formula))
 
     def settle(self) -> None:
-        """Compute what is ready, and what becomes so."""
+        """Order what is ready, and what becomes so."""
         while self._ready:
             root, formula = self._ready.popleft()
-            if root not in self.sizes:
-                self.tell(root, formula.value(self.sizes))
+            self.order.append((root, formula))
+            if root not in self.known:
+                self.tell(root)
 
-    def tell(self, atom: int, size: int) -> None:
+    def tell(self, atom: int) -> None:
         """An atom's size is known: formulas that wait for nothing else are ready."""
-        self.sizes[atom] = size
+        self.known.add(atom)
         for root, formula in self._readers.get(atom, ()):
             self._missing[formula] -= 1
             if not self._missing[formula]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from ir.scale_rules import (
 )
 from ir.sharding import Shard
 from ir.types import TensorType
-from ir.verify import infer_shardings, node_splits, split_degrees
+from ir.verify import infer_shardings, node_splits
 from ir.views import Base, Reading, readings, rest_of_view
 
 Dims = tuple[Factors, ...]
@@ -76,7 +76,7 @@ class StuckError(Exception):
 
 @dataclass
 class CommonSizes:
-    """Collects what must agree (``solve``), then rebuilds graphs at the sizes chosen (``rebuilt``).
+    """Collects what must agree (``unify``), chooses sizes for a mesh (``on``), rebuilds graphs at these (``rebuilt``).
 
     ``symbols`` are digests of the constants that become inputs; None: none does, and all may lose their tails.
     """
@@ -84,7 +84,6 @@ class CommonSizes:
     found: Mapping[str, Base]
     mesh: Mesh
     small_mesh: Mesh
-    turn: int
     symbols: frozenset[str] | None
     alike: Alike = ()
     atoms: Atoms = field(default_factory=Atoms)
@@ -94,19 +93,36 @@ class CommonSizes:
     _trails: dict[Hashable, list[Dims]] = field(default_factory=dict)
     _shared: dict[tuple[str, str], Dims] = field(default_factory=dict)
     _limits: dict[Node, list[Factors]] = field(default_factory=dict)
+    _cuts: list[tuple[Factors, tuple[bool, ...]]] = field(default_factory=list)
 
-    def solve(self, graphs: Sequence[Graph]) -> None:
-        """Unify all sizes and choose small ones."""
+    def unify(self, graphs: Sequence[Graph]) -> None:
+        """See to it that sizes that are one change together."""
         for graph in graphs:
             for node in graph.nodes:
                 self._dims[node] = self._leaf_dims(node) if node.is_leaf else self._node_dims(node)
             for name, node in (*graph.outputs, *graph.updates):
                 self._unify_all(self._dims[node], self._shared.setdefault(("output", name), self._dims[node]))
             if is_parallel(graph):
-                self._require_cuts(graph)
+                self._find_cuts(graph)
         for one, other in self.alike:
             self._make_alike(one, other)
-        self.chosen = self.atoms.choose(self.turn)
+
+    def on(self, small_mesh: Mesh, turn: int) -> CommonSizes:
+        """The same with small sizes chosen for a mesh.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        atoms = self.atoms.copy()
+        for factors, axes in self._cuts:
+            small, true = (math.prod(compress(of.shape, axes)) for of in (small_mesh, self.mesh))
+            atoms.require(factors, small, true)
+        return replace(self, small_mesh=small_mesh, atoms=atoms, chosen=atoms.choose(turn, self._dims.values()))
+
+    @property
+    def elements(self) -> int:
+        """Of all nodes on all ranks, at the sizes chosen."""
+        return self.small_mesh.num_devices * sum(math.prod(self._shape(dims)) for dims in self._dims.values())
 
     # ---- What must agree ----
 
@@ -218,20 +234,18 @@ class CommonSizes:
             if not operand.type.dtype.is_floating:
                 self._limit(operand, table)
 
-    def _require_cuts(self, graph: Graph) -> None:
+    def _find_cuts(self, graph: Graph) -> None:
+        """Dims and loops, and which axes cut them."""
         shardings = infer_shardings(graph, self.mesh)
-        meshes = (self.small_mesh, self.mesh)
         for node in graph.nodes:
             for dim in {state.dim for state in shardings[node] if isinstance(state, Shard)}:
-                cut = [state == Shard(dim) for state in shardings[node]]
-                degrees = [math.prod(n for n, is_cut in zip(of.shape, cut, strict=True) if is_cut) for of in meshes]
-                self.atoms.require(self._dims[node][dim], *degrees)
+                axes = tuple(state == Shard(dim) for state in shardings[node])
+                self._cuts.append((self._dims[node][dim], axes))
             if node.is_leaf or node.op.kind == "parallel":
                 continue
             splits = node_splits(node, [shardings[x] for x in node.operands], self.mesh)
-            true = split_degrees(splits, self.mesh)
-            for loop, degree in split_degrees(splits, self.small_mesh).items():
-                self.atoms.require(self._loops[node][loop], degree, true[loop])
+            for loop in dict.fromkeys(split.loop for split in splits if split.loop is not None):
+                self._cuts.append((self._loops[node][loop], tuple(split.loop == loop for split in splits)))
 
     # ---- Rebuilding ----
 

@@ -26,7 +26,7 @@ from ir.modular import PrimeField
 from ir.polynomial import ONE, Size
 from ir.primes import LEAST, PRIMES, draw_primes
 from ir.recording import Var
-from ir.scale import Small, shrink
+from ir.scale import Shrinking, Small
 from ir.sharding import parse_sharding
 from ir.types import DType
 from ir.verify import describe
@@ -111,10 +111,11 @@ def verify_equal(
 
 def _smalls(short: Short, mesh: Mesh, scale: bool) -> Iterator[Small]:
     """The programs at the sizes to evaluate them at: two different ones, unless the first are their own."""
-    first = shrink((short.source, short.pcg), mesh, scale=scale, symbols=scale)
+    shrinking = Shrinking((short.source, short.pcg), mesh, symbols=scale)
+    first = shrinking.at(0) if scale else shrinking.full()
     yield first
     if first.note:
-        yield shrink((short.source, short.pcg), mesh, turn=1, symbols=True)
+        yield shrinking.at(1)
 
 
 def error_bound(evaluations: Sequence[Evaluation], compared: Sequence[Size], trials: int) -> float:

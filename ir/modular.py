@@ -19,11 +19,8 @@ from ir.einsum import Data
 from ir.polynomial import Size, size_of
 from ir.rational import rational
 
-_HALF = 16
-_LOW = (1 << _HALF) - 1
-_SHORT = 1 << 6  # terms of 31 + 16 bits whose sum a float64 holds
-_LONGEST = 1 << 20  # terms of a product's sum whose exact value a float64 still holds
-_SQUARE = 1 << 2 * _HALF
+_BITS = 31  # of an element
+_FEWEST = 8  # bits of a piece of one: sums of more terms than leave so many are halved
 _U = np.uint64
 
 
@@ -66,24 +63,23 @@ class PrimeField:
         return np.array(elements, dtype=np.int64)[:, places].reshape(self.trials, *array.shape), size
 
     def matmul(self, x: Data, y: Data) -> Data:
-        """[b, m, k] · [b, k, n], exact: 16-bit halves are multiplied in float64, whose 53 bits hold the sums.
-
-        Halves of y alone, where the sums are short.
-        """
-        if x.shape[2] > _LONGEST:
+        """[b, m, k] · [b, k, n], exact: the smaller factor in pieces, so that the 53 bits of floats hold all sums."""
+        m, k, n = x.shape[1], x.shape[2], y.shape[2]
+        bits = 53 - _BITS - (k - 1).bit_length()
+        if bits < _FEWEST:
             left, right = np.array_split(x, 2, axis=2), np.array_split(y, 2, axis=1)
             return self.reduce(self.matmul(left[0], right[0]) + self.matmul(left[1], right[1]))
-        m, n = x.shape[1], y.shape[2]
-        if x.shape[2] <= _SHORT:
-            halves = np.concatenate((y & _LOW, y >> _HALF), axis=2).astype(np.float64)
-            parts = (x.astype(np.float64) @ halves).astype(np.int64)
-            return self.reduce(parts[..., :n] + (self.reduce(parts[..., n:]) << _HALF))
-        halves_x = np.concatenate((x & _LOW, x >> _HALF), axis=1).astype(np.float64)
-        halves_y = np.concatenate((y & _LOW, y >> _HALF), axis=2).astype(np.float64)
-        parts = (halves_x @ halves_y).astype(np.int64)
-        low, high = parts[:, :m, :n], parts[:, m:, n:]
-        middle = self.reduce(parts[:, :m, n:] + parts[:, m:, :n])
-        return self.reduce(low + (middle << _HALF) + self.reduce(high) * self._modulus(len(x), 3, _SQUARE))
+        starts = range(0, _BITS, bits)
+        if m < n:
+            pieces = np.concatenate([(x >> at) & ((1 << bits) - 1) for at in starts], axis=1).astype(np.float64)
+            parts = np.split((pieces @ y.astype(np.float64)).astype(np.int64), len(starts), axis=1)
+        else:
+            pieces = np.concatenate([(y >> at) & ((1 << bits) - 1) for at in starts], axis=2).astype(np.float64)
+            parts = np.split((x.astype(np.float64) @ pieces).astype(np.int64), len(starts), axis=2)
+        total = parts[-1]
+        for part in reversed(parts[:-1]):
+            total = (self.reduce(total) << bits) + part
+        return self.reduce(total)
 
     def sum(self, x: Data, axes: tuple[int, ...]) -> Data:
         """Sum over axes (fewer than 2^32 terms), not the first."""
@@ -91,11 +87,7 @@ class PrimeField:
 
     def reduce(self, x: Data) -> Data:
         """mod p."""
-        return x % self._modulus(len(x), x.ndim)
-
-    def _modulus(self, length: int, ndim: int, of: int = 0) -> Data:
-        """[length, 1, ...]: the prime of each entry of a first axis, or ``of`` modulo it."""
-        return _spread(self.primes, length, ndim, of)
+        return x % _modulus(self.primes, len(x), x.ndim)
 
     def unary(self, name: str, x: Data) -> tuple[Data, Callable[[], Data]]:
         """A pseudo-random function of the element, and another for its derivative."""
@@ -157,9 +149,9 @@ class PrimeField:
 
 
 @lru_cache(maxsize=4096)
-def _spread(primes: tuple[int, ...], length: int, ndim: int, of: int) -> Data:
-    each = np.array([of % prime if of else prime for prime in primes], dtype=np.int64)
-    return np.repeat(each, length // len(primes)).reshape(-1, *(1,) * (ndim - 1))
+def _modulus(primes: tuple[int, ...], length: int, ndim: int) -> Data:
+    """[length, 1, ...]: the prime of each entry of a first axis."""
+    return np.repeat(np.array(primes, dtype=np.int64), length // len(primes)).reshape(-1, *(1,) * (ndim - 1))
 
 
 def _mix(x: Data) -> Data:

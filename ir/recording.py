@@ -18,6 +18,7 @@ import numpy as np
 
 from ir.einsum import Data, contract, drop_broadcast, parse_spec
 from ir.polynomial import ONE, Size
+from ir.tape import Pair
 
 Pullback = Callable[[Data], Sequence[Data | None]]
 
@@ -241,6 +242,30 @@ class Recorder:
 
         return self.linear_map(x, lambda d: d[at], dual)
 
+    def windows(self, x: Array, kernel: Pair, stride: Pair, dilation: Pair, counts: Pair) -> Array:
+        """See ``Tape.windows``."""
+
+        def places(i: int, j: int) -> tuple[slice, slice]:
+            steps = zip((i, j), stride, dilation, counts, strict=True)
+            rows, columns = (slice(at * by, at * by + step * (n - 1) + 1, step) for at, step, by, n in steps)
+            return rows, columns
+
+        def forward(d: Data) -> Data:
+            seen = np.empty((*d.shape[:3], *kernel, *counts), dtype=d.dtype)
+            for i, j in np.ndindex(*kernel):
+                rows, columns = places(i, j)
+                seen[:, :, :, i, j] = d[:, :, :, rows, columns]
+            return seen
+
+        def dual(g: Data) -> Data:
+            whole = np.zeros(x.shape, dtype=g.dtype)
+            for i, j in np.ndindex(*kernel):
+                rows, columns = places(i, j)
+                whole[:, :, :, rows, columns] += g[:, :, :, i, j]
+            return self.field.reduce(whole)
+
+        return self.linear_map(x, forward, dual, math.prod(kernel))
+
     def concat(self, xs: Sequence[Array], dim: int) -> Array:
         """See ``Tape.concat``."""
         if all(isinstance(x, np.ndarray) for x in xs):
@@ -312,7 +337,10 @@ class Recorder:
         return Var(np.broadcast_to(element.data, (self.worlds, *shape)), element.size)
 
     def backward(self, seeds: Sequence[tuple[Var, Data]]) -> tuple[dict[int, Data], dict[int, Size]]:
-        """Gradients and bounds on them by slot, given the gradients (drawn at random) of some results."""
+        """Gradients and bounds on them by slot, given the gradients (drawn at random) of some results.
+
+        To be asked once: what was recorded is forgotten on the way, and with it the memory of what pullbacks hold.
+        """
         grads: dict[int, Data] = {}
         sizes: dict[int, Size] = {}
 
@@ -331,7 +359,8 @@ class Recorder:
         for x, grad in seeds:
             if x.slot >= 0:
                 accumulate(x, grad, Size())
-        for step in reversed(self._steps):
+        while self._steps:
+            step = self._steps.pop()
             if step.slot not in grads:
                 continue
             grad = grads.pop(step.slot)

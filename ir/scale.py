@@ -24,59 +24,82 @@ FEW_ELEMENTS = 1 << 25  # of all nodes on all ranks: some 0.5 GiB at two trials,
 MOST_ELEMENTS = 1 << 28  # where nothing is smaller
 
 
-def shrink(
-    graphs: Sequence[Graph],
-    mesh: Mesh,
-    *,
-    scale: bool = True,
-    turn: int = 0,
-    symbols: bool = False,
-    alike: Alike = (),
-) -> Small:
-    """The graphs (any number, serial or PCGs for ``mesh``) at small common sizes; as they are if ``scale`` is False.
+class Shrinking:
+    """Graphs (any number, serial or PCGs for ``mesh``) whose sizes are unified once, to be made small in several ways.
 
-    Args:
-        graphs: the programs.
-        mesh: what they are for.
-        scale: whether sizes may change.
-        turn: 0 or 1: the sizes and meshes of one are not the other's.
+    Attributes:
         symbols: constants that all graphs have become inputs, named by a hash of their content; else they keep their
             leading elements.
         alike: pairs of nodes that are to get the same sizes.
 
     Raises:
         ShardingError: if a graph is no legal PCG for ``mesh``.
-        VerificationError: if readers of a stored tensor disagree about it, or the programs are large and do not scale.
+        VerificationError: if readers of a stored tensor disagree about it.
     """
-    found = bases(graphs)
-    for graph in graphs:
-        infer_shardings(graph, mesh if is_parallel(graph) else Mesh(()))  # name nodes and sizes as the user knows them
-    known = shared_constants(graphs) if symbols else None
-    best: Small | None = None
-    for smaller in meshes_to_try(mesh, turn) if scale else ():
-        small = _shrunk(graphs, CommonSizes(found, mesh, smaller, turn, known, alike))
-        if small is not None and (best is None or small.elements < best.elements):
-            best = small
-        if best is not None and best.elements <= FEW_ELEMENTS:
-            return best
-    if best is None:
-        best = CommonSizes(found, mesh, mesh, turn, None).rebuilt(graphs)
-    if scale and best.elements > MOST_ELEMENTS:
-        raise VerificationError(
-            f"at {best.note or 'full size'} the programs are too large to be evaluated ({best.elements:.1e} elements)",
-            f"At most {MOST_ELEMENTS:.1e}",
-            "Report which part of the model does not scale down",
-        )
-    return best
+
+    def __init__(self, graphs: Sequence[Graph], mesh: Mesh, *, symbols: bool = False, alike: Alike = ()) -> None:
+        self._graphs = graphs
+        self._mesh = mesh
+        self._found = bases(graphs)
+        for graph in graphs:
+            infer_shardings(graph, mesh if is_parallel(graph) else Mesh(()))  # name nodes and sizes as the user does
+        sizes = CommonSizes(self._found, mesh, mesh, shared_constants(graphs) if symbols else None, alike)
+        try:
+            sizes.unify(graphs)
+            self._sizes: CommonSizes | None = sizes
+        except (ShapeError, ShardingError, ValueError):
+            self._sizes = None
+
+    def full(self) -> Small:
+        """The graphs as they are."""
+        return CommonSizes(self._found, self._mesh, self._mesh, None).rebuilt(self._graphs)
+
+    def at(self, turn: int) -> Small:
+        """The graphs at small common sizes, where they have any; those of turn 0, and their mesh, are not those of 1.
+
+        Raises:
+            VerificationError: if the programs are large and do not scale.
+        """
+        small = self._least(turn) or self.full()
+        if small.elements > MOST_ELEMENTS:
+            raise VerificationError(
+                f"at {small.note or 'full size'} the programs are too large to be evaluated "
+                f"({small.elements:.1e} elements)",
+                f"At most {MOST_ELEMENTS:.1e}",
+                "Report which part of the model does not scale down",
+            )
+        return small
+
+    def _least(self, turn: int) -> Small | None:
+        """On the first mesh on which there are few elements, else on the one with fewest."""
+        larger: list[CommonSizes] = []
+        if self._sizes is None:
+            return None
+        for mesh in meshes_to_try(self._mesh, turn):
+            try:
+                sizes = self._sizes.on(mesh, turn)
+            except ValueError:
+                continue
+            if sizes.elements > FEW_ELEMENTS:
+                larger.append(sizes)
+            elif (small := _rebuilt(sizes, self._graphs)) is not None:
+                return small
+        larger.sort(key=lambda sizes: sizes.elements)
+        return next(filter(None, (_rebuilt(sizes, self._graphs) for sizes in larger)), None)
 
 
-def _shrunk(graphs: Sequence[Graph], sizes: CommonSizes) -> Small | None:
+def shrink(graphs: Sequence[Graph], mesh: Mesh, *, turn: int = 0, symbols: bool = False, alike: Alike = ()) -> Small:
+    """The graphs at small common sizes: see ``Shrinking``."""
+    return Shrinking(graphs, mesh, symbols=symbols, alike=alike).at(turn)
+
+
+def _rebuilt(sizes: CommonSizes, graphs: Sequence[Graph]) -> Small | None:
+    """The programs at the sizes chosen, if they are programs there, too."""
     try:
-        sizes.solve(graphs)
         small = sizes.rebuilt(graphs)
         for graph in small.graphs:
             infer_shardings(graph, small.mesh if is_parallel(graph) else Mesh(()))
-    except (ShapeError, ShardingError, ValueError, StuckError):
+    except (ShapeError, ShardingError, StuckError):
         return None
     return small
 
@@ -90,4 +113,4 @@ def shared_constants(graphs: Sequence[Graph]) -> frozenset[str]:
     return frozenset(each[0]) if all(digests == each[0] for digests in each) else frozenset()
 
 
-__all__ = ["FEW_ELEMENTS", "MOST_ELEMENTS", "Alike", "Small", "shared_constants", "shrink"]
+__all__ = ["FEW_ELEMENTS", "MOST_ELEMENTS", "Alike", "Shrinking", "Small", "shared_constants", "shrink"]

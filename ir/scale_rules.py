@@ -168,7 +168,7 @@ SCALED: Mapping[str, Callable[[Node, Mapping[str, int], Shape, Sequence[Node]], 
 
 PLAIN = frozenset({
     "approximate", "axis", "causal", "dim", "dims", "dtype", "eps", "exponent", "factor", "k", "keepdim", "offset_by",
-    "perm", "scale", "to_dim",
+    "perm", "points", "scale", "to_dim",
 })  # fmt: skip
 """Attributes that name no size: places of dims, axes, numbers whose value is the same at all sizes."""
 

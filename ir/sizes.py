@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from ir.atoms import Atoms, Factors
 from ir.builder import Builder
@@ -172,8 +171,8 @@ class Sizes:
             dim = node.attr("dim")
             before, after = (x.type.shape[dim] for x in (node.operands[0], operands[0]))
             attrs |= {name: _moved(node.attr(name), before, after) for name in ("start", "stop")}
-        if node.op.name == "scale" and (points := points_of_variance(node)) is not None:
-            attrs["factor"] = rescaled(node.attr("factor"), points, cast(int, points_of_variance(node, operands[0])))
+        if node.op.name == "unbiased":
+            attrs["points"] = points_at(node, operands[0])
         return k.apply(node.op, operands, attrs, node.name)
 
     # ---- What must agree ----
@@ -313,34 +312,26 @@ def _moved(index: int, before: int, after: int) -> int:
     return after - (before - index) if from_end(index, before) else index
 
 
-def points_of_variance(node: Node, operand: Node | None = None) -> int | None:
-    """The number n of points if a scale makes a variance unbiased: n / (n - 1) times a short number; else None.
-
-    node: a scale; operand: what it scales, if not its own.
-    """
-    below = node.operands[0] if operand is None else operand
-    while below.op.kind == "parallel":
-        below = below.operands[0]
-    if below.op.name != "channel_variance":
-        return None
-    points = math.prod(below.loops.extents[loop] for loop in below.loops.contracted)
-    if operand is not None:
-        return points
-    factor = float(node.attr("factor"))
-    momentum = factor * (points - 1) / points
-    return points if _is_short(momentum) and not _is_short(factor) else None
+def counts_variance(node: Node) -> bool:
+    """Whether the points of an ``unbiased`` are those of the variance that it reads."""
+    return _points_of(node.operands[0]) == int(node.attr("points"))
 
 
-def rescaled(factor: float, before: int, after: int) -> float:
-    """m * n / (n - 1) for another number n of points."""
-    return biased(factor, before) * after / (after - 1)
+def points_at(node: Node, operand: Node) -> int:
+    """The points of an ``unbiased`` where its operand is ``operand``, at other sizes."""
+    return (counts_variance(node) and _points_of(operand)) or int(node.attr("points"))
 
 
-def biased(factor: float, points: int) -> float:
-    """The short number m of a factor m * n / (n - 1)."""
-    return float(f"{factor * (points - 1) / points:.4g}")
+def variance_below(node: Node) -> Node:
+    """What an ``unbiased`` reads, collectives apart."""
+    while node.op.kind == "parallel":
+        node = node.operands[0]
+    return node
 
 
-def _is_short(value: float) -> bool:
-    """True for a number of at most four digits, as people write them, computed in single precision."""
-    return math.isclose(value, float(f"{value:.4g}"), rel_tol=2e-7)
+def _points_of(operand: Node) -> int:
+    """Of a variance; 0 if it is none."""
+    variance = variance_below(operand)
+    if variance.op.name != "channel_variance":
+        return 0
+    return math.prod(variance.loops.extents[loop] for loop in variance.loops.contracted)

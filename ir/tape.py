@@ -15,6 +15,7 @@ import numpy as np
 
 from ir.dims import Loops
 
+Pair = tuple[int, int]
 Array = Any
 """An array of the tape's field, or a NumPy integer/bool array (ids, masks) that the field does not touch."""
 
@@ -71,6 +72,9 @@ class Tape(Protocol):
 
     def slice(self, x: Array, dim: int, start: int, stop: int) -> Array:
         """Elements ``start`` to ``stop`` of one dim."""
+
+    def windows(self, x: Array, kernel: Pair, stride: Pair, dilation: Pair, counts: Pair) -> Array:
+        """[n, c, h, w] -> [n, c, *kernel, *counts]: the elements under each point of a kernel, for each place of it."""
 
     def concat(self, xs: Sequence[Array], dim: int) -> Array:
         """Join along one dim."""

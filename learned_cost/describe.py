@@ -21,7 +21,7 @@ DTYPES = {DType.F64: "fp64", DType.F32: "fp32", DType.BF16: "bf16", DType.F16: "
 ROWS = {
     "layer_norm": "layernorm", "rms_norm": "rmsnorm", "softmax": "softmax", "log_softmax": "softmax", "gelu": "gelu",
     "relu": "relu", "tanh": "tanh", "add": "add", "sub": "add", "mul": "mul", "div": "div", "scale": "mul_scalar",
-    "shift": "add_scalar", "pow": "pow_scalar",
+    "unbiased": "mul_scalar", "shift": "add_scalar", "pow": "pow_scalar",
 }  # fmt: skip
 
 # Their gradients are the gradient of the result, or views of it.

@@ -167,6 +167,15 @@ channel_variance = Operator(
     saved=(0, 1),
     evaluate=_channel_variance,
 )
+unbiased = Operator(  # a variance that divides by one point less
+    "unbiased",
+    "... -> ...",
+    "map",
+    emit="{0} * {points} / ({points} - 1)",
+    attrs=("points",),
+    linear=_FIRST,
+    evaluate=lambda t, x, c: t.scale(x[0], c.attrs["points"] / (c.attrs["points"] - 1)),
+)
 batch_norm = Operator(
     "batch_norm",
     _batch_norm_loops,
@@ -178,4 +187,4 @@ batch_norm = Operator(
     evaluate=_batch_norm,
 )
 
-OPS = (softmax, log_softmax, top_k, layer_norm, rms_norm, channel_mean, channel_variance, batch_norm)
+OPS = (softmax, log_softmax, top_k, layer_norm, rms_norm, channel_mean, channel_variance, unbiased, batch_norm)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
-
-import numpy as np
 
 from ir.dims import Loops, Shape
 from ir.errors import ShapeError
 from ir.operator import Attrs, Operator
-from ir.tape import Call, Tape
-
-Pair = tuple[int, int]
+from ir.tape import Call, Pair, Tape
 
 
 def _pair(value: object) -> Pair:
@@ -57,42 +54,23 @@ def _conv_flops(loops: Loops) -> float:
 
 
 def _conv2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
-    """A product per kernel point, summed: exact in any field."""
     x, w = operands
     e = call.loops.extents
-    total = None
-    for i in range(e["kh"]):
-        for j in range(e["kw"]):
-            patch = _shifted(t, x, i, j, call, 0.0)
-            n, _, h, v = patch.shape[-4:]
-            patch = t.reshape(patch, (n, e["g"], e["ci"], h, v))
-            tap = t.slice(t.slice(w, 2, i, i + 1), 3, j, j + 1)
-            tap = t.reshape(tap, (e["g"], e["co"], e["ci"]))
-            term = t.einsum("ngchw,goc->ngohw", patch, tap)
-            total = term if total is None else t.add(total, term)
-    return t.reshape(total, call.loops.result_shape)
+    seen = _seen(t, x, call, (e["kh"], e["kw"]), 0.0)
+    n = seen.shape[1]
+    seen = t.reshape(seen, (n, e["g"], e["ci"], e["kh"], e["kw"], e["h'"], e["w'"]))
+    kernels = t.reshape(w, (e["g"], e["co"], e["ci"], e["kh"], e["kw"]))
+    return t.reshape(t.einsum("ngcijhw,gocij->ngohw", seen, kernels), call.loops.result_shape)
 
 
-def _shifted(t: Tape, x: Any, i: int, j: int, call: Call, fill: float) -> Any:
-    """[n, c, h', w']: the element of each window under kernel point (i, j)."""
-    attrs, e = call.attrs, call.loops.extents
-    for dim, at, name in ((2, i, "h'"), (3, j, "w'")):
-        stride, padding, dilation = (_pair(attrs[key])[dim - 2] for key in ("stride", "padding", "dilation"))
-        x = _strided(t, x, dim, at * dilation - padding, stride, e[name], fill)
-    return x
-
-
-def _strided(t: Tape, x: Any, dim: int, start: int, step: int, count: int, fill: float) -> Any:
-    """Elements start, start + step, … of one dim, ``fill`` where that is outside."""
-    size = x.shape[dim + 1]
-    pieces = []
-    for index in range(start, start + step * count, step):
-        if 0 <= index < size:
-            pieces.append(t.slice(x, dim, index, index + 1))
-        else:
-            shape = [extent if d != dim else 1 for d, extent in enumerate(x.shape[1:])]
-            pieces.append(t.constant(fill, shape))
-    return t.concat(pieces, dim)
+def _seen(t: Tape, x: Any, call: Call, kernel: Pair, fill: float) -> Any:
+    """[n, c, h, w] -> [n, c, kh, kw, h', w']: what each window sees, ``fill`` outside."""
+    for dim, padding in zip((2, 3), _pair(call.attrs["padding"]), strict=True):
+        if padding:
+            shape = [extent if d != dim else padding for d, extent in enumerate(x.shape[1:])]
+            x = t.concat([t.constant(fill, shape), x, t.constant(fill, shape)], dim)
+    counts = (call.loops.extents["h'"], call.loops.extents["w'"])
+    return t.windows(x, kernel, _pair(call.attrs["stride"]), _pair(call.attrs["dilation"]), counts)
 
 
 conv2d = Operator(
@@ -121,22 +99,16 @@ def _pool_flops(loops: Loops) -> float:
 
 
 def _max_pool2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:
-    return _row_of_window(t, operands[0], call, "max", float("-inf"))
+    kernel = _pair(call.attrs["kernel"])
+    seen = t.transpose(_seen(t, operands[0], call, kernel, float("-inf")), (0, 1, 4, 5, 2, 3))
+    rows = t.reshape(seen, (*seen.shape[1:5], math.prod(kernel)))
+    return t.reshape(t.row_reduce("max", rows), call.loops.result_shape)
 
 
 def _avg_pool2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     kernel = _pair(call.attrs["kernel"])
-    taps = [_shifted(t, operands[0], i, j, call, 0.0) for i, j in np.ndindex(*kernel)]
-    total = taps[0]
-    for tap in taps[1:]:
-        total = t.add(total, tap)
-    return t.scale(total, 1.0 / (kernel[0] * kernel[1]))
-
-
-def _row_of_window(t: Tape, x: Any, call: Call, name: str, fill: float) -> Any:
-    taps = [_shifted(t, x, i, j, call, fill) for i, j in np.ndindex(*_pair(call.attrs["kernel"]))]
-    stacked = t.concat([t.reshape(tap, (*tap.shape[1:], 1)) for tap in taps], 4)
-    return t.reshape(t.row_reduce(name, stacked), call.loops.result_shape)
+    total = t.einsum("ncijhw->nchw", _seen(t, operands[0], call, kernel, 0.0))
+    return t.scale(total, 1.0 / math.prod(kernel))
 
 
 def _pool(name: str, emit: str, evaluate: Any, saved: tuple[int | str, ...], linear: Any = ()) -> Operator:

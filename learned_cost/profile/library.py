@@ -77,6 +77,7 @@ CALLS: Mapping[str, Call] = {
     "index_select": lambda x, a: torch.index_select(x[0], int(_value(a, "dim")), x[1]),
     "add": _plain(torch.add), "sub": _plain(torch.sub), "mul": _plain(torch.mul), "div": _plain(torch.div),
     "scale": lambda x, a: x[0] * float(_value(a, "factor")),
+    "unbiased": lambda x, a: x[0] * (_value(a, "points") / (_value(a, "points") - 1)),
     "shift": lambda x, a: x[0] + float(_value(a, "offset_by")),
     "neg": _plain(torch.neg),
     "cast": lambda x, a: x[0].to(getattr(torch, DType(a["dtype"]).torch_name)),

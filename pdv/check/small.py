@@ -20,8 +20,8 @@ from ir.dims import Shape
 from ir.graph import Constant, Graph, Node, View, ViewStep, param_view
 from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
-from ir.scale import Small, shrink
-from ir.sizes import points_of_variance, rescaled
+from ir.scale import Shrinking, Small, shrink
+from ir.sizes import points_at
 from ir.types import TensorType
 from ir.views import Base, bases, readings
 from pdv.check.emission import Emission, ShapeOf, shapes_before, stored_shapes
@@ -78,23 +78,10 @@ class Pair:
 
 def full_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
     """The programs at their own sizes."""
-    small = shrink((source, emission.whole), emission.mesh, scale=False)
+    small = Shrinking((source, emission.whole), emission.mesh).full()
     graphs = (source, emission.whole)
     stored = {name: shape for graph in graphs for name, shape in stored_shapes(graph, shape_of).items()}
-    exact = _exact(source)
-    return Pair(exact, emission.graph, emission.mesh, stored, emission.computed, small.limits, "full size")
-
-
-def _exact(graph: Graph) -> Graph:
-    """The graph with the factors of unbiased variances to the last digit, as torch has them."""
-    k = Builder()
-    made: dict[Node, Node] = {}
-    for node in graph.nodes:
-        operands = tuple(made[x] for x in node.operands)
-        changed = {"factor": _factor(node, operands[0])} if node.op.name == "scale" else {}
-        made[node] = k.copy(replace(node, attrs={**node.attrs, **changed}), operands)
-    outputs = {name: made[node] for name, node in graph.outputs}
-    return k.graph(outputs, {name: made[node] for name, node in graph.updates}, graph.name)
+    return Pair(source, emission.graph, emission.mesh, stored, emission.computed, small.limits, "full size")
 
 
 def small_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
@@ -141,13 +128,6 @@ def _width(attention: Node) -> int:
     return attention.operands[0].type.shape[-1]
 
 
-def _factor(node: Node, operand: Node) -> float:
-    """The factor of a scale: that of an unbiased variance follows the number of points, to the last digit."""
-    factor, before = float(node.attr("factor")), points_of_variance(node)
-    after = points_of_variance(node, operand)
-    return rescaled(factor, before, after) if before and after and after > 1 else factor
-
-
 class _Restored:
     """Twins of large graphs, whose nodes are as many and as distinct as those of the graphs themselves."""
 
@@ -178,8 +158,8 @@ class _Restored:
             attrs["value"] = Constant(array, digest)
         elif node in self._plain:
             attrs["scale"] = operands[0].type.shape[-1] ** -0.5
-        elif node.op.name == "scale":
-            attrs["factor"] = _factor(node, operands[0])
+        elif node.op.name == "unbiased":
+            attrs["points"] = points_at(node, operands[0])
         return attrs
 
 

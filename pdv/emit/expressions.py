@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from ir.graph import Node
 from ir.operator import Split
-from ir.sizes import biased, points_of_variance
+from ir.sizes import counts_variance, variance_below
 from ir.types import DType
 from ir.verify import node_splits
 from pdv.emit import moves
@@ -89,21 +89,16 @@ def _shift(node: Node, x: Sequence[Code], context: Context) -> Code:
 
 
 def _scale(node: Node, x: Sequence[Code], context: Context) -> Code:
-    factor = float(node.attr("factor"))
-    if (points := points_of_variance(node)) is not None and (n := _open_points(node, context)) is not None:
-        share = binary(Code(repr(biased(factor, points))), "*", n)
-        return binary(x[0], "*", binary(share, "/", binary(n, "-", Code("1"))))
-    return binary(x[0], "*", Code(repr(factor)))
+    return binary(x[0], "*", Code(repr(float(node.attr("factor")))))
 
 
-def _open_points(node: Node, context: Context) -> Code | None:
-    """The number of points that a variance runs over, if it is open."""
-    variance = node.operands[0]
-    while variance.op.kind == "parallel":
-        variance = variance.operands[0]
-    x = variance.operands[0]
-    factors = tuple(factor for dim in (0, *range(2, x.type.rank)) for factor in context.shapes.dims[x][dim])
-    return context.sizes.whole(factors) if any(factor.symbol for factor in factors) else None
+def _unbiased(node: Node, x: Sequence[Code], context: Context) -> Code:
+    n = Code(str(node.attr("points")))
+    if counts_variance(node):
+        image = variance_below(node.operands[0]).operands[0]
+        factors = tuple(f for dim in (0, *range(2, image.type.rank)) for f in context.shapes.dims[image][dim])
+        n = context.sizes.whole(factors) if any(factor.symbol for factor in factors) else n
+    return binary(x[0], "*", binary(n, "/", binary(n, "-", Code("1"))))
 
 
 def _cast(node: Node, x: Sequence[Code], context: Context) -> Code:
@@ -266,6 +261,7 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
         "div": _infix("/"),
         "neg": lambda node, x, context: negative(x[0]),
         "scale": _scale,
+        "unbiased": _unbiased,
         "shift": _shift,
         "gelu": _gelu,
         "cast": _cast,

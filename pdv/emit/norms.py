@@ -32,14 +32,17 @@ def tracking(norm: Node, reading: Reading, updates: Mapping[Node, str]) -> Track
     """
     x, mean, variance, *_ = reading.operands(norm)
     points = x.type.num_elements // x.type.shape[1]
-    first, second = (_moved(value, (norm, variance), reading, updates) for value in (mean, variance))
-    if points < 2 or first is None or second is None:
+    unbiased = _only([user for user in reading.users[variance] if user is not norm], "unbiased")
+    if unbiased is None or unbiased.attr("points") != points:
+        return None
+    first, second = (_moved(mean, (norm, variance), reading, updates), _moved(unbiased, (), reading, updates))
+    if first is None or second is None:
         return None
     momentum = first.factor
-    unbiased = math.isclose(second.factor, momentum * points / (points - 1), rel_tol=TOLERANCE)
-    if not unbiased or not all(math.isclose(part.kept, 1 - momentum, rel_tol=TOLERANCE) for part in (first, second)):
+    alike = math.isclose(second.factor, momentum, rel_tol=TOLERANCE)
+    if not alike or not all(math.isclose(part.kept, 1 - momentum, rel_tol=TOLERANCE) for part in (first, second)):
         return None
-    return Tracking((first.buffer, second.buffer), momentum, frozenset((*first.steps, *second.steps)))
+    return Tracking((first.buffer, second.buffer), momentum, frozenset((unbiased, *first.steps, *second.steps)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class _Move:
     steps: tuple[Node, ...]
 
 
-def _moved(statistic: Node, norm: tuple[Node, Node], reading: Reading, updates: Mapping[Node, str]) -> _Move | None:
+def _moved(statistic: Node, norm: Sequence[Node], reading: Reading, updates: Mapping[Node, str]) -> _Move | None:
     """How a buffer follows a statistic that ``norm`` (itself and its variance) reads besides."""
     scaled = _only([user for user in reading.users[statistic] if user not in norm], "scale")
     moved = _only(reading.users[scaled], "add") if scaled else None

@@ -7,6 +7,7 @@ that no variable keeps a gathered one alive.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,6 +21,7 @@ from pdv.emit.writer import Writer
 
 HEAVY_KINDS = ("contraction", "stencil", "index")
 HEAVY_ROWS = ("attention", "layer_norm", "rms_norm", "softmax", "log_softmax", "batch_norm")
+_SIZE = re.compile(r"(?<![\w.])\d+(?![\w.])")
 MAX_COLUMNS = 88  # leaves room for indentation, a name and a comment
 MAX_INLINED = 6  # operators in a line, parallel ones and weights apart
 
@@ -232,9 +234,9 @@ class _Arranging:
 
     def _fits(self, node: Node, operand: Node) -> bool:
         """True if ``node`` with ``operand`` written in it is still a short line, or no longer for it."""
-        alone = len(self._writer.expression(node).text)
+        alone = _columns(self._writer.expression(node).text)
         self._inlined.add(operand)
-        together = len(self._writer.expression(node).text)
+        together = _columns(self._writer.expression(node).text)
         self._inlined.discard(operand)
         return together <= MAX_COLUMNS or (together <= WIDTH - 20 and together - alone < 12)
 
@@ -333,3 +335,8 @@ class _Arranging:
 def is_vector(param: Node) -> bool:
     """True for a parameter of rank one, or stored as one and read as [c, 1, 1]."""
     return param.type.rank == 1 or is_column(param)
+
+
+def _columns(text: str) -> int:
+    """How wide a text is with sizes of three digits: a program has the same lines at all sizes."""
+    return len(_SIZE.sub("123", text))

@@ -171,17 +171,17 @@ def training_batch_norm(
     mean = k.apply("channel_mean", image)
     variance = k.apply("channel_variance", image, mean)
     n = x.type.num_elements // x.type.shape[1]
-    correction = n / (n - 1) if unbiased and n > 1 else 1.0
+    told = k.apply("unbiased", variance, points=n) if unbiased and n > 1 else variance
     y = k.cast(batch_norm(k, image, mean, variance, *affine, eps=eps), x.type.dtype)
-    statistics = zip(running, (mean, variance), (1.0, correction), strict=True)
-    moved = [None if buffer is None else _moved(k, buffer, new, momentum, by) for buffer, new, by in statistics]
+    pairs = zip(running, (mean, told), strict=True)
+    moved = [None if buffer is None else _moved(k, buffer, statistic, momentum) for buffer, statistic in pairs]
     return y, moved[0], moved[1]
 
 
-def _moved(k: Lowering, buffer: Node, statistic: Node, momentum: float, factor: float) -> Node:
+def _moved(k: Lowering, buffer: Node, statistic: Node, momentum: float) -> Node:
     """The new value of a buffer, or of what an earlier norm has made of it."""
     share = short_float(momentum)
-    new = k.add(k.scale(buffer, 1 - share), k.scale(statistic, share * factor))
+    new = k.add(k.scale(buffer, 1 - share), k.scale(statistic, share))
     source = k.buffers.get(buffer) or (buffer.attr("source") if buffer.op.name == "param" else "")
     if source:
         k.buffers[new] = source

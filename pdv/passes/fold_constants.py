@@ -97,6 +97,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "mul": _binary(np.multiply),
     "div": _binary(np.divide),
     "scale": lambda x, attrs: x[0] * x[0].dtype.type(attrs["factor"]),
+    "unbiased": lambda x, attrs: x[0] * x[0].dtype.type(attrs["points"] / (attrs["points"] - 1)),
     "shift": lambda x, attrs: x[0] + x[0].dtype.type(attrs["offset_by"]),
     "neg": _unary(np.negative),
     "sqrt": _unary(np.sqrt),

@@ -91,7 +91,7 @@ def examples() -> tuple[Example, ...]:
     """The examples above, and one of each function of elements that operators declare."""
     shown = {example.op for example in EXAMPLES}
     maps = [op for op in OPERATORS.values() if op.kind == "map" and op.name not in shown]
-    given: dict[str, Hashable] = {"factor": 0.75, "offset_by": 0.5, "dtype": "f64", "exponent": 3.0}
+    given: dict[str, Hashable] = {"factor": 0.75, "offset_by": 0.5, "dtype": "f64", "exponent": 3.0, "points": 7}
     return EXAMPLES + tuple(
         Example(op.name, ((12, 1, 12),), {name: given[name] for name in op.attrs if name not in op.defaults})
         for op in maps

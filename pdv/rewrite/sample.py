@@ -62,6 +62,7 @@ _DRAWS: Mapping[str, _Draw] = {
     "groups": lambda rng, values: rng.choice((1, 1, 2, 3)),
     "factor": lambda rng, values: rng.choice((0.5, 3.0, -2.0, 0.25)),
     "offset_by": lambda rng, values: rng.choice((1e-5, 1e-3, 0.5, 2.0)),
+    "points": lambda rng, values: rng.choice((2, 5, 36)),
     "scale": lambda rng, values: rng.choice((0.5, 0.125, 2.0)),
     "eps": lambda rng, values: rng.choice((1e-5, 1e-6, 1e-3)),
     "exponent": lambda rng, values: rng.choice((2.0, 3.0, 0.5)),

@@ -64,6 +64,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("neg", ((6,),)),
     Example("scale", ((6, 6),), {"factor": 0.7}),
     Example("shift", ((6, 6),), {"offset_by": 0.7}),
+    Example("unbiased", ((6, 6),), {"points": 7}),
     Example("cast", ((6, 6),), {"dtype": "f64"}),
     Example("where", ((6, 1), (6, 6), (6,)), {}, {0: BOOL}),
     Example("softmax", ((6, 6, 4),)),

@@ -45,6 +45,7 @@ SMALL = {
     "where": Piece("where", (t(3, 8, dtype=BOOL), X, X), (), (False, True, True)),
     "cast": Piece("cast", (X,), (("dtype", "f64"),), (True,)),
     "scale": Piece("scale", (X,), (("factor", 0.125),), (True,)),
+    "unbiased": Piece("unbiased", (X,), (("points", 7),), (True,)),
     "shift": Piece("shift", (X,), (("offset_by", 0.5),), (True,)),
     "pow": Piece("pow", (X,), (("exponent", 2.0),), (True,)),
     "gelu": Piece("gelu", (X,), (("approximate", "tanh"),), (True,)),

@@ -169,7 +169,7 @@ def test_an_unbiased_variance_counts_the_points_at_hand(tmp_path: Path) -> None:
     variance = k.channel_variance(x, mean)
     running = k.param("running", floats(4), trainable=False)
     n = ROWS * 9
-    moved = k.add(k.scale(running, factor=0.9), k.scale(variance, factor=0.1 * n / (n - 1)))
+    moved = k.add(k.scale(running, factor=0.9), k.scale(k.unbiased(variance, points=n), factor=0.1))
     graph = k.graph({"y": k.mul(x, x)}, {"running": moved})
     folder = tmp_path / "running_pdv"
     folder.mkdir()

@@ -248,10 +248,10 @@ def tracked(*, unbiased: bool = True, momentum: float = 0.25, returned: bool = F
     mean = k.channel_mean(x)
     variance = k.channel_variance(x, mean)
     y = k.batch_norm(x, mean, variance, k.param("norm.weight", floats(4)), k.param("norm.bias", floats(4)), eps=1e-3)
-    share = momentum * (36 / 35 if unbiased else 1.0)
+    told = k.unbiased(variance, points=36) if unbiased else variance
     updates = {
-        name: k.add(k.scale(k.param(name, floats(4), trainable=False), factor=kept), k.scale(value, factor=factor))
-        for name, value, factor in (("norm.mean", mean, momentum), ("norm.variance", variance, share))
+        name: k.add(k.scale(k.param(name, floats(4), trainable=False), factor=kept), k.scale(value, factor=momentum))
+        for name, value in (("norm.mean", mean), ("norm.variance", told))
     }
     return k.graph({"y": y} | ({"moved": updates["norm.mean"]} if returned else {}), updates)
 
