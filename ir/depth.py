@@ -48,44 +48,46 @@ class Short:
     note: str = ""
 
 
-def shorten(source: Graph, pcg: Graph, mesh: Mesh) -> Short:
+def shorten(source: Graph, pcg: Graph, mesh: Mesh, kept: int = KEPT) -> Short:
     """The pair without what repeats; as it is where nothing does.
+
+    kept: how many of equal layers stay.
 
     Raises:
         ShardingError: if ``pcg`` is no legal PCG for ``mesh``.
     """
     short = Short(source, pcg)
-    while (found := _shortened(short, mesh)) is not None:
+    while (found := _shortened(short, mesh, kept)) is not None:
         short = found
     return short
 
 
-def _shortened(short: Short, mesh: Mesh) -> Short | None:
+def _shortened(short: Short, mesh: Mesh, kept: int) -> Short | None:
     """The pair without the longest run; None if there is none, or its values are needed already."""
     if short.source.updates or short.pcg.updates:  # each overwrites a buffer of its own
         return None
     serial, parallel = Chain(short.source, Mesh(())), Chain(short.pcg, mesh)
-    run = _longest_run(serial)
+    run = _longest_run(serial, kept)
     if run is None:
         return None
     ends = [serial.ends[at] for at in run]
-    found = _same_run(serial, parallel, run)
+    found = _same_run(serial, parallel, run, kept)
     if found is None:
         return None
     first, last, partners = found
-    cuts = ((ends[first + KEPT], ends[last]), (partners[first + KEPT], partners[last]))
+    cuts = ((ends[first + kept], ends[last]), (partners[first + kept], partners[last]))
     (new_source, in_source), (new_pcg, in_pcg) = (
         _without(graph, *cut) for graph, cut in zip((short.source, short.pcg), cuts, strict=True)
     )
-    wanted = [*short.pairs, *((ends[k], partners[k]) for k in range(first, first + KEPT + 1))]
+    wanted = [*short.pairs, *((ends[k], partners[k]) for k in range(first, first + kept + 1))]
     if any(a not in in_source or b not in in_pcg for a, b in wanted):
         return None
     pairs = tuple((in_source[a], in_pcg[b]) for a, b in wanted)
-    note = f"{KEPT} of {last - first} equal layers"
+    note = f"{kept} of {last - first} equal layers"
     return Short(new_source, new_pcg, pairs, f"{short.note}, {note}" if short.note else note)
 
 
-def _longest_run(chain: Chain) -> list[int] | None:
+def _longest_run(chain: Chain, kept: int) -> list[int] | None:
     """Bottlenecks (by number) between which the program repeats, at least once more than is kept."""
     keys = [chain.key(at, at + 1, chain.own(at, at + 1)) for at in range(len(chain.ends) - 1)]
     best: tuple[int, int, int] | None = None  # segments left out, start, period
@@ -94,17 +96,17 @@ def _longest_run(chain: Chain) -> list[int] | None:
         for at in range(len(keys) - period + 1):
             if at < len(keys) - period and keys[at] == keys[at + period]:
                 continue
-            saved = ((at - start) // period + 1 - KEPT) * period
+            saved = ((at - start) // period + 1 - kept) * period
             if saved > 0 and (best is None or saved > best[0]):
                 best = (saved, start, period)
             start = at + 1
     if best is None:
         return None
     saved, start, period = best
-    return [start + k * period for k in range(saved // period + KEPT + 1)]
+    return [start + k * period for k in range(saved // period + kept + 1)]
 
 
-def _same_run(serial: Chain, parallel: Chain, run: Sequence[int]) -> tuple[int, int, dict[int, Node]] | None:
+def _same_run(serial: Chain, parallel: Chain, run: Sequence[int], kept: int) -> tuple[int, int, dict[int, Node]] | None:
     """(first, last, values of the PCG at those ends of the run) between which the PCG repeats as the source does.
 
     The value that the source has behind its kth layer is looked for where the PCG has read the same tensors so far.
@@ -128,7 +130,7 @@ def _same_run(serial: Chain, parallel: Chain, run: Sequence[int]) -> tuple[int, 
         else:
             keys.append(parallel.key(start, end, layer))
     first, last = _longest_stretch(keys)
-    if last - first <= KEPT:
+    if last - first <= kept:
         return None
     return first, last, {k: parallel.ends[at] for k, at in enumerate(places) if at is not None}
 

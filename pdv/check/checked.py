@@ -1,6 +1,7 @@
 """The emitted text against its source: run on simulated ranks at small sizes.
 
-Independent of the proof: another evaluator (torch), another arithmetic (float64), and the text in place of the graph.
+Where equal layers repeat, few of them are run, by the same loop. Independent of the proof: another evaluator (torch),
+another arithmetic (float64), and the text in place of the graph.
 Entry points: ``check_text``, ``check_package``.
 """
 
@@ -8,26 +9,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ir.depth import shorten
 from ir.errors import VerificationError
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.check.compare import TOLERANCE
-from pdv.check.emission import Emission, ShapeOf
+from pdv.check.emission import Emission, ShapeOf, stored_shapes
+from pdv.check.fewer import renumbered
 from pdv.check.imports import Texts
 from pdv.check.reference import NotFiniteError
-from pdv.check.run import run
+from pdv.check.run import run, tensors_read
 from pdv.check.small import Pair, full_pair, small_pair
 from pdv.check.text import at_sizes, tokens
+from pdv.emit.constants import STORED, constant_names
+from pdv.emit.leaves import Reading
 from pdv.emit.package import module_texts
 from pdv.frontend.program import Weights
 
 MOST_RANKS = 16
 MOST_ELEMENTS = 1 << 26  # of all values on all ranks and of the source: some 1.5 GiB and 15 seconds
+KEPT = 3  # of equal layers, so that the text still has a loop over them
 FEW_ELEMENTS = 1 << 20  # a program that is so small is run at its own sizes
 
 
@@ -91,12 +97,18 @@ def check_text(
     started = time.perf_counter()
     emission, shape_of = Emission.of(pcg, mesh, document, train=train), _shape_of(weights)
     modules = module_texts(emission.text(shape_of)) if files is None else files
-    chosen = _chosen(source, emission, shape_of, modules["model.py"])
-    if isinstance(chosen, str):
-        return Checked(False, 0, chosen, 0.0, time.perf_counter() - started, train)
-    pair, model = chosen
+    model = modules["model.py"]
+    chosen = _at_full_size(source, emission, shape_of, model, FEW_ELEMENTS)
+    if chosen is None and model == emission.text(shape_of):  # an edit may tell layers apart
+        chosen = _at_few_layers(source, pcg, mesh, emission, shape_of, train=train)
+        if chosen is not None:
+            _check_all_read(emission, shape_of, Texts(modules, directory))
+    found = chosen or _at_small_sizes(source, emission, shape_of, model)
+    if isinstance(found, str):
+        return Checked(False, 0, found, 0.0, time.perf_counter() - started, train)
+    pair, small_model = found
     try:
-        error = run(pair, Texts({**modules, "model.py": model}, directory), train=train)
+        error = run(pair, Texts({**modules, "model.py": small_model}, directory), train=train)
     except NotFiniteError:
         reason = "on random values the source gives infinities, no numbers, or a choice between equals"
         return Checked(False, 0, reason, 0.0, time.perf_counter() - started, train)
@@ -150,28 +162,67 @@ def _same(text: str, emitted: str | None) -> bool:
     return [token.text for token in tokens(text)] == [token.text for token in tokens(emitted)]
 
 
-def _chosen(source: Graph, emission: Emission, shape_of: ShapeOf, model: str) -> tuple[Pair, str] | str:
+def _at_full_size(
+    source: Graph, emission: Emission, shape_of: ShapeOf, model: str, most: int
+) -> tuple[Pair, str] | None:
+    """The programs and the text of model.py as they are, if that takes no more than ``most`` elements."""
+    ranks = emission.mesh.num_devices
+    if ranks > MOST_RANKS or sum(node.type.num_elements for node in emission.graph.nodes) * ranks > most:
+        return None
+    here = full_pair(source, emission, shape_of)
+    return (here, model) if here.elements <= most else None
+
+
+def _at_few_layers(
+    source: Graph, pcg: Graph, mesh: Mesh, emission: Emission, shape_of: ShapeOf, *, train: bool
+) -> tuple[Pair, str] | None:
+    """The programs with fewer of their equal layers, at small sizes, and the text, if theirs has its structure."""
+    short = shorten(source, pcg, mesh, KEPT)
+    if not short.note:
+        return None
+    old_names, (fewer_source, fewer_pcg) = renumbered(source, short.source, short.pcg)
+    fewer = Emission.of(fewer_pcg, mesh, emission.document, train=train)
+    try:
+        pair = small_pair(fewer_source, fewer, lambda name: shape_of(old_names[name]))
+    except VerificationError:
+        return None
+    if not _may_run(pair):
+        return None
+    model = emission.text(shape_of)
+    text = at_sizes(model, model, pair.text(fewer.items(shape_of), fewer.document))
+    return None if text is None else (replace(pair, note=f"{pair.note}, {short.note}"), text)
+
+
+def _check_all_read(emission: Emission, shape_of: ShapeOf, texts: Texts) -> None:
+    """The text at its own sizes builds a model of all layers: of all stored tensors, and no others.
+
+    Raises:
+        VerificationError: naming one that is not read.
+    """
+    shapes = stored_shapes(emission.graph, shape_of)
+    shapes |= {STORED + name: node.type.shape for node, name in constant_names(Reading(emission.graph)).items()}
+    missing = sorted(set(shapes) - tensors_read(texts, emission.mesh.num_devices, shapes))
+    if missing:
+        raise VerificationError(f"the emitted text never reads {', '.join(missing)}", check="text")
+
+
+def _at_small_sizes(source: Graph, emission: Emission, shape_of: ShapeOf, model: str) -> tuple[Pair, str] | str:
     """The programs to run and the text of model.py for their sizes; or why there are none."""
-    here = _at_full_size(source, emission, shape_of)
-    if here is not None and here.elements <= FEW_ELEMENTS:
-        return here, model
     try:
         small = small_pair(source, emission, shape_of)
     except VerificationError as error:
         return error.what
-    if small.mesh.num_devices > MOST_RANKS or small.elements > MOST_ELEMENTS:
+    if not _may_run(small):
         return f"at {small.note} it takes {small.elements:.1e} elements on {small.mesh.num_devices} ranks"
     text = at_sizes(model, emission.text(shape_of), small.text(emission.items(shape_of), emission.document))
     if text is not None:
         return small, text
-    return (here, model) if here is not None else "its text has another structure at small sizes"
+    here = _at_full_size(source, emission, shape_of, model, MOST_ELEMENTS)
+    return here or "its text has another structure at small sizes"
 
 
-def _at_full_size(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair | None:
-    """The programs as they are, if they may be run."""
-    ranks = emission.mesh.num_devices
-    elements = sum(node.type.num_elements for node in emission.graph.nodes) * ranks
-    return full_pair(source, emission, shape_of) if ranks <= MOST_RANKS and elements <= MOST_ELEMENTS else None
+def _may_run(pair: Pair) -> bool:
+    return pair.mesh.num_devices <= MOST_RANKS and pair.elements <= MOST_ELEMENTS
 
 
 def _shape_of(weights: Weights) -> ShapeOf:

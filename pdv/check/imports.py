@@ -28,7 +28,7 @@ from pdv.check.collectives import DeviceMesh, Distributed
 from pdv.check.placed import DTensor, Placement, Replicate, Shard
 from pdv.check.ranks import World
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]  # Any: floats, integers and booleans
+Arrays = Mapping[str, np.ndarray[Any, Any] | torch.Tensor]  # Any: floats, integers and booleans
 FLOATS = ("float32", "float16", "bfloat16", "half", "float", "double")
 _CASTS = re.compile(r"\.(float|half|bfloat16)\(\)")
 _numbers = count()
@@ -160,7 +160,8 @@ class Stored:
         """The same, to be read in part."""
         if name not in self._arrays:
             raise KeyError(f"there is no stored tensor {name}")
-        return StoredSlice(torch.tensor(self._arrays[name]))
+        value = self._arrays[name]
+        return StoredSlice(value if isinstance(value, torch.Tensor) else torch.tensor(value))
 
 
 class StoredSlice:
@@ -174,4 +175,5 @@ class StoredSlice:
         return list(self._tensor.shape)
 
     def __getitem__(self, ranges: Any) -> torch.Tensor:
-        return self._tensor[ranges].clone()
+        piece = self._tensor[ranges]
+        return piece if piece.is_meta else piece.clone()

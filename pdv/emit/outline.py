@@ -129,27 +129,40 @@ class _Folding:
         return tuple(self._fold(0, len(self._steps)))
 
     def _fold(self, start: int, stop: int) -> Iterator[Item]:
-        best = max(self._candidates(start, stop), key=lambda found: found[0], default=None)
+        best = self._best(start, stop)
         if best is None:
             yield from self._steps[start:stop]
             return
-        _, first, period, run = best
+        first, period, run = best
         yield from self._fold(start, first)
         yield run
         yield from self._fold(first + period * len(run.blocks), stop)
 
-    def _candidates(self, start: int, stop: int) -> Iterator[tuple[tuple[float, ...], int, int, Run]]:
-        """(how good, first step, period, run)."""
+    def _best(self, start: int, stop: int) -> tuple[int, int, Run] | None:
+        """(first step, period, run) that saves most; what could save less than one that is known is not made."""
+        best: tuple[int, int, Run] | None = None
+        most: tuple[float, ...] = (0.0,)
+        candidates = sorted(self._candidates(start, stop), key=lambda found: -(found[2] - 1) * found[1])
+        for begin, period, count in candidates:
+            saved = (count - 1) * period
+            if saved < most[0]:
+                break
+            run = self._make(begin, period, count)
+            if run is None:
+                continue
+            worth = (saved * (1.0 if run.prefixes else 0.4), -float(len(run.incoming[0])), begin, -period)
+            if worth > most:
+                most, best = worth, (begin, period, run)
+        return best
+
+    def _candidates(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(first step, period, number of blocks)"""
         for period in self._periods(start, stop):
             for first, last in self._stretches(start, stop, period):
                 count = (last - first) // period
-                if (count - 1) * period < MIN_SAVED:
-                    continue
-                for begin in range(first, min(first + period, last - count * period + 1)):
-                    run = self._make(begin, period, count)
-                    if run is not None:
-                        saved = (count - 1) * period * (1.0 if run.prefixes else 0.4)
-                        yield (saved, -float(len(run.incoming[0])), begin), begin, period, run
+                if (count - 1) * period >= MIN_SAVED:
+                    for begin in range(first, min(first + period, last - count * period + 1)):
+                        yield begin, period, count
 
     def _periods(self, start: int, stop: int) -> list[int]:
         """Distances between neighbours of one key: among them is the period of any run with a step of its own kind."""
