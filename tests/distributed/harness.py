@@ -24,7 +24,10 @@ T = TypeVar("T")
 COLLECTIVE_TIMEOUT_S = 30
 _GRACE_S = 0.5  # a rank that fails makes its peers fail too; wait this long for the first cause
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch.distributed.checkpoint", "safetensors"])
+PRELOADED = (  # torch._dynamo: the first DTensor of a process imports it, for a second of its time
+    "torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.checkpoint", "safetensors", "numpy",
+)  # fmt: skip
+_context.set_forkserver_preload(list(PRELOADED))
 
 
 class RankError(AssertionError):
