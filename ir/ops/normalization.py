@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ir.dims import Shape
+from ir.errors import ShapeError
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
 
@@ -101,7 +102,10 @@ rms_norm = Operator(
 
 def _image(rank: int) -> str:
     """The loops of [n, c, ...], a letter each."""
-    return "nchwtuvxyz"[:rank]
+    letters = "nchwtuvxyz"
+    if not 2 <= rank <= len(letters):
+        raise ShapeError(f"channels are the second of 2 to {len(letters)} dims, not of {rank}")
+    return letters[:rank]
 
 
 def _channel_loops(vectors: int) -> Callable[[Sequence[Shape], Attrs], tuple[str, dict[str, int]]]:

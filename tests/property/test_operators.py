@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 
 from ir.dims import Loops
-from ir.errors import ShardingError, VerificationError
+from ir.errors import ShapeError, ShardingError, VerificationError
 from ir.exact import verify_equal
 from ir.graph import Graph
 from ir.interpret import evaluate
 from ir.mesh import Mesh
-from ir.operator import Split
+from ir.operator import Operator, Split
 from ir.ops import OPERATORS
 from ir.ops.contraction import linear
-from ir.ops.normalization import softmax
+from ir.ops.normalization import batch_norm, channel_mean, channel_variance, softmax
 from ir.ops.reduction import reduce_mean
 from ir.sharding import Partial, Replicate
+from ir.types import DType, TensorType
 from ir.verify import divides
 from tests.property.programs import EXAMPLES, Example, parallel, serial
 
@@ -167,3 +168,11 @@ def test_a_wrong_declaration_is_caught(name: str) -> None:
     whole, pcg = parallel(example, (split,), mesh)
     with pytest.raises((VerificationError, ShardingError)):
         verify_equal(whole, pcg, mesh, scale=False)
+
+
+@pytest.mark.parametrize("op", [channel_mean, channel_variance, batch_norm], ids=lambda op: op.name)
+def test_channels_take_a_dim_of_their_own(op: Operator) -> None:
+    vectors = (TensorType((6,), DType.F32),) * {"channel_mean": 0, "channel_variance": 1}.get(op.name, 4)
+    attrs = op.check_attrs({"eps": 1e-5} if op is batch_norm else {})
+    with pytest.raises(ShapeError, match="channels are the second"):
+        op.solve(op.name, (TensorType((6,), DType.F32), *vectors), attrs)
