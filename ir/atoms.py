@@ -204,7 +204,7 @@ class Atoms:
         following = _Following(formulas, free)
         for start in formulas:
             following.settle()
-            if start not in following.known:  # a convolution that keeps its size, beside a skip
+            if start not in following.known:  # a circle: a convolution that keeps its size, beside a skip
                 free[start] = _small(self.extents[start], multiples.get(start, 1), 2, {})
                 following.tell(start)
         following.settle()

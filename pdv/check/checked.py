@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ir.depth import shorten
+from ir.dims import Shape
 from ir.errors import VerificationError
 from ir.graph import Graph
 from ir.mesh import Mesh
@@ -182,14 +183,18 @@ def _at_few_layers(
         return None
     old_names, (fewer_source, fewer_pcg) = renumbered(source, short.source, short.pcg)
     fewer = Emission.of(fewer_pcg, mesh, emission.document, train=train)
+
+    def shape_of_kept(name: str) -> Shape:
+        return shape_of(old_names[name])
+
     try:
-        pair = small_pair(fewer_source, fewer, lambda name: shape_of(old_names[name]))
+        pair = small_pair(fewer_source, fewer, shape_of_kept)
     except VerificationError:
         return None
     if not _may_run(pair):
         return None
     model = emission.text(shape_of)
-    text = at_sizes(model, model, pair.text(fewer.items(shape_of), fewer.document))
+    text = at_sizes(model, model, pair.text(fewer.items(shape_of_kept), fewer.document))
     return None if text is None else (replace(pair, note=f"{pair.note}, {short.note}"), text)
 
 
