@@ -168,3 +168,8 @@ def _sentence(part: str) -> str:
     """The part, ended by a full stop unless it ends a sentence already."""
     part = part.strip()
     return part if part.endswith((".", "!", "?")) else part + "."
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in one line: its first, or else its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -62,6 +62,12 @@ def sources_of(node: Node) -> tuple[str, ...]:
     return tuple(reading.source for reading in readings(node))
 
 
+def is_column(param: Node) -> bool:
+    """True for a bias of channels: a stored vector read as [c, 1, 1], kept as the vector."""
+    shape = param.type.shape
+    return len(shape) == 3 and shape[1:] == (1, 1) and tuple(param.attr("view")) == (("reshape", shape),)
+
+
 def rest_of_view(reading: Reading, base: Base) -> View:
     """How the base is read."""
     return reading.view[base.steps :]

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ir.errors import VerificationError
-from ir.graph import apply_view, param_view
-from ir.views import places, sources_of
+from ir.views import places
 from pdv.check.reference import Expected, Given, largest, whole_bases
 from pdv.check.small import Pair
 
@@ -45,12 +44,13 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What all ranks are held to."""
+    """What all ranks are held to; ``call``: which it is, in words."""
 
     pair: Pair
     given: Given
     expected: Expected
     tolerance: float = TOLERANCE
+    call: str = ""
 
     def worst(self, ranks: Sequence[Observed]) -> float:
         """The largest relative difference.
@@ -60,7 +60,7 @@ class Comparison:
         """
         found = 0.0
         for rank, observed in enumerate(ranks):
-            where = f"on simulated rank {rank} of {self.pair.mesh}"
+            where = f"{self.call}on simulated rank {rank} of {self.pair.mesh}"
             for item in self._items(observed, where):
                 found = max(found, self._difference(item, where))
         return found
@@ -95,16 +95,10 @@ class Comparison:
 
     def _state(self, observed: Observed, where: str) -> Iterator[Item]:
         """Buffers are updated as the source's; what is not updated is still what was stored."""
-        updated: set[str] = set()
-        for node in self.pair.source.params:
-            name = node.attr("name")
-            if name in self.expected.updates:
-                updated.update(sources_of(node))
-                (source,) = sources_of(node)
-                value = apply_view(_held(observed, source, where), param_view(node))
-                yield Item(_buffer(name), value, self.expected.updates[name], self.expected.largest)
+        for name, wanted in self.expected.updates.items():
+            yield Item(f"the new value of {name}", _held(observed, name, where), wanted, self.expected.largest)
         for name, mask in self._read.items():
-            if name not in updated:
+            if name not in self.expected.updates and name in self.given.stored:  # others are made of weights
                 value = _held(observed, name, where)
                 wanted = self.given.stored[name]
                 if value.shape == wanted.shape:
@@ -139,10 +133,6 @@ def own_rows(whole: Array, axes: Sequence[tuple[int, int]]) -> Array:
         rows = whole.shape[0] // size
         whole = whole[place * rows : (place + 1) * rows]
     return whole
-
-
-def _buffer(name: str) -> str:
-    return f"the new value of {name}"
 
 
 def _held(observed: Observed, name: str, where: str) -> Array:

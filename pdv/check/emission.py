@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from ir.dims import Shape
 from ir.graph import Graph, Node, View
 from ir.mesh import Mesh
-from ir.views import readings
+from ir.views import is_column, readings
 from pdv.emit.fold import fold
-from pdv.emit.leaves import Reading, is_column
+from pdv.emit.leaves import Reading
 from pdv.emit.lower import lower
 from pdv.emit.outline import Item, Run, own_params
 from pdv.emit.program import write_outlined

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from ir.graph import Node, View, param_view
 from ir.mesh import Mesh
 from ir.sharding import Shard, parse_sharding
-from ir.views import readings, sources_of
+from ir.views import is_column, readings, sources_of
 from pdv.emit.body import Attributes, Body
 from pdv.emit.code import Code, call, statement
-from pdv.emit.leaves import Reading, is_column
+from pdv.emit.leaves import Reading
 from pdv.emit.names import identifier, string, unique
 from pdv.emit.outline import Run, own_params
 from pdv.emit.reserved import GLOBALS, MODULE

@@ -89,9 +89,3 @@ class Reading:
 def is_idle(node: Node) -> bool:
     """replicate(x) == x where x has no gradient."""
     return node.op.name == "replicate" and not node.operands[0].needs_grad
-
-
-def is_column(param: Node) -> bool:
-    """True for a bias of channels: a stored vector read as [c, 1, 1], kept as the vector."""
-    shape = param.type.shape
-    return len(shape) == 3 and shape[1:] == (1, 1) and tuple(param.attr("view")) == (("reshape", shape),)

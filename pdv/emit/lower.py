@@ -1,7 +1,7 @@
 """The PCG as the emitted program says it: operators that a sentence of two says better, and axis names that fit Python.
 
 reduce_replicate(x, a) == replicate(reduce(x, a), a), so that whoever else wants the sum shares it; an axis whose name
-the program needs for itself gets an underscore.
+the program needs for itself gets an underscore; a buffer that is overwritten is read through one stored tensor.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ir.builder import Builder
 from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from pdv.emit.reserved import GLOBALS, MODULE
+from pdv.passes.tied_views import whole_buffers
 
 
 def lower(pcg: Graph, mesh: Mesh) -> tuple[Graph, Mesh]:
@@ -26,7 +27,7 @@ def lower(pcg: Graph, mesh: Mesh) -> tuple[Graph, Mesh]:
         {name: made[node] for name, node in pcg.updates},
         pcg.name,
     )
-    return graph, Mesh(tuple(Axis(renamed[axis.name], axis.size) for axis in mesh.axes))
+    return whole_buffers(graph), Mesh(tuple(Axis(renamed[axis.name], axis.size) for axis in mesh.axes))
 
 
 def _lowered(builder: Builder, node: Node, operands: tuple[Node, ...], renamed: Mapping[str, str]) -> Node:

@@ -13,6 +13,7 @@ from ir.graph import Graph, Node, param_view
 from ir.sharding import Sharding, format_sharding
 from ir.views import sources_of
 from pdv.emit.leaves import Leaf, Reading
+from pdv.passes.tied_views import check_buffers
 
 _START = -1  # before all steps
 MIN_SAVED = 6  # steps; a class for less is harder to read than the repetition
@@ -317,4 +318,5 @@ def graph_updates(graph: Graph, reading: Reading) -> dict[Node, str]:
     found = {reading.resolve(node): name for name, node in graph.updates}
     assert len(found) == len(graph.updates), "two buffers take one value"
     assert all(reading.is_own(node) for node in found), "a buffer is overwritten with what is not computed"
+    check_buffers(graph)
     return found

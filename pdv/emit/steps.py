@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ir.graph import Node
+from ir.views import is_column
 from pdv.emit.code import WIDTH
-from pdv.emit.leaves import Reading, is_column
+from pdv.emit.leaves import Reading
 from pdv.emit.norms import Tracking, tracking
 from pdv.emit.outline import Item, Run
 from pdv.emit.writer import Writer

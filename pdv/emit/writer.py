@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ir.graph import Node
+from ir.views import is_column
 from pdv.emit.code import Code, call, method
 from pdv.emit.expressions import Context, write
-from pdv.emit.leaves import GATHERS, Reading, is_column
+from pdv.emit.leaves import GATHERS, Reading
 from pdv.emit.size_code import SizeCode
 
 

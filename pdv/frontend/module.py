@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ir.dims import Shape
-from ir.errors import ModelError, UsageError
+from ir.errors import ModelError, UsageError, first_line
 from ir.graph import Graph
 from pdv.frontend.program import Program
 from pdv.frontend.torch_export import load_exported_program
@@ -70,9 +70,8 @@ def export_module(
     try:
         return torch.export.export(module, args, kwargs, strict=False)
     except Exception as error:  # torch.export raises whatever the model's own code raises
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"{type(module).__name__} cannot be exported: {reason}",
+            f"{type(module).__name__} cannot be exported: {first_line(error)}",
             "",
             "See that torch.export.export(module, example_inputs) works",
         ) from error

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from onnx_ir.passes.common import InlinePass
 from onnx_ir.serde import SerdeError
 
-from ir.errors import ModelError
+from ir.errors import ModelError, first_line
 
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError, MemoryError)
 """What libraries and handlers raise on a missing operand, a wrong attribute, a name in no encoding."""
@@ -34,7 +34,7 @@ def read_onnx(path: Path) -> onnx_ir.Model:
         model = _load_quietly(resolved)
     except (DecodeError, SerdeError, *MALFORMED) as error:
         raise ModelError(
-            f"{path} is not a readable ONNX model: {_first_line(error)}", "", "Export it again; it may be truncated"
+            f"{path} is not a readable ONNX model: {first_line(error)}", "", "Export it again; it may be truncated"
         ) from error
     if len(model.graph) == 0 and not model.graph.outputs:
         raise ModelError(f"{path} is not a readable ONNX model: its graph is empty", "", "Export it again")
@@ -42,14 +42,14 @@ def read_onnx(path: Path) -> onnx_ir.Model:
         try:
             _check_initializer(value, resolved.parent)
         except MALFORMED as error:
-            raise ModelError(f"initializer {value.name!r} is malformed: {_first_line(error)}") from error
+            raise ModelError(f"initializer {value.name!r} is malformed: {first_line(error)}") from error
     try:
         if model.functions:
             model = InlinePass()(model).model
         model.graph.sort()
     except ValueError as error:
         raise ModelError(
-            f"{path} has a cycle: {_first_line(error)}", "Nodes that depend on each other in order"
+            f"{path} has a cycle: {first_line(error)}", "Nodes that depend on each other in order"
         ) from error
     return model
 
@@ -106,7 +106,3 @@ def _check_external(tensor: onnx_ir.ExternalTensor, name: str, folder: Path) -> 
             f"{tensor.nbytes} bytes within the file's {size}",
             "Export it again; the file may be truncated",
         )
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -7,7 +7,7 @@ becomes is said in `aten`. Entry point: `load_exported_program`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import PurePath
 from typing import Any, cast
@@ -17,12 +17,21 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
+from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError, first_line
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.aten import HANDLERS
+from pdv.frontend.exported_state import (
+    Memory,
+    check_overwritten,
+    is_floating,
+    live_nodes,
+    memory_of,
+    shared_names,
+    tensors,
+    without_spare_names,
+)
 from pdv.frontend.lowering import Lowering, TopK, Unsupported
 from pdv.frontend.no_grad import DETACHES, stopped_gradients
 from pdv.frontend.program import Array, Program, Weights
@@ -42,9 +51,21 @@ def load_exported_program(program: ExportedProgram) -> Program:
         ModelError: if a shape is dynamic, or a constant has no values.
         UnsupportedOperatorsError: naming every operator that has no declaration.
     """
-    with stopped_gradients(program):
-        decomposed = program.run_decompositions({})
+    with stopped_gradients(program), without_spare_names(program):
+        decomposed = _decomposed(program)
     return _ProgramLowering(decomposed).run()
+
+
+def _decomposed(program: ExportedProgram) -> ExportedProgram:
+    try:
+        return cast(ExportedProgram, program.run_decompositions({}))
+    except Exception as error:  # whatever torch asserts about programs
+        shared = "; ".join(", ".join(names) for names in shared_names(program))
+        raise ModelError(
+            f"torch cannot decompose the exported program: {type(error).__name__}: {first_line(error)}",
+            f"Tensors that are overwritten share memory with no others; here these do: {shared}" if shared else "",
+            "Give them memory of their own" if shared else "See that program.run_decompositions({}) works",
+        ) from error
 
 
 class _ProgramLowering:
@@ -56,13 +77,14 @@ class _ProgramLowering:
         self.values: dict[torch.fx.Node, Value] = {}
         self.unsupported: dict[str, None] = {}
         self.loaders: dict[str, Callable[[], Array]] = {}
-        self.canonical_names: dict[tuple[Any, ...], str] = {}
+        self.canonical_names: dict[Memory, str] = {}
         self.returned: set[torch.fx.Node] = set()
 
     def run(self) -> Program:
         signature = self.program.graph_signature
-        live = _live_nodes(self.program)
-        self.returned = _live_nodes(self.program, updates=False)
+        live = live_nodes(self.program)
+        self.returned = live_nodes(self.program, updates=False)
+        check_overwritten(self.program, live)
         specs = {spec.arg.name: spec for spec in signature.input_specs if isinstance(spec.arg, TensorArgument)}
         for node in self.program.graph.nodes:
             self.k.name = node.name
@@ -107,9 +129,7 @@ class _ProgramLowering:
         is_state = spec.kind is InputKind.BUFFER and bool(spec.persistent) and tensor.dtype.is_floating
         if not (is_param or is_state or stored.is_meta):
             return self.k.const(_to_numpy(stored, source), tensor.dtype)
-        storage = StorageWeakRef(stored.untyped_storage()).cdata  # type: ignore[no-untyped-call]  # also without bytes (meta)
-        key = (storage, stored.storage_offset(), tuple(stored.shape), tuple(stored.stride()))
-        name = self.canonical_names.setdefault(key, source)
+        name = self.canonical_names.setdefault(memory_of(stored), source)
         self.loaders.setdefault(name, partial(_to_numpy, stored, name))
         return self.k.builder.param(name, tensor, trainable=is_param and stored.requires_grad)
 
@@ -129,7 +149,7 @@ class _ProgramLowering:
             if any(self.values.get(x) is None for x in node.all_input_nodes):
                 if handler is not None:
                     return None  # below something unsupported, which is reported already
-            elif self._is_known(node) and (handler is None or not _is_floating(node)):
+            elif self._is_known(node) and (handler is None or not is_floating(node)):
                 return self._evaluate(node)
             if handler is None:
                 raise Unsupported("")
@@ -162,13 +182,13 @@ class _ProgramLowering:
 
     def _evaluate(self, node: torch.fx.Node) -> Value:
         """Run an operator over constants in torch."""
-        for value in _tensors(node.meta["val"]):
+        for value in tensors(node.meta["val"]):
             check_foldable_size(tuple(value.shape), value.element_size(), node.name)
         args, kwargs = _map_operands(node, lambda x: _as_torch(self.values[x]))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "cpu"}
         result = cast(Callable[..., Any], node.target)(*args, **kwargs)
-        nodes = [self.k.const(_to_numpy(x, node.name)) for x in _tensors(result)]
+        nodes = [self.k.const(_to_numpy(x, node.name)) for x in tensors(result)]
         return nodes[0] if isinstance(result, torch.Tensor) else tuple(nodes)
 
 
@@ -184,24 +204,6 @@ def _map_operands(
 def name_outputs(outputs: list[Node]) -> dict[str, Node]:
     """Outputs by position: the two frontends know different names for them."""
     return {"output" if len(outputs) == 1 else f"output_{i}": node for i, node in enumerate(outputs)}
-
-
-def _live_nodes(program: ExportedProgram, *, updates: bool = True) -> set[torch.fx.Node]:
-    """What outputs, and floating buffers' new values, depend on. Integer buffers only count steps."""
-    by_name = {node.name: node for node in program.graph.nodes}
-    stack = []
-    for spec in program.graph_signature.output_specs:
-        if isinstance(spec.arg, TensorArgument):
-            node = by_name[spec.arg.name]
-            if spec.kind is OutputKind.USER_OUTPUT or (updates and _is_floating(node)):
-                stack.append(node)
-    live: set[torch.fx.Node] = set()
-    while stack:
-        node = stack.pop()
-        if node not in live:
-            live.add(node)
-            stack.extend(node.all_input_nodes)
-    return live
 
 
 def _tensor_type(node: torch.fx.Node) -> TensorType:
@@ -224,18 +226,6 @@ def _dtype(dtype: torch.dtype, where: str) -> DType:
     except KeyError:
         allowed = ", ".join(sorted(x.torch_name for x in DType))
         raise ModelError(f"{where!r} has element type {name}", f"Allowed: {allowed}") from None
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:  # Any: what an ATen operator returns
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for element in value:
-            yield from _tensors(element)
-
-
-def _is_floating(node: torch.fx.Node) -> bool:
-    return all(tensor.is_floating_point() for tensor in _tensors(node.meta.get("val")))
 
 
 def _is_constant(value: Value) -> bool:

@@ -9,7 +9,7 @@ from ir.graph import Graph
 from pdv.passes.fuse import FUSIONS
 from pdv.passes.rewrite import rewrite
 from pdv.passes.simplify import SIMPLIFICATIONS, rows_once
-from pdv.passes.tied_views import untangle
+from pdv.passes.tied_views import untangle, whole_buffers
 
 
 def canonicalize(graph: Graph) -> Graph:
@@ -17,4 +17,4 @@ def canonicalize(graph: Graph) -> Graph:
     through.
     """
     rows = next((node.type.shape[0] for node in graph.inputs if node.type.rank), 1)
-    return untangle(rewrite(graph, (*SIMPLIFICATIONS, rows_once(rows), *FUSIONS)))
+    return whole_buffers(untangle(rewrite(graph, (*SIMPLIFICATIONS, rows_once(rows), *FUSIONS))))

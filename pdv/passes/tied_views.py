@@ -1,22 +1,39 @@
-"""One parameter for each stored tensor of which trained views overlap: a weight used as it is and transposed.
+"""One parameter for each stored tensor that changes as a whole: views of it become operators.
 
-Views that share elements are no parameters of their own, for each would be trained apart. They become operators on one
-parameter, which is then tied like any other that several read.
+Trained views that share elements (a weight used as it is and transposed) are no parameters of their own, for each would
+be trained apart. Views of a buffer that the program overwrites would each keep what the buffer held at first.
+Entry points: ``untangle``, ``whole_buffers``.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 from ir.builder import Builder
 from ir.graph import Graph, Node, View, param_view
 from ir.types import TensorType
-from ir.views import Reading, box, overlap, readings, shape_before
+from ir.views import Reading, box, is_column, overlap, readings, shape_before, sources_of
 
 
 def untangle(graph: Graph) -> Graph:
     """The same graph, with overlapping views of stored tensors made by operators."""
-    tangled = _tangled(graph)
+    return _made_by_operators(graph, _tangled(graph))
+
+
+def whole_buffers(graph: Graph) -> Graph:
+    """The same graph, with each buffer that it overwrites read through one parameter."""
+    return _made_by_operators(graph, _views_of_buffers(graph))
+
+
+def check_buffers(graph: Graph) -> None:
+    """Raises AssertionError if a buffer that is overwritten would be stored otherwise than as what overwrites it."""
+    views = _views_of_buffers(graph)
+    assert not views, f"overwritten, and stored in views: {list(views)}"
+
+
+def _made_by_operators(graph: Graph, tangled: Mapping[Node, TensorType]) -> Graph:
+    """The graph with ``tangled`` parameters made by operators on what is stored, which is of the type given."""
     if not tangled:
         return graph
     k = Builder()
@@ -26,7 +43,7 @@ def untangle(graph: Graph) -> Graph:
         if node in tangled:
             source, base = str(node.attr("source")), tangled[node]
             if source not in bases:
-                bases[source] = k.param(source, base, source=source, trainable=True)
+                bases[source] = k.param(source, base, source=source, trainable=bool(node.attr("trainable")))
             new[node] = _viewed(k, bases[source], param_view(node))
         else:
             new[node] = k.copy(node, tuple(new[operand] for operand in node.operands))
@@ -50,6 +67,16 @@ def _tangled(graph: Graph) -> dict[Node, TensorType]:
                 (shape,) = shapes
                 assert shape is not None
                 found |= {param: TensorType(shape, param.type.dtype) for param, _ in readers}
+    return found
+
+
+def _views_of_buffers(graph: Graph) -> dict[Node, TensorType]:
+    """Parameters that read a buffer which is overwritten, unless its one reader holds it as it is."""
+    found: dict[Node, TensorType] = {}
+    for name, value in graph.updates:
+        readers = [param for param in graph.params if name in sources_of(param)]
+        if len(readers) > 1 or any(param_view(param) and not is_column(param) for param in readers):
+            found |= dict.fromkeys(readers, value.type)
     return found
 
 

@@ -106,6 +106,8 @@ MISTAKES = (
     ("convnet", "model.py", "dp.size * tp.size), dp), tp)  # [6]", "dp.size), dp), tp)", "output"),
     ("convnet", "model.py", "self.running * 0.9 + mean * 0.1",
      "self.running * 0.1 + mean * 0.9", "new value of running"),
+    ("convnet", "model.py", "overwrite(self.running, self.running * 0.9",
+     "overwrite(self.running, vars(self).setdefault('first', self.running.clone()) * 0.9", "second call"),
     ("convnet", "model.py", "x = F.relu(x)\n", "x = x\n", "output"),
     ("convnet", "model.py", "padding=1", "padding=0", "output"),
     ("convnet", "model.py", 'mesh.buffer(weights["running"])', 'mesh.parameter(weights["running"])', "DTensor"),

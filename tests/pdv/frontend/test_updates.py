@@ -20,6 +20,9 @@ class Overwriting(nn.Module):
         self.linear, self._what = nn.Linear(3, 3), what
         for name in ("last", "other"):
             self.register_buffer(name, torch.zeros(4, 3))
+        self.register_buffer("same", self.last)
+        self.register_buffer("head", self.last[:1])
+        self.register_buffer("count", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
         return self._what(self, x)
@@ -50,17 +53,57 @@ def exchanged(m: Overwriting, x: Tensor) -> Tensor:
     return m.linear(x) + m.last
 
 
-def test_a_running_statistic_is_taken() -> None:
-    graph = load_program(Overwriting(running), (torch.randn(4, 3),)).graph
-    assert [name for name, _ in graph.updates] == ["last"]
+def counting(m: Overwriting, x: Tensor) -> Tensor:
+    m.count += 1
+    return m.linear(x) * m.count
+
+
+def only_counting(m: Overwriting, x: Tensor) -> Tensor:
+    m.count += 1
+    return running(m, x)
+
+
+def training_by_itself(m: Overwriting, x: Tensor) -> Tensor:
+    y = m.linear(x)
+    with torch.no_grad():
+        m.linear.bias.mul_(0.5)
+    return y
+
+
+def through_a_view(m: Overwriting, x: Tensor) -> Tensor:
+    return running(m, x) + m.head
+
+
+def by_both_names(m: Overwriting, x: Tensor) -> Tensor:
+    y = m.linear(x) + m.same
+    m.last.copy_(0.9 * m.last + 0.1 * y.detach())
+    return y
+
+
+@pytest.mark.parametrize("what", [running, only_counting, by_both_names])
+def test_a_running_statistic_is_taken(what: Callable[[Overwriting, Tensor], Tensor]) -> None:
+    graph = load_program(Overwriting(what), (torch.randn(4, 3),)).graph
+    assert len(graph.updates) == 1
+    assert graph.updates[0][0] in ("last", "same")
+    assert "count" not in [node.attr("name") for node in graph.params]
+
+
+def test_a_norm_registered_twice_moves_once_for_each_use() -> None:
+    norm = nn.BatchNorm1d(3)
+    graph = load_program(nn.Sequential(nn.Linear(3, 3), norm, nn.ReLU(), norm), (torch.randn(4, 3),)).graph
+    assert len(graph.updates) == 2
+    assert {node.type.shape for _, node in graph.updates} == {(3,)}
 
 
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        (as_given, "'last' is overwritten with 'x' as it is"),
-        (unread, "never read"),
+        (as_given, "'same' is overwritten with 'x' as it is"),
+        (unread, "'same' is overwritten, and never read"),
         (exchanged, "'other' is overwritten"),
+        (counting, "overwrites the buffer 'count' of torch.int64"),
+        (training_by_itself, "overwrites the parameter 'linear.bias'"),
+        (through_a_view, "share memory with no others; here these do: .*head"),
     ],
 )
 def test_others_are_refused_by_name(what: Callable[[Overwriting, Tensor], Tensor], said: str) -> None:

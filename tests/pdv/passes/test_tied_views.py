@@ -14,7 +14,7 @@ from ir.builder import Builder
 from ir.exact import verify_equal
 from ir.graph import Graph, View
 from ir.mesh import Mesh
-from pdv.passes.tied_views import untangle
+from pdv.passes.tied_views import untangle, whole_buffers
 from pdv.plan import import_package
 from tests.pdv.worlds import cluster, f32
 
@@ -48,6 +48,36 @@ def test_overlapping_views_are_operators_on_one_parameter(name: str) -> None:
 def test_parts_that_do_not_overlap_stay_parameters() -> None:
     graph = two_readers(((("slice", 0, 0, 4, 8),), (("slice", 0, 4, 8, 8),)))
     assert untangle(graph) is graph
+
+
+BUFFER_VIEWS: dict[str, tuple[View, ...]] = {
+    "a part": ((("chunk", 0, 2, 1),),),
+    "whole and in part": ((), (("chunk", 0, 2, 1),)),
+    "transposed": ((("permute", (1, 0)),),),
+}
+
+
+@pytest.mark.parametrize("name", BUFFER_VIEWS)
+def test_a_buffer_that_is_overwritten_is_read_whole(name: str) -> None:
+    """What is stored apart would not move along."""
+    k = Builder()
+    x = k.input("x", f32(6, 6))
+    outputs = {}
+    for i, view in enumerate(BUFFER_VIEWS[name]):
+        tensor = f32(3 if view and view[0][0] == "chunk" else 6, 6)
+        outputs[f"y{i}"] = k.linear(x, k.param(f"last.{i}", tensor, source="last", view=view, trainable=False))
+    graph = k.graph(outputs, {"last": k.scale(x, factor=0.5)})
+    found = whole_buffers(graph)
+    assert [(param.attr("name"), param.attr("view")) for param in found.params] == [("last", ())]
+    verify_equal(graph, found, Mesh.of(a=2))
+
+
+def test_one_reader_of_a_whole_buffer_stays() -> None:
+    k = Builder()
+    x = k.input("x", f32(4, 6))
+    last = k.param("last", f32(6), trainable=False)
+    graph = k.graph({"y": k.add(x, last)}, {"last": k.scale(last, factor=0.5)})
+    assert whole_buffers(graph) is graph
 
 
 FORWARDS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -1,0 +1,123 @@
+"""What an exported program stores, overwrites and returns.
+
+Entry points: ``without_spare_names``, for `run_decompositions`, which fails where memory that is overwritten has two
+names; ``memory_of``, what tells two names of one tensor; ``live_nodes``; ``check_overwritten``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ir.errors import ModelError
+
+_WRITTEN = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.PARAMETER_MUTATION: "parameter"}
+
+Memory = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""Storage, offset, shape and strides of a tensor."""
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    """Which memory a tensor is, and how it is read; also of one without bytes (meta)."""
+    return (storage_of(tensor), int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The number of the memory that a tensor, or a part of it, lies in."""
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)  # type: ignore[no-untyped-call]
+
+
+def shared_names(program: ExportedProgram) -> list[tuple[str, ...]]:
+    """Names of stored tensors that share memory, by the memory."""
+    found: dict[int, list[str]] = {}
+    for name, tensor in program.state_dict.items():
+        found.setdefault(storage_of(tensor), []).append(name)
+    return [tuple(names) for names in found.values() if len(names) > 1]
+
+
+@contextmanager
+def without_spare_names(program: ExportedProgram) -> Iterator[None]:
+    """While this lasts, a name under which nothing is read shares its memory with no other.
+
+    A module registered twice has all its tensors under two names; its program reads them by one.
+    """
+    read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    by_target = {str(spec.target): spec.arg.name for spec in program.graph_signature.input_specs if spec.target}
+    spare = {name for names in shared_names(program) for name in names if by_target.get(name) not in read}
+    state = program.state_dict
+    kept = {name: state[name] for name in spare}
+    state.update({name: _alike(tensor) for name, tensor in kept.items()})
+    try:
+        yield
+    finally:
+        state.update(kept)
+
+
+def _alike(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_like(tensor)
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+
+def live_nodes(program: ExportedProgram, *, updates: bool = True) -> set[torch.fx.Node]:
+    """What outputs, and floating buffers' new values, depend on. Integer buffers only count steps."""
+    by_name = {node.name: node for node in program.graph.nodes}
+    stack = []
+    for spec in program.graph_signature.output_specs:
+        if isinstance(spec.arg, TensorArgument):
+            node = by_name[spec.arg.name]
+            if spec.kind is OutputKind.USER_OUTPUT or (
+                updates and spec.kind is OutputKind.BUFFER_MUTATION and is_floating(node)
+            ):
+                stack.append(node)
+    live: set[torch.fx.Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in live:
+            live.add(node)
+            stack.extend(node.all_input_nodes)
+    return live
+
+
+def check_overwritten(program: ExportedProgram, live: Collection[torch.fx.Node]) -> None:
+    """What is overwritten is a buffer of floats, or counts steps and nothing reads it.
+
+    An input that is overwritten is the caller's: the program leaves it as it was.
+
+    Raises:
+        ModelError: naming what is overwritten and would not be.
+    """
+    by_name = {node.name: node for node in program.graph.nodes}
+    read = {
+        str(spec.target): by_name[spec.arg.name] in live for spec in program.graph_signature.input_specs if spec.target
+    }
+    for spec in program.graph_signature.output_specs:
+        if not isinstance(spec.arg, TensorArgument) or spec.kind not in _WRITTEN:
+            continue
+        node, target = by_name[spec.arg.name], str(spec.target)
+        counts = not is_floating(node) and node not in live and not read.get(target)
+        if spec.kind is OutputKind.PARAMETER_MUTATION or not (is_floating(node) or counts):
+            raise ModelError(
+                f"the model overwrites the {_WRITTEN[spec.kind]} {target!r} of {node.meta['val'].dtype}",
+                "Buffers of floats may be overwritten, and integers that nothing reads",
+                "Keep it as a buffer of floats, or pass it in and return it",
+            )
+
+
+def is_floating(node: torch.fx.Node) -> bool:
+    """True if all that a node gives is tensors of floats."""
+    return all(tensor.is_floating_point() for tensor in tensors(node.meta.get("val")))
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:  # Any: what an ATen operator returns
+    """The tensors in a value, however deep."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for element in value:
+            yield from tensors(element)
