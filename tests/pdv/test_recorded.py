@@ -1,0 +1,119 @@
+"""Plans, proofs, prices and packages are what was recorded of them: `pytest --update-golden` records them anew.
+
+What is reviewed as prose is kept in full, the rest as digests: `tests/golden/emitted/NAME.py.txt` and `NAME.txt`. The
+larger cases are those of `python benchmarks/golden.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import pdv
+from benchmarks.golden import digest, digests
+from pdv.emit.package import module_texts
+from tests.conftest import Golden
+from tests.pdv.worlds import cluster
+
+if TYPE_CHECKING:
+    from pdv.plan import Plan
+
+COPIED = {"__init__.py", "losses.py", "operators.py", "parallel.py", "runtime.py"}
+"""Files that are the same in every package that has them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of ``tests.pdv.miniatures`` and what it is planned for.
+
+    Attributes:
+        model: its class.
+        inputs: shapes; of indices where the model is one of words.
+        techniques: what each axis must do; axes without are free.
+        options: further arguments of ``pdv.optimize``.
+    """
+
+    model: str
+    inputs: tuple[tuple[int, ...], ...]
+    mesh: Mapping[str, int]
+    techniques: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+WORDS = ((8, 8),)
+# written out in full: one for each way to shard that people know by name
+FULL = {
+    "tensor": Case("Gpt", WORDS, {"tp": 4}, {"tp": "tensor"}),
+    "sequence": Case("Gpt", WORDS, {"tp": 4}, {"tp": "tensor+sequence"}),
+    "zero-3": Case("Gpt", WORDS, {"dp": 4}, {"dp": "zero-3"}),
+    "hybrid": Case("Llama", WORDS, {"dp": 4, "tp": 2}, {"dp": "ddp", "tp": "tensor"}),
+    "convolutions": Case("Convolutions", ((8, 4, 8, 8),), {"dp": 4}, {"dp": "ddp"}),
+    "inference": Case("Convolutions", ((8, 4, 8, 8),), {"tp": 2}, {"tp": "tensor"}, {"mode": "infer"}),
+}
+DIGESTED = {
+    "free": Case("Gpt", WORDS, {"x": 2, "y": 2}),
+    "llama-bfloat16": Case("Llama", WORDS, {"x": 4}, {}, {"dtype": "bfloat16"}),
+    "bert": Case("Bert", (*WORDS, *WORDS), {"dp": 4}, {"dp": "zero-2"}),
+    "context": Case("Bert", (*WORDS, *WORDS), {"cp": 2}, {"cp": "context"}),
+    "experts": Case("Mixture", ((16, 16),), {"ep": 4}, {"ep": "expert"}),
+    "tables": Case("Recommender", ((8, 8), (8, 3, 2)), {"x": 2, "y": 2}),
+    "convolutions-free": Case("Convolutions", ((8, 4, 8, 8),), {"x": 2, "y": 4}),
+    "towers": Case("Towers", ((16, 16),), {"x": 4}, {}, {"mode": "infer"}),
+}
+
+
+def planned(case: Case) -> Plan:
+    """The plan of a case."""
+    import torch
+
+    from tests.pdv import miniatures
+
+    module = miniatures.settled(getattr(miniatures, case.model)())
+    words = [len(shape) == 3 or case.model in ("Gpt", "Llama", "Bert") for shape in case.inputs]
+    inputs = tuple(
+        miniatures.ids(*shape) if word else torch.zeros(shape) for shape, word in zip(case.inputs, words, strict=True)
+    )
+    devices = cluster(math.prod(case.mesh.values()))
+    pins = {"mesh": dict(case.mesh), "techniques": dict(case.techniques)} if case.techniques else None
+    module.train(case.options.get("mode") != "infer")
+    return pdv.optimize(module, inputs, cluster=devices, mesh=case.mesh, pins=pins, **case.options)
+
+
+def record(plan: Plan, folder: Path) -> str:
+    """What a saved plan is, line by line: what it takes, what is proved of it, and digests of all that is written."""
+    document = plan.document
+    lines = [
+        f"step       {document['predicted']['step_time_s']['mean']!r} s",
+        f"simulated  {document['simulated']['step_s']!r} s",
+        *(f"{axis:<10} {', '.join(names) or '-'}" for axis, names in document["techniques"].items()),
+        f"search     {document['search']['certificate']['statement']}",
+        f"proof      {document['proof']['statement']}",
+        f"run        {document['run']['statement']}",
+        "",
+    ]
+    saved = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    lines += [f"plan.json {name:<21}{value}" for name, value in digests(saved).items()]
+    for path in sorted(folder.iterdir()):
+        if path.name not in COPIED and path.name != "plan.json":
+            lines.append(f"{path.name:<31}{digest(path.read_bytes())}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", [*FULL, *DIGESTED])
+def test_a_plan_is_what_was_recorded(name: str, golden: Golden, tmp_path: Path) -> None:
+    plan = planned((FULL | DIGESTED)[name])
+    folder = plan.save(tmp_path / name)
+    if name in FULL:
+        golden(f"emitted/{name}.py.txt", (folder / "model.py").read_text(encoding="utf-8"))
+    golden(f"emitted/{name}.txt", record(plan, folder))
+
+
+def test_what_every_package_holds_is_what_was_recorded(golden: Golden) -> None:
+    files = module_texts("from .operators import every_one")
+    golden("emitted/copied.txt", "".join(f"{name:<31}{digest(files[name])}\n" for name in sorted(COPIED)))
