@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup lint format test test-unit test-distributed test-slow demo bench-smoke clean
+.PHONY: setup lint structure format test test-unit test-distributed test-slow demo bench-smoke clean
 
 setup: .venv/ready
 
@@ -19,6 +19,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.structure
+
+structure: setup
+	$(BIN)/python -m tests.structure
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,7 @@
 """What each case of plans.py is planned, proved and emitted as, in digests: one line a case, to compare with `diff`.
 
-python benchmarks/golden.py [--smoke] [--json OUT] > before; …; python benchmarks/golden.py > after; diff before after
+python benchmarks/golden.py [--models NAME …] [--clusters NAME …] [--smoke] [--json OUT] > before
+…; python benchmarks/golden.py > after; diff before after
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ APART = ("derivation", "operators", "predicted", "search", "proof", "simulated",
 
 def main() -> None:
     """Print one line for each model and cluster; with --json write the record."""
-    options = arguments(str(__doc__).splitlines()[0]).parse_args()
+    parser = arguments(str(__doc__).splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=[case.model for case in CASES], help="these alone")
+    parser.add_argument("--clusters", nargs="+", choices=list(CLUSTERS), help="these alone")
+    options = parser.parse_args()
     record = Record()
-    for case in (Case("gpt2", 32, 128),) if options.smoke else CASES:
+    cases = [case for case in CASES if case.model in (options.models or [case.model])]
+    priced = [pair for pair in PRICED if pair[0] in (options.clusters or pair)]
+    for case in (Case("gpt2", 32, 128),) if options.smoke else cases:
         model = program(case.model, case.batch, case.sequence)
-        for name, cost in SMOKE if options.smoke else PRICED:
+        for name, cost in SMOKE if options.smoke else priced:
             found = digests_of_plan(model, name, cost)
             print(f"{case.model} {name} {cost}", *(f"{key}={value}" for key, value in found.items()), flush=True)
             record.rows.append({"model": case.model, "cluster": name, "cost": cost, **found})

@@ -1,17 +1,14 @@
-"""Who may import whom (the table below), and that planning's doors open without torch, quickly."""
+"""Who may import whom (the tables below, and the layers of tests.structure); planning's doors open without torch."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-OURS = ("ir", "pdv", "learned_cost")
+from tests.structure import LAYERS, PACKAGES, ROOT, Module, imports, layer_of, modules
 
 # package -> packages of ours it may import; a lazy import counts too
 ALLOWED = {"ir": {"ir"}, "learned_cost": {"ir", "learned_cost"}, "pdv": {"ir", "pdv"}}
@@ -39,72 +36,35 @@ TORCH_LAZILY = {
     "pdv/search/strategies/gradient.py": "differentiates the relaxed cost",
 }
 
-FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 
-
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Each imported top-level package, and whether it is imported when the module is (not lazily, not for types)."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    eager = set(map(id, eager_nodes(tree.body)))
-    for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
-        for name in names:
-            yield name.split(".")[0], id(node) in eager
-
-
-def eager_nodes(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run on import: module level, and ifs and tries there, but not `if TYPE_CHECKING`."""
-    for node in body:
-        yield node
-        if isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
-            yield from eager_nodes(node.body + node.orelse)
-        if isinstance(node, ast.Try | ast.With):
-            yield from eager_nodes(node.body)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_follow_the_table(path: Path) -> None:
-    name = path.relative_to(ROOT).as_posix()
-    package = name.split("/")[0]
-    for imported, eager in imports(path):
-        if imported in (*OURS, "tests", "benchmarks", "examples"):
+@pytest.mark.parametrize("module", modules().values(), ids=lambda module: module.where)
+def test_imports_follow_the_table(module: Module) -> None:
+    name, package = module.where, module.name.split(".")[0]
+    runs_torch = any(entry.name == "torch" for entry in imports(module.tree) if entry.kind != "types")
+    for entry in imports(module.tree):
+        imported, eager = entry.name.split(".")[0], entry.kind == "eager"
+        if imported in (*PACKAGES, "tests", "benchmarks", "examples"):
             door = imported == "learned_cost" and name in LEARNED_COST_DOORS and not eager
             assert imported in ALLOWED[package] or door, f"{name} imports {imported}"
         elif name in WITHOUT_TRAINING:
             assert imported not in TRAINING_PACKAGES, f"{name} imports {imported}"
         elif imported == "torch":
             lazily = name in TORCH_LAZILY and not eager
-            assert name.startswith(TORCH_FOLDERS) or lazily or not runs(path), f"{name} imports torch"
+            assert name.startswith(TORCH_FOLDERS) or lazily or not runs_torch, f"{name} imports torch"
         elif package == "ir":
             assert imported in sys.stdlib_module_names | IR_THIRD_PARTY, f"{name} imports {imported}"
 
 
-def runs(path: Path) -> bool:
-    """Whether any torch import of the file is more than a name for annotations."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for_types = [
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    ]
-    inside = {id(child) for node in for_types for child in ast.walk(node)}
-    return any(
-        "torch" in ast.unparse(node)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in inside
-    )
+def test_every_module_has_a_layer() -> None:
+    assert {layer_of(name) for name in modules()} == set(LAYERS)
+    with pytest.raises(LookupError):
+        layer_of("elsewhere.module")
 
 
-def test_a_torch_import_in_the_wrong_place_is_seen(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text("def f():\n    from torch import nn\n")
-    assert list(imports(wrong)) == [("torch", False)]
-    assert runs(wrong)
-    right = tmp_path / "right.py"
-    right.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n")
-    assert not runs(right)
+def test_when_an_import_happens_is_seen() -> None:
+    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a.b\ndef f():\n    from torch import nn\n"
+    found = [(entry.name, entry.line, entry.kind) for entry in imports(ast.parse(text))]
+    assert found[2:] == [("a.b", 3, "types"), ("torch", 5, "lazy"), ("torch.nn", 5, "lazy")]
 
 
 @pytest.mark.parametrize("statement", ["import ir", "import pdv", "import pdv.cluster", "import pdv.cli.app"])
