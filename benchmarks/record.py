@@ -1,4 +1,4 @@
-"""The form of every benchmark's result: what ran, where, and each figure claimed (DESIGN section 11)."""
+"""The form of every benchmark's result: what ran, where, and each figure claimed (docs/architecture.md)."""
 
 from __future__ import annotations
 

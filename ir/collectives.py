@@ -1,6 +1,6 @@
 """What the four parallel operators and their fusions do to the arrays of all ranks, forward and backward.
 
-``MOVES`` is the executable form of the table in DESIGN section 3: each operator with its dual.
+``MOVES`` is the executable form of the table in docs/architecture.md (States): each operator with its dual.
 """
 
 from __future__ import annotations

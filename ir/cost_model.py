@@ -15,7 +15,7 @@ from ir.operator import Attrs, Operator
 from ir.types import TensorType
 
 Source = Literal["measured", "learned", "analytic"]
-SOURCES: tuple[Source, ...] = ("measured", "learned", "analytic")  # in order of trust (DESIGN section 6)
+SOURCES: tuple[Source, ...] = ("measured", "learned", "analytic")  # in order of trust (docs/architecture.md, Costs)
 
 
 class Query(NamedTuple):

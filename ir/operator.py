@@ -49,7 +49,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
-    """The one declaration of an operator (STYLE section 2).
+    """The one declaration of an operator (docs/architecture.md).
 
     Args:
         name: what printed graphs, rules and plans call it.

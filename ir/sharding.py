@@ -1,6 +1,7 @@
-"""Where a tensor lives: one of four states per mesh axis (DESIGN section 3), and the local shape that follows.
+"""Where a tensor lives: one of four states per mesh axis, and the local shape that follows.
 
-The state also says what the gradient is, which is what makes the backward pass right without a joint graph:
+The state also says what the gradient is, which is what makes the backward pass right without a joint graph
+(docs/architecture.md, States):
 Shard <-> Shard, Invariant <-> Invariant, Replicate <-> Partial.
 """
 

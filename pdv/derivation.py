@@ -1,4 +1,4 @@
-"""A plan as the list of substitutions that make it, written to JSON and replayed from it (DESIGN section 5).
+"""A plan as the list of substitutions that make it, written to JSON and replayed from it (docs/architecture.md).
 
 Algebraic steps name a rule and where it is applied, at all sites at once: a site lists operators, in the order of the
 rule's pattern, by number in the graph as it stands before the step. Parallel steps name ``split-<op>-<loop>``, an axis

@@ -114,7 +114,7 @@ class Problem:
     def exits(self) -> tuple[Sharding, ...]:
         """How the outputs may leave, all of them alike: whole, or (in training) cut by rows of the batch.
 
-        A loss is a mean over samples, so each rank may take that of its own (DESIGN section 7).
+        A loss is a mean over samples, so each rank may take that of its own (docs/architecture.md).
         """
         if self.leaving is not None:
             return (self.leaving,)

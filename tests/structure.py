@@ -3,8 +3,8 @@
     python -m tests.structure [--renew] [--list MEASURE]
 
 Every measure has a limit that it is on its way to (`tests/structure.json`: what it was when last recorded, and the
-limit). It may fall and not rise: what rises fails, here and in the tests; `--renew` records what fell.
-Entry points: ``measures``, ``main``.
+limit). It may fall and not rise: what rises fails, here and in the tests; `--renew` records what fell, and
+draws the imports in docs/architecture.md anew. Entry points: ``measures``, ``main``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.decisions import Tables, decisions, tables_of
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("ir", "pdv", "learned_cost")
 RECORD = Path(__file__).with_name("structure.json")
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 MAX_FILES, MAX_LINES = 16, 400
 OF_OPERATORS = ("ir.ops", "pdv.frontend")
 """Where operators are told apart by name: their own declarations, and those who read foreign names."""
@@ -154,6 +155,23 @@ def layer_of(module: str) -> str:
     return under[module]
 
 
+def diagram() -> str:
+    """The layers and who imports whom, as mermaid: dashed where upwards; arrows that follow from others left out."""
+    order = list(LAYERS)
+    used = {(layer_of(a), layer_of(b)) for a, b, data in import_graph().edges(data=True) if data["kind"] != "types"}
+    pairs = sorted(used, key=lambda pair: [order.index(layer) for layer in pair])
+    reduced = nx.transitive_reduction(nx.DiGraph((a, b) for a, b in pairs if order.index(a) > order.index(b)))
+    arrows = [f"    {a} --> {b}" for a, b in pairs if reduced.has_edge(a, b)]
+    arrows += [f"    {a} -.-> {b}" for a, b in pairs if order.index(a) < order.index(b)]
+    return "\n".join(["```mermaid", "flowchart TD", *arrows, "```"])
+
+
+def drawn(page: str) -> str:
+    """The diagram of a page, as it stands there."""
+    start = page.index("```mermaid")
+    return page[start : page.index("```", start + 3) + 3]
+
+
 def full_folders() -> list[str]:
     """Folders of more than sixteen files."""
     counts = Counter(module.path.parent.relative_to(ROOT).as_posix() for module in modules().values())
@@ -254,6 +272,8 @@ def main() -> None:
     print(f"{'statements':<32}{statements():>6}   at the start {start}, target {target}")
     if options.renew:
         RECORD.write_text(json.dumps(fallen(found, recorded), indent=2) + "\n", encoding="utf-8")
+        page = ARCHITECTURE.read_text(encoding="utf-8")
+        ARCHITECTURE.write_text(page.replace(drawn(page), diagram()), encoding="utf-8")
     elif fallen(found, recorded) != recorded:
         print("counts have fallen: record that with python -m tests.structure --renew")
     if risen := grown(found, recorded):

@@ -49,3 +49,24 @@ def test_all_presets_are_named() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+OF_THE_HOUSE = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "style.md"]
+
+
+@pytest.mark.parametrize("page", OF_THE_HOUSE, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`((?:ir|pdv|learned_cost|tests|benchmarks|docs|examples)/[\w./-]+)`", page.read_text("utf-8"))
+    assert len(named) > 3
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_nothing_cites_what_is_not_here() -> None:
+    files = [
+        path for root in ("ir", "pdv", "learned_cost", "tests", "benchmarks") for path in (ROOT / root).rglob("*.py")
+    ]
+    cited = re.compile(r"\b(DESIGN|STYLE|MACHINE)(\.md| section|:)|/work/shared")
+    assert not [path for path in (*files, *PAGES) if path != Path(__file__) and cited.search(path.read_text("utf-8"))]
+    for path in (*files, *PAGES):
+        for page in re.findall(r"\bdocs/[\w-]+\.md", path.read_text(encoding="utf-8")):
+            assert (ROOT / page).exists() or path == Path(__file__), f"{path} cites {page}"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.structure import LAYERS, PACKAGES, ROOT, Module, imports, layer_of, modules
+from tests.structure import ARCHITECTURE, LAYERS, PACKAGES, ROOT, Module, diagram, drawn, imports, layer_of, modules
 
 # package -> packages of ours it may import; a lazy import counts too
 ALLOWED = {"ir": {"ir"}, "learned_cost": {"ir", "learned_cost"}, "pdv": {"ir", "pdv"}}
@@ -59,6 +59,11 @@ def test_every_module_has_a_layer() -> None:
     assert {layer_of(name) for name in modules()} == set(LAYERS)
     with pytest.raises(LookupError):
         layer_of("elsewhere.module")
+
+
+def test_the_diagram_is_that_of_the_code() -> None:
+    page = ARCHITECTURE.read_text(encoding="utf-8")
+    assert drawn(page) == diagram(), "python -m tests.structure --renew draws it anew"
 
 
 def test_when_an_import_happens_is_seen() -> None:

@@ -1,7 +1,7 @@
 """Partition, combine, replicate, reduce and their fusions: the only operators that name a mesh axis.
 
-They never change a tensor's global value, only its state along one axis (DESIGN section 3); ``TRANSITIONS`` says how,
-and each one's backward is its dual.
+They never change a tensor's global value, only its state along one axis (docs/architecture.md, States);
+``TRANSITIONS`` says how, and each one's backward is its dual.
 """
 
 from __future__ import annotations

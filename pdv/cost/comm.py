@@ -29,7 +29,7 @@ TREE_SHARE = 0.92
 
 # What a parallel operator does with the pieces that devices hold; "same" and "slice" send nothing.
 Run = Literal["same", "slice", "gather", "scatter", "sum", "exchange"]
-# Forward, and backward as its dual (DESIGN section 3).
+# Forward, and backward as its dual (docs/architecture.md, States).
 RUNS: Mapping[str, tuple[Run, Run]] = {
     "partition": ("slice", "gather"),
     "combine": ("gather", "slice"),
@@ -238,7 +238,7 @@ def _is_power_of_two(size: int) -> bool:
 def move_seconds(name: str, axis: AxisLink, local_bytes: float) -> tuple[float, float]:
     """(forward, backward) seconds of a parallel operator on a tensor of which a device holds ``local_bytes`` before it.
 
-    The backward is that of the operator's dual (DESIGN section 3).
+    The backward is that of the operator's dual (docs/architecture.md, States).
     """
     assert name in RUNS, f"no such parallel operator: {name}"
     larger = local_bytes * axis.size if RUNS[name][0] == "gather" else local_bytes

@@ -15,8 +15,8 @@ from ir.operator import Work, backward_work, forward_work
 from ir.types import DType, TensorType
 from pdv.cluster import Cluster, Device
 
-# Mean absolute error of a roofline over 1.4 M measured kernels of 26 devices (public kernel measurements, DESIGN
-# section 6); errors of one device share their sign, so the deviations of a plan's kernels add up linearly.
+# Mean absolute error of a roofline over 1.4 M measured kernels of 26 devices (docs/architecture.md, Costs);
+# errors of one device share their sign, so the deviations of a plan's kernels add up linearly.
 ROOFLINE_RELATIVE_STD = 0.6
 
 # AdamW reads weight, gradient and two moments, and writes weight and moments: seven passes over the parameters

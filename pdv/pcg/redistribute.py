@@ -1,8 +1,8 @@
 """redistribute(x, before, after): the cheapest chain of parallel operators between two shardings.
 
 Each step is one operator on one axis, each legal by the states it leaves; a chain of them is a composition of
-the cancellation and fusion laws of DESIGN section 3, so its order never changes what it computes, only what it costs.
-All chains of one tensor type are found together, as arrays over its shardings (``Routes``).
+the cancellation and fusion laws (docs/architecture.md, States), so its order never changes what it computes, only what
+it costs. All chains of one tensor type are found together, as arrays over its shardings (``Routes``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every operator between two states moves values and gradients as DESIGN section 3 says, there and back."""
+"""Every operator between two states moves values and gradients as docs/architecture.md says, there and back."""
 
 from __future__ import annotations
 
