@@ -37,6 +37,8 @@ class Case:
         inputs: shapes; of indices where the model is one of words.
         techniques: what each axis must do; axes without are free.
         options: further arguments of ``pdv.optimize``.
+        latency: of the links; slow to start, they favour few collectives.
+        efficiency: of the devices; where compute is slow, whatever cuts it is worth its collectives.
     """
 
     model: str
@@ -44,20 +46,25 @@ class Case:
     mesh: Mapping[str, int]
     techniques: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    latency: str = "1 us"
+    efficiency: float = 1.0
 
 
 WORDS = ((8, 8),)
 # written out in full: one for each way to shard that people know by name
 FULL = {
-    "tensor": Case("Gpt", WORDS, {"tp": 4}, {"tp": "tensor"}),
-    "sequence": Case("Gpt", WORDS, {"tp": 4}, {"tp": "tensor+sequence"}),
+    "tensor": Case("Gpt", WORDS, {"tp": 4}, {"tp": "tensor"}, latency="20 us"),
+    "sequence": Case("Gpt", WORDS, {"tp": 4}, {"tp": "tensor+sequence"}, efficiency=0.02),
     "zero-3": Case("Gpt", WORDS, {"dp": 4}, {"dp": "zero-3"}),
-    "hybrid": Case("Llama", WORDS, {"dp": 4, "tp": 2}, {"dp": "ddp", "tp": "tensor"}),
+    "hybrid": Case(
+        "Llama", WORDS, {"dp": 4, "tp": 2}, {"dp": "ddp", "tp": "tensor"}, {"rules": "none"}, efficiency=0.02
+    ),
     "convolutions": Case("Convolutions", ((8, 4, 8, 8),), {"dp": 4}, {"dp": "ddp"}),
     "inference": Case("Convolutions", ((8, 4, 8, 8),), {"tp": 2}, {"tp": "tensor"}, {"mode": "infer"}),
 }
 DIGESTED = {
     "free": Case("Gpt", WORDS, {"x": 2, "y": 2}),
+    "hybrid-rewritten": Case("Llama", WORDS, {"dp": 4, "tp": 2}, {"dp": "ddp", "tp": "tensor"}),
     "llama-bfloat16": Case("Llama", WORDS, {"x": 4}, {}, {"dtype": "bfloat16"}),
     "bert": Case("Bert", (*WORDS, *WORDS), {"dp": 4}, {"dp": "zero-2"}),
     "context": Case("Bert", (*WORDS, *WORDS), {"cp": 2}, {"cp": "context"}),
@@ -80,6 +87,9 @@ def planned(case: Case) -> Plan:
         miniatures.ids(*shape) if word else torch.zeros(shape) for shape, word in zip(case.inputs, words, strict=True)
     )
     devices = cluster(math.prod(case.mesh.values()))
+    node = devices["nodes"][0]
+    node["device"] |= {"efficiency": case.efficiency}
+    node["link"] |= {"latency": case.latency}
     pins = {"mesh": dict(case.mesh), "techniques": dict(case.techniques)} if case.techniques else None
     module.train(case.options.get("mode") != "infer")
     return pdv.optimize(module, inputs, cluster=devices, mesh=case.mesh, pins=pins, **case.options)
