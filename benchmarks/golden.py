@@ -58,6 +58,7 @@ def digests_of_plan(model: Any, cluster: str, cost: str) -> dict[str, str]:  # A
 def texts(plan: Plan) -> dict[str, str]:
     """The Python files of a plan's package, by name, without reading a weight."""
     from pdv.check.emission import Emission
+
     from pdv.emit.package import module_texts
 
     emission = Emission.of(plan.pcg, plan.mesh, plan.document, train=plan.document["mode"] == "train")

@@ -40,6 +40,11 @@ def _keep_chosen(node: Node, loops: Loops, atoms: Atoms) -> None:
         atoms.keep((*loops["v"], *loops["p"]))
 
 
+def _more_than_chosen(node: Node, loops: Loops, atoms: Atoms) -> None:
+    """What the k largest are chosen from has more than k elements, if it has."""
+    atoms.at_least(loops["d"], min(node.attr("k") + 1, node.loops.extents["d"]))
+
+
 def _keep_parts(node: Node, loops: Loops, atoms: Atoms) -> None:
     """The number of pieces stays; unequal pieces add up."""
     if "parts" in loops:
@@ -144,6 +149,7 @@ CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
     {
         "reshape": _keep_opaque,
         "index_select": _keep_chosen,
+        "top_k": _more_than_chosen,
         "chunk": _keep_parts,
         "concat": _keep_parts,
         "slice": _slice,

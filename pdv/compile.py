@@ -20,6 +20,7 @@ from pdv.cluster import Cluster, candidate_meshes, load_cluster
 from pdv.cost.compute import ComputeModel
 from pdv.derivation import replay
 from pdv.document import plan_document, read_problem
+from pdv.emit.package import emission_of
 from pdv.guard import guarded, noted, passing
 from pdv.pins import PinSet, load_pins
 from pdv.plan import Plan
@@ -115,7 +116,8 @@ def _planned(
     proof = proof_document(_proved(found, document, graph))
     progress("simulating", None)
     document = {**document, "rows_fixed_by": rows, "proof": proof, "simulated": _simulated(found, cluster)}
-    plan = Plan(document, graph, found.pcg, found.solution.problem.mesh, program.weights)
+    mesh = found.solution.problem.mesh
+    plan = Plan(document, graph, mesh, emission_of(found.pcg, mesh, document), program.weights)
     progress("running the emitted text on simulated ranks", None)
     return replace(plan, document={**document, "run": run_document(plan)})
 

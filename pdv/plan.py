@@ -23,6 +23,7 @@ from pdv.source import write_source
 if TYPE_CHECKING:
     import torch
 
+    from pdv.emit.emission import Emission
     from pdv.frontend.program import Weights
 
 
@@ -33,16 +34,21 @@ class Plan:
     Attributes:
         document: plan.json (docs/plan-format.md).
         source: the serial graph, as the frontend lowered it.
-        pcg: the parallel computation graph that the document's derivation makes of it.
-        mesh: the axes that the graph names.
+        mesh: the axes that this graph names.
+        emission: what is written of the parallel computation graph that the document's derivation makes of it.
         weights: the source's tensors, read when saving.
     """
 
     document: Mapping[str, Any]  # Any: JSON
     source: Graph
-    pcg: Graph
     mesh: Mesh
+    emission: Emission
     weights: Weights
+
+    @property
+    def pcg(self) -> Graph:
+        """The parallel computation graph."""
+        return self.emission.pcg
 
     def made_by(self, command: str) -> Plan:
         """The same plan, naming the command that made it at the head of the emitted program."""
@@ -55,7 +61,7 @@ class Plan:
         Raises:
             UsageError: if the directory exists and is not to be overwritten, or is no plan's, or there are no weights.
         """
-        from pdv.emit.package import emit_package
+        from pdv.emit.package import write_package
 
         if not self.weights.names and self.source.params:
             raise UsageError(
@@ -65,7 +71,7 @@ class Plan:
             )
 
         def write(built: Path, document: Mapping[str, Any]) -> None:
-            emit_package(self.pcg, self.mesh, document, self.weights, built)
+            write_package(self.emission, document, self.weights, built)
 
         return self._written(Path(directory).absolute(), write, overwrite=overwrite)
 

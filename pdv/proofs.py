@@ -21,10 +21,7 @@ def run_document(plan: Plan) -> dict[str, Any]:
         return {"statement": "there are no weights, and so no text that could be run", "ranks": 0}
     from pdv.check import check_text
 
-    train = plan.document["mode"] == "train"
-    return checked_document(
-        check_text(plan.source, plan.pcg, plan.mesh, plan.weights, train=train, document=plan.document)
-    )
+    return checked_document(check_text(plan.source, plan.emission, plan.weights))
 
 
 def checked_document(checked: Checked) -> dict[str, Any]:

@@ -21,10 +21,13 @@ from ir.errors import PdvError, VerificationError
 from ir.exact import verify_equal
 from ir.graph import Graph
 from pdv.check import Checked, check_text
+from pdv.emit.emission import Emission
 from pdv.frontend.program import Program as Loaded
 
 Outcome = Literal["equal", "refused", "wrong", "crash"]
 Progress = Callable[[str], None]
+
+SEARCH_S = 20.0  # CPU-seconds of a search, whose best plan so far is then judged
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class Judge:
         """The text on all ranks, one process: another program than the source's is a mistake, not a refusal."""
         mesh, train = problem_of(pcg, plan).mesh, plan.mode == "train"
         try:
-            return check_text(loaded.graph, pcg, mesh, loaded.weights, train=train)
+            return check_text(loaded.graph, Emission.of(pcg, mesh, train=train), loaded.weights)
         except VerificationError as error:
             return Verdict("wrong", "on simulated ranks", error.check or error.slug, str(error), ranks=plan.devices)
 
@@ -187,10 +190,11 @@ def planned(graph: Graph, plan: PlanSpec) -> Graph:
     from pdv.pcg.redistribute import Redistribution
     from pdv.rewrite.algebra import RULES
     from pdv.search.meshes import search_mesh
+    from pdv.search.strategies.budget import Budget
 
     problem = problem_of(graph, plan)
     if plan.searched:
-        return search_mesh(replace(problem, rules=RULES)).pcg
+        return search_mesh(replace(problem, rules=RULES), budget=Budget(SEARCH_S)).pcg
     return derive(problem, assigned(problem, plan), Redistribution(problem.mesh, problem.axes)).pcg
 
 

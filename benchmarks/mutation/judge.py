@@ -23,6 +23,7 @@ from ir.interpret import SINGLE, Evaluation, evaluate
 from ir.mesh import Mesh
 from ir.verify import check_outputs, infer_shardings
 from pdv.check import check_text
+from pdv.emit.emission import Emission
 from pdv.frontend.program import Weights
 
 LAYERS = ("validator", "signature", "values", "gradients", "text")
@@ -127,7 +128,7 @@ def _text(right: Right, mutant: Graph) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            check_text(right.source, mutant, right.mesh, Weights({}))
+            check_text(right.source, Emission.of(mutant, right.mesh, train=True), Weights({}))
     except Exception:  # noqa: BLE001  # whatever the emitter or the run raise
         return True
     return False

@@ -16,11 +16,10 @@ from benchmarks.mutation.plans import Right
 from ir.dims import Shape
 from ir.errors import PdvError
 from pdv.check import check_text, checked
-from pdv.check.emission import Emission
 from pdv.check.imports import Texts
 from pdv.check.run import run
 from pdv.check.small import full_pair
-from pdv.emit.package import module_texts
+from pdv.emit.emission import Emission, module_texts
 from pdv.frontend.program import Weights
 
 FUNCTIONS = ("gelu", "relu", "silu", "tanh", "sigmoid")
@@ -247,7 +246,7 @@ class Texted:
     def __init__(self, right: Right) -> None:
         self.right = right
         self.emission = Emission.of(right.pcg, right.mesh, train=True)
-        self.files = module_texts(self.emission.text(self._shape))
+        self.files = module_texts(self.emission.body(self._shape))
         axes = tuple(axis.name for axis in self.emission.mesh.axes)
         model = self.files["model.py"]
         libraries = [name for name in ("parallel.py", "operators.py") if name in self.files]
@@ -282,7 +281,7 @@ class Texted:
         with warnings.catch_warnings(), patch.object(checked, "FEW_ELEMENTS", 0):
             warnings.simplefilter("ignore")
             try:
-                check_text(self.right.source, self.right.pcg, self.right.mesh, weights, files=files)
+                check_text(self.right.source, self.emission, weights, files=files)
             except PdvError as error:
                 return str(error)
         return None

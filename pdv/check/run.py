@@ -67,13 +67,25 @@ def tensors_read(texts: Texts, ranks: int, shapes: Mapping[str, Shape]) -> set[s
             read.add(name)
             return super().__getitem__(name)
 
-    stored = Recorded({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    stored = Recorded({name: torch.empty(shape, device="meta").as_subclass(_Shaped) for name, shape in shapes.items()})
     try:
         with texts.imported(World(ranks), 0, stored) as package:
             package.build("meta")
     except Exception as error:
         raise _not_running(RankError(0, error), texts) from error
     return read
+
+
+class _Shaped(Tensor):
+    """A shape without values, joined here: torch would load its compiler, for a second and more, to say the shape."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.cat:
+            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        (parts, dim), first = args, args[0][0]
+        shape = [sum(part.shape[at] for part in parts) if at == dim else size for at, size in enumerate(first.shape)]
+        return torch.empty(shape, dtype=first.dtype, device="meta").as_subclass(cls)
 
 
 def observe(

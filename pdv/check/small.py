@@ -24,12 +24,12 @@ from ir.scale import Shrinking, Small, shrink
 from ir.sizes import points_at
 from ir.types import TensorType
 from ir.views import Base, bases, readings
-from pdv.check.emission import Emission, ShapeOf, shapes_before, stored_shapes
 from pdv.emit.constants import STORED, constant_names
+from pdv.emit.emission import Emission, ShapeOf, shapes_before, stored_shapes
 from pdv.emit.fold import value_of
 from pdv.emit.leaves import Reading
-from pdv.emit.outline import Item, over
-from pdv.emit.program import write_outlined
+from pdv.emit.outline import over
+from pdv.emit.program import write_program
 from pdv.frontend.program import Weights
 
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
@@ -71,9 +71,11 @@ class Pair:
         found |= {name: value_of(node, weights) for name, node in self.computed.items()}
         return {name: x if x.dtype.kind in "iub" else x.astype(np.float64) for name, x in found.items()}
 
-    def text(self, items: Sequence[Item], document: Mapping[str, object]) -> str:
-        """model.py of the small program, by the outline of the large one."""
-        return write_outlined(self.emitted, self.mesh, document, self.shapes, over(items, self.twins))[0]
+    def text(self, emission: Emission, shape_of: ShapeOf) -> str:
+        """model.py of the small program, without its docstring, by the outline of the large one's ``emission``."""
+        items = over(emission.items(shape_of), self.twins)
+        fixed = emission.rows_fixed_by
+        return write_program(self.emitted, self.mesh, self.shapes, rows_fixed_by=fixed, items=items)[0]
 
 
 def full_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:

@@ -21,7 +21,7 @@ from pdv.emit.steps import Scope
 
 
 @dataclass(frozen=True)
-class Emission:
+class Setting:
     """What every class of one program is written from."""
 
     mesh: Mesh
@@ -147,18 +147,18 @@ def used_axes(lines: Sequence[str], axes: Sequence[str]) -> list[str]:
 
 
 def block_class(
-    run: Run, name: str, attribute: str, emission: Emission, shapes_of: Mapping[str, Sequence[int]]
+    run: Run, name: str, attribute: str, setting: Setting, shapes_of: Mapping[str, Sequence[int]]
 ) -> BlockClass:
     """The class of a run of equal blocks, written from its first block."""
-    reading = emission.reading
+    reading = setting.reading
     first = run.blocks[0]
     params = own_params(reading, first)
     prefix = run.prefixes[0] if run.prefixes else ""
-    attributes = attribute_names(params, prefix, emission.axes)
-    arguments = argument_names(run, emission)
-    updates = {node: emission.updates[node] for node in first if node in emission.updates}
+    attributes = attribute_names(params, prefix, setting.axes)
+    arguments = argument_names(run, setting)
+    updates = {node: setting.updates[node] for node in first if node in setting.updates}
     scope = Scope(first, (*run.incoming[0], *run.fixed), run.outgoing[0], updates)
-    body = Body(scope, reading, emission.shapes, Attributes(attributes, {}), arguments, emission.reserved())
+    body = Body(scope, reading, setting.shapes, Attributes(attributes, {}), arguments, setting.reserved())
     lines = body.lines()
     given = ", ".join(f"{arguments[node]}: Tensor" for node in scope.arguments)
     result = "Tensor" if len(scope.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(scope.results))}]"
@@ -170,10 +170,10 @@ def block_class(
         for source in sources_of(param):
             keys.append(f"names[{number}]" if not run.prefixes else prefixed(source[len(prefix) + 1 :]))
             number += 1
-        declared += declaration(param, attributes[param], keys, emission.mesh, shapes_of)
-    axes = used_axes(lines, emission.axes)
-    what = ", ".join(f"{arguments[node]} {emission.shapes.text(node)}" for node in run.incoming[0])
-    after = ", ".join(emission.shapes.text(node) for node in run.outgoing[0])
+        declared += declaration(param, attributes[param], keys, setting.mesh, shapes_of)
+    axes = used_axes(lines, setting.axes)
+    what = ", ".join(f"{arguments[node]} {setting.shapes.text(node)}" for node in run.incoming[0])
+    after = ", ".join(setting.shapes.text(node) for node in run.outgoing[0])
     text = [
         f"class {name}(nn.Module):",
         f'    """{what} -> {after}"""',
@@ -184,7 +184,7 @@ def block_class(
         *declared,
         "",
         f"    def forward(self, {given}) -> {result}:",
-        *axis_lines(lines, emission.axes),
+        *axis_lines(lines, setting.axes),
         *lines,
     ]
     return BlockClass(name, attribute, tuple(text))
@@ -205,10 +205,10 @@ def prefixed(suffix: str) -> str:
     return f"prefix + {string('.' + suffix)}"
 
 
-def argument_names(run: Run, emission: Emission) -> dict[Node, str]:
+def argument_names(run: Run, setting: Setting) -> dict[Node, str]:
     """Names of what a block is given: ``x`` for the stream, then by what it is."""
     names: dict[Node, str] = {}
-    used = set(emission.reserved())
+    used = set(setting.reserved())
     for node in run.incoming[0]:
         names[node] = unique("x" if not names else "y", used)
         used.add(names[node])
@@ -216,6 +216,6 @@ def argument_names(run: Run, emission: Emission) -> dict[Node, str]:
         base = node
         while base.operands and base.op.kind == "parallel":
             base = base.operands[0]
-        names[node] = unique(emission.constants.get(node) or identifier(base.name, "value"), used)
+        names[node] = unique(setting.constants.get(node) or identifier(base.name, "value"), used)
         used.add(names[node])
     return names

@@ -1,13 +1,12 @@
 """Weights that inference computes from weights alone are computed once, when the package is written.
 
 A convolution's weight scaled by a norm's, or a table of positions, does not depend on what the caller passes. Entry
-point: ``folded``; what counts as such a value is decided by ``pdv.pcg.plan_cost.is_fixed``, so that it is priced so.
+point: ``fold``; what counts as such a value is decided by ``pdv.pcg.plan_cost.is_fixed``, so that it is priced so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,6 @@ from pdv.frontend.program import Weights
 from pdv.pcg.plan_cost import is_fixed
 
 Array = np.ndarray[Any, Any]  # Any: the element type is known only when a tensor is read
-
-
-def folded(pcg: Graph, mesh: Mesh, weights: Weights) -> tuple[Graph, Weights]:
-    """The PCG with every value that depends on weights alone as a stored tensor, and the weights with those."""
-    graph, values = fold(pcg, mesh)
-    loaders = {name: partial(value_of, node, weights) for name, node in values.items()}
-    return graph, Weights({**weights.loaders, **loaders})
 
 
 def fold(pcg: Graph, mesh: Mesh) -> tuple[Graph, dict[str, Node]]:

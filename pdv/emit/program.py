@@ -19,7 +19,7 @@ from ir.views import sources_of
 from pdv.emit.body import Attributes, Body
 from pdv.emit.classes import (
     BlockClass,
-    Emission,
+    Setting,
     attribute_names,
     axis_attributes,
     axis_lines,
@@ -30,7 +30,6 @@ from pdv.emit.classes import (
 from pdv.emit.code import WIDTH, call, statement, tuple_of
 from pdv.emit.constants import constant_buffers
 from pdv.emit.expressions import HELPERS
-from pdv.emit.header import header
 from pdv.emit.leaves import Reading
 from pdv.emit.names import identifier, plain, string, unique
 from pdv.emit.opened import Opened, open_sizes
@@ -45,52 +44,46 @@ PARALLEL = ("all_gather", "all_to_all", "combine", "partition", "reduce", "reduc
 
 
 def write_program(
-    graph: Graph, mesh: Mesh, document: Mapping[str, object], stored_shapes: Mapping[str, Sequence[int]]
-) -> str:
-    """The text of model.py.
-
-    graph: a PCG of ``mesh``, lowered; document: plan.json; stored_shapes: shape of each stored tensor, by name.
-    Sizes that it leaves open are in no line: it is written at two choices of them, alike.
-    """
-    return write_outlined(graph, mesh, document, stored_shapes)[0]
-
-
-def write_outlined(
     graph: Graph,
     mesh: Mesh,
-    document: Mapping[str, object],
     stored_shapes: Mapping[str, Sequence[int]],
+    *,
+    rows_fixed_by: str = "",
     items: Sequence[Item] | None = None,
 ) -> tuple[str, tuple[Item, ...]]:
-    """The same, and the outline that it follows, over the nodes of ``graph``: its own, or the one given.
+    """The text of model.py below its docstring, and the outline that it follows, over the nodes of ``graph``.
 
-    By an outline that is given it is written once: who gives it compares it with the text that it is of.
+    Sizes that the program leaves open are in no line: it is written at two choices of them, alike. By a given outline
+    it is written once: who gives it compares it with the text that it is of.
+
+    Args:
+        graph: a PCG of ``mesh``, lowered.
+        mesh: its mesh.
+        stored_shapes: shape of each stored tensor, by name.
+        rows_fixed_by: why the source has one number of rows only, if it has.
+        items: the outline to follow.
     """
     opened = open_sizes(graph)
-    if reason := document.get("rows_fixed_by"):
-        opened = replace(opened.closed(), fixed=plain(str(reason)))
-    found = _written(opened, mesh, document, stored_shapes, items)
+    if rows_fixed_by:
+        opened = replace(opened.closed(), fixed=plain(rows_fixed_by))
+    found = _written(opened, mesh, stored_shapes, items)
     if len({text for text, _ in found}) != 1:
-        closed = replace(opened.closed(), fixed=UNSAID)
-        found = _written(closed, mesh, document, stored_shapes, items)
+        found = _written(replace(opened.closed(), fixed=UNSAID), mesh, stored_shapes, items)
     return found[0]
 
 
 def _written(
-    opened: Opened,
-    mesh: Mesh,
-    document: Mapping[str, object],
-    stored_shapes: Mapping[str, Sequence[int]],
-    items: Sequence[Item] | None,
+    opened: Opened, mesh: Mesh, stored_shapes: Mapping[str, Sequence[int]], items: Sequence[Item] | None
 ) -> list[tuple[str, tuple[Item, ...]]]:
     """The text, and its outline, at each choice of open sizes; none if it cannot be said."""
     try:
         found = []
         for graph, shapes, made in opened.variants(mesh, 2 if items is None else 1):
-            here = outline(Reading(graph), shapes.shardings) if items is None else over(items, made)
-            program = _Program(graph, mesh, stored_shapes, shapes, opened.note, here)
-            origins = {new: old for old, new in made.items()}
-            found.append((program.text(document), over(here, origins)))
+            if items is None:  # the second text follows the outline of the first
+                origins = {new: old for old, new in made.items()}
+                items = over(outline(Reading(graph), shapes.shardings), origins)
+            program = _Program(graph, mesh, stored_shapes, shapes, opened.note, over(items, made))
+            found.append((program.text(), tuple(items)))
         return found
     except (ShapeError, UnsayableError):
         return []
@@ -121,15 +114,15 @@ class _Program:
         self._shapes = shapes
         self._constants = constant_buffers(reading)
         named = {leaf: buffer.attribute for leaf, buffer in self._constants.items()}
-        self._emission = Emission(mesh, reading, self._shapes, graph_updates(graph, reading), named)
+        self._setting = Setting(mesh, reading, self._shapes, graph_updates(graph, reading), named)
         self._items = tuple(items)
         self._blocks = self._block_classes()
 
-    def text(self, document: Mapping[str, object]) -> str:
+    def text(self) -> str:
         model = self._model_class()
         classes = [block.lines for _, block in self._blocks] + [tuple(model)]
         body = "\n\n\n".join("\n".join(lines) for lines in [*self._name_tables(), *classes, tuple(self._build())])
-        return f"{header(document, self._graph, self._mesh)}\n\n{self._imports(body)}\n\n\n{body}\n"
+        return f"{self._imports(body)}\n\n\n{body}\n"
 
     # ---- Classes ----
 
@@ -141,7 +134,7 @@ class _Program:
             name = "Block" if len(runs) == 1 else f"Block{number + 1}"
             attribute = unique(self._list_name(run), attributes)
             attributes.append(attribute)
-            found.append((run, block_class(run, name, attribute, self._emission, self._stored_shapes)))
+            found.append((run, block_class(run, name, attribute, self._setting, self._stored_shapes)))
         return found
 
     def _list_name(self, run: Run) -> str:
@@ -162,27 +155,27 @@ class _Program:
         return tables
 
     def _source_names(self, run: Run) -> list[list[str]]:
-        return [own_names(self._emission.reading, block) for block in run.blocks]
+        return [own_names(self._setting.reading, block) for block in run.blocks]
 
     def _table(self, block: BlockClass) -> str:
         return f"{block.name.upper()}_NAMES"
 
     def _model_class(self) -> list[str]:
-        reading = self._emission.reading
+        reading = self._setting.reading
         own = self._own_params()
         lists = [block.attribute for _, block in self._blocks]
-        taken = [*self._emission.axes, *lists, *self._emission.constants.values()]
+        taken = [*self._setting.axes, *lists, *self._setting.constants.values()]
         attributes = attribute_names(own, self._common_prefix(own), taken)
         inputs = self._input_names()
         results = tuple(reading.resolve(node) for _, node in self._graph.outputs)
         in_blocks = {node for run, _ in self._blocks for block in run.blocks for node in block}
-        updates = {node: name for node, name in self._emission.updates.items() if node not in in_blocks}
+        updates = {node: name for node, name in self._setting.updates.items() if node not in in_blocks}
         scope = Scope(self._items, self._graph.inputs, results, updates)
-        leaves = {**attributes, **self._emission.constants}
+        leaves = {**attributes, **self._setting.constants}
         held = Attributes(leaves, {run: block.attribute for run, block in self._blocks})
-        body = Body(scope, reading, self._shapes, held, inputs, self._emission.reserved())
+        body = Body(scope, reading, self._shapes, held, inputs, self._setting.reserved())
         lines = body.lines()
-        axes = used_axes(lines, self._emission.axes)
+        axes = used_axes(lines, self._setting.axes)
         return [
             "class Model(ParallelModule):",
             f'    """{self._summary(inputs)}"""',
@@ -199,7 +192,7 @@ class _Program:
         """Parameters of the model itself: those that no block class holds."""
         held = {
             param for run, _ in self._blocks for block in run.blocks
-            for param in own_params(self._emission.reading, block)
+            for param in own_params(self._setting.reading, block)
         }  # fmt: skip
         return [param for param in self._graph.params if param not in held]
 
@@ -242,7 +235,7 @@ class _Program:
 
     def _input_names(self) -> dict[Node, str]:
         names: dict[Node, str] = {}
-        used = set(self._emission.reserved())
+        used = set(self._setting.reserved())
         for node in self._graph.inputs:
             names[node] = unique(identifier(node.attr("name"), "x"), used)
             used.add(names[node])
@@ -282,7 +275,7 @@ class _Program:
     def _forward(self, lines: Sequence[str], inputs: Mapping[Node, str], results: int) -> list[str]:
         given = ", ".join(f"{name}: Tensor" for name in inputs.values())
         result = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
-        axes = axis_lines(lines, self._emission.axes)
+        axes = axis_lines(lines, self._setting.axes)
         rows = self._batch_axes()
         note = f"this rank's rows of it (cut by {', then '.join(rows)})" if rows else "the same on every rank"
         doc = f'        """Takes the whole batch on every rank, returns {note}."""'

@@ -22,8 +22,8 @@ from pdv.problem import Problem
 from pdv.search.blocks import tied_params
 from pdv.search.chain import ChainSolver
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import TooWideError
 from pdv.search.meshes import search_mesh
+from pdv.search.tables import TooWideError
 
 Keeps = Callable[[Sequence[Constraint]], bool]
 

@@ -15,7 +15,8 @@ from pdv.report.loaded import Loaded
 from pdv.search.block_table import BlockSolver
 from pdv.search.blocks import Block
 from pdv.search.configs import Config, ConfigTable
-from pdv.search.exact import Factor, Variable, eliminate
+from pdv.search.elimination import eliminate
+from pdv.search.tables import Factor, Variable
 from pdv.search.tied import TiedTable
 from pdv.search.ties import Ties
 

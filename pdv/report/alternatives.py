@@ -21,7 +21,7 @@ from pdv.report.again import Again, Least, Splits, made
 from pdv.report.loaded import Loaded
 from pdv.search.blocks import Block, block_of, split_blocks, tied_params
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import TooWideError
+from pdv.search.tables import TooWideError
 from pdv.search.tied import TiedTable
 
 # Entries of a table (16 MB) above which a block is first bounded, then solved among what costs little more.

@@ -18,8 +18,8 @@ from ir.sharding import Sharding
 from pdv.rewrite.rule import COMMUTATIVE, Rule
 from pdv.search.block_table import Choices, Solved
 from pdv.search.blocks import Block
-from pdv.search.exact import Table, table_of
 from pdv.search.survey import Survey, by_sink, gain, ratio, ratios_of
+from pdv.search.tables import Table, table_of
 from pdv.search.variants import Variant, apply_rule, builder_of
 
 ALPHA = 1.2  # Unity's published setting, OSDI'22 section 7

@@ -16,8 +16,9 @@ from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.search.blocks import Block
 from pdv.search.configs import Config, ConfigTable
-from pdv.search.exact import Elimination, Table, Variable, eliminate, table_of
+from pdv.search.elimination import Elimination, eliminate
 from pdv.search.network import BlockModel, Domain, Network
+from pdv.search.tables import Table, Variable, table_of
 from pdv.search.ties import Ties
 
 Choices = np.ndarray[Any, np.dtype[np.int64]]

@@ -23,11 +23,11 @@ from pdv.search.assemble import Choice, assemble
 from pdv.search.backtrack import Deadline, Noticed
 from pdv.search.blocks import Block, split_blocks, tied_params
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import TooWideError
 from pdv.search.memory import fitting
 from pdv.search.refine import TOLERANCE, Part, Tables
 from pdv.search.refusals import no_legal_plan
 from pdv.search.stage import Stages
+from pdv.search.tables import TooWideError
 from pdv.search.tied import TiedTable, reads
 from pdv.search.ties import Reading, Ties
 from pdv.search.variants import Variant, apply_rules

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ir.graph import Node
+from ir.mesh import Axis
 from ir.operator import Split
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, local_bytes
 from ir.types import TensorType
@@ -21,7 +22,8 @@ from pdv.cost.comm import GATHERS
 from pdv.pcg.plan_cost import local_costs
 from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
-from pdv.search.exact import Known, Table
+from pdv.search.elimination import Known
+from pdv.search.tables import Table
 
 
 class Use(NamedTuple):
@@ -109,7 +111,9 @@ class ConfigTable:
     def _enumerate(self, node: Node) -> Iterator[Config]:
         mesh, pins = self.problem.mesh, self.problem.pins
         splits = node.op.splits(node.loops)
-        options = [[split for split in splits if pins.split(node, axis.name, split)] for axis in mesh.axes]
+        options = [
+            _that_differ(axis, [split for split in splits if pins.split(node, axis.name, split)]) for axis in mesh.axes
+        ]
         even = [chosen for chosen in itertools.product(*options) if divides(node.loops, chosen, mesh)]
         # all that local work depends on; a cost model is asked about all of a node's at once
         degrees = [tuple(sorted(split_degrees(chosen, mesh).items())) for chosen in even]
@@ -222,3 +226,8 @@ def _undominated(uses: list[Use]) -> list[Use]:
         if not kept or use.memory_bytes < kept[-1].memory_bytes:
             kept.append(use)
     return kept
+
+
+def _that_differ(axis: Axis, splits: list[Split]) -> list[Split]:
+    """The splits along an axis; where it has one device all are alike, and that which cuts nothing stands for them."""
+    return splits if axis.size > 1 else [split for split in splits if split.label == "none"] or splits

@@ -16,8 +16,8 @@ import numpy as np
 
 from ir.errors import NoPlanFitsError
 from ir.sharding import Sharding
-from pdv.search.exact import Table
 from pdv.search.refusals import too_large
+from pdv.search.tables import Table
 
 if TYPE_CHECKING:
     from pdv.search.chain import ChainSolver, Priced

@@ -15,10 +15,10 @@ from pdv.pcg.derive import Derived
 from pdv.pcg.plan_cost import PlanCost
 from pdv.pcg.realize import Realized, realize
 from pdv.problem import Problem, Solution
-from pdv.search.exact import TooWideError
 from pdv.search.refusals import too_large
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget, Clock, Strategy
+from pdv.search.tables import TooWideError
 
 CLASSES = 5  # of plans, by the size of their working sets
 ROUNDS = 6  # of a tighter limit, where plans need more than the search thinks

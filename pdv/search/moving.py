@@ -15,8 +15,8 @@ from ir.sharding import Sharding
 from pdv.pcg.derive import exit_sharding
 from pdv.pcg.redistribute import Indices, Routes
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import PricedFactor, Table, Variable
 from pdv.search.sharing import EXACT_WANTS, Ways
+from pdv.search.tables import PricedFactor, Table, Variable
 
 Helper = Callable[[int, int], Variable]
 

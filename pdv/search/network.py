@@ -16,8 +16,9 @@ from ir.graph import Node
 from ir.sharding import Sharding, invariant
 from pdv.search.blocks import Block
 from pdv.search.configs import Config, ConfigTable
-from pdv.search.exact import Factor, Known, PricedFactor, Variable
+from pdv.search.elimination import Known
 from pdv.search.moving import Moving, Reader
+from pdv.search.tables import Factor, PricedFactor, Variable
 from pdv.search.ties import Ties
 
 Domain = Mapping[Node, Sequence[int]]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ir.sharding import Sharding
-from pdv.search.exact import Table, check_room
+from pdv.search.tables import Table, check_room
 
 SMALL = 1 << 16  # elements
 Choices = np.ndarray[Any, np.dtype[np.int64]]

@@ -20,10 +20,10 @@ from ir.sharding import Sharding
 from pdv.search.block_table import Solved, solve_model
 from pdv.search.blocks import Block
 from pdv.search.configs import Config
-from pdv.search.exact import Table
 from pdv.search.network import BlockModel, Domain
 from pdv.search.path import Path, at
 from pdv.search.stage import LIMIT, Stage, Stages
+from pdv.search.tables import Table
 from pdv.search.ties import Ties
 
 # How far above its bound an entry is first sought, nearest first.
@@ -193,7 +193,7 @@ class _Entry:
         bound, context, limit = self.solved, self._context, LIMIT
         least = float(self.solved.table[self.where])
         for _ in range(ROUNDS):
-            if best is not None and self.stages.late():
+            if self.stages.late():
                 break
             if best is not None and best.value <= least * (1 + TOLERANCE):
                 break
@@ -253,11 +253,24 @@ class _Entry:
                 continue
             solved = self._solve(domain, optimistic=False, limit=LIMIT)
             if not solved.whole:
-                return None
+                return self._guessed(solved, least)
             value = self._value(solved)
             if math.isfinite(value):
                 return self._read(solved, self._at(solved), value, least=least)
         return None
+
+    def _guessed(self, bound: Solved, least: float) -> Part | None:
+        """What a bound reads back, priced; where plans are alike, it often is one."""
+        if not math.isfinite(self._value(bound)):
+            return None
+        at = self._at(bound)
+        values = bound.values_for(at[0], at[1], self.states)
+        numbers = bound.model.domain or {}
+        chosen = {node: values[bound.variables[node]] for node in bound.block.nodes}
+        domain = {node: (numbers[node][x] if node in numbers else x,) for node, x in chosen.items()}
+        solved = self._solve(domain, optimistic=False, limit=LIMIT)
+        value = self._value(solved) if solved.whole else math.inf
+        return self._read(solved, self._at(solved), value, least=least)
 
     def _left(self, bound: Solved, context: Table, most: float) -> Domain | None:
         return _kept(bound.marginals(context), most)

@@ -16,10 +16,10 @@ from pdv.search.backtrack import Deadline, Noticed, Portfolio, explore, portfoli
 from pdv.search.block_table import Solved, solve_model
 from pdv.search.blocks import Block
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import Table
 from pdv.search.network import BlockModel
 from pdv.search.path import Entry, Path
 from pdv.search.survey import Survey, wanted_sinks
+from pdv.search.tables import Table
 from pdv.search.ties import Ties
 from pdv.search.variants import Variant
 

@@ -19,7 +19,7 @@ from pdv.problem import Pins, Problem
 from pdv.search.block_table import BlockSolver, Solved
 from pdv.search.blocks import Block, tied_params
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import Table
+from pdv.search.tables import Table
 from pdv.search.tied import TiedTable, reads
 from pdv.search.ties import Ties
 

@@ -18,8 +18,8 @@ from ir.sharding import Invariant, Replicate, Shard, Sharding, State
 from pdv.pcg.redistribute import all_shardings
 from pdv.problem import Pins, Storage
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import Table, check_room
 from pdv.search.sharing import EXACT_WANTS, Ways
+from pdv.search.tables import Table, check_room
 
 MOST_STATES = 8192  # with a want named
 

@@ -20,7 +20,7 @@ from ir.sharding import Sharding
 from pdv.pcg.redistribute import all_shardings
 from pdv.search.blocks import Block
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import Table, table_of
+from pdv.search.tables import Table, table_of
 from pdv.search.tied import TiedTable
 
 # Entries of a block's table, and of what is known of a chain at one place: with the first axis alone, which usually is

@@ -20,7 +20,8 @@ from ir.errors import DataError, PdvError, UsageError, VerificationError, Weight
 from ir.exact import verify_equal
 from ir.graph import Graph
 from ir.verify import check_outputs
-from pdv.emit.package import WEIGHTS, emitted
+from pdv.emit.emission import Emission
+from pdv.emit.package import WEIGHTS, emission_of
 from pdv.emit.weights import Stored
 from pdv.frontend.program import Weights
 from pdv.guard import guarded
@@ -112,22 +113,27 @@ def _check_files(folder: Path, plan: Loaded, *, run: bool, allow_edits: bool) ->
         check_no_program(folder)
         return {"files": sources, "edited": [], "run": None}
     stored = read_stored(plan.document["weights"])
-    program = emitted(plan.derived.pcg, plan.problem.mesh, plan.document)
+    program = emission_of(plan.derived.pcg, plan.problem.mesh, plan.document)
     check_weights(folder, program, stored, edited=allow_edits)
-    texts = program.files(plan.document, {name: entry.shape for name, entry in stored.items()})
+    texts = program.files(plan.document, lambda name: stored[name].shape)
     found, edited = dict(texts), list[str]()
     if allow_edits:
         found, edited = edited_program(folder, texts)
     else:
         check_program(folder, texts)
-    shown = _run(folder, plan, stored, found, edited) if run or edited else None
+    shown = _run(folder, plan, program, stored, found, edited) if run or edited else None
     if shown is not None and not edited:
         _same(checked_document(shown), plan.document.get("run"), "run")
     return {"files": [*sources, *texts, WEIGHTS], "edited": edited, "run": shown and shown.statement}
 
 
 def _run(
-    folder: Path, plan: Loaded, stored: Mapping[str, Stored], files: Mapping[str, str], edited: list[str]
+    folder: Path,
+    plan: Loaded,
+    program: Emission,
+    stored: Mapping[str, Stored],
+    files: Mapping[str, str],
+    edited: list[str],
 ) -> Checked:
     """What running the text showed.
 
@@ -138,17 +144,7 @@ def _run(
 
     shapes = {name: entry.shape for name, entry in stored.items()}
     weights = Weights({name: partial(np.broadcast_to, np.zeros(()), shape) for name, shape in shapes.items()})
-    problem, pcg = plan.problem, plan.derived.pcg
-    checked = check_text(
-        plan.source.graph,
-        pcg,
-        problem.mesh,
-        weights,
-        train=problem.train,
-        document=plan.document,
-        files=files,
-        directory=folder,
-    )
+    checked = check_text(plan.source.graph, program, weights, files=files if edited else None, directory=folder)
     if edited and not checked.ran:
         what = f"{', '.join(str(folder / name) for name in edited)} was edited, and {checked.statement}"
         raise VerificationError(what, "Edits of programs that can be run", "Run it against the source model yourself")

@@ -16,8 +16,10 @@ from ir.dims import Shape
 from ir.errors import VerificationError
 from ir.graph import View
 from ir.views import readings
-from pdv.emit.package import WEIGHTS, Emitted
+from pdv.emit.emission import Emission
+from pdv.emit.package import WEIGHTS
 from pdv.emit.weights import CODES, Stored, digest_of, head, in_order
+from pdv.frontend.program import Weights
 from pdv.seal import damaged
 
 PIECE = 1 << 20  # bytes read at a time
@@ -41,7 +43,7 @@ def read_stored(said: object) -> dict[str, Stored]:
     return found
 
 
-def check_weights(folder: Path, program: Emitted, stored: Mapping[str, Stored], *, edited: bool = False) -> None:
+def check_weights(folder: Path, program: Emission, stored: Mapping[str, Stored], *, edited: bool = False) -> None:
     """Whether plan.json names the tensors that the program reads, and the file holds these.
 
     ``edited``: the file may be another one, of the same names, types and shapes; constants keep their values.
@@ -76,7 +78,7 @@ def _check_same(file: BinaryIO, path: Path, stored: Mapping[str, Stored]) -> Non
         raise VerificationError(f"{path} is longer than its tensors", "", _MEND)
 
 
-def _check_others(file: BinaryIO, path: Path, program: Emitted, stored: Mapping[str, Stored]) -> None:
+def _check_others(file: BinaryIO, path: Path, program: Emission, stored: Mapping[str, Stored]) -> None:
     """The file holds tensors of the same names, types and shapes, whoever wrote them."""
     size = path.stat().st_size
     start = 8 + int.from_bytes(file.read(8), "little")
@@ -96,29 +98,31 @@ def _check_others(file: BinaryIO, path: Path, program: Emitted, stored: Mapping[
     ends = [0, *(end for _, end, _ in parts)]
     if [begin for begin, _, _ in parts] != ends[:-1] or size != start + ends[-1]:
         raise VerificationError(f"{path}: its tensors do not lie one behind the other", "", _MEND)
+    constants = program.constants()
     for begin, end, name in parts:
         file.seek(start + begin)
         wrong = end - begin != stored[name].num_bytes
-        if wrong or (name in program.constants and _digest(file, end - begin) != stored[name].sha256):
+        if wrong or (name in constants and _digest(file, end - begin) != stored[name].sha256):
             raise VerificationError(f"{path}: {name} is no tensor of the program's, or another constant", "", _MEND)
 
 
-def _check_names(program: Emitted, stored: Mapping[str, Stored]) -> None:
+def _check_names(program: Emission, stored: Mapping[str, Stored]) -> None:
     """The names and types are those that the program reads; constants have the plan's values."""
-    expected = in_order({name: dtype for name, (dtype, _) in program.tensors.items()})
+    types = {name: dtype for name, (dtype, _) in program.tensors(Weights()).items()}
+    expected = in_order(types)
     if list(stored) != expected:
         odd = sorted(set(stored) ^ set(expected)) or "in another order"
         raise VerificationError(f"plan.json: weights are not those of the program: {odd}", "", _MEND)
     for name, entry in stored.items():
-        code = CODES[program.tensors[name][0]]
+        code = CODES[types[name]]
         if entry.dtype != code:
             raise VerificationError(f"plan.json: weights.{name} is {entry.dtype}, the plan gives {code}", "", _MEND)
-    for name, (dtype, array) in program.constants.items():
+    for name, (dtype, array) in program.constants().items():
         if (stored[name].shape, stored[name].sha256) != (array.shape, digest_of(array, dtype)):
             raise VerificationError(f"plan.json: weights.{name} is not the constant of the plan", "", _MEND)
 
 
-def _check_shapes(program: Emitted, stored: Mapping[str, Stored]) -> None:
+def _check_shapes(program: Emission, stored: Mapping[str, Stored]) -> None:
     """Every parameter is a view of what is stored."""
     for param in program.graph.params:
         for source, view, shape in readings(param):

@@ -66,7 +66,7 @@ def test_saving_verifying_and_explaining_fail_as_one_error(tmp_path: Path, monke
     plan = planned()
     folder = plan.save(tmp_path / "plan_pdv")
     with monkeypatch.context() as patch:
-        patch.setattr("pdv.emit.package.write_program", raising(KeyError("x")))
+        patch.setattr("pdv.emit.package.write_weights", raising(KeyError("x")))
         with pytest.raises(InternalError):
             plan.save(tmp_path / "other_pdv")
     assert not (tmp_path / "other_pdv").exists()

@@ -23,10 +23,10 @@ from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Problem, Solution
 from pdv.search import refine, stage
 from pdv.search.chain import ChainSolver
-from pdv.search.exact import TooWideError
 from pdv.search.meshes import realized, search_mesh
 from pdv.search.strategies import Budget
 from pdv.search.strategies.backtrack import backtrack
+from pdv.search.tables import TooWideError
 from tests.pdv.search.oracle import Oracle, TooManyPlansError, decided
 from tests.pdv.worlds import f32, problem, random_graph
 

@@ -12,8 +12,8 @@ from pdv import config
 from pdv.rewrite.algebra import RULES
 from pdv.search import ties
 from pdv.search.chain import ChainSolver
-from pdv.search.exact import TooWideError, table_of
 from pdv.search.meshes import realized, search_mesh
+from pdv.search.tables import TooWideError, table_of
 from tests.pdv.search.oracle import Oracle, TooManyPlansError, decided
 from tests.pdv.worlds import f32, problem, random_graph
 

@@ -22,10 +22,10 @@ from pdv.problem import Assignment, Problem, Storage
 from pdv.search.block_table import BlockSolver
 from pdv.search.blocks import block_of, tied_params
 from pdv.search.configs import ConfigTable
-from pdv.search.exact import Factor, Table, Variable
 from pdv.search.network import Network
 from pdv.search.refusals import no_legal_plan
 from pdv.search.sharing import EXACT_WANTS
+from pdv.search.tables import Factor, Table, Variable
 from pdv.search.tied import TiedTable, reads
 from pdv.search.ties import Ties
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +14,11 @@ from ir.mesh import Mesh
 from ir.sharding import Shard
 from ir.types import DType
 from ir.verify import infer_shardings
-from pdv.check import Checked, check_package, check_text, checked
-from pdv.check.emission import Emission
-from pdv.emit.package import emit_package, module_texts
+from pdv.check import Checked, check_text, checked
+from pdv.emit.emission import Emission, module_texts
 from pdv.frontend.program import Weights
 from tests.mistakes import plans
-from tests.pdv.emit.graphs import floats, random_weights, stack
+from tests.pdv.emit.graphs import floats, stack
 
 
 def returned_whole(pcg: Graph) -> Graph:
@@ -50,12 +48,16 @@ def no_shape(name: str) -> tuple[int, ...]:
 
 
 def texts(pcg: Graph, mesh: Mesh) -> dict[str, str]:
-    return module_texts(Emission.of(pcg, mesh, train=True).text(no_shape))
+    return module_texts(Emission.of(pcg, mesh, train=True).body(no_shape))
 
 
 def check(plan: str, files: Mapping[str, str] | None = None) -> Checked:
     source, pcg = PLANS[plan]
-    return check_text(source(), pcg(), plans.MESH, Weights({}), files=files)
+    return check_text(source(), Emission.of(pcg(), plans.MESH, train=True), Weights({}), files=files)
+
+
+def check_alone(graph: Graph) -> Checked:
+    return check_text(graph, Emission.of(graph, Mesh(()), train=True), Weights({}))
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -165,7 +167,7 @@ def cut_stack() -> tuple[Graph, Mesh]:
 
 def small_check(files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Checked:
     monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
-    return check_text(wide_stack(), *cut_stack(), Weights({}), files=files)
+    return check_text(wide_stack(), Emission.of(*cut_stack(), train=True), Weights({}), files=files)
 
 
 def test_equal_blocks_are_run_at_equal_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,31 +222,6 @@ def test_an_edit_that_changes_nothing_passes(monkeypatch: pytest.MonkeyPatch) ->
     assert small_check({**files, "model.py": renamed}, monkeypatch).ran
 
 
-# ---- A package on disk ----
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    pcg, mesh = cut_stack()
-    emit_package(pcg, mesh, {"mode": "train"}, random_weights(pcg), tmp_path)
-    return tmp_path
-
-
-def test_a_package_is_run(package: Path) -> None:
-    found = check_package(package, wide_stack(), *cut_stack())
-    assert found.ran
-    assert found.ranks == 2
-
-
-def test_an_edited_package_is_not_run_unasked(package: Path) -> None:
-    path = package / "model.py"
-    path.write_text(path.read_text() + "\nraise SystemExit\n")
-    with pytest.raises(VerificationError, match=r"model\.py is not what the plan emits"):
-        check_package(package, wide_stack(), *cut_stack())
-    with pytest.raises(VerificationError, match="SystemExit"):
-        check_package(package, wide_stack(), *cut_stack(), allow_edits=True)
-
-
 def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
     monkeypatch.setattr(checked, "MOST_ELEMENTS", 0)
@@ -261,7 +238,7 @@ def test_inference_stores_what_weights_alone_make() -> None:
     x = k.partition(k.input("x", floats(4, 8)), dim=0, axis="dp")
     w, s = (k.param(name, floats(*shape)) for name, shape in (("w", (8, 8)), ("s", (8,))))
     y = k.combine(k.linear(x, k.replicate(k.mul(w, s), axis="dp")), dim=0, axis="dp")
-    found = check_text(graph, k.graph({"y": y}), Mesh.of(dp=2), Weights({}), train=False)
+    found = check_text(graph, Emission.of(k.graph({"y": y}), Mesh.of(dp=2), train=False), Weights({}))
     assert found.statement.endswith("outputs within 1e-09 of the source's")
 
 
@@ -269,14 +246,14 @@ def test_low_precision_is_run_in_float64() -> None:
     k = Builder()
     half = floats(4, 8).__class__((4, 8), DType.BF16)
     graph = k.graph({"y": k.cast(k.gelu(k.cast(k.input("x", half), dtype="f32")), dtype="bf16")})
-    assert check_text(graph, graph, Mesh(()), Weights({})).largest_error < 1e-14
+    assert check_alone(graph).largest_error < 1e-14
 
 
 def test_what_is_zero_but_for_rounding_passes() -> None:
     k = Builder()
     normal = k.layer_norm(k.mul(k.input("x", floats(4, 8)), k.param("w", floats(8))), eps=1e-5)
     graph = k.graph({"zero": k.reduce_sum(normal, dims=(1,), keepdim=False)})
-    assert check_text(graph, graph, Mesh(()), Weights({})).ran
+    assert check_alone(graph).ran
 
 
 def positions(*, cut: bool) -> Graph:
@@ -295,7 +272,7 @@ def positions(*, cut: bool) -> Graph:
 
 def test_indices_are_the_same_in_all_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
-    found = check_text(positions(cut=False), positions(cut=True), Mesh.of(a=2), Weights({}), train=False)
+    found = check_text(positions(cut=False), Emission.of(positions(cut=True), Mesh.of(a=2), train=False), Weights({}))
     assert found.sizes == "scaled-down sizes"
 
 
@@ -305,13 +282,13 @@ def test_rounding_that_grows_with_values_passes() -> None:
     heads = k.permute(k.reshape(k.linear(x, k.param("w", floats(24, 24))), shape=(6, 8, 4, 6)), perm=(0, 2, 1, 3))
     heads = k.scale(heads, factor=3e4)
     graph = k.graph({"y": k.attention(heads, heads, heads, causal=True, scale=6**-0.5)})
-    assert check_text(graph, graph, Mesh(()), Weights({})).ran
+    assert check_alone(graph).ran
 
 
 def test_a_source_without_numbers_is_said() -> None:
     k = Builder()
     graph = k.graph({"y": k.log(k.neg(k.exp(k.input("x", floats(4, 4)))))})
-    found = check_text(graph, graph, Mesh(()), Weights({}))
+    found = check_alone(graph)
     assert not found.ran
     assert "no numbers" in found.statement
 
@@ -321,8 +298,15 @@ def test_a_choice_between_equals_is_said() -> None:
     k = Builder()
     x = k.input("x", floats(4, 4))
     graph = k.graph({"y": k.top_k(k.sub(x, x), k=1)})
-    found = check_text(graph, graph, Mesh(()), Weights({}))
+    found = check_alone(graph)
     assert not found.ran
     assert "between equals" in found.statement
     graph = k.graph({"y": k.top_k(x, k=1)})
-    assert check_text(graph, graph, Mesh(()), Weights({})).ran
+    assert check_alone(graph).ran
+
+
+def test_what_the_largest_are_chosen_from_stays_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
+    k = Builder()
+    graph = k.graph({"y": k.top_k(k.input("x", floats(8, 8)), k=3)})
+    assert check_alone(graph).ran

@@ -13,10 +13,9 @@ from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.views import sources_of
 from pdv.check import check_text, checked
-from pdv.check.emission import Emission
 from pdv.check.fewer import renumbered
 from pdv.check.imports import Texts
-from pdv.emit.package import module_texts
+from pdv.emit.emission import Emission, module_texts
 from pdv.frontend.program import Weights
 from tests.pdv.check.test_checked import no_shape
 from tests.pdv.emit.graphs import floats, stack
@@ -44,7 +43,7 @@ def cut() -> Graph:
 
 def test_few_layers_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
-    found = check_text(deep(), cut(), MESH, Weights({}))
+    found = check_text(deep(), Emission.of(cut(), MESH, train=True), Weights({}))
     assert found.ran
     assert f"{checked.KEPT} of" in found.sizes
     assert "equal layers" in found.sizes
@@ -53,17 +52,17 @@ def test_few_layers_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_edited_text_is_run_with_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """An edit may be about one layer alone."""
     monkeypatch.setattr(checked, "FEW_ELEMENTS", 0)
-    files = module_texts(Emission.of(cut(), MESH, train=True).text(no_shape))
+    files = module_texts(Emission.of(cut(), MESH, train=True).body(no_shape))
     old = "for block in self.blocks:"
     assert old in files["model.py"]
     edited = files["model.py"].replace(old, "for block in (*self.blocks[:7], self.blocks[6], self.blocks[8]):")
     with pytest.raises(VerificationError):
-        check_text(deep(), cut(), MESH, Weights({}), files={**files, "model.py": edited})
+        check_text(deep(), Emission.of(cut(), MESH, train=True), Weights({}), files={**files, "model.py": edited})
 
 
 def test_a_layer_that_is_not_built_is_named() -> None:
     emission = Emission.of(cut(), MESH, train=True)
-    files = module_texts(emission.text(no_shape))
+    files = module_texts(emission.body(no_shape))
     wrong = files["model.py"].replace(f"range({LAYERS})", f"range({LAYERS - 1})")
     assert wrong != files["model.py"]
     checked._check_all_read(emission, no_shape, Texts(files, Path("emitted")))  # what runs see to

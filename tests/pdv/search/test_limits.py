@@ -13,7 +13,9 @@ from ir.mesh import Mesh
 from ir.operator import Split
 from ir.sharding import Invariant, Shard, State
 from pdv.cluster.units import MEMORY
+from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Pins, Problem
+from pdv.search.configs import ConfigTable
 from pdv.search.meshes import Found, search_mesh, search_meshes
 from tests.pdv.worlds import DEVICE, attention_block, mlp, problem
 
@@ -171,3 +173,13 @@ def test_a_graph_too_wide_for_tables_is_one_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("pdv.config.MAX_TABLE_BYTES", 32)
     with pytest.raises(NoPlanFitsError, match=r"too many values alive at once .* Pin a mesh"):
         search_mesh(problem(attention_block(), TWO))
+
+
+def test_an_axis_of_one_device_changes_no_choice() -> None:
+    """All splits along it are alike: they would only square the configurations."""
+    one, two = (problem(attention_block(), mesh) for mesh in (Mesh.of(a=1, b=2), Mesh.of(b=2)))
+    assert plan(one).cost.seconds == pytest.approx(plan(two).cost.seconds)
+    tables = [ConfigTable(of, Redistribution(of.mesh, of.axes)) for of in (one, two)]
+    for node, alone in zip(one.graph.nodes, two.graph.nodes, strict=True):
+        if not node.is_leaf:
+            assert len(tables[0].of(node)) == len(tables[1].of(alone))

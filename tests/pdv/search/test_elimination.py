@@ -8,7 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from pdv.search.exact import Factor, Table, eliminate
+from pdv.search import elimination
+from pdv.search.elimination import eliminate
+from pdv.search.tables import Factor, Table
 
 Assignment = tuple[int, ...]
 
@@ -69,6 +71,31 @@ def test_marginals_bound_every_value_and_are_exact_without_a_limit(seed: int, li
             assert marginals[variable][value] <= best + 1e-9
             if found.exact:
                 assert marginals[variable][value] == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("worth", [1, 8, 20])
+def test_marginals_are_bounds_where_buckets_are_not_added_up(
+    seed: int, worth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elimination, "WORTH_ADDING", worth)
+    factors, sizes = network(seed)
+    context: Table = np.random.default_rng(seed).random((sizes[4], sizes[1]))
+    costs = {values: cost + context[values[4], values[1]] for values, cost in enumerated(factors, sizes).items()}
+    marginals = eliminate(factors, sizes, (4, 1)).marginals(context)
+    for variable, found in marginals.items():
+        for value in range(sizes[variable]):
+            assert found[value] <= least(costs, {variable: value}) + 1e-9
+
+
+def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors, sizes = network(1)
+    plain = eliminate(factors, sizes, (4, 1))
+    monkeypatch.setattr(elimination, "MOST_KNOWN_BYTES", 0)
+    known = elimination.Known()
+    for _ in range(2):
+        assert (eliminate(factors, sizes, (4, 1), known=known).table == plain.table).all()
+    assert known.num_bytes == 0
 
 
 def test_a_limit_splits_buckets() -> None:

@@ -16,72 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from pdv import config
+from pdv.search.tables import (
+    Argmin,
+    Factor,
+    Sizes,
+    Table,
+    Variable,
+    add_up,
+    folded_size,
+    minimize,
+)
 
-Table = np.ndarray[Any, np.dtype[np.float64]]
-Choices = np.ndarray[Any, np.dtype[np.int64]]
-Argmin = np.ndarray[Any, np.dtype[np.int16]]
-Variable = int
-Sizes = Mapping[Variable, int]
-
-# Sums are formed in slices of at most this many entries, so that they stay in cache.
-SLICE_ENTRIES = 2_000_000
-
-
-MAX_AXES = 60  # of a table: NumPy allows 64
-
-# A bucket of so many entries is looked through for alike values; one so many times over the limit is not. What is left
-# of it may be so many times the limit.
-WORTH_FOLDING = 2_000_000
+# What may be folded has at most so many times the entries of the limit, and what is left of it so many times.
 FOLDABLE = 16
 FOLDED = 4
 
-
-class TooWideError(Exception):
-    """A table of more than ``config.MAX_TABLE_BYTES`` would be needed."""
-
-
-def table_of(shape: Sequence[int], value: float = 0.0) -> Table:
-    """A new table; all that may be large is made here, so that none is larger than what is allowed.
-
-    Raises:
-        TooWideError: if this one would be.
-    """
-    check_room(shape)
-    return np.full(tuple(shape), value) if value else np.zeros(tuple(shape))
-
-
-def check_room(shape: Sequence[int]) -> None:
-    """Whether a table of this shape may be made.
-
-    Raises:
-        TooWideError: if it would be too large.
-    """
-    if 8 * math.prod(shape) > config.MAX_TABLE_BYTES or len(shape) > MAX_AXES:
-        raise TooWideError(f"a table of {' x '.join(map(str, shape))}")
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A table of seconds over ``variables``, one axis each; infinite where a combination is illegal."""
-
-    variables: tuple[Variable, ...]
-    table: Table
-
-
-@dataclass(frozen=True)
-class PricedFactor:
-    """Seconds and bytes over ``variables``; ``num_bytes`` is None where it takes no memory."""
-
-    variables: tuple[Variable, ...]
-    seconds: Table
-    num_bytes: Table | None = None
-
-    def at(self, price: float) -> Factor:
-        """Their sum at a price of memory, in seconds per byte."""
-        if self.num_bytes is None or price == 0.0:
-            return Factor(self.variables, self.seconds)
-        return Factor(self.variables, self.seconds + price * self.num_bytes)
+MOST_KNOWN_BYTES = 1 << 29  # of what a search keeps of buckets minimized before
+# Entries of a bucket that is added up for marginals.
+WORTH_ADDING = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -119,7 +71,9 @@ class Elimination:
         return chosen
 
     def marginals(self, context: Table) -> dict[Variable, Table]:
-        """For every value of every variable, what the whole costs at least if it is taken.
+        """For every value of a variable, what the whole costs at least if it is taken.
+
+        Variables whose bucket is too large to be added up have none; what is below them sees the least of all.
 
         Args:
             context: over the kept variables, what is added to the table from elsewhere.
@@ -127,18 +81,19 @@ class Elimination:
         total = self.table + context
         found = {v: _least_but(total, i) for i, v in enumerate(self.kept)}
         root = Factor(self.kept, total)
-        parents = {sender: bucket for bucket in self.buckets for sender in bucket.senders}
-        numbers = {id(bucket): number for number, bucket in enumerate(self.buckets)}
-        beliefs: dict[int, Factor] = {}
+        received = {sender for bucket in self.buckets for sender in bucket.senders}
+        outside = {n: _without(root, bucket) for n, bucket in enumerate(self.buckets) if n not in received}
         for number in range(len(self.buckets) - 1, -1, -1):
             bucket = self.buckets[number]
-            parent = parents.get(number)
-            above = root if parent is None else beliefs[numbers[id(parent)]]
-            outside = Factor(bucket.neighbours, _without(above, bucket))
             scope = (*bucket.neighbours, bucket.variable)
-            table = add_up((*bucket.factors, outside), scope, self.sizes)
-            beliefs[number] = Factor(scope, table)
-            least = _least_but(table, len(scope) - 1)
+            above = Factor(bucket.neighbours, outside.pop(number))
+            if math.prod(self.sizes[v] for v in scope) > WORTH_ADDING:
+                floor = Factor((), np.asarray(total.min(initial=np.inf)))
+                outside |= {n: _without(floor, self.buckets[n]) for n in bucket.senders}
+                continue
+            belief = Factor(scope, add_up((*bucket.factors, above), scope, self.sizes))
+            outside |= {n: _without(belief, self.buckets[n]) for n in bucket.senders}
+            least = _least_but(belief.table, len(scope) - 1)
             found[bucket.variable] = np.maximum(found.get(bucket.variable, least), least)
         return found
 
@@ -156,9 +111,10 @@ def _without(above: Factor, bucket: _Bucket) -> Table:
     rest = tuple(i for variable, i in order.items() if variable not in bucket.neighbours)
     least = above.table.min(axis=rest) if rest else above.table
     present = [v for v in above.variables if v in bucket.neighbours]
-    least = least.transpose([present.index(v) for v in bucket.neighbours])
+    if present:  # else it is one number
+        least = least.transpose([present.index(v) for v in bucket.neighbours])
     with np.errstate(invalid="ignore"):
-        found: Table = np.where(np.isfinite(least), least - bucket.message, np.inf)
+        found: Table = np.where(np.isfinite(least) & np.isfinite(bucket.message), least - bucket.message, np.inf)
     return found
 
 
@@ -189,9 +145,13 @@ def eliminate(
 
 
 class Known:
-    """Buckets minimized before, by the very tables in them: alike parts of blocks, and variants, share these."""
+    """Buckets minimized before, by the very tables in them: alike parts of blocks, and variants, share these.
+
+    What was known longest is forgotten where it takes too much memory.
+    """
 
     def __init__(self) -> None:
+        self.num_bytes = 0
         self._buckets: dict[Hashable, tuple[tuple[Factor, ...], Argmin, Table]] = {}  # factors: so that ids stay theirs
         self._fixed: dict[Hashable, tuple[Table, Table]] = {}
 
@@ -213,7 +173,13 @@ class Known:
         place = {v: number for number, v in enumerate((variable, *neighbours))}
         key = tuple((id(f.table), tuple(place[v] for v in f.variables)) for f in factors), sizes[variable]
         if key not in self._buckets:
-            self._buckets[key] = (factors, *_folded(factors, neighbours, variable, sizes))
+            best, table = minimize(factors, neighbours, variable, sizes)
+            self._buckets[key] = factors, best, table
+            self.num_bytes += best.nbytes + table.nbytes
+            while self.num_bytes > MOST_KNOWN_BYTES:
+                _, other_best, other_table = self._buckets.pop(next(iter(self._buckets)))
+                self.num_bytes -= other_best.nbytes + other_table.nbytes
+            return best, table
         _, best, table = self._buckets[key]
         return best, table
 
@@ -332,85 +298,3 @@ def _minimized(entries: Sequence[tuple[Factor, int]], variable: Variable, sizes:
     neighbours = tuple(sorted({v for factor in factors for v in factor.variables} - {variable}))
     best, table = known.minimized(factors, neighbours, variable, sizes)
     return _Bucket(variable, neighbours, factors, tuple(sender for _, sender in entries if sender >= 0), best, table)
-
-
-def _folded(
-    factors: Sequence[Factor], neighbours: tuple[Variable, ...], variable: Variable, sizes: Mapping[Variable, int]
-) -> tuple[Argmin, Table]:
-    """As ``_minimize``; where that is much work, values of a variable that all factors take alike are added up once."""
-    if math.prod(sizes[v] for v in (variable, *neighbours)) < WORTH_FOLDING or sizes[variable] == 0:
-        return _minimize(factors, neighbours, variable, sizes)
-    firsts, classes = folding(factors, (variable, *neighbours))
-    smaller = [Factor(f.variables, f.table[np.ix_(*(firsts[v] for v in f.variables))]) for f in factors]
-    best, least = _minimize(smaller, neighbours, variable, {v: len(first) for v, first in firsts.items()})
-    spread = np.ix_(*(classes[v] for v in neighbours))
-    return firsts[variable].astype(np.int16)[best][spread], least[spread]
-
-
-def folded_size(factors: Sequence[Factor], sizes: Mapping[Variable, int]) -> int:
-    """Entries of the sum of factors, alike values of a variable counted once."""
-    variables = tuple({v for factor in factors for v in factor.variables})
-    return math.prod(len(first) for first in folding(factors, variables)[0].values())
-
-
-def folding(
-    factors: Sequence[Factor], variables: Sequence[Variable]
-) -> tuple[dict[Variable, Choices], dict[Variable, Choices]]:
-    """By variable: the first of each class of values that no factor tells apart, and the class of each value."""
-    firsts, classes = {}, {}
-    for variable in variables:
-        slices = [
-            np.ascontiguousarray(np.moveaxis(factor.table, factor.variables.index(variable), 0))
-            for factor in factors
-            if variable in factor.variables
-        ]
-        numbers: dict[bytes, int] = {}
-        found = [
-            numbers.setdefault(b"".join(rows[i].tobytes() for rows in slices), len(numbers))
-            for i in range(len(slices[0]))
-        ]
-        classes[variable] = np.array(found, dtype=np.int64)
-        firsts[variable] = np.unique(classes[variable], return_index=True)[1]
-    return firsts, classes
-
-
-def _minimize(
-    factors: Sequence[Factor], neighbours: tuple[Variable, ...], variable: Variable, sizes: Mapping[Variable, int]
-) -> tuple[Argmin, Table]:
-    """(argmin, min) over ``variable`` of the sum of factors, by slices of the first neighbour where that is large."""
-    shape = tuple(sizes[v] for v in neighbours)
-    check_room(shape)
-    if sizes[variable] == 0:  # no value is legal
-        return np.zeros(shape, dtype=np.int16), np.full(shape, np.inf)
-    if not neighbours or math.prod(shape) * sizes[variable] <= SLICE_ENTRIES:
-        table = add_up(factors, (variable, *neighbours), sizes)
-        return table.argmin(axis=0).astype(np.int16), table.min(axis=0)
-    first, rest = neighbours[0], neighbours[1:]
-    best = np.empty(shape, dtype=np.int16)
-    least = np.empty(shape)
-    for value in range(sizes[first]):
-        sliced = [_at(factor, first, value) for factor in factors]
-        best[value], least[value] = _minimize(sliced, rest, variable, sizes)
-    return best, least
-
-
-def _at(factor: Factor, variable: Variable, value: int) -> Factor:
-    """The factor with one variable fixed."""
-    if variable not in factor.variables:
-        return factor
-    position = factor.variables.index(variable)
-    left = factor.variables[:position] + factor.variables[position + 1 :]
-    return Factor(left, np.asarray(factor.table.take(value, axis=position)))
-
-
-def add_up(factors: Sequence[Factor], variables: tuple[Variable, ...], sizes: Mapping[Variable, int]) -> Table:
-    """Sum of factors as one table over ``variables`` (a superset of theirs)."""
-    shape = tuple(sizes[variable] for variable in variables)
-    total = table_of(shape)
-    for factor in factors:
-        order = sorted(range(len(factor.variables)), key=lambda i: variables.index(factor.variables[i]))
-        table = factor.table.transpose(order)
-        present = [factor.variables[i] for i in order]
-        index = tuple(slice(None) if variable in present else None for variable in variables)
-        total += table[index]
-    return total

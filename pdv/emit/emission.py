@@ -1,22 +1,38 @@
-"""A PCG as it is written: lowered, folded for inference, with its outline and its text."""
+"""A PCG as it is written: lowered, folded for inference, with its outline, its text and its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from ir.dims import Shape
-from ir.graph import Graph, Node, View
+from ir.graph import Constant, Graph, Node, View
 from ir.mesh import Mesh
+from ir.types import DType
 from ir.views import is_column, readings
-from pdv.emit.fold import fold
+from pdv.emit.constants import STORED, constant_names
+from pdv.emit.fold import fold, value_of
+from pdv.emit.header import header
 from pdv.emit.leaves import Reading
 from pdv.emit.lower import lower
 from pdv.emit.outline import Item, Run, own_params
-from pdv.emit.program import write_outlined
+from pdv.emit.program import helpers_used, write_program
+from pdv.emit.views import stored_views
+from pdv.emit.weights import Array, Loader
+from pdv.frontend.program import Weights
 
 ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor, by name."""
+
+_HERE = Path(__file__).parent
+_INIT = '''"""The sharded model: ``build()`` makes it."""
+
+from .model import Model, build
+
+__all__ = ["Model", "build"]
+'''
 
 
 @dataclass(frozen=True)
@@ -24,30 +40,75 @@ class Emission:
     """What is written of a PCG.
 
     Attributes:
+        pcg, pcg_mesh: the PCG itself.
         graph: what the text says.
         mesh: with axes named as in the text.
         whole: the graph before values were computed from weights alone.
         computed: these values, nodes of ``whole``, by the names under which they are stored.
-        document: plan.json, of which the text says some things.
+        train: False for inference.
+        rows_fixed_by: why the source has one number of rows only, if it has.
     """
 
+    pcg: Graph
+    pcg_mesh: Mesh
     graph: Graph
     mesh: Mesh
     whole: Graph
     computed: Mapping[str, Node]
-    document: Mapping[str, object]
+    train: bool
+    rows_fixed_by: str
     _memo: dict[str, tuple[str, tuple[Item, ...]]] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, pcg: Graph, mesh: Mesh, document: Mapping[str, object] | None = None, *, train: bool) -> Emission:
-        """As ``pdv.emit.package.emit_package`` writes it."""
+    def of(cls, pcg: Graph, mesh: Mesh, *, train: bool, rows_fixed_by: str = "") -> Emission:
+        """What is written of ``pcg`` on ``mesh``.
+
+        Raises:
+            ShardingError: if it is not legal there.
+        """
         whole, named = lower(pcg, mesh)
         graph, computed = (whole, {}) if train else fold(whole, named)
-        return cls(graph if computed else whole, named, whole, computed, document or {})
+        return cls(pcg, mesh, graph if computed else whole, named, whole, computed, train, rows_fixed_by)
 
-    def text(self, shape_of: ShapeOf) -> str:
+    def alike_of(self, pcg: Graph) -> Emission:
+        """What is written of another PCG on the same mesh, for the same."""
+        return Emission.of(pcg, self.pcg_mesh, train=self.train, rows_fixed_by=self.rows_fixed_by)
+
+    def files(self, document: Mapping[str, object], shape_of: ShapeOf) -> dict[str, str]:
+        """The Python files of the package, by name; ``document``: plan.json."""
+        return module_texts(self.model(document, shape_of))
+
+    def model(self, document: Mapping[str, object], shape_of: ShapeOf) -> str:
         """model.py."""
+        return f"{header(document, self.graph, self.mesh)}\n\n{self.body(shape_of)}"
+
+    def body(self, shape_of: ShapeOf) -> str:
+        """model.py below its docstring."""
         return self._written(shape_of)[0]
+
+    def constants(self) -> dict[str, tuple[DType, Array]]:
+        """What the program itself knows of the tensors that are stored."""
+        found: dict[str, tuple[DType, Array]] = {}
+        for node, name in constant_names(Reading(self.graph)).items():
+            value = node.attr("value")
+            assert isinstance(value, Constant)
+            found[STORED + name] = node.type.dtype, value.array
+        return found
+
+    def tensors(self, weights: Weights) -> dict[str, tuple[DType, Loader]]:
+        """Every tensor that is stored for the program, in the type that it computes in, given the source's.
+
+        Raises:
+            ModelError: if two parameters share elements of one.
+        """
+        found: dict[str, tuple[DType, Loader]] = {}
+        for source, params in stored_views(self.graph).items():
+            node = self.computed.get(source)
+            load = partial(weights.load, source) if node is None else partial(value_of, node, weights)
+            found[source] = params[0].type.dtype, load
+        for name, (dtype, array) in self.constants().items():
+            found[name] = dtype, partial(_given, array)
+        return found
 
     def items(self, shape_of: ShapeOf) -> tuple[Item, ...]:
         """The outline of the text."""
@@ -56,7 +117,7 @@ class Emission:
     def _written(self, shape_of: ShapeOf) -> tuple[str, tuple[Item, ...]]:
         if "written" not in self._memo:
             shapes = stored_shapes(self.graph, shape_of)
-            self._memo["written"] = write_outlined(self.graph, self.mesh, self.document, shapes)
+            self._memo["written"] = write_program(self.graph, self.mesh, shapes, rows_fixed_by=self.rows_fixed_by)
         return self._memo["written"]
 
     def alike(self, shape_of: ShapeOf) -> list[tuple[Node, Node]]:
@@ -70,6 +131,25 @@ class Emission:
                     pairs += zip((*groups[0], *item.incoming[0]), (*group, *incoming), strict=True)
         params = {param.attr("source"): param for param in self.graph.params}
         return pairs + [(node, params[name]) for name, node in self.computed.items()]
+
+
+def module_texts(model: str) -> dict[str, str]:
+    """The Python files of a package, by name; model: the text of model.py."""
+    beside = ("parallel.py", "runtime.py", "losses.py", *(["operators.py"] if helpers_used(model) else []))
+    return {
+        "model.py": model,
+        "__init__.py": _INIT,
+        **{name: (_HERE / name).read_text(encoding="utf-8") for name in beside},
+    }
+
+
+def _given(array: Array) -> Array:
+    return array
+
+
+def shapes_in(weights: Weights) -> ShapeOf:
+    """The shapes of stored tensors, each read when it is asked for."""
+    return lambda source: tuple(weights.load(source).shape)
 
 
 def stored_shapes(graph: Graph, shape_of: ShapeOf) -> dict[str, Shape]:
