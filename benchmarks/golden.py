@@ -57,12 +57,10 @@ def digests_of_plan(model: Any, cluster: str, cost: str) -> dict[str, str]:  # A
 
 def texts(plan: Plan) -> dict[str, str]:
     """The Python files of a plan's package, by name, without reading a weight."""
-    from pdv.check.emission import Emission
+    from pdv.emit.package import emission_of
 
-    from pdv.emit.package import module_texts
-
-    emission = Emission.of(plan.pcg, plan.mesh, plan.document, train=plan.document["mode"] == "train")
-    return module_texts(emission.text(lambda name: plan.weights.load(name).shape))
+    emission = emission_of(plan.pcg, plan.mesh, plan.document)
+    return emission.files(plan.document, lambda name: plan.weights.load(name).shape)
 
 
 def digests(document: Mapping[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ import pytest
 
 import pdv
 from benchmarks.golden import digest, digests
-from pdv.emit.package import module_texts
+from pdv.emit.emission import module_texts
 from tests.conftest import Golden
 from tests.pdv.worlds import cluster
 
