@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ir.atoms import Atoms, Factors
 from ir.builder import Builder
 from ir.dims import Shape
@@ -38,22 +40,31 @@ class Sizes:
     """Every dim of a program as a product of atoms, each fixed or open.
 
     Attributes:
+        named: inputs' dims (input, dim) that are one size, beside the batch: sizes that the source leaves open, by name.
         dims: of every node, the atoms of each dim.
+        tables: parts of tables: (the dim of the table, the dim of the part, what the table has at most).
         doubts: places where the numbers of a program at one size do not say what it is at another.
     """
 
     graph: Graph
+    named: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
     atoms: Atoms = field(default_factory=Atoms)
     dims: dict[Node, Dims] = field(default_factory=dict)
     doubts: list[tuple[Factors, str]] = field(default_factory=list)
+    tables: list[tuple[Factors, Factors, int]] = field(default_factory=list)
     _loops: dict[Node, Mapping[str, Factors]] = field(default_factory=dict)
     _relations: list[_Relation] = field(default_factory=list)
     _reasons: list[tuple[Factors, str]] = field(default_factory=list)
+    _tables: dict[Node, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.graph.nodes:
+            if (table := table_below(node)) is not None:
+                self._tables.setdefault(table, set()).add(node.attr("dim"))
+        for node in self.graph.nodes:
             self.dims[node] = self._leaf_dims(node) if node.is_leaf else self._node_dims(node)
         self._tie_batches()
+        self._tie_named()
         self._settle()
         self._fix_what_no_input_gives()
 
@@ -162,12 +173,17 @@ class Sizes:
     def _rebuilt(self, k: Builder, node: Node, operands: tuple[Node, ...], shape: Shape) -> Node:
         if node.op.name == "input":
             return k.input(node.attr("name"), TensorType(shape, node.type.dtype))
+        if node.is_leaf and shape != node.type.shape:  # a table for sizes beyond it, of which only the shape counts
+            places = np.ix_(*(np.arange(size) % of for size, of in zip(shape, node.type.shape, strict=True)))
+            return k.const(node.attr("value").array[places], node.name, node.type.dtype)
         if node.is_leaf:
             return k.copy(node, ())
         attrs: dict[str, Hashable] = dict(node.attrs)
         if node.op.name in ("reshape", "expand"):
             attrs["shape"] = shape
-        if node.op.name == "slice":
+        if table_below(node) is not None:
+            attrs["stop"] = shape[node.attr("dim")]
+        elif node.op.name == "slice":
             dim = node.attr("dim")
             before, after = (x.type.shape[dim] for x in (node.operands[0], operands[0]))
             attrs |= {name: _moved(node.attr(name), before, after) for name in ("start", "stop")}
@@ -181,8 +197,9 @@ class Sizes:
         dims: Dims = tuple((self.atoms.new(size),) for size in node.type.shape)
         if node.op.name != "input":
             what = f"parameter {node.attr('name')}" if node.op.name == "param" else "constant"
-            for factors, size in zip(dims, node.type.shape, strict=True):
-                self._fix(factors, f"a {what} of shape {list(node.type.shape)} has {size} there")
+            for dim, (factors, size) in enumerate(zip(dims, node.type.shape, strict=True)):
+                if dim not in self._tables.get(node, ()):
+                    self._fix(factors, f"a {what} of shape {list(node.type.shape)} has {size} there")
         return dims
 
     def _node_dims(self, node: Node) -> Dims:
@@ -226,6 +243,10 @@ class Sizes:
         dim = node.attr("dim")
         extent, start, stop = node.operands[0].type.shape[dim], node.attr("start"), node.attr("stop")
         whole, piece = loops[f"d{dim}"], loops["piece"]
+        if table_below(node) is not None:
+            self._relate(whole, (piece,), lambda size: max(size, extent), where)
+            self.tables.append((whole, piece, extent))
+            return
         self.doubts.append((whole, f"{where} takes {start} to {stop} of it"))
         if from_end(start, extent) == from_end(stop, extent):
             self._fix(piece, f"{where} takes {stop - start} of it")
@@ -256,13 +277,31 @@ class Sizes:
         ranked = [node for node in self.graph.inputs if node.type.rank]
         if not ranked:
             return
-        first, *others = ranked
+        first, *others = (node for node in ranked if node is ranked[0] or (node.attr("name"), 0) not in self._places())
         made = [node for node in self.graph.nodes if node.op.name == "expand" and self._is_new(node)]
         for node in (*others, *made):
             own = self.atoms.flat(self.dims[node][0])
             rows_of_own = len(own) == 1 and self.is_open(own[0]) and not self._is_related(own[0])
             if node.type.shape[0] == first.type.shape[0] and rows_of_own:
                 self.atoms.unify(self.dims[node][0], self.dims[first][0])
+
+    def _places(self) -> set[tuple[str, int]]:
+        return {place for places in self.named.values() for place in places}
+
+    def _tie_named(self) -> None:
+        """Dims of a name are one size, and so is what is expanded to as many where nothing says otherwise."""
+        inputs = {node.attr("name"): node for node in self.graph.inputs}
+        for places in self.named.values():
+            first, *others = (self.dims[inputs[name]][dim] for name, dim in places)
+            for other in others:
+                self.atoms.unify(other, first)
+            size = inputs[places[0][0]].type.shape[places[0][1]]
+            for node in (node for node in self.graph.nodes if node.op.name == "expand"):
+                for dim, (before, after) in enumerate(zip(node.operands[0].type.shape, node.type.shape, strict=True)):
+                    own = self.atoms.flat(self.dims[node][dim])
+                    loose = len(own) == 1 and self.is_open(own[0]) and not self._is_related(own[0])
+                    if before == 1 and after == size and loose and not self._is_from_input(own[0]):
+                        self.atoms.unify(self.dims[node][dim], first)
 
     def _is_new(self, node: Node) -> bool:
         """True for an expand whose rows no input has."""
@@ -300,6 +339,19 @@ class Sizes:
                 if loose:
                     self._fix(loose, f"{node.op.name} {node.name} gives it this size")
         self._settle()
+
+
+def table_below(node: Node) -> Node | None:
+    """The constant of which a slice takes the leading part, as long as the inputs are: a table of all lengths.
+
+    A part of a constant that is the same at all sizes is a constant itself, once a program is canonical.
+    """
+    if node.op.name != "slice" or node.attr("start") != 0:
+        return None
+    below = node.operands[0]
+    while below.op.kind == "parallel" or table_below(below) is not None:
+        below = below.operands[0]
+    return below if below.op.name == "const" else None
 
 
 def from_end(index: int, extent: int) -> bool:

@@ -22,6 +22,7 @@ from pdv.derivation import replay
 from pdv.document import plan_document, read_problem
 from pdv.emit.package import emission_of
 from pdv.guard import guarded, noted, passing
+from pdv.open_sizes import sizes_document
 from pdv.pins import PinSet, load_pins
 from pdv.plan import Plan
 from pdv.planning import Effort, Progress, Searched, opened, searched
@@ -31,7 +32,6 @@ from pdv.proofs import proof_document, run_document
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.chosen import chosen_rules
 from pdv.rewrite.rule import Rule
-from pdv.rows import why_fixed
 from pdv.search.meshes import Found
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def optimize(
     *,
     cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster,
     batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    dynamic_shapes: Any = None,  # Any: as torch.export.export takes it
     mode: Mode = config.MODE,
     dtype: str | None = None,
     memory_limit: float | None = None,
@@ -67,6 +69,8 @@ def optimize(
         example_inputs: a batch as the training loop would pass it, for a module.
         cluster: a YAML file, its content, or a loaded cluster.
         batch: global batch size, where the model leaves it open.
+        dims: the size to plan at of each other dim that the model leaves open, by its name there: ``{"sequence": 128}``.
+        dynamic_shapes: which dims a module leaves open besides the batch, as ``torch.export.export`` takes them.
         mode: "train" prices forward, backward and optimizer; "infer" forward alone.
         dtype: compute in "float32", "bfloat16" or "float16"; default: as the model.
         memory_limit: bytes per device; default: the smallest device's memory.
@@ -86,7 +90,8 @@ def optimize(
     effort, progress = Effort(search, budget_s, opened(cache), seed), passing(progress)
     devices, pinned = _loaded(cluster, mesh, pins if pins is None or isinstance(pins, Pins) else load_pins(pins))
     compute, used = cost_model(cost, [entry.device for entry in devices.classes]), chosen_rules(rules)
-    program = _read(model, example_inputs, batch, dtype, progress)
+    given = {"batch": batch, "dims": dims, "dynamic_shapes": dynamic_shapes}
+    program = _read(model, example_inputs, given, dtype, progress)
     problems = plan_problems(
         program.graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned, rules=used, compute=compute
     )
@@ -107,7 +112,7 @@ def _planned(
     content = pins.content if isinstance(pins, PinSet) else None
     result = _searched(program.graph, problems, effort, content, cluster, progress)
     found, graph = result.found, program.graph
-    rows = why_fixed(program)
+    sizes = sizes_document(program)
     document = plan_document(
         found, source=graph, cluster=cluster, strategy=effort.search, seconds=result.seconds,
         problems=problems, pins=content,
@@ -115,7 +120,7 @@ def _planned(
     progress("proving", None)
     proof = proof_document(_proved(found, document, graph))
     progress("simulating", None)
-    document = {**document, "rows_fixed_by": rows, "proof": proof, "simulated": _simulated(found, cluster)}
+    document = {**document, "sizes": sizes, "proof": proof, "simulated": _simulated(found, cluster)}
     mesh = found.solution.problem.mesh
     plan = Plan(document, graph, mesh, emission_of(found.pcg, mesh, document), program.weights)
     progress("running the emitted text on simulated ranks", None)
@@ -165,7 +170,7 @@ def _simulated(found: Found, cluster: Cluster) -> dict[str, Any]:
 def _read(
     model: Any,  # Any: as optimize
     example_inputs: Any,
-    batch: int | None,
+    given: Mapping[str, Any],  # Any: as load_program takes what is said of sizes
     dtype: str | None,
     progress: Progress,
 ) -> Program:
@@ -173,8 +178,11 @@ def _read(
     progress("reading the model", None)
     from pdv.frontend import load_program
 
-    program = load_program(model, example_inputs, batch=batch)
-    return replace(program, graph=noted(_with_dtype(replace(program.graph, name=_name_of(model)), dtype)))
+    name = _name_of(model)
+    program = load_program(model, example_inputs, **given)
+    program = program.mapped(lambda graph: _with_dtype(replace(graph, name=name), dtype))
+    noted(program.graph)
+    return program
 
 
 def _proved(found: Found, document: Mapping[str, Any], source: Graph) -> Proof:

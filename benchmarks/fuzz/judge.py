@@ -87,12 +87,12 @@ class Judge:
             return load_program(Module(self.spec), self.data.batches[0])
 
     @cached_property
-    def rows_fixed_by(self) -> str | None:
-        """Why the module is another program at another batch, if it is."""
-        from pdv.rows import why_fixed
+    def sizes(self) -> dict[str, dict[str, Any]]:
+        """Which sizes the module leaves open, and what fixes the others."""
+        from pdv.open_sizes import sizes_document
 
         assert not isinstance(self.loaded, Verdict)
-        return why_fixed(self.loaded)
+        return sizes_document(self.loaded)
 
     def judge(self, plan: PlanSpec) -> Verdict:
         """One plan's verdict."""
@@ -127,7 +127,7 @@ class Judge:
     def _emit(self, loaded: Loaded, pcg: Graph, plan: PlanSpec, package: Path) -> None:
         from pdv.emit.package import emit_package
 
-        document = {"mode": plan.mode, "rows_fixed_by": self.rows_fixed_by}
+        document = {"mode": plan.mode, "sizes": self.sizes}
         emit_package(pcg, problem_of(pcg, plan).mesh, document, loaded.weights, package)
 
     def _run(self, plan: PlanSpec, package: Path) -> Verdict:

@@ -74,8 +74,7 @@ class Pair:
     def text(self, emission: Emission, shape_of: ShapeOf) -> str:
         """model.py of the small program, without its docstring, by the outline of the large one's ``emission``."""
         items = over(emission.items(shape_of), self.twins)
-        fixed = emission.rows_fixed_by
-        return write_program(self.emitted, self.mesh, self.shapes, rows_fixed_by=fixed, items=items)[0]
+        return write_program(self.emitted, self.mesh, self.shapes, sizes=emission.sizes, items=items)[0]
 
 
 def full_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:

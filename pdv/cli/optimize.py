@@ -28,6 +28,10 @@ ArchText = Annotated[
 ClusterFile = Annotated[Path, typer.Option("--cluster", "-c", help="The cluster's YAML file.", show_default=False)]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The package to write (default: <model>_pdv).")]
 Batch = Annotated[int | None, typer.Option(help="Global batch size, where the model leaves it open.", min=1)]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", help="Plan another size that the model leaves open at this: sequence=128; may be repeated."),
+]
 DType = Annotated[str | None, typer.Option(help="Compute in float32, bfloat16 or float16 (default: as the model).")]
 MemoryLimit = Annotated[str | None, typer.Option(help='Memory a device may use, e.g. "70 GiB".')]
 MeshSizes = Annotated[str | None, typer.Option(help="Pin the mesh, slow axis first: x=2,y=4.")]
@@ -57,6 +61,7 @@ def optimize(
     arch: ArchText = None,
     output: Output = None,
     batch: Batch = None,
+    dim: Dims = None,
     mode: Annotated[str, typer.Option(help="train or infer.")] = config.MODE,
     dtype: DType = None,
     memory_limit: MemoryLimit = None,
@@ -78,10 +83,10 @@ def optimize(
         raise UsageError(f"--mode: {mode!r} is not known", "Allowed: train, infer")
     target = _target(output, model, arch, overwrite=overwrite)
     limit, compute_dtype, pinned = values.memory_bytes(memory_limit), values.dtype(dtype), values.axis_sizes(mesh)
-    budget_s = values.seconds(budget, "--budget")
+    budget_s, sizes = values.seconds(budget, "--budget"), values.open_dims(dim)
     devices, fixed = _loaded(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
-    options = (arch, batch, mode, dtype, memory_limit, mesh, names[0], search, budget, seed, *names[1:])
+    options = (arch, batch, dim, mode, dtype, memory_limit, mesh, names[0], search, budget, seed, *names[1:])
     given = dict(zip(values.RECORDED, options, strict=True))
 
     from pdv.compile import optimize as plan_model
@@ -90,7 +95,7 @@ def optimize(
     with progress_bar(quiet=as_json) as progress:
         source = model if arch is None else _described(arch, batch, compute_dtype)
         plan = plan_model(
-            source, cluster=devices, batch=batch, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,
+            source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train", dtype=compute_dtype,
             memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s, seed=seed,
             cache=_kept(cache, no_cache=no_cache), rules=rules or None, cost=cost, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip

@@ -25,6 +25,7 @@ SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 RECORDED: Mapping[str, object] = {
     "--arch": None,
     "--batch": None,
+    "--dim": None,
     "--mode": config.MODE,
     "--dtype": None,
     "--memory-limit": None,
@@ -107,6 +108,19 @@ def axis_sizes(text: str | None) -> dict[str, int] | None:
                 f"--mesh: {part!r} is no axis", "Allowed: name=size, each name once", "Write --mesh x=2,y=4"
             )
         sizes[match[1]] = int(match[2])
+    return sizes
+
+
+def open_dims(texts: list[str] | None) -> dict[str, int]:
+    """`["sequence=128"]` as sizes by name; a name may hold anything, so the last = counts."""
+    sizes: dict[str, int] = {}
+    for text in texts or ():
+        name, _, number = text.rpartition("=")
+        if not name or name in sizes or not re.fullmatch(r"[1-9][0-9]{0,8}", number, re.ASCII):
+            raise UsageError(
+                f"--dim: {text!r} is no size", "Allowed: name=size, each name once", "Write --dim sequence=128"
+            )
+        sizes[name] = int(number)
     return sizes
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ir.graph import Node, View, param_view
 from ir.mesh import Mesh
+from ir.sizes import table_below
 from ir.sharding import Shard, parse_sharding
 from ir.views import is_column, readings, sources_of
 from pdv.emit.body import Attributes, Body
@@ -216,6 +217,8 @@ def argument_names(run: Run, setting: Setting) -> dict[Node, str]:
         base = node
         while base.operands and base.op.kind == "parallel":
             base = base.operands[0]
-        names[node] = unique(setting.constants.get(node) or identifier(base.name, "value"), used)
+        table = table_below(base)
+        known = setting.constants.get(node if table is None else table)
+        names[node] = unique(known or identifier(base.name, "value"), used)
         used.add(names[node])
     return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 WIDTH = 120
@@ -81,3 +82,12 @@ def with_comment(lines: list[str], comment: str) -> list[str]:
         return [*lines[:-1], f"{lines[-1]}  # {comment}"]
     pad = " " * (len(lines[0]) - len(lines[0].lstrip()))
     return [f"{pad}# {comment}", *lines]
+
+
+def docstring(sentence: str, indent: int) -> list[str]:
+    """A sentence as a docstring: on one line if it fits, else its words on lines as long as they may be."""
+    pad = " " * indent
+    if len(line := f'{pad}"""{sentence}"""') <= WIDTH:
+        return [line]
+    first, *rest = textwrap.wrap(f'{pad}"""{sentence}', WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [first, *(f"{pad}{line}" for line in textwrap.wrap(" ".join(rest), WIDTH - indent)), f'{pad}"""']

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ir.graph import Node
+from ir.sizes import table_below
 from pdv.emit.leaves import Reading
-from pdv.emit.names import string, unique
-from pdv.emit.naming import module_name
+from pdv.emit.names import module_name, string, unique
 
 STORED = "constants."
 """Prefix of constants in the weights file."""
@@ -53,7 +53,7 @@ def constant_names(reading: Reading) -> dict[Node, str]:
 
 
 def _constant_name(reading: Reading, node: Node) -> str:
-    for user in reading.readers(node):
+    for user in _readers(reading, node):
         table = reading.leaf(reading.operands(user)[0])
         if user.op.name == "embedding" and table is not None:
             return f"{module_name(table.base)}_ids"
@@ -62,6 +62,21 @@ def _constant_name(reading: Reading, node: Node) -> str:
         if user.op.name == "attention":
             return "mask"
     return _rotary_name(node.attr("value").array) or "constant"
+
+
+def _readers(reading: Reading, node: Node) -> list[Node]:
+    """What computes with a constant, or with a part of it."""
+    found: list[Node] = []
+    for user in reading.readers(node):
+        found += _readers_of_part(reading, user) if table_below(user) is not None else [user]
+    return found
+
+
+def _readers_of_part(reading: Reading, part: Node) -> list[Node]:
+    return [
+        below for user in reading.users[part]
+        for below in (_readers_of_part(reading, user) if user.op.kind == "parallel" or table_below(user) else [user])
+    ]  # fmt: skip
 
 
 def _rotary_name(array: np.ndarray[Any, Any]) -> str | None:

@@ -17,6 +17,7 @@ from pdv.emit.fold import fold, value_of
 from pdv.emit.header import header
 from pdv.emit.leaves import Reading
 from pdv.emit.lower import lower
+from pdv.emit.opened import NamedSizes
 from pdv.emit.outline import Item, Run, own_params
 from pdv.emit.program import helpers_used, write_program
 from pdv.emit.views import stored_views
@@ -46,7 +47,7 @@ class Emission:
         whole: the graph before values were computed from weights alone.
         computed: these values, nodes of ``whole``, by the names under which they are stored.
         train: False for inference.
-        rows_fixed_by: why the source has one number of rows only, if it has.
+        sizes: of the inputs, which the source leaves open, and why others are fixed.
     """
 
     pcg: Graph
@@ -56,11 +57,11 @@ class Emission:
     whole: Graph
     computed: Mapping[str, Node]
     train: bool
-    rows_fixed_by: str
+    sizes: NamedSizes
     _memo: dict[str, tuple[str, tuple[Item, ...]]] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, pcg: Graph, mesh: Mesh, *, train: bool, rows_fixed_by: str = "") -> Emission:
+    def of(cls, pcg: Graph, mesh: Mesh, *, train: bool, sizes: NamedSizes | None = None) -> Emission:
         """What is written of ``pcg`` on ``mesh``.
 
         Raises:
@@ -68,11 +69,11 @@ class Emission:
         """
         whole, named = lower(pcg, mesh)
         graph, computed = (whole, {}) if train else fold(whole, named)
-        return cls(pcg, mesh, graph if computed else whole, named, whole, computed, train, rows_fixed_by)
+        return cls(pcg, mesh, graph if computed else whole, named, whole, computed, train, sizes or {})
 
     def alike_of(self, pcg: Graph) -> Emission:
         """What is written of another PCG on the same mesh, for the same."""
-        return Emission.of(pcg, self.pcg_mesh, train=self.train, rows_fixed_by=self.rows_fixed_by)
+        return Emission.of(pcg, self.pcg_mesh, train=self.train, sizes=self.sizes)
 
     def files(self, document: Mapping[str, object], shape_of: ShapeOf) -> dict[str, str]:
         """The Python files of the package, by name; ``document``: plan.json."""
@@ -117,7 +118,7 @@ class Emission:
     def _written(self, shape_of: ShapeOf) -> tuple[str, tuple[Item, ...]]:
         if "written" not in self._memo:
             shapes = stored_shapes(self.graph, shape_of)
-            self._memo["written"] = write_program(self.graph, self.mesh, shapes, rows_fixed_by=self.rows_fixed_by)
+            self._memo["written"] = write_program(self.graph, self.mesh, shapes, sizes=self.sizes)
         return self._memo["written"]
 
     def alike(self, shape_of: ShapeOf) -> list[tuple[Node, Node]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ir.graph import Node
 from ir.ops.movement import matched_dims
-from ir.sizes import from_end
+from ir.sizes import from_end, table_below
 from pdv.emit.code import ATOM, Code, method, tuple_of
 from pdv.emit.size_code import SizeCode
 
@@ -28,8 +28,10 @@ def chunks_code(node: Node, x: Code) -> Code:
 
 
 def slice_code(node: Node, x: Code, sizes: SizeCode) -> Code:
-    """``x.narrow(dim, start, length)``, or ``x[:, 1:-1]`` where the dim is open."""
+    """``x.narrow(dim, start, length)``, ``x[:, 1:-1]`` where the dim is open, ``x[:ids.size(1)]`` of a table."""
     dim, start, stop = node.attr("dim"), node.attr("start"), node.attr("stop")
+    if table_below(node) is not None and sizes.shapes.is_open(node, dim):
+        return Code(f"{x.at(ATOM)}[{':, ' * dim}: {sizes.local(node, dim).text}]")
     if not sizes.shapes.is_open(node.operands[0], dim):
         return method(x, "narrow", str(dim), str(start), str(stop - start))
     extent = node.operands[0].type.shape[dim]

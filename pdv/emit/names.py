@@ -9,6 +9,8 @@ import keyword
 import re
 from collections.abc import Iterable
 
+from ir.graph import Node
+
 MAX_IDENTIFIER = 48
 
 
@@ -45,3 +47,11 @@ def string(text: str) -> str:
 def plain(text: str) -> str:
     """``text`` for a docstring or a comment: one line, no quotes, no backslashes."""
     return re.sub(r"[^A-Za-z0-9 .,:;/+*=<>@()\[\]_%~-]", "?", text)
+
+
+def module_name(param: Node) -> str:
+    """``q_proj`` of ``model.layers.0.self_attn.q_proj.weight``."""
+    parts = [part for part in param.attr("name").split(".") if part and not part.isdigit()]
+    if len(parts) > 1 and parts[-1] in ("weight", "bias"):
+        parts.pop()
+    return identifier(parts[-1] if parts else "weight", "weight")

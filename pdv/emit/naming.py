@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ir.graph import Node
+from ir.sizes import table_below
+from pdv.emit.constants import constant_names
 from pdv.emit.leaves import Reading
-from pdv.emit.names import identifier
+from pdv.emit.names import module_name
 from pdv.emit.steps import Scope, Statement
 
 STREAM = "x"
@@ -88,6 +90,8 @@ class _Naming:
             base = base.operands[0]
         if base.op.name == "input":
             yield self._names.get(base, "inputs")
+        if (table := table_below(base)) is not None:
+            yield constant_names(self._reading)[table]
         if base.op.name in ROLES_BY_OP:
             yield ROLES_BY_OP[base.op.name]
         yield SPARE[0]
@@ -154,11 +158,3 @@ def _attentions(node: Node, reading: Reading) -> list[Node]:
             break
         node = reading.operands(node)[0]
     return found
-
-
-def module_name(param: Node) -> str:
-    """``q_proj`` of ``model.layers.0.self_attn.q_proj.weight``."""
-    parts = [part for part in param.attr("name").split(".") if part and not part.isdigit()]
-    if len(parts) > 1 and parts[-1] in ("weight", "bias"):
-        parts.pop()
-    return identifier(parts[-1] if parts else "weight", "weight")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import islice
+from typing import Any
 
 from ir.errors import ShapeError
 from ir.graph import Graph, Node
@@ -18,8 +19,13 @@ from ir.mesh import Mesh
 from ir.sizes import Sizes
 from ir.verify import infer_shardings
 from pdv.emit.shapes import Dim, Factor, Shapes
+from pdv.frontend.program import BATCH
 
-BATCH = "b"
+Places = Mapping[str, Sequence[tuple[str, int]]]
+"""Name of a size -> the dims (input, dim) that have it."""
+
+NamedSizes = Mapping[str, Mapping[str, Any]]  # Any: JSON
+"""``sizes`` of plan.json."""
 
 
 @dataclass(frozen=True)
@@ -27,31 +33,64 @@ class Opened:
     """A program and the sizes that it leaves open.
 
     Attributes:
+        named: name -> the dims (input, dim) that have the size.
         symbols: name -> the atom (``ir/sizes.py``) that changes freely; none if all sizes are fixed.
-        fixed: why the batch is not among them, if so.
+        fixed: name -> why a size is not among them.
+        most: name -> the largest that a size may be, where there is one.
     """
 
     graph: Graph
     sizes: Sizes
+    named: Places
     symbols: Mapping[str, int] = field(default_factory=dict)
-    fixed: str = ""
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    most: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def note(self) -> str:
         """What the program's sentence about its shapes ends with."""
-        if BATCH in self.symbols:
-            return ", where b is the number of rows of the whole batch."
-        return f", for batches of {self.rows}: {self.fixed}." if self.fixed else "."
+        free = [self._meaning(name) for name in self.named if name in self.symbols]
+        found = [f"where {' and '.join(free)}"] if free else []
+        found += [f"for {self._planned(name)}: {reason}" for name, reason in self.fixed.items() if reason]
+        return f", {'; '.join(found)}." if found else "."
 
-    @property
-    def rows(self) -> str:
-        """``8 rows``: of the first input."""
-        count = next(node.type.shape[0] for node in self.graph.inputs if node.type.rank)
-        return f"{count} row{'s' if count > 1 else ''}"
+    def _meaning(self, name: str) -> str:
+        """``s is the size of dim 1 of ids, at most 1024``."""
+        if name == BATCH:
+            return f"{name} is the number of rows of the whole batch"
+        places = [f"dim {dim} of {node}" for node, dim in self.named[name]]
+        most = f", at most {self.most[name]}" if name in self.most else ""
+        return f"{name} is the size of {' and '.join(places)}{most}"
 
-    def closed(self) -> Opened:
-        """The same program with nothing open."""
-        return open_sizes(self.graph, {})
+    def _planned(self, name: str) -> str:
+        """``batches of 8 rows``, ``s = 128``."""
+        where, dim = self.named[name][0]
+        count = next(node.type.shape[dim] for node in self.graph.inputs if node.attr("name") == where)
+        return f"batches of {count} row{'s' if count > 1 else ''}" if name == BATCH else f"{name} = {count}"
+
+    def closed(self, reasons: Mapping[str, str]) -> Opened:
+        """The same program with all open that has no reason to be fixed."""
+        left = {name: places for name, places in self.named.items() if name not in reasons}
+        found = open_sizes(self.graph, left)
+        return replace(found, named=self.named, fixed={**self.fixed, **reasons, **found.fixed})
+
+    def bounded(self, most: Mapping[str, int | None]) -> Opened:
+        """The same program, whose sizes may be no larger than ``most``, and than its tables are long.
+
+        Raises:
+            ShapeError: if it has no other sizes.
+        """
+        found = {name: size for name, size in most.items() if size is not None and name in self.symbols}
+        extents = self.sizes.atoms.extents
+        laws = self._laws({atom: 2 * extents[atom] for atom in self.symbols.values()})
+        for _, piece, rows in self.sizes.tables:
+            atoms = self.sizes.atoms.flat(piece)
+            moving = [laws[atom] for atom in atoms if atom in laws]
+            if len(moving) == 1 and moving[0].slope > 0:
+                law, times = moving[0], math.prod(extents[atom] for atom in atoms if atom not in laws)
+                largest = math.floor((rows // times - law.offset) / law.slope)
+                found[law.symbol] = min(found.get(law.symbol, largest), largest)
+        return replace(self, most=found)
 
     def variants(self, mesh: Mesh, count: int = 2) -> list[tuple[Graph, Shapes, Mapping[Node, Node]]]:
         """The program as it is where nothing is open, else at one or two choices of sizes; and what its nodes became.
@@ -81,9 +120,10 @@ class Opened:
         planned = {atom: self.sizes.atoms.extents[atom] for atom in changed}
         before, after = self.sizes.values(planned), self.sizes.values(changed)
         laws: dict[int, Factor] = {}
+        tables = {atom for whole, _, _ in self.sizes.tables for atom in self.sizes.atoms.flat(whole)}
         for name, symbol in self.symbols.items():
             alone = self.sizes.values({**planned, symbol: changed[symbol]})
-            for atom in (atom for atom in before if alone[atom] != before[atom]):
+            for atom in (atom for atom in before if alone[atom] != before[atom] and atom not in tables):
                 if alone[atom] != after[atom]:
                     raise ShapeError("a size follows from several open ones")
                 whole = self._whole(symbol)
@@ -131,30 +171,36 @@ class Opened:
         return _whole_symbol(found)
 
 
-def open_sizes(graph: Graph, wanted: Mapping[str, Sequence[tuple[str, int]]] | None = None) -> Opened:
-    """What a program leaves open of what is wanted: name of the size -> (input, dim) that have it.
-
-    By default the batch: dim 0 of the first input.
-    """
-    sizes = Sizes(graph)
+def open_sizes(graph: Graph, wanted: Places | None = None) -> Opened:
+    """What a program leaves open of what is wanted; by default the batch, dim 0 of the first input."""
+    wanted = batch_of(graph) if wanted is None else wanted
+    sizes = Sizes(graph, {name: places for name, places in wanted.items() if name != BATCH})
     inputs = {node.attr("name"): node for node in graph.inputs}
-    if wanted is None:
-        first = next((node for node in graph.inputs if node.type.rank), None)
-        wanted = {} if first is None else {BATCH: [(first.attr("name"), 0)]}
     symbols: dict[str, int] = {}
-    fixed = ""
+    fixed: dict[str, str] = {}
     for name, places in wanted.items():
         node, dim = inputs[places[0][0]], places[0][1]
         atoms = sizes.open_atoms(node, dim)
         if not atoms:
             size = node.type.shape[dim]
-            fixed = sizes.why_fixed(node, dim) if size > 1 else "it was planned for 1"
+            fixed[name] = sizes.why_fixed(node, dim) if size > 1 else "it was planned for 1"
+            continue
+        if atoms[0] in symbols.values():
+            other = next(one for one, atom in symbols.items() if atom == atoms[0])
+            fixed[name] = f"it is the same size as {other}"
             continue
         symbols[name] = atoms[0]
         for atom in atoms[1:]:
             sizes.fix_atom(atom, "the model splits it")
     sizes.fix_others(symbols.values())
-    return Opened(graph, sizes, {name: atom for name, atom in symbols.items() if sizes.is_open(atom)}, fixed)
+    symbols = {name: atom for name, atom in symbols.items() if sizes.is_open(atom)}
+    return Opened(graph, sizes, wanted, symbols, fixed)
+
+
+def batch_of(graph: Graph) -> Places:
+    """The batch: dim 0 of the first input."""
+    first = next((node for node in graph.inputs if node.type.rank), None)
+    return {} if first is None else {BATCH: ((first.attr("name"), 0),)}
 
 
 def _whole_symbol(factors: list[Factor]) -> Dim:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.emit.emission import Emission
+from pdv.emit.opened import NamedSizes
 from pdv.emit.weights import write_weights
 from pdv.frontend.program import Weights
 from pdv.seal import write_document
@@ -42,4 +44,5 @@ def emit_package(pcg: Graph, mesh: Mesh, document: Mapping[str, object], weights
 def emission_of(pcg: Graph, mesh: Mesh, document: Mapping[str, object]) -> Emission:
     """What is written of a PCG, for what plan.json says that it is for."""
     train = document.get("mode") != "infer"
-    return Emission.of(pcg, mesh, train=train, rows_fixed_by=str(document.get("rows_fixed_by") or ""))
+    sizes = cast("NamedSizes", document.get("sizes") or {})
+    return Emission.of(pcg, mesh, train=train, sizes=sizes)

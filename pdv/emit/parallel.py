@@ -166,7 +166,7 @@ def _block_size(x: Tensor, dim: int, axis: Axis) -> int:
     if x.size(dim) % axis.size:
         raise ValueError(
             f"uneven-cut: dim {dim} of a tensor of shape {list(x.shape)} over axis {axis.name} of size {axis.size}. "
-            f"Its size must be a multiple of {axis.size}. Change the batch size, or drop the last, smaller batch."
+            f"Its size must be a multiple of {axis.size}. Pass inputs of another size; drop the last, smaller batch."
         )
     return x.size(dim) // axis.size
 

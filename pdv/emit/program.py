@@ -7,8 +7,8 @@ Decides: which classes there are, what they are called, what each holds. The tex
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from ir.errors import ShapeError
 from ir.graph import Graph, Node
@@ -27,19 +27,20 @@ from pdv.emit.classes import (
     declaration,
     used_axes,
 )
-from pdv.emit.code import WIDTH, call, statement, tuple_of
+from pdv.emit.code import WIDTH, call, docstring, statement, tuple_of
 from pdv.emit.constants import constant_buffers
 from pdv.emit.expressions import HELPERS
 from pdv.emit.leaves import Reading
 from pdv.emit.names import identifier, plain, string, unique
-from pdv.emit.opened import Opened, open_sizes
+from pdv.emit.opened import NamedSizes, Opened, open_sizes
 from pdv.emit.outline import Item, Run, graph_updates, outline, over, own_names, own_params
 from pdv.emit.reserved import MODULE
 from pdv.emit.shapes import Shapes
 from pdv.emit.size_code import UnsayableError
 from pdv.emit.steps import Scope
+from pdv.frontend.program import BATCH
 
-UNSAID = "sizes in it follow from the batch in a way that this program has no words for"
+UNSAID = "sizes in it follow from this one in a way that the program has no words for"
 PARALLEL = ("all_gather", "all_to_all", "combine", "partition", "reduce", "reduce_scatter", "regathering", "replicate")
 
 
@@ -48,7 +49,7 @@ def write_program(
     mesh: Mesh,
     stored_shapes: Mapping[str, Sequence[int]],
     *,
-    rows_fixed_by: str = "",
+    sizes: NamedSizes | None = None,
     items: Sequence[Item] | None = None,
 ) -> tuple[str, tuple[Item, ...]]:
     """The text of model.py below its docstring, and the outline that it follows, over the nodes of ``graph``.
@@ -60,16 +61,29 @@ def write_program(
         graph: a PCG of ``mesh``, lowered.
         mesh: its mesh.
         stored_shapes: shape of each stored tensor, by name.
-        rows_fixed_by: why the source has one number of rows only, if it has.
+        sizes: of the inputs, which the source leaves open, and why others are fixed; default: the rows are open.
         items: the outline to follow.
     """
-    opened = open_sizes(graph)
-    if rows_fixed_by:
-        opened = replace(opened.closed(), fixed=plain(rows_fixed_by))
-    found = _written(opened, mesh, stored_shapes, items)
-    if len({text for text, _ in found}) != 1:
-        found = _written(replace(opened.closed(), fixed=UNSAID), mesh, stored_shapes, items)
-    return found[0]
+    last: list[tuple[str, tuple[Item, ...]]] = []
+    for opened in _openings(graph, sizes or {}):
+        found = _written(opened, mesh, stored_shapes, items)
+        if len({text for text, _ in found}) == 1:
+            return found[0]
+        last = found or last
+    return last[0]
+
+
+def _openings(graph: Graph, said: NamedSizes) -> Iterator[Opened]:
+    """What may be left open, most first: all that the plan leaves open, the batch alone, nothing."""
+    places = {name: tuple((str(where), int(dim)) for where, dim in one["inputs"]) for name, one in said.items()}
+    reasons = {name: plain(str(one["fixed_by"])) for name, one in said.items() if one["fixed_by"]}
+    opened = open_sizes(graph, places if said else None).closed(reasons)
+    most = {name: one["most"] for name, one in said.items()}
+    for names in ([], [name for name in opened.named if name != BATCH], list(opened.named)):
+        unsaid = {name: UNSAID for name in names if name in opened.symbols}
+        if unsaid or not names:
+            with suppress(ShapeError):
+                yield (opened.closed(unsaid) if unsaid else opened).bounded(most)
 
 
 def _written(
@@ -82,7 +96,7 @@ def _written(
             if items is None:  # the second text follows the outline of the first
                 origins = {new: old for old, new in made.items()}
                 items = over(outline(Reading(graph), shapes.shardings), origins)
-            program = _Program(graph, mesh, stored_shapes, shapes, opened.note, over(items, made))
+            program = _Program(graph, mesh, stored_shapes, shapes, opened, over(items, made))
             found.append((program.text(), tuple(items)))
         return found
     except (ShapeError, UnsayableError):
@@ -101,11 +115,11 @@ class _Program:
         mesh: Mesh,
         stored_shapes: Mapping[str, Sequence[int]],
         shapes: Shapes,
-        note: str,
+        opened: Opened,
         items: Sequence[Item],
     ) -> None:
         self._graph = graph
-        self._note = note
+        self._opened = opened
         self._mesh = mesh
         self._stored_shapes = stored_shapes
         shardings = shapes.shardings
@@ -178,7 +192,7 @@ class _Program:
         axes = used_axes(lines, self._setting.axes)
         return [
             "class Model(ParallelModule):",
-            f'    """{self._summary(inputs)}"""',
+            *docstring(self._summary(inputs), 4),
             "",
             "    def __init__(self, mesh: Mesh, weights: Weights) -> None:",
             *self._super_lines(inputs),
@@ -254,15 +268,18 @@ class _Program:
     def _super_lines(self, inputs: Mapping[Node, str]) -> list[str]:
         """The call that says along which axes outputs are cut, and which sizes inputs have."""
         axes, pad = f"batch_axes={self._batch_axes_text()}", " " * 8
+        bounds = ", ".join(f"{string(name)}: {size}" for name, size in self._opened.most.items())
         shapes = [f"{string(name)}: {tuple_of(self._size_names(node))}" for node, name in inputs.items()]
         given = f"inputs={{{', '.join(shapes)}}}"
-        if len(line := f"{pad}super().__init__(mesh, {axes}, {given})") <= WIDTH:
+        most = f", most={{{bounds}}}" if bounds else ""
+        if len(line := f"{pad}super().__init__(mesh, {axes}, {given}{most})") <= WIDTH:
             return [line]
-        if len(together := f"{pad}    mesh, {axes}, {given}") <= WIDTH:
+        if len(together := f"{pad}    mesh, {axes}, {given}{most}") <= WIDTH:
             return [f"{pad}super().__init__(", together, f"{pad})"]
         each = [f"{pad}    {given},"]
         if len(each[0]) > WIDTH:
             each = [f"{pad}    inputs={{", *(f"{pad}        {shape}," for shape in shapes), f"{pad}    }},"]
+        each += [f"{pad}    {most[2:]},"] if most else []
         return [f"{pad}super().__init__(", f"{pad}    mesh,", f"{pad}    {axes},", *each, f"{pad})"]
 
     def _size_names(self, node: Node) -> tuple[str, ...]:
@@ -297,7 +314,7 @@ class _Program:
         shapes = self._shapes
         before = ", ".join(f"{name} {shapes.text(node)}" for node, name in inputs.items())
         after = ", ".join(shapes.text(node) for _, node in self._graph.outputs)
-        return f"{before} -> {after}{self._note}"
+        return f"{before} -> {after}{self._opened.note}"
 
     # ---- Around the classes ----
 

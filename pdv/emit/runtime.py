@@ -234,12 +234,19 @@ class ParallelModule(nn.Module):
 
     batch_axes: slow to fast, those along which its outputs are cut by rows.
     inputs: the whole shape of each; a name instead of a number is a size that may be any, the same wherever it stands.
+    most: the largest that such a size may be, by name.
     """
 
-    def __init__(self, mesh: Mesh, batch_axes: Sequence[str], inputs: Mapping[str, Shape] | None = None) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        batch_axes: Sequence[str],
+        inputs: Mapping[str, Shape] | None = None,
+        most: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__()
         self.mesh = mesh
-        self.register_forward_pre_hook(partial(_check_inputs, inputs or {}), with_kwargs=True)
+        self.register_forward_pre_hook(partial(_check_inputs, inputs or {}, most or {}), with_kwargs=True)
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
 
     def train_step(
@@ -331,7 +338,11 @@ def train_step(
 
 
 def _check_inputs(
-    wanted: Mapping[str, Shape], model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    wanted: Mapping[str, Shape],
+    most: Mapping[str, int],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> None:
     """Sizes that a program names are those of its inputs.
 
@@ -354,6 +365,12 @@ def _check_inputs(
                 f"wrong-size: input {name} has shape {sizes}. This program takes {form}"
                 + (f", and {values} here" if values else "")
                 + ". Pass inputs of these sizes, or plan the model again at others."
+            )
+    for name, found in named.items():
+        if found > most.get(name, found):
+            raise ValueError(
+                f"wrong-size: {name} = {found} in the shapes of the inputs. This program takes {name} up to "
+                f"{most[name]}. Pass shorter inputs, or plan the model again for longer ones."
             )
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ir.errors import ModelError, UsageError
 from ir.graph import Graph, Node
 from pdv.frontend.program import Program
+from pdv.frontend.tables import with_tables
 from pdv.passes import canonicalize
 
 if TYPE_CHECKING:
     import torch
 
-    from pdv.frontend.module import ExampleInputs
+    from pdv.frontend.module import DynamicShapes, ExampleInputs
 
 ModelSource = "str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram"
 
@@ -25,29 +26,36 @@ def load_program(
     example_inputs: ExampleInputs | None = None,
     *,
     batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    dynamic_shapes: DynamicShapes | None = None,
 ) -> Program:
     """The canonical program of an ONNX file, an exported program, or a module with example inputs; one is its own.
 
     batch: the size of the dynamic batch dim of an ONNX model, or of dim 0 of a module's example inputs.
+    dims: at which number each other size that the model leaves open is planned, by its name in the model.
+    dynamic_shapes: which sizes a module leaves open, as ``torch.export.export`` takes them.
 
     Raises:
         ModelError: if the model cannot be read or is not valid.
         UnsupportedOperatorsError: naming every operator that has no declaration.
         UsageError: if the arguments do not go together.
     """
+    if dynamic_shapes is not None and isinstance(model, Program | str | os.PathLike):
+        raise UsageError("dynamic_shapes are about a module", "A file says itself what it leaves open", "Leave them out")
     if isinstance(model, Program):
+        if dims:
+            raise UsageError(f"the program has no open size called {next(iter(dims))!r}", mend="Leave dims out")
         program = model
     elif isinstance(model, str | os.PathLike):
-        program = _load_file(Path(model), batch)
+        program = _load_file(Path(model), batch, dims or {})
     else:
         from pdv.frontend.module import load_module_or_export
 
-        program = load_module_or_export(model, example_inputs, batch=batch)
+        program = load_module_or_export(
+            model, example_inputs, batch=batch, dims=dims or {}, dynamic_shapes=dynamic_shapes
+        )
     check_updates(program.graph)
-    if program.again is None:
-        return replace(program, graph=canonicalize(program.graph))
-    again = program.again
-    return Program(canonicalize(program.graph), program.weights, lambda shapes: canonicalize(again(shapes)))
+    return with_tables(program.mapped(canonicalize))
 
 
 def check_updates(graph: Graph) -> None:
@@ -75,12 +83,12 @@ def check_updates(graph: Graph) -> None:
         taken.add(value)
 
 
-def _load_file(path: Path, batch: int | None) -> Program:
+def _load_file(path: Path, batch: int | None, dims: Mapping[str, int]) -> Program:
     match path.suffix.lower():
         case ".onnx":
             from pdv.frontend.onnx import load_onnx
 
-            return load_onnx(path, batch=batch)
+            return load_onnx(path, batch=batch, dims=dims)
         case ".pt2" | ".pt" | ".pth" | ".ckpt":
             raise ModelError(
                 f"{path} is a pickle: reading one runs the code in it",

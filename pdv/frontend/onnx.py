@@ -24,6 +24,7 @@ from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx_file import MALFORMED, read_onnx
 from pdv.frontend.onnx_ops import HANDLERS, Call, Handler, Value, dtype_of
 from pdv.frontend.onnx_reference import can_evaluate, evaluate
+from pdv.frontend.onnx_sizes import OnnxSizes
 from pdv.frontend.program import Array, Program, Weights
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
@@ -31,40 +32,39 @@ PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 MIN_OPSET = 11  # before it, too many operators mean something else
 
 
-def load_onnx(path: Path, *, batch: int | None = None) -> Program:
+def load_onnx(path: Path, *, batch: int | None = None, dims: Mapping[str, int] | None = None) -> Program:
     """The model's graph (not yet canonical) and its weights, read lazily.
 
-    batch: the size of the dynamic dim 0 of the model's inputs.
+    batch: the size of the dynamic dim 0 of the model's inputs; dims: that of the others, by name.
 
     Raises:
         ModelError: if the file or the model in it is broken, or a dim is dynamic without a size.
         UnsupportedOperatorsError: naming every operator that has no declaration.
     """
-    lowering = _ModelLowering(read_onnx(path), path, batch)
+    lowering = _ModelLowering(read_onnx(path), path, OnnxSizes(path, batch, dims or {}))
     program = lowering.run()
-    if not lowering.symbols or not program.graph.inputs:
+    lowering.sizes.check_used()
+    if not lowering.sizes.found or not program.graph.inputs:
         return program
-    first = program.graph.inputs[0].attr("name")
 
     def again(shapes: Mapping[str, Shape]) -> Graph:
-        return _ModelLowering(read_onnx(path), path, shapes[first][0]).run().graph
+        return _ModelLowering(read_onnx(path), path, lowering.sizes.at(shapes)).run().graph
 
-    return replace(program, again=again)
+    return replace(program, again=again, sizes=lowering.sizes.open_sizes())
 
 
 class _ModelLowering:
     """The state of one lowering: ONNX value -> IR value, and what was found unsupported on the way."""
 
-    def __init__(self, model: onnx_ir.Model, path: Path, batch: int | None) -> None:
+    def __init__(self, model: onnx_ir.Model, path: Path, sizes: OnnxSizes) -> None:
         self.model = model
         self.path = path
-        self.batch = batch
+        self.sizes = sizes
         self.k = Lowering()
         self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
         self.values: dict[onnx_ir.Value, Value | None] = {}  # None: below something unsupported, which is reported
         self.unsupported: dict[str, None] = {}
         self.loaders: dict[str, Any] = {}
-        self.symbols: dict[str, int] = {}  # dynamic dims, by name, as far as they have a size
 
     def run(self) -> Program:
         if self.opset < MIN_OPSET:
@@ -74,9 +74,9 @@ class _ModelLowering:
                 "Export or convert it to opset 23",
             )
         graph = self.model.graph
-        for value in graph.inputs:
-            if not value.is_initializer():
-                self.values[value] = self.k.builder.input(value.name or "", self._input_type(value, self.symbols))
+        inputs = [value for value in graph.inputs if not value.is_initializer()]
+        for value, shape in zip(inputs, self.sizes.shapes(inputs), strict=True):
+            self.values[value] = self.k.builder.input(value.name or "", TensorType(shape, self._dtype(value)))
         for value in graph.initializers.values():
             if value.uses():
                 self.values[value] = self._initializer(value)
@@ -93,31 +93,6 @@ class _ModelLowering:
         names = ["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))]
         nodes = {name: node for name, node in zip(names, outputs, strict=True) if isinstance(node, Node)}
         return self.k.builder.graph(nodes, dict(sorted(self.k.updates.items())))
-
-    def _input_type(self, value: onnx_ir.Value, symbols: dict[str, int]) -> TensorType:
-        if value.shape is None or value.dtype is None:
-            raise ModelError(f"input {value.name!r} has no shape or element type", "Static shapes", "Export it again")
-        sizes: list[int] = []
-        for position, dim in enumerate(value.shape):
-            size: int | None = dim if isinstance(dim, int) else symbols.get(str(dim.value))
-            if size is None and position == 0 and self.batch is not None:
-                size = symbols[str(getattr(dim, "value", dim))] = self.batch
-            if size is None:
-                raise ModelError(
-                    f"input {value.name!r} has dynamic dim {position} ({getattr(dim, 'value', None) or 'unnamed'})",
-                    "Static shapes; dim 0 may be dynamic",
-                    "Give --batch for dim 0; export the others with a fixed size",
-                )
-            if size < 1:
-                raise ModelError(f"input {value.name!r} has size {size} in dim {position}", "Every dim is at least 1")
-            sizes.append(size)
-        if self.batch is not None and sizes and sizes[0] != self.batch:
-            raise ModelError(
-                f"input {value.name!r} has batch {sizes[0]}, not {self.batch}",
-                f"Batch {sizes[0]}, which the model was exported with",
-                "Leave --batch away, or export with a dynamic batch dim",
-            )
-        return TensorType(tuple(sizes), self._dtype(value))
 
     def _dtype(self, value: onnx_ir.Value) -> DType:
         assert value.dtype is not None, value

@@ -4,8 +4,10 @@ needs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +15,9 @@ import numpy as np
 
 from ir.dims import Shape
 from ir.graph import Graph
+
+BATCH = "b"
+"""What a program calls the number of rows of its inputs: dim 0 of the first."""
 
 Array = np.ndarray[Any, Any]  # Any: the element type is known only when the tensor is read
 
@@ -41,12 +46,39 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenSize:
+    """A size of the inputs that the source leaves open, planned at one number.
+
+    places: the dims (input, dim) that have it; most: the largest that it may be, where somebody said so.
+    """
+
+    places: tuple[tuple[str, int], ...]
+    most: int | None = None
+
+
+def size_name(text: str, taken: Collection[str]) -> str:
+    """A name for a size in a program, from what the model calls it: letters, digits and underscores, none taken."""
+    plain = re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_")[:32] or "size"
+    name = f"s{plain}" if plain[0].isdigit() else plain
+    names = (name if number == 1 else f"{name}_{number}" for number in count(1))
+    return next(one for one in names if one not in taken and one != BATCH)
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A model as the compiler sees it: `graph` names parameters, `weights` holds their values.
 
-    ``again`` reads the model once more, its inputs (by name) of other shapes, where the source can say what it is then.
+    ``sizes``: what the source leaves open besides the batch, by name. ``again`` reads the model once more, its inputs
+    (by name) of other shapes, where the source can say what it is then.
     """
 
     graph: Graph
     weights: Weights
     again: Callable[[Mapping[str, Shape]], Graph] | None = field(default=None, compare=False)
+    sizes: Mapping[str, OpenSize] = field(default_factory=dict)
+
+    def mapped(self, change: Callable[[Graph], Graph]) -> Program:
+        """The program with its graph changed, also where it is read again."""
+        again = self.again
+        found = None if again is None else lambda shapes: change(again(shapes))
+        return replace(self, graph=change(self.graph), again=found)

@@ -26,7 +26,7 @@ from pdv.simulate.planned import planned
 
 CLOSE = 1e-9  # relative
 PRICES = ("cost_model", "predicted", "simulated")
-UNCHECKED = (CHECKSUM, "files", "proof", "run", "command", "weights", "rows_fixed_by")  # checked elsewhere, or claimed
+UNCHECKED = (CHECKSUM, "files", "proof", "run", "command", "weights", "sizes")  # checked elsewhere, or claimed
 SEARCH = ("strategy", "seconds", "states", "meshes", "cost", "lower_bound", "gap", "certificate")
 CERTIFICATE = ("statement", "lower_bound", "gap", "complete", "space")
 SPACE = ("meshes", "meshes_left_out", "rules", "variants", "mode", "memory_limit_bytes", "pins")
@@ -119,7 +119,7 @@ def _check_types(document: Mapping[str, Any]) -> None:
         "command": isinstance(command, str),
         "run": set(document["run"]) == {"statement", "ranks"} and isinstance(document["run"]["statement"], str),
         "run.ranks": _whole(document["run"]["ranks"]),
-        "rows_fixed_by": isinstance(document["rows_fixed_by"], str),
+        "sizes": all(map(_is_size, document["sizes"].values())),
     }
     for name, holds in possible.items():
         if not holds:
@@ -127,6 +127,12 @@ def _check_types(document: Mapping[str, Any]) -> None:
     unknown = set(search) - set(SEARCH) or set(search["certificate"]) - set(CERTIFICATE) or set(space) - set(SPACE)
     if unknown:
         raise VerificationError(f"plan.json: search has unknown fields {sorted(unknown)}", "", "Plan again")
+
+
+def _is_size(entry: Mapping[str, Any]) -> bool:
+    most = entry.get("most")
+    said = set(entry) == {"inputs", "fixed_by", "most"} and isinstance(entry["fixed_by"], str)
+    return said and (most is None or _whole(most)) and all(len(place) == 2 for place in entry["inputs"])
 
 
 def _whole(value: object) -> bool:

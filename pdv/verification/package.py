@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 CLAIMS = (
     "that source.graph is the model that was meant",
     "that weights.safetensors has the model's values, beyond its digests",
-    "what fixes the number of rows, or that nothing does (rows_fixed_by)",
+    "which sizes of the inputs are open, and what fixes the others (sizes)",
     "the cluster's figures",
     "that the model is the same program at other numbers of rows, where it is said to take any",
     "the bound of the search, what it spent, and the rules that it was allowed",

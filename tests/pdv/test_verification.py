@@ -161,7 +161,7 @@ FIELDS: dict[str, tuple[Callable[[Document], object], str]] = {
     "certificate": (at("search", "certificate", "statement", value="the best"), r"certificate\.statement"),
     "meshes": (at("search", "certificate", "space", "meshes", value=["dp=3"]), r"space\.meshes"),
     "strategy": (at("search", "strategy", value="magic"), r"search\.strategy"),
-    "rows": (at("rows_fixed_by", value=None), "rows_fixed_by says what cannot be"),
+    "rows": (at("sizes", "b", "fixed_by", value=None), "sizes says what cannot be"),
     "seconds": (at("search", "seconds", value=1.0), r"search\.seconds"),
     "an unknown field": (at("notes", value="hello"), "the field notes is unknown"),
     "an unknown field inside": (at("search", "certificate", "space", "x", value=1), "unknown field"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pdv.frontend import load_program
 from pdv.frontend.program import Program
-from pdv.rows import why_fixed
+from pdv.open_sizes import sizes_document
 
 ROWS = 4
 
@@ -47,6 +47,10 @@ class Model(nn.Module):
                 return x + torch.arange(rows)[:, None, None]
             case _:
                 return x * (2 if rows == ROWS else 3)
+
+
+def why_fixed(program: Program) -> str:
+    return str(sizes_document(program)["b"]["fixed_by"])
 
 
 def program(function: str) -> Program:
