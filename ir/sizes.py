@@ -40,7 +40,7 @@ class Sizes:
     """Every dim of a program as a product of atoms, each fixed or open.
 
     Attributes:
-        named: inputs' dims (input, dim) that are one size, beside the batch: sizes that the source leaves open, by name.
+        named: sizes that the source leaves open besides the batch, by name: the dims (input, dim) that have each.
         dims: of every node, the atoms of each dim.
         tables: parts of tables: (the dim of the table, the dim of the part, what the table has at most).
         doubts: places where the numbers of a program at one size do not say what it is at another.

@@ -69,7 +69,7 @@ def optimize(
         example_inputs: a batch as the training loop would pass it, for a module.
         cluster: a YAML file, its content, or a loaded cluster.
         batch: global batch size, where the model leaves it open.
-        dims: the size to plan at of each other dim that the model leaves open, by its name there: ``{"sequence": 128}``.
+        dims: at which size to plan the other dims that the model leaves open, by name: ``{"sequence": 128}``.
         dynamic_shapes: which dims a module leaves open besides the batch, as ``torch.export.export`` takes them.
         mode: "train" prices forward, backward and optimizer; "infer" forward alone.
         dtype: compute in "float32", "bfloat16" or "float16"; default: as the model.

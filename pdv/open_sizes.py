@@ -30,7 +30,7 @@ def sizes_document(program: Program) -> dict[str, dict[str, Any]]:
         reasons[name] = _why_fixed(program, opened, {name})
     left = {name for name, reason in reasons.items() if not reason}
     if len(left) > 1 and (reason := _why_fixed(program, opened, left)):
-        reasons |= {name: f"together with others, {reason}" for name in left - {BATCH}}
+        reasons |= dict.fromkeys(left - {BATCH}, f"together with others, {reason}")
     return {
         name: {
             "inputs": [list(place) for place in where],

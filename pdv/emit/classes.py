@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ir.graph import Node, View, param_view
 from ir.mesh import Mesh
-from ir.sizes import table_below
 from ir.sharding import Shard, parse_sharding
+from ir.sizes import table_below
 from ir.views import is_column, readings, sources_of
 from pdv.emit.body import Attributes, Body
 from pdv.emit.code import Code, call, statement

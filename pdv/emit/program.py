@@ -267,20 +267,24 @@ class _Program:
 
     def _super_lines(self, inputs: Mapping[Node, str]) -> list[str]:
         """The call that says along which axes outputs are cut, and which sizes inputs have."""
-        axes, pad = f"batch_axes={self._batch_axes_text()}", " " * 8
-        bounds = ", ".join(f"{string(name)}: {size}" for name, size in self._opened.most.items())
+        pad = " " * 8
         shapes = [f"{string(name)}: {tuple_of(self._size_names(node))}" for node, name in inputs.items()]
-        given = f"inputs={{{', '.join(shapes)}}}"
-        most = f", most={{{bounds}}}" if bounds else ""
-        if len(line := f"{pad}super().__init__(mesh, {axes}, {given}{most})") <= WIDTH:
+        options = [f"batch_axes={self._batch_axes_text()}", f"inputs={{{', '.join(shapes)}}}", *self._conditions()]
+        if len(line := f"{pad}super().__init__({', '.join(['mesh', *options])})") <= WIDTH:
             return [line]
-        if len(together := f"{pad}    mesh, {axes}, {given}{most}") <= WIDTH:
+        if len(together := f"{pad}    {', '.join(['mesh', *options])}") <= WIDTH:
             return [f"{pad}super().__init__(", together, f"{pad})"]
-        each = [f"{pad}    {given},"]
-        if len(each[0]) > WIDTH:
-            each = [f"{pad}    inputs={{", *(f"{pad}        {shape}," for shape in shapes), f"{pad}    }},"]
-        each += [f"{pad}    {most[2:]},"] if most else []
-        return [f"{pad}super().__init__(", f"{pad}    mesh,", f"{pad}    {axes},", *each, f"{pad})"]
+        each = [f"{pad}    {option}," for option in options]
+        if len(each[1]) > WIDTH:
+            each[1:2] = [f"{pad}    inputs={{", *(f"{pad}        {shape}," for shape in shapes), f"{pad}    }},"]
+        return [f"{pad}super().__init__(", f"{pad}    mesh,", *each, f"{pad})"]
+
+    def _conditions(self) -> list[str]:
+        """What open sizes besides the batch must be: multiples of the axes that cut them, no larger than tables."""
+        cut = {name: axes for name, axes in sorted(self._shapes.cuts_of_sizes().items()) if name != BATCH}
+        cuts = ", ".join(f"{string(name)}: {tuple_of(tuple(map(string, axes)))}" for name, axes in cut.items())
+        most = ", ".join(f"{string(name)}: {size}" for name, size in self._opened.most.items())
+        return [f"{name}={{{text}}}" for name, text in (("cuts", cuts), ("most", most)) if text]
 
     def _size_names(self, node: Node) -> tuple[str, ...]:
         """``"b", 64``: the sizes of an input, open ones by name."""

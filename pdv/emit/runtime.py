@@ -21,7 +21,10 @@ from .losses import LossFn, batch_loss
 from .parallel import Axis, combine, partition, replicate
 
 Batch = Tensor | Sequence[Tensor]
-Shape = Sequence[int | str]
+Shapes = Mapping[str, Sequence[int | str]]
+Cuts = Mapping[str, Sequence[str]]
+Bounds = Mapping[str, int]
+NONE: Mapping[str, Any] = {}
 
 
 # ---- The mesh ----
@@ -234,19 +237,17 @@ class ParallelModule(nn.Module):
 
     batch_axes: slow to fast, those along which its outputs are cut by rows.
     inputs: the whole shape of each; a name instead of a number is a size that may be any, the same wherever it stands.
+    cuts: the axes that cut such a size, by name: it is a multiple of theirs.
     most: the largest that such a size may be, by name.
     """
 
     def __init__(
-        self,
-        mesh: Mesh,
-        batch_axes: Sequence[str],
-        inputs: Mapping[str, Shape] | None = None,
-        most: Mapping[str, int] | None = None,
+        self, mesh: Mesh, batch_axes: Sequence[str], inputs: Shapes = NONE, cuts: Cuts = NONE, most: Bounds = NONE
     ) -> None:
         super().__init__()
         self.mesh = mesh
-        self.register_forward_pre_hook(partial(_check_inputs, inputs or {}, most or {}), with_kwargs=True)
+        ways = {size: math.prod(mesh[name].size for name in names) for size, names in cuts.items()}
+        self.register_forward_pre_hook(partial(_check_inputs, inputs, ways, most), with_kwargs=True)
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
 
     def train_step(
@@ -338,11 +339,7 @@ def train_step(
 
 
 def _check_inputs(
-    wanted: Mapping[str, Shape],
-    most: Mapping[str, int],
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    wanted: Shapes, ways: Bounds, most: Bounds, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Sizes that a program names are those of its inputs.
 
@@ -367,10 +364,12 @@ def _check_inputs(
                 + ". Pass inputs of these sizes, or plan the model again at others."
             )
     for name, found in named.items():
-        if found > most.get(name, found):
+        if found % ways.get(name, 1) or found > most.get(name, found):
+            what = (
+                f"up to {most[name]}" if found > most.get(name, found) else f"in multiples of {ways[name]}: it is cut"
+            )
             raise ValueError(
-                f"wrong-size: {name} = {found} in the shapes of the inputs. This program takes {name} up to "
-                f"{most[name]}. Pass shorter inputs, or plan the model again for longer ones."
+                f"wrong-size: {name} = {found} in the shapes of the inputs. This program takes {name} {what}."
             )
 
 

@@ -61,6 +61,15 @@ class Shapes:
         states = zip(self.mesh.axes, self.shardings[node], strict=True)
         return tuple(axis.name for axis, state in states if state == Shard(dim))
 
+    def cuts_of_sizes(self) -> dict[str, tuple[str, ...]]:
+        """Open size -> the axes that cut a dim that is of this size, outer first: as many as cut one anywhere."""
+        found: dict[str, tuple[str, ...]] = {}
+        for node, dims in self.dims.items():
+            for dim, factors in enumerate(dims):
+                if len(factors) == 1 and factors[0].is_plain:
+                    found[factors[0].symbol] = max(found.get(factors[0].symbol, ()), self.cuts(node, dim), key=len)
+        return {symbol: axes for symbol, axes in found.items() if axes}
+
     def partial_axes(self, node: Node) -> tuple[str, ...]:
         """The axes along which the value is a term of a sum."""
         states = zip(self.mesh.axes, self.shardings[node], strict=True)

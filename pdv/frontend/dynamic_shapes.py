@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ir.dims import Shape
 from ir.errors import UsageError
+from pdv.frontend.program import size_name
 
 DynamicShapes = Mapping[str, Any] | Sequence[Any]  # Any: as torch.export takes them
 """The open dims of each argument, by name or in order: ``{"ids": {0: Dim("batch"), 1: Dim("sequence")}}``."""
@@ -33,7 +34,7 @@ class NamedDims:
 
 
 def open_dims(program: ExportedProgram, dynamic_shapes: DynamicShapes | None = None) -> dict[str, NamedDims]:
-    """What a program leaves open: by the names in ``dynamic_shapes``, else ``s``, ``s_2``, … in order."""
+    """What a program leaves open: by the names in ``dynamic_shapes``, else ``rows``, ``s``, ``s_2``, … in order."""
     names = _names(dynamic_shapes)
     wanted = {
         spec.arg.name
@@ -53,8 +54,8 @@ def open_dims(program: ExportedProgram, dynamic_shapes: DynamicShapes | None = N
     limits = {str(symbol): _limit(bounds.upper) for symbol, bounds in program.range_constraints.items()}
     found: dict[str, NamedDims] = {}
     for symbol, dims in places.items():
-        plain = "s" if "s" not in found else f"s_{len(found) + 1}"
-        found[called.get(symbol, plain)] = NamedDims(tuple(dims), limits.get(symbol))
+        name = called.get(symbol) or size_name("s" if dims[0][1] else "rows", found)
+        found[name] = NamedDims(tuple(dims), limits.get(symbol))
     return found
 
 

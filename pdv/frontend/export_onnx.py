@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import torch
+
+    from pdv.frontend.dynamic_shapes import DynamicShapes
 
 MAX_EMBEDDED_BYTES = 64 << 20  # beyond it, parsing the file would read and copy every weight
 OPSET = 23  # the first with Attention and RMSNormalization
@@ -25,8 +27,12 @@ def export_onnx(
     path: str | os.PathLike[str],
     *,
     opset: int = OPSET,
+    dynamic_shapes: DynamicShapes | None = None,
 ) -> None:
-    """Export `module` in the mode it is in; its weights go beside `path`, to `<path>.data`, where they are big."""
+    """Export `module` in the mode it is in; its weights go beside `path`, to `<path>.data`, where they are big.
+
+    dynamic_shapes: sizes to leave open, as ``torch.export.export`` takes them; the file has them by their names.
+    """
     import torch
 
     with _quiet():
@@ -34,6 +40,7 @@ def export_onnx(
             module,
             example_inputs,
             dynamo=True,
+            dynamic_shapes=cast(Any, dynamic_shapes),
             opset_version=opset,
             optimize=False,  # would fold batch normalisation away, and make one weight of all that start out equal
             verbose=False,

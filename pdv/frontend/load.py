@@ -16,7 +16,8 @@ from pdv.passes import canonicalize
 if TYPE_CHECKING:
     import torch
 
-    from pdv.frontend.module import DynamicShapes, ExampleInputs
+    from pdv.frontend.dynamic_shapes import DynamicShapes
+    from pdv.frontend.module import ExampleInputs
 
 ModelSource = "str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram"
 
@@ -41,7 +42,9 @@ def load_program(
         UsageError: if the arguments do not go together.
     """
     if dynamic_shapes is not None and isinstance(model, Program | str | os.PathLike):
-        raise UsageError("dynamic_shapes are about a module", "A file says itself what it leaves open", "Leave them out")
+        raise UsageError(
+            "dynamic_shapes are about a module", "A file says itself what it leaves open", "Leave them out"
+        )
     if isinstance(model, Program):
         if dims:
             raise UsageError(f"the program has no open size called {next(iter(dims))!r}", mend="Leave dims out")

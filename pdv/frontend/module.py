@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
@@ -84,7 +84,9 @@ def _inputs_of(program: ExportedProgram) -> ExampleInputs:
     """
     args, kwargs = program.example_inputs or ((), {})
     if bool(args) == bool(kwargs):
-        raise UsageError("an exported program without example inputs", mend="Pass example_inputs of the size to plan at")
+        raise UsageError(
+            "an exported program without example inputs", mend="Pass example_inputs of the size to plan at"
+        )
     inputs: ExampleInputs = kwargs or args
     return inputs
 
@@ -118,7 +120,7 @@ def export_module(
     else:
         args = tuple(example_inputs)
     try:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        return torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, dynamic_shapes), strict=False)
     except Exception as error:  # torch.export raises whatever the model's own code raises
         raise ModelError(
             f"{type(module).__name__} cannot be exported: {first_line(error)}",

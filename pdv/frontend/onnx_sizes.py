@@ -68,7 +68,9 @@ class OnnxSizes:
                 f"{self.path} has no open size called {unknown[0]!r}", f"Open sizes: {allowed}", "Check the name"
             )
         if self.batch is not None and self.dims and self._first in self.dims:
-            raise UsageError(f"{self._first} is the batch, and given twice", mend=f"Leave --batch or --dim {self._first} away")
+            raise UsageError(
+                f"{self._first} is the batch, and given twice", mend=f"Leave --batch or --dim {self._first} away"
+            )
 
     def at(self, shapes: Mapping[str, Shape]) -> OnnxSizes:
         """The same model's, where inputs have these shapes."""

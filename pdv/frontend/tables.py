@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def with_tables(program: Program) -> Program:
         if tables is None or not any(tables):
             return program
         if sizes is tries[-1] or max(table.value.nbytes for table in tables if table) <= MOST_BYTES:
-            return program.mapped(lambda graph: _rewritten(graph, tables))
+            return program.mapped(partial(_rewritten, tables=tables))
     return program
 
 
