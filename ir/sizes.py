@@ -278,12 +278,15 @@ class Sizes:
         if not ranked:
             return
         first, *others = (node for node in ranked if node is ranked[0] or (node.attr("name"), 0) not in self._places())
-        made = [node for node in self.graph.nodes if node.op.name == "expand" and self._is_new(node)]
+        made = [node for node in self._expanded() if self._is_new(node)]
         for node in (*others, *made):
             own = self.atoms.flat(self.dims[node][0])
             rows_of_own = len(own) == 1 and self.is_open(own[0]) and not self._is_related(own[0])
             if node.type.shape[0] == first.type.shape[0] and rows_of_own:
                 self.atoms.unify(self.dims[node][0], self.dims[first][0])
+
+    def _expanded(self) -> list[Node]:
+        return [node for node in self.graph.nodes if node.op.name == "expand"]
 
     def _places(self) -> set[tuple[str, int]]:
         return {place for places in self.named.values() for place in places}
@@ -296,7 +299,7 @@ class Sizes:
             for other in others:
                 self.atoms.unify(other, first)
             size = inputs[places[0][0]].type.shape[places[0][1]]
-            for node in (node for node in self.graph.nodes if node.op.name == "expand"):
+            for node in self._expanded():
                 for dim, (before, after) in enumerate(zip(node.operands[0].type.shape, node.type.shape, strict=True)):
                     own = self.atoms.flat(self.dims[node][dim])
                     loose = len(own) == 1 and self.is_open(own[0]) and not self._is_related(own[0])
@@ -346,12 +349,12 @@ def table_below(node: Node) -> Node | None:
 
     A part of a constant that is the same at all sizes is a constant itself, once a program is canonical.
     """
-    if node.op.name != "slice" or node.attr("start") != 0:
+    if node.attrs.get("start") != 0:
         return None
     below = node.operands[0]
     while below.op.kind == "parallel" or table_below(below) is not None:
         below = below.operands[0]
-    return below if below.op.name == "const" else None
+    return below if "value" in below.attrs else None
 
 
 def from_end(index: int, extent: int) -> bool:

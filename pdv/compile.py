@@ -69,7 +69,7 @@ def optimize(
         example_inputs: a batch as the training loop would pass it, for a module.
         cluster: a YAML file, its content, or a loaded cluster.
         batch: global batch size, where the model leaves it open.
-        dims: at which size to plan the other dims that the model leaves open, by name: ``{"sequence": 128}``.
+        dims: at which size to plan other dims that the model leaves open, by name: ``{"sequence": 128}``.
         dynamic_shapes: which dims a module leaves open besides the batch, as ``torch.export.export`` takes them.
         mode: "train" prices forward, backward and optimizer; "infer" forward alone.
         dtype: compute in "float32", "bfloat16" or "float16"; default: as the model.
@@ -90,8 +90,7 @@ def optimize(
     effort, progress = Effort(search, budget_s, opened(cache), seed), passing(progress)
     devices, pinned = _loaded(cluster, mesh, pins if pins is None or isinstance(pins, Pins) else load_pins(pins))
     compute, used = cost_model(cost, [entry.device for entry in devices.classes]), chosen_rules(rules)
-    given = {"batch": batch, "dims": dims, "dynamic_shapes": dynamic_shapes}
-    program = _read(model, example_inputs, given, dtype, progress)
+    program = _read(model, example_inputs, (batch, dims, dynamic_shapes), dtype, progress)
     problems = plan_problems(
         program.graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned, rules=used, compute=compute
     )
@@ -170,7 +169,7 @@ def _simulated(found: Found, cluster: Cluster) -> dict[str, Any]:
 def _read(
     model: Any,  # Any: as optimize
     example_inputs: Any,
-    given: Mapping[str, Any],  # Any: as load_program takes what is said of sizes
+    sizes: tuple[int | None, Mapping[str, int] | None, Any],  # Any: as torch.export takes dynamic shapes
     dtype: str | None,
     progress: Progress,
 ) -> Program:
@@ -179,7 +178,8 @@ def _read(
     from pdv.frontend import load_program
 
     name = _name_of(model)
-    program = load_program(model, example_inputs, **given)
+    batch, dims, dynamic_shapes = sizes
+    program = load_program(model, example_inputs, batch=batch, dims=dims, dynamic_shapes=dynamic_shapes)
     program = program.mapped(lambda graph: _with_dtype(replace(graph, name=name), dtype))
     noted(program.graph)
     return program

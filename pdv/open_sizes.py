@@ -47,6 +47,7 @@ def _why_fixed(program: Program, opened: Opened, names: set[str]) -> str:
     if program.again is None:
         return opened.sizes.doubt(tuple(atoms)) or ""
     wanted: dict[int, int] = {}
+    twice = BATCH not in program.sizes
     try:
         most = opened.bounded({name: one.most for name, one in program.sizes.items()}).most
         for atom, name in atoms.items():
@@ -54,8 +55,11 @@ def _why_fixed(program: Program, opened: Opened, names: set[str]) -> str:
         there, _ = opened.sizes.resized(wanted)
         found = program.again({node.attr("name"): node.type.shape for node in there.inputs})
     except BROKEN as error:
-        return f"{_said(wanted, atoms)} cannot be read: {error.what if isinstance(error, PdvError) else repr(error)}"
-    return "" if found.digest == there.digest else f"at {_said(wanted, atoms)} {_difference(there, found)}"
+        why = error.what if isinstance(error, PdvError) else repr(error)
+        return f"{_said(wanted, atoms, twice=twice)} cannot be read: {why}"
+    if found.digest == there.digest:
+        return ""
+    return f"at {_said(wanted, atoms, twice=twice)} {_difference(there, found)}"
 
 
 def _other(size: int, most: int | None, *, odd: bool) -> int:
@@ -65,10 +69,12 @@ def _other(size: int, most: int | None, *, odd: bool) -> int:
     return 2 * size if most is None else most if size < most else max(size // 2, 1)
 
 
-def _said(wanted: Mapping[int, int], atoms: Mapping[int, str]) -> str:
+def _said(wanted: Mapping[int, int], atoms: Mapping[int, str], *, twice: bool) -> str:
     """``twice as many``; ``b = 9 and s = 17``."""
-    if list(atoms.values()) == [BATCH] or not wanted:
-        return "twice as many" if BATCH in atoms.values() else "other sizes"
+    if not wanted:
+        return "other sizes"
+    if [atoms[atom] for atom in wanted] == [BATCH]:
+        return "twice as many" if twice else f"{next(iter(wanted.values()))} rows"
     return " and ".join(f"{atoms[atom]} = {size}" for atom, size in sorted(wanted.items()))
 
 

@@ -12,7 +12,9 @@ from tests.structure import ROOT, fallen, grown, import_graph, measures, record
 
 MAX_FILE_LINES = 500  # of tests, benchmarks and examples; of the packages, tests.structure
 MAX_FUNCTION_LINES = 50
-EXCEPTIONS: dict[str, str] = {}  # "file" or "file:function" -> why it is right as it is
+EXCEPTIONS: dict[str, str] = {  # "file" or "file:function" -> why it is right as it is
+    "pdv/compile.py:optimize": "its arguments have a line each in the signature, and one in the docstring",
+}
 
 FILES = sorted(
     path

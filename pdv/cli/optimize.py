@@ -96,8 +96,8 @@ def optimize(
         source = model if arch is None else _described(arch, batch, compute_dtype)
         plan = plan_model(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
-            dtype=compute_dtype, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s, seed=seed,
-            cache=_kept(cache, no_cache=no_cache), rules=rules or None, cost=cost, progress=progress,
+            dtype=compute_dtype, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
+            seed=seed, cache=_kept(cache, no_cache=no_cache), rules=rules or None, cost=cost, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         if target is not None:

@@ -56,10 +56,10 @@ class Opened:
 
     def _meaning(self, name: str) -> str:
         """``s is the size of dim 1 of ids, at most 1024``."""
-        if name == BATCH:
-            return f"{name} is the number of rows of the whole batch"
-        places = [f"dim {dim} of {node}" for node, dim in self.named[name]]
         most = f", at most {self.most[name]}" if name in self.most else ""
+        if name == BATCH:
+            return f"{name} is the number of rows of the whole batch{most}"
+        places = [f"dim {dim} of {node}" for node, dim in self.named[name]]
         return f"{name} is the size of {' and '.join(places)}{most}"
 
     def _planned(self, name: str) -> str:

@@ -14,7 +14,7 @@ from ir.dims import Shape
 from ir.errors import ModelError, UsageError, first_line
 from ir.graph import Graph
 from pdv.frontend.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
-from pdv.frontend.program import OpenSize, Program, size_name
+from pdv.frontend.program import BATCH, OpenSize, Program, size_name
 from pdv.frontend.torch_export import load_exported_program
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]  # Any: what the module's forward takes
@@ -92,7 +92,7 @@ def _inputs_of(program: ExportedProgram) -> ExampleInputs:
 
 
 def _named(found: Mapping[str, NamedDims], graph: Graph) -> dict[str, OpenSize]:
-    """The sizes that are left open besides the batch, dim 0 of the first input that has dims."""
+    """The sizes that are left open besides the batch, dim 0 of the first input that has dims; it, too, if bounded."""
     inputs = [node.attr("name") for node in graph.inputs]
     first = next((node.attr("name") for node in graph.inputs if node.type.rank), "")
     sizes: dict[str, OpenSize] = {}
@@ -100,6 +100,8 @@ def _named(found: Mapping[str, NamedDims], graph: Graph) -> dict[str, OpenSize]:
         places = tuple((inputs[number], dim) for number, dim in one.places)
         if (first, 0) not in places:
             sizes[size_name(name, sizes)] = OpenSize(places, one.most)
+        elif one.most is not None:
+            sizes[BATCH] = OpenSize(((first, 0),), one.most)
     return sizes
 
 

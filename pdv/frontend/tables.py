@@ -18,7 +18,7 @@ from ir.builder import Builder
 from ir.dims import Shape
 from ir.errors import PdvError
 from ir.graph import Graph, Node
-from pdv.frontend.program import Array, OpenSize, Program
+from pdv.frontend.program import BATCH, Array, OpenSize, Program
 
 BROKEN = (PdvError, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a model's own code raises at a size that it does not know."""
@@ -40,9 +40,9 @@ Tables = Sequence[_Table | None]
 
 def with_tables(program: Program) -> Program:
     """The program with tables in place of the constants that follow from its open sizes, where it has such."""
-    if not program.sizes or program.again is None:
+    if program.again is None or not set(program.sizes) - {BATCH}:
         return program
-    planned = {name: _size(program.graph, one) for name, one in program.sizes.items()}
+    planned = {name: _size(program.graph, one) for name, one in program.sizes.items() if name != BATCH}
     tries = _to_try(program, planned)
     for sizes in tries:
         other = _read(program, sizes)

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
 CLAIMS = (
     "that source.graph is the model that was meant",
     "that weights.safetensors has the model's values, beyond its digests",
-    "which sizes of the inputs are open, and what fixes the others (sizes)",
     "the cluster's figures",
-    "that the model is the same program at other numbers of rows, where it is said to take any",
+    "that the model is the same program at other sizes of its inputs, where plan.json says that it takes them (sizes)",
     "the bound of the search, what it spent, and the rules that it was allowed",
     "the command",
 )

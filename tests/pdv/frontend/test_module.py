@@ -15,6 +15,7 @@ from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
 from ir.interpret import evaluate
 from pdv.frontend import Program, load_program
 from pdv.frontend.export_onnx import export_onnx
+from pdv.open_sizes import sizes_document
 
 
 class Function(nn.Module):
@@ -268,12 +269,17 @@ def test_usage_errors() -> None:
         load_program(nn.Linear(4, 4))
 
 
-def test_dynamic_shapes_are_refused() -> None:
+def test_exported_programs_with_dynamic_shapes_are_planned_at_their_examples() -> None:
     dynamic = torch.export.export(
-        nn.Linear(4, 4), (torch.randn(2, 4),), dynamic_shapes={"input": {0: torch.export.Dim("batch", min=2, max=64)}}
+        nn.Linear(4, 4), (torch.randn(2, 4),), dynamic_shapes={"input": {0: torch.export.Dim("batch", max=64)}}
     )
-    with pytest.raises(ModelError, match="dynamic shape"):
-        load_program(dynamic)
+    loaded = load_program(dynamic)
+    assert loaded.graph.inputs[0].type.shape == (2, 4)
+    assert sizes_document(loaded) == {"b": {"inputs": [["input", 0]], "fixed_by": "", "most": 64}}
+    assert load_program(dynamic, batch=6).graph.inputs[0].type.shape == (6, 4)
+    fixed = torch.export.export(nn.Linear(4, 4), (torch.randn(2, 4),))
+    with pytest.raises(UsageError, match="Export it at this batch, or with dynamic_shapes"):
+        load_program(fixed, batch=6)
 
 
 class Stopped(nn.Module):

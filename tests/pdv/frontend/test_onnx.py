@@ -71,7 +71,7 @@ def test_batch_binds_the_dynamic_dim(tmp_path: Path) -> None:
     nodes = [node("MatMul", ["x", "w"], "h"), node("Reshape", ["h", "shape"])]
     path = save(tmp_path / "m.onnx", nodes, {"x": ["batch", 4]}, stored)
     assert load_program(path, batch=6).graph.outputs[0][1].type.shape == (6, 2, 2)
-    with pytest.raises(ModelError, match=r"dynamic dim 0 \(batch\).*--batch"):
+    with pytest.raises(ModelError, match=r"no number for batch \(dim 0 of x\).*--batch"):
         load_program(path)
 
 
