@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ir.types import DType
 from pdv.frontend import load_program
 from pdv.frontend.program import Program
 from pdv.open_sizes import sizes_document
+from pdv.passes.precision import with_dtype
 
 ROWS = 4
 
@@ -83,3 +85,7 @@ def test_a_source_of_one_size_is_doubted_where_numbers_may_follow_from_it() -> N
     assert "takes 0 to 2 of it" in why_fixed(load_program(exported))
     exported = torch.export.export(Model("zeros"), (torch.randn(ROWS, 6, 8),))
     assert why_fixed(load_program(exported)) == ""
+
+
+def test_another_type_leaves_the_same_open() -> None:
+    assert why_fixed(program("mean").mapped(lambda graph: with_dtype(graph, DType.BF16))) == ""
