@@ -15,9 +15,10 @@ from pdv.cli import values
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_warning, progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ir.graph import Graph
+    from pdv.simulate.configuration import Configuration
     from pdv.simulate.setup import Workload
 
 Target = Annotated[
@@ -34,6 +35,12 @@ ArchText = Annotated[
     str | None, typer.Option("--arch", help="A model's sizes: llama-3-8b, gpt:layers=24,hidden=2048,…")
 ]
 Batch = Annotated[int | None, typer.Option(help="Samples of a step, over all devices.", min=1)]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim", help="Take another size that an ONNX file leaves open at this: sequence=128; may be repeated."
+    ),
+]
 DType = Annotated[str, typer.Option(help="Compute in float32, bfloat16 or float16.")]
 CostName = Annotated[
     str | None, typer.Option(help="What prices kernels: analytic, learned, measured, a weight file, a profile folder.")
@@ -47,6 +54,7 @@ def simulate(
     manual: Manual = None,
     arch: ArchText = None,
     batch: Batch = None,
+    dim: Dims = None,
     dtype: DType = "bfloat16",
     cost: CostName = None,
     trace: Trace = None,
@@ -59,6 +67,7 @@ def simulate(
         raise UsageError(f"--trace: the folder {str(trace.parent)!r} does not exist", mend="Make it first")
     from pdv.memory import step_memory
     from pdv.report.simulated import simulated_document, simulated_text
+    from pdv.simulate.configuration import configuration
     from pdv.simulate.step import simulate as simulated
 
     with progress_bar(quiet=as_json) as progress:
@@ -68,7 +77,8 @@ def simulate(
             work, text = _of_plan(target, cluster, cost), None
         else:
             assert cluster is not None, "checked"
-            work, text = _of_settings(target, cluster, manual or "", arch, batch, dtype, cost)
+            graph_of = partial(_graph_of, target, arch, values.open_dims(dim))
+            work, text = _of_settings(graph_of, cluster, configuration(manual or "", batch), dtype, cost)
         progress("simulating", None)
         simulation, memory = simulated(work), step_memory(work)
         document = simulated_document(work, simulation, memory, text)
@@ -110,17 +120,21 @@ def _of_plan(target: Path, cluster: Path | None, cost: str | None) -> Workload:
 
 
 def _of_settings(
-    target: Path | None, cluster: Path, manual: str, arch: str | None, batch: int | None, dtype: str, cost: str | None
+    read: Callable[[str, int], Callable[[int], Graph]],
+    cluster: Path,
+    asked: Configuration,
+    dtype: str,
+    cost: str | None,
 ) -> tuple[Workload, str]:
     """A configuration on a cluster, and its text with what was left out."""
     from pdv.cluster import load_cluster
     from pdv.prices import cost_model, with_curves
-    from pdv.simulate.configuration import completed, configuration, workload
+    from pdv.simulate.configuration import completed, workload
 
     devices = load_cluster(cluster)
-    given = completed(configuration(manual, batch), devices.num_devices)
+    given = completed(asked, devices.num_devices)
     wanted = str(values.dtype(dtype))
-    graph_of = _graph_of(target, arch, wanted, given.tp)
+    graph_of = read(wanted, given.tp)
     for entry in devices.classes:
         if wanted not in entry.device.peak_flops:
             slow = f"{entry.device.name} has no {wanted} rate: it is priced at its float32 rate"
@@ -131,9 +145,13 @@ def _of_settings(
     return work, given.text()
 
 
-def _graph_of(target: Path | None, arch: str | None, dtype: str, tp: int) -> Callable[[int], Graph]:
+def _graph_of(
+    target: Path | None, arch: str | None, dims: Mapping[str, int], dtype: str, tp: int
+) -> Callable[[int], Graph]:
     from ir.types import DType as Type
 
+    if arch is not None and dims:
+        raise UsageError("--dim is about an ONNX file", "With --arch, the sizes in its text", "Write seq=N there")
     if arch is not None:
         from pdv.frontend.arch import arch as read
         from pdv.frontend.arch import graph
@@ -149,9 +167,9 @@ def _graph_of(target: Path | None, arch: str | None, dtype: str, tp: int) -> Cal
 
         assert target is not None, "checked"
         try:
-            program = load_program(target, batch=samples)
+            program = load_program(target, batch=samples, dims=dims)
         except ModelError:  # a batch that the model fixes will do, if it is this one
-            program = load_program(target)
+            program = load_program(target, dims=dims)
             if program.graph.inputs[0].type.shape[:1] != (samples,):
                 raise
         return with_dtype(replace(program.graph, name=target.stem), Type.from_name(dtype))

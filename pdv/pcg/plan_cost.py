@@ -15,6 +15,7 @@ from ir.cost_model import NOTHING, SOURCES, Estimate, Query, Source
 from ir.graph import Graph, Node
 from ir.operator import Split
 from ir.sharding import Sharding, local_bytes, local_shape
+from ir.sizes import table_below
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_local_loops, node_splits
 from pdv.cost.comm import GATHERS, AxisLink, move_seconds
@@ -179,11 +180,14 @@ def is_bias(node: Node) -> bool:
 
 @lru_cache(maxsize=1 << 14)  # asked once per configuration
 def is_fixed(node: Node) -> bool:
-    """True if a value depends on weights and constants alone (and is found to within a few operators)."""
+    """True if a value depends on weights and constants alone (and is found to within a few operators).
+
+    A part of a table that is as long as the inputs are depends on these.
+    """
     stack, seen = [node], {node}
     while stack:
         value = stack.pop()
-        if value.op.name == "input" or len(seen) > FIXED_MOST:
+        if value.op.name == "input" or len(seen) > FIXED_MOST or table_below(value) is not None:
             return False
         stack.extend(operand for operand in value.operands if operand not in seen)
         seen.update(value.operands)

@@ -88,10 +88,10 @@ def loaded(module: nn.Module, **options: Any) -> Program:
     return load_program(module.eval(), (torch.randn(B, S, D),), dynamic_shapes=shapes, **options)
 
 
-def emitted(program: Program, folder: Path) -> tuple[Any, str]:
+def emitted(program: Program, folder: Path, mode: str = "train") -> tuple[Any, str]:
     """The package of a plan for one device, and its text."""
     folder.mkdir()
-    document = {"mode": "train", "sizes": sizes_document(program)}
+    document = {"mode": mode, "sizes": sizes_document(program)}
     emit_package(program.graph, Mesh.of(dp=1), document, program.weights, folder)
     return load_package(folder).build(device="cpu"), (folder / "model.py").read_text(encoding="utf-8")
 
@@ -140,6 +140,14 @@ def test_exported_programs_say_themselves_what_is_open(tmp_path: Path) -> None:
     check_lengths(module, model)
     model, text = emitted(load_program(exported, dims={"s": 4}), tmp_path / "shorter_pdv")
     check_lengths(module, model)
+
+
+def test_tables_are_not_folded_into_weights_for_inference(tmp_path: Path) -> None:
+    module = Part(positions)
+    model, text = emitted(loaded(module), tmp_path / "infer_pdv", "infer")
+    assert "F.embedding(self.table_ids[: x.size(1)], local(self.table_weight))" in text
+    x = torch.randn(2, 2 * S, D)
+    torch.testing.assert_close(model(x), module(x))
 
 
 def test_lengths_of_several_inputs(tmp_path: Path) -> None:
