@@ -236,6 +236,9 @@ class _Run:
         assert result.shape == expected, f"{node} evaluates to {result.shape}, declared {expected}"
         if isinstance(result, np.ndarray) and node.type.dtype.value == "bool":
             return result.astype(bool)
+        if isinstance(self.field, FloatField) and not node.type.dtype.is_floating:
+            found = data_of(result)  # arithmetic is done in floats
+            return np.rint(found).astype(np.int64) if found.dtype.kind == "f" else found
         return result  # type: ignore[no-any-return]
 
     def _leaf(self, node: Node, sharding: Sharding) -> Value:

@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -203,14 +203,18 @@ class Recorder:
         return self._emit(data, x.size.times(y.size), (x, y), pullback, (y.size, x.size))
 
     def scale(self, x: Array, factor: float) -> Array:
-        """See ``Tape.scale``."""
+        """See ``Tape.scale``; integers stay integers, as ids must."""
+        if _counts(x, factor):
+            return x * int(factor)
         x = self._lift(x)
         by, reduce = self._scalar(factor, x.data.ndim), self.field.reduce
         size = x.size.times(by.size)
         return self._emit(reduce(x.data * by.data), size, (x,), lambda g: (reduce(g * by.data),), (by.size,))
 
     def shift(self, x: Array, offset: float) -> Array:
-        """See ``Tape.shift``."""
+        """See ``Tape.shift``; integers stay integers, as ids must."""
+        if _counts(x, offset):
+            return x + int(offset)
         x = self._lift(x)
         by = self._scalar(offset, x.data.ndim)
         return self._emit(self.field.reduce(x.data + by.data), x.size.plus(by.size), (x,), lambda g: (g,), (ONE,))
@@ -426,3 +430,8 @@ class Recorder:
             calls.size.plus(x.size) if calls else x.size,
             hashed,
         )
+
+
+def _counts(x: Array, number: float) -> TypeGuard[Data]:
+    """True for plain integers and a whole number, whose arithmetic is that of integers in every field."""
+    return isinstance(x, np.ndarray) and x.dtype.kind in "iu" and float(number).is_integer()

@@ -58,7 +58,7 @@ scale = Operator(
     emit="{0} * {factor}",
     attrs=("factor",),
     linear=_FIRST,
-    evaluate=lambda t, x, c: t.scale(x[0], float(c.attrs["factor"])),
+    evaluate=lambda t, x, c: t.scale(x[0], c.attrs["factor"]),
 )
 shift = Operator(
     "shift",
@@ -66,7 +66,7 @@ shift = Operator(
     "map",
     emit="{0} + {offset_by}",
     attrs=("offset_by",),
-    evaluate=lambda t, x, c: t.shift(x[0], float(c.attrs["offset_by"])),
+    evaluate=lambda t, x, c: t.shift(x[0], c.attrs["offset_by"]),
 )
 neg = Operator("neg", "... -> ...", "map", emit="-{0}", linear=_FIRST, evaluate=lambda t, x, c: t.scale(x[0], -1.0))
 

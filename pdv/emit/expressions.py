@@ -84,12 +84,17 @@ def _gelu(node: Node, x: Sequence[Code], context: Context) -> Code:
 
 
 def _shift(node: Node, x: Sequence[Code], context: Context) -> Code:
-    by = float(node.attr("offset_by"))
+    by = _number(node, "offset_by")
     return binary(x[0], "-" if by < 0 else "+", Code(repr(abs(by))))
 
 
 def _scale(node: Node, x: Sequence[Code], context: Context) -> Code:
-    return binary(x[0], "*", Code(repr(float(node.attr("factor")))))
+    return binary(x[0], "*", Code(repr(_number(node, "factor"))))
+
+
+def _number(node: Node, attr: str) -> float | int:
+    """A literal of the kind of the node's elements: an integer times 2.0 is none in torch."""
+    return float(node.attr(attr)) if node.type.dtype.is_floating else int(node.attr(attr))
 
 
 def _unbiased(node: Node, x: Sequence[Code], context: Context) -> Code:
