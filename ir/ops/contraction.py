@@ -44,11 +44,14 @@ def _attention(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arr
     if call.attrs["causal"]:
         keep = causal_mask(call.offset, rows, columns, rank)
         scores = t.where(keep, scores, t.constant(float("-inf"), (1,) * rank))
-    if mask and mask[0].dtype == bool:
-        scores = t.where(mask[0], scores, t.constant(float("-inf"), (1,) * rank))
-    elif mask:
-        scores = t.add(scores, mask[0])
-    return t.einsum("...st,...te->...se", t.row("softmax", scores), v)
+    if not mask or mask[0].dtype != bool:
+        scores = t.add(scores, mask[0]) if mask else scores
+        return t.einsum("...st,...te->...se", t.row("softmax", scores), v)
+    seeing = mask[0].any(axis=-1, keepdims=True)  # a row that sees nothing is zero, as in torch
+    scores = t.where(mask[0] | ~seeing, scores, t.constant(float("-inf"), (1,) * rank))
+    weights = t.row("softmax", scores)
+    weights = weights if seeing.all() else t.where(seeing, weights, t.constant(0.0, (1,) * rank))
+    return t.einsum("...st,...te->...se", weights, v)
 
 
 def causal_mask(offset: Any, rows: int, columns: int, rank: int) -> Any:

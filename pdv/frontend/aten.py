@@ -134,7 +134,7 @@ def embedding_bag(
     bag = ids.type.shape[0] // offsets.type.shape[0]
     if starts is None or not np.array_equal(starts, np.arange(0, ids.type.shape[0], bag)):
         raise Unsupported("bags of different sizes")
-    if mode not in (0, 1) or weights is not None or include_last or scale_by_frequency or (padding or -1) >= 0:
+    if mode not in (0, 1) or weights is not None or include_last or scale_by_frequency or padding not in (None, -1):
         raise Unsupported("bags that are weighted, padded or reduced by maximum")
     rows = k.apply("embedding", table, k.reshape(ids, (starts.size, bag)))
     return k.reduce(("reduce_sum", "reduce_mean")[mode], rows, (1,), keepdim=False), None, None, None
@@ -373,7 +373,7 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.layer_norm.default": layer_norm,
     "aten.native_layer_norm.default": native_layer_norm,
     "aten.rms_norm.default": rms_norm,
-    "aten.embedding.default": lambda k, table, ids, *padding: k.apply("embedding", table, ids),
+    "aten.embedding.default": layers.embedding,
     "aten.embedding_bag.padding_idx": embedding_bag,
     "aten._embedding_bag.default": embedding_bag,
     "aten._embedding_bag_forward_only.default": embedding_bag,
@@ -383,7 +383,9 @@ HANDLERS: Mapping[str, Handler] = {
         k, x, count, dim, largest=largest
     ),
     "aten.scatter.src": layers.scatter,
-    "aten.zeros_like.default": lambda k, x, **placement: layers.filled(k, 0.0, x.type.shape, x.type.dtype),
+    "aten.zeros_like.default": lambda k, x, *, dtype=None, **placement: to_copy(
+        k, layers.filled(k, 0.0, x.type.shape, x.type.dtype), dtype=dtype
+    ),
     "aten.batch_norm.default": batch_norm,
     "aten._native_batch_norm_legit_functional.default": functional_batch_norm,
     "aten._native_batch_norm_legit_no_training.default": no_training_batch_norm,

@@ -100,6 +100,15 @@ def filled(k: Lowering, value: float, shape: Sequence[int], dtype: DType) -> Nod
     return k.expand(k.const(np.asarray(value, np.float32), dtype), shape)
 
 
+def embedding(
+    k: Lowering, table: Node, ids: Node, padding: int = -1, scale_by_frequency: bool = False, sparse: bool = False
+) -> Node:
+    """Rows of a table; the row of `padding` is trained like the others, and gradients are not sparse."""
+    if scale_by_frequency:
+        raise Unsupported("gradients of rows divided by how often they were read")
+    return k.apply("embedding", table, ids)
+
+
 def index_select(k: Lowering, x: Node, dim: int, ids: Node) -> Node:
     """Elements of a dim, by number: [..., v, ...], [p] -> [..., p, ...]; neighbours in order are a slice."""
     if ids.type.rank != 1:

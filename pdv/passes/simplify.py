@@ -214,9 +214,10 @@ def rows_once(rows: int) -> Law:
     return law
 
 
-def _without_leading_ones(array: Array) -> Array:
+def _without_leading_ones(array: Array, *, but: int = 0) -> Array:
+    """Leading dims of size one dropped, but the last ``but``."""
     lead = next((i for i, size in enumerate(array.shape) if size != 1), array.ndim)
-    return array.reshape(array.shape[lead:])
+    return array.reshape(array.shape[min(lead, max(array.ndim - but, 0)) :])
 
 
 def constant_scalar(k: Builder, node: Node) -> Node | None:
@@ -283,7 +284,8 @@ def constant_mask(k: Builder, node: Node) -> Node | None:
     causal = np.tri(rows, columns, dtype=bool)
     if keep is not None and keep.shape[-2:] == (rows, columns) and (keep == causal).all():
         return k.attention(q, key, v, name=node.name, **{**attrs, "causal": True})
-    small = _without_leading_ones(_unrepeated(array, (*q.type.shape[:-1], columns)))
+    small = _unrepeated(array, (*q.type.shape[:-1], 0))  # torch's attention wants all columns, and two dims
+    small = _without_leading_ones(small, but=2)
     if small.shape == array.shape:
         return None
     return k.attention(q, key, v, k.const(small, mask.name, mask.type.dtype), name=node.name, **attrs)
