@@ -133,7 +133,8 @@ def _called(model: Any, inputs: Sequence[Tensor], *, stateful: bool) -> Observed
 
 
 def _state(model: Any) -> dict[str, Array]:
-    return {name: value.numpy().copy() for name, value in model.full_state_dict().items()}
+    whole = model._whole(lambda tensor: tensor.detach(), rest=False)  # noqa: SLF001  # what is not read shows as zeros
+    return {name: value.numpy().copy() for name, value in whole.items()}
 
 
 def _step(model: Any, inputs: list[Tensor], pair: Pair, given: Given) -> tuple[Any, float]:

@@ -165,14 +165,19 @@ class Stored:
             piece = self.file.get_slice(self.name)[ranges] if ranges else self.file.get_tensor(self.name)
         return piece.permute([source for source, _, _ in self.dims])
 
-    def write(self, value: Tensor, wholes: dict[str, Tensor]) -> None:
-        """Put ``value``, all of this view, where it belongs in the stored tensors, by name; what is new is zero."""
+    def write(self, value: Tensor, wholes: dict[str, Tensor], *, rest: bool) -> None:
+        """Put ``value``, all of this view, where it belongs in the stored tensors, by name.
+
+        Of what is new, the ``rest`` is as it is stored, or else zero.
+        """
         value = value.permute([[source for source, _, _ in self.dims].index(dim) for dim in range(len(self.dims))])
         if self.base is not None:
-            self.base.write(value.reshape(self.base.shape), wholes)
+            self.base.write(value.reshape(self.base.shape), wholes, rest=rest)
             return
         if self.name not in wholes:
-            wholes[self.name] = value.new_zeros(self.file.get_slice(self.name).get_shape())
+            whole = value.new_zeros(self.file.get_slice(self.name).get_shape())
+            partial = rest and value.numel() < whole.numel()
+            wholes[self.name] = whole.copy_(self.file.get_tensor(self.name)) if partial else whole
         wholes[self.name][self._ranges()].copy_(value)
 
     @property
@@ -202,11 +207,11 @@ class Joined:
         """The values as they are stored."""
         return torch.cat([part.view() for part in self.parts], self.dim)
 
-    def write(self, value: Tensor, wholes: dict[str, Tensor]) -> None:
+    def write(self, value: Tensor, wholes: dict[str, Tensor], *, rest: bool) -> None:
         """As ``Stored.write``."""
         sizes = [part.shape[self.dim] for part in self.parts]
         for part, piece in zip(self.parts, torch.split(value, sizes, self.dim), strict=True):
-            part.write(piece, wholes)
+            part.write(piece, wholes, rest=rest)
 
 
 def join(dim: int, *parts: Stored) -> Stored:
@@ -275,16 +280,16 @@ class ParallelModule(nn.Module):
     def full_state_dict(self) -> dict[str, Tensor]:
         """Every parameter and buffer, whole, under the name and in the layout of the source model.
 
-        All ranks must call it, and each gets all of the model.
+        All ranks must call it, and each gets all of the model. What the program does not read is as it was stored.
         """
-        return self._whole(lambda tensor: tensor.detach())
+        return self._whole(lambda tensor: tensor.detach(), rest=True)
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """As ``full_state_dict``, of the gradients that there are."""
-        return self._whole(lambda tensor: tensor.grad)
+        """As ``full_state_dict``, of the gradients that there are; they are zero of what the program does not read."""
+        return self._whole(lambda tensor: tensor.grad, rest=False)
 
     @torch.no_grad()
-    def _whole(self, read: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
+    def _whole(self, read: Callable[[Tensor], Tensor | None], *, rest: bool) -> dict[str, Tensor]:
         held = {id(tensor) for tensor in (*self.parameters(), *self.buffers())}
         found: dict[str, Tensor] = {}
         for tensor, stored in self.mesh.origins:
@@ -298,7 +303,7 @@ class ParallelModule(nn.Module):
                 continue
             if isinstance(value, DTensor):
                 value = self._combined(value)
-            stored.write(value, found)
+            stored.write(value, found, rest=rest)
         return found
 
     def _combined(self, x: DTensor) -> Tensor:

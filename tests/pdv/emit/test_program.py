@@ -174,6 +174,26 @@ def test_parts_of_one_stored_tensor_are_parameters_of_their_own(tmp_path: Path) 
     np.testing.assert_array_equal(model.full_state_dict()["w"].numpy(), stored)
 
 
+def test_what_is_not_read_of_a_stored_tensor_is_saved_as_it_was(tmp_path: Path) -> None:
+    k = Builder()
+    part = k.param("w.0", floats(3, 3), source="w", view=(("slice", 0, 2, 5, 6),))
+    graph = k.graph({"y": k.linear(k.input("x", floats(4, 3)), part)})
+    stored = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
+    from pdv.emit.package import emit_package
+    from pdv.frontend.program import Weights
+
+    folder = tmp_path / "part_pdv"
+    folder.mkdir()
+    emit_package(graph, ALONE, {}, Weights({"w": lambda: stored}), folder)
+    model = build(folder)
+    model(torch.randn(4, 3)).sum().backward()
+    assert not model.full_gradients()["w"][[0, 1, 5]].any()
+    with torch.no_grad():
+        next(model.parameters()).fill_(7.0)
+    expected = np.concatenate([stored[:2], np.full((3, 3), 7.0, np.float32), stored[5:]])
+    np.testing.assert_array_equal(model.full_state_dict()["w"].numpy(), expected)
+
+
 def test_masks_come_first_and_go_into_blocks(tmp_path: Path) -> None:
     k = Builder()
     x = k.input("x", floats(4, 8, 3))

@@ -96,7 +96,7 @@ def test_a_reshaped_view_reads_and_writes_the_stored_layout(weights: Weights) ->
     stored = weights["w"].permute(2, 0, 1).reshape(8, 24).narrow(0, 2, 4)
     assert torch.equal(stored.read(CPU), STORED.permute(2, 0, 1).reshape(8, 24)[2:6])
     wholes: dict[str, torch.Tensor] = {}
-    weights["w"].permute(2, 0, 1).reshape(8, 24).write(STORED.permute(2, 0, 1).reshape(8, 24), wholes)
+    weights["w"].permute(2, 0, 1).reshape(8, 24).write(STORED.permute(2, 0, 1).reshape(8, 24), wholes, rest=False)
     assert torch.equal(wholes["w"], STORED)
 
 
@@ -109,5 +109,5 @@ def test_joined_views_are_read_and_cut_as_one_and_written_where_they_belong(weig
     assert torch.equal(mesh.tensor(stored, {"tp": 1}), expected[:, 2:4])
     assert torch.equal(mesh.tensor(stored.permute(1, 0, 2), {"tp": 0}), expected[:, 2:4].permute(1, 0, 2))
     wholes: dict[str, torch.Tensor] = {}
-    stored.permute(1, 0, 2).write(expected.permute(1, 0, 2), wholes)
+    stored.permute(1, 0, 2).write(expected.permute(1, 0, 2), wholes, rest=False)
     assert torch.equal(wholes["w"], STORED)
