@@ -90,11 +90,12 @@ def optimize(
     effort, progress = Effort(search, budget_s, opened(cache), seed), passing(progress)
     devices, pinned = _loaded(cluster, mesh, pins if pins is None or isinstance(pins, Pins) else load_pins(pins))
     compute, used = cost_model(cost, [entry.device for entry in devices.classes]), chosen_rules(rules)
-    program = _read(model, example_inputs, (batch, dims, dynamic_shapes), dtype, progress)
+    inputs = (example_inputs, batch, dims, dynamic_shapes)
+    program, reading = _read(model, inputs, dtype, progress, train=mode == "train")
     problems = plan_problems(
         program.graph, devices, mode=mode, memory_limit=memory_limit, pins=pinned, rules=used, compute=compute
     )
-    return _planned(program, problems, devices, effort, pinned, progress)
+    return _planned(program, problems, devices, effort, pinned, progress, reading)
 
 
 def _planned(
@@ -104,8 +105,9 @@ def _planned(
     effort: Effort,
     pins: PinSet | Pins | None,
     progress: Progress,
+    reading: str,
 ) -> Plan:
-    """Search and prove."""
+    """Search and prove; ``reading``: what a run against the model showed."""
     if isinstance(pins, Pins):
         effort = replace(effort, cache=None)  # predicates have no content to remember them by
     content = pins.content if isinstance(pins, PinSet) else None
@@ -116,6 +118,7 @@ def _planned(
         found, source=graph, cluster=cluster, strategy=effort.search, seconds=result.seconds,
         problems=problems, pins=content,
     )  # fmt: skip
+    document = {**document, "reading": reading}
     progress("proving", None)
     proof = proof_document(_proved(found, document, graph))
     progress("simulating", None)
@@ -168,21 +171,35 @@ def _simulated(found: Found, cluster: Cluster) -> dict[str, Any]:
 
 def _read(
     model: Any,  # Any: as optimize
-    example_inputs: Any,
-    sizes: tuple[int | None, Mapping[str, int] | None, Any],  # Any: as torch.export takes dynamic shapes
+    given: tuple[Any, int | None, Mapping[str, int] | None, Any],  # Any: inputs, and torch's dynamic shapes
     dtype: str | None,
     progress: Progress,
-) -> Program:
-    """The program of a model, under the model's name and in the type asked for."""
+    *,
+    train: bool,
+) -> tuple[Program, str]:
+    """The program of a model, under the model's name and in the type asked for; and what a run against it showed.
+
+    Raises:
+        ModelError: if the program is not the module that was given.
+    """
     progress("reading the model", None)
     from pdv.frontend import load_program
 
+    inputs, batch, dims, dynamic_shapes = given
+    sizes: dict[str, Any] = {"batch": batch, "dims": dims, "dynamic_shapes": dynamic_shapes}
+    if isinstance(model, str | os.PathLike) or isinstance(getattr(model, "graph", None), Graph):
+        program, reading = load_program(model, inputs, **sizes), ""
+    else:
+        from pdv.check.reading import check_reading, copy_of
+
+        source = copy_of(model, inputs, train=train)
+        program = load_program(model, inputs, **sizes)
+        progress("running what was read against the model", None)
+        reading = check_reading(noted(program.graph), source, train=train)
     name = _name_of(model)
-    batch, dims, dynamic_shapes = sizes
-    program = load_program(model, example_inputs, batch=batch, dims=dims, dynamic_shapes=dynamic_shapes)
     program = program.mapped(lambda graph: _with_dtype(replace(graph, name=name), dtype))
     noted(program.graph)
-    return program
+    return program, reading
 
 
 def _proved(found: Found, document: Mapping[str, Any], source: Graph) -> Proof:

@@ -29,6 +29,8 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
     if not search["certificate"]["complete"]:
         rows["cut short"] = _cut_short(search["certificate"]["space"])
     said = {"certificate": search["certificate"]["statement"], "proof": document["proof"]["statement"]}
+    if document.get("reading"):
+        said["reading"] = document["reading"]
     return rows | said | ({"run": document["run"]["statement"]} if "run" in document else {})
 
 

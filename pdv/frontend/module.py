@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -113,16 +114,10 @@ def export_module(
     Raises:
         ModelError: naming the module and the first line of torch's reason.
     """
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(example_inputs, Mapping):
-        kwargs = dict(example_inputs)
-    elif isinstance(example_inputs, torch.Tensor):
-        args = (example_inputs,)
-    else:
-        args = tuple(example_inputs)
+    args, kwargs = call_arguments(example_inputs)
     try:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, dynamic_shapes), strict=False)
+        shapes = cast(Any, dynamic_shapes)
+        return torch.export.export(_apart(module), args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # torch.export raises whatever the model's own code raises
         raise ModelError(
             f"{type(module).__name__} cannot be exported: {first_line(error)}",
@@ -136,6 +131,22 @@ def _suggested(error: Exception) -> str:
     _, found, rest = str(error).partition("Suggested fixes:\n")
     lines = [line.strip() for line in rest.splitlines() if line.startswith("  ")]
     return f"torch suggests: {'; '.join(lines)}" if found and lines else ""
+
+
+def _apart(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy with the same tensors: what a forward that is traced leaves in its module are tensors without values."""
+    held = (*module.parameters(), *module.buffers())
+    try:
+        return copy.deepcopy(module, {id(tensor): tensor for tensor in held})
+    except Exception:  # noqa: BLE001  # whatever a module's attributes raise
+        return module
+
+
+def call_arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments of a call on example inputs."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
 
 
 def resized(inputs: ExampleInputs, shapes: Sequence[Shape]) -> ExampleInputs:

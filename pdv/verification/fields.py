@@ -26,7 +26,7 @@ from pdv.simulate.planned import planned
 
 CLOSE = 1e-9  # relative
 PRICES = ("cost_model", "predicted", "simulated")
-UNCHECKED = (CHECKSUM, "files", "proof", "run", "command", "weights", "sizes")  # checked elsewhere, or claimed
+UNCHECKED = (CHECKSUM, "files", "proof", "run", "command", "weights", "sizes", "reading")  # elsewhere, or claimed
 SEARCH = ("strategy", "seconds", "states", "meshes", "cost", "lower_bound", "gap", "certificate")
 CERTIFICATE = ("statement", "lower_bound", "gap", "complete", "space")
 SPACE = ("meshes", "meshes_left_out", "rules", "variants", "mode", "memory_limit_bytes", "pins")
@@ -120,6 +120,7 @@ def _check_types(document: Mapping[str, Any]) -> None:
         "run": set(document["run"]) == {"statement", "ranks"} and isinstance(document["run"]["statement"], str),
         "run.ranks": _whole(document["run"]["ranks"]),
         "sizes": all(map(_is_size, document["sizes"].values())),
+        "reading": isinstance(document.get("reading", ""), str),
     }
     for name, holds in possible.items():
         if not holds:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 CLAIMS = (
     "that source.graph is the model that was meant",
     "that weights.safetensors has the model's values, beyond its digests",
+    "what a run of the module against its reading showed (reading)",
     "the cluster's figures",
     "that the model is the same program at other sizes of its inputs, where plan.json says that it takes them (sizes)",
     "the bound of the search, what it spent, and the rules that it was allowed",

@@ -11,11 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import pdv
 from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
 from ir.interpret import evaluate
 from pdv.frontend import Program, load_program
 from pdv.frontend.export_onnx import export_onnx
 from pdv.open_sizes import sizes_document
+from pdv.plan import import_package
+from tests.pdv.worlds import cluster
 
 
 class Function(nn.Module):
@@ -325,3 +328,38 @@ def test_numbers_of_a_module_in_float64_are_not_rounded() -> None:
     program = load_program(module, x)
     found = evaluate(program.graph, {program.graph.inputs[0].attr("name"): x.numpy()}).gather()["output"]
     assert np.allclose(found, module(x).numpy(), rtol=1e-14, atol=0)
+
+
+def test_what_forward_leaves_in_a_module_is_not_left_in_the_users() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(3, 3), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if not hasattr(self, "scale"):
+                self.register_buffer("scale", torch.ones(3))
+            return self.linear(x) * self.scale
+
+    module = Lazy()
+    names = set(module.state_dict())
+    load_program(module, (torch.randn(4, 3),))
+    assert (set(module.state_dict()), module.calls) == (names, 0)
+
+
+def test_integers_are_computed_as_integers(tmp_path: Path) -> None:
+    class Ids(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(16, 4)
+
+        def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self.table(ids), 1 - ids, ids * 2 + 3, ids.sum(-1)
+
+    module, ids = Ids(), torch.randint(0, 4, (4, 3))
+    plan = pdv.optimize(module, (ids,), cluster=cluster(2))
+    plan.save(tmp_path / "counted_ids")
+    for found, wanted in zip(import_package(tmp_path / "counted_ids").build("cpu")(ids), module(ids), strict=True):
+        assert found.dtype is wanted.dtype
+        assert torch.equal(found, wanted)

@@ -1,0 +1,185 @@
+"""What a torch module makes of its example inputs: outputs, gradients, and buffers, of two calls one after the other.
+
+Entry points: ``copied``, before anything has run the module; ``run_module``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ir.dims import Shape
+from ir.errors import ModelError, first_line
+from pdv.frontend.module import resized
+
+MOST_WEIGHTS = 1 << 24  # of a module that is copied, in elements
+_SPREAD = 0.1  # of what constant weights are moved by, so that no bias is zero and no scale is one
+
+Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module and the arguments of a call, both for this use alone.
+
+    ``padded``: embeddings whose row of padding is not held fixed here, as it is not in emitted programs.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]  # Any: what forward takes
+    kwargs: Mapping[str, Any]
+    padded: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments, in order."""
+        return [x for x in tree_leaves((self.args, dict(self.kwargs))) if isinstance(x, Tensor)]
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        """Parameters and buffers, by every name that they have."""
+        found = self.module.named_parameters(remove_duplicate=False), self.module.named_buffers(remove_duplicate=False)
+        return {name: x for each in found for name, x in each}
+
+    @property
+    def first_names(self) -> dict[str, str]:
+        """Each name of a parameter or buffer -> the first name of that tensor."""
+        firsts: dict[int, str] = {}
+        return {name: firsts.setdefault(id(x), name) for name, x in self.held.items()}
+
+    def at(self, shapes: Sequence[Shape]) -> Source:
+        """The same, its inputs repeated or cut to these shapes.
+
+        Raises:
+            ModelError: if there are other tensors than shapes.
+        """
+        found: Any = resized((self.args, dict(self.kwargs)), shapes)  # Any: the tree that was given
+        return replace(self, args=found[0], kwargs=found[1])
+
+    def in_float64(self) -> Source:
+        """The same, of float64 throughout."""
+        args, kwargs = tree_map(_widened, (self.args, dict(self.kwargs)))
+        return Source(copy.deepcopy(self.module).double(), args, kwargs)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came out; a tensor that has several names goes by the first.
+
+    Attributes:
+        outputs: of the first call.
+        gradients: by parameter, of the sum of outputs times cotangents; empty if nothing was differentiated.
+        state: parameters and buffers of floats, as the first call left them.
+        second: the outputs of the second call.
+    """
+
+    outputs: list[Array]
+    gradients: dict[str, Array]
+    state: dict[str, Array]
+    second: list[Array]
+
+
+def copied(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Source | str:
+    """The module and its arguments, none of their values constant; or why there is no copy."""
+    held = [*module.parameters(), *module.buffers()]
+    if any(nn.parameter.is_lazy(x) for x in held):
+        return "the module has parameters that its first call makes"
+    if any(x.is_meta for x in held):
+        return "the module is on the meta device"
+    if sum(x.numel() for x in held) > MOST_WEIGHTS:
+        return f"the module has more than {MOST_WEIGHTS} weights"
+    try:
+        own = copy.deepcopy(module)
+    except Exception as error:  # noqa: BLE001  # whatever a module's attributes raise
+        return f"the module cannot be copied: {first_line(error)}"
+    padded = []
+    for name, part in own.named_modules():
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            part.padding_idx = None
+            padded.append(name or type(part).__name__)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        given = tree_map(_varied, (args, dict(kwargs)))
+        for tensor in (*own.parameters(), *_kept_buffers(own)):
+            if tensor.is_floating_point() and _is_constant(tensor):
+                tensor.add_(_SPREAD * torch.rand_like(tensor))
+    return Source(own, given[0], given[1], tuple(padded))
+
+
+def run_module(source: Source, cotangents: Sequence[Array], *, train: bool) -> Ran:
+    """Two calls of a module that nobody else uses.
+
+    Raises:
+        ModelError: if it does not run, or its outputs have no gradients that could be had.
+    """
+    firsts = set(source.first_names.values())
+    try:
+        with torch.set_grad_enabled(train):
+            outputs = _outputs(source)
+            found = [array(x) for x in outputs]
+            state = {name: array(source.held[name]) for name in firsts if source.held[name].is_floating_point()}
+            if train:
+                _backward(outputs, cotangents)
+        gradients = {name: array(p.grad) for name, p in source.held.items() if name in firsts and p.grad is not None}
+        with torch.no_grad():
+            second = [array(x) for x in _outputs(source)]
+    except Exception as error:  # whatever the model's own code raises
+        raise ModelError(
+            f"{type(source.module).__name__} cannot be run on its example inputs: {first_line(error)}",
+            "",
+            "See that two calls of it work, and that its outputs can be differentiated",
+        ) from error
+    return Ran(found, gradients, state, second)
+
+
+def _backward(outputs: Sequence[Tensor], cotangents: Sequence[Array]) -> None:
+    terms = [
+        (x * torch.from_numpy(c).to(x)).sum()
+        for x, c in zip(outputs, cotangents, strict=False)
+        if x.requires_grad and tuple(x.shape) == c.shape
+    ]
+    if terms:
+        torch.stack([term.double() for term in terms]).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _outputs(source: Source) -> list[Tensor]:
+    result = source.module(*source.args, **source.kwargs)
+    return [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+
+
+def _kept_buffers(module: nn.Module) -> list[Tensor]:
+    stored = module.state_dict()
+    return [x for name, x in module.named_buffers() if name in stored]
+
+
+def array(tensor: Tensor) -> Array:
+    """A copy of a tensor's values; floats as float64."""
+    x = tensor.detach().cpu()
+    x = x.to_dense() if x.layout is not torch.strided else x
+    found: Array = (x.double() if x.is_floating_point() else x).resolve_conj().numpy().copy()
+    return found
+
+
+def _is_constant(x: Tensor) -> bool:
+    own = all(stride > 0 or size == 1 for size, stride in zip(x.shape, x.stride(), strict=True))  # to be written to
+    return own and x.numel() > 0 and bool((x == x.reshape(-1)[0]).all())
+
+
+def _varied(value: Any) -> Any:  # Any: arguments need not be tensors
+    """A copy; random in place of zeros or ones throughout, at which much that is wrong does not show."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.is_floating_point() and value.dim() and _is_constant(value):
+        return (0.5 + torch.rand_like(value)).requires_grad_(value.requires_grad)
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def _widened(value: Any) -> Any:  # Any: arguments need not be tensors
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else copy.deepcopy(value)

@@ -1,0 +1,182 @@
+"""The reading of a torch module against the module: both run on its example inputs, forward, backward, and once more.
+
+The proof and the run of the text start from the graph that the frontend read; whether that is the model is seen here.
+Entry point: ``check_reading``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ir.errors import ModelError
+from ir.graph import Graph
+from ir.interpret import Evaluation, evaluate
+from ir.views import Base, add_up, sources_of
+from pdv.check.module_run import Ran, Source, array, copied, run_module
+from pdv.check.reference import largest
+from pdv.check.trainable import check_trainable
+from pdv.frontend.module import ExampleInputs, call_arguments
+
+MOST_ELEMENTS = 1 << 23  # of all values of a program
+MOST_POINTS = 1 << 31  # of the loop nests of all its contractions: some seconds, with gradients
+TOLERANCE = 1e-6  # of a tensor's largest element, in float64: literals have seven digits
+_SINGLE, _HALF = 1e-3, 0.1  # where the module computes in a type of its own
+_FLOOR = 1e-3  # of the largest output or gradient: what is smaller may be zero but for rounding
+_NOT_RUN = "the reading was not run against the module: "
+
+Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
+
+
+def copy_of(
+    model: Any,  # Any: what optimize takes
+    example_inputs: ExampleInputs | None,
+    *,
+    train: bool,
+) -> Source | str:
+    """What a reading is checked against, made before the model is read; or why there is none.
+
+    Raises:
+        ModelError: if it is to be trained, and its training is more than its forward.
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        if train:
+            check_trainable(model.module())
+        given = model.example_inputs if example_inputs is None else call_arguments(example_inputs)
+        return "the exported program has no example inputs" if given is None else copied(model.module(), *given)
+    if example_inputs is None or not isinstance(model, torch.nn.Module):
+        return "there is no module, or no example inputs"  # which its reader refuses
+    if train:
+        check_trainable(model)
+    return copied(model, *call_arguments(example_inputs))
+
+
+def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
+    """What a run of the reading and of the module on the same values showed, as a sentence.
+
+    source: a copy of the module as it was given, or why there is none.
+
+    Raises:
+        ModelError: naming the first output, gradient or state that differs; or if the module cannot be run.
+    """
+    if isinstance(source, str):
+        return _NOT_RUN + source
+    elements = sum(node.type.num_elements for node in graph.nodes)
+    points = sum(math.prod(node.loops.extents.values()) for node in graph.nodes if node.op.kind == "contraction")
+    if elements > MOST_ELEMENTS or points > MOST_POINTS:
+        return f"{_NOT_RUN}it takes {elements:.0e} elements and {points:.0e} products"
+    source = source.at([node.type.shape for node in graph.inputs])
+    cotangents = [np.random.default_rng(0).normal(size=node.type.shape) for _, node in graph.outputs]
+    with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"):
+        wide = source.in_float64()
+        found = _run_reading(graph, source, cotangents, train=train)
+        exact = _run_or_none(wide, cotangents, train=train)
+        tolerance = TOLERANCE
+        if exact is None or _worst(found, exact) > tolerance:
+            native = run_module(source, cotangents, train=train)
+            tolerance = _own_tolerance(source)
+            if exact is None:
+                exact = native
+            else:  # how far rounding moves the module itself
+                tolerance = min(tolerance, 4 * _worst(native, exact))
+    for error, what in _differences(found, exact):
+        if not error <= max(tolerance, TOLERANCE):
+            raise _differs(what, error)
+    compared = "outputs of two calls, gradients and state" if train else "outputs of two calls and state"
+    but = f", where the rows of padding of {', '.join(source.padded)} are trained like the others"
+    same = f"the reading was run on the example inputs against the module: {compared} are the same"
+    return same + (but if train and source.padded else "")
+
+
+def _run_or_none(source: Source, cotangents: Sequence[Array], *, train: bool) -> Ran | None:
+    """A run of a module in a type that is not its own, which it need not be able to do."""
+    try:
+        return run_module(source, cotangents, train=train)
+    except ModelError:
+        return None
+
+
+def _run_reading(graph: Graph, source: Source, cotangents: Sequence[Array], *, train: bool) -> Ran:
+    """What the graph makes of the module's inputs and state, by the module's names."""
+    inputs = {node.attr("name"): array(x) for node, x in zip(graph.inputs, source.tensors, strict=True)}
+    stored = {name: array(x) for name, x in source.held.items()}
+    values = evaluate(graph, {**inputs, **stored})
+    first = values.gather()
+    updates = {name: first[f"update:{name}"] for name, _ in graph.updates}
+    second = evaluate(graph, {**inputs, **stored, **updates}).gather() if updates else first
+    names = [name for name, _ in graph.outputs]
+    by_name = dict(zip(names, cotangents, strict=True))
+    firsts = source.first_names
+    gradients = _gradients(graph, values, by_name, stored) if train else {}
+    state = {firsts[name]: x for name, x in stored.items() if x.dtype.kind == "f"}
+    return Ran(
+        [first[name] for name in names],
+        {firsts[name]: x for name, x in gradients.items()},
+        {**state, **{firsts[name]: x for name, x in updates.items()}},
+        [second[name] for name in names],
+    )
+
+
+def _gradients(
+    graph: Graph, values: Evaluation, cotangents: Mapping[str, Array], stored: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Stored tensor -> its gradient."""
+    gradients = values.gradients(cotangents)
+    by_node = {node: values.whole_gradient(node, gradients) for node in graph.params if node in gradients.local}
+    found = {
+        name: Base(stored[name].shape, 0, node.type.dtype, bool(node.attr("trainable")))
+        for node in graph.params
+        for name in sources_of(node)
+    }
+    return {name: total.reshape(stored[name].shape) for name, total in add_up(by_node, found).items()}
+
+
+def _worst(found: Ran, wanted: Ran) -> float:
+    """The largest difference, of a tensor's largest element."""
+    return max((error for error, _ in _differences(found, wanted)), default=0.0)
+
+
+def _differences(found: Ran, wanted: Ran) -> Iterator[tuple[float, str]]:
+    for call, ours, theirs in (("", found.outputs, wanted.outputs), (" of a second call", found.second, wanted.second)):
+        if len(ours) != len(theirs):
+            yield math.inf, f"the number of outputs ({len(ours)}, and the module has {len(theirs)})"
+        reached = _FLOOR * max(map(largest, theirs), default=0.0)
+        for i, (x, y) in enumerate(zip(ours, theirs, strict=False)):
+            yield _difference(x, y, reached), f"output {i}{call}"
+    reached = _FLOOR * max(map(largest, wanted.gradients.values()), default=0.0)
+    for name in sorted({*found.gradients, *wanted.gradients}):
+        zero = np.zeros_like((found.gradients | wanted.gradients)[name])  # what none is
+        x, y = found.gradients.get(name, zero), wanted.gradients.get(name, zero)
+        yield _difference(x, y, reached), f"the gradient of {name}"
+    for name, y in wanted.state.items():
+        yield _difference(found.state[name], y, 0.0), f"what a call leaves in {name}"
+
+
+def _difference(x: Array, y: Array, reached: float) -> float:
+    """The largest difference over the largest element; no number where one side has none is infinite."""
+    if x.shape != y.shape or x.dtype.kind != y.dtype.kind:
+        return math.inf
+    if y.dtype.kind != "f":
+        return float((x != y).any())
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    gap = float(np.where(same, 0.0, np.abs(x - y)).max(initial=0.0))
+    scale = max(largest(y), reached) or 1.0
+    return math.inf if math.isnan(gap) else gap / scale
+
+
+def _own_tolerance(source: Source) -> float:
+    kinds = {x.dtype for x in (*source.held.values(), *source.tensors) if x.is_floating_point()}
+    return _HALF if kinds & {torch.float16, torch.bfloat16} else _SINGLE
+
+
+def _differs(what: str, error: float) -> ModelError:
+    amount = f" by {error:.1e} of its largest element" if math.isfinite(error) else ""
+    return ModelError(
+        f"what was read of the model is not the module: {what} differs{amount} on the example inputs",
+        "Modules that compute from inputs, parameters and buffers alone, with the gradients of what they compute",
+        "Pass in and return what changes between calls; scale gradients in the loss or the training loop",
+    )
