@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pdv
-from benchmarks.golden import digest, digests
+from benchmarks.golden import digest, digests, texts
 from pdv.emit.emission import module_texts
 from tests.conftest import Golden
 from tests.pdv.worlds import cluster
@@ -120,7 +120,9 @@ def test_a_plan_is_what_was_recorded(name: str, golden: Golden, tmp_path: Path) 
     plan = planned((FULL | DIGESTED)[name])
     folder = plan.save(tmp_path / name)
     if name in FULL:
-        golden(f"emitted/{name}.py.txt", (folder / "model.py").read_text(encoding="utf-8"))
+        model = (folder / "model.py").read_text(encoding="utf-8")
+        golden(f"emitted/{name}.py.txt", model)
+        assert texts(plan)["model.py"] == model, "benchmarks/golden.py digests what is written"
     golden(f"emitted/{name}.txt", record(plan, folder))
 
 
