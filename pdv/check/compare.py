@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ir.errors import VerificationError
-from ir.views import places
+from ir.views import places, sources_of
 from pdv.check.reference import Expected, Given, largest, whole_bases
 from pdv.check.small import Pair
 
@@ -98,7 +98,7 @@ class Comparison:
         for name, wanted in self.expected.updates.items():
             yield Item(f"the new value of {name}", _held(observed, name, where), wanted, self.expected.largest)
         for name, mask in self._read.items():
-            if name not in self.expected.updates and name in self.given.stored:  # others are made of weights
+            if name not in self.expected.updates:
                 value = _held(observed, name, where)
                 wanted = self.given.stored[name]
                 if value.shape == wanted.shape:
@@ -112,7 +112,8 @@ class Comparison:
         sizes = [math.prod(base.shape) for base in bases.values()]
         row = np.zeros(sum(sizes), dtype=bool)
         for node in self.pair.emitted.params:
-            row[places(node, bases)] = True
+            if bases.keys() >= set(sources_of(node)):
+                row[places(node, bases)] = True
         return dict(zip(bases, np.split(row, np.cumsum(sizes)[:-1]), strict=True))
 
     def _difference(self, item: Item, where: str) -> float:

@@ -169,11 +169,12 @@ def _gradients(pair: Pair, values: Evaluation, given: Given) -> dict[str, Array]
 
 
 def whole_bases(graph: Graph, pair: Pair) -> dict[str, Base]:
-    """Stored tensors, of which no steps of views are shared."""
+    """The source's stored tensors that a program reads, of which no steps of views are shared."""
     return {
         source: Base(tuple(pair.stored[source]), 0, node.type.dtype, bool(node.attr("trainable")))
         for node in graph.params
         for source in sources_of(node)
+        if source in pair.stored  # else made of weights, for inference
     }
 
 

@@ -310,3 +310,22 @@ def test_what_the_largest_are_chosen_from_stays_larger(monkeypatch: pytest.Monke
     k = Builder()
     graph = k.graph({"y": k.top_k(k.input("x", floats(8, 8)), k=3)})
     assert check_alone(graph).ran
+
+
+@pytest.mark.parametrize("mistaken", [False, True])
+def test_inference_that_moves_a_buffer_is_run_twice(*, mistaken: bool) -> None:
+    """Beside weights that are made of others when the package is written."""
+    k = Builder()
+    x, w, s = k.input("x", floats(4, 8)), k.param("w", floats(8, 8)), k.param("s", floats(8))
+    last = k.param("last", floats(8), trainable=False)
+    y = k.add(k.linear(x, k.mul(w, s)), last)
+    graph = k.graph({"y": y}, {"last": k.scale(last, factor=0.5)})
+    emission = Emission.of(graph, Mesh(()), train=False)
+    files = module_texts(emission.body(no_shape))
+    assert "overwrite(" in files["model.py"]
+    if mistaken:
+        files["model.py"] = files["model.py"].replace("overwrite(self.last, ", "overwrite(self.last.clone(), ")
+        with pytest.raises(VerificationError, match="the new value of last"):
+            check_text(graph, emission, Weights({}), files=files)
+    else:
+        assert check_text(graph, emission, Weights({}), files=files).ran
