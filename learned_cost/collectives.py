@@ -212,10 +212,3 @@ def _rising(values: Floats) -> Floats:
             sums[-1] += top
             counts[-1] += rows
     return np.repeat(np.array(sums) / np.array(counts), counts)
-
-
-def evaluate_collectives(rows: CollectiveTable) -> dict[str, Any]:  # Any: JSON
-    """The shipped model's errors on a table (``learned_cost.collective_score``)."""
-    from learned_cost.collective_score import evaluate_collectives as evaluate
-
-    return evaluate(rows)
