@@ -1,19 +1,26 @@
-"""Whether a model admits a configuration: heads, positions and experts that divide. Entry point: `check_model`."""
+"""Whether a model admits degrees: heads, positions and experts that divide. Entry point: `check_model`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from ir.errors import UsageError
 from ir.graph import Graph
 from pdv.pins.roles import RoleOf
 
-if TYPE_CHECKING:
-    from pdv.simulate.configuration import Configuration
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """Ways in which the inside of a model is cut, as `pdv.simulate.configuration.Configuration` names them."""
+
+    tp: int
+    cp: int
+    ep: int
+    sp: bool
 
 
-def check_model(graph: Graph, given: Configuration) -> None:
-    """Attention and experts, where the configuration cuts them.
+def check_model(graph: Graph, given: Degrees) -> None:
+    """Attention and experts, where the degrees cut them.
 
     Raises:
         UsageError: naming what does not divide or is not there, and what would be allowed.
@@ -22,7 +29,7 @@ def check_model(graph: Graph, given: Configuration) -> None:
     _check_parts(graph, given)
 
 
-def _check_heads(graph: Graph, given: Configuration) -> None:
+def _check_heads(graph: Graph, given: Degrees) -> None:
     """Attention must divide by heads and by positions.
 
     Raises:
@@ -39,7 +46,7 @@ def _check_heads(graph: Graph, given: Configuration) -> None:
             return
 
 
-def _check_parts(graph: Graph, given: Configuration) -> None:
+def _check_parts(graph: Graph, given: Degrees) -> None:
     """Experts to spread, and attention over positions, where they are asked for.
 
     Raises:

@@ -27,7 +27,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.pcg.derive import Derived, derive
 from pdv.problem import Problem
 from pdv.schedule.stages import cut
-from pdv.simulate.admits import check_model, divisors
+from pdv.simulate.admits import Degrees, check_model, divisors
 from pdv.simulate.chunks import spread
 from pdv.simulate.groups import axis_links
 from pdv.simulate.interleave import heads_outermost
@@ -274,7 +274,7 @@ def workload(
     """
     full = completed(given, cluster.num_devices)
     graph = graph_of(full.micro_batch * full.data)
-    check_model(graph, full)
+    check_model(graph, Degrees(full.tp, full.cp, full.ep, full.sp))
     mesh = full.mesh()
     links = tuple(tuple(known(axis) for axis in stage) for stage in axis_links(cluster, mesh, full.pp))
     graph, derived = _derived(graph, mesh, full.uses(), full.zero == 3)
