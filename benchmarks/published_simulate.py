@@ -123,7 +123,8 @@ def priced_by(cost: str, device: Device) -> CostModel:
 def workload_of(run: Run, opened: Mapping[str, Any], cost: str) -> Workload:
     """The run as the command line would make it."""
     from pdv.cluster import load_cluster
-    from pdv.frontend.arch import arch, graph
+    from pdv.frontend.arch import arch
+    from pdv.frontend.arch_graph import graph
     from pdv.simulate.configuration import Configuration, workload
 
     model, cluster = arch(run.arch), load_cluster(run.cluster)

@@ -73,7 +73,8 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
 
 def large() -> dict[str, Any]:
     """Llama-3-405B: CPU-seconds from the PCG on, in a process that has simulated nothing yet."""
-    from pdv.frontend.arch import arch, graph
+    from pdv.frontend.arch import arch
+    from pdv.frontend.arch_graph import graph
     from pdv.simulate.configuration import configuration, workload
 
     node = {"count": 128, "devices": 8, "device": "h100-80gb-sxm", "link": "nvlink4"}

@@ -65,7 +65,7 @@ def optimize(
     """Plan a model for a cluster and prove the plan.
 
     Args:
-        model: an ONNX file, an ``nn.Module``, an exported program, or a `Program` (`pdv.frontend.arch.program`).
+        model: an ONNX file, an ``nn.Module``, an exported program, or a `Program` (`pdv.frontend.arch_graph.program`).
         example_inputs: a batch as the training loop would pass it, for a module.
         cluster: a YAML file, its content, or a loaded cluster.
         batch: global batch size, where the model leaves it open.

@@ -139,7 +139,7 @@ def _described(arch: str, batch: int | None, dtype: str | None) -> Program:
     """
     from ir.types import DType as Type
     from pdv.frontend.arch import arch as read
-    from pdv.frontend.arch import program
+    from pdv.frontend.arch_graph import program
 
     if batch is None:
         raise UsageError("--arch needs a batch", mend="Add --batch N, samples of a step over all devices")

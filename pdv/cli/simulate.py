@@ -154,7 +154,7 @@ def _graph_of(
         raise UsageError("--dim is about an ONNX file", "With --arch, the sizes in its text", "Write seq=N there")
     if arch is not None:
         from pdv.frontend.arch import arch as read
-        from pdv.frontend.arch import graph
+        from pdv.frontend.arch_graph import graph
 
         described = read(arch)
         return lambda samples: graph(described, samples, Type.from_name(dtype), tp=tp)

@@ -2,7 +2,7 @@
 
 Decides what a description means; `pdv.frontend.arch_graph` builds the graph. A plan of such a model can be priced,
 simulated and compared, but not emitted: there is nothing to put into `weights.safetensors`.
-Entry points: `arch` and `graph`.
+Entry point: `arch`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from ir.errors import ModelError
-from ir.graph import Graph
-from ir.types import DType
 from pdv.cluster.suggest import did_you_mean
 from pdv.frontend.arch_presets import ALIASES, PRESETS
-from pdv.frontend.program import Program, Weights
 
 Kind = Literal["gpt", "bert", "llama", "mixtral"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Layout = Literal["megatron", "exported"]
 MOST = 10**9
 UNITS = {"": 1, "k": 1024}  # `seq=8k`
 
@@ -54,13 +50,6 @@ class Arch:
     topk: int = 0
     tied: bool = True
     name: str = ""
-
-    @property
-    def parameters(self) -> int:
-        """How many weights there are, the vocabulary as it is."""
-        from pdv.frontend.arch_graph import count_parameters
-
-        return count_parameters(self)
 
     def text(self) -> str:
         """The description in full: ``arch(a.text()) == a`` but for the name."""
@@ -155,36 +144,6 @@ def _checked(text: str, made: Arch) -> Arch:
     if made.kind == "mixtral" and made.topk > made.experts:
         raise ModelError(f"--arch {text!r}: topk {made.topk} of {made.experts} experts")
     return made
-
-
-def graph(arch: Arch, batch: int, dtype: DType = DType.F32, *, tp: int = 1, layout: Layout = "megatron") -> Graph:
-    """The forward program: ids [batch, seq] -> logits [batch, seq, vocab].
-
-    Args:
-        arch: its sizes.
-        batch: samples.
-        dtype: of weights and activations.
-        tp: how many ways "megatron" cuts it inside: the vocabulary is padded to whole 128s for each, as Megatron-LM
-            does (`--make-vocab-size-divisible-by`).
-        layout: "exported": the operators that the frontend finds in the transformers model. "megatron": the same sums
-            and weights, with heads (and gates) outermost where one product makes queries, keys and values, with
-            positions added rather than looked up, and with experts that each do their share of the tokens.
-
-    Raises:
-        ModelError: if ``batch`` tokens do not spread evenly over the experts.
-    """
-    from pdv.frontend.arch_graph import build
-
-    return build(arch, batch, dtype, exported=layout == "exported", padded=1 if layout == "exported" else 128 * tp)
-
-
-def program(arch: Arch, batch: int, dtype: DType = DType.F32) -> Program:
-    """A described model as `pdv.optimize` takes it: a graph without weights, so that its plan cannot be emitted.
-
-    Raises:
-        ModelError: as ``graph``.
-    """
-    return Program(graph(arch, batch, dtype), Weights())
 
 
 def with_layers(arch: Arch, layers: int) -> Arch:

@@ -1,7 +1,7 @@
 """The graph of a described transformer, built operator by operator.
 
-Entry points: `build` and `count_parameters`. Shapes in comments: b samples, s positions, h hidden, a heads, g heads of
-keys and values, d width of a head, f feed-forward, e experts, k of them for each token.
+Entry points: `graph`, `program` and `count_parameters`. Shapes in comments: b samples, s positions, h hidden, a heads,
+g heads of keys and values, d width of a head, f feed-forward, e experts, k of them for each token.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 
@@ -18,10 +18,10 @@ from ir.errors import ModelError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend import arch_names
+from pdv.frontend.arch import Arch, with_layers
+from pdv.frontend.program import Program, Weights
 
-if TYPE_CHECKING:
-    from pdv.frontend.arch import Arch
-
+Layout = Literal["megatron", "exported"]
 REMEMBERED = 4  # graphs: those who try many configurations of one model ask for the same again
 ROTARY_BASE = 500000.0  # Llama 3; only the constants' values depend on it, and no price does
 
@@ -42,15 +42,41 @@ def build(arch: Arch, batch: int, dtype: DType, *, exported: bool, padded: int) 
     return _Model(arch, batch, dtype, exported, -(-arch.vocab // padded) * padded).graph()
 
 
+def graph(arch: Arch, batch: int, dtype: DType = DType.F32, *, tp: int = 1, layout: Layout = "megatron") -> Graph:
+    """The forward program: ids [batch, seq] -> logits [batch, seq, vocab].
+
+    Args:
+        arch: its sizes.
+        batch: samples.
+        dtype: of weights and activations.
+        tp: how many ways "megatron" cuts it inside: the vocabulary is padded to whole 128s for each, as Megatron-LM
+            does (`--make-vocab-size-divisible-by`).
+        layout: "exported": the operators that the frontend finds in the transformers model. "megatron": the same sums
+            and weights, with heads (and gates) outermost where one product makes queries, keys and values, with
+            positions added rather than looked up, and with experts that each do their share of the tokens.
+
+    Raises:
+        ModelError: if ``batch`` tokens do not spread evenly over the experts.
+    """
+    return build(arch, batch, dtype, exported=layout == "exported", padded=1 if layout == "exported" else 128 * tp)
+
+
+def program(arch: Arch, batch: int, dtype: DType = DType.F32) -> Program:
+    """A described model as `pdv.optimize` takes it: a graph without weights, so that its plan cannot be emitted.
+
+    Raises:
+        ModelError: as ``graph``.
+    """
+    return Program(graph(arch, batch, dtype), Weights())
+
+
 def count_parameters(arch: Arch) -> int:
-    """Weights of the program, a tied one once."""
+    """Weights of the program, a tied one once, the vocabulary as it is."""
     one, two = (_trained(arch, layers) for layers in (1, 2))
     return one + (two - one) * (arch.layers - 1)
 
 
 def _trained(arch: Arch, layers: int) -> int:
-    from pdv.frontend.arch import with_layers
-
     graph = build(with_layers(arch, layers), 1, DType.BF16, exported=True, padded=1)
     return sum(math.prod(node.type.shape) for node in graph.params)
 

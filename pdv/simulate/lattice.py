@@ -16,7 +16,8 @@ from typing import Literal
 from ir.cost_model import CostModel
 from ir.types import DType
 from pdv.cluster import Cluster, Device
-from pdv.frontend.arch import Arch, graph, with_layers
+from pdv.frontend.arch import Arch, with_layers
+from pdv.frontend.arch_graph import graph
 from pdv.memory import StepMemory, step_memory
 from pdv.simulate.configuration import Configuration, workload
 from pdv.simulate.result import Simulation

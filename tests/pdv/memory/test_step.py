@@ -11,7 +11,8 @@ from ir.mesh import Mesh
 from ir.types import DType
 from pdv.cluster import load_cluster
 from pdv.cost.compute import ComputeModel
-from pdv.frontend.arch import arch, graph
+from pdv.frontend.arch import arch
+from pdv.frontend.arch_graph import graph
 from pdv.memory import StageMemory, step_memory
 from pdv.memory.log import Heap
 from pdv.memory.passes import passes

@@ -12,7 +12,8 @@ from ir.types import DType
 from ir.verify import check_outputs, infer_shardings
 from pdv.cluster import Cluster, load_cluster
 from pdv.cost.compute import ComputeModel
-from pdv.frontend.arch import arch, graph
+from pdv.frontend.arch import arch
+from pdv.frontend.arch_graph import graph
 from pdv.simulate.configuration import Configuration, completed, configuration, workload
 from pdv.simulate.setup import MIXED, Workload
 

@@ -8,7 +8,8 @@ from ir.interpret import evaluate
 from ir.types import DType
 from ir.verify import infer_shardings
 from pdv.cost.compute import ComputeModel
-from pdv.frontend.arch import arch, graph
+from pdv.frontend.arch import arch
+from pdv.frontend.arch_graph import graph
 from pdv.simulate.configuration import configuration, workload
 from pdv.simulate.interleave import heads_outermost
 

@@ -72,7 +72,8 @@ def gpt(
     network: object = "ib-hdr",
 ) -> Workload:
     """A model under a user's own configuration."""
-    from pdv.frontend.arch import arch, graph
+    from pdv.frontend.arch import arch
+    from pdv.frontend.arch_graph import graph
 
     shape, given = arch(model), configuration(spec)
     node = {"count": nodes, "devices": devices, "device": device, "link": link}
