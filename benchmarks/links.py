@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.record import Record, arguments, table
 from pdv.cluster import Cluster, load_cluster
+from pdv.cluster.route import find_route
 
 LARGE = 2**25  # bytes from which bandwidth decides
 COLUMNS = ["system", "collective", "n_nodes", "devices_per_node", "n_devices", "bytes", "busbw_gbs"]
@@ -60,7 +61,7 @@ def predicted(cluster: Cluster, members: int) -> tuple[float, float]:
     ranks = [node * per_node + place for node in range(cluster.num_nodes) for place in range(members)]
     inside = cluster.levels[-1].link.bandwidth_bytes_per_s
     share = min(inside, cluster.levels[0].link.bandwidth_bytes_per_s)
-    return cluster.route(ranks).link.bandwidth_bytes_per_s / 1e9, share / 1e9
+    return find_route(cluster, ranks).link.bandwidth_bytes_per_s / 1e9, share / 1e9
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 A cluster is groups of equal nodes on a network of switches; in each node are devices, joined by links that may be
 groups of groups; wires may join single devices besides. `levels` sums this up, outer to inner, as meshes need it.
-Devices are numbered node by node. Which links a set of devices loads, and what is left for it, is `pdv.cluster.route`.
+Devices are numbered node by node. Which links a set of devices loads is found by `pdv.cluster.route`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from pdv.cluster.route import Route
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +126,38 @@ class Wire:
     link: Link
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One level that a group crosses: `size` parts of the group, joined by `link` (bandwidth of each device).
+
+    `exchange_bytes_per_s` is what a device reaches when all send to all, where that is not the link's bandwidth.
+    """
+
+    size: int
+    link: Link
+    exchange_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a group communicates.
+
+    Attributes:
+        link: the α and β of its collectives, while all groups like it run too. Bandwidth is per device, the bus
+            bandwidth of nccl-tests: a ring all-reduce of b bytes takes 2 (n - 1) / n · b / bandwidth. Latency is that
+            of the slowest step.
+        resources: names of the shared links that it loads; two transfers with a name in common contend.
+        nodes: how many nodes it spans.
+        stages: the levels that it crosses, outer to inner; the sizes multiply to the group's (to more, if the group is
+            uneven). The ring's bandwidth is the least over stages of bandwidth times members below.
+    """
+
+    link: Link
+    resources: tuple[str, ...]
+    nodes: int
+    stages: tuple[Stage, ...]
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Nodes and network, their sum as levels, the devices by class, and the mesh the user pinned, if any.
@@ -177,26 +206,9 @@ class Cluster:
         """The device with number `rank`."""
         return self.classes[self.class_of(rank)].device
 
-    def route(self, ranks: Sequence[int]) -> Route:
-        """What a collective among `ranks` runs over while all other groups like it run too (see `route`)."""
-        from pdv.cluster.route import route_of
-
-        key = tuple(ranks)
-        if key not in self._routes:
-            self._routes[key] = route_of(self, key)
-        return self._routes[key]
-
-    def pair(self, first: int, second: int) -> Route:
-        """What a transfer from one device to another runs over, while their neighbours do the like."""
-        return self.route((first, second))
-
     @cached_property
     def _group_ends(self) -> list[int]:
         return list(itertools.accumulate(group.count * group.devices for group in self.nodes))
-
-    @cached_property
-    def _routes(self) -> dict[tuple[int, ...], Route]:
-        return {}
 
     def __getstate__(self) -> dict[str, object]:
         """Pickle the fields alone, without what was computed from them."""

@@ -14,11 +14,11 @@ from pdv.cluster import schema
 from pdv.cluster.build import built
 from pdv.cluster.checks import checked
 from pdv.cluster.description import Cluster
-from pdv.cluster.meshes import check_pinned_mesh
+from pdv.cluster.meshes import check_pinned_mesh, with_wired_links
 from pdv.cluster.source import Place, Source, read_yaml
 from pdv.cluster.suggest import did_you_mean
 from pdv.cluster.units import Problem, shorten
-from pdv.cluster.wires import wired
+from pdv.cluster.wires import check_reached
 
 
 def load_cluster(description: str | Path | Mapping[str, object] | Cluster) -> Cluster:
@@ -52,7 +52,8 @@ def build_cluster(source: Source, default_name: str) -> Cluster:
         rails=spec.network is not None and spec.network.rails, wires=shape.wires, mesh=mesh,
     )  # fmt: skip
     if cluster.wires:
-        cluster = wired(cluster, source.where(("links",)))
+        check_reached(cluster, source.where(("links",)))
+        cluster = with_wired_links(cluster)
     cluster = replace(cluster, warnings=checked(cluster, spec, source))
     check_pinned_mesh(cluster, source.where(("mesh",)))
     return cluster

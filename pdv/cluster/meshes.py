@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ir.errors import ClusterError
 from ir.mesh import Axis, Mesh
-from pdv.cluster.description import Cluster, Level, Link
-from pdv.cluster.route import Route
+from pdv.cluster.description import Cluster, Level, Link, Route
+from pdv.cluster.route import find_route
 
 Sizes = tuple[tuple[str, int], ...]  # axes by name and size, slow to fast
 
@@ -110,13 +110,23 @@ def _with_routes(cluster: Cluster, sizes: Sizes) -> MeshCandidate:
     return MeshCandidate(Mesh(tuple(Axis(name, size) for name, size in sizes)), tuple(routes))
 
 
+def with_wired_links(cluster: Cluster) -> Cluster:
+    """The cluster with the links of its levels as routes over its wires find them."""
+    levels, span = [], cluster.num_devices
+    for level in cluster.levels:
+        link = axis_route(cluster, span // level.size, span).link
+        levels.append(Level(level.name, level.size, link))
+        span //= level.size
+    return replace(cluster, levels=tuple(levels))
+
+
 def axis_route(cluster: Cluster, stride: int, span: int) -> Route:
     """The slowest route among the groups {start, start + stride, ...} of `span` devices that tile the cluster."""
     blocks = range(0, cluster.num_devices, span) if stride < span else range(1)
     starts = [block + offset for block in blocks for offset in range(stride)]
     if _all_alike(cluster, stride, span):
         starts = starts[:1]
-    routes = (cluster.route(range(start, min(start + span, cluster.num_devices), stride)) for start in starts)
+    routes = (find_route(cluster, range(start, min(start + span, cluster.num_devices), stride)) for start in starts)
     return min(routes, key=lambda route: (route.link.bandwidth_bytes_per_s, -route.link.latency_s))
 
 

@@ -1,4 +1,4 @@
-"""Which links a group of devices loads, and what is left of each for it. Entry point: `Cluster.route`.
+"""Which links a group of devices loads, and what is left of each for it. Entry point: `find_route`.
 
 A cluster is a tree: devices below groups inside a node, nodes below switches. A part of the tree with d devices and an
 uplink of C bytes/s, of which m are members of a group that reaches beyond the part, leaves C · m / d to that group
@@ -14,43 +14,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, groupby
 
-from pdv.cluster.description import Cluster, Level, Link, NodeGroup
+from pdv.cluster.description import Cluster, Level, Link, NodeGroup, Route, Stage
+from pdv.cluster.wires import wired_route
 
+REMEMBERED = 1 << 14  # routes: simulations ask for the same again
 IN_ONE_DEVICE = Link("none", math.inf, 0.0)  # a group of one sends nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One level that a group crosses: `size` parts of the group, joined by `link` (bandwidth of each device).
-
-    `exchange_bytes_per_s` is what a device reaches when all send to all, where that is not the link's bandwidth.
-    """
-
-    size: int
-    link: Link
-    exchange_bytes_per_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """How a group communicates.
-
-    Attributes:
-        link: the α and β of its collectives, while all groups like it run too. Bandwidth is per device, the bus
-            bandwidth of nccl-tests: a ring all-reduce of b bytes takes 2 (n - 1) / n · b / bandwidth. Latency is that
-            of the slowest step.
-        resources: names of the shared links that it loads; two transfers with a name in common contend.
-        nodes: how many nodes it spans.
-        stages: the levels that it crosses, outer to inner; the sizes multiply to the group's (to more, if the group is
-            uneven). The ring's bandwidth is the least over stages of bandwidth times members below.
-    """
-
-    link: Link
-    resources: tuple[str, ...]
-    nodes: int
-    stages: tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +34,16 @@ class _Crossing:
     uplinks: tuple[tuple[str, float], ...]
 
 
-def route_of(cluster: Cluster, ranks: Sequence[int]) -> Route:
-    """The route of a group of distinct device numbers."""
+def find_route(cluster: Cluster, ranks: Sequence[int]) -> Route:
+    """What a collective among distinct device numbers runs over, while all other groups like it run too.
+
+    Of two devices: what a transfer from one to the other runs over, while their neighbours do the like.
+    """
+    return _route_of(cluster, tuple(ranks))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _route_of(cluster: Cluster, ranks: tuple[int, ...]) -> Route:
     members = sorted(ranks)
     assert len(set(members)) == len(members) > 0, f"ranks {ranks!r} are empty or repeated"
     assert min(members) >= 0, f"ranks {ranks!r}"
@@ -74,9 +53,7 @@ def route_of(cluster: Cluster, ranks: Sequence[int]) -> Route:
     if len(members) == 1:
         return Route(IN_ONE_DEVICE, (), 1, ())
     if cluster.wires:
-        from pdv.cluster.wires import wired_route
-
-        return wired_route(cluster, tuple(ranks), len(by_node))
+        return wired_route(cluster, ranks, len(by_node))
     crossings = [*_network_crossings(cluster, places, by_node), *_inside_crossings(cluster, places, by_node)]
     return _route(crossings, len(by_node))
 

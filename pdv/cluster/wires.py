@@ -1,6 +1,6 @@
 """Routes where single wires join devices: rings and paths, searched for in a graph.
 
-Entry points: `wired`, `wired_route`.
+Entry points: `wired_route`, and `check_reached`, what a cluster with wires must be.
 
 Vertices are devices, switches, and the joints of the tree (what joins a node's devices, a node's ports, switches of the
 network). A collective runs in rings: the widest ring through all members is taken, then the widest in what is left of
@@ -17,15 +17,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ir.errors import ClusterError
-from pdv.cluster.description import Cluster, Level, Link
+from pdv.cluster.description import Cluster, Link, Route, Stage
 from pdv.cluster.rings import PORT, Edge, Graph, Ring, exchange_loads, rings_of
-from pdv.cluster.route import Route, Stage
 
 Uplink = Callable[[Sequence[str], str, str, Link, float], None]
 
 
-def wired(cluster: Cluster, where: str) -> Cluster:
-    """The cluster with the links of its levels as routes find them.
+def check_reached(cluster: Cluster, where: str) -> None:
+    """Whether links lead from the first device to all others; `where` begins the message.
 
     Raises:
         ClusterError: a device that no link reaches.
@@ -43,14 +42,6 @@ def wired(cluster: Cluster, where: str) -> Cluster:
             f"{where}: no way from {devices[0]} to {alone[0]}" + (f" and {len(alone) - 1} more" if alone[1:] else ""),
             mend="Add the links that join them, or a `link` in the node and a `network` between nodes",
         )
-    from pdv.cluster.meshes import axis_route
-
-    levels, span = [], cluster.num_devices
-    for level in cluster.levels:
-        link = axis_route(cluster, span // level.size, span).link
-        levels.append(Level(level.name, level.size, link))
-        span //= level.size
-    return replace(cluster, levels=tuple(levels))
 
 
 def wired_route(cluster: Cluster, ranks: tuple[int, ...], nodes: int) -> Route:

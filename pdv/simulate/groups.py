@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from ir.mesh import Mesh
 from pdv.cluster import Cluster
+from pdv.cluster.route import find_route
 from pdv.cost.comm import AxisLink, axis_link
 
 SAMPLED = 8  # groups of an axis that are looked at; where nodes are equal, the first and the last
@@ -35,7 +36,7 @@ def _of_stage(cluster: Cluster, mesh: Mesh, start: int) -> tuple[AxisLink, ...]:
 
 def _of_axis(cluster: Cluster, mesh: Mesh, position: int, start: int) -> AxisLink:
     size = mesh.axes[position].size
-    routes = [cluster.route(ranks) for ranks in _groups(cluster, mesh, position, start)]
+    routes = [find_route(cluster, ranks) for ranks in _groups(cluster, mesh, position, start)]
     slowest = min(routes, key=lambda route: (route.link.bandwidth_bytes_per_s, -route.link.latency_s))
     return axis_link(size, slowest)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ir.mesh import Mesh
 from pdv.cluster import Device
+from pdv.cluster.route import find_route
 from pdv.cost.comm import (
     AxisLink,
     Collective,
@@ -166,7 +167,7 @@ def _resources(workload: Workload, first: int, axis: int) -> frozenset[str]:
     if size == 1:
         return frozenset()
     stride = int(np.prod(mesh.shape[axis + 1 :], dtype=np.int64))
-    return frozenset(workload.cluster.route([first + i * stride for i in range(size)]).resources)
+    return frozenset(find_route(workload.cluster, [first + i * stride for i in range(size)]).resources)
 
 
 def _streams(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ir.cost_model import CostModel
 from ir.graph import Graph
 from pdv.cluster import Cluster, Device
+from pdv.cluster.route import find_route
 from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.problem import Problem
@@ -37,7 +38,7 @@ def planned(
         size = problem.mesh.num_devices
         for axis in problem.mesh.axes:
             size //= axis.size
-            axes.append(axis_link(axis.size, cluster.route([i * size for i in range(axis.size)])))
+            axes.append(axis_link(axis.size, find_route(cluster, [i * size for i in range(axis.size)])))
         other = Problem(problem.graph, problem.mesh, tuple(axes), ComputeModel.of(cluster), problem.mode)
         work = emitted(other, loaded.derived.pcg, cluster)
     return work if compute_of is None else replace(work, compute_of=compute_of)

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from ir.graph import Node
 from pdv.cluster import Device
+from pdv.cluster.route import find_route
 from pdv.cost.comm import AxisLink, all_reduce_seconds, send_seconds
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine import Clocks, Engine, Parts
@@ -173,7 +174,7 @@ class Lowered:
         return Sends(forward, backward)
 
     def _pair(self, first: int, second: int) -> AxisLink:
-        return reached(AxisLink(2, self.workload.cluster.pair(first, second).link), self.calibration)
+        return reached(AxisLink(2, find_route(self.workload.cluster, (first, second)).link), self.calibration)
 
     def _tied(self, number: int) -> int:
         """Sums of the gradients of parameters that other stages use as well."""

@@ -9,6 +9,7 @@ import pytest
 from ir.errors import ClusterError
 from pdv.cluster import Cluster, candidate_meshes, load_cluster
 from pdv.cluster.presets import NODES
+from pdv.cluster.route import find_route
 
 PAIRS: dict[str, Any] = {  # Any: YAML
     "devices": 8, "device": "a40", "link": {"preset": "socket", "ports": 1},
@@ -19,7 +20,7 @@ PAIRS: dict[str, Any] = {  # Any: YAML
 
 
 def gigabytes(cluster: Cluster, *ranks: int) -> float:
-    return cluster.route(ranks).link.bandwidth_bytes_per_s / 1e9
+    return find_route(cluster, ranks).link.bandwidth_bytes_per_s / 1e9
 
 
 def test_parts_are_levels_and_the_bridge_is_shared() -> None:
@@ -29,7 +30,7 @@ def test_parts_are_levels_and_the_bridge_is_shared() -> None:
     assert gigabytes(found, 0, 2) == 20
     assert gigabytes(found, 0, 4) == pytest.approx(23.5 / 4)  # four pairs like it cross the bridge at once
     assert gigabytes(found, *range(8)) == pytest.approx(23.5)
-    assert found.pair(0, 4).resources == ("n0.socket0:socket", "n0.socket1:socket")
+    assert find_route(found, (0, 4)).resources == ("n0.socket0:socket", "n0.socket1:socket")
 
 
 def switched(oversubscription: float) -> Cluster:
@@ -44,7 +45,7 @@ def test_switches_are_levels_and_oversubscription_narrows_them() -> None:
     assert gigabytes(found, 0, 8) == 25  # below one leaf switch
     assert gigabytes(found, 0, 32) == 25 / 4
     assert gigabytes(found, *range(0, 128, 8)) == 25  # four members below each leaf switch
-    assert found.pair(0, 32).resources[-2:] == ("leaf0:ib-hdr", "leaf1:ib-hdr")
+    assert find_route(found, (0, 32)).resources[-2:] == ("leaf0:ib-hdr", "leaf1:ib-hdr")
     even = switched(1)
     assert gigabytes(even, 0, 32) == 25
 
@@ -58,8 +59,8 @@ def test_meshes_of_many_levels_put_neighbours_together() -> None:
 def test_rails_are_separate_ports() -> None:
     found = load_cluster({"nodes": [{"count": 2, "preset": "dgx-a100"}]})
     assert found.rails
-    assert found.pair(0, 8).resources == ("n0:ib-hdr.0", "n1:ib-hdr.0")
-    assert set(found.pair(0, 8).resources).isdisjoint(found.pair(1, 9).resources)
+    assert find_route(found, (0, 8)).resources == ("n0:ib-hdr.0", "n1:ib-hdr.0")
+    assert set(find_route(found, (0, 8)).resources).isdisjoint(find_route(found, (1, 9)).resources)
 
 
 @pytest.mark.parametrize("name", NODES)

@@ -9,6 +9,7 @@ import pytest
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Cluster, load_cluster
+from pdv.cluster.route import find_route
 from pdv.compile import plan_problems
 from pdv.memory.ways import Problems, multiplied, needs, told, ways_out
 from pdv.problem import Problem
@@ -69,4 +70,4 @@ def test_more_of_the_same_nodes() -> None:
     nodes = {"nodes": [{"count": 2, "devices": 8, "device": "a100-80gb-sxm", "link": "nvlink3"}], "network": "ib-hdr"}
     several = multiplied(load_cluster(nodes), 2)
     assert (several.num_nodes, several.num_devices) == (4, 32)
-    assert several.route((0, 8)).link.bandwidth_bytes_per_s > 0
+    assert find_route(several, (0, 8)).link.bandwidth_bytes_per_s > 0

@@ -14,6 +14,7 @@ from pdv.cluster import load_cluster
 from pdv.cluster.detect import combined, facts_of, read_facts
 from pdv.cluster.detect.hosts import expand
 from pdv.cluster.detect.nvidia import run_nvidia_smi
+from pdv.cluster.route import find_route
 
 INPUTS = Path(__file__).parent.parent / "inputs"
 CASES: dict[str, tuple[tuple[str, ...], str, str | None, dict[str, Any]]] = {  # Any: YAML
@@ -55,8 +56,8 @@ def test_the_inside_of_a_node(name: str) -> None:
 def test_a_cube_of_nvlinks_is_told_link_by_link() -> None:
     found = load_cluster(content("dgx-1v.topo", device="v100-16gb-sxm"))
     assert len(found.wires) == 16
-    assert found.route(range(8)).link.bandwidth_bytes_per_s == pytest.approx(6 * 20e9)
-    assert found.route((0, 3)).link.bandwidth_bytes_per_s == pytest.approx(40e9)
+    assert find_route(found, range(8)).link.bandwidth_bytes_per_s == pytest.approx(6 * 20e9)
+    assert find_route(found, (0, 3)).link.bandwidth_bytes_per_s == pytest.approx(40e9)
 
 
 def test_switches_of_slurm_over_the_hosts_of_a_hostfile() -> None:
