@@ -83,8 +83,10 @@ def simulate(
         simulation, memory = simulated(work), step_memory(work)
         document = simulated_document(work, simulation, memory, text)
         if trace is not None:
+            from pdv.simulate.trace import trace as draw
+
             progress("drawing", None)
-            trace.write_text(json.dumps(simulation.trace(memory)), encoding="utf-8")
+            trace.write_text(json.dumps(draw(simulation, memory)), encoding="utf-8")
     for warning in () if as_json else work.cluster.warnings:
         print_warning(warning)
     if as_json:

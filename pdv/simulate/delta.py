@@ -30,11 +30,12 @@ from pdv.simulate.engine import Engine
 from pdv.simulate.entries import Entries, Entry
 from pdv.simulate.links import Links
 from pdv.simulate.price import DevicePrices
+from pdv.simulate.result import Ran
 from pdv.simulate.runs import EACH
 from pdv.simulate.segments import Item, Segments
 from pdv.simulate.setup import EMITTED, Stages, Workload
 from pdv.simulate.stage import loss_segments
-from pdv.simulate.step import Ran, outside_ps, run_single
+from pdv.simulate.step import outside_ps, run_single
 from pdv.simulate.sums import finish
 from pdv.simulate.task import PICO, Placed, Segment, picoseconds
 

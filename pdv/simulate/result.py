@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 from ir.cost_model import Source
+from pdv.simulate.engine import Clocks, Parts
+from pdv.simulate.pipeline import Timeline
+from pdv.simulate.stage import Lowered
 from pdv.simulate.task import PICO
-
-if TYPE_CHECKING:
-    from pdv.memory import StepMemory
 
 # Parts that are no communication, in the order of reports; every other part is a mesh axis or a kind of transfer.
 OTHERS = ("compute", "recomputation", "optimizer", "host", "waiting", "bubble")
@@ -44,6 +43,25 @@ class Share:
         return {name: time / PICO for name, time in self.parts.items() if name not in OTHERS}
 
 
+@dataclass
+class Ran:
+    """A step without stragglers.
+
+    Attributes:
+        end: picoseconds.
+        parts: by stage and class, adding up to ``end``.
+        body: by stage, picoseconds until its last pass; ``tail``: of what is due once a step.
+        timeline: of a pipeline.
+    """
+
+    end: int
+    parts: list[list[Parts]]
+    body: list[int]
+    tail: list[int]
+    timeline: Timeline | None = None
+    tails: list[Clocks] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class Simulation:
     """One step.
@@ -55,7 +73,7 @@ class Simulation:
         straggler_std_s: the part of it that is drawn.
         breakdown: by stage and class of devices; of each, the parts add up to ``step_ps``.
         seconds_by_source: of the device that works most, local work and communication by where their prices are from.
-        draw: makes the trace.
+        lowered, ran: what was simulated and when it ran, stragglers apart; ``pdv.simulate.trace`` draws it.
     """
 
     step_ps: int
@@ -63,7 +81,8 @@ class Simulation:
     straggler_std_s: float
     breakdown: tuple[Share, ...]
     seconds_by_source: Mapping[Source, float]
-    draw: Callable[[StepMemory | None], dict[str, Any]] = field(repr=False, compare=False)  # Any: JSON
+    lowered: Lowered = field(repr=False, compare=False)
+    ran: Ran = field(repr=False, compare=False)
 
     @property
     def step_s(self) -> float:
@@ -79,7 +98,3 @@ class Simulation:
             for name, time in share.parts.items():
                 found[name] = found.get(name, 0) + time * share.count
         return {name: time / devices / PICO for name, time in found.items()}
-
-    def trace(self, memory: StepMemory | None = None) -> dict[str, Any]:
-        """The step as a Chrome trace, which Perfetto opens (``pdv.simulate.trace``), with what it holds if given."""
-        return self.draw(memory)

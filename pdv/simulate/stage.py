@@ -58,6 +58,16 @@ class Stage:
     sums: Sums
     tail: Segment
 
+    def passes(self, micro_batches: int, *, train: bool) -> list[Sequence[Placed]]:
+        """What it runs where there is no pipeline."""
+        (program,) = self.programs
+        found: list[Sequence[Placed]] = []
+        for number in range(micro_batches):
+            found.append(program.forward)
+            if train:
+                found.append(program.last if number == micro_batches - 1 else program.backward)
+        return found
+
 
 class Lowered:
     """A workload as programs of tasks.

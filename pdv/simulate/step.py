@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,34 +17,12 @@ from pdv.simulate.calibration import CALIBRATION, Calibration
 from pdv.simulate.engine import Clocks, Engine, Parts
 from pdv.simulate.links import Links
 from pdv.simulate.pipeline import Durations, Timeline, compose
-from pdv.simulate.result import Share, Simulation
+from pdv.simulate.result import Ran, Share, Simulation
 from pdv.simulate.setup import Workload
 from pdv.simulate.stage import Lowered, Stage
 from pdv.simulate.stragglers import factors
 from pdv.simulate.task import BUBBLE, HOST, PICO, WAITING, Placed, Segment, picoseconds
 from pdv.simulate.uncertainty import Confidence, confidence
-
-if TYPE_CHECKING:
-    from pdv.memory import StepMemory
-
-
-@dataclass
-class Ran:
-    """A step without stragglers.
-
-    Attributes:
-        end: picoseconds.
-        parts: by stage and class, adding up to ``end``.
-        body: by stage, picoseconds until its last pass; ``tail``: of what is due once a step.
-        timeline: of a pipeline.
-    """
-
-    end: int
-    parts: list[list[Parts]]
-    body: list[int]
-    tail: list[int]
-    timeline: Timeline | None = None
-    tails: list[Clocks] = field(default_factory=list)
 
 
 def simulate(
@@ -80,13 +56,8 @@ def simulated(lowered: Lowered, draws: int = 16, seed: int = 0) -> Simulation:
         for number, device in enumerate(stage.kind.links.devices)
     ]
 
-    def draw(memory: StepMemory | None) -> dict[str, Any]:  # Any: JSON
-        from pdv.simulate.trace import trace
-
-        return trace(lowered, ran, memory)
-
     std_s = math.hypot(sure.std_s, straggler_std_s)
-    return Simulation(step, std_s, straggler_std_s, tuple(shares), sure.by_source, draw)
+    return Simulation(step, std_s, straggler_std_s, tuple(shares), sure.by_source, lowered, ran)
 
 
 def run(lowered: Lowered) -> Ran:
@@ -96,7 +67,7 @@ def run(lowered: Lowered) -> Ran:
     outside = outside_ps(devices, lowered.calibration)
     if workload.stages.chunks > 1:
         return _pipelined(lowered, outside)
-    passes = passes_of(stage, workload.execution.micro_batches, train=workload.problem.train)
+    passes = stage.passes(workload.execution.micro_batches, train=workload.problem.train)
     return run_single(stage.kind.engine, stage.kind.links, passes, stage.tail, outside)
 
 
@@ -117,17 +88,6 @@ def run_single(engine: Engine, links: Links, passes: Sequence[Sequence[Placed]],
         _add(parts, WAITING, end - at)
         _add(parts, HOST, outside)
     return Ran(end + outside, [clocks.parts], [body], [end - body])
-
-
-def passes_of(stage: Stage, micro_batches: int, *, train: bool) -> list[Sequence[Placed]]:
-    """What a stage without a pipeline runs."""
-    (program,) = stage.programs
-    found: list[Sequence[Placed]] = []
-    for number in range(micro_batches):
-        found.append(program.forward)
-        if train:
-            found.append(program.last if number == micro_batches - 1 else program.backward)
-    return found
 
 
 def _pipelined(lowered: Lowered, outside: int) -> Ran:

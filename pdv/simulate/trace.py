@@ -8,16 +8,14 @@ Entry point: ``trace``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pdv.memory import StepMemory
 from pdv.schedule.order import Pass
 from pdv.simulate.engine import Clocks, simulate_tasks
+from pdv.simulate.result import Ran, Simulation
 from pdv.simulate.stage import Lowered, Stage
 from pdv.simulate.task import TRANSFER, Placed, Task
-
-if TYPE_CHECKING:
-    from pdv.memory import StepMemory
-    from pdv.simulate.step import Ran
 
 Event = dict[str, Any]  # Any: JSON
 MOST = 200_000  # tasks; beyond, passes are drawn whole
@@ -26,9 +24,9 @@ COMPUTE_THREAD = 0
 SEND_THREAD = 90
 
 
-def trace(lowered: Lowered, ran: Ran, memory: StepMemory | None = None) -> dict[str, Any]:
+def trace(simulation: Simulation, memory: StepMemory | None = None) -> dict[str, Any]:
     """The trace; with ``memory`` also a track of what each class of devices holds."""
-    drawing = _Drawing(lowered, ran)
+    drawing = _Drawing(simulation.lowered, simulation.ran)
     drawing.draw()
     if memory is not None:
         drawing.hold(memory)
@@ -104,10 +102,8 @@ class _Drawing:
 
     def _whole(self, stage: Stage) -> None:
         """A stage without a pipeline, on streams that keep running."""
-        from pdv.simulate.step import passes_of
-
         workload = self._lowered.workload
-        passes = passes_of(stage, workload.execution.micro_batches, train=workload.problem.train)
+        passes = stage.passes(workload.execution.micro_batches, train=workload.problem.train)
         clocks = Clocks.quiet(len(stage.kind.links.devices), stage.kind.links.num_streams)
         ways = (False, True) if workload.problem.train else (False,)
         taken = (Pass(0, number, way) for number in range(workload.execution.micro_batches) for way in ways)

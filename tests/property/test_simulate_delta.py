@@ -17,9 +17,10 @@ from pdv.pcg.realize import realize
 from pdv.problem import Assignment, Problem
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.delta import Delta
+from pdv.simulate.result import Ran
 from pdv.simulate.setup import EMITTED
 from pdv.simulate.stage import Lowered
-from pdv.simulate.step import Ran, run
+from pdv.simulate.step import run
 from tests.pdv.search.oracle import Oracle
 from tests.pdv.simulate.workloads import flat, of_pcg
 from tests.pdv.worlds import DEVICE, attention_block, mlp, problem, random_graph

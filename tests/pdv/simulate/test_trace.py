@@ -23,7 +23,7 @@ SPECS = (
 def traced(spec: str, *, memory: bool = False) -> tuple[float, list[dict[str, Any]]]:
     workload = gpt(spec)
     simulation = simulate(workload, draws=0)
-    content = simulation.trace(step_memory(workload) if memory else None)
+    content = drawing.trace(simulation, step_memory(workload) if memory else None)
     found = json.loads(json.dumps(content))
     assert set(found) == {"traceEvents", "displayTimeUnit"}
     return simulation.step_s, found["traceEvents"]
