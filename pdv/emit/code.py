@@ -42,9 +42,9 @@ def method(x: Code, name: str, *arguments: str) -> Code:
 
 
 def binary(left: Code, operator: str, right: Code) -> Code:
-    """``left operator right`` for + - * / //."""
+    """``left operator right`` for + - * / //; a sum is added term by term."""
     level = PRODUCT if operator in ("*", "/", "//") else SUM
-    return Code(f"{left.at(level)} {operator} {right.at(level + 1)}", level)
+    return Code(f"{left.at(level)} {operator} {right.at(level if operator == '+' else level + 1)}", level)
 
 
 def negative(x: Code) -> Code:

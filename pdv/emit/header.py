@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 
 from ir.graph import Graph
 from ir.mesh import Mesh
+from pdv.emit.code import WIDTH
 from pdv.emit.names import plain
 
 Fields = Mapping[str, object]
@@ -15,7 +17,7 @@ def header(document: Fields, graph: Graph, mesh: Mesh) -> str:
     """The module docstring; what the plan's document does not say is left out."""
     shape = " x ".join(f"{axis.name}={axis.size}" for axis in mesh.axes) or "one device"
     name = plain(str(_at(document, "source", "name") or graph.name))
-    lines = [f'"""{name}, sharded for the mesh {shape} ({_processes(mesh)}), or whole on one.', ""]
+    lines = [_filled(f'"""{name}, sharded for the mesh {shape} ({_processes(mesh)}), or whole on one.'), ""]
     facts = {
         "model": _hash(_at(document, "source", "hash")),
         "cluster": _text(_at(document, "cluster", "name")),
@@ -27,10 +29,14 @@ def header(document: Fields, graph: Graph, mesh: Mesh) -> str:
         "command": _text(_at(document, "command")),
     }
     width = max(len(key) for key in facts)
-    known = [f"{key:<{width}}  {text}" for key, text in facts.items() if text]
+    known = [_filled(f"{key:<{width}}  {text}", width + 2) for key, text in facts.items() if text]
     lines += [*known, *([""] if known else [])]
     lines += ["Written by pdv; edit it as you like. parallel.py explains the operators that name an axis.", '"""']
-    return "\n".join(line.rstrip()[:118] for line in lines)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _filled(text: str, indent: int = 0) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent)
 
 
 def _processes(mesh: Mesh) -> str:
