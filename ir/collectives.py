@@ -1,7 +1,4 @@
-"""What the four parallel operators and their fusions do to the arrays of all ranks, forward and backward.
-
-``MOVES`` is the executable form of the table in docs/architecture.md (States): each operator with its dual.
-"""
+"""What parallel operators do to the arrays of all ranks, forward and backward: their transitions, executable."""
 
 from __future__ import annotations
 
@@ -14,7 +11,9 @@ import numpy as np
 
 from ir.einsum import Data
 from ir.mesh import Mesh
-from ir.sharding import Shard, Sharding
+from ir.ops.parallel import OPS as PARALLEL
+from ir.sharding import Partial, Shard, Sharding, State, gradient_state
+from ir.transition import Transition
 
 Total = Callable[[Data, tuple[int, ...]], Data]
 
@@ -75,49 +74,30 @@ class Group:
 Move = Callable[[Group, Data, Mapping[str, Any]], Data]
 
 
-def _same(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
-    del group, attrs
-    return x
+def _run(group: Group, x: Data, before: State, after: State) -> Data:
+    """Take x from a state to another: pending sums are taken, blocks joined, blocks cut."""
+    if isinstance(before, Partial):
+        x = group.sum(x)
+    if isinstance(before, Shard):
+        x = group.gather(x, before.dim)
+    return group.slice(x, after.dim) if isinstance(after, Shard) else x
 
 
-def _gather(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
-    return group.gather(x, attrs["dim"])
+def _moves(transition: Transition) -> tuple[Move, Move]:
+    """What a parallel operator does to values, and to gradients."""
+
+    def forward(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
+        return _run(group, x, *transition.states(attrs))
+
+    def backward(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
+        before, after = transition.states(attrs)
+        return _run(group, x, gradient_state(after), gradient_state(before))
+
+    return forward, backward
 
 
-def _slice(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
-    return group.slice(x, attrs["dim"])
-
-
-def _sum(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
-    del attrs
-    return group.sum(x)
-
-
-def _sum_slice(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
-    return group.slice(group.sum(x), attrs["dim"])
-
-
-def _exchange(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
-    return group.slice(group.gather(x, attrs["dim"]), attrs["to_dim"])
-
-
-def _exchange_back(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
-    return group.slice(group.gather(x, attrs["to_dim"]), attrs["dim"])
-
-
-MOVES: Mapping[str, tuple[Move, Move]] = MappingProxyType(
-    {
-        "partition": (_slice, _gather),
-        "combine": (_gather, _slice),
-        "replicate": (_same, _sum),
-        "reduce": (_sum, _same),
-        "all_gather": (_gather, _sum_slice),
-        "reduce_scatter": (_sum_slice, _gather),
-        "reduce_replicate": (_sum, _sum),
-        "all_to_all": (_exchange, _exchange_back),
-    }
-)
-"""Operator -> what it does forward, and to the gradient (its dual)."""
+MOVES: Mapping[str, tuple[Move, Move]] = MappingProxyType({op.name: _moves(op.transition) for op in PARALLEL})
+"""Parallel operator -> what it does forward, and to the gradient."""
 
 
 def cut(x: Data, sharding: Sharding, mesh: Mesh) -> Data:

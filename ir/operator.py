@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ir.dims import Dims, Loops, Shape, parse, solve
 from ir.errors import ShapeError
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
+from ir.transition import STAYS, Transition
 from ir.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Operator:
         differentiable: operand numbers that receive a gradient (``None``: all floating ones).
         evaluate: the reference semantics on a ``Tape`` (float or exact), for kinds that are not derived.
         result_dtype: the result's type from operand types and attributes; default: the first operand's.
+        transition: of a parallel operator, the states before and after along its axis.
         emit: the torch expression, with ``{0}`` … operands, ``{attr}`` attributes and ``{offset}``.
     """
 
@@ -85,6 +87,7 @@ class Operator:
     differentiable: tuple[int, ...] | None = None
     evaluate: Callable[[Tape, Sequence[Any], Call], Any] | None = None  # Any: arrays of the tape's field
     result_dtype: Callable[[Sequence[DType], Attrs], DType] | None = None
+    transition: Transition = STAYS
 
     def solve(self, where: str, operands: Sequence[TensorType], attrs: Attrs) -> Loops:
         """The loop nest over these operands, extents global.

@@ -7,7 +7,7 @@ Shard <-> Shard, Invariant <-> Invariant, Replicate <-> Partial.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ir.mesh import Mesh
@@ -51,6 +51,19 @@ class Partial:
 State = Shard | Invariant | Replicate | Partial
 Sharding = tuple[State, ...]
 """One state per mesh axis, in mesh order."""
+
+
+_DUALS: Mapping[type[State], State] = {Replicate: Partial(), Partial: Replicate()}
+
+
+def gradient_state(state: State) -> State:
+    """The state of the gradient of a value in this state."""
+    return _DUALS.get(type(state), state)
+
+
+def gradient_kind(kind: type[State]) -> type[State]:
+    """The kind of state that the gradient is in."""
+    return type(_DUALS[kind]) if kind in _DUALS else kind
 
 
 def parse_state(text: str) -> State:

@@ -13,7 +13,6 @@ from ir.errors import ShardingError
 from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from ir.operator import Split, local_loops
-from ir.ops.parallel import TRANSITIONS
 from ir.sharding import Invariant, Shard, Sharding, State, fits, format_sharding, invariant, parse_sharding
 
 
@@ -139,7 +138,7 @@ def _infer_parallel(node: Node, sharding: Sharding, mesh: Mesh) -> Sharding:
         position = mesh.index(name)
     except KeyError:
         raise ShardingError(f"{describe(node)} names axis {name!r}", f"The mesh is {mesh}") from None
-    before, after = TRANSITIONS[node.op.name](node.attrs)
+    before, after = node.op.transition.states(node.attrs)
     if sharding[position] != before:
         raise ShardingError(
             f"{describe(node)} on axis {name}: expected {before}, found {sharding[position]} (of {node.operands[0]!r})"

@@ -1,74 +1,59 @@
 """Partition, combine, replicate, reduce and their fusions: the only operators that name a mesh axis.
 
-They never change a tensor's global value, only its state along one axis (docs/architecture.md, States);
-``TRANSITIONS`` says how, and each one's backward is its dual.
+They never change a tensor's global value, only its state along one axis (docs/architecture.md, States). An operator is
+declared by the kinds of state before and after, from which all else follows (``ir/transition.py``): its dual, its
+collectives, whether it sums or gathers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from ir.operator import Attrs, Operator
+from ir.operator import Operator
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
+from ir.transition import Transition
 
-Transition = tuple[State, State]
 
-
-def _parallel(name: str, *attrs: str, emit: str) -> Operator:
-    return Operator(name, "... -> ...", "parallel", attrs=attrs, emit=emit, flops_per_point=0.0)
+def _parallel(name: str, before: type[State], after: type[State], *, emitted: bool = True) -> Operator:
+    """``emitted``: whether programs have a function for it; one without is written as two, by way of Invariant."""
+    transition = Transition(before, after)
+    return Operator(
+        name,
+        "... -> ...",
+        "parallel",
+        emit=name if emitted else "",
+        attrs=(*transition.dims, "axis"),
+        flops_per_point=0.0,
+        transition=transition,
+    )
 
 
 OPS = (
-    _parallel("partition", "dim", "axis", emit="partition({0}, {dim}, {axis})"),
-    _parallel("combine", "dim", "axis", emit="combine({0}, {dim}, {axis})"),
-    _parallel("replicate", "axis", emit="replicate({0}, {axis})"),
-    _parallel("reduce", "axis", emit="reduce({0}, {axis})"),
-    _parallel("all_gather", "dim", "axis", emit="all_gather({0}, {dim}, {axis})"),
-    _parallel("reduce_scatter", "dim", "axis", emit="reduce_scatter({0}, {dim}, {axis})"),
-    _parallel("reduce_replicate", "axis", emit="reduce_replicate({0}, {axis})"),
-    _parallel("all_to_all", "dim", "to_dim", "axis", emit="all_to_all({0}, {dim}, {to_dim}, {axis})"),
+    _parallel("partition", Invariant, Shard),
+    _parallel("combine", Shard, Invariant),
+    _parallel("replicate", Invariant, Replicate),
+    _parallel("reduce", Partial, Invariant),
+    _parallel("all_gather", Shard, Replicate),
+    _parallel("reduce_scatter", Partial, Shard),
+    _parallel("reduce_replicate", Partial, Replicate, emitted=False),
+    _parallel("all_to_all", Shard, Shard),
 )
 
-TRANSITIONS: Mapping[str, Callable[[Attrs], Transition]] = MappingProxyType(
-    {
-        "partition": lambda a: (Invariant(), Shard(_dim(a, "dim"))),
-        "combine": lambda a: (Shard(_dim(a, "dim")), Invariant()),
-        "replicate": lambda a: (Invariant(), Replicate()),
-        "reduce": lambda a: (Partial(), Invariant()),
-        "all_gather": lambda a: (Shard(_dim(a, "dim")), Replicate()),
-        "reduce_scatter": lambda a: (Partial(), Shard(_dim(a, "dim"))),
-        "reduce_replicate": lambda a: (Partial(), Replicate()),
-        "all_to_all": lambda a: (Shard(_dim(a, "dim")), Shard(_dim(a, "to_dim"))),
-    }
-)
-"""Operator -> (state before, state after) along its axis."""
+TRANSITIONS: Mapping[str, Transition] = MappingProxyType({op.name: op.transition for op in OPS})
+_BETWEEN = {(transition.before, transition.after): name for name, transition in TRANSITIONS.items()}
 
 
-def _dim(attrs: Attrs, name: str) -> int:
-    dim = attrs[name]
-    assert isinstance(dim, int), attrs
-    return dim
+def transition_of(name: str) -> Transition:
+    """The transition of a parallel operator."""
+    assert name in TRANSITIONS, f"no such parallel operator: {name}"
+    return TRANSITIONS[name]
 
 
 def move(before: State, after: State) -> tuple[str, dict[str, int]] | None:
     """The one operator (name, dims) that takes a state to another along an axis; None where there is none."""
-    match before, after:
-        case Invariant(), Shard(dim):
-            return "partition", {"dim": dim}
-        case Shard(dim), Invariant():
-            return "combine", {"dim": dim}
-        case Invariant(), Replicate():
-            return "replicate", {}
-        case Partial(), Invariant():
-            return "reduce", {}
-        case Shard(dim), Replicate():
-            return "all_gather", {"dim": dim}
-        case Partial(), Shard(dim):
-            return "reduce_scatter", {"dim": dim}
-        case Partial(), Replicate():
-            return "reduce_replicate", {}
-        case Shard(dim), Shard(to_dim) if dim != to_dim:
-            return "all_to_all", {"dim": dim, "to_dim": to_dim}
-        case _:
-            return None
+    name = _BETWEEN.get((type(before), type(after)))
+    if name is None or before == after:
+        return None
+    dims = [state.dim for state in (before, after) if isinstance(state, Shard)]
+    return name, dict(zip(TRANSITIONS[name].dims, dims, strict=True))

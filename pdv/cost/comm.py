@@ -18,33 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ir.ops.parallel import transition_of
+from ir.transition import Collective, Communication
 from pdv.cluster import Link, Route, Stage
 from pdv.cost.curves import Curves
-
-# Operators whose result is a copy that a device has to hold, or to make again where it was dropped.
-GATHERS = ("combine", "all_gather", "all_to_all")
 
 # Share of a ring's bus bandwidth that a tree reaches: NCCL's own tuning model (src/graph/tuning.cc, 2.10 and later)
 TREE_SHARE = 0.92
 
-# What a parallel operator does with the pieces that devices hold; "same" and "slice" send nothing.
-Run = Literal["same", "slice", "gather", "scatter", "sum", "exchange"]
-# Forward, and backward as its dual (docs/architecture.md, States).
-RUNS: Mapping[str, tuple[Run, Run]] = {
-    "partition": ("slice", "gather"),
-    "combine": ("gather", "slice"),
-    "replicate": ("same", "sum"),
-    "reduce": ("sum", "same"),
-    "all_gather": ("gather", "scatter"),
-    "reduce_scatter": ("scatter", "gather"),
-    "reduce_replicate": ("sum", "sum"),
-    "all_to_all": ("exchange", "exchange"),
-}
-
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
-COLLECTIVES: Mapping[Run, Collective] = {
-    "gather": "all_gather", "scatter": "reduce_scatter", "sum": "all_reduce", "exchange": "all_to_all",
-}  # fmt: skip
 Algorithm = Literal["ring", "doubling", "hierarchical", "tree", "pairwise", "measured", "learned"]
 
 
@@ -240,13 +221,18 @@ def move_seconds(name: str, axis: AxisLink, local_bytes: float) -> tuple[float, 
 
     The backward is that of the operator's dual (docs/architecture.md, States).
     """
-    assert name in RUNS, f"no such parallel operator: {name}"
-    larger = local_bytes * axis.size if RUNS[name][0] == "gather" else local_bytes
-    forward, backward = (_SECONDS[run](axis, larger) if run in _SECONDS else 0.0 for run in RUNS[name])
+    transition = transition_of(name)
+    larger = local_bytes * axis.size if transition.forward is Communication.ALL_GATHER else local_bytes
+    forward, backward = (_seconds(communication, axis, larger) for communication in transition.communications)
     return forward, backward
 
 
-_SECONDS: Mapping[Run, Callable[[AxisLink, float], float]] = {
-    "gather": all_gather_seconds, "scatter": reduce_scatter_seconds, "sum": all_reduce_seconds,
-    "exchange": all_to_all_seconds,
+def _seconds(communication: Communication, axis: AxisLink, num_bytes: float) -> float:
+    collective = communication.collective
+    return 0.0 if collective is None else _SECONDS[collective](axis, num_bytes)
+
+
+_SECONDS: Mapping[Collective, Callable[[AxisLink, float], float]] = {
+    "all_gather": all_gather_seconds, "reduce_scatter": reduce_scatter_seconds, "all_reduce": all_reduce_seconds,
+    "all_to_all": all_to_all_seconds,
 }  # fmt: skip

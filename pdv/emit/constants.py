@@ -9,6 +9,7 @@ import numpy as np
 
 from ir.graph import Node
 from ir.sizes import table_below
+from ir.transition import Communication
 from pdv.emit.leaves import Reading
 from pdv.emit.names import module_name, string, unique
 
@@ -36,7 +37,8 @@ def constant_buffers(reading: Reading) -> dict[Node, Buffer]:
             continue
         if node not in results and not any(reading.is_own(user) for user in reading.users[node]):
             continue
-        assert all(link.op.name == "partition" for link in leaf.chain), f"a constant is only ever cut: {leaf}"
+        cut = all(link.op.transition.forward is Communication.SLICE for link in leaf.chain)
+        assert cut, f"a constant is only ever cut: {leaf}"
         cuts = ", ".join(f"{string(link.attr('axis'))}: {link.attr('dim')}" for link in leaf.chain)
         attribute = unique(names[leaf.base], [buffer.attribute for buffer in found.values()])
         found[node] = Buffer(attribute, STORED + names[leaf.base], f"{{{cuts}}}" if cuts else "")

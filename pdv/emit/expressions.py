@@ -57,6 +57,8 @@ Writer = Callable[[Node, Sequence[Code], Context], Code]
 
 def write(node: Node, operands: Sequence[Code], context: Context) -> Code:
     """The expression of a node over its operands' expressions."""
+    if node.op.kind == "parallel":
+        return _parallel(node, operands[0], context)
     writer = WRITERS.get(node.op.name)
     return _template(node, operands) if writer is None else writer(node, operands, context)
 
@@ -237,12 +239,11 @@ def _chunk(node: Node, x: Sequence[Code], context: Context) -> Code:
     return Code(f"{moves.chunks_code(node, x[0]).text}[{node.attr('index')}]")
 
 
-def _parallel(node: Node, x: Sequence[Code], context: Context) -> Code:
+def _parallel(node: Node, x: Code, context: Context) -> Code:
     """partition, combine, … by their declared names: ``combine(x, 1, tp)``."""
-    dims = [str(node.attr(name)) for name in ("dim", "to_dim") if name in node.attrs]
-    axis = node.attr("axis")
+    dims = [str(node.attr(name)) for name in node.op.transition.dims]
     options = ["regather=True"] if context.regather else []
-    return call(node.op.name, x[0], *dims, axis, *options)
+    return call(node.op.emit, x, *dims, node.attr("axis"), *options)
 
 
 WRITERS: Mapping[str, Writer] = MappingProxyType(
@@ -277,13 +278,5 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
         "slice": lambda node, x, context: moves.slice_code(node, x[0], context.sizes),
         "chunk": _chunk,
         "concat": _concat,
-        **dict.fromkeys(
-            ("partition", "combine", "replicate", "reduce", "all_gather", "reduce_scatter", "all_to_all"), _parallel
-        ),
     }
 )
-HELPERS = (
-    "batch_norm", "batch_norm_of_all", "causal_attention", "channel_mean", "channel_variance", "embedding_block",
-    "fused_batch_norm", "overwrite", "top_k",
-)  # fmt: skip
-"""Functions of ``operators.py`` that expressions may call."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from ir.graph import Graph, Node
 
-GATHERS = ("combine", "all_gather")
-
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -29,7 +27,7 @@ class Leaf:
     @property
     def gathers(self) -> bool:
         """True if it takes communication to read it."""
-        return any(node.op.name in GATHERS for node in self.chain)
+        return any(node.op.transition.gathers for node in self.chain)
 
 
 class Reading:
@@ -88,4 +86,4 @@ class Reading:
 
 def is_idle(node: Node) -> bool:
     """replicate(x) == x where x has no gradient."""
-    return node.op.name == "replicate" and not node.operands[0].needs_grad
+    return node.op.transition.only_names and not node.operands[0].needs_grad

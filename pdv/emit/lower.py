@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from ir.builder import Builder
 from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
+from ir.ops import OPERATORS
+from ir.ops.parallel import move
+from ir.sharding import Invariant, State
 from pdv.emit.reserved import GLOBALS, MODULE
 from pdv.passes.tied_views import whole_buffers
 
@@ -34,6 +37,16 @@ def _lowered(builder: Builder, node: Node, operands: tuple[Node, ...], renamed: 
     if node.op.kind != "parallel":
         return builder.copy(node, operands)
     axis = renamed[node.attr("axis")]
-    if node.op.name == "reduce_replicate":
-        return builder.replicate(builder.reduce(*operands, axis=axis), axis=axis)
-    return builder.apply(node.op, operands, {**node.attrs, "axis": axis}, node.name)
+    if node.op.emit:
+        return builder.apply(node.op, operands, {**node.attrs, "axis": axis}, node.name)
+    before, after = node.op.transition.states(node.attrs)
+    invariant = _move(builder, operands[0], before, Invariant(), axis)
+    return _move(builder, invariant, Invariant(), after, axis)
+
+
+def _move(builder: Builder, x: Node, before: State, after: State, axis: str) -> Node:
+    """x in another state along an axis, by one operator."""
+    found = move(before, after)
+    assert found is not None, (before, after)
+    name, dims = found
+    return builder.apply(OPERATORS[name], (x,), {**dims, "axis": axis})

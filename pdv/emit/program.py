@@ -29,19 +29,17 @@ from pdv.emit.classes import (
 )
 from pdv.emit.code import WIDTH, call, docstring, statement, tuple_of
 from pdv.emit.constants import constant_buffers
-from pdv.emit.expressions import HELPERS
 from pdv.emit.leaves import Reading
 from pdv.emit.names import identifier, plain, string, unique
 from pdv.emit.opened import NamedSizes, Opened, open_sizes
 from pdv.emit.outline import Item, Run, graph_updates, outline, over, own_names, own_params
-from pdv.emit.reserved import MODULE
+from pdv.emit.reserved import HELPERS, MODULE, PARALLEL, RUNTIME
 from pdv.emit.shapes import Shapes
 from pdv.emit.size_code import UnsayableError
 from pdv.emit.steps import Scope
 from pdv.frontend.program import BATCH
 
 UNSAID = "sizes in it follow from this one in a way that the program has no words for"
-PARALLEL = ("all_gather", "all_to_all", "combine", "partition", "reduce", "reduce_scatter", "regathering", "replicate")
 
 
 def write_program(
@@ -353,9 +351,6 @@ class _Program:
             if found:
                 lines.append(_import(module, found))
         return "\n".join(lines)
-
-
-RUNTIME = ("Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh")
 
 
 def _import(module: str, names: Sequence[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ir.ops.parallel import OPS
+
 _MODULE = """
     T_destination add_module apply batch_axes bfloat16 buffers call_super_init children compile compute cpu cuda double
     dump_patches eval extra_repr float forward full_gradients full_state_dict get_buffer get_extra_state get_parameter
@@ -12,11 +14,18 @@ _MODULE = """
 MODULE = frozenset(_MODULE.split())
 """Attributes that nn.Module and the class above the model call their own."""
 
-_GLOBALS = """
-    F Mesh Model ParallelModule Path Tensor Weights all_gather all_to_all batch_norm block build causal_attention
-    channel_mean channel_variance combine dtype embedding_block i join local make_mesh mesh names nn overwrite partition
-    batch_norm_of_all fused_batch_norm per_channel top_k prefix range reduce reduce_scatter regathering replicate self
-    super torch tuple weights
+HELPERS = (
+    "batch_norm", "batch_norm_of_all", "causal_attention", "channel_mean", "channel_variance", "embedding_block",
+    "fused_batch_norm", "overwrite", "top_k",
+)  # fmt: skip
+"""Functions of ``operators.py`` that expressions may call."""
+PARALLEL = (*(op.emit for op in OPS if op.emit), "regathering")
+"""Functions of ``parallel.py``: one for each parallel operator that is written, and the context for gathers."""
+RUNTIME = ("Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh")
+"""What ``runtime.py`` gives."""
+
+_OTHERS = """
+    F Model Path Tensor block build dtype i mesh names nn per_channel prefix range self super torch tuple weights
 """
-GLOBALS = frozenset(_GLOBALS.split())
+GLOBALS = frozenset((*_OTHERS.split(), *HELPERS, *PARALLEL, *RUNTIME))
 """Names that a local variable would hide."""

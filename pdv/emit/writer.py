@@ -9,7 +9,7 @@ from ir.graph import Node
 from ir.views import is_column
 from pdv.emit.code import Code, call, method
 from pdv.emit.expressions import Context, write
-from pdv.emit.leaves import GATHERS, Reading
+from pdv.emit.leaves import Reading
 from pdv.emit.size_code import SizeCode
 
 
@@ -72,7 +72,7 @@ class Writer:
             return Code(name)
         axes: list[str] = []
         below = node
-        while below.op.name == "replicate" and (below is node or self.name_of(below) is None):
+        while below.op.transition.only_names and (below is node or self.name_of(below) is None):
             axes.insert(0, below.attr("axis"))
             below = self.reading.resolve(below.operands[0])
         if below.is_leaf:
@@ -80,5 +80,5 @@ class Writer:
             return call("local", attribute, *axes) if below.attr("trainable") else attribute
         inner = self._chain(self.reading.resolve(node.operands[0]), making=False)
         leaf = self.reading.leaf(node)
-        again = leaf is not None and leaf.regather and node.op.name in GATHERS
+        again = leaf is not None and leaf.regather and node.op.transition.gathers
         return write(node, [inner], Context(self.sizes, regather=again))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ir.graph import Node
-from pdv.cost.comm import RUNS
+from ir.transition import Communication
 from pdv.memory.layout import Layout, fresh
 
 
@@ -35,34 +35,31 @@ class Backend:
 
 def forward_move(node: Node, before: Layout, after: float, dim: int, backend: Backend) -> Move:
     """``before``: the operand; ``after``: bytes of the result; ``dim``: along which it is gathered."""
-    return _move(RUNS[node.op.name][0], before, before.elements * node.type.dtype.itemsize, after, dim, backend)
+    return _move(node.op.transition.forward, before, before.elements * node.type.dtype.itemsize, after, dim, backend)
 
 
 def backward_move(node: Node, grad_bytes: float, after: float, dim: int, backend: Backend) -> Move:
     """The same of the dual, on a gradient of ``grad_bytes``."""
-    return _move(RUNS[node.op.name][1], fresh((1,)), grad_bytes, after, dim, backend)
+    return _move(node.op.transition.backward, fresh((1,)), grad_bytes, after, dim, backend)
 
 
-def _move(what: str, before: Layout, num_bytes: float, after: float, dim: int, backend: Backend) -> Move:
+def _move(what: Communication, before: Layout, num_bytes: float, after: float, dim: int, backend: Backend) -> Move:
     eager = backend.eager
     match what:
-        case "same":
+        case Communication.NONE:
             return ALIAS
-        case "slice" | "sum":
+        case Communication.SLICE | Communication.ALL_REDUCE:
             return Move(alias=not eager)
-        case "gather":
+        case Communication.ALL_GATHER:
             copied = 0.0 if before.contiguous else num_bytes
             second = after if dim or backend.gloo else 0.0  # gloo's is gone when blocks are put together
             return Move(alias=False, beside=copied + second if eager else 0.0)
-        case "scatter":
+        case Communication.REDUCE_SCATTER:
             return Move(alias=False, beside=num_bytes * (1 + backend.gloo) if eager else 0.0)
-        case "exchange":
+        case Communication.ALL_TO_ALL:
             return Move(alias=False, beside=num_bytes + (after if dim else 0.0))
-    raise AssertionError(what)
 
 
 def gathered_dim(node: Node, *, backward: bool) -> int:
     """The dim along which a move (its dual) gathers; behind dim 0 the blocks are put together in a second buffer."""
-    if node.op.name == "all_to_all":
-        return int(node.attr("to_dim" if backward else "dim"))
-    return int(node.attr("dim")) if "dim" in node.attrs else 0
+    return node.op.transition.joined_dims(node.attrs)[backward]

@@ -145,7 +145,7 @@ def gathered_for_use(node: Node) -> bool:
     """True of a weight that is gathered for each use and dropped behind it (ZeRO-3)."""
     steps = chain(node)
     dropped = steps[0].op.name == "param" and bool(steps[0].attr("regather"))
-    return dropped and any(step.op.name in ("combine", "all_gather") for step in steps[1:])
+    return dropped and any(step.op.transition.gathers for step in steps[1:])
 
 
 def chain(node: Node) -> list[Node]:

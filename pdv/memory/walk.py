@@ -109,7 +109,7 @@ class Walk:
         dim = gathered_dim(node, backward=False)
         move = forward_move(node, read.layout, num_bytes, dim, self._backend)
         if move.alias:
-            shared = node.op.name == "replicate" or layout.elements == read.layout.elements
+            shared = node.op.transition.only_names or layout.elements == read.layout.elements
             return self._shared(read, read.layout if shared else layout)
         for_use = gathered_for_use(node)
         beside = self.heap.allocate(move.beside, self._holder("collectives", node))
@@ -273,7 +273,7 @@ class Walk:
         """The dual of a parallel operator, on a gradient."""
         setting = self.setting
         late = node.attr("axis") in setting.execution.data_axes and of_weights(node) and not setting.eager
-        if setting.axis_size(node) == 1 or (late and node.op.name == "replicate"):
+        if setting.axis_size(node) == 1 or (late and node.op.transition.only_names):
             return self.heap.keep(grad)
         after = setting.num_bytes(node.operands[0])
         dim = gathered_dim(node, backward=True)

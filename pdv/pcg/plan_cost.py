@@ -18,7 +18,7 @@ from ir.sharding import Sharding, local_bytes, local_shape
 from ir.sizes import table_below
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_local_loops, node_splits
-from pdv.cost.comm import GATHERS, AxisLink, move_seconds
+from pdv.cost.comm import AxisLink, move_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.problem import TRAIN_COPIES, Problem
 
@@ -263,7 +263,7 @@ def _kept(node: Node) -> list[Node]:
 
 def _copy(value: Node) -> Node:
     """The value that holds the memory: ``replicate`` only names a state."""
-    while value.op.name == "replicate":
+    while value.op.transition.only_names:
         value = value.operands[0]
     return value
 
@@ -278,7 +278,7 @@ def _is_activation(value: Node) -> bool:
 
 def _gathers(value: Node) -> bool:
     while value.op.kind == "parallel":
-        if value.op.name in GATHERS:
+        if value.op.transition.fetches:
             return True
         value = value.operands[0]
     return False

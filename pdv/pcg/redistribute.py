@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ir.mesh import Mesh
-from ir.ops.parallel import move
+from ir.ops.parallel import move, transition_of
 from ir.sharding import Invariant, Partial, Replicate, Shard, Sharding, State, fits, shard_degrees
 from ir.types import TensorType
-from pdv.cost.comm import GATHERS, AxisLink, move_seconds
+from pdv.cost.comm import AxisLink, move_seconds
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -99,12 +99,12 @@ class StateGraph:
     @cached_property
     def gathers(self) -> Flags:
         """[edges] whether the operator's result is a copy that takes memory."""
-        return np.array([step.name in GATHERS for step in self.steps], dtype=bool)
+        return np.array([transition_of(step.name).fetches for step in self.steps], dtype=bool)
 
     @cached_property
     def names_only(self) -> Flags:
         """[edges] whether the operator only names a state."""
-        return np.array([step.name == "replicate" for step in self.steps], dtype=bool)
+        return np.array([transition_of(step.name).only_names for step in self.steps], dtype=bool)
 
 
 def _edges(

@@ -63,7 +63,7 @@ def _gathered_axes(graph: Graph, node: Node) -> set[str]:
     waiting = [node]
     while waiting:
         for reader in graph.users[waiting.pop()]:
-            if reader.op.name in ("all_gather", "combine"):
+            if reader.op.transition.gathers:
                 axes.add(reader.attr("axis"))
             if reader.op.kind == "parallel":
                 waiting.append(reader)

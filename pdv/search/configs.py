@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from ir.graph import Node
 from ir.mesh import Axis
 from ir.operator import Split
+from ir.ops.parallel import transition_of
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, local_bytes
 from ir.types import TensorType
 from ir.verify import divides, split_degrees
-from pdv.cost.comm import GATHERS
 from pdv.pcg.plan_cost import local_costs
 from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
@@ -200,7 +200,8 @@ class ConfigTable:
         gathers = self.problem.pins.gathers
         if chain is None or gathers is Pins().gathers:
             return True
-        return all(gathers(param, step.axis, storage.regather) for step in chain.steps if step.name in GATHERS)
+        fetched = [step for step in chain.steps if transition_of(step.name).fetches]
+        return all(gathers(param, step.axis, storage.regather) for step in fetched)
 
     def _stored(self, param: Node, need: Sharding, storage: Storage, routes: Routes, *, keep: bool) -> Use | None:
         """A parameter that rests as ``storage`` and is read once, as ``need``."""

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from ir.graph import Node
 from pdv.pcg.derive import Derived
 
-SUMS = ("reduce", "reduce_scatter", "reduce_replicate")
-
 
 def spread(derived: Derived, of: Mapping[Node, int]) -> dict[Node, int]:
     """What ``of`` says of serial operators, said of the PCG's nodes.
@@ -26,7 +24,7 @@ def spread(derived: Derived, of: Mapping[Node, int]) -> dict[Node, int]:
             fixed.add(node)
         elif node in placed:
             found[node] = placed[node]
-        elif node.op.name in SUMS and node.operands[0] in found:
+        elif node.op.transition.sums and node.operands[0] in found:
             found[node] = found[node.operands[0]]
         elif not node.is_leaf:
             moved.append(node)

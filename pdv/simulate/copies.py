@@ -5,7 +5,8 @@ Frameworks that reduce in place and gather into the result's own memory (Megatro
 
 from __future__ import annotations
 
-from pdv.cost.comm import RUNS
+from ir.ops.parallel import transition_of
+from ir.transition import Communication
 from pdv.simulate.entries import Entry
 
 READ_AND_WRITTEN = 2
@@ -19,14 +20,14 @@ def copied_bytes(entry: Entry, way: int) -> tuple[float, int]:
     """
     before, after = (entry.held, entry.bytes) if way == 0 else (entry.bytes, entry.held)
     together = after if entry.dims[way] else 0.0
-    match RUNS[entry.name][way]:
-        case "slice":
+    match transition_of(entry.name).communications[way]:
+        case Communication.SLICE:
             copies = [after]
-        case "sum" | "scatter":
+        case Communication.ALL_REDUCE | Communication.REDUCE_SCATTER:
             copies = [before]
-        case "gather":
+        case Communication.ALL_GATHER:
             copies = [together]
-        case "exchange":
+        case Communication.ALL_TO_ALL:
             copies = [before, together]
         case _:
             copies = []

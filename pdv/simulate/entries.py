@@ -11,7 +11,7 @@ from typing import Literal
 
 from ir.graph import Node
 from ir.operator import Attrs, Split, backward_work
-from ir.ops.parallel import TRANSITIONS
+from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, invariant, local_bytes, parse_sharding
 from ir.verify import node_local_loops, node_splits
 from pdv.problem import Problem
@@ -126,17 +126,18 @@ class Entries:
         mesh, backward = self.problem.mesh, self.problem.train and value.needs_grad
         axis_name = str(attrs["axis"])
         axis = mesh.index(axis_name)
-        sharding = (*before.sharding[:axis], TRANSITIONS[name](attrs)[1], *before.sharding[axis + 1 :])
+        transition = transition_of(name)
+        sharding = (*before.sharding[:axis], transition.states(attrs)[1], *before.sharding[axis + 1 :])
         role: Role = "move"
         if base is not None and not base.node.needs_grad:
             role = "nothing"  # whole on every device: any slice of it is at hand
         elif base is not None:
-            role = "sum" if name == "replicate" and axis_name in self._data and backward else "parameter"
+            role = "sum" if transition.only_names and axis_name in self._data and backward else "parameter"
         return Entry(
             len(self.all), name, value, role, sharding, self._form(value, sharding), axis=axis,
             bytes=float(local_bytes(value.type, sharding, mesh)), held=before.bytes, backward=backward,
             regathers=role == "parameter" and backward and base is not None and base.regathers,
-            dims=_gathered_dims(attrs),
+            dims=transition.joined_dims(attrs),
         )  # fmt: skip
 
     def _add(self, key: Hashable, entry: Entry) -> Entry:
@@ -146,14 +147,6 @@ class Entries:
 
     def _form(self, node: Node, sharding: Sharding) -> int:
         return self._forms.setdefault((node.type, sharding, node.needs_grad), len(self._forms))
-
-
-def _gathered_dims(attrs: Attrs) -> tuple[int, int]:
-    ahead = attrs.get("dim", 0)
-    behind = attrs.get("to_dim", ahead)
-    assert isinstance(ahead, int), attrs
-    assert isinstance(behind, int), attrs
-    return ahead, behind
 
 
 def _wanted(node: Node) -> tuple[bool, ...]:

@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 
 from ir.mesh import Mesh
+from ir.transition import Collective
 from pdv.cluster import Device
 from pdv.cluster.route import find_route
 from pdv.cost.comm import (
     AxisLink,
-    Collective,
     all_gather_seconds,
     all_reduce_seconds,
     choice,

@@ -14,11 +14,12 @@ from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query
 from ir.graph import Node
 from ir.operator import Operator, Work
 from ir.ops import OPERATORS
+from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, local_shape
+from ir.transition import Communication
 from ir.types import DType, TensorType
 from ir.verify import node_local_loops
 from pdv.cluster import Device
-from pdv.cost.comm import RUNS
 from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import local_costs
 from pdv.problem import Problem
@@ -108,8 +109,12 @@ class DevicePrices:
         price = self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), factor)
         if self.device.kind != "cpu":
             return price
-        called = [0 if run == "same" else picoseconds(self.inside.calibration.move_cpu_s) for run in RUNS[entry.name]]
-        return price._replace(forward=price.forward + called[0], backward=price.backward + called[1])
+        called_ps = picoseconds(self.inside.calibration.move_cpu_s)
+        ahead_ps, behind_ps = (
+            0 if communication is Communication.NONE else called_ps
+            for communication in transition_of(entry.name).communications
+        )
+        return price._replace(forward=price.forward + ahead_ps, backward=price.backward + behind_ps)
 
     def loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:
         """Cross-entropy over the outputs: as the cost model has it, else by its passes over float32."""

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pdv.cost.comm import COLLECTIVES, RUNS
+from ir.ops.parallel import transition_of
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.entries import Entry
 from pdv.simulate.fusion import Fusion
@@ -236,7 +236,7 @@ class _Work:
 
     def _moves(self, entry: Entry, place: int, way: int, kind: int, *, blocks: bool, after: Waits) -> tuple[Task, ...]:
         duration = self._links.move(entry)[way]
-        collective = COLLECTIVES.get(RUNS[entry.name][way])
+        collective = transition_of(entry.name).communications[way].collective
         if not duration or collective is None:
             return ()
         axis = self._links.mesh.axes[entry.axis].name

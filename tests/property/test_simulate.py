@@ -15,10 +15,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ir.mesh import Mesh
+from ir.ops.parallel import transition_of
+from ir.transition import COLLECTIVES, Collective
 from pdv.cluster import Cluster, Device, Link, load_cluster
 from pdv.cluster.description import DeviceClass
 from pdv.cluster.route import find_route
-from pdv.cost.comm import COLLECTIVES, RUNS, AxisLink, Collective, axis_link, choice, least_seconds
+from pdv.cost.comm import AxisLink, axis_link, choice, least_seconds
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.links import Links
 from pdv.simulate.setup import Execution, Overlap, Workload
@@ -171,7 +173,7 @@ def test_quicker_hosts_never_cost_time(case: Case, share: float) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.sampled_from(sorted(COLLECTIVES.values())),
+    st.sampled_from(sorted(COLLECTIVES)),
     st.integers(1, 8), st.integers(1, 8), st.floats(1.0, 1e10),
 )  # fmt: skip
 def test_a_collective_is_never_under_its_bandwidth_bound(
@@ -250,7 +252,7 @@ def test_moves_take_what_links_and_efficiency_allow(case: Case) -> None:
     links = Links.of(workload, 0, PLAIN)
     for entry in lowered.nodes.entries.all:
         if entry.axis >= 0:
-            for way, collective in enumerate(COLLECTIVES.get(run) for run in RUNS[entry.name]):
+            for way, collective in enumerate(c.collective for c in transition_of(entry.name).communications):
                 if collective is not None:
                     size = max(entry.held, entry.bytes)
                     least = least_seconds(collective, links.axes[entry.axis], size)

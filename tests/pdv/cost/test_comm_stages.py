@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ir.transition import Collective
 from pdv.cluster import Cluster, Link, load_cluster
 from pdv.cluster.meshes import axis_route, candidate_meshes
 from pdv.cluster.route import find_route
 from pdv.cost.comm import (
     AxisLink,
-    Collective,
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,

@@ -44,7 +44,7 @@ def test_pending_sums_are_taken(before: Sharding, after: Sharding) -> None:
     states = list(before)
     for step in chain.steps:
         position = MESH.index(step.axis)
-        source, target = TRANSITIONS[step.name](dict(step.dims))
+        source, target = TRANSITIONS[step.name].states(dict(step.dims))
         assert states[position] == source
         states[position] = target
     assert tuple(states) == after
