@@ -14,6 +14,7 @@ from ir.atoms import Atoms, Factors
 from ir.builder import Builder
 from ir.dims import Loops, Shape
 from ir.graph import Graph, Node, View, ViewStep, param_view
+from ir.id_ranges import Ranges, are_computed, id_ranges
 from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
 from ir.scale_rules import (
@@ -41,7 +42,7 @@ class Small:
         graphs: the programs, in the order given.
         mesh: the ranks to simulate.
         stored: for each stored tensor what its readers share, at small size.
-        limits: inputs of integers -> the least table that they index.
+        ranges: inputs of integers -> from where they are drawn.
         note: what was changed, in words; empty if nothing.
         nodes: nodes of the programs given -> what they became.
         loops: small nodes -> the loop nest at the true sizes.
@@ -50,7 +51,7 @@ class Small:
     graphs: tuple[Graph, ...]
     mesh: Mesh
     stored: Mapping[str, Base]
-    limits: Mapping[str, int]
+    ranges: Ranges
     note: str
     nodes: Mapping[Node, Node]
     loops: Mapping[Node, Loops]
@@ -225,6 +226,8 @@ class CommonSizes:
         CONSTRAINTS.get(node.op.name, no_constraint)(node, loops, self.atoms)
         if node.op.kind == "index":
             self._limit(node.operands[1], loops["v"])
+            if are_computed(node.operands[1]):
+                self.atoms.keep(loops["v"])
         return tuple(tuple(a for loop in group for a in loops[loop]) for group in node.loops.result)
 
     def _limit(self, node: Node, table: Factors) -> None:
@@ -272,9 +275,8 @@ class CommonSizes:
         note = "" if self.chosen is None else "scaled-down sizes"
         if self.small_mesh != self.mesh:
             note += f" on {self.small_mesh}"
-        return Small(
-            small, self.small_mesh, stored, limits, note, made, _true_loops(made, apart=self.symbols is not None)
-        )
+        loops = _true_loops(made, apart=self.symbols is not None)
+        return Small(small, self.small_mesh, stored, id_ranges(small[0], limits), note, made, loops)
 
     def _limit_full(self, graphs: Sequence[Graph]) -> None:
         for graph in graphs:

@@ -287,9 +287,9 @@ def _draw(small: Small, field: PrimeField) -> dict[str, Data]:
         if dtype.is_floating:
             values[name] = field.random(f"input {name}", shape)
         elif dtype is DType.BOOL:
-            values[name] = field.integers(f"input {name}", shape, 2).astype(bool)
+            values[name] = field.integers(f"input {name}", shape, 0, 2).astype(bool)
         else:
-            values[name] = field.integers(f"input {name}", shape, small.limits.get(name, 1 << 15))
+            values[name] = field.integers(f"input {name}", shape, *small.ranges.get(name, (0, 1 << 15)))
     for source, base in small.stored.items():
         values[source] = field.random(f"stored {source}", base.shape)
     return values

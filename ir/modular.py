@@ -43,10 +43,10 @@ class PrimeField:
         generator = np.random.default_rng(seed)
         return np.stack([generator.integers(0, prime, size=shape, dtype=np.int64) for prime in self.primes])
 
-    def integers(self, label: str, shape: tuple[int, ...], most: int) -> Data:
+    def integers(self, label: str, shape: tuple[int, ...], least: int, most: int) -> Data:
         """[trials, *shape] integers below ``most``, the same in all trials: they steer, and are not of the field."""
         seed = int.from_bytes(hashlib.sha256(f"{self.key}:{label}".encode()).digest()[:8], "little")
-        drawn = np.random.default_rng(seed).integers(0, most, size=shape, dtype=np.int64)
+        drawn = np.random.default_rng(seed).integers(least, most, size=shape, dtype=np.int64)
         return np.broadcast_to(drawn, (self.trials, *shape))
 
     def lift(self, array: Data) -> Data:

@@ -139,7 +139,7 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
         elif kind.value == "bool":
             inputs[name] = np.ones(shape, dtype=bool) if positive else random.random(shape) < 0.75
         else:
-            inputs[name] = random.integers(0, pair.limits.get(name, 2), shape)
+            inputs[name] = random.integers(*pair.ranges.get(name, (0, 2)), shape)
     kinds = {source: node.type.dtype for node in pair.source.params for source in sources_of(node)}
     stored = {
         name: _weight(random, shape, kinds[name].is_floating, size) for name, shape in sorted(pair.stored.items())

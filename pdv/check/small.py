@@ -18,6 +18,7 @@ import numpy as np
 from ir.builder import Builder
 from ir.dims import Shape
 from ir.graph import Constant, Graph, Node, View, ViewStep, param_view
+from ir.id_ranges import Ranges
 from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
 from ir.scale import Shrinking, Small, shrink
@@ -44,7 +45,7 @@ class Pair:
         mesh: the ranks.
         stored: shapes of the tensors that the source reads.
         computed: what the package stores besides, made of those: nodes by stored names.
-        limits: inputs of integers -> the least table that they index.
+        ranges: inputs of integers -> from where they are drawn.
         note: at which sizes, in words.
     """
 
@@ -53,7 +54,7 @@ class Pair:
     mesh: Mesh
     stored: Mapping[str, Shape]
     computed: Mapping[str, Node]
-    limits: Mapping[str, int]
+    ranges: Ranges
     note: str
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     twins: Mapping[Node, Node] = field(default_factory=dict)
@@ -82,7 +83,7 @@ def full_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
     small = Shrinking((source, emission.whole), emission.mesh).full()
     graphs = (source, emission.whole)
     stored = {name: shape for graph in graphs for name, shape in stored_shapes(graph, shape_of).items()}
-    return Pair(source, emission.graph, emission.mesh, stored, emission.computed, small.limits, "full size")
+    return Pair(source, emission.graph, emission.mesh, stored, emission.computed, small.ranges, "full size")
 
 
 def small_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
@@ -101,7 +102,7 @@ def small_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
     }
     computed = {name: restored.made[node] for name, node in emission.computed.items()}
     return Pair(
-        serial, emitted, small.mesh, stored, computed, small.limits, small.note or "full size", views.stored,
+        serial, emitted, small.mesh, stored, computed, small.ranges, small.note or "full size", views.stored,
         restored.made,
     )  # fmt: skip
 

@@ -97,7 +97,7 @@ def test_a_causal_mask_stays_causal_and_ids_stay_in_their_table() -> None:
     np.testing.assert_array_equal(np.isfinite(mask), np.tri(len(mask), dtype=bool))
     ids = next(array for array in constants if array.dtype.kind == "i")
     assert ids.max() < small.stored["wpe"].shape[0]
-    assert small.limits["ids"] == small.stored["wte"].shape[0]
+    assert small.ranges["ids"] == (0, small.stored["wte"].shape[0])
 
 
 def test_meshes_that_are_simulated() -> None:

@@ -1,0 +1,78 @@
+"""Ids that a program computes lie in the tables that it looks up, where it is evaluated and where its text is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ir.builder import Builder
+from ir.errors import VerificationError
+from ir.exact import verify_equal
+from ir.graph import Graph, Node
+from ir.id_ranges import are_computed, id_ranges
+from ir.mesh import Mesh
+from ir.types import DType, TensorType
+from pdv.check import check_text, checked
+from pdv.emit.emission import Emission
+from pdv.frontend.program import Weights
+
+F32 = DType.F32
+OFFSETS = np.array([0, 32, 64])
+
+COMPUTED: dict[str, Callable[[Builder, Node], Node]] = {
+    "an offset": lambda k, ids: k.shift(ids, offset_by=40),
+    "from the end": lambda k, ids: k.shift(ids, offset_by=-40),
+    "twice": lambda k, ids: k.shift(k.scale(ids, factor=2), offset_by=1),
+    "a table for each column": lambda k, ids: k.add(ids, k.const(OFFSETS)),
+}
+
+
+def looked_up(computed: Callable[[Builder, Node], Node], *, factor: float = 1.0) -> Graph:
+    k = Builder()
+    ids = k.input("ids", TensorType((8, 3), DType.I64))
+    table = k.param("table", TensorType((96, 8), F32))
+    w = k.param("w", TensorType((8, 8), F32))
+    return k.graph({"y": k.scale(k.linear(k.embedding(table, computed(k, ids)), w), factor=factor)})
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_computed_ids_lie_in_their_table(name: str) -> None:
+    (found,) = id_ranges(looked_up(COMPUTED[name]), {"ids": 96}).values()
+    least, most = found
+    assert 0 <= least < most <= 96
+    ids = np.arange(least, most)
+    places = {
+        "an offset": ids + 40,
+        "from the end": ids - 40,
+        "twice": 2 * ids + 1,
+        "a table for each column": ids[:, None] + OFFSETS,
+    }[name]
+    assert places.min() >= 0
+    assert places.max() < 96
+
+
+def test_ids_as_they_are_given_are_drawn_from_the_whole_table() -> None:
+    k = Builder()
+    ids = k.input("ids", TensorType((8, 3), DType.I64))
+    moved = k.reshape(k.permute(ids, perm=(1, 0)), shape=(24,))
+    assert not are_computed(moved)
+    assert are_computed(k.shift(moved, offset_by=1))
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_proof_reads_rows_that_are_there(name: str) -> None:
+    """Rows beyond a table are zero in both programs, and twice zero is zero."""
+    right = looked_up(COMPUTED[name])
+    verify_equal(right, right, Mesh.of(a=2))
+    with pytest.raises(VerificationError):
+        verify_equal(right, looked_up(COMPUTED[name], factor=2.0), Mesh.of(a=2))
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_a_text_with_computed_ids_is_run(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "FEW_ELEMENTS", few)
+    graph = looked_up(COMPUTED[name])
+    assert check_text(graph, Emission.of(graph, Mesh(()), train=True), Weights({})).ran
