@@ -98,7 +98,7 @@ MISTAKES = (
     ("transformer", "model.py", "local(self.wr, dp, tp)", "local(self.wr, tp)", "gradient of wr"),
     ("transformer", "model.py", "local(self.wr, dp, tp)", "self.wr", "local()"),
     ("transformer", "model.py", "wte = local(self.wte, dp)", "wte = local(self.wte, dp).detach()", "gradient"),
-    ("transformer", "model.py", " + local(self.bo, dp, tp)\n", " + local(self.bo, dp, tp) / tp.size\n", "output"),
+    ("transformer", "model.py", " + local(self.bo, dp, tp)  #", " + local(self.bo, dp, tp) / tp.size  #", "output"),
     ("transformer", "model.py", "x = x + h\n", "x = x + h + h\n", "output"),
     ("transformer", "model.py", "reduce_scatter(F.linear(h, local(self.w2, dp)), 1, tp)",
      "partition(F.linear(h, local(self.w2, dp)), 1, tp)", "output"),
