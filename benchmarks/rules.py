@@ -25,6 +25,7 @@ from benchmarks.mutations import KINDS, mutants
 from benchmarks.parallel_mutations import PARALLEL_KINDS, parallel_mutants
 from benchmarks.record import Record, arguments, table
 from ir.errors import ShapeError, VerificationError
+from pdv.proofs import proof_statement
 from pdv.rewrite import library
 from pdv.rewrite.check import check_law
 from pdv.rewrite.check_parallel import check_parallel_rules
@@ -112,8 +113,9 @@ def _lectures(record: Record, alone: Sequence[Law], shipped: Sequence[Law]) -> N
         record.claim(f"laws of the lectures {name}", sum(which.values()), f"of {len(which)}")
     for degree in DEGREES:
         plan = megatron(degree)
-        record.rows.append({"megatron": degree, "rules": plan.rules, "moves": plan.moves, "proof": str(plan.proof)})
-        print(f"MLP on {degree} devices: {', '.join(plan.rules)}; moves {', '.join(plan.moves)}; {plan.proof}")
+        proof = proof_statement(plan.proof)
+        record.rows.append({"megatron": degree, "rules": plan.rules, "moves": plan.moves, "proof": proof})
+        print(f"MLP on {degree} devices: {', '.join(plan.rules)}; moves {', '.join(plan.moves)}; {proof}")
     good = sum(row.get("moves") == ("replicate", "reduce") for row in record.rows)
     record.claim("degrees at which Megatron's MLP is found and proven", good, f"of {len(DEGREES)}")
 

@@ -184,11 +184,9 @@ def apply_view(array: np.ndarray[Any, Any], view: View) -> np.ndarray[Any, Any]:
     return array
 
 
-def read_stored(
-    node: Node, stored: Callable[[str, View], np.ndarray[Any, Any]], view: View | None = None
-) -> np.ndarray[Any, Any]:
-    """What a parameter holds, given what each view of a stored tensor does; ``view``: in place of its own."""
-    view = param_view(node) if view is None else view
+def read_stored(node: Node, stored: Callable[[str, View], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """What a parameter holds, given what each view of a stored tensor does."""
+    view = param_view(node)
     if view and view[0][0] == "concat":
         _, dim, parts = view[0]
         joined = np.concatenate([stored(source, part) for source, part, _ in parts], axis=dim)

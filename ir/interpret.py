@@ -287,7 +287,7 @@ class _Run:
                 if split.loop == loop:
                     block = block * axis.size + place
             offset = block * extents[loop]
-        return Call(local, self.loops.get(node, node.loops), node.attrs, np.tile(offset, self.field.trials), degrees)
+        return Call(local, self.loops.get(node, node.loops), node.attrs, np.tile(offset, self.field.trials))
 
     def _places(self) -> Sequence[Any]:
         """For each axis, [ranks]: where each rank stands on it."""

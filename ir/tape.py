@@ -30,14 +30,12 @@ class Call:
             evaluated; means divide by these.
         attrs: the node's attributes.
         offset: [R] integers, where each rank's block of the operator's ``offset_loop`` starts.
-        degree_of: how many ways each loop is cut.
     """
 
     loops: Loops
     whole_loops: Loops
     attrs: Mapping[str, Any]
     offset: np.ndarray[Any, Any]
-    degree_of: Mapping[str, int]
 
 
 class Tape(Protocol):

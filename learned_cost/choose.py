@@ -87,12 +87,6 @@ def _sources(choice: str) -> tuple[Predictor | None, Measurements | None]:
     return Predictor.load(None if choice == LEARNED else path), None
 
 
-def known_devices(devices: Sequence[Described]) -> bool:
-    """Whether each has a record."""
-    records = load_records()
-    return all(_place(device, records).known for device in devices)
-
-
 def _records(choice: str) -> Mapping[str, DeviceRecord]:
     """Those that ship, and those in ``devices/`` beside a weight file or in a folder of profiles."""
     path = Path(choice)

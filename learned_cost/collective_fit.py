@@ -1,4 +1,4 @@
-"""Fits the collective model: parameters of physics, scales of the correction, and the points it is conditioned on.
+"""Fits the collective model: parameters of physics, and the points that the correction is conditioned on.
 
 Entry point: ``fit_collectives``. Rows are not kept: a point is the median of a curve's rows within a bin of sizes.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from learned_cost.collective_physics import PARAMETERS, facts_of, physics, start
-from learned_cost.collective_process import SCALES, Points, Theta, Vocabulary, covariance, points_of
+from learned_cost.collective_process import SCALES, Theta, Vocabulary, covariance, points_of
 from learned_cost.collective_rows import Cases, Floats, Ints, distinct
 from learned_cost.collectives import CollectiveModel
 
@@ -108,48 +107,3 @@ def _weights(cases: Cases) -> Floats:
     curves = np.bincount(system[first])[system]
     weight = 1.0 / points / curves**0.6
     return np.asarray(weight / weight.mean())
-
-
-def fit_scales(points: Points, residual: Floats, *, sample: int = 1100, seed: int = 0, rounds: int = 12) -> Theta:
-    """Scales that make the residuals of some curves of every system most likely."""
-    from scipy.optimize import minimize
-
-    chosen = _some(points, sample, seed)
-    few, missed = points.take(chosen), residual[chosen]
-    names = list(SCALES)
-
-    def surprise(numbers: Floats) -> float:
-        theta = dict(zip(names, numbers.tolist(), strict=True))
-        matrix = covariance(few, few, theta)
-        matrix[np.diag_indices_from(matrix)] += np.exp(2 * theta["noise"]) + 1e-6
-        try:
-            lower = np.linalg.cholesky(matrix)
-        except np.linalg.LinAlgError:
-            return 1e9
-        half = np.linalg.solve(lower, missed)
-        drift = sum((value - SCALES[key]) ** 2 for key, value in theta.items())
-        return float(0.5 * half @ half + np.log(np.diag(lower)).sum() + 0.3 * drift)
-
-    found = minimize(
-        surprise, np.array([SCALES[name] for name in names]), method="L-BFGS-B", bounds=[(-5.0, 3.0)] * len(names),
-        options={"maxiter": rounds, "eps": 1e-3},
-    )  # fmt: skip
-    return dict(zip(names, found.x.tolist(), strict=True))
-
-
-def _some(points: Points, sample: int, seed: int) -> NDArray[np.int64]:
-    """Points of every system, whole curves at a time, about ``sample`` in all."""
-    random = np.random.default_rng(seed)
-    each = max(1, sample // len(np.unique(points.system)))
-    chosen: list[int] = []
-    for system in np.unique(points.system):
-        here = np.flatnonzero(points.system == system)
-        curves = random.permutation(np.unique(points.curve[here]))
-        taken = 0
-        for curve in curves:
-            rows = here[points.curve[here] == curve]
-            chosen.extend(rows.tolist())
-            taken += len(rows)
-            if taken >= each:
-                break
-    return np.array(sorted(chosen))

@@ -21,9 +21,8 @@ from learned_cost.collective_physics import Facts
 from learned_cost.collective_rows import Cases, Floats, Ints
 
 # Logs of deviations (of log seconds) and of lengths; lengths of sizes, devices, nodes, rates and clocks count in
-# doublings, a penalty is what another name adds to the squared distance. Most likely values on the open data
-# (``collective_fit.fit_scales``), then clock, devices, own_devices, library, collective,
-# nodes and shared by leaving systems out.
+# doublings, a penalty is what another name adds to the squared distance. Most likely values on the open data;
+# clock, devices, own_devices, library, collective, nodes and shared by leaving systems out.
 SCALES: Mapping[str, float] = {
     "shared": -0.60, "shared_size": 1.86, "shared_share": -0.17, "devices": 1.50, "nodes": -1.00, "rate": -0.35,
     "clock": -2.00, "blocks": 0.01, "library": 2.50, "collective": 2.50, "link": 0.82, "device": -3.00,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learned_cost.device import DeviceRecord, find, load_records
-from learned_cost.table import CollectiveTable
+from learned_cost.table import Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -91,7 +91,7 @@ def distinct(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
     return np.array(first, dtype=np.int64), codes
 
 
-def cases_of(table: CollectiveTable) -> Cases:
+def cases_of(table: Table) -> Cases:
     """The rows of a table; a node count or devices per node that is missing is filled in from the other."""
     rows = len(table)
 
@@ -112,7 +112,7 @@ def cases_of(table: CollectiveTable) -> Cases:
     )  # fmt: skip
 
 
-def _known(table: CollectiveTable, name: str, rows: int) -> Floats:
+def _known(table: Table, name: str, rows: int) -> Floats:
     column = table[name].astype(np.float64) if name in table else np.full(rows, -1.0)
     return np.where(column >= 1.0, column, np.nan)
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from learned_cost.collective_rows import Cases, Floats, Ints, cases_of, distinct
 from learned_cost.collectives import CollectiveModel, load_collective_model
-from learned_cost.table import CollectiveTable
+from learned_cost.table import Table
 
 POINTS = 3
 CANDIDATES = 600  # that are weighed for each choice
 WIDTH = 1.645  # deviations of a 90 % interval
 
 
-def evaluate_collectives(rows: CollectiveTable, model: CollectiveModel | None = None) -> dict[str, Any]:  # Any: JSON
+def evaluate_collectives(rows: Table, model: CollectiveModel | None = None) -> dict[str, Any]:  # Any: JSON
     """Errors of ``model`` (default: the shipped one) by system, and of systems that it was not trained on after three
     points of the system and after three of each of its (collective, library); a measured point is not scored again.
     """

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from learned_cost.collective_physics import facts_of, physics
 from learned_cost.collective_process import Points, Theta, Vocabulary, covariance, points_of
 from learned_cost.collective_rows import Cases, Floats, Ints, cases_of
-from learned_cost.table import CollectiveTable
+from learned_cost.table import Table
 from learned_cost.weights import SHIPPED, Weights, load_weights
 
 STEP = 0.5  # of the grid of sizes that a curve is computed at, in doublings
@@ -65,7 +65,7 @@ class CollectiveModel:
     measured: Measured | None = None
     _curves: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = field(default_factory=dict, repr=False)
 
-    def predict(self, rows: CollectiveTable) -> tuple[Floats, Floats]:
+    def predict(self, rows: Table) -> tuple[Floats, Floats]:
         """(log seconds, their deviation) of every row. Monotone in bytes, never under the links' bound."""
         return self.price(cases_of(rows))
 
@@ -95,7 +95,7 @@ class CollectiveModel:
         names = zip(cases.system, cases.gpu, strict=True)
         return np.array([systems.get(f"{a}|{b}", -1) for a, b in names], dtype=np.int64)
 
-    def adapted(self, rows: CollectiveTable) -> CollectiveModel:
+    def adapted(self, rows: Table) -> CollectiveModel:
         """The same after measurements: α, 1/β and curves of their systems move by as much as they tell."""
         return self.given(cases_of(rows), np.log(rows.latency_s))
 

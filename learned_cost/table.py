@@ -143,10 +143,6 @@ class Table:
         return np.asarray(self.columns["latency_us"], dtype=np.float64) * 1e-6
 
 
-KernelTable = Table  # of KERNEL_COLUMNS
-CollectiveTable = Table  # of COLLECTIVE_COLUMNS
-
-
 def concat(tables: Sequence[Table]) -> Table:
     """Tables of the same columns, one below the other; vocabularies are joined."""
     first = tables[0]

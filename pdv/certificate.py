@@ -8,6 +8,7 @@ from typing import Any
 
 from pdv.cluster.units import MEMORY
 from pdv.problem import Problem
+from pdv.seal import finite
 from pdv.search.meshes import Found
 
 Document = dict[str, Any]  # Any: JSON
@@ -28,7 +29,7 @@ def certificate_document(found: Found, problems: Sequence[Problem], pins: str | 
             "rules": {"count": len(problem.rules), "digest": rules_digest(problem)},
             "variants": found.solution.variants,
             "mode": problem.mode,
-            "memory_limit_bytes": _finite(problems[0].memory_limit if problems else problem.memory_limit),
+            "memory_limit_bytes": finite(problems[0].memory_limit if problems else problem.memory_limit),
             "pins": pins,
         },
     }
@@ -60,7 +61,3 @@ def rules_digest(problem: Problem) -> str:
     """Of the algebraic rules allowed, by name and law, in order."""
     lines = "\n".join(f"{rule.name}: {rule.equation}" for rule in problem.rules)
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
-
-
-def _finite(value: float) -> float | None:
-    return None if value == float("inf") else value

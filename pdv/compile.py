@@ -27,7 +27,7 @@ from pdv.pins import PinSet, load_pins
 from pdv.plan import Plan
 from pdv.planning import Effort, Progress, Searched, opened, searched
 from pdv.prices import cost_model, priced_axes
-from pdv.problem import Mode, Pins, Problem
+from pdv.problem import Pins, Problem
 from pdv.proofs import proof_document, run_document
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.chosen import chosen_rules
@@ -49,7 +49,7 @@ def optimize(
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
     dynamic_shapes: Any = None,  # Any: as torch.export.export takes it
-    mode: Mode = config.MODE,
+    mode: config.Mode = config.MODE,
     dtype: str | None = None,
     memory_limit: float | None = None,
     search: str = config.SEARCH,
@@ -215,7 +215,7 @@ def plan_problems(
     graph: Graph,
     cluster: Cluster,
     *,
-    mode: Mode,
+    mode: config.Mode,
     memory_limit: float | None = None,
     pins: Pins | PinSet | None = None,
     rules: tuple[Rule, ...] = RULES,

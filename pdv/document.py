@@ -18,6 +18,7 @@ from ir.sharding import format_sharding
 from ir.verify import infer_shardings
 from pdv.certificate import certificate_document
 from pdv.cluster import Cluster, Device, Link, Stage
+from pdv.config import Mode
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
@@ -25,11 +26,11 @@ from pdv.cost.sources import cost_document, node_source
 from pdv.derivation import LEAVE, STORE, operators, to_steps
 from pdv.pcg.derive import Derived
 from pdv.pcg.plan_cost import PlanCost
-from pdv.problem import Assignment, Mode, Problem
+from pdv.problem import Assignment, Problem
 from pdv.report.techniques import techniques
 from pdv.rewrite.chosen import trusted_rules
 from pdv.rewrite.rule import by_name
-from pdv.seal import FORMAT_VERSION, Document, check_version, damaged
+from pdv.seal import FORMAT_VERSION, Document, check_version, damaged, finite
 from pdv.search.meshes import Found
 
 
@@ -88,7 +89,7 @@ def facts_document(
                 "size": axis.size,
                 "link": {
                     "name": link.link.name,
-                    "bandwidth_bytes_per_s": _finite(link.link.bandwidth_bytes_per_s),
+                    "bandwidth_bytes_per_s": finite(link.link.bandwidth_bytes_per_s),
                     "latency_s": link.link.latency_s,
                     **({} if link.curves is None else {"curves": link.curves.as_dict()}),
                     **({} if not link.stages else {"stages": [asdict(stage) for stage in link.stages]}),
@@ -161,11 +162,6 @@ def _curves(entry: Mapping[str, Any]) -> Curves | None:
 
 def _stages(entry: Mapping[str, Any]) -> tuple[Stage, ...]:
     return tuple(Stage(**{**stage, "link": Link(**stage["link"])}) for stage in entry.get("stages", ()))
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity: an axis of size one has a link without a bandwidth."""
-    return None if value == float("inf") else value
 
 
 def _tensor(name: str, node: Node) -> Document:

@@ -14,13 +14,12 @@ from ir.mesh import Mesh
 from ir.operator import Split
 from ir.rows import by_rows
 from ir.sharding import Invariant, Shard, Sharding, State, fits, invariant
+from pdv.config import Mode
 from pdv.cost.comm import AxisLink
 from pdv.rewrite.rule import Rule
 
 if TYPE_CHECKING:
     from pdv.pcg.realize import Realized
-
-Mode = Literal["train", "infer"]
 
 # AdamW keeps two moments of each weight, and training keeps its gradient (Loshchilov and Hutter, ICLR 2019).
 TRAIN_COPIES = 4

@@ -20,6 +20,11 @@ CHECKSUM = "checksum"
 Document = dict[str, Any]  # Any: JSON
 
 
+def finite(value: float) -> float | None:
+    """A number as JSON, which has no infinity (an axis of size one has a link without a bandwidth): then None."""
+    return None if value == float("inf") else value
+
+
 def write_document(directory: Path, document: Mapping[str, Any]) -> None:
     """plan.json with its checksum."""
     whole = {**document, CHECKSUM: checksum(document)}

@@ -60,7 +60,7 @@ def _measured(
         for name in FACTORS:
             count = max(size // 4 // world, 1) * world
             wanted = name not in too_long and (name, count * 4, world) not in done and time.monotonic() < until
-            if not _agreed(wanted, device) or (name == "send_recv" and world % 2):
+            if not agree(wanted, device) or (name == "send_recv" and world % 2):
                 continue
             seconds = slowest_seconds(collective_call(name, count, device), device)
             if statistics.median(seconds) > MOST_S:
@@ -68,7 +68,8 @@ def _measured(
             yield name, count * 4, seconds
 
 
-def _agreed(value: bool, device: torch.device) -> bool:
+def agree(value: bool, device: torch.device) -> bool:
+    """What rank 0 says, on every rank."""
     told = torch.tensor([int(value)], device=device)
     dist.broadcast(told, 0)
     return bool(told.item())

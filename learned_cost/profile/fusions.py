@@ -15,29 +15,25 @@ from ir.graph import Graph, Node
 from ir.types import TensorType
 from learned_cost.kernel import Kernel, Subgraph
 from learned_cost.profile.groups import Limits, Task
-from learned_cost.profile.subgraphs import described, inputs_of
+from learned_cost.profile.subgraphs import described, inputs_of, vector
 
 Build = Callable[[Builder, TensorType, int], tuple[Node, ...]]  # over [rows, width] and another width
 Run = Callable[[Sequence[Tensor]], object]
 
 
-def _vector(k: Builder, x: Node, name: str) -> Node:
-    return k.param(name, TensorType(x.type.shape[-1:], x.type.dtype))
-
-
 def _bias_gelu(k: Builder, t: TensorType, other: int) -> tuple[Node, ...]:
     x = k.input("x", t)
-    return (k.gelu(k.add(x, _vector(k, x, "bias")), approximate="tanh"),)
+    return (k.gelu(k.add(x, vector(k, x, "bias")), approximate="tanh"),)
 
 
 def _add_layer_norm(k: Builder, t: TensorType, other: int) -> tuple[Node, ...]:
     total = k.add(k.input("x", t), k.input("f", t))
-    return total, k.layer_norm(total, _vector(k, total, "w"), _vector(k, total, "b"), eps=1e-5)
+    return total, k.layer_norm(total, vector(k, total, "w"), vector(k, total, "b"), eps=1e-5)
 
 
 def _add_rms_norm(k: Builder, t: TensorType, other: int) -> tuple[Node, ...]:
     total = k.add(k.input("x", t), k.input("f", t))
-    return total, k.rms_norm(total, _vector(k, total, "w"), eps=1e-5)
+    return total, k.rms_norm(total, vector(k, total, "w"), eps=1e-5)
 
 
 def _masked_softmax(k: Builder, t: TensorType, other: int) -> tuple[Node, ...]:
@@ -48,7 +44,7 @@ def _masked_softmax(k: Builder, t: TensorType, other: int) -> tuple[Node, ...]:
 def _linear(activation: str) -> Build:
     def build(k: Builder, t: TensorType, other: int) -> tuple[Node, ...]:
         y = k.linear(k.input("x", t), k.param("w", TensorType((other, t.shape[-1]), t.dtype)))
-        y = k.add(y, _vector(k, y, "bias"))
+        y = k.add(y, vector(k, y, "bias"))
         return (k.gelu(y, approximate="tanh") if activation == "gelu" else k.relu(y),)
 
     return build

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from learned_cost.profile.collectives import FACTORS, collective_call, slowest_seconds
+from learned_cost.profile.collectives import FACTORS, agree, collective_call, slowest_seconds
 
 SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
 PAIR_BYTES = 2**22
@@ -121,7 +121,7 @@ def _level(level: LevelAsked, device: torch.device, budget_s: float) -> list[Lin
     assert own is not None, f"rank {rank} is in no group of {level}"
     size, until, rows = level.span // level.stride, time.monotonic() + budget_s, []
     for num_bytes in SIZES:
-        if not _agreed(time.monotonic() < until, device):
+        if not agree(time.monotonic() < until, device):
             break
         count = max(num_bytes // 4 // size, 1) * size
         for name in FACTORS:
@@ -145,9 +145,3 @@ def _pairs(device: torch.device) -> list[tuple[int, int, float]]:
 
 def _nothing() -> None:
     """What ranks outside the pair do."""
-
-
-def _agreed(value: bool, device: torch.device) -> bool:
-    told = torch.tensor([int(value)], device=device)
-    dist.broadcast(told, 0)
-    return bool(told.item())

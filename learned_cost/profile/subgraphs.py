@@ -50,14 +50,15 @@ def _chain(k: Builder, rng: random.Random, x: Node, length: int) -> Node:
     return x
 
 
-def _vector(k: Builder, x: Node, name: str) -> Node:
+def vector(k: Builder, x: Node, name: str) -> Node:
+    """A parameter as long as the last dim of ``x``."""
     return k.param(name, TensorType(x.type.shape[-1:], x.type.dtype))
 
 
 def _norm(k: Builder, rng: random.Random, x: Node) -> Node:
     if rng.random() < 0.5:
-        return k.layer_norm(x, _vector(k, x, "w"), _vector(k, x, "b"), eps=1e-5)
-    return k.rms_norm(x, _vector(k, x, "w"), eps=1e-5)
+        return k.layer_norm(x, vector(k, x, "w"), vector(k, x, "b"), eps=1e-5)
+    return k.rms_norm(x, vector(k, x, "w"), eps=1e-5)
 
 
 def elementwise(k: Builder, rng: random.Random, t: TensorType) -> Node:
@@ -75,7 +76,7 @@ def residual_norm(k: Builder, rng: random.Random, t: TensorType) -> Node:
     """norm(x + f): what stands between the parts of every transformer."""
     x, f = k.input("x", t), k.input("f", t)
     if rng.random() < 0.5:
-        f = k.add(f, _vector(k, f, "bias"))
+        f = k.add(f, vector(k, f, "bias"))
     return _norm(k, rng, k.add(x, f))
 
 
@@ -100,7 +101,7 @@ def linear_activation(k: Builder, rng: random.Random, t: TensorType) -> Node:
     x = k.input("x", t)
     width = rng.choice((64, 128, 256, 384, 512, 768, 1024))
     y = k.linear(x, k.param("w", TensorType((width, t.shape[-1]), t.dtype)))
-    y = k.add(y, _vector(k, y, "bias")) if rng.random() < 0.7 else y
+    y = k.add(y, vector(k, y, "bias")) if rng.random() < 0.7 else y
     y = _unary(k, rng, y, rng.choice(("gelu", "relu", "silu", "tanh")))
     return k.add(y, k.input("r", y.type)) if rng.random() < 0.4 else y
 
@@ -129,7 +130,7 @@ def mlp(k: Builder, rng: random.Random, t: TensorType) -> Node:
     x = _norm(k, rng, k.input("x", t))
     width = rng.choice((1, 2, 4)) * t.shape[-1]
     y = k.linear(x, k.param("up", TensorType((width, t.shape[-1]), t.dtype)))
-    return k.gelu(k.add(y, _vector(k, y, "bias")), approximate="tanh")
+    return k.gelu(k.add(y, vector(k, y, "bias")), approximate="tanh")
 
 
 FAMILIES: tuple[Family, ...] = (

@@ -32,10 +32,6 @@ class Done:
         """True."""
         return True
 
-    def is_completed(self) -> bool:
-        """True."""
-        return True
-
 
 class Distributed:
     """What ``import torch.distributed as dist`` gives one rank."""

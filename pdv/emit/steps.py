@@ -64,10 +64,9 @@ class Scope:
 
 @dataclass(frozen=True)
 class Arranged:
-    """The statements of a scope, and which nodes are written inside others (with a fused bias: ``biased``)."""
+    """The statements of a scope, and which nodes are written with a fused bias."""
 
     statements: tuple[Statement, ...]
-    inlined: frozenset[Node]
     biased: frozenset[Node]
 
 
@@ -115,7 +114,7 @@ class _Arranging:
                 self._flush(node)
             self._statements.append(Statement("return", (), results))
         assert not self._pending, f"never read: {list(self._pending)}"
-        return Arranged(tuple(self._statements), frozenset(self._inlined), frozenset(self._biased))
+        return Arranged(tuple(self._statements), frozenset(self._biased))
 
     def _count_reads(self) -> dict[Node, int]:
         reads: dict[Node, int] = {}

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pdv.frontend.dynamic_shapes import DynamicShapes
     from pdv.frontend.module import ExampleInputs
 
-ModelSource = "str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram"
-
 
 def load_program(
     model: str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram | Program,

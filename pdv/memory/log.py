@@ -106,10 +106,6 @@ class Heap:
         if not storage.references and storage.num_bytes:
             self.log.add(-storage.num_bytes, storage.holder, self.moment)
 
-    def pass_by(self, num_bytes: float, holder: Holder) -> None:
-        """Allocated and freed at once."""
-        self.drop(self.allocate(num_bytes, holder))
-
     def hand_over(self, storage: Storage, holder: Holder) -> None:
         """The same memory, held by another."""
         if storage.num_bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ir.errors import PinsError
 from ir.graph import Node, param_view
@@ -10,8 +10,6 @@ from ir.operator import Split
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
 from pdv.pins.constraint import Constraint
 from pdv.pins.names import Names, key_of, matched, matching, source_of
-
-Is = Callable[[Node, State], bool]
 
 
 def tensor_constraints(where: str, pattern: str, states: Mapping[str, str], names: Names) -> list[Constraint]:

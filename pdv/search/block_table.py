@@ -57,11 +57,6 @@ class Solved:
             values[self.variables[self.block.sink]] = int(self.sink_configs[index])
         return self.elimination.recover(values)
 
-    def configs_for(self, source: int, sink: int, tied: Mapping[Node, int]) -> list[Config]:
-        """The best configuration of each node of the block, in order, given its boundary and the tied states."""
-        chosen = self.values_for(source, sink, tied)
-        return [self.configs[node][chosen[self.variables[node]]] for node in self.block.nodes]
-
     def marginals(self, context: Table) -> dict[Node, Table]:
         """By node, what a whole program costs at least with each of its configurations (by number in the table of all).
 

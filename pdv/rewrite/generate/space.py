@@ -137,7 +137,7 @@ class Space:
         if op.evaluate is None:
             value = recorder.einsum(spec_of(loops), *operands)
         else:
-            value = op.evaluate(recorder, operands, Call(loops, loops, dict(attrs), np.zeros(1, dtype=np.int64), {}))
+            value = op.evaluate(recorder, operands, Call(loops, loops, dict(attrs), np.zeros(1, dtype=np.int64)))
         return tensor, value, self.fingerprint(tensor, value)
 
     def fingerprint(self, tensor: TensorType, value: Any) -> bytes:
