@@ -14,14 +14,13 @@ import numpy as np
 from pdv.cluster import Device
 from pdv.schedule.order import Pass, Pipeline
 from pdv.simulate.calibration import CALIBRATION, Calibration
-from pdv.simulate.engine import Clocks, Engine, Parts
-from pdv.simulate.links import Links
+from pdv.simulate.engine import Clocks, Parts
 from pdv.simulate.pipeline import Durations, Timeline, compose
 from pdv.simulate.result import Ran, Share, Simulation
 from pdv.simulate.setup import Workload
 from pdv.simulate.stage import Lowered, Stage
 from pdv.simulate.stragglers import factors
-from pdv.simulate.task import BUBBLE, HOST, PICO, WAITING, Placed, Segment, picoseconds
+from pdv.simulate.task import BUBBLE, HOST, PICO, WAITING, Placed, picoseconds
 from pdv.simulate.uncertainty import Confidence, confidence
 
 
@@ -68,26 +67,21 @@ def run(lowered: Lowered) -> Ran:
     if workload.stages.chunks > 1:
         return _pipelined(lowered, outside)
     passes = stage.passes(workload.execution.micro_batches, train=workload.problem.train)
-    return run_single(stage.kind.engine, stage.kind.links, passes, stage.tail, outside)
-
-
-def outside_ps(devices: Sequence[Device], calibration: Calibration) -> int:
-    """Of the host, outside the graph: data, logging; a CPU's is in its kernels' times."""
-    return picoseconds(calibration.host_step_s) if any(device.kind == "gpu" for device in devices) else 0
-
-
-def run_single(engine: Engine, links: Links, passes: Sequence[Sequence[Placed]], tail: Segment, outside: int) -> Ran:
-    """One stage with all its micro-batches, on streams that keep running."""
-    clocks = Clocks.quiet(len(links.devices), links.num_streams)
+    clocks = Clocks.quiet(len(stage.kind.links.devices), stage.kind.links.num_streams)
     for segments in passes:
-        engine.run(segments, clocks)
+        stage.kind.engine.run(segments, clocks)
     body = max(clocks.compute)
-    engine.run((Placed(tail),), clocks)
+    stage.kind.engine.run((Placed(stage.tail),), clocks)
     end = max(*clocks.compute, *clocks.streams, 0)
     for parts, at in zip(clocks.parts, clocks.compute, strict=True):
         _add(parts, WAITING, end - at)
         _add(parts, HOST, outside)
     return Ran(end + outside, [clocks.parts], [body], [end - body])
+
+
+def outside_ps(devices: Sequence[Device], calibration: Calibration) -> int:
+    """Of the host, outside the graph: data, logging; a CPU's is in its kernels' times."""
+    return picoseconds(calibration.host_step_s) if any(device.kind == "gpu" for device in devices) else 0
 
 
 def _pipelined(lowered: Lowered, outside: int) -> Ran:

@@ -1,7 +1,7 @@
 """Tasks of a step in the order of issue, and segments: runs of them whose times are worked out once.
 
 Time is counted in integer picoseconds, so that a run of tasks takes exactly as long whenever it begins: what was
-simulated once is not simulated again, and small changes are simulated exactly (`pdv.simulate.delta`).
+simulated once is not simulated again.
 """
 
 from __future__ import annotations

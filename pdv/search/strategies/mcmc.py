@@ -1,9 +1,10 @@
 """Markov chain Monte Carlo: FlexFlow's search (Jia et al., "Beyond Data and Model Parallelism for DNNs", SysML'19).
 
 Metropolis-Hastings over strategies: one operator, drawn at random, gets a random configuration, and the change is
-accepted with probability min(1, exp(-β x what it adds)). FlexFlow's delta simulation is here the network: only terms
-that the operator touches are evaluated again. β grows over each run (simulated annealing), and each run starts from
-the best strategy met; the first from data parallelism, as FlexFlow's, or a greedy one if that is better.
+accepted with probability min(1, exp(-β x what it adds)). In place of FlexFlow's delta simulation only the terms of
+the network that the operator touches are evaluated again (docs/decisions/0016). β grows over each run (simulated
+annealing), and each run starts from the best strategy met; the first from data parallelism, as FlexFlow's, or a greedy
+one if that is better.
 """
 
 from __future__ import annotations
