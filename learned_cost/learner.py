@@ -65,9 +65,8 @@ class GraphLearner:
         kernels, _ = rows.kernels(chosen)
         vocab = {name: _words(features, name, kernels) for name in TEXTS}
         seen = [features.devices[code] for code in np.unique(features.device[chosen])]
-        net = KernelNet(
-            rows.blind.shape[1], rows.own.shape[1], vocab, seen, width=self.size[0], depth=self.size[1]
-        )  # fmt: skip
+        sizes = features.blind.shape[1], features.own.shape[1]
+        net = KernelNet(*sizes, vocab, seen, width=self.size[0], depth=self.size[1])
         net.normalise(rows, kernels)
         net.physics = self.physics
         net.known = known_of(features, kernels)
@@ -76,7 +75,7 @@ class GraphLearner:
         train_prior(net, rows, single, seed, self.prior_steps)
         net.prior.requires_grad_(requires_grad=False)
         if len(single) < len(chosen):
-            net.fusion = Fusion(rows.blind.shape[1], vocab, edges=self.edges)
+            net.fusion = Fusion(features.blind.shape[1], vocab, edges=self.edges)
         module = LearnedKernels(net)
         module.calibration["unseen"] = widths
         module.ranges = ranges_of(features, kernels)
@@ -117,7 +116,7 @@ class GraphLearner:
         for code in np.unique(features.device[chosen]):
             net.adapt(features.devices[code], vocab).requires_grad_(requires_grad=True)
         if np.diff(rows.start)[chosen].max() > 1:
-            net.fusion = Fusion(rows.blind.shape[1], vocab, edges=self.edges)
+            net.fusion = Fusion(features.blind.shape[1], vocab, edges=self.edges)
         module.ranges = _widened(module.ranges, ranges_of(features, kernels))
 
     def loss(self, module: nn.Module, rows: Rows, chosen: NDArray[np.int64]) -> Tensor:
@@ -150,16 +149,8 @@ class GraphLearner:
         """Numbers, and what they mean."""
         assert isinstance(module, LearnedKernels)
         net = module.net
-        fusion = None
-        if net.fusion is not None:
-            words = net.fusion.words.vocab
-            fusion = {"vocab": {name: words.get(name, ()) for name in TEXTS}, "edges": net.fusion.edges}
-        model = {
-            "blind": len(net.blind_mean), "own": len(net.own_mean), "vocab": net.vocab, "devices": net.devices,
-            "size": net.size, "adapters": net.adapter_vocab, "fusion": fusion, "known": net.known,
-        }  # fmt: skip
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in net.state_dict().items()}
-        return arrays, {"model": model, "calibration": module.calibration, "ranges": module.ranges}
+        return arrays, {"model": net.model(), "calibration": module.calibration, "ranges": module.ranges}
 
 
 class LearnedKernels(nn.Module):
@@ -195,10 +186,10 @@ def train_prior(net: KernelNet, rows: Rows, single: NDArray[np.int64], seed: int
     net.train()
     for _ in range(steps):
         chosen = random.choice(single, min(PRIOR_ROWS, len(single)))
-        mean, scale, departures = net.prior_of(rows, rows.start[chosen])
+        mean, scale, departures = net.evaluation().prior(rows.features, rows.start[chosen])
         loss = laplace(mean - rows.latency[chosen], scale) + PENALTY * (departures.square() * weights).mean()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
@@ -221,7 +212,7 @@ def _left_out_widths(net: KernelNet, rows: Rows, single: NDArray[np.int64], seed
         held = _by_device(single[inside], devices[inside], random)
         net.eval()
         with torch.no_grad():
-            mean, scale, _ = net.prior_of(rows, rows.start[held])
+            mean, scale, _ = net.evaluation().prior(rows.features, rows.start[held])
         errors.append(((mean - rows.latency[held]).abs() / scale.exp()).numpy())
         families.append(family_of(rows.features, held, rows.start))
     net.prior.load_state_dict(begun)

@@ -1,6 +1,6 @@
 """The model's answers in NumPy alone: what the search asks, without torch. Entry point: ``Predictor``.
 
-The arithmetic is that of ``learned_cost.gnn`` in evaluation, which a test holds it to; the weights are a file's.
+The model is ``learned_cost.forward``'s, as it is trained (``learned_cost.gnn``); the weights are a file's.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from learned_cost.device import DeviceRecord
 from learned_cost.evaluate import Z90, family
-from learned_cost.features import RESOURCES, Features, features_of, layout, stand_ins
+from learned_cost.features import Features, features_of, layout
+from learned_cost.forward import Arithmetic, Codes, Forward
 from learned_cost.kernel import Subgraph
-from learned_cost.nodes import TEXTS, of_subgraphs, of_table
+from learned_cost.nodes import of_subgraphs, of_table
 from learned_cost.table import Table
 from learned_cost.weights import SHIPPED, Weights, load_weights
 
-Singles = NDArray[np.float32]
 Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 Known = Mapping[str, tuple[str, Sequence[str]]]  # chip and dtypes by device
 
 NAME = "kernels"  # of the shipped weights
@@ -32,17 +31,6 @@ NAME = "kernels"  # of the shipped weights
 SIBLING_STRETCH = 4.0
 RANGE_MARGIN = float(np.log(4.0))  # beyond the least and most arithmetic and traffic that were seen of an operator
 BATCH = 8192
-
-# What the arithmetic of both, here and in learned_cost.gnn, has in it.
-CLIP = 5.0  # deviations from the mean that a number may be
-BOUND_SHARPNESS = 8.0
-ADAPTER_TEXTS = ("op", "kind", "dtype", "stack", "direction")
-# Log seconds by resource that a well-written kernel is taken to need before anything was measured: memory and
-# arithmetic at some 80-95 % of their rates, and little of the rest.
-PRIOR_LOG_USE = (0.25, 0.05, -0.7, -1.5, -1.0, -2.5)
-# Where the logs of scales start, by part: what each errs when little is learned yet.
-PRIOR_LOG_SCALE, SEEN_LOG_SCALE, ADAPTED_LOG_SCALE = -1.0, -2.0, -1.5
-MIDDLE_LOG_S = -10.0  # 45 us, about the middle of what there is
 
 
 @dataclass(frozen=True)
@@ -147,7 +135,8 @@ class Predictor:
         self.weights = weights
         self.model: Mapping[str, Any] = weights.description["model"]  # Any: JSON
         self.name, self.digest = weights.name, weights.digest
-        self.arrays = {name: np.asarray(array, dtype=np.float32) for name, array in weights.arrays.items()}
+        arrays = {name: np.asarray(array, dtype=np.float32) for name, array in weights.arrays.items()}
+        self._forward = Forward(arrays, self.model, Arithmetic())
 
     @classmethod
     def load(cls, path: Path | None = None) -> Predictor:
@@ -177,153 +166,9 @@ class Predictor:
         means, scales = np.zeros(count), np.zeros(count)
         for begin in range(0, count, BATCH):
             chosen = np.arange(begin, min(begin + BATCH, count))
-            means[chosen], scales[chosen] = self._subgraphs(features, chosen, start)
+            means[chosen], scales[chosen] = self._forward.subgraphs(features, chosen, start)
         description = self.weights.description
         return answer(
             means, scales, features, np.arange(count), start, self.regime, description["calibration"],
             description["ranges"],
         )  # fmt: skip
-
-    def _subgraphs(self, features: Features, chosen: Codes, start: Codes) -> tuple[Singles, Singles]:
-        kernels = np.arange(start[chosen[0]], start[chosen[-1] + 1])
-        mean, scale = self._kernels(features, kernels)
-        if len(kernels) == len(chosen):
-            return mean, scale
-        place = features.graph[kernels] - chosen[0]
-        total = _sum_of_logs(mean, place, len(chosen))
-        counts = np.bincount(place, minlength=len(chosen))
-        scale = (np.bincount(place, weights=scale, minlength=len(chosen)) / np.maximum(counts, 1)).astype(np.float32)
-        if self.model["fusion"] is None:
-            return total, scale
-        out = self._fusion(features, kernels, chosen, place, mean - total[place])
-        return total + np.where(counts > 1, out[:, 0], 0.0), np.where(counts > 1, out[:, 1] + ADAPTED_LOG_SCALE, scale)
-
-    def _kernels(self, features: Features, kernels: Codes) -> tuple[Singles, Singles]:
-        blind = self._scaled("blind", features.blind[kernels])
-        resources = features.resources[kernels]
-        words = self._codes("prior.words", self.model["vocab"], features, kernels)
-        out = self._trunk("prior.trunk", np.concatenate([blind, self._embedded("prior.words", words)], axis=1))
-        count = len(RESOURCES)
-        launch = self.arrays["prior.launch.weight"][words["stack"]] + out[:, count : count + 1]
-        mean = _log_sum_exp(
-            np.concatenate([resources + np.array(PRIOR_LOG_USE, dtype=np.float32) + out[:, :count], launch], axis=1)
-        )
-        scale = out[:, count + 1] + PRIOR_LOG_SCALE
-        on = features.device[features.graph[kernels]]
-        dtypes, _ = features.texts["dtype"]
-        device = stand_ins(features, self.model["devices"], self.model["known"])[on, dtypes[kernels]]
-        if (device > 0).any():
-            correction = self._corrected(features, kernels, blind, mean, scale, device)
-            mean = mean + np.where(device > 0, correction[:, 0], 0.0)
-            scale = np.where(device > 0, correction[:, 1] + SEEN_LOG_SCALE, scale)
-        for code, name in enumerate(features.devices):
-            here = np.flatnonzero(on == code)
-            if name in self.model["adapters"] and len(here):
-                prefix = f"adapters.{name.replace('.', '_')}"
-                words = self._codes(f"{prefix}.words", self.model["adapters"][name], features, kernels[here])
-                inside = np.concatenate([blind[here], mean[here, None] - MIDDLE_LOG_S], axis=1)
-                both = np.concatenate([inside, self._embedded(f"{prefix}.words", words)], axis=1)
-                out = self._trunk(f"{prefix}.trunk", both)
-                mean[here] += out[:, 0]
-                scale[here] = out[:, 1] + ADAPTED_LOG_SCALE
-        return _above(mean, features.bound[kernels]), scale
-
-    def _corrected(
-        self, features: Features, kernels: Codes, blind: Singles, mean: Singles, scale: Singles, device: Codes
-    ) -> Singles:
-        words = self._embedded("words", self._codes("words", self.model["vocab"], features, kernels))
-        parts = [
-            blind, self._scaled("own", features.own[kernels]), features.resources[kernels] - mean[:, None],
-            np.stack([mean - MIDDLE_LOG_S, scale], axis=1), words, self.arrays["device.weight"][device],
-        ]  # fmt: skip
-        return self._trunk("specialist", np.concatenate(parts, axis=1))
-
-    def _fusion(self, features: Features, kernels: Codes, chosen: Codes, place: Codes, share: Singles) -> Singles:
-        resources = features.resources[kernels]
-        relative = resources - _log_sum_exp(resources)[:, None]
-        vocab = self.model["fusion"]["vocab"]
-        words = self._embedded("fusion.words", self._codes("fusion.words", vocab, features, kernels))
-        numbers = [self._scaled("blind", features.blind[kernels]), words, relative, share[:, None]]
-        x = _silu(self._linear("fusion.enter", np.concatenate(numbers, axis=1)))
-        inside = np.isin(features.edges[0], kernels) if features.edges.size else np.zeros(0, dtype=bool)
-        edges = features.edges[:, inside] - kernels[0]
-        for layer in range(2 if self.model["fusion"]["edges"] else 0):
-            along = self._sage(f"fusion.along.{layer}", x, edges)
-            x = x + _silu(along + self._sage(f"fusion.against.{layer}", x, edges[::-1]))
-        count = len(chosen)
-        weighted = _summed(x * np.exp(share)[:, None], place, count)
-        sizes = np.maximum(np.bincount(place, minlength=count), 1)[:, None]
-        both = [weighted, (_summed(x, place, count) / sizes).astype(np.float32), features.graphs[chosen]]
-        return self._trunk("fusion.leave", np.concatenate(both, axis=1))
-
-    def _sage(self, name: str, x: Singles, edges: Codes) -> Singles:
-        counts = np.maximum(np.bincount(edges[1], minlength=len(x)), 1)[:, None]
-        mean = (_summed(x[edges[0]], edges[1], len(x)) / counts).astype(np.float32)
-        return self._linear(f"{name}.lin_l", mean) + x @ self.arrays[f"{name}.lin_r.weight"].T
-
-    def _scaled(self, name: str, values: Singles) -> Singles:
-        scaled = (values - self.arrays[f"{name}_mean"]) / self.arrays[f"{name}_std"]
-        result: Singles = np.clip(scaled, -CLIP, CLIP)
-        return result
-
-    def _codes(
-        self, prefix: str, vocab: Mapping[str, Sequence[str]], features: Features, kernels: Codes
-    ) -> dict[str, Codes]:
-        found = {}
-        for name in TEXTS:
-            if f"{prefix}.tables.{name}.weight" in self.arrays:
-                codes, spelled = features.texts[name]
-                place = {word: code + 1 for code, word in enumerate(vocab[name])}
-                found[name] = np.array([*(place.get(word, 0) for word in spelled), 0])[codes[kernels]]
-        return found
-
-    def _embedded(self, prefix: str, codes: Mapping[str, Codes]) -> Singles:
-        tables = [self.arrays[f"{prefix}.tables.{name}.weight"][code] for name, code in codes.items()]
-        return np.concatenate(tables, axis=1)
-
-    def _linear(self, name: str, x: Singles) -> Singles:
-        result: Singles = x @ self.arrays[f"{name}.weight"].T + self.arrays[f"{name}.bias"]
-        return result
-
-    def _normal(self, name: str, x: Singles) -> Singles:
-        centred = x - x.mean(axis=1, keepdims=True)
-        scaled = centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + 1e-5)
-        result: Singles = scaled * self.arrays[f"{name}.weight"] + self.arrays[f"{name}.bias"]
-        return result
-
-    def _trunk(self, name: str, x: Singles) -> Singles:
-        x = self._linear(f"{name}.enter", x.astype(np.float32, copy=False))
-        block = 0
-        while f"{name}.blocks.{block}.0.weight" in self.arrays:
-            inner = self._linear(f"{name}.blocks.{block}.1", self._normal(f"{name}.blocks.{block}.0", x))
-            x = x + self._linear(f"{name}.blocks.{block}.3", _silu(inner))
-            block += 1
-        return self._linear(f"{name}.leave", _silu(self._normal(f"{name}.norm", x)))
-
-
-def _silu(x: Singles) -> Singles:
-    return (x / (1.0 + np.exp(-np.clip(x, -80.0, 80.0)))).astype(np.float32, copy=False)
-
-
-def _above(mean: Singles, bound: Singles) -> Singles:
-    over: Singles = np.logaddexp(np.float32(0.0), BOUND_SHARPNESS * (mean - bound))
-    return bound + over / BOUND_SHARPNESS
-
-
-def _log_sum_exp(values: Singles) -> Singles:
-    top = values.max(axis=1)
-    result: Singles = top + np.log(np.exp(values - top[:, None]).sum(axis=1))
-    return result
-
-
-def _sum_of_logs(values: Singles, place: Codes, count: int) -> Singles:
-    top = np.full(count, -np.inf, dtype=np.float32)
-    np.maximum.at(top, place, values)
-    result: Singles = top + np.log(_summed(np.exp(values - top[place])[:, None], place, count)[:, 0])
-    return result
-
-
-def _summed(values: Singles, place: Codes, count: int) -> Singles:
-    result = np.zeros((count, values.shape[1]), dtype=np.float32)
-    np.add.at(result, place, values)
-    return result
