@@ -1,18 +1,15 @@
 """How well the collective model knows sizes and systems that it has not seen, beside plain α–β and gradient boosting.
 
-    python benchmarks/cost_collectives.py [DATA] [--smoke] [--json OUT] [--weights NAME [--also FOLDER]]
+    python benchmarks/cost_collectives.py [DATA] [--smoke] [--json OUT]
 
 DATA is a folder with collectives.parquet. New sizes: five folds by the column ``fold``. A system left out: one value of
-``system`` at a time, also after 3 measured points. ``--weights`` then fits to all rows and writes the weights, their
-deviations calibrated on what the splits left out. The rows all three are scored on are the same.
+``system`` at a time, also after 3 measured points. The rows all three are scored on are the same. `pdv cost train
+--collectives` makes the weights.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import time
-from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +18,12 @@ import numpy as np
 from benchmarks.record import Record, arguments, table
 from learned_cost.collective_fit import fit_collectives
 from learned_cost.collective_physics import alpha_beta, facts_of
-from learned_cost.collective_process import SCALES
 from learned_cost.collective_rows import Cases, Floats, Ints, cases_of, distinct
-from learned_cost.collective_score import WIDTH, after_points, score
-from learned_cost.dataset import read_folder, read_folders
-from learned_cost.weights import save_weights
+from learned_cost.collective_score import after_points, score
+from learned_cost.collective_train import held_out
+from learned_cost.dataset import read_folder
 
 SMOKE_SYSTEMS = 3
-NEW_SYSTEMS = 1.0  # factor on deviations of new systems: as they are, they hold 92 % of a left-out system's rows
 
 
 def boosting(cases: Cases, log_s: Floats, asked: Cases, *, systems: bool) -> Floats:
@@ -50,19 +45,17 @@ def boosting(cases: Cases, log_s: Floats, asked: Cases, *, systems: bool) -> Flo
     return np.asarray(model.predict(columns(asked)), dtype=np.float64)
 
 
-def new_sizes(cases: Cases, log_s: Floats, fold: Floats, folds: list[int], record: Record) -> list[float]:
-    """Held-out folds; returns |error| over deviation of each row."""
+def new_sizes(cases: Cases, log_s: Floats, fold: Ints, record: Record) -> None:
+    """Held-out folds."""
     means: list[Floats] = []
     stds: list[Floats] = []
     rows: list[Ints] = []
     boosted: list[Floats] = []
-    for held in folds:
-        inside = fold == held
-        model = fit_collectives(cases.take(~inside), log_s[~inside])
-        mean, std = model.price(cases.take(inside))
-        means, stds, rows = [*means, mean], [*stds, std], [*rows, np.flatnonzero(inside)]
-        boosted.append(boosting(cases.take(~inside), log_s[~inside], cases.take(inside), systems=True))
-        print(f"fold {held}: {score(mean, std, log_s[inside])}", flush=True)
+    for inside, mean, std in held_out(cases, log_s, fold):
+        means, stds, rows = [*means, mean], [*stds, std], [*rows, inside]
+        rest = np.setdiff1d(np.arange(len(fold)), inside)
+        boosted.append(boosting(cases.take(rest), log_s[rest], cases.take(inside), systems=True))
+        print(f"fold {fold[inside[0]]}: {score(mean, std, log_s[inside])}", flush=True)
     place = np.concatenate(rows)
     truth, mean, std = log_s[place], np.concatenate(means), np.concatenate(stds)
     ours = score(mean, std, truth)
@@ -77,7 +70,6 @@ def new_sizes(cases: Cases, log_s: Floats, fold: Floats, folds: list[int], recor
         here = cases.system[place] == system
         if here.any():
             record.rows.append({"split": "new sizes", "system": system, **score(mean[here], std[here], truth[here])})
-    return [float(value) for value in np.abs(mean - truth) / std]
 
 
 def systems_left_out(cases: Cases, log_s: Floats, names: list[str], record: Record) -> None:
@@ -120,22 +112,6 @@ def systems_left_out(cases: Cases, log_s: Floats, names: list[str], record: Reco
         record.claim(f"a system left out: 90 % intervals hold, mean over systems, {key}", held, "%")
 
 
-def write_weights(name: Path, folders: list[Path], calibration: dict[str, float], record: Record) -> None:
-    """Of all rows of some folders, with the splits' figures in the description."""
-    rows = read_folders(folders).collectives
-    assert rows is not None, "the folders have collectives"
-    model = fit_collectives(cases_of(rows), np.log(rows.latency_s), SCALES)
-    counts = {
-        f"by_{label}": {text: int(rows.is_text(column, text).sum()) for text in rows.vocab[column]}
-        for label, column in (("source", "source"), ("device", "gpu"), ("system", "system"))
-    }
-    versions = {name: metadata.version(name) for name in ("numpy", "scipy")}
-    training = {"rows": len(rows), **counts, "versions": versions, "date": dt.datetime.now(dt.UTC).date().isoformat()}
-    weights = replace(model, calibration=calibration).to_weights(training)
-    metrics = {entry["name"]: round(entry["value"], 2) for entry in record.summary}
-    save_weights(name, replace(weights, description={**weights.description, "metrics": metrics}))
-
-
 GLOO = Path(__file__).resolve().parent.parent / "learned_cost/profiles/cpu-core"
 LEFT_OUT = ("as_it_is", "after_3_points", "after_3_points_each", "plain α-β", "gradient boosting")
 
@@ -143,8 +119,6 @@ LEFT_OUT = ("as_it_is", "after_3_points", "after_3_points_each", "plain α-β", 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("data", type=Path, nargs="?", default=GLOO, help="default: the shipped profile of gloo")
-    parser.add_argument("--also", type=Path, action="append", default=[], help="a folder that only the weights are for")
-    parser.add_argument("--weights", type=Path, metavar="NAME", help="fit to all rows and write the weights here")
     options = parser.parse_args()
     begin = time.process_time()
     rows = read_folder(options.data).collectives
@@ -158,11 +132,8 @@ def main() -> None:
         names = sorted(set(cases.system))
     record = Record()
     systems_left_out(cases, log_s, names, record)
-    known = new_sizes(cases, log_s, fold, sorted(set(fold.tolist())), record)
+    new_sizes(cases, log_s, fold, record)
     record.claim("CPU time of all splits", time.process_time() - begin, "s")
-    if options.weights:
-        calibration = {"known": float(np.quantile(known, 0.9)) / WIDTH, "new": NEW_SYSTEMS}
-        write_weights(options.weights, [options.data, *options.also], calibration, record)
     record.print_summary()
     record.write(options.json)
 

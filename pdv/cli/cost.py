@@ -15,7 +15,6 @@ from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, pri
 if TYPE_CHECKING:
     from learned_cost.dataset import Dataset
     from learned_cost.scoring import Evaluation
-    from learned_cost.train import Trained
     from learned_cost.weights import Weights
 
 app = typer.Typer(help="Train, score, show and publish the model that predicts how long kernels and collectives take.")
@@ -67,14 +66,20 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="The highest.", min=0.0, show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="The same seed and data give the same weights.", min=0)] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")] = False,
+    collectives: Annotated[bool, typer.Option("--collectives", help="Train the model of collectives.")] = False,
     devices: DeviceFolder = None,
     skip_bad: SkipBad = False,
     overwrite: Overwrite = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
-    """Train the kernel model on folders of measurements, or fine-tune weights on a few."""
+    """Train the kernel model on folders of measurements, or fine-tune weights on a few; or the model of collectives."""
     base = _weight_name(output, overwrite=overwrite)
+    if collectives:
+        if start or device or holdout_device or holdout_fold is not None or epochs or budget or learning_rate or resume:
+            raise UsageError("--collectives takes --data, --devices and --skip-bad", mend="Leave out the other options")
+        _train_collectives(data, devices, base, skip_bad=skip_bad, as_json=as_json)
+        return
     seconds = None if budget is None else values.seconds(budget, "--budget")
     _need("torch", "torch_geometric", "pyarrow")
 
@@ -95,25 +100,32 @@ def train(
         progress("reading measurements", None)
         dataset = _read(data, devices, skip_bad=skip_bad)
         result = run(dataset, base, options, learner=learner, resume=resume, progress=progress)
-    _print_trained(result, base, as_json=as_json)
+    effort = f", {result.fitted.steps:,} steps, {result.fitted.seconds:.0f} s"
+    _print_trained(result.weights, base, effort=effort, as_json=as_json)
     _warn_skipped({} if as_json else dataset.skipped)
 
 
-def _print_trained(result: Trained, base: Path, *, as_json: bool) -> None:
-    training = result.weights.description["training"]
+def _train_collectives(data: list[Path], devices: Path | None, base: Path, *, skip_bad: bool, as_json: bool) -> None:
+    _need("pyarrow")
+
+    from learned_cost.collective_train import train_collectives
+    from learned_cost.weights import save_weights
+
+    dataset = _read(data, devices, skip_bad=skip_bad)
+    _print_trained(save_weights(base, train_collectives(dataset)), base, as_json=as_json)
+    _warn_skipped({} if as_json else dataset.skipped)
+
+
+def _print_trained(weights: Weights, base: Path, *, effort: str = "", as_json: bool) -> None:
+    training, metrics = weights.description["training"], weights.description["metrics"]
     if as_json:
-        print_json(
-            "cost train", output=str(base), sha256=result.weights.digest, training=training, metrics=result.report
-        )
+        print_json("cost train", output=str(base), sha256=weights.digest, training=training, metrics=metrics)
         return
     from learned_cost.card import sentence
 
-    rows = {
-        "written": f"{base}.safetensors, {base.name}.json",
-        "trained on": f"{training['rows']:,} rows, {result.fitted.steps:,} steps, {result.fitted.seconds:.0f} s",
-    }
-    if result.report:
-        rows["held out"] = sentence(result.report["all"])
+    rows = {"written": f"{base}.safetensors, {base.name}.json", "trained on": f"{training['rows']:,} rows{effort}"}
+    if metrics:
+        rows["held out"] = sentence(metrics["all"])
     print_table(rows)
 
 

@@ -214,3 +214,18 @@ def test_a_full_disk_is_one_error(here: Path, capsys: pytest.CaptureFixture[str]
         assert list(small.iterdir()) == []
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_the_model_of_collectives_is_trained_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On gloo's shipped measurements: the weights know their systems, and price them as they were measured."""
+    monkeypatch.chdir(tmp_path)
+    profile = str(ROOT / "learned_cost" / "profiles" / "cpu-core")
+    assert ran("train", "--collectives", "-d", profile, "-o", "mine", "--json") == 0
+    found = told(capsys)
+    assert found["training"]["by_system"] == {"cpu-2-a-node": 95, "cpu-4-a-node": 95}
+    assert found["metrics"]["all"]["median"] < 0.3
+    assert ran("evaluate", "-d", profile, "--collective-weights", "mine", "--json") == 0
+    assert ran("train", "--collectives", "-d", profile, "-o", "other", "--epochs", "3") == 2
+    assert "Leave out the other options" in capsys.readouterr().err
