@@ -31,7 +31,7 @@ MOST_REPORTS = 50
 NAME = re.compile(r"[0-9a-f]{12}")
 P = ParamSpec("P")
 T = TypeVar("T")
-PACKAGES = ("numpy", "torch", "onnx", "networkx", "safetensors")
+PACKAGES = ("numpy", "torch", "onnx", "safetensors")
 
 
 @dataclass

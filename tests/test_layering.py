@@ -27,7 +27,7 @@ WITHOUT_TRAINING = {
 }
 TRAINING_PACKAGES = {"torch", "torch_geometric", "pyarrow", "sklearn"}
 # what ir may stand on beside the standard library
-IR_THIRD_PARTY = {"numpy", "networkx"}
+IR_THIRD_PARTY = {"numpy"}
 TORCH_FOLDERS = ("pdv/frontend/", "pdv/emit/", "pdv/check/", "learned_cost/")
 # lazily, inside a function: each with its reason
 TORCH_LAZILY = {
