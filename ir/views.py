@@ -16,7 +16,7 @@ import numpy as np
 
 from ir.dims import Shape
 from ir.errors import VerificationError
-from ir.graph import Graph, Node, View, apply_view, param_view, read_stored
+from ir.graph import Graph, Node, View, ViewStep, apply_view, param_view, read_stored
 from ir.types import DType
 
 
@@ -107,16 +107,23 @@ def _base(source: str, readers: list[tuple[Node, Reading]]) -> Base:
 def shape_before(shape: Shape, view: View) -> Shape | None:
     """Shape that a view was taken of; None after a reshape, which does not tell."""
     for step in reversed(view):
-        match step:
-            case ("permute", perm):
-                shape = tuple(shape[perm.index(dim)] for dim in range(len(perm)))
-            case ("chunk", dim, parts, _):
-                shape = (*shape[:dim], shape[dim] * parts, *shape[dim + 1 :])
-            case ("slice", dim, _, _, extent):
-                shape = (*shape[:dim], extent, *shape[dim + 1 :])
-            case _:
-                return None
+        before = shape_before_step(shape, step)
+        if before is None:
+            return None
+        shape = before
     return shape
+
+
+def shape_before_step(shape: Shape, step: ViewStep) -> Shape | None:
+    """Shape that one step of a view was taken of; None for a reshape, which does not tell."""
+    match step:
+        case ("permute", perm):
+            return tuple(shape[perm.index(dim)] for dim in range(len(perm)))
+        case ("chunk", dim, parts, _):
+            return (*shape[:dim], shape[dim] * parts, *shape[dim + 1 :])
+        case ("slice", dim, _, _, extent):
+            return (*shape[:dim], extent, *shape[dim + 1 :])
+    return None
 
 
 def places(node: Node, found: Mapping[str, Base]) -> np.ndarray[Any, Any]:

@@ -11,7 +11,7 @@ from ir.dims import Shape
 from ir.graph import Constant, Graph, Node, View
 from ir.mesh import Mesh
 from ir.types import DType
-from ir.views import is_column, readings
+from ir.views import is_column, readings, shape_before_step
 from pdv.emit.constants import STORED, constant_names
 from pdv.emit.fold import fold, value_of
 from pdv.emit.header import header
@@ -170,17 +170,8 @@ def shapes_before(view: View, after: Shape, source: str, shape_of: ShapeOf) -> l
     """Shapes before each step of a view, and ``after`` all."""
     shapes: list[Shape] = [after]
     for at in range(len(view) - 1, -1, -1):
-        shape = shapes[0]
-        match view[at]:
-            case ("permute", perm):
-                shape = tuple(shape[perm.index(dim)] for dim in range(len(perm)))
-            case ("chunk", dim, parts, _):
-                shape = (*shape[:dim], shape[dim] * parts, *shape[dim + 1 :])
-            case ("slice", dim, _, _, extent):
-                shape = (*shape[:dim], extent, *shape[dim + 1 :])
-            case _:  # a reshape: only the stored tensor tells
-                shape = _shape_after(shape_of(source), view[:at])
-        shapes.insert(0, shape)
+        before = shape_before_step(shapes[0], view[at])
+        shapes.insert(0, _shape_after(shape_of(source), view[:at]) if before is None else before)
     return shapes
 
 
