@@ -19,13 +19,13 @@ from ir.collectives import MOVES, cut
 from ir.depth import Short, shorten
 from ir.einsum import Data
 from ir.errors import VerificationError
+from ir.field import Var
 from ir.graph import Graph, Node
 from ir.interpret import SINGLE, Evaluation, Gradients, Moves, evaluate
 from ir.mesh import Mesh
 from ir.modular import PrimeField
 from ir.polynomial import ONE, Size
 from ir.primes import LEAST, PRIMES, draw_primes
-from ir.recording import Var
 from ir.scale import Shrinking, Small
 from ir.sharding import parse_sharding
 from ir.types import DType

@@ -19,11 +19,12 @@ from ir.collectives import MOVES, Group, Move, cut
 from ir.dims import Loops
 from ir.einsum import Data
 from ir.errors import VerificationError
+from ir.field import Field, Var
 from ir.floats import FloatField
 from ir.graph import Graph, Node, View, apply_view, read_stored
 from ir.mesh import Mesh
 from ir.polynomial import ONE, Size
-from ir.recording import Calls, Field, Recorder, Var
+from ir.recording import Calls, Recorder
 from ir.sharding import Partial, Replicate, Shard, Sharding
 from ir.tape import Call
 from ir.verify import check_outputs, describe, infer_shardings, node_splits, split_degrees

@@ -21,8 +21,9 @@ from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.lowering import Lowering, Unsupported
+from pdv.frontend.onnx_call import Call, Handler, Value
 from pdv.frontend.onnx_file import MALFORMED, read_onnx
-from pdv.frontend.onnx_ops import HANDLERS, Call, Handler, Value, dtype_of
+from pdv.frontend.onnx_ops import HANDLERS, dtype_of
 from pdv.frontend.onnx_reference import can_evaluate, evaluate
 from pdv.frontend.onnx_sizes import OnnxSizes
 from pdv.frontend.program import Array, Program, Weights
