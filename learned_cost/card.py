@@ -14,11 +14,16 @@ SHOWN = 60  # rows of a table of the card
 
 # Of the public data that weights may come from (its licence allows weights to be shared).
 LICENCES: Mapping[str, str] = {
-    "neusight": "NeuSight, MIT", "aiconfigurator": "AIConfigurator, Apache-2.0", "vidur": "Vidur, MIT",
-    "llmservingsim": "LLMServingSim, MIT", "pipeweave": "PipeWeave, Apache-2.0", "infersim": "InferSim, Apache-2.0",
-    "deepbench": "DeepBench, Apache-2.0", "llmcompass": "LLMCompass, BSD-3-Clause",
+    "neusight": "NeuSight, MIT",
+    "aiconfigurator": "AIConfigurator, Apache-2.0",
+    "vidur": "Vidur, MIT",
+    "llmservingsim": "LLMServingSim, MIT",
+    "pipeweave": "PipeWeave, Apache-2.0",
+    "infersim": "InferSim, Apache-2.0",
+    "deepbench": "DeepBench, Apache-2.0",
+    "llmcompass": "LLMCompass, BSD-3-Clause",
     "galvatron": "Galvatron, Apache-2.0",
-}  # fmt: skip
+}
 
 
 def facts(weights: Weights) -> dict[str, str]:
@@ -87,11 +92,12 @@ def _purpose(kind: str) -> list[str]:
 
 def _limits() -> list[str]:
     return [
-        "## Read with care", "",
+        "## Read with care",
+        "",
         "- An error is a share of the measured time, over rows not marked suspect; intervals are of its logarithm.",
         "- Rows of devices that the training had are not evidence about devices that it had not; look at the latter.",
         "- Measurements of public sources differ by 3–9 % among themselves (other versions of the same library).",
-    ]  # fmt: skip
+    ]
 
 
 def _figures(report: Mapping[str, Any]) -> list[str]:

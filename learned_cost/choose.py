@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 LEARNED, MEASURED = "learned", "measured"
 LANES_HZ = 256 * 1.6e9  # float32 FLOP/s of a unit of GPUs of 2017 to 2025: 128 lanes, two operations, 1.6 GHz
 DTYPES: dict[str, Dtype] = {
-    "float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16", "float8": "fp8",
-}  # fmt: skip
+    "float64": "fp64",
+    "float32": "fp32",
+    "tfloat32": "tf32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8": "fp8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,13 @@ def _as_record(device: Described) -> DeviceRecord:
     units = max(1, round(dict(device.peak_flops)["float32"] / LANES_HZ)) if device.kind == "gpu" else 1
     peaks = {DTYPES[name]: rate for name, rate in device.peak_flops if name in DTYPES}
     return DeviceRecord(
-        name=device.name, kind=device.kind, vendor="unknown", arch="unknown", sm_count=units, peak_flops=peaks,
-        memory_bytes=device.memory_bytes, memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        name=device.name,
+        kind=device.kind,
+        vendor="unknown",
+        arch="unknown",
+        sm_count=units,
+        peak_flops=peaks,
+        memory_bytes=device.memory_bytes,
+        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
         source="the cluster file",
-    )  # fmt: skip
+    )

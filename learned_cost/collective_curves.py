@@ -16,9 +16,13 @@ from learned_cost.collectives import CollectiveModel, load_collective_model
 
 # Links of cluster files, as profiles call them.
 INTERCONNECTS: Mapping[str, str] = {
-    "nvlink3": "NVLink3+NVSwitch", "nvlink4": "NVLink4+NVSwitch", "pcie3": "PCIe3", "pcie4": "PCIe4", "pcie5": "PCIe5",
+    "nvlink3": "NVLink3+NVSwitch",
+    "nvlink4": "NVLink4+NVSwitch",
+    "pcie3": "PCIe3",
+    "pcie4": "PCIe4",
+    "pcie5": "PCIe5",
     "loopback-gloo": "loopback",
-}  # fmt: skip
+}
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SIZES = tuple(float(256 << power) for power in range(23))  # 256 B to 1 GiB
 GLOO_VERSION = "2.13.0+cpu"  # of PyTorch, that the shipped profile of processes on cores was measured with
@@ -52,9 +56,18 @@ def axis_curve(
     whole = np.full(count, float(size))
     library, version = ("gloo", GLOO_VERSION) if on_cpu else ("nccl(torch.distributed)", "")
     cases = Cases(
-        same(f"cpu-{size}-a-node" if on_cpu else ""), same(record.name), same(interconnect), asked, same(library),
-        same(version), same("fp32"), whole, whole, np.ones(count), np.tile(np.array(SIZES), len(COLLECTIVES)),
-    )  # fmt: skip
+        same(f"cpu-{size}-a-node" if on_cpu else ""),
+        same(record.name),
+        same(interconnect),
+        asked,
+        same(library),
+        same(version),
+        same("fp32"),
+        whole,
+        whole,
+        np.ones(count),
+        np.tile(np.array(SIZES), len(COLLECTIVES)),
+    )
     if on_cpu and not model.known(cases)[0]:
         return None  # processes that share cores are unlike any other system: only measurements tell
     mean, std = model.price(cases)

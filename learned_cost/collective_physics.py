@@ -107,22 +107,36 @@ def facts_of(cases: Cases) -> Facts:
     # device is sent once, eight experts at most.
     least = np.where(adds, np.minimum(share, 1.0), np.where(experts, share / 8.0, share))
     return Facts(
-        _spread([library_class(name) for name in heads.library], codes, int), kind, collective, wire,
-        np.log(least * cases.bytes / rate), np.log(steps), np.log2(n), np.log2(cases.nodes),
+        _spread([library_class(name) for name in heads.library], codes, int),
+        kind,
+        collective,
+        wire,
+        np.log(least * cases.bytes / rate),
+        np.log(steps),
+        np.log2(n),
+        np.log2(cases.nodes),
         np.where(adds & (n >= 8) & ~integer, 1.0, 0.0),
         np.log(np.maximum(_spread([blocks_used(name) for name in heads.library], codes, float), 1.0) / 20.0)
         * _spread([blocks_used(name) > 0 for name in heads.library], codes, float),
-        np.log2(cases.bytes), np.log2(rate), np.log2(_spread([link.clock for link in links], codes, float)),
-    )  # fmt: skip
+        np.log2(cases.bytes),
+        np.log2(rate),
+        np.log2(_spread([link.clock for link in links], codes, float)),
+    )
 
 
 def _nearest(name: str) -> int:
     """A collective of another name: by what it contains, else as an all-gather (everyone hears from everyone)."""
     lower = name.lower()
     signs = {
-        "reduce_scatter": "reduce_scatter", "reduce": "all_reduce", "alltoall": "all_to_all", "to_all": "all_to_all",
-        "send": "send_recv", "p2p": "send_recv", "dispatch": "ep_dispatch", "combine": "ep_combine",
-    }  # fmt: skip
+        "reduce_scatter": "reduce_scatter",
+        "reduce": "all_reduce",
+        "alltoall": "all_to_all",
+        "to_all": "all_to_all",
+        "send": "send_recv",
+        "p2p": "send_recv",
+        "dispatch": "ep_dispatch",
+        "combine": "ep_combine",
+    }
     return COLLECTIVES.index(next((kind for sign, kind in signs.items() if sign in lower), "all_gather"))
 
 
@@ -144,9 +158,12 @@ def physics(numbers: Floats, facts: Facts) -> tuple[Floats, Floats]:
     power = np.clip(p["step_power"], 0.1, 1.2)[lib]
     latency = np.exp(p["start"][lib]) + np.exp(p["step"][link] + p["step_library"][lib] + power * facts.steps)
     logit = (
-        p["efficiency"][link] + p["efficiency_collective"][coll] + p["efficiency_library"][lib]
-        + p["efficiency_devices"][link] * (facts.devices - 1.0) + p["blocks"][0] * facts.blocks
-    )  # fmt: skip
+        p["efficiency"][link]
+        + p["efficiency_collective"][coll]
+        + p["efficiency_library"][lib]
+        + p["efficiency_devices"][link] * (facts.devices - 1.0)
+        + p["blocks"][0] * facts.blocks
+    )
     efficiency = -np.logaddexp(0.0, -logit) + p["in_switch"][0] * facts.in_switch + p["nodes"][0] * facts.nodes
     moving = np.exp(facts.wire - efficiency)
     between = np.exp(p["ramp"][lib] + p["ramp_link"][link] + p["ramp_collective"][coll]) * np.sqrt(latency * moving)

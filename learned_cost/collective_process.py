@@ -90,10 +90,22 @@ def points_of(cases: Cases, facts: Facts, share: Floats, vocabulary: Vocabulary)
     parts = zip(systems, cases.collective, cases.library, versions, cases.n, cases.per_node, cases.nodes, strict=True)
     curves = np.array([f"{a}|{b}|{c}|{d}|{e:g}|{f:g}|{g:g}" for a, b, c, d, e, f, g in parts], dtype=object)
     return Points(
-        share, facts.size, facts.devices, facts.nodes, facts.rate, facts.clock, facts.blocks, facts.library,
-        facts.collective, facts.link, vocabulary.of("system", systems), vocabulary.of("device", cases.gpu),
-        vocabulary.of("name", cases.library), vocabulary.of("version", versions), vocabulary.of("curve", curves),
-    )  # fmt: skip
+        share,
+        facts.size,
+        facts.devices,
+        facts.nodes,
+        facts.rate,
+        facts.clock,
+        facts.blocks,
+        facts.library,
+        facts.collective,
+        facts.link,
+        vocabulary.of("system", systems),
+        vocabulary.of("device", cases.gpu),
+        vocabulary.of("name", cases.library),
+        vocabulary.of("version", versions),
+        vocabulary.of("curve", curves),
+    )
 
 
 def covariance(one: Points, two: Points, theta: Theta, *, shared: float = 1.0, narrow: bool = False) -> Floats:

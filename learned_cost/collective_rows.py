@@ -107,9 +107,18 @@ def cases_of(table: Table) -> Cases:
     nodes = np.where(np.isfinite(nodes), nodes, np.where(np.isfinite(per_node), np.ceil(n / per_node), 1.0))
     per_node = np.where(np.isfinite(per_node), per_node, np.ceil(n / nodes))
     return Cases(
-        text("system"), text("gpu"), text("interconnect"), text("collective"), text("algo_lib"), text("lib_version"),
-        text("dtype"), n, per_node, nodes, np.maximum(table["bytes"].astype(np.float64), 1.0),
-    )  # fmt: skip
+        text("system"),
+        text("gpu"),
+        text("interconnect"),
+        text("collective"),
+        text("algo_lib"),
+        text("lib_version"),
+        text("dtype"),
+        n,
+        per_node,
+        nodes,
+        np.maximum(table["bytes"].astype(np.float64), 1.0),
+    )
 
 
 def _known(table: Table, name: str, rows: int) -> Floats:

@@ -96,6 +96,8 @@ def score(mean: Floats, std: Floats, log_s: Floats) -> dict[str, float]:
     error = np.abs(np.expm1(mean - log_s))
     held = np.abs(mean - log_s) <= WIDTH * std
     return {
-        "rows": float(len(error)), "mape": float(error.mean()), "median": float(np.median(error)),
+        "rows": float(len(error)),
+        "mape": float(error.mean()),
+        "median": float(np.median(error)),
         "held_90": float(held.mean()),
-    }  # fmt: skip
+    }

@@ -170,9 +170,12 @@ class CollectiveModel:
             arrays[f"knot.{column.name}"] = values.astype(np.int16 if values.dtype.kind == "i" else np.float32)
         model = {"theta": dict(self.theta), "names": self.vocabulary.codes}
         description = {
-            "features": FEATURES, "model": model, "calibration": dict(self.calibration), "training": dict(training),
+            "features": FEATURES,
+            "model": model,
+            "calibration": dict(self.calibration),
+            "training": dict(training),
             "metrics": {},
-        }  # fmt: skip
+        }
         return Weights("collectives", arrays, description)
 
 
@@ -184,10 +187,14 @@ def from_weights(weights: Weights) -> CollectiveModel:
         values = arrays[f"knot.{column.name}"]
         columns[column.name] = values.astype(np.int64 if values.dtype.kind == "i" else np.float64)
     return CollectiveModel(
-        arrays["physics"].astype(np.float64), dict(model["theta"]), Points(**columns),
-        arrays["weights"].astype(np.float64), Vocabulary(dict(model["names"])),
-        dict(weights.description["calibration"]), weights.digest[:12],
-    )  # fmt: skip
+        arrays["physics"].astype(np.float64),
+        dict(model["theta"]),
+        Points(**columns),
+        arrays["weights"].astype(np.float64),
+        Vocabulary(dict(model["names"])),
+        dict(weights.description["calibration"]),
+        weights.digest[:12],
+    )
 
 
 @functools.cache

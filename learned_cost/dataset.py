@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FILES: Mapping[str, tuple[Column, ...]] = {
-    "kernels": KERNEL_COLUMNS, "collectives": COLLECTIVE_COLUMNS, "opgraphs": GRAPH_COLUMNS
-}  # fmt: skip
+    "kernels": KERNEL_COLUMNS,
+    "collectives": COLLECTIVE_COLUMNS,
+    "opgraphs": GRAPH_COLUMNS,
+}
 SHIPPED = Path(__file__).parent / "profiles"
 LARGEST = 1e30  # of a size or an amount of work
 SHOWN = 5  # rows that an error names

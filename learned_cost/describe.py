@@ -55,11 +55,7 @@ def backward_kernels(
         share = Work(work.flops / work.kernels, work.bytes_moved / work.kernels, 1)
         sizes = [(m, k, n), (m, n, k)]  # of x: dy w over n; of w: below
         sizes[1] = (k, n, m) if op.name == "matmul" else (n, k, m)
-        return tuple(
-            _matmul(b, size, result.dtype, share)
-            for size, want in zip(sizes, wanted, strict=True)
-            if want
-        )  # fmt: skip
+        return tuple(_matmul(b, size, result.dtype, share) for size, want in zip(sizes, wanted, strict=True) if want)
     return (_kernel(op, loops, result, attrs, _done(op, loops, operands, wanted, work), "backward"),)
 
 

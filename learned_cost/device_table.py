@@ -27,9 +27,14 @@ FIELDS: Mapping[str, tuple[str, float, bool]] = {
 }  # fmt: skip
 TEXTS = {"vendor": "vendor", "arch": "arch", "cc": "compute_capability", "link": "link", "spec_source": "source"}
 RATES = {
-    "fp32_tflops": "fp32", "fp32_matrix_tflops": "fp32_matrix", "fp16_tflops": "fp16", "bf16_tflops": "bf16",
-    "fp8_tflops": "fp8", "fp4_tflops": "fp4", "int8_tops": "int8",
-}  # fmt: skip
+    "fp32_tflops": "fp32",
+    "fp32_matrix_tflops": "fp32_matrix",
+    "fp16_tflops": "fp16",
+    "bf16_tflops": "bf16",
+    "fp8_tflops": "fp8",
+    "fp4_tflops": "fp4",
+    "int8_tops": "int8",
+}
 REQUIRED = ("gpu", "vendor", "arch", "sm", "fp32_tflops", "mem_gb", "mem_bw_gbs")
 MAX_BYTES = 1 << 20
 

@@ -25,9 +25,7 @@ RANKED = 2000  # rows of a (device, operator) that ranks are compared in, at mos
 LEAST_RANKED = 10
 
 # What is read of a table.
-COLUMNS = (
-    "source", "gpu", "op", "fold", "roofline_us", "latency_us", "system", "collective", "algo_lib", "n_devices",
-)  # fmt: skip
+COLUMNS = ("source", "gpu", "op", "fold", "roofline_us", "latency_us", "system", "collective", "algo_lib", "n_devices")
 
 # What operators do, for intervals: calibration is asked by family.
 FAMILIES: Mapping[str, str] = {

@@ -97,17 +97,29 @@ def features_of(nodes: Nodes) -> Features:
     own = [
         *(np.log(value) for value in (sms, clock, bandwidth, peak, peak / sms / clock, cache)),
         *(np.log(value) for value in (bandwidth / sms, peak / bandwidth, cache / bandwidth)),
-        np.log(device(lambda r: r.shared_memory_bytes_per_sm, 64e3)), np.log(device(lambda r: r.tdp_w, 250.0)),
-        np.log(device(lambda r: r.peak("fp32"), 1e13) / sms / clock), device(lambda r: r.year, 2020) / 4.0 - 505.0,
+        np.log(device(lambda r: r.shared_memory_bytes_per_sm, 64e3)),
+        np.log(device(lambda r: r.tdp_w, 250.0)),
+        np.log(device(lambda r: r.peak("fp32"), 1e13) / sms / clock),
+        device(lambda r: r.year, 2020) / 4.0 - 505.0,
         *(device(lambda r, v=vendor: float(r.vendor == v), 0.0) for vendor in ("nvidia", "amd", "intel")),  # type: ignore[misc]
         *(device(lambda r, a=arch: float(r.arch == a), 0.0) for arch in ("hopper", "blackwell")),  # type: ignore[misc]
-        device(lambda r: float(r.kind == "cpu"), 0.0), resources[:, 0], resources[:, 1],
-    ]  # fmt: skip
+        device(lambda r: float(r.kind == "cpu"), 0.0),
+        resources[:, 0],
+        resources[:, 1],
+    ]
     return Features(
-        resources.astype(np.float32), bound.astype(np.float32), _columns(blind), _columns(own), nodes.texts,
-        nodes.graph, nodes.edges, _graphs(nodes, work), nodes.device, tuple(record.name for record in records),
+        resources.astype(np.float32),
+        bound.astype(np.float32),
+        _columns(blind),
+        _columns(own),
+        nodes.texts,
+        nodes.graph,
+        nodes.edges,
+        _graphs(nodes, work),
+        nodes.device,
+        tuple(record.name for record in records),
         tuple(chip(record) for record in records),
-    )  # fmt: skip
+    )
 
 
 def chip(record: DeviceRecord) -> str:
@@ -172,17 +184,27 @@ def _throttle(record: DeviceRecord) -> float:
 
 
 def _resources(
-    nodes: Nodes, work: Products, sms: Floats, clock: Floats, bandwidth: Floats, cache: Floats, peak: Floats,
+    nodes: Nodes,
+    work: Products,
+    sms: Floats,
+    clock: Floats,
+    bandwidth: Floats,
+    cache: Floats,
+    peak: Floats,
     throttle: Floats,
-) -> tuple[Floats, Floats]:  # fmt: skip
+) -> tuple[Floats, Floats]:
     """[n, RESOURCES] and the bound, in log seconds."""
     arithmetic, memory = work.flops / peak, work.bytes / bandwidth
     points = work.b * work.m * work.n
     lanes = np.where(work.attention, LANES["row"], LANES["map"])
     seconds = (
-        arithmetic * throttle, memory, work.bytes / (sms * clock * PORT_BYTES), points / (sms * clock * lanes),
-        1000.0 / clock, work.bytes / (clock * 16.0 * PORT_BYTES),
-    )  # fmt: skip
+        arithmetic * throttle,
+        memory,
+        work.bytes / (sms * clock * PORT_BYTES),
+        points / (sms * clock * lanes),
+        1000.0 / clock,
+        work.bytes / (clock * 16.0 * PORT_BYTES),
+    )
     codes, ops = nodes.texts["op"]
     convolution = np.isin(codes, [code for code, op in enumerate(ops) if op == "conv2d"])
     # of what was stated: work that was derived (mixed batches, recurrences) is an estimate, and bounds nothing
@@ -208,14 +230,19 @@ def _shape(nodes: Nodes, work: Products) -> list[Floats]:
     extents = [np.where(s["parallel"] > 0, s["parallel"], work.b * work.m * work.n)]
     extents += [np.maximum(s[role], work.k if role == "contracted" else 1.0) for role in ROLES[1:]]
     return [
-        _log(work.flops), _log(work.bytes), *(_log(value) for value in (work.b, work.m, work.n, work.k)),
-        *(np.log1p(s[name]) for name in (*DIMS, *EXTRA)), *(_log(extent) for extent in extents),
+        _log(work.flops),
+        _log(work.bytes),
+        *(_log(value) for value in (work.b, work.m, work.n, work.k)),
+        *(np.log1p(s[name]) for name in (*DIMS, *EXTRA)),
+        *(_log(extent) for extent in extents),
         *(_alignment(value) for value in (work.m, work.n, work.k, s["head_dim"])),
         *((np.maximum(value, 1) % 128) / 128.0 for value in (work.m, work.n, work.k)),
         np.where(s["kv_heads"] > 0, _log(s["heads"] / np.maximum(s["kv_heads"], 1)), 0.0),
         *(np.where(work.experts, _log(v), 0.0) for v in (local, rows / local, work.b, share)),
-        skew, work.weight_bytes, work.activation_bytes,
-    ]  # fmt: skip
+        skew,
+        work.weight_bytes,
+        work.activation_bytes,
+    ]
 
 
 def _skew(name: str) -> float:
@@ -239,11 +266,19 @@ def _relative(work: Products, resources: Floats, sms: Floats, cache: Floats) -> 
     weights = work.b * work.n * work.k * work.weight_bytes
     inputs = work.b * work.m * work.k * work.activation_bytes
     return [
-        *seconds, np.maximum(*seconds), np.clip(seconds[0] - seconds[1], -10, 10),
-        _log(work.bytes / cache), 1 / (1 + work.bytes / cache), _log(weights / cache), _log(inputs / cache),
-        _log(2 * work.b * work.m * work.n / cache), resources[:, 4] + _log(work.k), _log(work.b * work.m / sms),
-        _log(work.b * work.m * work.n / sms / 2048), _log(work.b / sms),
-    ]  # fmt: skip
+        *seconds,
+        np.maximum(*seconds),
+        np.clip(seconds[0] - seconds[1], -10, 10),
+        _log(work.bytes / cache),
+        1 / (1 + work.bytes / cache),
+        _log(weights / cache),
+        _log(inputs / cache),
+        _log(2 * work.b * work.m * work.n / cache),
+        resources[:, 4] + _log(work.k),
+        _log(work.b * work.m / sms),
+        _log(work.b * work.m * work.n / sms / 2048),
+        _log(work.b / sms),
+    ]
 
 
 def _tiles(work: Products, sms: Floats) -> list[Floats]:
@@ -253,9 +288,10 @@ def _tiles(work: Products, sms: Floats) -> list[Floats]:
         down, across = np.ceil(work.m / rows), np.ceil(work.n / columns)
         waves = work.b * down * across / sms
         values += [
-            _log(waves), np.where(waves > 200, 1.0, waves / np.ceil(waves)),
+            _log(waves),
+            np.where(waves > 200, 1.0, waves / np.ceil(waves)),
             work.m * work.n / (down * rows * across * columns),
-        ]  # fmt: skip
+        ]
     return values
 
 

@@ -228,9 +228,13 @@ class _Run:
             arrays |= {f"optimizer.{i}.{name}": _array(value) for name, value in state.items()}
         arrays["random"] = _array(torch.get_rng_state())
         head = {
-            "identity": self.identity(), "epoch": self.epoch, "place": self.place, "total": self.total,
-            "recent": self.recent, **asdict(self.fitted),
-        }  # fmt: skip
+            "identity": self.identity(),
+            "epoch": self.epoch,
+            "place": self.place,
+            "total": self.total,
+            "recent": self.recent,
+            **asdict(self.fitted),
+        }
         save_checkpoint(self.checkpoint, arrays, head)
 
     def restore(self) -> None:

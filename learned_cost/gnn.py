@@ -24,8 +24,15 @@ from learned_cost.nodes import TEXTS
 
 ADAPTER_TEXTS = ("op", "kind", "dtype", "stack", "direction")
 WIDTHS: Mapping[str, int] = {
-    "op": 20, "kind": 4, "dtype": 8, "kv_dtype": 2, "stack": 8, "kernel": 16, "distribution": 3, "direction": 2,
-}  # fmt: skip
+    "op": 20,
+    "kind": 4,
+    "dtype": 8,
+    "kv_dtype": 2,
+    "stack": 8,
+    "kernel": 16,
+    "distribution": 3,
+    "direction": 2,
+}
 DROPPED = ("kv_dtype", "stack", "kernel", "distribution")  # words that a question may lack: so does training, at times
 PRIOR_DROP, SPECIALIST_DROP = 0.1, 0.03
 DEVICE_WIDTH = 12
@@ -193,9 +200,15 @@ class KernelNet(nn.Module):
     own_std: Tensor
 
     def __init__(
-        self, blind: int, own: int, vocab: Mapping[str, Sequence[str]], devices: Sequence[str], *, width: int = 256,
+        self,
+        blind: int,
+        own: int,
+        vocab: Mapping[str, Sequence[str]],
+        devices: Sequence[str],
+        *,
+        width: int = 256,
         depth: int = 3,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.vocab = {name: tuple(vocab[name]) for name in TEXTS}
         self.devices = tuple(devices)

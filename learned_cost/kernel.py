@@ -57,10 +57,16 @@ class Kernel:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready, for ``dims_json``; ``from_dict`` is its inverse."""
         return {
-            "op": self.op, "kind": self.kind, "dtype": self.dtype,
-            "dims": dict(self.dims), "extents": list(self.extents),
-            "flops": self.flops, "bytes": self.bytes, "direction": self.direction, "stack": self.stack,
-        }  # fmt: skip
+            "op": self.op,
+            "kind": self.kind,
+            "dtype": self.dtype,
+            "dims": dict(self.dims),
+            "extents": list(self.extents),
+            "flops": self.flops,
+            "bytes": self.bytes,
+            "direction": self.direction,
+            "stack": self.stack,
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Kernel:
@@ -73,10 +79,16 @@ class Kernel:
         if len(extents) != len(ROLES):
             raise ValueError(f"{len(extents)} extents, not {len(ROLES)}")
         return cls(
-            str(data["op"]), str(data["kind"]), str(data["dtype"]), {k: int(v) for k, v in data["dims"].items()},
-            (extents[0], extents[1], extents[2], extents[3]), float(data["flops"]), float(data["bytes"]),
-            str(data.get("direction", "forward")), str(data.get("stack", "torch")),
-        )  # fmt: skip
+            str(data["op"]),
+            str(data["kind"]),
+            str(data["dtype"]),
+            {k: int(v) for k, v in data["dims"].items()},
+            (extents[0], extents[1], extents[2], extents[3]),
+            float(data["flops"]),
+            float(data["bytes"]),
+            str(data.get("direction", "forward")),
+            str(data.get("stack", "torch")),
+        )
 
 
 @dataclass(frozen=True, slots=True)

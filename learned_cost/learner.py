@@ -181,7 +181,7 @@ def train_prior(net: KernelNet, rows: Rows, single: NDArray[np.int64], seed: int
     optimizer = torch.optim.AdamW(parameters, lr=PRIOR_RATE, weight_decay=PRIOR_DECAY, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, PRIOR_RATE, total_steps=steps + 1, pct_start=0.1, final_div_factor=1e3
-    )  # fmt: skip
+    )
     weights = torch.tensor(WEIGHTS)
     net.train()
     for _ in range(steps):

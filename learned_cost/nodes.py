@@ -32,9 +32,18 @@ CHOSEN_BY_LIBRARY = ("neusight", "pipeweave")
 
 # What public data does not say, for it is the same in all of its rows.
 KINDS: Mapping[str, str] = {
-    "linear": "contraction", "bmm": "contraction", "moe": "contraction", "conv2d": "stencil", "embedding": "index",
-    "softmax": "row", "layernorm": "row", "rmsnorm": "row", "rmsnorm_eager": "row", "qk_norm": "row", "sampler": "row",
-}  # fmt: skip
+    "linear": "contraction",
+    "bmm": "contraction",
+    "moe": "contraction",
+    "conv2d": "stencil",
+    "embedding": "index",
+    "softmax": "row",
+    "layernorm": "row",
+    "rmsnorm": "row",
+    "rmsnorm_eager": "row",
+    "qk_norm": "row",
+    "sampler": "row",
+}
 KIND_PREFIXES = (("attn", "row"), ("mla", "row"), ("gdn", "row"), ("mamba", "row"))
 
 
@@ -112,9 +121,8 @@ def of_table(table: Table, devices: Mapping[str, DeviceRecord]) -> Nodes:
         edges = back[inner.edges + len(plain)]
         traffic[rows], fused[rows] = inner.traffic, inner.fused
     return Nodes(
-        **columns, graph=graph, edges=edges, traffic=traffic, fused=fused,
-        device=place[table["gpu"]], devices=records,
-    )  # fmt: skip
+        **columns, graph=graph, edges=edges, traffic=traffic, fused=fused, device=place[table["gpu"]], devices=records
+    )
 
 
 Columns = dict[str, Any]  # Any: the first four fields of ``Nodes``, by name
@@ -128,9 +136,12 @@ def _columns_of(kernels: Sequence[Kernel]) -> Columns:
     extents = np.array([kernel.extents for kernel in kernels], dtype=np.float64).reshape(-1, len(ROLES))
     sizes |= {role: extents[:, i] for i, role in enumerate(ROLES)}
     spelled: dict[str, Iterable[str | None]] = {
-        "op": (k.op for k in kernels), "kind": (k.kind for k in kernels), "dtype": (k.dtype for k in kernels),
-        "stack": (f"pdv/{k.stack}" for k in kernels), "direction": (k.direction for k in kernels),
-    }  # fmt: skip
+        "op": (k.op for k in kernels),
+        "kind": (k.kind for k in kernels),
+        "dtype": (k.dtype for k in kernels),
+        "stack": (f"pdv/{k.stack}" for k in kernels),
+        "direction": (k.direction for k in kernels),
+    }
     missing = np.full(len(kernels), -1, dtype=np.int64)
     texts = {name: _coded(spelled[name]) if name in spelled else (missing, ()) for name in TEXTS}
     flops = np.array([kernel.flops for kernel in kernels], dtype=np.float64)
@@ -152,11 +163,16 @@ def _columns_of_rows(table: Table) -> Columns:
         "flops": np.nan_to_num(np.asarray(table["flops"], dtype=np.float64)),
         "bytes": np.nan_to_num(np.asarray(table["bytes"], dtype=np.float64)),
         "texts": {
-            "op": ops, "kind": _renamed(ops, _kind), "dtype": _text(table, "dtype"),
-            "kv_dtype": _text(table, "kv_dtype"), "stack": _stack(table), "kernel": _kernel(table),
-            "distribution": _text(table, "distribution"), "direction": _direction(table),
+            "op": ops,
+            "kind": _renamed(ops, _kind),
+            "dtype": _text(table, "dtype"),
+            "kv_dtype": _text(table, "kv_dtype"),
+            "stack": _stack(table),
+            "kernel": _kernel(table),
+            "distribution": _text(table, "distribution"),
+            "direction": _direction(table),
         },
-    }  # fmt: skip
+    }
 
 
 def _from_json(table: Table) -> dict[str, Floats]:
@@ -237,5 +253,6 @@ def _taken(columns: Columns, order: Codes) -> Columns:
     return {
         "sizes": {name: sizes[order] for name, sizes in columns["sizes"].items()},
         "texts": {name: (codes[order], vocab) for name, (codes, vocab) in columns["texts"].items()},
-        "flops": columns["flops"][order], "bytes": columns["bytes"][order],
-    }  # fmt: skip
+        "flops": columns["flops"][order],
+        "bytes": columns["bytes"][order],
+    }

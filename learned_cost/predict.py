@@ -169,6 +169,12 @@ class Predictor:
             means[chosen], scales[chosen] = self._forward.subgraphs(features, chosen, start)
         description = self.weights.description
         return answer(
-            means, scales, features, np.arange(count), start, self.regime, description["calibration"],
+            means,
+            scales,
+            features,
+            np.arange(count),
+            start,
+            self.regime,
+            description["calibration"],
             description["ranges"],
-        )  # fmt: skip
+        )

@@ -82,10 +82,12 @@ def products_of(nodes: Nodes) -> Products:
     one = mask("attn_decode", "mla_decode", "mla_module_decode")
     grouped = s["kv_heads"] > 0
     put(
-        one, s["b"] * np.where(grouped, s["kv_heads"], 1),
-        np.where(grouped, s["heads"] / np.maximum(s["kv_heads"], 1), s["heads"]), s["seq_kv"],
+        one,
+        s["b"] * np.where(grouped, s["kv_heads"], 1),
+        np.where(grouped, s["heads"] / np.maximum(s["kv_heads"], 1), s["heads"]),
+        s["seq_kv"],
         np.where(s["head_dim"] > 0, s["head_dim"], MLA_KV + MLA_ROPE),
-    )  # fmt: skip
+    )
     return Products(b, m, n, k, flops, traffic, weight, activation, experts, many | one)
 
 
@@ -108,9 +110,10 @@ def _work(nodes: Nodes, mask: object, weight: Floats) -> tuple[Floats, Floats]:
 
     decodes, keys = s["n_decode"], s["kv_decode"]
     derive(
-        mask("attn_mixed"), 4 * b * h * d * q * (kv - q / 2) + 4 * decodes * h * d * keys,
+        mask("attn_mixed"),
+        4 * b * h * d * q * (kv - q / 2) + 4 * decodes * h * d * keys,
         2 * (2 * b * q * h * d + 2 * b * kv * kh * d + decodes * (2 * h * d + 2 * keys * kh * d)),
-    )  # fmt: skip
+    )
     state = s["num_v_heads"] * s["head_k_dim"] * s["head_v_dim"]
     vectors = 2 * s["num_v_heads"] * s["head_v_dim"] + 2 * s["num_k_heads"] * s["head_k_dim"]
     derive(mask("gdn"), 4 * m * state, 2 * m * vectors + 8 * b * state)
@@ -118,9 +121,11 @@ def _work(nodes: Nodes, mask: object, weight: Floats) -> tuple[Floats, Floats]:
     vectors = 2 * s["nheads"] * d + 2 * s["n_groups"] * s["d_state"]
     derive(mask("mamba2"), 6 * m * state, 2 * m * vectors + 8 * b * state)
     parameters = (
-        MLA_MODEL * (MLA_Q + MLA_KV + MLA_ROPE) + MLA_Q * h * (MLA_NOPE + MLA_ROPE)
-        + h * MLA_KV * (MLA_NOPE + MLA_V) + h * MLA_V * MLA_MODEL
-    )  # fmt: skip
+        MLA_MODEL * (MLA_Q + MLA_KV + MLA_ROPE)
+        + MLA_Q * h * (MLA_NOPE + MLA_ROPE)
+        + h * MLA_KV * (MLA_NOPE + MLA_V)
+        + h * MLA_V * MLA_MODEL
+    )
     projected = 2 * b * q * parameters
     moved = parameters * weight + 4 * b * q * MLA_MODEL + 2 * b * kv * (MLA_KV + MLA_ROPE)
     derive(mask("mla_module_prefill"), projected + b * h * q * kv * (MLA_NOPE + MLA_ROPE + MLA_V), moved)

@@ -143,9 +143,10 @@ def _predicted(model: KernelModel, table: Table, devices: Mapping[str, DeviceRec
     pieces = [table.take(slice(begin, begin + PIECE)) for begin in range(0, len(table), PIECE)] or [table]
     found = [model.predict_table(piece, devices) for piece in pieces]
     return _Joined(
-        np.concatenate([part.mean_log_s for part in found]), np.concatenate([part.std_log for part in found]),
+        np.concatenate([part.mean_log_s for part in found]),
+        np.concatenate([part.std_log for part in found]),
         np.concatenate([part.in_range for part in found]),
-    )  # fmt: skip
+    )
 
 
 def graph_totals(graphs: Table, model: KernelModel, devices: Mapping[str, DeviceRecord]) -> Report:

@@ -49,8 +49,8 @@ _TAIL = (
 
 # Columns that a profile of ours adds to those of public data; all optional (docs/profiles.md).
 PROFILE_COLUMNS = _texts(
-    "kind", "direction", "stack", "l2", "layout", "driver", "versions", "host", "date", "run", "plan",
-)  # fmt: skip
+    "kind", "direction", "stack", "l2", "layout", "driver", "versions", "host", "date", "run", "plan"
+)
 
 KERNEL_COLUMNS: tuple[Column, ...] = (
     Column("source", "text"), Column("gpu", "text", required=True), Column("op", "text", required=True),

@@ -115,9 +115,14 @@ def _planned(
     found, graph = result.found, program.graph
     sizes = sizes_document(program)
     document = plan_document(
-        found, source=graph, cluster=cluster, strategy=effort.search, seconds=result.seconds,
-        problems=problems, pins=content,
-    )  # fmt: skip
+        found,
+        source=graph,
+        cluster=cluster,
+        strategy=effort.search,
+        seconds=result.seconds,
+        problems=problems,
+        pins=content,
+    )
     document = {**document, "reading": reading}
     progress("proving", None)
     proof = proof_document(_proved(found, document, graph))

@@ -36,11 +36,15 @@ def cost_model(choice: str | os.PathLike[str] | None, devices: Sequence[Device])
 
     described = [
         Described(
-            device.name, device.kind, device.memory_bytes, tuple(device.peak_flops.items()),
-            device.memory_bandwidth_bytes_per_s, device.share,
+            device.name,
+            device.kind,
+            device.memory_bytes,
+            tuple(device.peak_flops.items()),
+            device.memory_bandwidth_bytes_per_s,
+            device.share,
         )
         for device in devices
-    ]  # fmt: skip
+    ]
     return chosen(name, described, analytic)
 
 

@@ -69,9 +69,17 @@ def add_norm(
     total, out = torch.empty_like(x_BSD), torch.empty_like(x_BSD)
     width = weight_D.numel()
     _add_norm[(x_BSD.numel() // width,)](
-        x_BSD, other_BSD, weight_D, weight_D if bias_D is None else bias_D, total, out, width, eps,
-        centred=bias_D is not None, block=triton.next_power_of_2(width),
-    )  # fmt: skip
+        x_BSD,
+        other_BSD,
+        weight_D,
+        weight_D if bias_D is None else bias_D,
+        total,
+        out,
+        width,
+        eps,
+        centred=bias_D is not None,
+        block=triton.next_power_of_2(width),
+    )
     return total, out
 
 

@@ -25,9 +25,12 @@ SAMPLES = 9
 SAMPLE_S = 2e-3
 MOST_S = 3.0  # of a call, beyond which larger sizes are left out
 FACTORS: dict[str, Callable[[int], float]] = {  # of bus bandwidth over bytes per second (nccl-tests, PERFORMANCE.md)
-    "all_reduce": lambda n: 2 * (n - 1) / n, "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n, "all_to_all": lambda n: (n - 1) / n, "send_recv": lambda n: 1.0,
-}  # fmt: skip
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "send_recv": lambda n: 1.0,
+}
 
 
 def run(folder: Path, setting: Setting, device: torch.device, *, budget_s: float, per_node: int, system: str) -> int:
@@ -135,13 +138,25 @@ def _row(setting: Setting, name: str, size: int, seconds: list[float], per_node:
     nodes = -(-world // per_node)
     text = f"{name} {size} {world} {per_node}"
     return {
-        **{key: columns[key] for key in shared}, "system": system, "interconnect": _interconnect(setting, nodes),
-        "collective": name, "algo_lib": dist.get_backend(), "lib_version": torch.__version__, "dtype": "fp32",
-        "n_devices": world, "devices_per_node": min(world, per_node), "n_nodes": nodes, "bytes": size,
-        "latency_us": median * 1e6, "std_us": statistics.pstdev(seconds) * 1e6, "min_us": min(seconds) * 1e6,
-        "max_us": max(seconds) * 1e6, "busbw_gbs": FACTORS[name](world) * size / median * 1e-9,
-        "repeats": len(seconds), "fold": int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) % FOLDS,
-    }  # fmt: skip
+        **{key: columns[key] for key in shared},
+        "system": system,
+        "interconnect": _interconnect(setting, nodes),
+        "collective": name,
+        "algo_lib": dist.get_backend(),
+        "lib_version": torch.__version__,
+        "dtype": "fp32",
+        "n_devices": world,
+        "devices_per_node": min(world, per_node),
+        "n_nodes": nodes,
+        "bytes": size,
+        "latency_us": median * 1e6,
+        "std_us": statistics.pstdev(seconds) * 1e6,
+        "min_us": min(seconds) * 1e6,
+        "max_us": max(seconds) * 1e6,
+        "busbw_gbs": FACTORS[name](world) * size / median * 1e-9,
+        "repeats": len(seconds),
+        "fold": int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) % FOLDS,
+    }
 
 
 def _interconnect(setting: Setting, nodes: int) -> str:

@@ -197,11 +197,14 @@ def cluster_of(found: DeviceRecord, count: int) -> dict[str, Any]:  # Any: YAML
     """A cluster file of ``count`` such devices in one node, as ``pdv optimize`` takes it."""
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     device = {
-        "name": found.name, "kind": found.kind, "memory": f"{found.memory_bytes // count / 2**30:.4g} GiB",
+        "name": found.name,
+        "kind": found.kind,
+        "memory": f"{found.memory_bytes // count / 2**30:.4g} GiB",
         "peak": {names[key]: f"{rate / 1e12:.6g} TFLOP/s" for key, rate in found.peak_flops.items() if key in names},
         "memory_bandwidth": f"{found.memory_bandwidth_bytes_per_s / 1e9:.6g} GB/s",
-        "launch_latency": "3 us", "efficiency": 0.95,
-    }  # fmt: skip
+        "launch_latency": "3 us",
+        "efficiency": 0.95,
+    }
     if found.kind == "gpu":
         device |= {"memory": f"{found.memory_bytes / 2**30:.4g} GiB", "launch_latency": "5 us", "efficiency": 0.75}
     node: dict[str, Any] = {"devices": count, "device": device}

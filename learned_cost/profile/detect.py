@@ -39,15 +39,22 @@ def _gpu(device: torch.device) -> DeviceRecord:
     watch = Stopwatch(device, told.L2_cache_size, MEASURE_S)
     clock_khz = getattr(told, "clock_rate", None)  # torch before 2.6 does not tell
     return DeviceRecord(
-        name=_plain(name), kind="gpu", aliases=(name,), vendor="nvidia" if torch.version.cuda else "amd",
+        name=_plain(name),
+        kind="gpu",
+        aliases=(name,),
+        vendor="nvidia" if torch.version.cuda else "amd",
         arch=str(getattr(told, "gcnArchName", f"sm_{told.major}{told.minor}")),
-        compute_capability=f"{told.major}.{told.minor}", sm_count=told.multi_processor_count,
-        boost_hz=clock_khz * 1e3 if clock_khz else None, memory_bytes=told.total_memory,
-        peak_flops=_peaks(watch, (4096, 8192)), memory_bandwidth_bytes_per_s=_bandwidth(watch, told.total_memory // 16),
+        compute_capability=f"{told.major}.{told.minor}",
+        sm_count=told.multi_processor_count,
+        boost_hz=clock_khz * 1e3 if clock_khz else None,
+        memory_bytes=told.total_memory,
+        peak_flops=_peaks(watch, (4096, 8192)),
+        memory_bandwidth_bytes_per_s=_bandwidth(watch, told.total_memory // 16),
         l2_bytes=told.L2_cache_size or None,
-        shared_memory_bytes_per_sm=getattr(told, "shared_memory_per_multiprocessor", None), source=_source(),
+        shared_memory_bytes_per_sm=getattr(told, "shared_memory_per_multiprocessor", None),
+        source=_source(),
         sources={"peak_flops": "best of measured square products", "memory_bandwidth_bytes_per_s": "measured copy"},
-    )  # fmt: skip
+    )
 
 
 def _cpu(device: torch.device) -> DeviceRecord:
@@ -57,17 +64,23 @@ def _cpu(device: torch.device) -> DeviceRecord:
     memory = _memory_bytes()
     name = processor().split(",")[0]
     return DeviceRecord(
-        name=_plain(f"{name} {threads} thread{'s' if threads > 1 else ''}"), kind="cpu", vendor=_vendor(name),
-        arch=torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-"), sm_count=threads,
-        memory_bytes=memory, peak_flops=_peaks(watch, (768, 1536)),
+        name=_plain(f"{name} {threads} thread{'s' if threads > 1 else ''}"),
+        kind="cpu",
+        vendor=_vendor(name),
+        arch=torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-"),
+        sm_count=threads,
+        memory_bytes=memory,
+        peak_flops=_peaks(watch, (768, 1536)),
         memory_bandwidth_bytes_per_s=_bandwidth(watch, memory // 16),
-        l2_bytes=cache, shared_memory_bytes_per_sm=_cache_bytes(2), source=_source(),
+        l2_bytes=cache,
+        shared_memory_bytes_per_sm=_cache_bytes(2),
+        source=_source(),
         sources={
             "peak_flops": "best of measured square products",
             "memory_bandwidth_bytes_per_s": "best of measured sums of arrays",
             "memory_bytes": "all of the machine's",
         },
-    )  # fmt: skip
+    )
 
 
 def _peaks(watch: Stopwatch, sizes: tuple[int, ...]) -> dict[Dtype, float]:

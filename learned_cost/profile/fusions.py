@@ -52,9 +52,13 @@ def _linear(activation: str) -> Build:
 
 # name -> its graph; leaves come in the order in which operators read them
 FUSIONS: Mapping[str, Build] = {
-    "bias_gelu": _bias_gelu, "add_layer_norm": _add_layer_norm, "add_rms_norm": _add_rms_norm,
-    "masked_softmax": _masked_softmax, "linear_gelu": _linear("gelu"), "linear_relu": _linear("relu"),
-}  # fmt: skip
+    "bias_gelu": _bias_gelu,
+    "add_layer_norm": _add_layer_norm,
+    "add_rms_norm": _add_rms_norm,
+    "masked_softmax": _masked_softmax,
+    "linear_gelu": _linear("gelu"),
+    "linear_relu": _linear("relu"),
+}
 
 
 def runs() -> Mapping[str, Run]:

@@ -138,7 +138,7 @@ def write(path: Path, pieces: Sequence[Piece], graphs: Sequence[tuple[str, Graph
             for p in pieces
         ],
         "graphs": [[plan, print_graph(graph)] for plan, graph in graphs],
-    }  # fmt: skip
+    }
     path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
 
 
@@ -153,10 +153,15 @@ def shipped(path: Path = FILE) -> tuple[list[Piece], list[tuple[str, Graph]]]:
     try:
         data = json.loads(gzip.decompress(path.read_bytes()))
         pieces = [
-            Piece(op, tuple(TensorType(tuple(shape), DType(dtype)) for shape, dtype in types), _attrs(attrs),
-                  tuple(wanted), plan)
+            Piece(
+                op,
+                tuple(TensorType(tuple(shape), DType(dtype)) for shape, dtype in types),
+                _attrs(attrs),
+                tuple(wanted),
+                plan,
+            )
             for op, types, attrs, wanted, plan in data["pieces"]
-        ]  # fmt: skip
+        ]
         return pieces, [(plan, parse_graph(text)) for plan, text in data["graphs"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is no file of shapes ({error})", mend="Install the package again") from error

@@ -46,10 +46,20 @@ class Setting:
         """As columns of a row."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         return {
-            "source": SOURCE, "gpu": self.record.name, "threads": self.threads, "versions": self.versions,
-            "driver": self.driver, "host": self.host, "run": self.run, "date": now, "backend": "torch",
-            "backend_version": torch.__version__, "split": "train", "suspect": False, "n_dup": 1,
-        }  # fmt: skip
+            "source": SOURCE,
+            "gpu": self.record.name,
+            "threads": self.threads,
+            "versions": self.versions,
+            "driver": self.driver,
+            "host": self.host,
+            "run": self.run,
+            "date": now,
+            "backend": "torch",
+            "backend_version": torch.__version__,
+            "split": "train",
+            "suspect": False,
+            "n_dup": 1,
+        }
 
     def roofline_s(self, flops: float, moved: float, dtype: str) -> float:
         """Seconds at the record's peak rate and memory speed."""
@@ -74,12 +84,23 @@ def kernel_row(
     flops = what.flops
     moved = what.bytes if isinstance(what, Kernel) else what.traffic
     row: dict[str, Any] = {  # Any: text and numbers
-        **setting.columns(), **shape_columns(what), "dtype": first.dtype, "direction": first.direction,
-        "stack": timing.stack or stack or first.stack, "l2": l2, "layout": layout or None, "plan": plan or None,
-        "kernel": name or None, "flops": flops, "bytes": moved,
-        "roofline_us": setting.roofline_s(flops, moved, first.dtype) * 1e6, "latency_us": timing.median_s * 1e6,
-        "std_us": timing.std_s * 1e6, "repeats": timing.repeats, "fold": fold(what),
-    }  # fmt: skip
+        **setting.columns(),
+        **shape_columns(what),
+        "dtype": first.dtype,
+        "direction": first.direction,
+        "stack": timing.stack or stack or first.stack,
+        "l2": l2,
+        "layout": layout or None,
+        "plan": plan or None,
+        "kernel": name or None,
+        "flops": flops,
+        "bytes": moved,
+        "roofline_us": setting.roofline_s(flops, moved, first.dtype) * 1e6,
+        "latency_us": timing.median_s * 1e6,
+        "std_us": timing.std_s * 1e6,
+        "repeats": timing.repeats,
+        "fold": fold(what),
+    }
     return {key: value for key, value in row.items() if value is not None}
 
 
@@ -126,9 +147,11 @@ def measured_key(row: Row) -> tuple[object, ...]:
 def versions() -> str:
     """Library versions that decide which kernels run."""
     found: Mapping[str, object] = {
-        "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
-    }  # fmt: skip
+    }
     try:
         import triton
     except ImportError:

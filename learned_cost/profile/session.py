@@ -118,6 +118,12 @@ def learn_from(rows: Sequence[Row], groups: Sequence[Group]) -> None:
 
 # operator of the profiles -> the operator of ir whose group measures it, where the names differ
 GROUP_OF = {
-    "bmm": "matmul", "layernorm": "layer_norm", "rmsnorm": "rms_norm", "mul_scalar": "scale", "add_scalar": "shift",
-    "pow_scalar": "pow", "attn_prefill": "attention", "attn_full": "attention",
-}  # fmt: skip
+    "bmm": "matmul",
+    "layernorm": "layer_norm",
+    "rmsnorm": "rms_norm",
+    "mul_scalar": "scale",
+    "add_scalar": "shift",
+    "pow_scalar": "pow",
+    "attn_prefill": "attention",
+    "attn_full": "attention",
+}

@@ -172,9 +172,12 @@ def write_parquet(path: Path, rows: Sequence[Row], columns: Sequence[Column]) ->
     unknown = {key for row in rows for key in row} - {column.name for column in columns}
     assert not unknown, f"rows have columns that no profile has: {sorted(unknown)}"
     types = {
-        "text": pa.dictionary(pa.int32(), pa.string()), "int": pa.int32(), "long": pa.int64(), "float": pa.float64(),
+        "text": pa.dictionary(pa.int32(), pa.string()),
+        "int": pa.int32(),
+        "long": pa.int64(),
+        "float": pa.float64(),
         "bool": pa.bool_(),
-    }  # fmt: skip
+    }
     used = [column for column in columns if any(row.get(column.name) is not None for row in rows)]
     arrays = [pa.array([row.get(column.name) for row in rows], types[column.kind]) for column in used]
     with path.open("wb") as file:

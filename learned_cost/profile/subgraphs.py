@@ -24,8 +24,10 @@ from learned_cost.profile.noise import noise
 UNARY = ("gelu", "relu", "silu", "tanh", "sigmoid", "exp", "neg", "abs", "scale", "shift", "sin", "cos", "erf")
 BINARY = ("add", "sub", "mul")
 ATTRS: Mapping[str, Mapping[str, Hashable]] = {
-    "gelu": {"approximate": "tanh"}, "scale": {"factor": 0.125}, "shift": {"offset_by": 0.5}
-}  # fmt: skip
+    "gelu": {"approximate": "tanh"},
+    "scale": {"factor": 0.125},
+    "shift": {"offset_by": 0.5},
+}
 Family = Callable[[Builder, random.Random, TensorType], Node]
 
 
@@ -134,8 +136,17 @@ def mlp(k: Builder, rng: random.Random, t: TensorType) -> Node:
 
 
 FAMILIES: tuple[Family, ...] = (
-    elementwise, norm_chain, residual_norm, softmax_chain, reduction, linear_activation, gated, rotary, mlp, elementwise
-)  # fmt: skip
+    elementwise,
+    norm_chain,
+    residual_norm,
+    softmax_chain,
+    reduction,
+    linear_activation,
+    gated,
+    rotary,
+    mlp,
+    elementwise,
+)
 PRODUCTS: frozenset[Family] = frozenset({linear_activation, gated, mlp})  # smaller ones, or they take seconds on a CPU
 
 

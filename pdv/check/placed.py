@@ -30,8 +30,15 @@ class Replicate(Placement):
 
 
 _ALLOWED = {
-    "__get__", "__set__", "__hash__", "as_subclass", "backward", "detach", "is_floating_point", "requires_grad_",
-}  # fmt: skip
+    "__get__",
+    "__set__",
+    "__hash__",
+    "as_subclass",
+    "backward",
+    "detach",
+    "is_floating_point",
+    "requires_grad_",
+}
 
 
 class DTensor(Tensor):

@@ -102,9 +102,16 @@ def small_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
     }
     computed = {name: restored.made[node] for name, node in emission.computed.items()}
     return Pair(
-        serial, emitted, small.mesh, stored, computed, small.ranges, small.note or "full size", views.stored,
+        serial,
+        emitted,
+        small.mesh,
+        stored,
+        computed,
+        small.ranges,
+        small.note or "full size",
+        views.stored,
         restored.made,
-    )  # fmt: skip
+    )
 
 
 def _sources(param: Node) -> tuple[str, ...]:

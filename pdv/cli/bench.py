@@ -92,9 +92,15 @@ def asked(cluster: Cluster | None, world: int, per_node: int, kind: str) -> list
 
 
 def _tell(
-    found: Measured, levels: Sequence[LevelAsked], file: Path | None, cluster: Cluster | None, output: Path | None,
-    kind: str, *, as_json: bool,
-) -> None:  # fmt: skip
+    found: Measured,
+    levels: Sequence[LevelAsked],
+    file: Path | None,
+    cluster: Cluster | None,
+    output: Path | None,
+    kind: str,
+    *,
+    as_json: bool,
+) -> None:
     """Fit, write, print."""
     from pdv.cost.fit import Sample, fit_each, fit_link
 
@@ -109,13 +115,16 @@ def _tell(
         _write(fits, levels, file, cluster, output, kind, found.backend)
     if as_json:
         print_json(
-            "cluster bench", backend=found.backend, pairs=[list(pair) for pair in found.pairs], warnings=warnings,
+            "cluster bench",
+            backend=found.backend,
+            pairs=[list(pair) for pair in found.pairs],
+            warnings=warnings,
             links={
                 name: _as_dict(fit) | {"alone": {one: _as_dict(own) for one, own in each[name].items()}}
                 for name, fit in fits.items()
             },
             file=None if output is None else str(output),
-        )  # fmt: skip
+        )
         return
     for warning in warnings:
         print_warning(warning)
@@ -124,9 +133,11 @@ def _tell(
 
 def _as_dict(fit: Fit) -> dict[str, object]:
     return {
-        "latency_s": fit.latency_s, "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s, "errors": dict(fit.errors),
+        "latency_s": fit.latency_s,
+        "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s,
+        "errors": dict(fit.errors),
         "rows": fit.rows,
-    }  # fmt: skip
+    }
 
 
 def _rows(
@@ -163,9 +174,14 @@ def _uneven(found: Measured) -> list[str]:
 
 
 def _write(
-    fits: dict[str, Fit], levels: Sequence[LevelAsked], file: Path | None, cluster: Cluster | None, output: Path,
-    kind: str, backend: str,
-) -> None:  # fmt: skip
+    fits: dict[str, Fit],
+    levels: Sequence[LevelAsked],
+    file: Path | None,
+    cluster: Cluster | None,
+    output: Path,
+    kind: str,
+    backend: str,
+) -> None:
     """The cluster file with the measured links in place of those it named; without one, this machine's."""
     from pdv.cluster.detect import write_cluster
     from pdv.cluster.source import read_yaml

@@ -181,9 +181,12 @@ def _detect_from(inputs: list[Path], output: Path, device: str, network: str, *,
     cluster = write_cluster(content, (*told, *(f"Note: {note}." for note in notes)), output)
     if as_json:
         print_json(
-            "cluster detect", files={"cluster": str(output)}, cluster=cluster.as_dict(), notes=list(notes),
+            "cluster detect",
+            files={"cluster": str(output)},
+            cluster=cluster.as_dict(),
+            notes=list(notes),
             warnings=list(cluster.warnings),
-        )  # fmt: skip
+        )
         return
     for note in (*notes, *cluster.warnings):
         print_warning(note)

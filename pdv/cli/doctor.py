@@ -13,9 +13,18 @@ from ir.errors import UsageError
 from pdv.cli.output import DebugOption, JsonOption, print_json
 
 REQUIRED = (
-    "numpy", "ml-dtypes", "scipy", "pydantic", "PyYAML", "typer", "rich", "onnx", "onnx-ir", "safetensors",
+    "numpy",
+    "ml-dtypes",
+    "scipy",
+    "pydantic",
+    "PyYAML",
+    "typer",
+    "rich",
+    "onnx",
+    "onnx-ir",
+    "safetensors",
     "torch",
-)  # fmt: skip
+)
 OPTIONAL = {"transformers": "the example models", "onnxscript": "exporting modules to ONNX"}
 
 

@@ -76,9 +76,13 @@ def _kernels(options: Options, planned: tuple[list[Piece], list[tuple[str, Graph
     rows = sum(outcome.measured.values())
     if as_json:
         print_json(
-            "profile", folder=str(options.folder), rows=rows, before=outcome.before, measured=dict(outcome.measured),
+            "profile",
+            folder=str(options.folder),
+            rows=rows,
+            before=outcome.before,
+            measured=dict(outcome.measured),
             failed=dict(outcome.failed),
-        )  # fmt: skip
+        )
         return
     by_count = ", ".join(f"{op} {count}" for op, count in outcome.measured.most_common())
     table = {"rows": f"{rows} new, {outcome.before} before, in {options.folder}", "measured": by_count or "nothing"}

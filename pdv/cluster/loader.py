@@ -48,9 +48,15 @@ def build_cluster(source: Source, default_name: str) -> Cluster:
     shape = built(spec, source)
     mesh = None if spec.mesh is None else tuple(spec.mesh.items())
     cluster = Cluster(
-        spec.name or _clean(default_name), shape.levels, shape.classes, shape.nodes, shape.network,
-        rails=spec.network is not None and spec.network.rails, wires=shape.wires, mesh=mesh,
-    )  # fmt: skip
+        spec.name or _clean(default_name),
+        shape.levels,
+        shape.classes,
+        shape.nodes,
+        shape.network,
+        rails=spec.network is not None and spec.network.rails,
+        wires=shape.wires,
+        mesh=mesh,
+    )
     if cluster.wires:
         check_reached(cluster, source.where(("links",)))
         cluster = with_wired_links(cluster)

@@ -233,6 +233,8 @@ def _seconds(communication: Communication, axis: AxisLink, num_bytes: float) -> 
 
 
 _SECONDS: Mapping[Collective, Callable[[AxisLink, float], float]] = {
-    "all_gather": all_gather_seconds, "reduce_scatter": reduce_scatter_seconds, "all_reduce": all_reduce_seconds,
+    "all_gather": all_gather_seconds,
+    "reduce_scatter": reduce_scatter_seconds,
+    "all_reduce": all_reduce_seconds,
     "all_to_all": all_to_all_seconds,
-}  # fmt: skip
+}

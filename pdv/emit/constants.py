@@ -76,9 +76,10 @@ def _readers(reading: Reading, node: Node) -> list[Node]:
 
 def _readers_of_part(reading: Reading, part: Node) -> list[Node]:
     return [
-        below for user in reading.users[part]
+        below
+        for user in reading.users[part]
         for below in (_readers_of_part(reading, user) if user.op.kind == "parallel" or table_below(user) else [user])
-    ]  # fmt: skip
+    ]
 
 
 def _rotary_name(array: np.ndarray[Any, Any]) -> str | None:

@@ -29,9 +29,7 @@ def fold(pcg: Graph, mesh: Mesh) -> tuple[Graph, dict[str, Node]]:
     """The PCG with every value that depends on weights alone as a stored tensor, and these values by name."""
     shardings = infer_shardings(pcg, mesh)
     moving = _moving(pcg)
-    chosen = {
-        node for node in pcg.nodes if node not in moving and _is_read(pcg, node) and _may_rest(shardings[node])
-    }  # fmt: skip
+    chosen = {node for node in pcg.nodes if node not in moving and _is_read(pcg, node) and _may_rest(shardings[node])}
     k = Builder()
     new: dict[Node, Node] = {}
     values: dict[str, Node] = {}

@@ -136,9 +136,11 @@ class Opened:
     def _whole(self, symbol: int) -> int:
         """What the dim that a symbol names is of the atom that changes: rows may come in pairs."""
         flat = next(
-            flat for node in self.graph.inputs for factors in self.sizes.dims[node]
+            flat
+            for node in self.graph.inputs
+            for factors in self.sizes.dims[node]
             if symbol in (flat := self.sizes.atoms.flat(factors))
-        )  # fmt: skip
+        )
         whole = 1
         for atom in flat:
             whole *= self.sizes.atoms.extents[atom] if atom != symbol else 1

@@ -203,9 +203,11 @@ class _Program:
     def _own_params(self) -> list[Node]:
         """Parameters of the model itself: those that no block class holds."""
         held = {
-            param for run, _ in self._blocks for block in run.blocks
+            param
+            for run, _ in self._blocks
+            for block in run.blocks
             for param in own_params(self._setting.reading, block)
-        }  # fmt: skip
+        }
         return [param for param in self._graph.params if param not in held]
 
     def _common_prefix(self, params: Sequence[Node]) -> str:

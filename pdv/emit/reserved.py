@@ -15,9 +15,16 @@ MODULE = frozenset(_MODULE.split())
 """Attributes that nn.Module and the class above the model call their own."""
 
 HELPERS = (
-    "batch_norm", "batch_norm_of_all", "causal_attention", "channel_mean", "channel_variance", "embedding_block",
-    "fused_batch_norm", "overwrite", "top_k",
-)  # fmt: skip
+    "batch_norm",
+    "batch_norm_of_all",
+    "causal_attention",
+    "channel_mean",
+    "channel_variance",
+    "embedding_block",
+    "fused_batch_norm",
+    "overwrite",
+    "top_k",
+)
 """Functions of ``operators.py`` that expressions may call."""
 PARALLEL = (*(op.emit for op in OPS if op.emit), "regathering")
 """Functions of ``parallel.py``: one for each parallel operator that is written, and the context for gathers."""

@@ -202,9 +202,11 @@ class _Arranging:
     def _is_read_on(self, buffer: str) -> bool:
         """True if a step to come, or an expression that is still to be written, reads the old value of a buffer."""
         readers = {
-            node for param in self._reading.graph.params if param.attr("name") == buffer
+            node
+            for param in self._reading.graph.params
+            if param.attr("name") == buffer
             for node in self._reading.readers(param)
-        }  # fmt: skip
+        }
         waiting = {node for pending in self._pending for node in self._within(pending)}
         return not readers <= self._reached or not readers.isdisjoint(waiting)
 
@@ -313,9 +315,12 @@ class _Arranging:
             self._emit("assign", (node,), node)
 
     def _emit(
-        self, kind: Literal["assign", "chunk", "update", "return"], targets: tuple[Node, ...], value: Node,
+        self,
+        kind: Literal["assign", "chunk", "update", "return"],
+        targets: tuple[Node, ...],
+        value: Node,
         update: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         reads = tuple(dict.fromkeys(self._reads_of(value)))
         self._statements.append(Statement(kind, targets, reads, value, update=update))
 

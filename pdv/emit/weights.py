@@ -22,9 +22,16 @@ Array = np.ndarray[Any, Any]  # Any: the element type is known only when the ten
 Loader = Callable[[], Array]
 
 CODES = {
-    DType.F64: "F64", DType.F32: "F32", DType.BF16: "BF16", DType.F16: "F16", DType.I64: "I64", DType.I32: "I32",
-    DType.I8: "I8", DType.U8: "U8", DType.BOOL: "BOOL",
-}  # fmt: skip
+    DType.F64: "F64",
+    DType.F32: "F32",
+    DType.BF16: "BF16",
+    DType.F16: "F16",
+    DType.I64: "I64",
+    DType.I32: "I32",
+    DType.I8: "I8",
+    DType.U8: "U8",
+    DType.BOOL: "BOOL",
+}
 _TYPES = {code: dtype for dtype, code in CODES.items()}
 _ROOM_PER_TENSOR = 240  # dtype, up to eight dims, two offsets of 20 digits
 

@@ -121,10 +121,20 @@ def _complete(text: str, kind: str, given: dict[str, int], name: str) -> Arch:
             mend="Choose heads that divide it, or give the width of a head, head=128",
         )
     made = Arch(
-        next(entry for entry in KINDS if entry == kind), given["layers"], hidden, heads, given["seq"], given["vocab"],
-        given.get("kv_heads", heads), given.get("ffn", _ffn(kind, hidden)), given.get("head", hidden // heads),
-        given.get("experts", 0), given.get("topk", 0), bool(given.get("tied", kind in ("gpt", "bert"))), name or kind,
-    )  # fmt: skip
+        next(entry for entry in KINDS if entry == kind),
+        given["layers"],
+        hidden,
+        heads,
+        given["seq"],
+        given["vocab"],
+        given.get("kv_heads", heads),
+        given.get("ffn", _ffn(kind, hidden)),
+        given.get("head", hidden // heads),
+        given.get("experts", 0),
+        given.get("topk", 0),
+        bool(given.get("tied", kind in ("gpt", "bert"))),
+        name or kind,
+    )
     return _checked(text, made)
 
 

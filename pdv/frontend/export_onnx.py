@@ -77,9 +77,15 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:  # Any: onn
     ) -> Any:
         """x: [n, c, h, w] -> (y, mean, rstd, new running mean, new running variance); only y is used."""
         y, mean, variance = op.BatchNormalization(
-            x, weight, bias, running_mean, running_var,
-            epsilon=eps, momentum=1.0 - momentum, training_mode=1 if training else 0,
-        )  # fmt: skip
+            x,
+            weight,
+            bias,
+            running_mean,
+            running_var,
+            epsilon=eps,
+            momentum=1.0 - momentum,
+            training_mode=1 if training else 0,
+        )
         return y, mean, variance, mean, variance
 
     functional = "_native_batch_norm_legit_functional"  # what torch.export leaves of a norm with running statistics

@@ -13,9 +13,17 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 Kind = Literal[
-    "weights", "gradients", "optimizer", "inputs", "activations", "activation gradients", "temporaries", "collectives",
-    "pipeline", "loss",
-]  # fmt: skip
+    "weights",
+    "gradients",
+    "optimizer",
+    "inputs",
+    "activations",
+    "activation gradients",
+    "temporaries",
+    "collectives",
+    "pipeline",
+    "loss",
+]
 
 
 class Holder(NamedTuple):

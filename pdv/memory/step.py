@@ -120,9 +120,17 @@ def _stage(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes])
         least = allocator.needed(peak.num_bytes, device, peak.flat) + outside
         total = min(reserved + outside, max(least, device.memory_bytes))
         yield StageMemory(
-            stage, device, number, peak.num_bytes, total - outside, total, least, peak.when, peak.holders,
+            stage,
+            device,
+            number,
+            peak.num_bytes,
+            total - outside,
+            total,
+            least,
+            peak.when,
+            peak.holders,
             tuple(peak.curve),
-        )  # fmt: skip
+        )
 
 
 @dataclass

@@ -120,8 +120,9 @@ def _recomputed(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[
     inside = {node: unit for node, unit in spread(nearest.derived, layers.of).items() if 0 <= unit < layers.count}
     found = []
     kinds: tuple[tuple[Recompute, str], ...] = (
-        ("selective", "attention's inside recomputed"), ("full", "each layer recomputed from its input"),
-    )  # fmt: skip
+        ("selective", "attention's inside recomputed"),
+        ("full", "each layer recomputed from its input"),
+    )
     for kind, change in kinds:
         again = replace(
             work,

@@ -131,9 +131,15 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
         pieces = [TensorType(local_shape(x.type, shardings[x], problem.mesh), x.type.dtype) for x in outputs]
         outside = problem.compute.outside(pieces)
     return PlanCost(
-        compute_s, communication_s, sum(estimate.mean_s for estimate in optimizer),
-        _memory(problem, pcg, shardings), nodes, optimizer, outside, problem.compute.correlation,
-    )  # fmt: skip
+        compute_s,
+        communication_s,
+        sum(estimate.mean_s for estimate in optimizer),
+        _memory(problem, pcg, shardings),
+        nodes,
+        optimizer,
+        outside,
+        problem.compute.correlation,
+    )
 
 
 def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCost:

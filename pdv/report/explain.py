@@ -76,9 +76,13 @@ def _law(entry: Mapping[str, Any]) -> list[str]:
     """A law in lines of a terminal's width."""
     indent = " " * 4
     return textwrap.wrap(
-        f"{entry['rule']}: {entry['equation']}", 116, initial_indent="  ", subsequent_indent=indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        f"{entry['rule']}: {entry['equation']}",
+        116,
+        initial_indent="  ",
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _time(document: Document) -> list[str]:

@@ -136,9 +136,17 @@ class Configuration(BaseModel):
         overlap = Overlap(self.gradients, self.bucket_bytes, self.gathers, self.activations, self.transfers)
         axes = tuple(axis.name for axis in self.mesh().axes if axis.name != "tp")
         return Execution(
-            self.micro_batches, self.schedule, self.recompute, 0 if self.zero == 3 else self.zero, axes,
-            PRECISIONS[self.precision], overlap, self.fused, self.flash, self.dropout,
-        )  # fmt: skip
+            self.micro_batches,
+            self.schedule,
+            self.recompute,
+            0 if self.zero == 3 else self.zero,
+            axes,
+            PRECISIONS[self.precision],
+            overlap,
+            self.fused,
+            self.flash,
+            self.dropout,
+        )
 
 
 def configuration(text: str, batch: int | None = None) -> Configuration:

@@ -109,9 +109,8 @@ def _holds(effect: _Effect, host: tuple[int, ...]) -> bool:
 def _simulated(segment: Segment, offset: int, before: Clocks) -> _Effect:
     base = before.compute[0]
     clocks = Clocks(
-        list(before.compute), list(before.host), list(before.streams), before.ready.copy(),
-        [{} for _ in before.compute],
-    )  # fmt: skip
+        list(before.compute), list(before.host), list(before.streams), before.ready.copy(), [{} for _ in before.compute]
+    )
     margin, bound = simulate_tasks(segment, offset, clocks)
     return _Effect(
         tuple(at - base for at in before.host),

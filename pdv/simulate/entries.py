@@ -77,10 +77,16 @@ class Entries:
             self._add(
                 key,
                 Entry(
-                    len(self.all), node.op.name, node, "leaf", sharding, self._form(node, sharding), bytes=held,
+                    len(self.all),
+                    node.op.name,
+                    node,
+                    "leaf",
+                    sharding,
+                    self._form(node, sharding),
+                    bytes=held,
                     regathers=regather,
                 ),
-            )  # fmt: skip
+            )
         return self._known[key]
 
     def local(self, node: Node, operands: Sequence[Entry]) -> Entry:
@@ -90,9 +96,12 @@ class Entries:
             ShardingError: if it has no split for them.
         """
         key: Hashable = (
-            node.op.name, tuple(node.attrs.values()), tuple([operand.form for operand in operands]), node.type,
+            node.op.name,
+            tuple(node.attrs.values()),
+            tuple([operand.form for operand in operands]),
+            node.type,
             node.needs_grad,
-        )  # fmt: skip
+        )
         if not self.problem.train:
             key = node  # what is computed from weights alone costs nothing: a question of more than operands
         found = self._known.get(key)
@@ -107,11 +116,18 @@ class Entries:
         types = [operand.type for operand in node.operands]
         kernels = backward_work(node.op, loops, types, node.type, wanted).kernels if backward else 0
         return Entry(
-            len(self.all), node.op.name, node, "local", sharding, self._form(node, sharding), splits,
+            len(self.all),
+            node.op.name,
+            node,
+            "local",
+            sharding,
+            self._form(node, sharding),
+            splits,
             bytes=float(local_bytes(node.type, sharding, mesh)),
-            backward=backward, kernels=(int(node.op.kernel), kernels),
+            backward=backward,
+            kernels=(int(node.op.kernel), kernels),
             two_products=node.op.kind == "contraction" and sum(wanted) == 2,
-        )  # fmt: skip
+        )
 
     def move(self, name: str, attrs: Attrs, value: Node, before: Entry, base: Entry | None) -> Entry:
         """A parallel operator on ``value`` (or on a moved copy of it) in the states of ``before``.
@@ -134,11 +150,19 @@ class Entries:
         elif base is not None:
             role = "sum" if transition.only_names and axis_name in self._data and backward else "parameter"
         return Entry(
-            len(self.all), name, value, role, sharding, self._form(value, sharding), axis=axis,
-            bytes=float(local_bytes(value.type, sharding, mesh)), held=before.bytes, backward=backward,
+            len(self.all),
+            name,
+            value,
+            role,
+            sharding,
+            self._form(value, sharding),
+            axis=axis,
+            bytes=float(local_bytes(value.type, sharding, mesh)),
+            held=before.bytes,
+            backward=backward,
             regathers=role == "parameter" and backward and base is not None and base.regathers,
             dims=transition.joined_dims(attrs),
-        )  # fmt: skip
+        )
 
     def _add(self, key: Hashable, entry: Entry) -> Entry:
         self._known[key] = entry

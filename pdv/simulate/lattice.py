@@ -93,10 +93,21 @@ def points(arch: Arch, devices: int, batch: int, lattice: Lattice) -> Iterator[C
             if pp * vp > arch.layers or (vp > 1 and (pp == 1 or count % pp)):
                 continue
             yield Configuration(
-                tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, zero=lattice.zero if dp > 1 else 0, recompute=recompute,
-                schedule="interleaved" if vp > 1 else "1f1b", vp=vp, micro_batch=micro, batch=batch, sp=tp > 1,
-                fused=True, precision="mixed",
-            )  # fmt: skip
+                tp=tp,
+                pp=pp,
+                dp=dp,
+                cp=cp,
+                ep=ep,
+                zero=lattice.zero if dp > 1 else 0,
+                recompute=recompute,
+                schedule="interleaved" if vp > 1 else "1f1b",
+                vp=vp,
+                micro_batch=micro,
+                batch=batch,
+                sp=tp > 1,
+                fused=True,
+                precision="mixed",
+            )
 
 
 def best(
@@ -187,10 +198,14 @@ def _layer(arch: Arch, one: Configuration, cluster: Cluster, compute_of: Compute
     (less, less_kept, less_saved), (_, more_kept, more_saved) = kinds
     few, each, saved = FEW[0], more_kept - less_kept, max(0.0, more_saved - less_saved)
     return _Layer(
-        less_s - few * (more_s - less_s), more_s - less_s,
-        less_tail_s - few * (more_tail_s - less_tail_s), more_tail_s - less_tail_s,
-        less - few * (each + saved), each, saved,
-    )  # fmt: skip
+        less_s - few * (more_s - less_s),
+        more_s - less_s,
+        less_tail_s - few * (more_tail_s - less_tail_s),
+        more_tail_s - less_tail_s,
+        less - few * (each + saved),
+        each,
+        saved,
+    )
 
 
 def _estimate(arch: Arch, given: Configuration, layer: _Layer) -> Estimate:

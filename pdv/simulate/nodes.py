@@ -35,4 +35,4 @@ class Nodes:
         base = self.of[self.base[node]]
         return self.entries.move(
             node.op.name, node.attrs, node.operands[0], operands[0], base if base.role == "leaf" else None
-        )  # fmt: skip
+        )

@@ -48,7 +48,7 @@ def emitted(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:
     """What the emitted program of a PCG runs; ``problem`` is on the rewritten graph."""
     return Workload(
         problem, pcg, cluster, Stages(), EMITTED, (problem.axes,), lambda device: _priced(problem.compute, device)
-    )  # fmt: skip
+    )
 
 
 def _priced(compute: CostModel, device: Device) -> CostModel:

@@ -189,8 +189,9 @@ class _InStep:
         return Price(
             picoseconds(_own_s(self.device, estimate.forward, kernels[0]) * factor),
             picoseconds(_own_s(self.device, estimate.backward, kernels[1]) * factor),
-            kernels, (forward, backward),
-        )  # fmt: skip
+            kernels,
+            (forward, backward),
+        )
 
 
 def _is_residual(entry: Entry) -> bool:
@@ -202,10 +203,11 @@ def _is_residual(entry: Entry) -> bool:
 def _sum(one: Price, other: Price) -> Price:
     """One behind the other."""
     return Price(
-        one.forward + other.forward, one.backward + other.backward,
+        one.forward + other.forward,
+        one.backward + other.backward,
         (one.kernels[0] + other.kernels[0], one.kernels[1] + other.kernels[1]),
         (_together(one.estimates[:1] + other.estimates[:1]), _together(one.estimates[1:] + other.estimates[1:])),
-    )  # fmt: skip
+    )
 
 
 def _times(estimate: Estimate, factor: float) -> Estimate:

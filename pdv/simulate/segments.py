@@ -76,10 +76,14 @@ class Segments:
         start = items[0].place if items else 0
         beside = self.execution.overlap.activations
         key = (
-            phase, layer, due, fused, tuple([(entry.number, at) for entry, at in gathers]),
+            phase,
+            layer,
+            due,
+            fused,
+            tuple([(entry.number, at) for entry, at in gathers]),
             tuple([item.entry.number for item in items]),
             tuple([(_relative(i.waits, start), _relative(i.gradient, start)) for i in items]) if beside else (),
-        )  # fmt: skip
+        )
         segment = self._known.get(key)
         if segment is None:
             work = _Work(self, items, start, fused)
@@ -245,14 +249,20 @@ class _Work:
         waits = self._numbers(after, kind)
         return tuple(
             Task(
-                collective, axis, classes, duration, self._lowering.issue[0 if kind in FIRST else 1],
-                self._links.streams[entry.axis][place_of], blocks,
+                collective,
+                axis,
+                classes,
+                duration,
+                self._lowering.issue[0 if kind in FIRST else 1],
+                self._links.streams[entry.axis][place_of],
+                blocks,
                 -1 if blocks else self._number(place, kind, classes[0]),
                 tuple(dict.fromkeys(w for c in classes for w in waits[c])),
-                0 if blocks else round(duration * self._lowering.slowed), detail,
+                0 if blocks else round(duration * self._lowering.slowed),
+                detail,
             )
             for place_of, classes in enumerate(self._links.coupled[entry.axis])
-        )  # fmt: skip
+        )
 
     def _copies(self, entry: Entry, way: int, kind: int) -> None:
         """What the emitted program copies around a collective, and what it takes to call one on a CPU."""
@@ -282,11 +292,17 @@ class _Work:
         for place_of, classes in enumerate(self._links.coupled[axis]):
             self.tasks.append(
                 Task(
-                    name, self._links.mesh.axes[axis].name, classes, duration, self._lowering.issue[1],
-                    self._links.streams[axis][place_of], blocks=False,
-                    makes=self._number(place, kind, classes[0]), slows=round(duration * self._lowering.slowed),
+                    name,
+                    self._links.mesh.axes[axis].name,
+                    classes,
+                    duration,
+                    self._lowering.issue[1],
+                    self._links.streams[axis][place_of],
+                    blocks=False,
+                    makes=self._number(place, kind, classes[0]),
+                    slows=round(duration * self._lowering.slowed),
                 )
-            )  # fmt: skip
+            )
 
     def _release(self) -> None:
         self.tasks += self._held

@@ -203,9 +203,7 @@ class Lowered:
     @cached_property
     def _shared(self) -> Sequence[Node]:
         """Parameters of several chunks."""
-        return [
-            node for node in self.workload.pcg.params if node.needs_grad and len(self.chunks.homes[node]) > 1
-        ]  # fmt: skip
+        return [node for node in self.workload.pcg.params if node.needs_grad and len(self.chunks.homes[node]) > 1]
 
     @cached_property
     def tied_stages(self) -> tuple[int, ...]:
@@ -235,10 +233,15 @@ def loss_segments(segments: Segments, losses: Sequence[Price], sums: Sequence[Ta
     found = []
     for way in range(2):
         tasks = [
-            Task("loss", COMPUTE, (number,), (price.forward, price.backward)[way],
-                 segments.issue[way] * price.kernels[way])
+            Task(
+                "loss",
+                COMPUTE,
+                (number,),
+                (price.forward, price.backward)[way],
+                segments.issue[way] * price.kernels[way],
+            )
             for number, price in enumerate(losses)
-        ]  # fmt: skip
+        ]
         found.append(segments.made((*tasks, *(sums if way == 0 else ())), "loss"))
     return found[0], found[1]
 

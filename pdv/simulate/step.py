@@ -166,9 +166,13 @@ def _drawn(lowered: Lowered, ran: Ran, draws: int, seed: int) -> np.ndarray[tupl
     ]
     workload = lowered.workload
     line = compose(
-        pipeline_of(workload), durations, lowered.sends,
-        blocking=not workload.execution.overlap.transfers, later=np.maximum, record=False,
-    )  # fmt: skip
+        pipeline_of(workload),
+        durations,
+        lowered.sends,
+        blocking=not workload.execution.overlap.transfers,
+        later=np.maximum,
+        record=False,
+    )
     ends = [line.ends[number] + ran.tail[number] * slow[number] for number in range(len(lowered.stages))]
     base = max(end + tail for end, tail in zip(ran.body, ran.tail, strict=True))
     drawn = np.max(np.stack(ends), axis=0) + (ran.end - base)

@@ -14,8 +14,13 @@ PICO = 10**12  # picoseconds in a second
 
 # What a device's time goes into; communication counts under the mesh axis that it runs along.
 COMPUTE, RECOMPUTATION, OPTIMIZER, HOST, WAITING, BUBBLE = (
-    "compute", "recomputation", "optimizer", "host", "waiting", "bubble",
-)  # fmt: skip
+    "compute",
+    "recomputation",
+    "optimizer",
+    "host",
+    "waiting",
+    "bubble",
+)
 TRANSFER = "pipeline"  # sends between stages
 
 

@@ -80,10 +80,16 @@ class _Drawing:
             for turn, most, after in ((point.turn, point.most_bytes, point.after_bytes) for point in held.curve):
                 start, end = (self._ran.body[held.stage], self._ran.end) if turn is None else self._times[turn]
                 for at, num_bytes in ((start, most), (end, after)):
-                    self.events.append({
-                        "ph": "C", "name": "memory", "pid": process, "tid": 0, "ts": at / MICRO,
-                        "args": {"bytes": num_bytes},
-                    })  # fmt: skip
+                    self.events.append(
+                        {
+                            "ph": "C",
+                            "name": "memory",
+                            "pid": process,
+                            "tid": 0,
+                            "ts": at / MICRO,
+                            "args": {"bytes": num_bytes},
+                        }
+                    )
 
     def _tasks(self) -> int:
         """Events if every task were drawn."""
@@ -157,10 +163,16 @@ class _Drawing:
         self._threads.setdefault((process, thread), shown)
         self.events.append(
             {
-                "ph": "X", "name": name, "cat": part, "pid": process, "tid": thread,
-                "ts": start / MICRO, "dur": (end - start) / MICRO, "args": detail,
+                "ph": "X",
+                "name": name,
+                "cat": part,
+                "pid": process,
+                "tid": thread,
+                "ts": start / MICRO,
+                "dur": (end - start) / MICRO,
+                "args": detail,
             }
-        )  # fmt: skip
+        )
 
     def _process(self, stage: int, number: int) -> int:
         return sum(len(other.kind.links.devices) for other in self._lowered.stages[:stage]) + number

@@ -76,9 +76,13 @@ def _search(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
     told = {**{name: certificate[name] for name in CERTIFICATE}, "space": space, "lower_bound": bound, "gap": gap}
     same = {name: said[name] for name in ("strategy", "states", "lower_bound")}
     return {
-        **same, "seconds": None, "meshes": count, "cost": cost, "gap": gap,
+        **same,
+        "seconds": None,
+        "meshes": count,
+        "cost": cost,
+        "gap": gap,
         "certificate": {**told, "statement": statement(told)},
-    }  # fmt: skip
+    }
 
 
 def _meshes(cluster: Cluster, pins: PinSet | None) -> list[str]:

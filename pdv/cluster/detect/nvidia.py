@@ -82,9 +82,7 @@ def _node(cells: dict[tuple[str, str], str], gpus: list[str], ports: int, infini
     full = len(gpus) > 2 and len(links) == len(gpus) * (len(gpus) - 1) // 2 and len(counts) == 1
     switched = counts.pop() if full else 0
     sockets = () if switched else _sockets(cells, gpus)
-    return NodeFacts(
-        len(gpus), {} if switched else links, switched, sockets, ports, infiniband=infiniband
-    )  # fmt: skip
+    return NodeFacts(len(gpus), {} if switched else links, switched, sockets, ports, infiniband=infiniband)
 
 
 def _sockets(cells: dict[tuple[str, str], str], gpus: list[str]) -> tuple[tuple[int, ...], ...]:

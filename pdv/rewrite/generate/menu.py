@@ -283,12 +283,15 @@ IMAGES = (
 )  # fmt: skip
 
 # What the written library has already; `benchmarks/rules.py` looks whether it would be found without.
-FOLDS = (
-    _images("normed convolution", "x[b, c, h, w] f[e, c, r, q] m[e] v[e] g[e] a[e]",
-           "conv2d(x, _, stride=stride, padding=padding), mul(f, _), add(_, _), batch_norm(_, m, v, g, a, eps=eps)", 3,
-           "reshape(mul(g, rsqrt(shift(v, offset_by=eps))), shape=(e, 1, 1, 1)),"
-           " reshape(sub(a, mul(m, mul(g, rsqrt(shift(v, offset_by=eps))))), shape=(e, 1, 1))",
-           values={"eps": 1e-5}, flat="add batch_norm conv2d"),
-)  # fmt: skip
+FOLDS = _images(
+    "normed convolution",
+    "x[b, c, h, w] f[e, c, r, q] m[e] v[e] g[e] a[e]",
+    "conv2d(x, _, stride=stride, padding=padding), mul(f, _), add(_, _), batch_norm(_, m, v, g, a, eps=eps)",
+    3,
+    "reshape(mul(g, rsqrt(shift(v, offset_by=eps))), shape=(e, 1, 1, 1)),"
+    " reshape(sub(a, mul(m, mul(g, rsqrt(shift(v, offset_by=eps))))), shape=(e, 1, 1))",
+    values={"eps": 1e-5},
+    flat="add batch_norm conv2d",
+)
 
 WORLDS = (*ELEMENTS, *MOVES, *SUMS, *PRODUCTS, *ROWS, *IMAGES)

@@ -127,9 +127,16 @@ class _Search:
         states = self._flattened.configs.states
         bound = min(self._bound, best.cost_s)
         return Solution(
-            self._problem, self._problem.graph, (), best.assignment, best.cost_s, best.memory_bytes, bound, states,
+            self._problem,
+            self._problem.graph,
+            (),
+            best.assignment,
+            best.cost_s,
+            best.memory_bytes,
+            bound,
+            states,
             complete=self._clock.left_s > 0,
-        )  # fmt: skip
+        )
 
     def _at(self, price: float, share: float) -> Plain:
         """The plan found at a price, in a share of the time left."""
