@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from benchmarks.published import Run
 from benchmarks.published_simulate import openings, workload_of
 from ir.errors import PdvError
+from pdv.problem.workload import Workload
 from pdv.simulate.calibration import CALIBRATION, Calibration
-from pdv.simulate.setup import Workload
 
 # Bounds are what could be believed of a machine.
 BOUNDS: dict[str, tuple[float, float]] = {

@@ -23,9 +23,9 @@ from benchmarks.ranking_plans import GROUPS, program_of
 from benchmarks.record import ROOT, Record, arguments, table
 from ir.graph import Graph
 from pdv.cost.curves import Curves
+from pdv.problem.workload import Workload
 from pdv.simulate.calibration import CALIBRATION, Calibration
 from pdv.simulate.planned import emitted
-from pdv.simulate.setup import Workload
 from pdv.simulate.step import simulate
 
 Row = dict[str, Any]  # Any: JSON

@@ -125,7 +125,7 @@ def predict(program: Program, technique: Technique, pcg: Any) -> StageMemory:
     from pdv.cost.compute import ComputeModel
     from pdv.memory import step_memory
     from pdv.problem import Problem
-    from pdv.simulate.setup import Execution, Stages, Workload
+    from pdv.problem.workload import Execution, Stages, Workload
 
     cluster = load_cluster(CLUSTER)
     axes = tuple(AxisLink(axis.size, cluster.levels[-1].link) for axis in technique.mesh.axes)

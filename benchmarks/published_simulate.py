@@ -18,8 +18,8 @@ from ir.cost_model import CostModel
 from ir.errors import PdvError
 from ir.types import DType
 from pdv.cluster import Device
+from pdv.problem.workload import Workload
 from pdv.simulate.calibration import Calibration
-from pdv.simulate.setup import Workload
 
 DRAWS = 8
 

@@ -28,11 +28,12 @@ from benchmarks.record import Record, arguments, table
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
 from pdv.cluster import Cluster, load_cluster
+from pdv.cost.breakdown import PlanCost
 from pdv.cost.comm import AxisLink
 from pdv.cost.curves import Curves
 from pdv.derivation import replayed
 from pdv.emit.package import emit_package
-from pdv.pcg.plan_cost import PlanCost, plan_cost
+from pdv.pcg.plan_cost import plan_cost
 from pdv.pcg.realize import realize
 from pdv.prices import cost_model
 from pdv.problem import Problem

@@ -19,14 +19,13 @@ from ir.verify import infer_shardings
 from pdv.certificate import certificate_document
 from pdv.cluster import Cluster, Device, Link, Stage
 from pdv.config import Mode
+from pdv.cost.breakdown import PlanCost
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
 from pdv.cost.sources import cost_document, node_source
 from pdv.derivation import LEAVE, STORE, operators, to_steps
-from pdv.pcg.derive import Derived
-from pdv.pcg.plan_cost import PlanCost
-from pdv.problem import Assignment, Problem
+from pdv.problem import Assignment, Derived, Problem
 from pdv.report.techniques import techniques
 from pdv.rewrite.chosen import trusted_rules
 from pdv.rewrite.rule import by_name

@@ -20,7 +20,7 @@ from pdv.report.reasons import operators_called, reasons
 from pdv.seal import damaged
 
 if TYPE_CHECKING:
-    from pdv.simulate.setup import Workload
+    from pdv.problem.workload import Workload
 
 
 @guarded("pdv.explain")

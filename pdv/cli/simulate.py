@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ir.graph import Graph
+    from pdv.problem.workload import Workload
     from pdv.simulate.configuration import Configuration
-    from pdv.simulate.setup import Workload
 
 Target = Annotated[
     Path | None,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ir.cost_model import SOURCES, Source
-
-if TYPE_CHECKING:
-    from pdv.pcg.plan_cost import NodeCost, PlanCost
+from pdv.cost.breakdown import NodeCost, PlanCost
 
 ROOFLINE = "roofline and alpha-beta, nothing overlapped, not calibrated on this cluster"
 

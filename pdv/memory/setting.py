@@ -15,7 +15,7 @@ from ir.sharding import Sharding, local_shape
 from ir.verify import infer_shardings
 from pdv.memory.kernels import Local
 from pdv.pcg.plan_cost import is_bias
-from pdv.simulate.setup import Execution, Workload
+from pdv.problem.workload import Execution, Workload
 
 
 @dataclass

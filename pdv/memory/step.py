@@ -17,8 +17,8 @@ from pdv.memory.log import Heap, Holder, Log, exactly
 from pdv.memory.passes import Passes, passes
 from pdv.memory.setting import Setting
 from pdv.memory.state import State, state
+from pdv.problem.workload import Workload
 from pdv.schedule.order import Pass, Pipeline, orders
-from pdv.simulate.setup import Workload
 
 OPTIMIZER = "optimizer step"
 

@@ -19,11 +19,11 @@ from pdv.memory.rows import fewer_rows
 from pdv.memory.step import step_memory
 from pdv.passes.precision import with_dtype
 from pdv.problem import Problem
+from pdv.problem.workload import Recompute, Workload
 from pdv.schedule.stages import units
 from pdv.search.meshes import Found, search_meshes
 from pdv.simulate.chunks import spread
 from pdv.simulate.planned import emitted
-from pdv.simulate.setup import Recompute, Workload
 
 MICRO_BATCHES = (2, 4, 8, 16)
 MOST_DEVICES = 64  # times as many as there are

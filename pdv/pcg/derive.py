@@ -9,22 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ir.builder import Builder
-from ir.graph import Graph, Node
+from ir.graph import Node
 from ir.sharding import Sharding, format_sharding, invariant
 from pdv.pcg.redistribute import Chain, Redistribution
-from pdv.problem import Assignment, Problem, Storage
-
-
-@dataclass(frozen=True)
-class Derived:
-    """A PCG, and the node of it that runs each node of the serial graph."""
-
-    pcg: Graph
-    places: Mapping[Node, Node]
-
+from pdv.problem import Assignment, Derived, Problem, Storage
 
 Leaves = Callable[[Node, Sharding], Sharding]
 """Where an output leaves the program, given where it was made."""

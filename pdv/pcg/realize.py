@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from pdv.pcg.derive import Derived, derive
-from pdv.pcg.plan_cost import PlanCost, plan_cost
+from pdv.pcg.derive import derive
+from pdv.pcg.plan_cost import plan_cost
 from pdv.pcg.redistribute import Redistribution
-from pdv.problem import Assignment, Problem
-
-
-@dataclass(frozen=True)
-class Realized:
-    """The PCG of an assignment, and what it costs."""
-
-    derived: Derived
-    cost: PlanCost
+from pdv.problem import Assignment, Problem, Realized
 
 
 def realize(problem: Problem, assignment: Assignment, moves: Redistribution | None = None) -> Realized:

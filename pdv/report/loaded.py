@@ -14,15 +14,14 @@ from ir.errors import PdvError, VerificationError
 from ir.graph import Graph, Node
 from ir.sharding import Sharding
 from ir.verify import infer_shardings
+from pdv.cost.breakdown import PlanCost
 from pdv.derivation import operators, replayed
 from pdv.document import read_problem
 from pdv.guard import noted
-from pdv.pcg.derive import Derived
-from pdv.pcg.plan_cost import PlanCost
 from pdv.pcg.realize import realize
 from pdv.pins import RoleOf, load_pins
 from pdv.plan import read_document
-from pdv.problem import Assignment, Problem
+from pdv.problem import Assignment, Derived, Problem
 from pdv.seal import damaged
 from pdv.source import GRAPH, read_source
 

@@ -20,8 +20,8 @@ from pdv.report.layers import layer_names
 
 if TYPE_CHECKING:
     from pdv.memory import StageMemory, StepMemory
+    from pdv.problem.workload import Workload
     from pdv.simulate.result import Share, Simulation
-    from pdv.simulate.setup import Workload
 
 Document = dict[str, Any]  # Any: JSON
 VERSION = 1

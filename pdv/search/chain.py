@@ -16,9 +16,9 @@ import numpy as np
 
 from ir.graph import Graph
 from pdv.pcg.plan_cost import whole_bytes
-from pdv.pcg.realize import Realized, realize
+from pdv.pcg.realize import realize
 from pdv.pcg.redistribute import Redistribution
-from pdv.problem import AlgebraicStep, Assignment, Problem, Solution
+from pdv.problem import AlgebraicStep, Assignment, Problem, Realized, Solution
 from pdv.search.assemble import Choice, assemble
 from pdv.search.backtrack import Deadline, Noticed
 from pdv.search.blocks import Block, split_blocks, tied_params

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster.units import MEMORY
-from pdv.pcg.derive import Derived
-from pdv.pcg.plan_cost import PlanCost
-from pdv.pcg.realize import Realized, realize
-from pdv.problem import Problem, Solution
+from pdv.cost.breakdown import PlanCost
+from pdv.pcg.realize import realize
+from pdv.problem import Derived, Problem, Realized, Solution
 from pdv.search.refusals import too_large
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget, Clock, Strategy

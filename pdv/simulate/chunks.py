@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ir.graph import Node
-from pdv.pcg.derive import Derived
+from pdv.problem import Derived
 
 
 def spread(derived: Derived, of: Mapping[Node, int]) -> dict[Node, int]:

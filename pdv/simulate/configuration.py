@@ -24,16 +24,9 @@ from pdv.cluster import Cluster, Device
 from pdv.cluster.suggest import did_you_mean
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
-from pdv.pcg.derive import Derived, derive
-from pdv.problem import Problem
-from pdv.schedule.stages import cut
-from pdv.simulate.admits import Degrees, check_model, divisors
-from pdv.simulate.chunks import spread
-from pdv.simulate.groups import axis_links
-from pdv.simulate.interleave import heads_outermost
-from pdv.simulate.moves import StraightMoves, as_made
-from pdv.simulate.placement import Use, place
-from pdv.simulate.setup import (
+from pdv.pcg.derive import derive
+from pdv.problem import Derived, Problem
+from pdv.problem.workload import (
     AS_EMITTED,
     MIXED,
     MIXED_HALF_GRADIENTS,
@@ -46,6 +39,13 @@ from pdv.simulate.setup import (
     Stages,
     Workload,
 )
+from pdv.schedule.stages import cut
+from pdv.simulate.admits import Degrees, check_model, divisors
+from pdv.simulate.chunks import spread
+from pdv.simulate.groups import axis_links
+from pdv.simulate.interleave import heads_outermost
+from pdv.simulate.moves import StraightMoves, as_made
+from pdv.simulate.placement import Use, place
 
 PRECISIONS: Mapping[str, Precision] = {
     "as-emitted": AS_EMITTED,
@@ -69,7 +69,7 @@ class Configuration(BaseModel):
         micro_batch: samples of one data-parallel rank at once. batch: samples of all ranks in a step.
         sp: norms and residuals are cut along the sequence over ``tp`` (Megatron's sequence parallelism).
         partition: layers of each chunk, in the order of the model; "balanced" by arithmetic.
-        precision: what training keeps of each weight (`pdv.simulate.setup`).
+        precision: what training keeps of each weight (`pdv.problem.workload`).
         fused, flash, dropout: `Execution`'s.
         gradients, bucket_bytes, gathers, activations, transfers: `Overlap`'s.
     """

@@ -15,7 +15,7 @@ from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, invariant, local_bytes, parse_sharding
 from ir.verify import node_local_loops, node_splits
 from pdv.problem import Problem
-from pdv.simulate.setup import Execution
+from pdv.problem.workload import Execution
 
 Role = Literal["leaf", "local", "move", "parameter", "sum", "nothing"]
 """Leaves and what is at hand; local work; a move of an activation; of a resting parameter; the gradient sum of a whole

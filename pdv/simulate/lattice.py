@@ -19,9 +19,9 @@ from pdv.cluster import Cluster, Device
 from pdv.frontend.arch import Arch, with_layers
 from pdv.frontend.arch_graph import graph
 from pdv.memory import StepMemory, step_memory
+from pdv.problem.workload import Recompute, Workload
 from pdv.simulate.configuration import Configuration, workload
 from pdv.simulate.result import Simulation
-from pdv.simulate.setup import Recompute, Workload
 from pdv.simulate.step import simulate
 
 ComputeOf = Callable[[Device], CostModel]

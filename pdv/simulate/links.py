@@ -23,9 +23,9 @@ from pdv.cost.comm import (
     move_seconds,
     reduce_scatter_seconds,
 )
+from pdv.problem.workload import Workload
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.entries import Entry
-from pdv.simulate.setup import Workload
 from pdv.simulate.task import picoseconds
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ir.graph import Graph, Node
 from pdv.problem import Problem
+from pdv.problem.workload import Execution
 from pdv.simulate.entries import Entries, Entry
-from pdv.simulate.setup import Execution
 
 
 class Nodes:

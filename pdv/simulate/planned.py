@@ -15,8 +15,8 @@ from pdv.cluster.route import find_route
 from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.problem import Problem
+from pdv.problem.workload import EMITTED, Stages, Workload
 from pdv.report.loaded import Loaded
-from pdv.simulate.setup import EMITTED, Stages, Workload
 
 
 def planned(

@@ -23,10 +23,10 @@ from pdv.cluster import Device
 from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import local_costs
 from pdv.problem import Problem
+from pdv.problem.workload import AS_EMITTED, Execution, Precision
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.copies import copied_bytes
 from pdv.simulate.entries import Entries, Entry
-from pdv.simulate.setup import AS_EMITTED, Execution, Precision
 from pdv.simulate.task import picoseconds
 
 # Cross-entropy in float32 over logits: the copy in float32, the row's maximum and sum, the result; backward reads and

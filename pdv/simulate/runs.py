@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from ir.graph import Node
+from pdv.problem.workload import Stages
 from pdv.simulate.nodes import Nodes
-from pdv.simulate.setup import Stages
 
 EACH = 8  # operators of a run where the layers are not known
 

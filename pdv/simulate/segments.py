@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ir.ops.parallel import transition_of
+from pdv.problem.workload import Execution
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.entries import Entry
 from pdv.simulate.fusion import Fusion
 from pdv.simulate.links import Links
 from pdv.simulate.price import DevicePrices, Price
-from pdv.simulate.setup import Execution
 from pdv.simulate.task import COMPUTE, HOST, RECOMPUTATION, Placed, Segment, Task, picoseconds
 
 # Numbers of tasks that others wait for: the node's place in its chunk, what it does, and the set of classes.

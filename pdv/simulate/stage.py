@@ -13,6 +13,7 @@ from ir.graph import Node
 from pdv.cluster import Device
 from pdv.cluster.route import find_route
 from pdv.cost.comm import AxisLink, all_reduce_seconds, send_seconds
+from pdv.problem.workload import Workload
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine import Clocks, Engine, Parts
 from pdv.simulate.links import Links, reached
@@ -22,7 +23,6 @@ from pdv.simulate.pipeline import Sends
 from pdv.simulate.price import DevicePrices, Price
 from pdv.simulate.runs import Chunks
 from pdv.simulate.segments import Segments
-from pdv.simulate.setup import Workload
 from pdv.simulate.sums import Sums
 from pdv.simulate.task import COMPUTE, Placed, Segment, Task, picoseconds
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from pdv.cluster import Device
+from pdv.problem.workload import Workload
 from pdv.schedule.order import Pass, Pipeline
 from pdv.simulate.calibration import CALIBRATION, Calibration
 from pdv.simulate.engine import Clocks, Parts
 from pdv.simulate.pipeline import Durations, Timeline, compose
 from pdv.simulate.result import Ran, Share, Simulation
-from pdv.simulate.setup import Workload
 from pdv.simulate.stage import Lowered, Stage
 from pdv.simulate.stragglers import factors
 from pdv.simulate.task import BUBBLE, HOST, PICO, WAITING, Placed, picoseconds

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from ir.cost_model import Estimate
 from ir.graph import Node
+from pdv.problem.workload import Execution
 from pdv.simulate.links import Links
 from pdv.simulate.nodes import Nodes
 from pdv.simulate.price import DevicePrices
 from pdv.simulate.runs import Run
-from pdv.simulate.setup import Execution
 from pdv.simulate.task import COMPUTE, OPTIMIZER, Segment, Task, picoseconds
 
 Bucket = tuple[int, int]

@@ -28,8 +28,8 @@ from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.memory import step_memory
+from pdv.problem.workload import Execution
 from pdv.search.meshes import Found, search_mesh
-from pdv.simulate.setup import Execution
 from tests.pdv import worlds
 from tests.pdv.emit.graphs import random_weights
 from tests.pdv.simulate.workloads import of_pcg

@@ -21,9 +21,9 @@ from pdv.cluster import Cluster, Device, Link, load_cluster
 from pdv.cluster.description import DeviceClass
 from pdv.cluster.route import find_route
 from pdv.cost.comm import AxisLink, axis_link, choice, least_seconds
+from pdv.problem.workload import Execution, Overlap, Workload
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.links import Links
-from pdv.simulate.setup import Execution, Overlap, Workload
 from pdv.simulate.stage import Lowered
 from pdv.simulate.step import run, simulate
 from pdv.simulate.task import PICO

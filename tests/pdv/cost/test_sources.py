@@ -8,9 +8,9 @@ import pytest
 
 from ir.cost_model import Estimate, Source
 from ir.graph import Node
+from pdv.cost.breakdown import NodeCost, PlanCost
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.cost.sources import ROOFLINE, cost_document, node_source, source_shares
-from pdv.pcg.plan_cost import NodeCost, PlanCost
 from tests.pdv import worlds
 
 

@@ -17,9 +17,9 @@ from pdv.memory import StageMemory, step_memory
 from pdv.memory.log import Heap
 from pdv.memory.passes import passes
 from pdv.memory.setting import Setting
+from pdv.problem.workload import Execution, Workload
 from pdv.schedule.order import Pipeline, in_flight
 from pdv.simulate.configuration import configuration, workload
-from pdv.simulate.setup import Execution, Workload
 from tests.pdv import worlds
 from tests.pdv.simulate.workloads import best
 

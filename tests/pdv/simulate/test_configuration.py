@@ -14,8 +14,8 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.cost.compute import ComputeModel
 from pdv.frontend.arch import arch
 from pdv.frontend.arch_graph import graph
+from pdv.problem.workload import MIXED, Workload
 from pdv.simulate.configuration import Configuration, completed, configuration, workload
-from pdv.simulate.setup import MIXED, Workload
 
 GPT = "gpt:layers=3,hidden=64,heads=8,seq=16,vocab=128"
 LLAMA = "llama:layers=3,hidden=64,heads=8,kv_heads=4,ffn=128,seq=16,vocab=128"

@@ -9,8 +9,8 @@ import pytest
 from ir.mesh import Mesh
 from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Problem
+from pdv.problem.workload import Workload
 from pdv.simulate.calibration import CALIBRATION
-from pdv.simulate.setup import Workload
 from pdv.simulate.step import simulate
 from pdv.simulate.task import PICO
 from tests.pdv.simulate.workloads import CPU, ONE, PLAIN, TWO, best, gpt

@@ -13,11 +13,11 @@ from pdv.cluster.description import DeviceClass, Level, NodeGroup, Tier
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.realize import realize
 from pdv.problem import Problem
+from pdv.problem.workload import Execution, Overlap, Precision, Stages, Workload
 from pdv.search.strategies import Budget
 from pdv.search.strategies.backtrack import backtrack
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.configuration import configuration, workload
-from pdv.simulate.setup import Execution, Overlap, Precision, Stages, Workload
 from tests.pdv.worlds import DEVICE, FAST
 
 CPU = replace(DEVICE, kind="cpu")

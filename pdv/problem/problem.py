@@ -1,12 +1,12 @@
-"""The problem every search strategy solves, and the form of an answer."""
+"""The problem that every search strategy solves: a serial graph on a mesh, its prices, limits and pins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ir.cost_model import CostModel
 from ir.graph import Graph, Node
@@ -17,9 +17,6 @@ from ir.sharding import Invariant, Shard, Sharding, State, fits, invariant
 from pdv.config import Mode
 from pdv.cost.comm import AxisLink
 from pdv.rewrite.rule import Rule
-
-if TYPE_CHECKING:
-    from pdv.pcg.realize import Realized
 
 # AdamW keeps two moments of each weight, and training keeps its gradient (Loshchilov and Hutter, ICLR 2019).
 TRAIN_COPIES = 4
@@ -137,54 +134,3 @@ class Problem:
     def train(self) -> bool:
         """True where a backward pass and an optimizer run."""
         return self.mode == "train"
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """One split per node and axis, one storage per parameter: with the graph, a derivation.
-
-    ``leaving``: how all outputs leave; None: as is cheapest, given how they are made.
-    """
-
-    splits: Mapping[Node, tuple[Split, ...]]
-    storage: Mapping[Node, Storage]
-    leaving: Sharding | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AlgebraicStep:
-    """An algebraic rule, applied everywhere that it matches inside one block of the source graph (by number)."""
-
-    rule: str
-    block: int
-
-
-@dataclass(frozen=True)
-class Solution:
-    """A derivation with its price and its certificate.
-
-    ``graph`` is the source after ``steps``; ``assignment`` speaks of its nodes. ``cost_s`` is seconds per step,
-    ``memory_bytes`` per device; no derivation on this mesh within the rules explored costs less than
-    ``lower_bound_s`` under the same cost model, limit and pins (0: nothing is known). ``states`` counts configurations
-    priced, ``variants`` the rewritten blocks among which the bound holds; a search that was cut short is not
-    ``complete``. ``realized`` is the PCG with its price, where the strategy had to make it anyway;
-    ``again`` solves the problem under another limit of memory with what is known from this one.
-    """
-
-    problem: Problem
-    graph: Graph
-    steps: tuple[AlgebraicStep, ...]
-    assignment: Assignment
-    cost_s: float
-    memory_bytes: float
-    lower_bound_s: float
-    states: int
-    variants: int = 1
-    complete: bool = True
-    realized: Realized | None = field(default=None, compare=False, repr=False)
-    again: Callable[[float], Solution] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def gap(self) -> float:
-        """Relative distance that optimality may still be away."""
-        return max(0.0, (self.cost_s - self.lower_bound_s) / self.cost_s) if self.cost_s > 0 else 0.0

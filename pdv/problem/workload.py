@@ -14,7 +14,7 @@ from ir.cost_model import CostModel
 from ir.graph import Graph, Node
 from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
-from pdv.problem import Problem
+from pdv.problem.problem import Problem
 
 Order = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]

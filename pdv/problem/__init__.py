@@ -1,0 +1,12 @@
+"""What planning is about, below all who plan, price, simulate and emit: a problem, its answers, a workload."""
+
+from __future__ import annotations
+
+from pdv.problem.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
+from pdv.problem.solution import AlgebraicStep, Assignment, Derived, Realized, Solution
+from pdv.problem.workload import Execution, Stages, Workload
+
+__all__ = [
+    "INFER_COPIES", "TRAIN_COPIES", "AlgebraicStep", "Assignment", "Derived", "Execution", "Pins", "Problem",
+    "Realized", "Solution", "Stages", "Storage", "Workload",
+]  # fmt: skip
