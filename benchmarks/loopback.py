@@ -23,9 +23,8 @@ from benchmarks.ranking_plans import GROUPS, program_of
 from benchmarks.record import ROOT, Record, arguments, table
 from ir.graph import Graph
 from pdv.cost.curves import Curves
-from pdv.problem.workload import Workload
+from pdv.problem.workload import Workload, workload_of_pcg
 from pdv.simulate.calibration import CALIBRATION, Calibration
-from pdv.simulate.planned import emitted
 from pdv.simulate.step import simulate
 
 Row = dict[str, Any]  # Any: JSON
@@ -72,7 +71,7 @@ def workloads(source: Record, rows: Sequence[Row], cost: str) -> list[Workload]:
 def workload_of(source: Record, row: Row, graph: Graph, processes: int, cost: str) -> Workload:
     """A plan of the record as the emitted program runs it."""
     curves = Curves.of(links(source, processes), "measured", COLLECTIVE_STD)
-    return emitted(*here(row, graph, processes, curves, cost))
+    return workload_of_pcg(*here(row, graph, processes, curves, cost))
 
 
 def row_of(row: Row, work: Workload) -> Row:

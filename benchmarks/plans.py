@@ -19,8 +19,8 @@ from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Cluster, load_cluster
 from pdv.compile import plan_problems
+from pdv.pcg.techniques import techniques
 from pdv.problem import Problem
-from pdv.report.techniques import techniques
 from pdv.search.meshes import Found, search_mesh, search_meshes
 
 CLUSTERS: dict[str, str | dict[str, Any]] = {

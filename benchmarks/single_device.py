@@ -34,8 +34,8 @@ from benchmarks.devices import default_device, label, one_device
 from benchmarks.models import Size, build, token_ids
 from benchmarks.record import Record, arguments, table
 from benchmarks.timing import sample, summary
+from pdv.config import Mode
 from pdv.plan import import_package
-from pdv.problem import Mode
 
 FEWEST, MOST = 11, 25  # pairs of samples; between them, as many as fit into
 PAIRS_S = 4.0

@@ -26,6 +26,7 @@ from ir.errors import (
     WeightsError,
     WriteError,
 )
+from pdv.config import VERSION
 
 if TYPE_CHECKING:
     from pdv.compile import optimize
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pdv.told import explain
     from pdv.verification import verify
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "ClusterError",

@@ -147,7 +147,7 @@ def _searched(
     Raises:
         NoPlanFitsError: if there is none, with changes that would let one fit.
     """
-    from pdv.memory.ways import needs, told, ways_out
+    from pdv.report.ways import needs, told, ways_out
 
     limit = problems[0].memory_limit
     try:
@@ -167,11 +167,11 @@ def _searched(
 
 def _simulated(found: Found, cluster: Cluster) -> dict[str, Any]:
     """What a step of the emitted program takes and holds, by events (docs/simulator.md)."""
+    from pdv.problem.workload import workload_of_pcg
     from pdv.report.simulated import step_facts
-    from pdv.simulate.planned import emitted
 
     solution = found.solution
-    return step_facts(emitted(replace(solution.problem, graph=solution.graph), found.pcg, cluster))
+    return step_facts(workload_of_pcg(replace(solution.problem, graph=solution.graph), found.pcg, cluster))
 
 
 def _read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+VERSION = "0.1.0"
 Mode = Literal["train", "infer"]
 
 MODE: Mode = "train"

@@ -25,8 +25,8 @@ from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
 from pdv.cost.sources import cost_document, node_source
 from pdv.derivation import LEAVE, STORE, operators, to_steps
+from pdv.pcg.techniques import techniques
 from pdv.problem import Assignment, Derived, Problem
-from pdv.report.techniques import techniques
 from pdv.rewrite.chosen import trusted_rules
 from pdv.rewrite.rule import by_name
 from pdv.seal import FORMAT_VERSION, Document, check_version, damaged, finite

@@ -24,6 +24,7 @@ from typing import ParamSpec, TypeVar
 from ir.errors import InternalError, PdvError
 from ir.graph import Graph
 from ir.text import print_graph
+from pdv.config import VERSION
 from pdv.folders import cache_folder
 
 MOST_BYTES = 16 << 20  # of a traceback or a graph that is kept
@@ -140,8 +141,6 @@ def _forget(reports: Path) -> None:
 
 def _versions() -> str:
     """What ran, as far as it is loaded."""
-    import pdv
-
     loaded = [(name, getattr(sys.modules.get(name), "__version__", None)) for name in PACKAGES]
     known = ", ".join(f"{name} {version}" for name, version in loaded if version)
-    return f"pdv {pdv.__version__}, Python {platform.python_version()}, {platform.platform()}; {known}"
+    return f"pdv {VERSION}, Python {platform.python_version()}, {platform.platform()}; {known}"

@@ -75,7 +75,7 @@ def saved_workload(
         UsageError: as ``explain``, or if the other cluster has more or fewer devices.
         VerificationError: if the plan does not replay.
     """
-    from pdv.simulate.planned import planned
+    from pdv.report.loaded import workload_of_plan
 
     document = read_document(directory)
     try:
@@ -87,6 +87,6 @@ def saved_workload(
                 "A cluster of as many devices",
                 "Plan for this one with pdv optimize",
             )
-        return planned(plan, cluster, None if cluster is None else lambda device: cost_model(cost, [device]))
+        return workload_of_plan(plan, cluster, None if cluster is None else lambda device: cost_model(cost, [device]))
     except (KeyError, TypeError) as error:
         raise damaged(error) from error

@@ -48,8 +48,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "search": ("pdv.search",),
     "pins": ("pdv.pins",),
     "schedule": ("pdv.schedule",),
-    "simulate": ("pdv.simulate",),
     "memory": ("pdv.memory",),
+    "simulate": ("pdv.simulate",),
     "emit": ("pdv.emit",),
     "check": ("pdv.check",),
     "plan": (

@@ -1,6 +1,6 @@
 """What is simulated: a PCG for one micro-batch, its cut into pipeline stages, and how a step of it is run.
 
-Decides the words in which a step is described. Who makes a `Workload`: `pdv.simulate.planned` of a saved plan,
+Decides the words in which a step is described. Who makes a `Workload`: `pdv.report.loaded` of a saved plan,
 `pdv.simulate.configuration` of a user's own settings. Who reads it: `pdv.simulate.step` (time), `pdv.memory` (bytes).
 """
 
@@ -14,6 +14,7 @@ from ir.cost_model import CostModel
 from ir.graph import Graph, Node
 from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
+from pdv.cost.compute import ComputeModel
 from pdv.problem.problem import Problem
 
 Order = Literal["gpipe", "1f1b", "interleaved"]
@@ -135,3 +136,15 @@ class Workload:
     execution: Execution
     axes: tuple[tuple[AxisLink, ...], ...]
     compute_of: Callable[[Device], CostModel]
+
+
+def workload_of_pcg(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:
+    """What the emitted program of a PCG runs; ``problem`` is on the rewritten graph."""
+    return Workload(
+        problem, pcg, cluster, Stages(), EMITTED, (problem.axes,), lambda device: _priced(problem.compute, device)
+    )  # fmt: skip
+
+
+def _priced(compute: CostModel, device: Device) -> CostModel:
+    """By arithmetic each device by its own numbers; other models price the slowest of all."""
+    return ComputeModel((device,)) if isinstance(compute, ComputeModel) else compute

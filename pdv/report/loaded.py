@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,11 @@ from ir.errors import PdvError, VerificationError
 from ir.graph import Graph, Node
 from ir.sharding import Sharding
 from ir.verify import infer_shardings
+from pdv.cluster import Cluster, Device
+from pdv.cluster.route import find_route
 from pdv.cost.breakdown import PlanCost
+from pdv.cost.comm import axis_link
+from pdv.cost.compute import ComputeModel
 from pdv.derivation import operators, replayed
 from pdv.document import read_problem
 from pdv.guard import noted
@@ -22,6 +26,7 @@ from pdv.pcg.realize import realize
 from pdv.pins import RoleOf, load_pins
 from pdv.plan import read_document
 from pdv.problem import Assignment, Derived, Problem
+from pdv.problem.workload import Workload, workload_of_pcg
 from pdv.seal import damaged
 from pdv.source import GRAPH, read_source
 
@@ -103,6 +108,31 @@ def loaded(document: Document, graph: Graph, compute: CostModel | None = None) -
     made = realize(problem, assignment)
     shardings = infer_shardings(made.derived.pcg, problem.mesh)
     return Loaded(document, source, problem, assignment, made.derived, made.cost, shardings, RoleOf())
+
+
+def workload_of_plan(
+    loaded: Loaded, cluster: Cluster | None = None, compute_of: Callable[[Device], CostModel] | None = None
+) -> Workload:
+    """The workload of a plan on the cluster that it was made for, or on another one of as many devices.
+
+    Args:
+        loaded: the plan.
+        cluster: another one; its collectives are priced by its links.
+        compute_of: what prices kernels of a device; by default the plan's own model on its own cluster, elsewhere
+            arithmetic and traffic.
+    """
+    problem = loaded.problem
+    if cluster is None:
+        work = workload_of_pcg(problem, loaded.derived.pcg, Cluster.from_dict(loaded.document["cluster"]))
+    else:
+        axes = []
+        size = problem.mesh.num_devices
+        for axis in problem.mesh.axes:
+            size //= axis.size
+            axes.append(axis_link(axis.size, find_route(cluster, [i * size for i in range(axis.size)])))
+        other = Problem(problem.graph, problem.mesh, tuple(axes), ComputeModel.of(cluster), problem.mode)
+        work = workload_of_pcg(other, loaded.derived.pcg, cluster)
+    return work if compute_of is None else replace(work, compute_of=compute_of)
 
 
 def _limited(problem: Problem, document: Document) -> Problem:

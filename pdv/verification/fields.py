@@ -18,11 +18,10 @@ from pdv.cluster import Cluster, candidate_meshes
 from pdv.document import described, facts_document
 from pdv.pins import PinSet, load_pins
 from pdv.prices import priced_axes
-from pdv.report.loaded import Loaded
+from pdv.report.loaded import Loaded, workload_of_plan
 from pdv.report.simulated import step_facts
 from pdv.seal import CHECKSUM
 from pdv.search.strategies import STRATEGIES
-from pdv.simulate.planned import planned
 
 CLOSE = 1e-9  # relative
 PRICES = ("cost_model", "predicted", "simulated")
@@ -59,7 +58,7 @@ def _expected(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]
         for step in plan.document["derivation"]
     ]
     facts = facts_document(plan.source, plan.graph, plan.assignment, plan.derived, plan.cost, steps, cluster=cluster)
-    simulated = {"simulated": step_facts(planned(plan))} if priced else {}
+    simulated = {"simulated": step_facts(workload_of_plan(plan))} if priced else {}
     return {**facts, "derivation": steps, **simulated, "search": _search(plan, cluster, priced=priced)}
 
 

@@ -12,9 +12,10 @@ from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.types import DType, TensorType
 from pdv.cluster import Device, Link
+from pdv.config import Mode
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
-from pdv.problem import Mode, Pins, Problem
+from pdv.problem import Pins, Problem
 from pdv.rewrite.rule import Rule
 
 DEVICE = Device(

@@ -16,9 +16,9 @@ from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.sharding import Invariant, Replicate, Shard, State, format_sharding
 from ir.verify import infer_shardings
+from pdv.pcg.techniques import techniques
 from pdv.pins import contradiction, load_pins
 from pdv.problem import Pins, Problem
-from pdv.report.techniques import techniques
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.rule import Rule
 from pdv.search.meshes import Found, search_mesh

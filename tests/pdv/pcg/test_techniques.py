@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ir.builder import Builder
 from ir.mesh import Mesh
+from pdv.pcg.techniques import techniques
 from pdv.problem import Pins
-from pdv.report.techniques import techniques
 from pdv.search.meshes import search_mesh
 from tests.pdv.worlds import f32, mlp, problem
 

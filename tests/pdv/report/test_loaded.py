@@ -11,9 +11,8 @@ from pdv.cluster import Cluster, Device, load_cluster
 from pdv.compile import plan_problems
 from pdv.cost.compute import ComputeModel
 from pdv.document import plan_document
-from pdv.report.loaded import Loaded, loaded
+from pdv.report.loaded import Loaded, loaded, workload_of_plan
 from pdv.search.meshes import search_meshes
-from pdv.simulate.planned import planned
 from pdv.simulate.stage import Lowered
 from pdv.simulate.step import simulate
 from pdv.simulate.task import PICO
@@ -36,7 +35,7 @@ def plan() -> Loaded:
 
 def test_on_its_own_cluster_it_takes_what_the_plan_says_and_the_loss(plan: Loaded) -> None:
     """With launches, which the plan counts within kernels and a simulation leaves to the host."""
-    workload = planned(plan)
+    workload = workload_of_plan(plan)
     lowered = Lowered(workload, PLAIN)
     outputs = [(node.type, lowered.nodes.of[node].sharding) for _, node in workload.pcg.outputs]
     loss = lowered.stages[0].kind.prices[0].loss(outputs)
@@ -50,14 +49,14 @@ def test_on_its_own_cluster_it_takes_what_the_plan_says_and_the_loss(plan: Loade
 def test_nothing_overlaps(plan: Loaded) -> None:
     assert all(
         task.blocks
-        for placed in Lowered(planned(plan), PLAIN).stages[0].programs[0].backward
+        for placed in Lowered(workload_of_plan(plan), PLAIN).stages[0].programs[0].backward
         for task in placed.segment.tasks
     )
 
 
 def test_on_another_cluster(plan: Loaded) -> None:
-    slow = simulate(planned(plan, cluster("v100-16gb-sxm")), calibration=PLAIN, draws=0)
-    own = simulate(planned(plan), calibration=PLAIN, draws=0)
+    slow = simulate(workload_of_plan(plan, cluster("v100-16gb-sxm")), calibration=PLAIN, draws=0)
+    own = simulate(workload_of_plan(plan), calibration=PLAIN, draws=0)
     assert slow.step_s > own.step_s
     assert {share.device for share in slow.breakdown} == {"v100-16gb-sxm"}
 
@@ -66,7 +65,7 @@ def test_on_another_cluster_by_another_cost_model(plan: Loaded) -> None:
     def twice(device: Device) -> ComputeModel:
         return ComputeModel((replace(device, memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s / 2),))
 
-    plain = simulate(planned(plan, cluster()), calibration=PLAIN, draws=0)
-    slow = simulate(planned(plan, cluster(), twice), calibration=PLAIN, draws=0)
+    plain = simulate(workload_of_plan(plan, cluster()), calibration=PLAIN, draws=0)
+    slow = simulate(workload_of_plan(plan, cluster(), twice), calibration=PLAIN, draws=0)
     assert slow.totals["compute"] > plain.totals["compute"]
     assert slow.std_s == pytest.approx(0.6 * slow.step_s, rel=0.01)

@@ -19,11 +19,10 @@ from pdv.memory.rows import fewer_rows
 from pdv.memory.step import step_memory
 from pdv.passes.precision import with_dtype
 from pdv.problem import Problem
-from pdv.problem.workload import Recompute, Workload
+from pdv.problem.workload import Recompute, Workload, workload_of_pcg
 from pdv.schedule.stages import units
 from pdv.search.meshes import Found, search_meshes
 from pdv.simulate.chunks import spread
-from pdv.simulate.planned import emitted
 
 MICRO_BATCHES = (2, 4, 8, 16)
 MOST_DEVICES = 64  # times as many as there are
@@ -188,4 +187,4 @@ def _smallest(problems: Problems, graph: Graph, cluster: Cluster, micro_batches:
 def _work(found: Found, cluster: Cluster) -> Workload:
     """A plan as its emitted program runs it."""
     solution = found.solution
-    return emitted(replace(solution.problem, graph=solution.graph), found.pcg, cluster)
+    return workload_of_pcg(replace(solution.problem, graph=solution.graph), found.pcg, cluster)

@@ -11,8 +11,8 @@ from ir.graph import Graph
 from pdv.cluster import Cluster, load_cluster
 from pdv.cluster.route import find_route
 from pdv.compile import plan_problems
-from pdv.memory.ways import Problems, multiplied, needs, told, ways_out
 from pdv.problem import Problem
+from pdv.report.ways import Problems, multiplied, needs, told, ways_out
 from pdv.search.meshes import search_meshes
 from tests.pdv import worlds
 
