@@ -1,97 +1,25 @@
-"""Solve a whole graph: equal blocks once, chained by min-plus over boundary shardings, memory priced by a multiplier.
+"""Solve a whole graph within its limit of memory, which enters as a price.
 
 Memory is a hard limit. It enters as a price in seconds per byte (a Lagrange multiplier): at each price the chain is
-solved exactly (``refine``), and that value less price x limit is a lower bound on every plan that fits (weak duality;
-Everett, Operations Research 1963). With room to spare the price is zero and the solution is optimal; else plans of
-several prices are joined (``memory``). Where more than five want one value, prices are but bounded (``sharing``).
+solved exactly (``priced_chain``), and that value less price x limit is a lower bound on every plan that fits (weak
+duality; Everett, Operations Research 1963). With room to spare the price is zero and the solution is optimal; else
+plans of several prices are joined (``memory``).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
-
-from ir.graph import Graph
-from pdv.pcg.plan_cost import whole_bytes
-from pdv.pcg.realize import realize
-from pdv.pcg.redistribute import Redistribution
-from pdv.problem import AlgebraicStep, Assignment, Problem, Realized, Solution
-from pdv.search.assemble import Choice, assemble
-from pdv.search.backtrack import Deadline, Noticed
-from pdv.search.blocks import Block, split_blocks, tied_params
-from pdv.search.configs import ConfigTable
+from pdv.problem import Solution
 from pdv.search.memory import fitting
-from pdv.search.refine import TOLERANCE, Part, Tables
-from pdv.search.refusals import no_legal_plan
-from pdv.search.stage import Stages
-from pdv.search.tables import TooWideError
-from pdv.search.tied import TiedTable, reads
-from pdv.search.ties import Reading, Ties
-from pdv.search.variants import Variant, apply_rules
-
-FIXINGS = 4  # times that loose parameters are fixed anew, where their readers want them elsewhere
+from pdv.search.priced_chain import Priced, PricedChain
 
 
-@dataclass(frozen=True)
-class Made:
-    """The rewritten graph of a plan, what its nodes do, and both made into a PCG."""
-
-    graph: Graph
-    steps: tuple[AlgebraicStep, ...]
-    assignment: Assignment
-    realized: Realized
-
-
-@dataclass(frozen=True)
-class Priced:
-    """The best derivation found at one price, with its seconds and bytes.
-
-    No derivation has less ``cost_s + price * memory_bytes`` than ``value``. ``parts`` are by block, ``states`` by tied
-    parameter; ``tables`` are where they come from. ``made`` is there where it had to be made to know what it costs.
-    """
-
-    price: float
-    value: float
-    cost_s: float
-    memory_bytes: float
-    parts: tuple[Part, ...]
-    states: tuple[int, ...]
-    tables: Tables
-    made: Made | None = None
-
-    @property
-    def priced(self) -> float:
-        """Seconds, bytes priced."""
-        return self.cost_s + self.price * self.memory_bytes
-
-
-class ChainSolver:
-    """Solves one problem; block tables are remembered across prices and across equal blocks."""
-
-    def __init__(self, problem: Problem, late: Deadline = lambda: False) -> None:
-        """When it is ``late``, no more rewrites and prices are tried; a plan is found nevertheless.
-
-        A search that left rewrites out knows no bound: one of them may cost less than anything it saw.
-        """
-        assert not problem.undecided, "how outputs leave is decided first (pdv.search.strategies.together)"
-        self.problem = problem
-        self._late = Noticed(late)
-        blocks = split_blocks(problem.graph, problem.rules)
-        self.blocks = tuple(replace(block, key=block.key + problem.pins.mark(block.nodes)) for block in blocks)
-        self._numbers = tied_params(problem.graph)
-        self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), self._numbers)
-        nodes = problem.graph.nodes
-        self.tied = {param: TiedTable(self.configs, param, reads(nodes, param)) for param in self._numbers}
-        self.whole_bytes = whole_bytes(problem.graph)
-        ties = Ties.of(self.tied, self.blocks, self.configs, problem.mesh)
-        self._stages = Stages(problem, self.blocks, self.configs, ties, self._late)
-        self.plans: list[Priced] = []
+class ChainSolver(PricedChain):
+    """Solves one problem; what it knows of one limit of memory helps for the next."""
 
     def solve(self, limit: float | None = None) -> Solution:
-        """The best assignment that fits the problem's limit, or another one: what is known of one helps for the next.
+        """The best assignment that fits the problem's limit, or another one.
 
         Raises:
             NoPlanFitsError: saying by how much the smallest plan is too large.
@@ -102,106 +30,6 @@ class ChainSolver:
             return self._solution(free, free.value, limit)
         best, bound = fitting(self, limit)
         return self._solution(best, bound, limit)
-
-    def at_price(self, price: float) -> Priced:
-        """The exact optimum of seconds + price x bytes; ``plans`` are those found so far.
-
-        Raises:
-            NoPlanFitsError: if pins leave no legal assignment at all.
-        """
-        known = next((plan for plan in self.plans if plan.price == price), None)
-        if known is None:
-            known = self._at_price(price)
-            self.plans.append(known)
-        return known
-
-    def _at_price(self, price: float) -> Priced:
-        if not all(table.states for table in self.tied.values()):
-            raise no_legal_plan(self.problem)
-        bound = self._stages.bounded(price)
-        if not np.isfinite(bound.value):
-            raise no_legal_plan(self.problem, cut=self.cut)
-        tables = Tables(self._stages, price, bound)
-        settled = tables.settle()
-        if settled is None:
-            raise TooWideError("a block, close to its bound")
-        states, parts = settled
-        value = tables.value + price * self.whole_bytes
-        if tables.ties.loose:
-            return self._fixed(price, value, tables.ties.settled(self._readings(parts), price))
-        return self.assembled(parts, states, price, value, tables)
-
-    def _fixed(self, price: float, value: float, ties: Ties) -> Priced:
-        """The best plan with loose parameters fixed, each where its readers want it, until they want no other.
-
-        Raises:
-            TooWideError: if no plan was found, though there may be one.
-        """
-        best: Priced | None = None
-        for _ in range(FIXINGS):
-            found = self._with(price, value, ties) or (None if best else self._with(price, value, self._dived(price)))
-            if found is None or (best is not None and found.priced >= best.priced * (1 - TOLERANCE)):
-                break
-            best, before = found, ties
-            ties = self._stages.ties.settled(self._readings(found.parts), price)
-            if ties.fixed == before.fixed or self.late:
-                break
-        if best is None:
-            raise TooWideError("tied parameters, each settled in turn")
-        return best
-
-    def _with(self, price: float, value: float, ties: Ties) -> Priced | None:
-        """The best plan with these parameters fixed; ``value`` is what every plan costs at least."""
-        stages = self._stages.fixed(ties)
-        bound = stages.bounded(price)
-        if not np.isfinite(bound.value):
-            return None
-        tables = Tables(stages, price, bound)
-        settled = tables.settle()
-        return None if settled is None else self.assembled(settled[1], settled[0], price, value, tables)
-
-    def _dived(self, price: float) -> Ties:
-        """Loose parameters fixed one after another, each in the first of its cheapest states that leaves a plan.
-
-        Raises:
-            TooWideError: if one has no such state.
-        """
-        ties = self._stages.ties
-        for param in ties.loose:
-            costs = self.tied[param].own(price)
-            tried = (ties.fixing(param, int(state)) for state in np.argsort(costs, kind="stable"))
-            fitting = (one for one in tried if np.isfinite(self._stages.fixed(one).bounded(price).value))
-            found = next(fitting, None)
-            if found is None:
-                raise TooWideError("tied parameters, each settled in turn")
-            ties = found
-        return ties
-
-    def _readings(self, parts: Sequence[Part]) -> Counter[Reading]:
-        """How often loose parameters are read, and as what, by what each block does."""
-        loose, found = set(self._stages.ties.loose), Counter[Reading]()
-        for block, part in zip(self.blocks, parts, strict=True):
-            nodes = self._stages.variants[block.key][part.number].block.nodes
-            for node, config in zip(nodes, part.configs, strict=True):
-                for i, operand in enumerate(node.operands):
-                    if operand in loose:
-                        found[operand, config.needs[i], self.configs.keeps(node, i)] += 1
-        return found
-
-    @property
-    def exact(self) -> bool:
-        """True if no price so far was but a bound."""
-        return self._stages.exact and not self._stages.ties.loose
-
-    @property
-    def cut(self) -> bool:
-        """True if rewrites were left out because it was late; a bound then says nothing of these."""
-        return self._stages.cut
-
-    @property
-    def late(self) -> bool:
-        """True once no more should be tried."""
-        return self._late()
 
     def _solution(self, priced: Priced, bound: float, limit: float) -> Solution:
         made = priced.made or self.made(priced.parts, priced.states, priced.tables.ties)
@@ -216,48 +44,8 @@ class ChainSolver:
             cost.memory_bytes,
             0.0 if self.cut else min(bound, cost.seconds),
             self.configs.states,
-            sum(len(variants) for variants in self._stages.variants.values()),
-            complete=not self._late.noticed,
+            self.variants,
+            complete=self.complete,
             realized=made.realized,
             again=self.solve,
         )
-
-    def assembled(
-        self, parts: Sequence[Part], states: tuple[int, ...], price: float, value: float, tables: Tables
-    ) -> Priced:
-        """The plan made of these parts, with its own price: their sum, or if that is but a bound, the PCG's."""
-        if not self.exact or not all(table.exact for table in self.tied.values()):
-            made = self.made(parts, states, tables.ties)
-            cost = made.realized.cost
-            return Priced(price, value, cost.seconds, cost.memory_bytes, tuple(parts), states, tables, made)
-        own_s, own_bytes = self.own(tables.ties, states)
-        seconds = own_s + sum(part.seconds for part in parts)
-        num_bytes = own_bytes + sum(part.num_bytes for part in parts)
-        return Priced(price, value, seconds, num_bytes, tuple(parts), states, tables)
-
-    def own(self, ties: Ties, states: Sequence[int]) -> tuple[float, float]:
-        """(seconds, bytes) that belong to no block: tied parameters, and what is whole on every device."""
-        seconds, held = ties.own_parts(states)
-        return seconds, self.whole_bytes + held
-
-    def made(self, parts: Sequence[Part], states: Sequence[int], ties: Ties) -> Made:
-        """The rewritten graph of these parts, its assignment, and both made into a PCG."""
-        choices = [
-            Choice(block, self._variant(block, part.number), part.configs, part.price)
-            for block, part in zip(self.blocks, parts, strict=True)
-        ]
-        settled = {**dict(zip(ties.axes, states, strict=True)), **ties.fixed}
-        for choice, part in zip(choices, parts, strict=True):
-            settled.update(zip(ties.inside(choice.variant.block.nodes), part.ties, strict=True))
-        storage = {param: self.tied[param].states[state].storage for param, state in settled.items()}
-        graph, assignment, steps = assemble(self.problem.graph, choices, storage)
-        assignment = replace(assignment, leaving=self.problem.leaving)
-        return Made(
-            graph, steps, assignment, realize(replace(self.problem, graph=graph), assignment, self.configs.moves)
-        )
-
-    def _variant(self, block: Block, number: int) -> Variant:
-        """A variant of a block, which may have been found for an equal one."""
-        rules = {rule.name: rule for rule in self.problem.rules}
-        names = self._stages.variants[block.key][number].rules
-        return apply_rules(block, tuple(rules[name] for name in names), self._numbers)

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ir.errors import NoPlanFitsError
 from ir.sharding import Sharding
+from pdv.search.priced_chain import Priced, PricedChain
+from pdv.search.refine import Part
 from pdv.search.refusals import too_large
 from pdv.search.tables import Table
-
-if TYPE_CHECKING:
-    from pdv.search.chain import ChainSolver, Priced
-    from pdv.search.refine import Part
 
 # Prices tried at most; each is a new corner of the lower hull of (bytes, seconds), of which few matter.
 PRICES = 12
@@ -35,7 +33,7 @@ HOPELESS = 100.0
 STEPS = 4096
 
 
-def fitting(solver: ChainSolver, limit: float) -> tuple[Priced, float]:
+def fitting(solver: PricedChain, limit: float) -> tuple[Priced, float]:
     """(the best plan found that fits, what every plan that fits costs at least).
 
     Raises:
@@ -70,15 +68,15 @@ def _cost(plan: Priced) -> float:
     return plan.cost_s
 
 
-def _within(solver: ChainSolver, limit: float) -> list[Priced]:
+def _within(solver: PricedChain, limit: float) -> list[Priced]:
     return [plan for plan in solver.plans if plan.memory_bytes <= limit]
 
 
-def _bound(solver: ChainSolver, limit: float) -> float:
+def _bound(solver: PricedChain, limit: float) -> float:
     return max(plan.value - plan.price * limit for plan in solver.plans)
 
 
-def _small_enough(solver: ChainSolver, limit: float) -> Priced:
+def _small_enough(solver: PricedChain, limit: float) -> Priced:
     """A plan that fits, memory made dearer until there is one, or none can be hoped for."""
     free = solver.plans[0]
     price = free.cost_s / max(limit, 1.0)
@@ -91,7 +89,7 @@ def _small_enough(solver: ChainSolver, limit: float) -> Priced:
         price *= STEEPER
 
 
-def _refusal(solver: ChainSolver, limit: float, bound_s: float) -> NoPlanFitsError:
+def _refusal(solver: PricedChain, limit: float, bound_s: float) -> NoPlanFitsError:
     """What fits, if anything, takes ``bound_s`` at least, of the variants that were looked at."""
     needed = min(plan.memory_bytes for plan in solver.plans)
     error = NoPlanFitsError(
@@ -116,7 +114,7 @@ class _Front:
     origin: np.ndarray[Any, np.dtype[np.int64]]
 
 
-def _mixed(solver: ChainSolver, limit: float, best: Priced) -> Priced | None:
+def _mixed(solver: PricedChain, limit: float, best: Priced) -> Priced | None:
     """The best plan whose blocks each do as in some of the plans (tied parameters as in ``best``)."""
     plans = [plan for plan in solver.plans if plan.tables.ties.fixed == best.tables.ties.fixed]
     options = _options(solver, plans, best.states)
@@ -138,7 +136,7 @@ def _mixed(solver: ChainSolver, limit: float, best: Priced) -> Priced | None:
     return solver.assembled(parts[::-1], best.states, best.price, best.value, best.tables)
 
 
-def _options(solver: ChainSolver, plans: Sequence[Priced], states: tuple[int, ...]) -> dict[str, list[Part]]:
+def _options(solver: PricedChain, plans: Sequence[Priced], states: tuple[int, ...]) -> dict[str, list[Part]]:
     """By block key: what equal blocks do in any plan, and what they would do between any of their shardings there."""
     sources: dict[str, dict[Sharding | None, None]] = {}
     sinks: dict[str, dict[Sharding | None, None]] = {}
