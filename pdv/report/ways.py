@@ -69,10 +69,10 @@ def told(error: NoPlanFitsError, limit: float, ways: Sequence[Way]) -> NoPlanFit
     mend = f"What would fit: {lines}" if lines else "None of the usual changes alone would do: combine them"
     what = str(error).removeprefix(f"{error.slug}: ").split(". ")[0].rstrip(".")
     searched = "Weights, gradients and optimizer state cut along every axis were among the plans searched"
-    found = NoPlanFitsError(what, searched, mend, needed_bytes=error.needed_bytes, bound_s=error.bound_s)
-    found.nearest = error.nearest
-    found.ways = tuple(way.as_dict() for way in ways)
-    return found
+    return NoPlanFitsError(
+        what, searched, mend, needed_bytes=error.needed_bytes, bound_s=error.bound_s, nearest=error.nearest,
+        ways=tuple(way.as_dict() for way in ways),
+    )  # fmt: skip
 
 
 def ways_out(problems: Problems, graph: Graph, cluster: Cluster, error: NoPlanFitsError, limit: float) -> list[Way]:

@@ -92,14 +92,13 @@ def _small_enough(solver: PricedChain, limit: float) -> Priced:
 def _refusal(solver: PricedChain, limit: float, bound_s: float) -> NoPlanFitsError:
     """What fits, if anything, takes ``bound_s`` at least, of the variants that were looked at."""
     needed = min(plan.memory_bytes for plan in solver.plans)
-    error = NoPlanFitsError(
+    return NoPlanFitsError(
         f"the smallest plan on {solver.problem.mesh} {too_large(needed, limit)}",
         mend=f"Use about {needed / limit:.1f} times as many devices, a smaller batch, or a narrower type",
         needed_bytes=needed,
         bound_s=0.0 if solver.cut else max(0.0, bound_s),
+        cut=solver.cut,
     )
-    error.cut = solver.cut
-    return error
 
 
 @dataclass(frozen=True)

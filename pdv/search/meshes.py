@@ -149,14 +149,14 @@ def _smallest(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs
 
 
 def _refused(problem: Problem, needed: float, nearest: Found, bound_s: float) -> NoPlanFitsError:
-    error = NoPlanFitsError(
+    return NoPlanFitsError(
         f"the smallest plan found on {problem.mesh} {too_large(needed, problem.memory_limit)}",
         mend="Use more devices, or a smaller batch",
         needed_bytes=needed,
         bound_s=bound_s,
+        nearest=nearest,
+        cut=not nearest.complete,
     )
-    error.nearest, error.cut = nearest, not nearest.complete
-    return error
 
 
 def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) -> Found:
@@ -208,15 +208,14 @@ def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) 
 
 
 def _no_peak_fits(problem: Problem, nearest: float, bound_s: float, *, cut: bool) -> NoPlanFitsError:
-    error = NoPlanFitsError(
+    return NoPlanFitsError(
         f"the peak of the smallest plan found on {problem.mesh} is {MEMORY.format(nearest)} per device, "
         f"the limit is {MEMORY.format(problem.memory_limit)}",
         mend="Use more devices, or a smaller batch",
         needed_bytes=nearest,
         bound_s=bound_s,
+        cut=cut,
     )
-    error.cut = cut
-    return error
 
 
 def _tightened(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs, first: Found) -> Found:

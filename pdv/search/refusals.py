@@ -11,13 +11,12 @@ from pdv.problem import Problem
 
 def no_legal_plan(problem: Problem, *, cut: bool = False) -> NoPlanFitsError:
     """The error of pins that contradict each other; ``cut``: as far as a search came that was stopped."""
-    error = NoPlanFitsError(
+    return NoPlanFitsError(
         f"no legal plan of {problem.graph.name} on {problem.mesh} keeps the pins ({problem.pins.name})",
         mend="Loosen a pin, or change the mesh so that sizes divide",
         bound_s=0.0 if cut else math.inf,
+        cut=cut,
     )
-    error.cut = cut
-    return error
 
 
 def too_large(needed: float, limit: float) -> str:

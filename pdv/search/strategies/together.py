@@ -67,9 +67,7 @@ def _best(asks: Sequence[Ask], strategy: Strategy, ways: Sequence[Problem], budg
     bound = min([*(one.lower_bound_s for one in found), *(error.bound_s for error in refused)])
     if not found:
         nearest = min(refused, key=lambda error: error.needed_bytes)
-        nearest.bound_s = bound
-        nearest.cut = any(error.cut for error in refused)
-        raise nearest
+        raise nearest.bounded(bound, cut=any(error.cut for error in refused)) from nearest
     best = min(found, key=lambda one: one.cost_s)
 
     def once_more(limit: float) -> Solution:
