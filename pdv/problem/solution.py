@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ir.graph import Graph, Node
@@ -56,8 +56,7 @@ class Solution:
     ``memory_bytes`` per device; no derivation on this mesh within the rules explored costs less than
     ``lower_bound_s`` under the same cost model, limit and pins (0: nothing is known). ``states`` counts configurations
     priced, ``variants`` the rewritten blocks among which the bound holds; a search that was cut short is not
-    ``complete``. ``realized`` is the PCG with its price, where the strategy had to make it anyway;
-    ``again`` solves the problem under another limit of memory with what is known from this one.
+    ``complete``. ``realized`` is the PCG with its price, where the strategy had to make it anyway.
     """
 
     problem: Problem
@@ -71,7 +70,6 @@ class Solution:
     variants: int = 1
     complete: bool = True
     realized: Realized | None = field(default=None, compare=False, repr=False)
-    again: Callable[[float], Solution] | None = field(default=None, compare=False, repr=False)
 
     @property
     def gap(self) -> float:

@@ -47,5 +47,4 @@ class ChainSolver(PricedChain):
             self.variants,
             complete=self.complete,
             realized=made.realized,
-            again=self.solve,
         )

@@ -16,7 +16,7 @@ from pdv.pcg.realize import realize
 from pdv.problem import Derived, Problem, Realized, Solution
 from pdv.search.refusals import too_large
 from pdv.search.strategies.backtrack import backtrack
-from pdv.search.strategies.budget import Budget, Clock, Strategy
+from pdv.search.strategies.budget import Budget, Clock, Known, Strategy
 from pdv.search.tables import TooWideError
 
 CLASSES = 5  # of plans, by the size of their working sets
@@ -97,7 +97,7 @@ def search_meshes(
         states += found.states
         complete = complete and found.complete
         if best is None or found.cost.seconds < best.cost.seconds:
-            best = replace(found, solution=replace(found.solution, again=None))  # its tables may go
+            best = found
     if best is None:
         raise min(refused, key=lambda error: error.needed_bytes)
     tried = len(bounds) + len(refused)
@@ -171,20 +171,20 @@ def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) 
         NoPlanFitsError: if none does.
     """
     limit = problem.memory_limit
-    first = _found(problem, strategy, budget)
+    knowing = replace(budget, known=Known())
+    first = _found(problem, strategy, knowing)
     if needs(first) <= limit:
         return first
     if needs is not _peak and first.cost.peak_bytes <= limit:
-        return _tightened(problem, strategy, budget, needs, first)
+        return _tightened(problem, strategy, budget, knowing, needs, first)
     tried, bounds, nearest, cut = [first], [], needs(first), False
     share = replace(budget, seconds=budget.seconds / CLASSES)
     for least, below in _working_sets(first.cost.memory["transient"]):
         if least >= limit:
             continue  # nothing would be left for what stays
         room = replace(problem, memory_limit=limit - least, working_limit=_under(below))
-        again = first.solution.again if math.isinf(below) else None
         try:
-            found = _as_found(again(room.memory_limit)) if again else _found(room, strategy, share)
+            found = _found(room, strategy, replace(share, known=knowing.known) if math.isinf(below) else share)
         except NoPlanFitsError as error:
             nearest = min(nearest, error.needed_bytes + least)
             bounds.append(error.bound_s)
@@ -199,7 +199,7 @@ def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) 
     bound = max(first.lower_bound_s, min(bounds, default=math.inf))
     cut = cut or not all(found.complete for found in tried)
     if not fitting and needs is not _peak:
-        return _tightened(problem, strategy, budget, needs, min(tried, key=needs))
+        return _tightened(problem, strategy, budget, knowing, needs, min(tried, key=needs))
     if not fitting:
         raise _no_peak_fits(problem, nearest, bound, cut=cut)
     best = min(fitting, key=lambda found: found.cost.seconds)
@@ -218,8 +218,12 @@ def _no_peak_fits(problem: Problem, nearest: float, bound_s: float, *, cut: bool
     )
 
 
-def _tightened(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs, first: Found) -> Found:
+def _tightened(
+    problem: Problem, strategy: Strategy, budget: Budget, knowing: Budget, needs: Needs, first: Found
+) -> Found:
     """A plan under a limit lowered until what it needs is within the problem's own.
+
+    ``knowing`` is the budget with what the search for ``first`` left.
 
     Raises:
         NoPlanFitsError: if there is none, or none was found in so many rounds.
@@ -230,8 +234,7 @@ def _tightened(problem: Problem, strategy: Strategy, budget: Budget, needs: Need
         within = min(within, last.solution.memory_bytes) * CLOSE * min(1.0, limit / needs(last))
         tighter = replace(problem, memory_limit=within)
         try:
-            again = first.solution.again
-            last = _as_found(again(within)) if again else _found(tighter, strategy, budget)
+            last = _found(tighter, strategy, knowing)
         except NoPlanFitsError as error:
             if error.needed_bytes < math.inf and nearest.solution.memory_bytes > error.needed_bytes * (1 + 1e-6):
                 smallest = replace(problem, memory_limit=error.needed_bytes * (1 + 1e-9))

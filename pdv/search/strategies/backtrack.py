@@ -20,6 +20,9 @@ def backtrack(problem: Problem, budget: Budget) -> Solution:
     """
     clock = Clock(budget.seconds)
     allowed_s = EXPLORING * (budget.seconds if budget.most_s is None else budget.most_s)
-    solution = ChainSolver(problem, lambda: clock.elapsed_s > allowed_s).solve()
+    chains, key = {} if budget.known is None else budget.known.chains, (problem.leaving, problem.working_limit)
+    solver = chains.get(key) or ChainSolver(problem, lambda: clock.elapsed_s > allowed_s)
+    solution = solver.solve(problem.memory_limit)
+    chains[key] = solver
     budget.on_best(clock.elapsed_s, solution.cost_s)
     return solution

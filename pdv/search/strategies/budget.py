@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ir.sharding import Sharding
 from pdv.problem import Problem, Solution
+from pdv.search.chain import ChainSolver
 
 
 def _ignore(cpu_s: float, cost_s: float) -> None:
     pass
+
+
+@dataclass
+class Known:
+    """What searches of one problem leave for the next ones, under other limits of memory.
+
+    Attributes:
+        chains: solvers that found a plan, by how outputs leave and the limit of working sets.
+    """
+
+    chains: dict[tuple[Sharding | None, float], ChainSolver] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,7 @@ class Budget:
         effort: times as many steps as by default, for strategies that sample.
         most_s: CPU time that an exact search may take, where ``seconds`` is a fair share; default: ``seconds``.
         seed: of whatever is random.
+        known: of the same problem on other limits of memory, read and added to; None: nothing is kept.
         on_best: called with (CPU-seconds since the start, seconds per step) of each plan that fits and is better.
     """
 
@@ -33,6 +47,7 @@ class Budget:
     on_best: Callable[[float, float], None] = _ignore
     effort: float = 1.0
     most_s: float | None = None
+    known: Known | None = field(default=None, compare=False, repr=False)
 
     def steps(self, default: int) -> int:
         """How many of something to do."""

@@ -41,13 +41,13 @@ def together(strategy: Strategy) -> Strategy:
 
             return ask
 
-        return _best([asked(number, way) for number, way in enumerate(ways)], strategy, ways, budget)
+        return _best([asked(number, way) for number, way in enumerate(ways)])
 
     solve.__doc__ = strategy.__doc__
     return solve
 
 
-def _best(asks: Sequence[Ask], strategy: Strategy, ways: Sequence[Problem], budget: Budget) -> Solution:
+def _best(asks: Sequence[Ask]) -> Solution:
     """The cheapest of several solutions, with the bound of all.
 
     Raises:
@@ -55,36 +55,19 @@ def _best(asks: Sequence[Ask], strategy: Strategy, ways: Sequence[Problem], budg
     """
     found: list[Solution] = []
     refused: list[NoPlanFitsError] = []
-    again: list[Callable[[float], Solution]] = []
-    for ask, way in zip(asks, ways, strict=True):
-        known: Callable[[float], Solution] | None = None
+    for ask in asks:
         try:
             found.append(ask())
-            known = found[-1].again
         except NoPlanFitsError as error:
             refused.append(error)
-        again.append(known or _anew(strategy, way, budget))
     bound = min([*(one.lower_bound_s for one in found), *(error.bound_s for error in refused)])
     if not found:
         nearest = min(refused, key=lambda error: error.needed_bytes)
         raise nearest.bounded(bound, cut=any(error.cut for error in refused)) from nearest
     best = min(found, key=lambda one: one.cost_s)
-
-    def once_more(limit: float) -> Solution:
-        return _best([_at(one, limit) for one in again], strategy, ways, budget)
-
     return replace(
         best,
         lower_bound_s=min(bound, best.cost_s),
         states=sum(one.states for one in found),
         complete=all(one.complete for one in found) and not any(error.cut for error in refused),
-        again=None if best.again is None else once_more,
     )
-
-
-def _anew(strategy: Strategy, way: Problem, budget: Budget) -> Callable[[float], Solution]:
-    return lambda limit: strategy(replace(way, memory_limit=limit), budget)
-
-
-def _at(again: Callable[[float], Solution], limit: float) -> Ask:
-    return lambda: again(limit)
