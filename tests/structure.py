@@ -33,6 +33,10 @@ MAX_FILES, MAX_LINES = 16, 400
 OF_OPERATORS = ("ir.ops", "pdv.frontend")
 """Where operators are told apart by name: their own declarations, and those who read foreign names."""
 
+OF_TORCH = ("pdv.frontend", "pdv.emit", "pdv.check")
+ANSWERS = ("pdv.problem.solution", "pdv.search.meshes", "pdv.simulate.result", "pdv.report.loaded", "pdv.plan")
+"""Where the records of what was found are declared."""
+
 # Layer -> its modules (with all below them), from the lowest to the highest: each imports those before it, and itself.
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "ir": ("ir",),
@@ -199,6 +203,57 @@ def upward_imports() -> list[str]:
     ]
 
 
+def hidden_channels() -> list[str]:
+    """What one part tells another behind its values.
+
+    A field of an error that is set after it is made, a function among the fields of an answer, and a table that knows
+    its entries by where they lie in memory (``id``; where torch is, it tells tensors apart).
+    """
+    found: list[str] = []
+    for module in modules().values():
+        lines = [*changed_errors(module.tree)]
+        if module.name in ANSWERS:
+            lines += functions_held(module.tree)
+        if not module.name.startswith(OF_TORCH):
+            lines += identities(module.tree)
+        found += [f"{module.where}:{line}" for line in sorted(lines)]
+    return found
+
+
+def changed_errors(tree: ast.Module) -> Iterator[int]:
+    """Lines where an attribute of an error is assigned: of one that was caught, is an argument, or was made here."""
+    for scope in ast.walk(tree):
+        nodes = list(ast.walk(scope)) if isinstance(scope, ast.FunctionDef) else []
+        errors = {node.name for node in nodes if isinstance(node, ast.ExceptHandler)}
+        errors |= {node.arg for node in nodes if isinstance(node, ast.arg) and _is_error(node.annotation)}
+        for node in nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_error(node.value.func):
+                errors |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                yield from [node.lineno] * (isinstance(node.value, ast.Name) and node.value.id in errors)
+
+
+def _is_error(name: ast.expr | None) -> bool:
+    return name is not None and ast.unparse(name).endswith(("Error", "Exception"))
+
+
+def functions_held(tree: ast.Module) -> Iterator[int]:
+    """Lines of fields that are functions."""
+    for node in ast.walk(tree):
+        fields = node.body if isinstance(node, ast.ClassDef) else []
+        for field in (entry for entry in fields if isinstance(entry, ast.AnnAssign)):
+            if "Callable" in ast.unparse(field.annotation):
+                yield field.lineno
+
+
+def identities(tree: ast.Module) -> Iterator[int]:
+    """Lines where ``id`` is asked."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "id":
+            yield node.lineno
+
+
 @cache
 def _deciding() -> tuple[list[str], list[str]]:
     known, names = modules(), frozenset(OPERATORS)
@@ -223,6 +278,7 @@ def measures() -> dict[str, list[str]]:
         "files of more than 400 lines": long_files(),
         "import circles": circles(),
         "upward imports": upward_imports(),
+        "hidden channels": hidden_channels(),
         "decisions by operator name": taken,
         "tables of operator names": told,
     }

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.decisions import Tables, decisions, tables_of
-from tests.structure import ROOT, fallen, grown, import_graph, measures, record
+from tests.structure import (
+    ROOT,
+    changed_errors,
+    fallen,
+    functions_held,
+    grown,
+    identities,
+    import_graph,
+    measures,
+    record,
+)
 
 MAX_FILE_LINES = 500  # of tests, benchmarks and examples; of the packages, tests.structure
 MAX_FUNCTION_LINES = 50
@@ -58,6 +68,20 @@ def test_imports_lead_to_modules() -> None:
     assert graph.edges["pdv.cluster.loader", "pdv.cluster.build"]["kind"] == "eager"
     assert graph.edges["pdv.compile", "pdv.config"]["kind"] == "eager"  # from pdv import config
     assert not graph.has_edge("pdv.compile", "pdv")
+
+
+def test_hidden_channels_are_seen() -> None:
+    refusal = (
+        "def f():\n    try:\n        g()\n    except ValueError as error:\n        error.state = 1\n        raise\n"
+    )
+    made = (
+        "def f():\n    found = UsageError('no')\n    found.state = 1\n    self.state = found.state\n    return found\n"
+    )
+    assert [*changed_errors(ast.parse(refusal))] == [5]
+    assert [*changed_errors(ast.parse(made))] == [3]
+    answer = "@dataclass\nclass Answer:\n    cost_s: float\n    again: Callable[[float], Answer] | None = None\n"
+    assert [*functions_held(ast.parse(answer))] == [4]
+    assert [*identities(ast.parse("known[id(table)] = table\nkey = self.id(table)\n"))] == [1]
 
 
 OPERATORS = frozenset({"add", "linear", "softmax", "reshape"})

@@ -173,13 +173,12 @@ class _Search:
         self.now = self.base
         self.in_flight: dict[int, int] = defaultdict(int)  # micro-batches by chunk
         self.begun: dict[int, bool] = {}  # chunks whose gradients are there
-        self._peaks: dict[int, tuple[float, int, float]] = {}
+        self._peaks: dict[tuple[int, bool, bool], tuple[float, int, float]] = {}
         self._marked: tuple[Log, int, dict[int, int], tuple[int, ...]] | None = None
 
     def take(self, turn: Pass) -> None:
         """Run one micro-batch through a chunk, one way."""
-        log = self._log(turn)
-        most, at, end = self._summary(log)
+        log, (most, at, end) = self._log(turn)
         if self.now + most > self.best.num_bytes:
             where = log.moments[at - 1] if at else f"{'backward' if turn.backward else 'forward'} begins"
             several = self.setting.execution.micro_batches > 1
@@ -201,17 +200,14 @@ class _Search:
             self._mark(most, OPTIMIZER, log, 1)
         self.best.curve.append(Point(None, most, self.base))
 
-    def _log(self, turn: Pass) -> Log:
-        one = self.known[turn.chunk]
-        if not turn.backward:
-            return one.forward
-        return one.later if self.begun.get(turn.chunk) else one.backward
-
-    def _summary(self, log: Log) -> tuple[float, int, float]:
-        """(most, where, end) of a log, worked out once."""
-        if id(log) not in self._peaks:
-            self._peaks[id(log)] = (*log.peak(), log.end)
-        return self._peaks[id(log)]
+    def _log(self, turn: Pass) -> tuple[Log, tuple[float, int, float]]:
+        """The changes of a turn, and their (most, where, end), worked out once."""
+        one, later = self.known[turn.chunk], self.begun.get(turn.chunk, False)
+        log = one.forward if not turn.backward else one.later if later else one.backward
+        key = turn.chunk, turn.backward, turn.backward and later
+        if key not in self._peaks:
+            self._peaks[key] = (*log.peak(), log.end)
+        return log, self._peaks[key]
 
     def _mark(self, num_bytes: float, when: str, log: Log, at: int) -> None:
         """A new peak, after ``at`` changes of a turn's log."""

@@ -22,8 +22,12 @@ Choices = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Entry:
-    """One block of a path: its table and what the table's rows and columns stand for."""
+    """One block of a path: its key, its table, and what the table's rows and columns stand for.
 
+    Equal blocks, of one key, have the same sources and sinks.
+    """
+
+    block: str
     sources: tuple[Sharding, ...]
     sinks: tuple[Sharding, ...]
     table: Table
@@ -42,16 +46,17 @@ class Path:
         value: Table = np.zeros((1,) * (1 + self.own.ndim))
         sharding: tuple[Sharding, ...] = ((),)
         values, best, rows = [], [], []
-        known: dict[tuple[int, int], list[int]] = {}  # equal blocks share their lists of shardings
+        known: dict[tuple[str, str], list[int]] = {}
+        block = ""
         for entry in self.entries:
-            key = (id(entry.sources), id(sharding))
+            key = (block, entry.block)
             if key not in known:
                 known[key] = [entry.sources.index(s) for s in sharding]
             rows.append(known[key])
             values.append(value)
             choice, value = _min_plus(value, entry.table[rows[-1]])
             best.append(choice)
-            sharding = entry.sinks
+            sharding, block = entry.sinks, entry.block
         return [*values, value], best, rows
 
     @cached_property

@@ -43,7 +43,7 @@ class Stage:
         entries = []
         for block in self.blocks:
             found = self.portfolios[block.key]
-            entries.append(Entry(found.sources, found.sinks, found.table))
+            entries.append(Entry(block.key, found.sources, found.sinks, found.table))
         return Path(entries, self.own)
 
     @cached_property
