@@ -23,6 +23,8 @@ _BITS = 31  # of an element
 _FEWEST = 8  # bits of a piece of one: sums of more terms than leave so many are halved
 _U = np.uint64
 
+_ZEROS = 0.25  # share of the integers that are drawn
+
 
 class PrimeField:
     """Z_p in int64 for each p of ``primes``, one trial each; randomness keyed by ``key``: see ``ir.recording.Field``.
@@ -44,9 +46,15 @@ class PrimeField:
         return np.stack([generator.integers(0, prime, size=shape, dtype=np.int64) for prime in self.primes])
 
     def integers(self, label: str, shape: tuple[int, ...], least: int, most: int) -> Data:
-        """[trials, *shape] integers below ``most``, the same in all trials: they steer, and are not of the field."""
+        """[trials, *shape] integers of a range, the same in all trials: they steer, and are not of the field.
+
+        A quarter of many is zero, wherever the range begins: masks made of integers are false there.
+        """
         seed = int.from_bytes(hashlib.sha256(f"{self.key}:{label}".encode()).digest()[:8], "little")
-        drawn = np.random.default_rng(seed).integers(least, most, size=shape, dtype=np.int64)
+        random = np.random.default_rng(seed)
+        drawn = random.integers(least, most, size=shape, dtype=np.int64)
+        if most - least > 1 / _ZEROS:
+            drawn = np.where(random.random(shape) < _ZEROS, 0, drawn)
         return np.broadcast_to(drawn, (self.trials, *shape))
 
     def lift(self, array: Data) -> Data:

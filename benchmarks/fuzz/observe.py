@@ -22,9 +22,7 @@ from benchmarks.observe import load_package
 
 TOLERANCE = {"float64": 1e-7, "float32": 2e-3}
 """Of the largest element of the same tensor. Differences are 1e-12 and 1e-5, or of order one."""
-ZERO = (
-    1e-5  # of the largest output, in float64: gradients below are compared with this; all may be zero but for rounding
-)
+ZERO = 1e-5  # of the largest output, in float64: below, all gradients may be rounding alone
 FLOOR = 1e-3  # of the largest of all gradients: below, a gradient may be rounding alone (a key's bias)
 Batch = tuple[Tensor, ...]
 

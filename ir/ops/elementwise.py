@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ir.errors import ShapeError
 from ir.operator import Attrs, Operator, one_type
 from ir.tape import Call, Tape
@@ -75,6 +77,14 @@ def _cast_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     return DType(attrs["dtype"])
 
 
+def _cast(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field, or of integers
+    """Rounding is not part of a program's meaning; what is no zero is true."""
+    (x,) = operands
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and DType(call.attrs["dtype"]) is DType.BOOL:
+        return x != 0
+    return x.astype(np.int64) if isinstance(x, np.ndarray) and x.dtype.kind == "b" else x
+
+
 cast = Operator(
     "cast",
     "... -> ...",
@@ -83,7 +93,7 @@ cast = Operator(
     attrs=("dtype",),  # a short name: "f32"
     linear=_FIRST,
     result_dtype=_cast_dtype,
-    evaluate=lambda t, x, c: x[0],  # rounding is not part of a program's meaning
+    evaluate=_cast,
 )
 
 

@@ -18,6 +18,7 @@ from ir.views import Base, add_up, sources_of
 from pdv.check.small import Pair
 
 _ROUNDING = 1e-14  # some tens of units in the last place
+_ZEROS = 0.25  # share of ids, where there are more than two: a mask made of ids is false there
 _HUGE = 1e8  # a value whose rounding, times a gradient of its size, is larger than one
 ATTEMPTS = 3  # at values of the source that are finite
 
@@ -139,7 +140,9 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
         elif kind.value == "bool":
             inputs[name] = np.ones(shape, dtype=bool) if positive else random.random(shape) < 0.75
         else:
-            inputs[name] = random.integers(*pair.ranges.get(name, (0, 2)), shape)
+            least, most = pair.ranges.get(name, (0, 2))
+            drawn = random.integers(least, most, shape)
+            inputs[name] = np.where(random.random(shape) < _ZEROS, 0, drawn) if least == 0 < most - 2 else drawn
     kinds = {source: node.type.dtype for node in pair.source.params for source in sources_of(node)}
     stored = {
         name: _weight(random, shape, kinds[name].is_floating, size) for name, shape in sorted(pair.stored.items())

@@ -56,7 +56,24 @@ def load_program(
             model, example_inputs, batch=batch, dims=dims or {}, dynamic_shapes=dynamic_shapes
         )
     check_updates(program.graph)
-    return with_tables(program.mapped(canonicalize))
+    canonical = with_tables(program.mapped(canonicalize))
+    check_steering(canonical.graph)
+    return canonical
+
+
+def check_steering(graph: Graph) -> None:
+    """Rows and masks are chosen by integers and truth values: no proof speaks of such that are made of floats.
+
+    Raises:
+        ModelError: naming where a model does.
+    """
+    for node in graph.nodes:
+        if node.op.name == "cast" and node.operands[0].type.dtype.is_floating and not node.type.dtype.is_floating:
+            raise ModelError(
+                f"{node.name or 'a value'}: floats are converted to {node.type.dtype.torch_name}",
+                "Integers and truth values that are inputs or constants, or made of such",
+                "Pass them as integers",
+            )
 
 
 def check_updates(graph: Graph) -> None:

@@ -12,6 +12,7 @@ from ir.errors import VerificationError
 from ir.exact import verify_equal
 from ir.graph import Graph, Node
 from ir.id_ranges import are_computed, id_ranges
+from ir.interpret import evaluate
 from ir.mesh import Mesh
 from ir.types import DType, TensorType
 from pdv.check import check_text, checked
@@ -76,3 +77,24 @@ def test_a_text_with_computed_ids_is_run(name: str, few: int, monkeypatch: pytes
     monkeypatch.setattr(checked, "FEW_ELEMENTS", few)
     graph = looked_up(COMPUTED[name])
     assert check_text(graph, Emission.of(graph, Mesh(()), train=True), Weights({})).ran
+
+
+def masked(*, right: bool) -> Graph:
+    k = Builder()
+    mask = k.input("mask", TensorType((8, 16), DType.I64))
+    x = k.input("x", TensorType((8, 16), F32))
+    y = k.linear(x, k.param("w", TensorType((16, 16), F32)))
+    return k.graph({"y": k.where(k.cast(mask, dtype="bool"), y, k.scale(y, factor=0.5) if right else y)})
+
+
+def test_masks_of_integers_are_false_somewhere() -> None:
+    verify_equal(masked(right=True), masked(right=True), Mesh.of(a=2))
+    with pytest.raises(VerificationError):
+        verify_equal(masked(right=True), masked(right=False), Mesh.of(a=2))
+
+
+def test_what_is_no_zero_is_true() -> None:
+    k = Builder()
+    mask = k.input("mask", TensorType((4,), DType.I64))
+    graph = k.graph({"y": k.cast(k.cast(mask, dtype="bool"), dtype="f32")})
+    assert evaluate(graph, {"mask": np.array([0, 1, 2, -3])}).gather()["y"].tolist() == [0.0, 1.0, 1.0, 1.0]

@@ -109,3 +109,13 @@ def test_a_norm_registered_twice_moves_once_for_each_use() -> None:
 def test_others_are_refused_by_name(what: Callable[[Overwriting, Tensor], Tensor], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         load_program(Overwriting(what), (torch.randn(4, 3),))
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
+def test_rows_and_masks_are_not_made_of_floats(kind: torch.dtype) -> None:
+    class Steering(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x.to(kind)
+
+    with pytest.raises(ModelError, match="floats are converted to"):
+        load_program(Steering(), (torch.randn(4, 3),))
