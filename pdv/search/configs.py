@@ -78,9 +78,11 @@ class ConfigTable:
         # tables that blocks share, by the objects they are made of (which are kept, so that their ids stay theirs)
         self.known = Known()
         self.free: dict[tuple[int, int], tuple[Table, Table]] = {}
-        self.own: dict[tuple[int, float], tuple[tuple[Config, ...], Table]] = {}
+        self.own: dict[tuple[Hashable, float], Table] = {}  # by kind and price: seconds of each configuration
         self._tied = frozenset(tied)
         self._configs: dict[Node, tuple[Config, ...]] = {}
+        self._kinds: dict[Hashable, int] = {}
+        self._kind_of: dict[Node, int] = {}
         self._alike: dict[Hashable, tuple[Config, ...]] = {}
         self._uses: dict[tuple[Node | TensorType, Sharding, bool], tuple[Use, ...]] = {}
         self._resident: dict[tuple[TensorType, Sharding], tuple[float, float]] = {}
@@ -96,6 +98,12 @@ class ConfigTable:
                 self.states += len(self._alike[alike])
             self._configs[node] = self._alike[alike]
         return self._configs[node]
+
+    def kind(self, node: Node) -> int:
+        """A number that nodes share whose configurations are equal."""
+        if node not in self._kind_of:
+            self._kind_of[node] = self._kinds.setdefault(self._kind(node), len(self._kinds))
+        return self._kind_of[node]
 
     def _kind(self, node: Node) -> Hashable:
         """Equal for nodes whose configurations are equal: where nothing is pinned, those alike in what is priced."""

@@ -134,10 +134,10 @@ class BlockModel:
 
     def _unary(self, node: Node, price: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Seconds of each configuration, leaves included."""
-        options = self.options[node]
-        if (id(options), price) not in self._configs.own:
-            self._configs.own[id(options), price] = options, self._own(options, price)
-        return self._configs.own[id(options), price][1]
+        key = self._kind(node), price
+        if key not in self._configs.own:
+            self._configs.own[key] = self._own(self.options[node], price)
+        return self._configs.own[key]
 
     @staticmethod
     def _own(options: tuple[Config, ...], price: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -180,7 +180,7 @@ class BlockModel:
         if node is self.block.source:
             return self.sources
         left = None if self.domain is None else tuple(self.domain[node])
-        return id(self._configs.of(node)), left
+        return self._configs.kind(node), left
 
     def _moved(
         self,
