@@ -57,13 +57,6 @@ class Proof:
         """Independent evaluations."""
         return len(self.primes)
 
-    def __str__(self) -> str:
-        fields = ", ".join(map(str, self.primes))
-        return (
-            f"equal to the source over Z_p (p = {fields}; {self.scaled}); "
-            f"probability of error below {self.error_bound:.1e}"
-        )
-
 
 def verify_equal(
     source: Graph,

@@ -169,10 +169,3 @@ def physics(numbers: Floats, facts: Facts) -> tuple[Floats, Floats]:
     between = np.exp(p["ramp"][lib] + p["ramp_link"][link] + p["ramp_collective"][coll]) * np.sqrt(latency * moving)
     total = latency + moving + between
     return np.log(total), (latency + 0.5 * between) / total
-
-
-def alpha_beta(facts: Facts) -> Floats:
-    """Log seconds by plain α–β: 10 µs and 1 µs a step within a node (15 µs between), 70 % of the nominal rate."""
-    step = np.where(facts.link == LINKS.index("between"), 15e-6, 1e-6)
-    seconds: Floats = np.log(10e-6 + step * np.exp(facts.steps) + np.exp(facts.wire) / 0.7)
-    return seconds

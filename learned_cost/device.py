@@ -81,10 +81,6 @@ class DeviceRecord(BaseModel):
         """FLOP/s in ``dtype`` (a key of ``peak_flops``), or None: not known, or the device lacks it."""
         return next((rate for name, rate in self.peak_flops.items() if name == dtype), None)
 
-    def source_of(self, field: str) -> str:
-        """Where the number in ``field`` is from."""
-        return self.sources.get(field, self.source)
-
     def to_yaml(self) -> str:
         """As a file that ``read_record`` takes."""
         data = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)

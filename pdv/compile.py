@@ -116,7 +116,6 @@ def _planned(
     sizes = sizes_document(program)
     document = plan_document(
         found,
-        source=graph,
         cluster=cluster,
         strategy=effort.search,
         seconds=result.seconds,
@@ -162,7 +161,7 @@ def _searched(
                 graph, cluster, mode=problems[0].mode, memory_limit=limit, rules=(), compute=problems[0].compute
             )
 
-        raise told(error, limit, ways_out(on, graph, cluster, error, limit)) from error
+        raise told(error, ways_out(on, graph, cluster, error, limit)) from error
 
 
 def _simulated(found: Found, cluster: Cluster) -> dict[str, Any]:

@@ -36,7 +36,6 @@ from pdv.search.meshes import Found
 def plan_document(
     found: Found,
     *,
-    source: Graph,
     cluster: Cluster,
     strategy: str,
     seconds: float,

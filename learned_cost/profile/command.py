@@ -25,7 +25,6 @@ from learned_cost.profile.shapes import MAKERS
 from learned_cost.profile.store import Store
 from learned_cost.profile.timing import Stopwatch
 
-COLLECTIVES = "collectives"
 # seconds of a roofline: what is longer than this is not measured, for it would take the time of many others
 LONGEST_S = {"cpu": 0.004, "cuda": 0.002}
 WEIGHTS = {"linear": 4.0, "matmul": 3.0, "attention": 2.0, "conv2d": 2.0}

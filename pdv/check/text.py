@@ -71,14 +71,6 @@ def same_structure(left: Sequence[Token], right: Sequence[Token]) -> bool:
     return [token.shape for token in left] == [token.shape for token in right]
 
 
-def first_difference(left: Sequence[Token], right: Sequence[Token]) -> str:
-    """Where two texts part, in words."""
-    for a, b in zip(left, right, strict=False):
-        if a.shape != b.shape:
-            return f"{a.text!r} in line {a.start[0]}, {b.text!r} in line {b.start[0]}"
-    return "one ends before the other"
-
-
 def at_sizes(text: str, emitted: str, other: str) -> str | None:
     """``text`` with the numbers of ``other`` where it has those of ``emitted``; None if these two part in more.
 

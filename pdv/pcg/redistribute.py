@@ -236,13 +236,6 @@ class Redistribution:
         routes = self.routes(tensor, gradient=gradient)
         return routes.chain(routes.states.index[before], routes.states.index[after])
 
-    def from_(self, tensor: TensorType, before: Sharding, *, gradient: bool) -> dict[Sharding, Chain]:
-        """Cheapest chains from ``before`` to every sharding that can be reached."""
-        routes = self.routes(tensor, gradient=gradient)
-        start = routes.states.index[before]
-        chains = [(after, routes.chain(start, number)) for number, after in enumerate(routes.states.shardings)]
-        return {after: chain for after, chain in chains if chain is not None}
-
     def routes(self, tensor: TensorType, *, gradient: bool) -> Routes:
         """All chains of a tensor."""
         key = (tensor, gradient)

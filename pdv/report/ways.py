@@ -62,7 +62,7 @@ def needs(cluster: Cluster) -> Callable[[Found], float]:
     return of
 
 
-def told(error: NoPlanFitsError, limit: float, ways: Sequence[Way]) -> NoPlanFitsError:
+def told(error: NoPlanFitsError, ways: Sequence[Way]) -> NoPlanFitsError:
     """The refusal with the ways out of it."""
     fitting = [way for way in ways if way.fits]
     lines = "; ".join(f"{way.change} ({MEMORY.format(way.needed_bytes)} per device)" for way in fitting)

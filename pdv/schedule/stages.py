@@ -188,15 +188,15 @@ def balanced(weights: Sequence[float], chunks: int) -> list[int]:
     low, high = max(weights), sum(weights)
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if len(_packed(weights, chunks, middle)) <= chunks else (middle, high)
-    sizes = _packed(weights, chunks, high)
+        low, high = (low, middle) if len(_packed(weights, middle)) <= chunks else (middle, high)
+    sizes = _packed(weights, high)
     while len(sizes) < chunks:  # a run of several gives its last unit away
         place = max(range(len(sizes)), key=lambda at: sizes[at])
         sizes[place : place + 1] = [sizes[place] - sizes[place] // 2, sizes[place] // 2]
     return sizes
 
 
-def _packed(weights: Sequence[float], chunks: int, bound: float) -> list[int]:
+def _packed(weights: Sequence[float], bound: float) -> list[int]:
     sizes, filled = [0], 0.0
     for weight in weights:
         if sizes[-1] and filled + weight > bound * (1 + 1e-12):

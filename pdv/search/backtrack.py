@@ -218,11 +218,6 @@ def _relative(found: Sequence[Table], before: Sequence[Table]) -> float:
     return min(ratios)
 
 
-def cheapest(solved: Solved) -> float:
-    """The cost of a block under its best boundary shardings."""
-    return float(solved.table.min()) if solved.table.size else float("inf")
-
-
 def portfolio(found: Sequence[tuple[tuple[str, ...], Solved]]) -> Portfolio:
     """The best of the variants, entry by entry; the earlier (less rewritten) of equals."""
     first = found[0][1]

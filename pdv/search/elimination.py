@@ -206,7 +206,7 @@ def _eliminated(
         touching = pool.taken(variable)
         if not fold or size <= limit:
             parts = _parts(touching, variable, sizes, limit)
-        elif size <= FOLDABLE * limit and folded_size([factor for factor, _ in touching], sizes) <= FOLDED * limit:
+        elif size <= FOLDABLE * limit and folded_size([factor for factor, _ in touching]) <= FOLDED * limit:
             parts = [touching]
         else:
             return None

@@ -89,7 +89,7 @@ def minimize(
     return firsts[variable].astype(np.int16)[best][spread], least[spread]
 
 
-def folded_size(factors: Sequence[Factor], sizes: Mapping[Variable, int]) -> int:
+def folded_size(factors: Sequence[Factor]) -> int:
     """Entries of the sum of factors, alike values of a variable counted once."""
     variables = tuple({v for factor in factors for v in factor.variables})
     return math.prod(len(first) for first in folding(factors, variables)[0].values())

@@ -42,7 +42,7 @@ def found() -> Found:
 
 @cache
 def document() -> dict[str, Any]:  # Any: JSON
-    made = plan_document(found(), source=GRAPH, cluster=cluster(), strategy="backtrack", seconds=0.5)
+    made = plan_document(found(), cluster=cluster(), strategy="backtrack", seconds=0.5)
     loaded: dict[str, Any] = json.loads(json.dumps(made, allow_nan=False))
     return loaded
 
@@ -61,7 +61,7 @@ def test_it_is_json_and_says_what_was_found() -> None:
 
 
 def test_two_runs_write_the_same_bytes() -> None:
-    again = plan_document(found.__wrapped__(), source=GRAPH, cluster=cluster(), strategy="backtrack", seconds=0.5)
+    again = plan_document(found.__wrapped__(), cluster=cluster(), strategy="backtrack", seconds=0.5)
     assert json.dumps(again) == json.dumps(document())
 
 
@@ -73,7 +73,7 @@ def test_what_is_written_replays() -> None:
 def test_one_device_is_a_plan_too() -> None:
     alone = cluster().with_mesh({"a": 4})
     best = search_meshes(plan_problems(GRAPH, alone, mode="infer"))
-    made = plan_document(best, source=GRAPH, cluster=alone, strategy="backtrack", seconds=0.0)
+    made = plan_document(best, cluster=alone, strategy="backtrack", seconds=0.0)
     assert best.solution.problem.mesh == Mesh.of(a=4)
     json.dumps(made, allow_nan=False)
 

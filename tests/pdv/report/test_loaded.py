@@ -28,7 +28,7 @@ def cluster(device: str = "a100-80gb-sxm") -> Cluster:
 def plan() -> Loaded:
     graph = attention_block()
     found = search_meshes(plan_problems(graph, cluster(), mode="train", memory_limit=float("inf")))
-    document = plan_document(found, source=graph, cluster=cluster(), strategy="backtrack", seconds=0.0)
+    document = plan_document(found, cluster=cluster(), strategy="backtrack", seconds=0.0)
     document["search"]["certificate"]["space"]["pins"] = None
     return loaded(json.loads(json.dumps(document)), graph)
 

@@ -33,7 +33,7 @@ CLUSTER = load_cluster("examples/clusters/laptop-4.yaml")
 def told(problem: Problem, pins: str | None = None) -> Loaded:
     """The plan of a problem, written and read back; the links and devices are those of the problem."""
     found = search_mesh(problem)
-    document = plan_document(found, source=problem.graph, cluster=CLUSTER, strategy="backtrack", seconds=0.0, pins=pins)
+    document = plan_document(found, cluster=CLUSTER, strategy="backtrack", seconds=0.0, pins=pins)
     device = {field.name: getattr(worlds.DEVICE, field.name) for field in fields(worlds.DEVICE)}
     device["peak_flops"] = dict(worlds.DEVICE.peak_flops)
     document["cluster"] = {"name": "toys", "classes": [{"device": device, "count": 1}]}

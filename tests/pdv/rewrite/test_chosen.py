@@ -37,7 +37,7 @@ def test_a_file_of_laws_is_proven_and_used(tmp_path: Path) -> None:
     pins = load_pins({"techniques": {"a": "tensor"}}).on(graph, mesh)
     found = search_mesh(worlds.problem(graph, mesh, rules=chosen_rules([tmp_path / "my.laws", "shipped"]), pins=pins))
     document = plan_document(
-        found, source=graph, cluster=load_cluster(LAPTOP), strategy="backtrack", seconds=0.0
+        found, cluster=load_cluster(LAPTOP), strategy="backtrack", seconds=0.0
     )  # fmt: skip
     document = json.loads(json.dumps(document))
     assert document["laws"]

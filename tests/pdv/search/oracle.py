@@ -20,10 +20,11 @@ import numpy as np
 from ir.graph import Node
 from ir.operator import Split, backward_work, forward_work
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, fits, invariant, local_bytes
+from ir.types import TensorType
 from ir.verify import divides, node_local_loops
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.derive import exit_sharding
-from pdv.pcg.redistribute import Redistribution, Step
+from pdv.pcg.redistribute import Chain, Redistribution, Step
 from pdv.problem import TRAIN_COPIES, Assignment, Problem, Storage
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -46,6 +47,15 @@ def decided(problem: Problem) -> list[Problem]:
 
 class TooManyPlansError(Exception):
     """More plans than the oracle is asked to enumerate."""
+
+
+def chains_from(
+    moves: Redistribution, tensor: TensorType, before: Sharding, *, gradient: bool
+) -> dict[Sharding, Chain]:
+    """Cheapest chains from ``before`` to every sharding that can be reached."""
+    shardings = moves.routes(tensor, gradient=gradient).states.shardings
+    chains = {after: moves.chain(tensor, before, after, gradient=gradient) for after in shardings}
+    return {after: chain for after, chain in chains.items() if chain is not None}
 
 
 class Oracle:
@@ -253,7 +263,9 @@ class Oracle:
 
     def _prefix_seconds(self, value: Node, before: Sharding, prefix: tuple[Step, ...]) -> float:
         gradient = self._backward(value)
-        found = [c for c in self.moves.from_(value.type, before, gradient=gradient).values() if c.steps == prefix]
+        found = [
+            c for c in chains_from(self.moves, value.type, before, gradient=gradient).values() if c.steps == prefix
+        ]
         return found[0].seconds  # what a shortest way passes by, it reaches by a shortest way
 
     def _moved(
@@ -287,7 +299,7 @@ class Oracle:
         return steps
 
     def _held(self, value: Node, made: Sharding, steps: tuple[Step, ...]) -> float:
-        chains = self.moves.from_(value.type, made, gradient=self._backward(value))
+        chains = chains_from(self.moves, value.type, made, gradient=self._backward(value))
         sharding = next(after for after, chain in chains.items() if chain.steps == steps)
         return float(local_bytes(value.type, sharding, self.problem.mesh))
 
@@ -324,6 +336,6 @@ class Oracle:
 
     def _again(self, param: Node, before: Sharding, prefix: tuple[Step, ...]) -> float:
         """Forward seconds of the last step of a prefix."""
-        chains = self.moves.from_(param.type, before, gradient=self.problem.train).values()
+        chains = chains_from(self.moves, param.type, before, gradient=self.problem.train).values()
         spent = {chain.steps: chain.forward_s for chain in chains}
         return spent[prefix] - spent[prefix[:-1]]
