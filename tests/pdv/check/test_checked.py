@@ -18,7 +18,7 @@ from pdv.check import Checked, check_text, checked
 from pdv.emit.emission import Emission, module_texts
 from pdv.frontend.program import Weights
 from tests.mistakes import plans
-from tests.pdv.emit.graphs import floats, stack
+from tests.pdv.emit.graphs import cut_batch, floats, stack
 
 
 def returned_whole(pcg: Graph) -> Graph:
@@ -153,16 +153,7 @@ def wide_stack() -> Graph:
 
 
 def cut_stack() -> tuple[Graph, Mesh]:
-    """The batch cut, and all parameters replicated."""
-    graph, mesh, k = wide_stack(), Mesh.of(dp=2), Builder()
-    made: dict[Node, Node] = {}
-    for node in graph.nodes:
-        made[node] = k.copy(node, tuple(made[x] for x in node.operands))
-        if node.op.name == "input":
-            made[node] = k.partition(made[node], dim=0, axis="dp")
-        elif node.op.name == "param":
-            made[node] = k.replicate(made[node], axis="dp")
-    return k.graph({name: made[node] for name, node in graph.outputs}), mesh
+    return cut_batch(wide_stack()), Mesh.of(dp=2)
 
 
 def small_check(files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Checked:

@@ -9,7 +9,7 @@ import pytest
 from ir.builder import Builder
 from ir.depth import shorten
 from ir.errors import VerificationError
-from ir.graph import Graph, Node
+from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.views import sources_of
 from pdv.check import check_text, checked
@@ -18,7 +18,7 @@ from pdv.check.imports import Texts
 from pdv.emit.emission import Emission, module_texts
 from pdv.frontend.program import Weights
 from tests.pdv.check.test_checked import no_shape
-from tests.pdv.emit.graphs import floats, stack
+from tests.pdv.emit.graphs import cut_batch, floats, stack
 
 LAYERS = 9
 MESH = Mesh.of(dp=2, tp=3)
@@ -30,15 +30,7 @@ def deep() -> Graph:
 
 def cut() -> Graph:
     """The batch cut over dp; tp is idle."""
-    k, source = Builder(), deep()
-    made: dict[Node, Node] = {}
-    for node in source.nodes:
-        made[node] = k.copy(node, tuple(made[x] for x in node.operands))
-        if node.op.name == "input":
-            made[node] = k.partition(made[node], dim=0, axis="dp")
-        elif node.op.name == "param":
-            made[node] = k.replicate(made[node], axis="dp")
-    return k.graph({name: k.combine(made[node], dim=0, axis="dp") for name, node in source.outputs}, name="stack")
+    return cut_batch(deep(), whole=True)
 
 
 def test_few_layers_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
