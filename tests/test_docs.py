@@ -77,3 +77,7 @@ def test_the_hosted_ci_runs_what_is_run_by_hand() -> None:
     assert [step["run"] for step in steps if "run" in step] == [".ci/run"]
     targets = re.findall(r"^make (.+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(targets) <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
