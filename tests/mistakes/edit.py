@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from ir.builder import Builder
+from benchmarks.mutation.edit import Change, Edit, drop
+from benchmarks.mutation.edit import edited as changed
 from ir.collectives import MOVES, Group, Move
-from ir.graph import Graph, Node
-
-Change = Callable[[Builder, Node, tuple[Node, ...]], Node]
-"""(builder, the right node, its new operands) -> what stands in its place."""
+from ir.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Mistake:
     what: str
     caught_by: str
     at: tuple[str, ...] = ()
-    change: Change = lambda k, node, x: x[0]
+    change: Change = drop
     plan: str = "transformer"
     moves: Mapping[str, tuple[Move, Move]] = field(default_factory=dict)
 
@@ -45,56 +43,10 @@ class Mistake:
 
 def edited(graph: Graph, mistake: Mistake) -> Graph:
     """``graph`` with the mistake in it; every name in ``at`` has to be there."""
-    k = Builder()
-    made: dict[Node, Node] = {}
-    found = set()
-    for node in graph.nodes:
-        operands = tuple(made[operand] for operand in node.operands)
-        if node.name in mistake.at:
-            found.add(node.name)
-            made[node] = mistake.change(k, node, operands)
-        else:
-            made[node] = k.copy(node, operands)
-    assert found == set(mistake.at), f"no node is called {set(mistake.at) - found}"
-    outputs, updates = ({name: made[node] for name, node in named} for named in (graph.outputs, graph.updates))
-    return k.graph(outputs, updates, graph.name)
-
-
-def drop(k: Builder, node: Node, x: tuple[Node, ...]) -> Node:
-    """Leave the node out."""
-    del k, node
-    return x[0]
-
-
-def twice(k: Builder, node: Node, x: tuple[Node, ...]) -> Node:
-    """Do it again to its result."""
-    return k.apply(node.op, (k.copy(node, x), *x[1:]), dict(node.attrs), node.name)
-
-
-def attrs(**changed: Any) -> Change:
-    """Other attributes."""
-    return lambda k, node, x: k.apply(node.op, x, {**node.attrs, **changed}, node.name)
-
-
-def operator(**declared: Any) -> Change:
-    """An operator declared otherwise."""
-    return lambda k, node, x: k.apply(replace(node.op, **declared), x, dict(node.attrs), node.name)
-
-
-def other(op: str, **attributes: Any) -> Change:
-    """Another operator over the same operands."""
-    return lambda k, node, x: getattr(k, op)(*x, name=node.name, **attributes)
-
-
-def parameter(**changed: Any) -> Change:
-    """A parameter stored or read otherwise."""
-
-    def change(k: Builder, node: Node, x: tuple[Node, ...]) -> Node:
-        del x
-        given = {key: node.attr(key) for key in ("source", "view", "trainable", "stored")}
-        return k.param(node.name, node.type, **{**given, **changed})
-
-    return change
+    changes = {node: mistake.change for node in graph.nodes if node.name in mistake.at}
+    missing = set(mistake.at) - {node.name for node in changes}
+    assert not missing, f"no node is called {missing}"
+    return changed(graph, Edit(mistake.what, changes))
 
 
 def scaled(move: Move, divide: bool = True) -> Move:
@@ -104,15 +56,5 @@ def scaled(move: Move, divide: bool = True) -> Move:
         moved = move(group, x, given)
         size = group.mesh.shape[group.axis]
         return moved * (pow(size, -1, 2**31 - 1) if divide else size) % (2**31 - 1)
-
-    return run
-
-
-def reversed_blocks(move: Move) -> Move:
-    """``move`` between ranks that are numbered from the other end of the axis."""
-
-    def run(group: Group, x: Any, given: Mapping[str, Any]) -> Any:
-        grid = x.reshape(group.trials, *group.mesh.shape, *x.shape[1:])
-        return move(group, grid[(slice(None),) * (1 + group.axis) + (slice(None, None, -1),)].reshape(x.shape), given)
 
     return run

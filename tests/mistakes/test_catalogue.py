@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.mutation.edit import Change, attrs, declared, drop, other, parameter, reversed_ranks, twice
 from ir.builder import Builder
 from ir.collectives import MOVES
 from ir.errors import ShardingError, VerificationError
@@ -23,19 +24,7 @@ from ir.ops import OPERATORS
 from ir.tape import Call, Tape
 from ir.types import DType, TensorType
 from tests.mistakes import plans
-from tests.mistakes.edit import (
-    Change,
-    Mistake,
-    attrs,
-    drop,
-    edited,
-    operator,
-    other,
-    parameter,
-    reversed_blocks,
-    scaled,
-    twice,
-)
+from tests.mistakes.edit import Mistake, edited, scaled
 
 PLANS = {
     "transformer": (plans.transformer, plans.transformer_plan),
@@ -114,13 +103,13 @@ MISTAKES = (
     Mistake("a weight frozen", "signature", ("w2",), parameter(trainable=False)),
     Mistake("a weight read under another's name", "signature", ("w2",), parameter(source="w1")),
     # ---- Values ----
-    Mistake("a causal mask's offset not shifted", "values", ("context",), operator(offset_loop=None)),
-    Mistake("a vocabulary shard's offset missing", "values", ("embed",), operator(offset_loop=None)),
+    Mistake("a causal mask's offset not shifted", "values", ("context",), declared(offset_loop=None)),
+    Mistake("a vocabulary shard's offset missing", "values", ("embed",), declared(offset_loop=None)),
     Mistake("a causal mask dropped", "values", ("attention",), attrs(causal=False)),
-    Mistake("a mean divided by the local count", "values", ("mean",), operator(evaluate=mean_of_local_count)),
+    Mistake("a mean divided by the local count", "values", ("mean",), declared(evaluate=mean_of_local_count)),
     Mistake(
         "a batch norm's mean divided by the local batch", "values", ("statistics",),
-        operator(evaluate=mean_of_local_batch), "convnet",
+        declared(evaluate=mean_of_local_batch), "convnet",
     ),
     Mistake(
         "a bias added before the reduce, by an add that claims to let a sum wait", "values", ("out",),
@@ -141,11 +130,11 @@ MISTAKES = (
     ),
     Mistake(
         "an all-gather in reverse rank order", "values",
-        moves={"all_gather": (reversed_blocks(MOVES["all_gather"][0]), MOVES["all_gather"][1])},
+        moves={"all_gather": (reversed_ranks(MOVES["all_gather"][0]), MOVES["all_gather"][1])},
     ),
     Mistake(
         "a combine in reverse rank order", "values", plan="convnet",
-        moves={"combine": (reversed_blocks(MOVES["combine"][0]), MOVES["combine"][1])},
+        moves={"combine": (reversed_ranks(MOVES["combine"][0]), MOVES["combine"][1])},
     ),
     # ---- Gradients: every output is right ----
     Mistake("a replicate whose backward does not sum", "gradients", moves={"replicate": (IDENTITY, IDENTITY)}),
@@ -166,7 +155,7 @@ MISTAKES = (
     ),
     Mistake(
         "a reduce-scatter whose backward reverses the ranks", "gradients",
-        moves={"reduce_scatter": (MOVES["reduce_scatter"][0], reversed_blocks(MOVES["reduce_scatter"][1]))},
+        moves={"reduce_scatter": (MOVES["reduce_scatter"][0], reversed_ranks(MOVES["reduce_scatter"][1]))},
     ),
     Mistake(
         "a combine whose backward sums and slices", "gradients", plan="convnet",
@@ -174,7 +163,7 @@ MISTAKES = (
     ),
     Mistake(
         "an all-to-all whose backward reverses the ranks", "gradients",
-        moves={"all_to_all": (MOVES["all_to_all"][0], reversed_blocks(MOVES["all_to_all"][1]))},
+        moves={"all_to_all": (MOVES["all_to_all"][0], reversed_ranks(MOVES["all_to_all"][1]))},
     ),
 )  # fmt: skip
 
