@@ -93,7 +93,7 @@ def depends_on_input(node: Node) -> bool:
         if unknown:
             stack += unknown
         else:
-            _KNOWN[top] = top.op.name == "input" or any(_KNOWN[operand] for operand in top.operands)
+            _KNOWN[top] = top.is_input or any(_KNOWN[operand] for operand in top.operands)
             stack.pop()
     return _KNOWN[node]
 

@@ -122,7 +122,7 @@ class Builder:
 
     def copy(self, node: Node, operands: tuple[Node, ...]) -> Node:
         """``node`` of another graph over new operands, attributes and name kept."""
-        if node.op.name == "input":
+        if node.is_input:
             return self.input(node.attr("name"), node.type)
         if node.is_leaf:
             return self._leaf(node.op.name, dict(node.attrs), node.type, node.needs_grad, node.name)

@@ -133,7 +133,7 @@ class CommonSizes:
             return
         for loop, factors in self._loops.get(one, {}).items():
             self.atoms.unify(factors, self._loops[other][loop])
-        if one.op.name == "param":
+        if one.is_param:
             for left, right in zip(readings(one), readings(other), strict=True):
                 self._unify_all(self._base_dims(left), self._base_dims(right))
 
@@ -145,17 +145,17 @@ class CommonSizes:
             self.atoms.unify(a, b)
 
     def _leaf_dims(self, node: Node) -> Dims:
-        if node.op.name == "param":
+        if node.is_param:
             return self._param_dims(node)
-        name = str(node.attr("name") if node.op.name == "input" else node.attr("value"))
+        name = str(node.attr("name") if node.is_input else node.attr("value"))
         dims = self._shared.setdefault((node.op.name, name), self._fresh(node.type.shape))
-        if node.op.name == "const" and self.symbols is not None and not self._is_symbol(node):
+        if node.is_const and self.symbols is not None and not self._is_symbol(node):
             for factors in dims:
                 self.atoms.keep(factors)  # its values count, so all of them stay
         return dims
 
     def _is_symbol(self, node: Node) -> bool:
-        return self.symbols is not None and node.op.name == "const" and node.attr("value").digest in self.symbols
+        return self.symbols is not None and node.is_const and node.attr("value").digest in self.symbols
 
     def _param_dims(self, node: Node) -> Dims:
         parts = [self._trail(reading, self._base_dims(reading)) for reading in readings(node)]
@@ -270,7 +270,7 @@ class CommonSizes:
         made: dict[Node, Node] = {}
         small = tuple(self._rebuild(graph, made) for graph in graphs)
         for node in self._limits:
-            if (leaf := made[node]).op.name == "input":
+            if (leaf := made[node]).is_input:
                 limits[leaf.attr("name")] = min(limits.get(leaf.attr("name"), 1 << 30), self._least_table(node))
         note = "" if self.chosen is None else "scaled-down sizes"
         if self.small_mesh != self.mesh:
@@ -307,14 +307,14 @@ class CommonSizes:
     def _rebuild_node(self, k: Builder, node: Node, operands: tuple[Node, ...]) -> Node:
         shape = node.type.shape if self.chosen is None else self._shape(self._dims[node])
         tensor = TensorType(shape, node.type.dtype)
-        if node.op.name == "input":
+        if node.is_input:
             return k.input(node.attr("name"), tensor)
-        if node.op.name == "param":
+        if node.is_param:
             attrs = {**node.attrs, "view": self._rebuild_view(node)}
             return k.param(attrs.pop("name"), tensor, **attrs)  # type: ignore[arg-type]  # each as it was
         if self._is_symbol(node):
             return k.input(f"constant {node.attr('value').digest} {node.type.dtype.value}", tensor)
-        if node.op.name == "const":
+        if node.is_const:
             return k.const(self._constant(node), node.name, node.type.dtype)
         attrs = dict(node.attrs)
         if self.chosen is not None and node.op.name in SCALED:

@@ -189,8 +189,8 @@ class Chain:
         for node in self.graph.nodes:
             on = [found[x] for x in node.operands]
             found[node] = (
-                node.op.name == "input" or any(a for a, _ in on),
-                node.op.name == "param" or any(b for _, b in on),
+                node.is_input or any(a for a, _ in on),
+                node.is_param or any(b for _, b in on),
             )
         return found
 
@@ -212,7 +212,7 @@ class Chain:
         """Stored tensors that a node reads, itself or through what depends on weights alone."""
         found: dict[Node, tuple[str, ...]] = {}
         for node in self.graph.nodes:
-            read = list(sources_of(node)) if node.op.name == "param" else []
+            read = list(sources_of(node)) if node.is_param else []
             for x in node.operands:
                 if self._depends[x] == (False, True):
                     read += found[x]
@@ -268,7 +268,7 @@ class Chain:
         """An operand that does not flow: what is made of own weights by position, all else by content."""
         if not any(source in local for source in self._weights[node]):
             return node.digest
-        if node.op.name != "param":
+        if not node.is_param:
             return f"{_described(node)}({', '.join(self._outside(x, local) for x in node.operands)})"
         attrs = [f"{key}={value!s}" for key, value in node.attrs.items() if key not in ("name", "source", "view")]
         parts = [(local.get(part.source, part.source), part.view, part.shape) for part in readings(node)]

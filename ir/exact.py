@@ -228,12 +228,12 @@ def _check_signature(source: Graph, pcg: Graph) -> None:
 
 def _check_indices(source: Graph, pcg: Graph) -> None:
     """Constant indices that the source does not have lie in their table: where tables shrink, indices are wrapped."""
-    known = {node.digest for node in source.nodes if node.op.name == "const"}
+    known = {node.digest for node in source.nodes if node.is_const}
     for node in pcg.nodes:
         index = node.operands[1] if node.op.kind == "index" else node
         while index.op.kind == "parallel" or index.op.name in ("reshape", "permute", "expand"):
             index = index.operands[0]
-        if node.op.kind != "index" or index.op.name != "const" or index.digest in known:
+        if node.op.kind != "index" or not index.is_const or index.digest in known:
             continue
         rows, array = node.loops.extents["v"], index.attr("value").array
         if array.size and not 0 <= array.min() <= array.max() < rows:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ir.dims import Loops
-from ir.operator import Operator
+from ir.operator import Leaf, Operator
 from ir.types import DType, TensorType
 
 
@@ -81,6 +81,21 @@ class Node:
         """True for inputs, parameters and constants."""
         return self.op.kind == "leaf"
 
+    @property
+    def is_input(self) -> bool:
+        """True for what the caller passes."""
+        return self.op.leaf is Leaf.INPUT
+
+    @property
+    def is_param(self) -> bool:
+        """True for parameters and buffers."""
+        return self.op.leaf is Leaf.PARAM
+
+    @property
+    def is_const(self) -> bool:
+        """True for known arrays."""
+        return self.op.leaf is Leaf.CONST
+
 
 def node_digest(op: Operator, operands: tuple[Node, ...], attrs: Mapping[str, Hashable], tensor: TensorType) -> str:
     """Structural hash of a node."""
@@ -139,7 +154,7 @@ class Graph:
     @cached_property
     def params(self) -> tuple[Node, ...]:
         """Parameters and buffers, in order of first use."""
-        return tuple(node for node in self.nodes if node.op.name == "param")
+        return tuple(node for node in self.nodes if node.is_param)
 
     @cached_property
     def digest(self) -> str:
@@ -196,7 +211,7 @@ def read_stored(node: Node, stored: Callable[[str, View], np.ndarray[Any, Any]])
 
 def param_view(node: Node) -> View:
     """The view of a parameter node."""
-    assert node.op.name == "param", node
+    assert node.is_param, node
     return cast(View, node.attr("view"))
 
 

@@ -244,13 +244,13 @@ class _Run:
 
     def _leaf(self, node: Node, sharding: Sharding) -> Value:
         trials = self.field.trials
-        if node.op.name == "const":
+        if node.is_const:
             array = node.attr("value").array
             if node.type.dtype.is_floating:
                 lifted, size = self.field.constant(array)
                 return self.recorder.known(cut(lifted, sharding, self.mesh), size)
             whole = np.broadcast_to(array, (trials, *node.type.shape))
-        elif node.op.name == "param":
+        elif node.is_param:
             whole = np.stack([read_stored(node, partial(self._stored, trial)) for trial in range(trials)])
         else:
             whole = np.asarray(self.given[node.attr("name")]).reshape(trials, *node.type.shape)
@@ -258,7 +258,7 @@ class _Run:
         local = cut(whole, sharding, self.mesh)
         if not node.type.dtype.is_floating:
             return local
-        tracked = node.needs_grad or (self.track_inputs and node.op.name == "input")
+        tracked = node.needs_grad or (self.track_inputs and node.is_input)
         return self.recorder.leaf(local, tracked=tracked)
 
     def _stored(self, trial: int, source: str, view: View) -> Data:

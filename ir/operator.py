@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +26,14 @@ LoopRule = Callable[[Sequence[Shape], Attrs], tuple[str, dict[str, int]]]
 """Loop notation that depends on operand shapes and attributes, with the extents that only attributes give."""
 
 Kind = Literal["contraction", "map", "row", "move", "index", "stencil", "leaf", "parallel"]
+
+
+class Leaf(Enum):
+    """Where a value comes from that nothing computes."""
+
+    INPUT = "the caller"
+    PARAM = "the weights"
+    CONST = "the program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,8 @@ class Operator:
         evaluate: the reference semantics on a ``Tape`` (float or exact), for kinds that are not derived.
         result_dtype: the result's type from operand types and attributes; default: the first operand's.
         transition: of a parallel operator, the states before and after along its axis.
+        leaf: of a leaf, where its value comes from.
+        commutative: True if its two operands may change places.
         emit: the torch expression, with ``{0}`` … operands, ``{attr}`` attributes and ``{offset}``.
     """
 
@@ -88,6 +99,23 @@ class Operator:
     evaluate: Callable[[Tape, Sequence[Any], Call], Any] | None = None  # Any: arrays of the tape's field
     result_dtype: Callable[[Sequence[DType], Attrs], DType] | None = None
     transition: Transition = STAYS
+    leaf: Leaf | None = None
+    commutative: bool = False
+
+    @property
+    def broadcasts(self) -> bool:
+        """True for functions of each element of several operands, which are spread to a common shape."""
+        return isinstance(self.loops, str) and "," in self.loops and set(self.loops) <= set("., ->")
+
+    @property
+    def names_shape(self) -> bool:
+        """True if an attribute is the shape of the result."""
+        return "shape" in self.attrs
+
+    @property
+    def names_dtype(self) -> bool:
+        """True if an attribute is the element type of the result."""
+        return "dtype" in self.attrs
 
     def solve(self, where: str, operands: Sequence[TensorType], attrs: Attrs) -> Loops:
         """The loop nest over these operands, extents global.

@@ -23,7 +23,7 @@ def by_rows(graph: Graph) -> bool:
 
 def _of_leaf(graph: Graph, node: Node) -> frozenset[int]:
     """Dim 0 of the first input, and of others of that size."""
-    if node.op.name != "input" or not node.type.rank:
+    if not node.is_input or not node.type.rank:
         return frozenset()
     batched = next(other for other in graph.inputs if other.type.rank)
     return frozenset({0} if node.type.shape[0] == batched.type.shape[0] else ())

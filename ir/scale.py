@@ -107,7 +107,7 @@ def _rebuilt(sizes: CommonSizes, graphs: Sequence[Graph]) -> Small | None:
 def shared_constants(graphs: Sequence[Graph]) -> frozenset[str]:
     """Digests of the constants, if all graphs have the same ones; else none: then their values may matter."""
     each = [
-        {node.attr("value").digest for node in graph.nodes if node.op.name == "const" and node.type.num_elements > 1}
+        {node.attr("value").digest for node in graph.nodes if node.is_const and node.type.num_elements > 1}
         for graph in graphs
     ]
     return frozenset(each[0]) if all(digests == each[0] for digests in each) else frozenset()

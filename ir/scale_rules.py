@@ -36,7 +36,7 @@ def _keep_opaque(node: Node, loops: Loops, atoms: Atoms) -> None:
 
 def _keep_chosen(node: Node, loops: Loops, atoms: Atoms) -> None:
     """Known ids name elements: all of them stay, and what they choose from."""
-    if node.operands[1].op.name == "const":
+    if node.operands[1].is_const:
         atoms.keep((*loops["v"], *loops["p"]))
 
 

@@ -171,7 +171,7 @@ class Sizes:
         return relation.compute(*(self.size(factors, sizes) for factors in relation.inputs))
 
     def _rebuilt(self, k: Builder, node: Node, operands: tuple[Node, ...], shape: Shape) -> Node:
-        if node.op.name == "input":
+        if node.is_input:
             return k.input(node.attr("name"), TensorType(shape, node.type.dtype))
         if node.is_leaf and shape != node.type.shape:  # a table for sizes beyond it, of which only the shape counts
             places = np.ix_(*(np.arange(size) % of for size, of in zip(shape, node.type.shape, strict=True)))
@@ -179,7 +179,7 @@ class Sizes:
         if node.is_leaf:
             return k.copy(node, ())
         attrs: dict[str, Hashable] = dict(node.attrs)
-        if node.op.name in ("reshape", "expand"):
+        if node.op.names_shape:
             attrs["shape"] = shape
         if table_below(node) is not None:
             attrs["stop"] = shape[node.attr("dim")]
@@ -195,8 +195,8 @@ class Sizes:
 
     def _leaf_dims(self, node: Node) -> Dims:
         dims: Dims = tuple((self.atoms.new(size),) for size in node.type.shape)
-        if node.op.name != "input":
-            what = f"parameter {node.attr('name')}" if node.op.name == "param" else "constant"
+        if not node.is_input:
+            what = f"parameter {node.attr('name')}" if node.is_param else "constant"
             for dim, (factors, size) in enumerate(zip(dims, node.type.shape, strict=True)):
                 if dim not in self._tables.get(node, ()):
                     self._fix(factors, f"a {what} of shape {list(node.type.shape)} has {size} there")
@@ -228,7 +228,7 @@ class Sizes:
                 self._fix(loops["parts"], f"{where} takes {node.attr('parts')} parts")
             case "slice":
                 self._slice(node, loops, where)
-            case "index_select" if node.operands[1].op.name == "const":
+            case "index_select" if node.operands[1].is_const:
                 self._fix(loops["v"], f"{where} takes known elements of it")
             case "conv2d" | "max_pool2d" | "avg_pool2d":
                 for loop in ("h", "w", "h'", "w'", "kh", "kw", "g"):

@@ -52,7 +52,7 @@ def print_graph(graph: Graph, shardings: Mapping[Node, Sharding] | None = None) 
 
 def constants(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     """Digest -> array of the constants that are too large for the text."""
-    found = [node.attr("value") for node in graph.nodes if node.op.name == "const"]
+    found = [node.attr("value") for node in graph.nodes if node.is_const]
     return {constant.digest: constant.array for constant in found if constant.array.size > INLINE}
 
 
@@ -83,7 +83,7 @@ def parse_graph(text: str, known: Mapping[str, np.ndarray[Any, Any]] | None = No
 
 def _attrs(node: Node) -> dict[str, Any]:
     attrs = dict(node.attrs)
-    if node.op.name == "const":
+    if node.is_const:
         del attrs["value"]
         array = node.attr("value").array
         attrs["digest"] = node.attr("value").digest

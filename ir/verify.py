@@ -117,7 +117,7 @@ def divides(loops: Loops, splits: Sequence[Split], mesh: Mesh) -> bool:
 
 
 def _infer(node: Node, operands: Sequence[Sharding], mesh: Mesh) -> Sharding:
-    if node.op.name == "param":
+    if node.is_param:
         return parse_sharding(node.attr("stored")) or invariant(mesh)
     if node.is_leaf:
         return invariant(mesh)

@@ -195,7 +195,7 @@ def _gradients(run: Evaluation, cotangents: Mapping[str, Array], given: Mapping[
         return apply_view(places[source] + start[source], view)
 
     for node in local.local:
-        if node.op.name == "param":
+        if node.is_param:
             np.add.at(flat, read_stored(node, where), run.whole_gradient(node, local)[0])
     for name, value in places.items():
         totals[f"gradient of {name}"] = flat[start[name] : start[name] + value.size]

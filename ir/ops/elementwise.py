@@ -40,17 +40,28 @@ def _binary(
     evaluate: Evaluate,
     linear: tuple[frozenset[int], ...] = (),
     saved: tuple[int | str, ...] = (),
+    *,
+    commutative: bool = False,
 ) -> Operator:
-    return Operator(name, "..., ... -> ...", "map", emit=emit, linear=linear, saved=saved, evaluate=evaluate)
+    return Operator(
+        name,
+        "..., ... -> ...",
+        "map",
+        emit=emit,
+        linear=linear,
+        saved=saved,
+        evaluate=evaluate,
+        commutative=commutative,
+    )
 
 
 _EITHER = (frozenset({0}), frozenset({1}))
 _BOTH = (frozenset({0, 1}),)
 _FIRST = (frozenset({0}),)
 
-add = _binary("add", "{0} + {1}", lambda t, x, c: t.add(x[0], x[1]), linear=_BOTH)
+add = _binary("add", "{0} + {1}", lambda t, x, c: t.add(x[0], x[1]), linear=_BOTH, commutative=True)
 sub = _binary("sub", "{0} - {1}", lambda t, x, c: t.sub(x[0], x[1]), linear=_BOTH)
-mul = _binary("mul", "{0} * {1}", lambda t, x, c: t.mul(x[0], x[1]), linear=_EITHER, saved=(0, 1))
+mul = _binary("mul", "{0} * {1}", lambda t, x, c: t.mul(x[0], x[1]), linear=_EITHER, saved=(0, 1), commutative=True)
 div = _binary("div", "{0} / {1}", lambda t, x, c: t.mul(x[0], t.unary("reciprocal", x[1])), linear=_FIRST, saved=(0, 1))
 
 scale = Operator(

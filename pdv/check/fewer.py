@@ -66,7 +66,7 @@ def _renamed(graph: Graph, names: _Names) -> Graph:
     k = Builder()
     made: dict[Node, Node] = {}
     for node in graph.nodes:
-        if node.op.name == "param":
+        if node.is_param:
             attrs = {**node.attrs, "source": names.new(node.attr("source")), "view": _view(param_view(node), names)}
             made[node] = k.param(names.new(str(attrs.pop("name"))), node.type, **attrs)  # type: ignore[arg-type]  # each as it was
         else:

@@ -166,7 +166,7 @@ def _weight(random: np.random.Generator, shape: Sequence[int], floating: bool, s
 def _gradients(pair: Pair, values: Evaluation, given: Given) -> dict[str, Array]:
     """Stored tensor -> its gradient."""
     gradients = values.gradients(given.cotangents)
-    by_node = {node: values.whole_gradient(node, gradients) for node in gradients.local if node.op.name == "param"}
+    by_node = {node: values.whole_gradient(node, gradients) for node in gradients.local if node.is_param}
     found = whole_bases(pair.source, pair)
     return {name: total.reshape(pair.stored[name]) for name, total in add_up(by_node, found).items()}
 

@@ -159,9 +159,9 @@ class _Restored:
 
     def _attrs(self, node: Node, twin: Node, operands: Sequence[Node]) -> dict[str, Any]:
         attrs = dict(twin.attrs)
-        if node.op.name == "param":
+        if node.is_param:
             attrs["view"] = self._views.of(node, twin)
-        elif node.op.name == "const":
+        elif node.is_const:
             digest = node.attr("value").digest
             array = self._constants.setdefault((digest, twin.type), twin.attr("value").array)
             attrs["value"] = Constant(array, digest)

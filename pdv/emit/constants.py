@@ -33,7 +33,7 @@ def constant_buffers(reading: Reading) -> dict[Node, Buffer]:
     found: dict[Node, Buffer] = {}
     for node in reading.graph.nodes:
         leaf = reading.leaf(node)
-        if leaf is None or leaf.base.op.name != "const" or reading.resolve(node) is not node:
+        if leaf is None or not leaf.base.is_const or reading.resolve(node) is not node:
             continue
         if node not in results and not any(reading.is_own(user) for user in reading.users[node]):
             continue
@@ -49,7 +49,7 @@ def constant_names(reading: Reading) -> dict[Node, str]:
     """A name for every constant, in order: by what it is used for."""
     names: dict[Node, str] = {}
     for node in reading.graph.nodes:
-        if node.op.name == "const":
+        if node.is_const:
             names[node] = unique(_constant_name(reading, node), names.values())
     return names
 

@@ -56,7 +56,7 @@ def _moving(pcg: Graph) -> set[Node]:
     updated = {name for name, _ in pcg.updates}
     found: set[Node] = set()
     for node in pcg.nodes:
-        if (node.op.name == "param" and node.attr("name") in updated) or any(x in found for x in node.operands):
+        if (node.is_param and node.attr("name") in updated) or any(x in found for x in node.operands):
             found.add(node)
     return found
 
@@ -112,7 +112,7 @@ def _serial(k: Builder, node: Node, made: dict[Node, Node]) -> Node:
     if node.op.kind == "parallel":
         return _serial(k, node.operands[0], made)
     if node not in made:
-        if node.op.name == "param":
+        if node.is_param:
             attrs: dict[str, Any] = {**node.attrs, "stored": "", "regather": False}
             made[node] = k.param(attrs.pop("name"), node.type, **attrs)
         else:

@@ -22,7 +22,7 @@ class Leaf:
     @property
     def regather(self) -> bool:
         """True if gathered copies must not outlive their use."""
-        return self.base.op.name == "param" and bool(self.base.attr("regather")) and self.gathers
+        return self.base.is_param and bool(self.base.attr("regather")) and self.gathers
 
     @property
     def gathers(self) -> bool:
@@ -45,7 +45,7 @@ class Reading:
                 self._leaves[node] = Leaf(node, ())
                 continue
             below = self._leaves.get(self.resolve(node.operands[0])) if node.op.kind == "parallel" else None
-            if below is not None and below.base.op.name != "input":
+            if below is not None and not below.base.is_input:
                 self._leaves[node] = below if is_idle(node) else Leaf(below.base, (*below.chain, node))
             if is_idle(node):
                 continue

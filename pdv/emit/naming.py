@@ -88,7 +88,7 @@ class _Naming:
         base = node
         while base.op.kind == "parallel":
             base = base.operands[0]
-        if base.op.name == "input":
+        if base.is_input:
             yield self._names.get(base, "inputs")
         if (table := table_below(base)) is not None:
             yield constant_names(self._reading)[table]
@@ -107,7 +107,7 @@ class _Naming:
         """The module whose weight makes a value: ``gate_proj`` of ``layers.0.mlp.gate_proj.weight``."""
         for operand in self._reading.operands(node):
             leaf = self._reading.leaf(operand)
-            if leaf is not None and leaf.base.op.name == "param":
+            if leaf is not None and leaf.base.is_param:
                 return module_name(leaf.base)
         for operand in self._reading.operands(node):
             if operand not in self._names and self._reading.leaf(operand) is None:

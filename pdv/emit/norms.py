@@ -66,7 +66,7 @@ def _moved(statistic: Node, norm: Sequence[Node], reading: Reading, updates: Map
         return None
     buffer = reading.operands(kept)[0]
     returned = {reading.resolve(node) for _, node in reading.graph.outputs}
-    if buffer.op.name != "param" or buffer.attr("name") != updates[moved] or reading.readers(buffer) != (kept,):
+    if not buffer.is_param or buffer.attr("name") != updates[moved] or reading.readers(buffer) != (kept,):
         return None
     if not returned.isdisjoint((statistic, scaled, kept, moved)):
         return None

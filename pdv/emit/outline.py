@@ -206,7 +206,7 @@ class _Folding:
 
     def is_own_param(self, leaf: Leaf) -> bool:
         """True if one step alone reads the parameter."""
-        return leaf.base.op.name == "param" and len(self._reading.readers(leaf.base)) == 1
+        return leaf.base.is_param and len(self._reading.readers(leaf.base)) == 1
 
     def _make(self, begin: int, period: int, count: int) -> Run | None:
         """The run of ``count`` blocks, or None if values cross its blocks in a way that a loop cannot say."""
@@ -270,7 +270,7 @@ def own_params(reading: Reading, block: Sequence[Node]) -> tuple[Node, ...]:
     for node in block:
         for operand in reading.operands(node):
             leaf = reading.leaf(operand)
-            if leaf is not None and leaf.base.op.name == "param" and len(reading.readers(leaf.base)) == 1:
+            if leaf is not None and leaf.base.is_param and len(reading.readers(leaf.base)) == 1:
                 found[leaf.base] = None
     return tuple(found)
 

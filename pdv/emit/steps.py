@@ -141,7 +141,7 @@ class _Arranging:
 
     def _is_shared_leaf(self, node: Node) -> bool:
         leaf = self._reading.leaf(node)
-        if leaf is None or node in self._given or not leaf.chain or leaf.regather or leaf.base.op.name != "param":
+        if leaf is None or node in self._given or not leaf.chain or leaf.regather or not leaf.base.is_param:
             return False
         return len(self._reading.users[node]) > 1
 
@@ -251,7 +251,7 @@ class _Arranging:
         if product.op.name not in ("linear", "conv2d") or product not in self._pending or leaf is None:
             return False
         rank = 1 if product.op.name == "linear" else 3
-        if leaf.base.op.name != "param" or product.type != node.type:
+        if not leaf.base.is_param or product.type != node.type:
             return False
         return bias.type.shape == (node.type.shape[-rank], *(1,) * (rank - 1)) and is_vector(leaf.base)
 

@@ -60,7 +60,7 @@ class Writer:
         name = None if making else self.name_of(node)
         if name is not None:
             return Code(name)
-        if leaf.base.op.name == "const":
+        if leaf.base.is_const:
             return Code(f"self.{self.attributes[node]}")
         code = self._chain(node, making=making)
         return method(code, "view", "-1", "1", "1") if column and is_column(leaf.base) else code

@@ -191,7 +191,7 @@ def _moved(k: Lowering, buffer: Node, statistic: Node, momentum: float) -> Node:
     """The new value of a buffer, or of what an earlier norm has made of it."""
     share = short_float(momentum)
     new = k.add(k.scale(buffer, 1 - share), k.scale(statistic, share))
-    source = k.buffers.get(buffer) or (buffer.attr("source") if buffer.op.name == "param" else "")
+    source = k.buffers.get(buffer) or (buffer.attr("source") if buffer.is_param else "")
     if source:
         k.buffers[new] = source
         k.updates[source] = new

@@ -77,7 +77,7 @@ class Lowering:
     @staticmethod
     def value(node: Node) -> Array | None:
         """The array of a constant node."""
-        return node.attr("value").array if node.op.name == "const" else None
+        return node.attr("value").array if node.is_const else None
 
     def scalar(self, node: Node, like: Node) -> Number | None:
         """The one element of a constant that does not widen `like` when broadcast against it."""

@@ -195,7 +195,7 @@ class _ModelLowering:
 
 
 def _is_known(value: Value | None) -> bool:
-    return value is None or (isinstance(value, Node) and value.op.name == "const")
+    return value is None or (isinstance(value, Node) and value.is_const)
 
 
 def _attribute(attr: Any) -> Any:  # Any: ONNX attributes are of many kinds

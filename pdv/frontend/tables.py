@@ -86,7 +86,7 @@ def _to_try(program: Program, planned: Mapping[str, int]) -> list[dict[str, int]
 
 def _is_position(node: Node) -> bool:
     """Whether a node reads rows of a table by known numbers."""
-    return node.op.name == "embedding" and node.operands[1].op.name == "const"
+    return node.op.name == "embedding" and node.operands[1].is_const
 
 
 def _rows(node: Node) -> int:
@@ -106,7 +106,7 @@ def _read(program: Program, sizes: Mapping[str, int]) -> Graph | None:
 
 
 def _constants(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if node.op.name == "const"]
+    return [node for node in graph.nodes if node.is_const]
 
 
 def _tables(longer: Graph, shorter: Graph) -> Tables | None:

@@ -230,7 +230,7 @@ def _dtype(dtype: torch.dtype, where: str) -> DType:
 
 def _is_constant(value: Value) -> bool:
     nodes = value if isinstance(value, tuple) else (value,)
-    return all(isinstance(node, Node) and node.op.name == "const" for node in nodes)
+    return all(isinstance(node, Node) and node.is_const for node in nodes)
 
 
 def _as_torch(value: Value) -> Any:

@@ -9,8 +9,6 @@ from ir.errors import ShapeError
 from ir.graph import Graph, Node
 from ir.types import TensorType
 
-SHAPED = ("reshape", "expand")  # operators whose attributes name sizes of the batch
-
 
 def fewer_rows(graph: Graph, share: int) -> Graph | None:
     """``graph`` over one ``share``-th of the rows of each input; None where rows cannot be told from other sizes."""
@@ -19,7 +17,7 @@ def fewer_rows(graph: Graph, share: int) -> Graph | None:
     rows: dict[Node, int | None] = {}  # the dim of a value along which its rows lie, outermost
     try:
         for node in graph.nodes:
-            if node.op.name == "input":
+            if node.is_input:
                 if not node.type.rank or node.type.shape[0] % share:
                     return None
                 shape = (node.type.shape[0] // share, *node.type.shape[1:])
@@ -48,7 +46,7 @@ def _rows(node: Node, rows: dict[Node, int | None]) -> int | None:
 
 def _attrs(node: Node, dim: int | None, share: int) -> dict[str, Hashable]:
     attrs = dict(node.attrs)
-    if node.op.name in SHAPED and dim is not None:
+    if node.op.names_shape and dim is not None:
         shape = list(node.type.shape)
         assert shape[dim] % share == 0, node
         shape[dim] //= share

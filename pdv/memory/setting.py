@@ -138,13 +138,13 @@ def of_weights(node: Node) -> bool:
     """True of a parameter and of what moves it: each reader moves it for itself, when it reads it."""
     while node.op.kind == "parallel":
         node = node.operands[0]
-    return node.op.name == "param"
+    return node.is_param
 
 
 def gathered_for_use(node: Node) -> bool:
     """True of a weight that is gathered for each use and dropped behind it (ZeRO-3)."""
     steps = chain(node)
-    dropped = steps[0].op.name == "param" and bool(steps[0].attr("regather"))
+    dropped = steps[0].is_param and bool(steps[0].attr("regather"))
     return dropped and any(step.op.transition.gathers for step in steps[1:])
 
 

@@ -36,12 +36,12 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     ``gradients`` are those that backward makes (nothing where they are buffers, which count as held).
     """
     leaves = _leaves(setting, chunks)
-    trained = [leaf for leaf in leaves if leaf.op.name == "param" and leaf.needs_grad]
-    others = [leaf for leaf in leaves if not (leaf.op.name == "param" and leaf.needs_grad)]
+    trained = [leaf for leaf in leaves if leaf.is_param and leaf.needs_grad]
+    others = [leaf for leaf in leaves if not (leaf.is_param and leaf.needs_grad)]
     sizes = {leaf: float(math.prod(setting.shape(leaf)) * leaf.type.dtype.itemsize) for leaf in leaves}
     held = {
-        Holder("weights"): sum(sizes[leaf] for leaf in (*trained, *others) if leaf.op.name != "input"),
-        Holder("inputs"): sum(sizes[leaf] for leaf in others if leaf.op.name == "input"),
+        Holder("weights"): sum(sizes[leaf] for leaf in (*trained, *others) if not leaf.is_input),
+        Holder("inputs"): sum(sizes[leaf] for leaf in others if leaf.is_input),
     }
     if not setting.train:
         return State(held, 0.0, 0.0)

@@ -167,7 +167,7 @@ class Walk:
     def _read(self, node: Node) -> Value:
         """A value; a weight is moved here, for this reader."""
         if node.is_leaf:
-            kind: Kind = "weights" if node.op.name == "param" else "inputs"
+            kind: Kind = "weights" if node.is_param else "inputs"
             return Value(Storage(0.0, Holder(kind)), fresh(self.setting.shape(node)))
         if not of_weights(node):
             return self.values[node]

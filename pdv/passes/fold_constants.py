@@ -15,6 +15,7 @@ import numpy as np
 
 from ir.errors import ModelError
 from ir.graph import Node
+from ir.ops import OPERATORS
 from ir.types import DType
 
 Array = np.ndarray[Any, Any]  # Any: the element type is known only at run time
@@ -31,12 +32,14 @@ def fold(op: str, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Array |
         ModelError: if the value would take more than `MAX_FOLDED_BYTES`.
     """
     evaluator = EVALUATORS.get(op)
-    if evaluator is None or any(x.op.name != "const" for x in operands):
+    if evaluator is None or any(not x.is_const for x in operands):
         return None
-    if op not in _EXACT and any(x.type.dtype not in _NUMPY for x in operands):
-        return None
-    if op == "expand" or op in _BROADCASTING:
-        shape = attrs["shape"] if op == "expand" else np.broadcast_shapes(*(x.type.shape for x in operands))
+    declared = OPERATORS[op]
+    rounds = declared.kind != "move" and not declared.names_dtype  # casts round to nearest, ties to even, everywhere
+    if rounds and any(x.type.dtype not in _NUMPY for x in operands):
+        return None  # half types: their arithmetic differs between libraries
+    if declared.names_shape or declared.broadcasts:
+        shape = attrs["shape"] if declared.names_shape else np.broadcast_shapes(*(x.type.shape for x in operands))
         check_foldable_size(shape, operands[-1].type.dtype.itemsize, operands[-1].name or op)
     with np.errstate(all="ignore"):
         value: Array = np.asarray(evaluator([x.attr("value").array for x in operands], attrs))
@@ -67,7 +70,6 @@ def _binary(function: Callable[[Array, Array], Array]) -> Evaluator:
     return lambda x, attrs: function(x[0], x[1])
 
 
-_BROADCASTING = frozenset({"add", "sub", "mul", "div", "where"})
 _NUMPY: Mapping[DType, Any] = {
     DType.F64: np.float64,
     DType.F32: np.float32,
@@ -77,9 +79,6 @@ _NUMPY: Mapping[DType, Any] = {
     DType.U8: np.uint8,
     DType.BOOL: np.bool_,
 }  # not the half types: their arithmetic differs between libraries, so it stays as the model computes it
-
-_EXACT = frozenset({"cast", "reshape", "permute", "expand", "chunk", "slice", "concat"})
-"""What half types may be folded through: moves, and casts, which round to nearest, ties to even, everywhere."""
 
 
 def _cast(x: Sequence[Array], attrs: Mapping[str, Any]) -> Array:

@@ -18,7 +18,7 @@ def is_op(node: Node, *names: str) -> bool:
 
 def array_of(node: Node) -> np.ndarray[Any, Any] | None:  # Any: constants come in every element type
     """The value of a constant, None for other nodes."""
-    return cast("np.ndarray[Any, Any]", node.attr("value").array) if is_op(node, "const") else None
+    return cast("np.ndarray[Any, Any]", node.attr("value").array) if node.is_const else None
 
 
 def either_order(node: Node) -> Iterator[tuple[Node, Node]]:

@@ -32,9 +32,9 @@ def _leaf(k: Builder, node: Node, own: frozenset[DType], dtype: DType) -> Node:
     if node.type.dtype not in own:
         return k.copy(node, ())
     tensor = TensorType(node.type.shape, dtype)
-    if node.op.name == "input":
+    if node.is_input:
         return k.input(node.attr("name"), tensor)
-    if node.op.name == "const":
+    if node.is_const:
         return k.const(node.attr("value").array, node.name, dtype)
     return k.param(
         node.attr("name"),

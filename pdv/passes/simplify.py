@@ -17,7 +17,6 @@ from pdv.passes.match import array_of, is_op
 from pdv.passes.numbers import short_float
 from pdv.passes.rewrite import Law
 
-BINARY = ("add", "sub", "mul", "div")
 WITHOUT_BROADCAST = ("concat", "linear", "matmul")
 
 
@@ -101,7 +100,7 @@ def mean_of_sum(k: Builder, node: Node) -> Node | None:
 
 def param_move_is_view(k: Builder, node: Node) -> Node | None:
     """permute(param) == param read with a permuted view; likewise reshape"""
-    if not is_op(node, "permute", "reshape") or not is_op(node.operands[0], "param"):
+    if not is_op(node, "permute", "reshape") or not node.operands[0].is_param:
         return None
     param = node.operands[0]
     step = ("permute", node.attr("perm")) if is_op(node, "permute") else ("reshape", node.attr("shape"))
@@ -143,20 +142,24 @@ def sink_reshape_below_linear(k: Builder, node: Node) -> Node | None:
 
 def sink_reshape_below_vector(k: Builder, node: Node) -> Node | None:
     """f(reshape(x), v) == reshape(f(x, v)) for a vector v along the last dim, which the reshape keeps"""
-    if not is_op(node, *BINARY) or not is_op(node.operands[0], "reshape"):
+    if not _is_binary(node) or not is_op(node.operands[0], "reshape"):
         return None
     shaped, vector = node.operands
     (x,) = shaped.operands
-    if not is_op(vector, "param", "const") or vector.type.rank != 1 or shaped.type != node.type:
+    if not (vector.is_param or vector.is_const) or vector.type.rank != 1 or shaped.type != node.type:
         return None
     if not x.type.rank or x.type.shape[-1] != shaped.type.shape[-1] or vector.type.shape[-1] != x.type.shape[-1]:
         return None
     return k.reshape(k.apply(node.op, (x, vector), {}, node.name), shape=node.type.shape, name=node.name)
 
 
+def _is_binary(node: Node) -> bool:
+    return node.op.broadcasts and len(node.operands) == 2
+
+
 def absorb_expand(k: Builder, node: Node) -> Node | None:
     """f(x, expand(y)) == f(x, y) where f broadcasts to the same shape"""
-    if not is_op(node, *BINARY, "where"):
+    if not node.op.broadcasts:
         return None
     bare = tuple(x.operands[0] if is_op(x, "expand") else x for x in node.operands)
     for operands in (bare, *((*node.operands[:i], bare[i], *node.operands[i + 1 :]) for i in range(len(bare)))):
@@ -167,7 +170,7 @@ def absorb_expand(k: Builder, node: Node) -> Node | None:
 
 def shrink_constant(k: Builder, node: Node) -> Node | None:
     """f(x, c) == f(x, c') where c repeats c' along dims that f broadcasts"""
-    if not is_op(node, *BINARY, "where"):
+    if not node.op.broadcasts:
         return None
     operands = list(node.operands)
     for i, operand in enumerate(operands):
@@ -222,7 +225,7 @@ def _without_leading_ones(array: Array, *, but: int = 0) -> Array:
 
 def constant_scalar(k: Builder, node: Node) -> Node | None:
     """x + c == shift(x), x * c == scale(x) for a constant of one element"""
-    if not is_op(node, *BINARY):
+    if not _is_binary(node):
         return None
     x, y = node.operands
     array = array_of(y)
@@ -244,11 +247,11 @@ def constant_scalar(k: Builder, node: Node) -> Node | None:
 
 def leaf_second(k: Builder, node: Node) -> Node | None:
     """param + x == x + param, param * x == x * param; likewise for constants"""
-    if not is_op(node, "add", "mul"):
+    if not node.op.commutative:
         return None
     x, y = node.operands
-    leaves = ("param", "const")
-    if not is_op(x, *leaves) or is_op(y, *leaves) or x.type.dtype != y.type.dtype:
+    first, second = (operand.is_param or operand.is_const for operand in (x, y))
+    if not first or second or x.type.dtype != y.type.dtype:
         return None
     return k.apply(node.op, (y, x), {}, node.name)
 

@@ -49,7 +49,7 @@ class _Derivation:
 
     def _leaf(self, node: Node) -> tuple[Node, Sharding]:
         whole = invariant(self._problem.mesh)
-        if node.op.name != "param":
+        if not node.is_param:
             return self._builder.copy(node, ()), whole
         storage = self._assignment.storage.get(node, Storage(whole))
         stored = format_sharding(storage.sharding) if storage.sharding != whole else ""

@@ -117,7 +117,7 @@ def is_fixed(node: Node) -> bool:
     stack, seen = [node], {node}
     while stack:
         value = stack.pop()
-        if value.op.name == "input" or len(seen) > FIXED_MOST or table_below(value) is not None:
+        if value.is_input or len(seen) > FIXED_MOST or table_below(value) is not None:
             return False
         stack.extend(operand for operand in value.operands if operand not in seen)
         seen.update(value.operands)
@@ -135,7 +135,7 @@ def _parallel(problem: Problem, node: Node, shardings: Mapping[Node, Sharding]) 
     )
     if not (problem.train and node.needs_grad):
         return _moved(axis, forward_s, 0.0)
-    if base.op.name == "param" and base.attr("regather"):
+    if base.is_param and base.attr("regather"):
         backward_s += forward_s
     return _moved(axis, forward_s, backward_s)
 

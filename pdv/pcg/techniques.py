@@ -17,7 +17,7 @@ def techniques(pcg: Graph, mesh: Mesh) -> dict[str, list[str]]:
     shardings = infer_shardings(pcg, mesh)
     found: dict[str, Counter[str]] = {axis.name: Counter() for axis in mesh.axes}
     for node in pcg.nodes:
-        if node.op.name == "param":
+        if node.is_param:
             _storage(pcg, node, shardings[node], mesh, found)
         elif not node.is_leaf and node.op.kind != "parallel":
             splits = node_splits(node, [shardings[operand] for operand in node.operands], mesh)

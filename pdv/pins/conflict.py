@@ -52,7 +52,7 @@ def _at_one_place(problem: Problem, pins: Joined) -> PinsError | None:
     """An operator without a configuration, or a parameter without a place to rest."""
     seen: set[object] = set()
     for node in problem.graph.nodes:
-        if node.op.name == "param" and node.needs_grad:
+        if node.is_param and node.needs_grad:
             found = _parameter(problem, pins, node)
         elif not node.is_leaf:
             key = (node.op.name, str(node.loops.extents), pins.mark([node]))

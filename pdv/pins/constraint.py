@@ -102,6 +102,6 @@ def _mark(nodes: Sequence[Node], constraints: Sequence[Constraint], role: RoleOf
 
 
 def _names(entry: Constraint, value: Node) -> bool:
-    if value.op.name == "param":
+    if value.is_param:
         return source_of(value) in entry.sources
     return key_of(value) in entry.keys

@@ -89,7 +89,7 @@ class Names:
 
 def sources_read(node: Node) -> list[str]:
     """Stored tensors that an operator reads directly."""
-    return [source_of(operand) for operand in node.operands if operand.op.name == "param"]
+    return [source_of(operand) for operand in node.operands if operand.is_param]
 
 
 def matching(pattern: str, known: Iterable[str]) -> list[str]:

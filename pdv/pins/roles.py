@@ -66,7 +66,7 @@ class RoleOf:
 
     def _of(self, node: Node) -> Carried:
         if node.is_leaf:
-            return _of_input(node) if node.op.name == "input" else NOTHING
+            return _of_input(node) if node.is_input else NOTHING
         samples, positions = self.loops(node)
         return Carried(_places(node.loops, samples), _places(node.loops, positions))
 
@@ -101,7 +101,7 @@ def _separates_weights(node: Node, loop: str) -> bool:
     if node.op.kind != "contraction":
         return False
     everywhere: list[Dims] = [*node.loops.operands, node.loops.result]
-    weighted = any(operand.op.name == "param" for operand in node.operands)
+    weighted = any(operand.is_param for operand in node.operands)
     return weighted and all(node.loops.holds(dims, loop) for dims in everywhere)
 
 

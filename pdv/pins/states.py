@@ -76,7 +76,7 @@ def _constraint(
         return all(
             _read(operand, text, state) != forbidden
             for operand, state in zip(node.operands, option.operands, strict=True)
-            if operand.op.name != "param" and key_of(operand) in keys
+            if not operand.is_param and key_of(operand) in keys
         )
 
     return Constraint(label, split=split, storage=storage, keys=keys, sources=sources, kept=keys)

@@ -19,7 +19,7 @@ def layer_names(graph: Graph) -> dict[Node, str]:
             base = operand
             while base.op.kind == "parallel":
                 base = base.operands[0]
-            if base.op.name == "param":
+            if base.is_param:
                 found[node] = NUMBER.sub(".*", str(base.attr("name"))).removesuffix(".weight")
                 break
     return found

@@ -12,11 +12,12 @@ from typing import Any
 
 from ir.errors import ShapeError
 from ir.graph import Node
+from ir.ops import OPERATORS
 from ir.types import DType
 from pdv.rewrite.instantiate import DIM_ATTRS
 from pdv.rewrite.law import Apply, Compound, Expression, Literal, Operand, Star, Symbol, Term, evaluate
 from pdv.rewrite.law import Shape as LawShape
-from pdv.rewrite.rule import COMMUTATIVE, Rule
+from pdv.rewrite.rule import Rule
 
 Inside = Callable[[Node], bool]
 Users = Mapping[Node, Sequence[Node]]
@@ -83,7 +84,7 @@ class _Search:
             return
         grown = _Found((*found.nodes, node), (*found.terms, term), found.operands)
         yield from self._operands(term, node.operands, 0, grown)
-        if term.op in COMMUTATIVE and node.operands[0] is not node.operands[1]:
+        if OPERATORS[term.op].commutative and node.operands[0] is not node.operands[1]:
             yield from self._operands(term, node.operands[::-1], 0, grown)
 
     def _fits(self, term: Apply, node: Node, found: _Found) -> bool:

@@ -37,7 +37,7 @@ class RewriteBuilder(Builder):
             raise ShapeError(f"{operands[0]!r} was joined, and is not taken apart again")
         if op.name == "concat" and _repeats(operands):
             raise ShapeError(f"{operands!r} were taken apart, and are not joined again")
-        if all(operand.op.name == "param" for operand in operands):
+        if all(operand.is_param for operand in operands):
             if op.name in _MOVES:
                 return self._view(operands[0], made)
             if op.name == "concat" and _may_join(operands, made.attr("dim")):
@@ -82,12 +82,12 @@ class RewriteBuilder(Builder):
 
 def _repeats(nodes: Sequence[Node]) -> bool:
     """True if two of the nodes are views of one stored tensor."""
-    sources = [node.attr("source") for node in nodes if node.op.name == "param"]
+    sources = [node.attr("source") for node in nodes if node.is_param]
     return len(set(sources)) < len(sources)
 
 
 def _is_joined(node: Node) -> bool:
-    return node.op.name == "param" and param_view(node)[:1] != () and param_view(node)[0][0] == "concat"
+    return node.is_param and param_view(node)[:1] != () and param_view(node)[0][0] == "concat"
 
 
 def _parts(param: Node, dim: int) -> tuple[tuple[str, View, tuple[int, ...]], ...] | None:

@@ -14,7 +14,6 @@ from ir.ops import OPERATORS
 from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Symbol, Term
 
 REVERSED = "~"
-COMMUTATIVE = frozenset({"add", "mul"})
 HEAVY = ("contraction", "stencil", "row")  # kinds of operators for which blocks are worth merging
 
 

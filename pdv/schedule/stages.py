@@ -51,7 +51,7 @@ def units(graph: Graph) -> Units:
     place = {number: index for index, number in enumerate(sorted(numbers))}
     found: dict[Node, int] = {}
     for node in graph.nodes:
-        if node.op.name == "param":
+        if node.is_param:
             match = NUMBERED.match(str(node.attr("name")))
             found[node] = place[int(match[2])] if match and match[1] == prefix else len(place)
     of: dict[Node, int] = {}

@@ -15,7 +15,7 @@ import numpy as np
 
 from ir.graph import Node
 from ir.sharding import Sharding
-from pdv.rewrite.rule import COMMUTATIVE, Rule
+from pdv.rewrite.rule import Rule
 from pdv.search.block_table import Choices, Solved
 from pdv.search.blocks import Block
 from pdv.search.survey import Survey, by_sink, gain, ratio, ratios_of
@@ -193,7 +193,7 @@ class _Exploration:
         for node in variant.block.nodes:
             if node not in self._canonical:
                 below = [self._canonical.get(operand, operand.digest) for operand in node.operands]
-                if node.op.name in COMMUTATIVE:
+                if node.op.commutative:
                     below.sort()
                 text = f"{_said(node)} {node.type} {below}"
                 self._canonical[node] = hashlib.sha256(text.encode()).hexdigest()[:24]

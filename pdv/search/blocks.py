@@ -166,7 +166,7 @@ def block_of(
 
 
 def _leaf_key(leaf: Node, tied: Mapping[Node, int], own: Mapping[Node, int]) -> str:
-    if leaf.op.name == "const":
+    if leaf.is_const:
         return f"const {leaf.type}"
     if leaf in tied:
         return f"tied {tied[leaf]} {leaf.type}"

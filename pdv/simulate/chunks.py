@@ -20,7 +20,7 @@ def spread(derived: Derived, of: Mapping[Node, int]) -> dict[Node, int]:
     found: dict[Node, int] = {}
     moved: list[Node] = []
     for node in derived.pcg.nodes:
-        if node.op.name != "input" and all(operand in fixed for operand in node.operands):
+        if not node.is_input and all(operand in fixed for operand in node.operands):
             fixed.add(node)
         elif node in placed:
             found[node] = placed[node]

@@ -34,9 +34,9 @@ def _heads(graph: Graph, node: Node) -> int | None:
 def _product(value: Node) -> tuple[Node, Node | None] | None:
     """The product, and the bias added to it, that make a value."""
     bias = None
-    if value.op.name == "add" and value.operands[1].op.name == "param" and value.operands[1].type.rank == 1:
+    if value.op.name == "add" and value.operands[1].is_param and value.operands[1].type.rank == 1:
         value, bias = value.operands
-    if value.op.name == "linear" and value.operands[1].op.name == "param":
+    if value.op.name == "linear" and value.operands[1].is_param:
         return value, bias
     return None
 

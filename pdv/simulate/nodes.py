@@ -25,7 +25,7 @@ class Nodes:
             self.of[node] = self._entry(node)
 
     def _entry(self, node: Node) -> Entry:
-        if node.op.name == "param":
+        if node.is_param:
             return self.entries.leaf(node, node.attr("stored"), regather=node.attr("regather"))
         if node.is_leaf:
             return self.entries.leaf(node)

@@ -193,7 +193,7 @@ def _fixed(graph: Graph) -> set[Node]:
     """Parameters, constants, and what is made of them alone."""
     found: set[Node] = set()
     for node in graph.nodes:
-        if node.op.name != "input" and all(operand in found for operand in node.operands):
+        if not node.is_input and all(operand in found for operand in node.operands):
             found.add(node)
     return found
 

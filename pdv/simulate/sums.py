@@ -40,7 +40,7 @@ class Sums:
 
     def __init__(self, nodes: Nodes, links: Links, execution: Execution, used: Sequence[Node]) -> None:
         self.nodes, self.links, self.execution = nodes, links, execution
-        self.params = [node for node in dict.fromkeys(used) if node.op.name == "param" and node.needs_grad]
+        self.params = [node for node in dict.fromkeys(used) if node.is_param and node.needs_grad]
         axes: dict[Node, list[int]] = {}
         last: dict[Node, Node] = {}  # the move nearest to the parameter: the last to run backward
         for node in dict.fromkeys(used):

@@ -35,7 +35,7 @@ class _Spread:
                 self.made[node] = self.k.copy(node, ())
                 self.states[node] = whole
                 cut: Sharding = (Shard(0),) * len(self.mesh.axes)
-                if node.op.name == "input" and fits(node.type, cut, self.mesh):
+                if node.is_input and fits(node.type, cut, self.mesh):
                     self.made[node] = self.bring(node, cut)
                     self.states[node] = cut
             else:

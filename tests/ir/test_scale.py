@@ -92,7 +92,7 @@ def test_every_node_keeps_its_place() -> None:
 
 def test_a_causal_mask_stays_causal_and_ids_stay_in_their_table() -> None:
     small = shrink((language_model(),), Mesh(()))
-    constants = [node.attr("value").array for node in small.graphs[0].nodes if node.op.name == "const"]
+    constants = [node.attr("value").array for node in small.graphs[0].nodes if node.is_const]
     mask = next(array for array in constants if array.ndim == 4)[0, 0]
     np.testing.assert_array_equal(np.isfinite(mask), np.tri(len(mask), dtype=bool))
     ids = next(array for array in constants if array.dtype.kind == "i")
@@ -120,7 +120,7 @@ def test_meshes_that_are_simulated() -> None:
 def test_both_turns_differ_in_every_size_that_may_change() -> None:
     source = language_model()
     one, other = (shrink((source,), Mesh(()), turn=turn) for turn in (0, 1))
-    free = {node for node in source.nodes if node.op.name == "input"}
+    free = {node for node in source.nodes if node.is_input}
     for node in free:
         assert all(a != b for a, b in zip(one.nodes[node].type.shape, other.nodes[node].type.shape, strict=True))
 

@@ -55,9 +55,9 @@ def cases(sizes: tuple[int, ...]) -> Iterator[Any]:
 def drawn(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
     values: dict[str, np.ndarray[Any, Any]] = {}
     for node in graph.nodes:
-        if node.op.name == "param":
+        if node.is_param:
             values[node.name] = rng.uniform(0.5, 1.5, node.type.shape)  # inside every function's domain
-        elif node.op.name == "input":
+        elif node.is_input:
             values[node.name] = rng.integers(0, 2, node.type.shape).astype(node.type.dtype.torch_name)
             values[node.name][..., 0] = 1  # no row of a mask is all false: its softmax is not a number
     return values

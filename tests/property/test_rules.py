@@ -56,7 +56,7 @@ def program(rule: Rule, values: dict[str, object]) -> Graph:
     new: dict[Node, Node] = {}
     for node in side.nodes:
         new[node] = k.copy(node, tuple(new[operand] for operand in node.operands))
-        if node.op.name == "param":
+        if node.is_param:
             new[node] = k.tanh(new[node])
     return k.graph({name: new[node] for name, node in side.outputs})
 

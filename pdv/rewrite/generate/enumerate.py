@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ir.ops import OPERATORS
 from ir.types import TensorType
 from pdv.rewrite.generate.generalize import generalize
 from pdv.rewrite.generate.reach import Way, follows, operands_of, ops_of, ways
-from pdv.rewrite.generate.space import COMMUTATIVE, Class, Entry, Space, Step
+from pdv.rewrite.generate.space import Class, Entry, Space, Step
 from pdv.rewrite.generate.worlds import Slot, World
 from pdv.rewrite.law import Law, Operand, Term
 
@@ -171,7 +172,7 @@ def _over(
         return
     for numbers in itertools.product(*choices):
         children = _fill(slots, numbers, fixed)
-        if step.op not in COMMUTATIVE or children[0] <= children[1]:
+        if not OPERATORS[step.op].commutative or children[0] <= children[1]:
             yield step, children
 
 

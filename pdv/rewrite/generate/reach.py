@@ -11,7 +11,8 @@ from functools import cached_property
 
 from ir.dims import Shape
 from ir.errors import ShapeError
-from pdv.rewrite.generate.space import COMMUTATIVE, Entry, Space
+from ir.ops import OPERATORS
+from pdv.rewrite.generate.space import Entry, Space
 from pdv.rewrite.instantiate import resolved
 from pdv.rewrite.law import Apply, Expression, Law, Literal, Operand, Star, Symbol, Term, evaluate
 from pdv.rewrite.law import Shape as LawShape
@@ -88,7 +89,7 @@ def _match_entry(space: Space, pattern: Apply, entry: Entry, binding: Binding) -
     if len(pattern.operands) != len(entry.children):
         return
     yield from _match_all(space, pattern, entry, pattern.operands, entry.children, binding)
-    if entry.op in COMMUTATIVE and entry.children[0] != entry.children[1]:
+    if OPERATORS[entry.op].commutative and entry.children[0] != entry.children[1]:
         yield from _match_all(space, pattern, entry, pattern.operands, entry.children[::-1], binding)
 
 

@@ -29,7 +29,6 @@ from pdv.rewrite.law import Apply, Expression, Operand, Term, evaluate
 from pdv.rewrite.law import Shape as LawShape
 
 TRIALS = 2
-COMMUTATIVE = ("add", "mul")
 Attrs = tuple[tuple[str, Hashable], ...]
 
 
@@ -115,7 +114,7 @@ class Space:
         solved = self.solve(op, attrs, [self.classes[child].tensor for child in children])
         if solved is None:
             return None
-        ordered = tuple(sorted(children)) if op in COMMUTATIVE else tuple(children)
+        ordered = tuple(sorted(children)) if OPERATORS[op].commutative else tuple(children)
         return Entry(op, solved[2], ordered)
 
     def solve(self, op: str, attrs: Mapping[str, Hashable], types: Sequence[TensorType]) -> _Solved | None:

@@ -72,7 +72,7 @@ class _Knobs:
         for variable in flat.choices:
             counts = np.zeros((flat.sizes[variable], self.count))
             options = flat.network.options.get(nodes[variable], ())
-            weighted = any(x.op.name == "param" for x in nodes[variable].operands)
+            weighted = any(x.is_param for x in nodes[variable].operands)
             for row, config in enumerate(options):
                 for axis, split in enumerate(config.splits):
                     kind = _kind(split)

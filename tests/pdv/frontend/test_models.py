@@ -135,5 +135,5 @@ def test_constants_do_not_hold_the_batch(lowered: Lower) -> None:
         model = lowered(name)
         batch = model.inputs[0].shape[0]
         for node in model.from_torch.graph.nodes:
-            if node.op.name == "const" and node.type.rank > 2:
+            if node.is_const and node.type.rank > 2:
                 assert node.type.shape[0] != batch, (name, node)

@@ -52,7 +52,7 @@ def test_what_a_module_computes_in_float32_stays() -> None:
 @pytest.mark.parametrize(("torch_type", "dtype"), HALVES)
 def test_a_moved_constant_keeps_its_type(torch_type: torch.dtype, dtype: DType) -> None:
     graph = load_program(Upcast().to(torch_type), (torch.randn(2, 4, 8, dtype=torch_type),)).graph
-    tables = {node.type.dtype for node in graph.nodes if node.op.name == "const" and node.type.rank}
+    tables = {node.type.dtype for node in graph.nodes if node.is_const and node.type.rank}
     assert tables == {dtype, F32}
 
 

@@ -25,7 +25,7 @@ def test_megatron_is_a_column_and_a_row() -> None:
 
 
 def test_cutting_samples_is_data_parallel() -> None:
-    pins = Pins(split=lambda node, axis, split: split.loop == "_0" or node.op.name == "input", name="samples")
+    pins = Pins(split=lambda node, axis, split: split.loop == "_0" or node.is_input, name="samples")
     found = search_mesh(problem(mlp(), MESH, pins=pins))
     assert "data parallel" in techniques(found.pcg, MESH)["a"]
 

@@ -39,7 +39,7 @@ def test_layers_are_found_by_their_structure() -> None:
     named = graph(arch("llama:layers=5,hidden=16,heads=2,seq=8,vocab=32"), 2)
     k, made = Builder(), dict[Node, Node]()
     for number, node in enumerate(named.nodes):
-        if node.op.name == "param":
+        if node.is_param:
             made[node] = k.param(f"MatMul_{number}", node.type)
         else:
             made[node] = k.copy(node, tuple(made[operand] for operand in node.operands))

@@ -204,7 +204,7 @@ class Oracle:
         if node.op.name != "add":
             return False
         product, bias = node.operands
-        return product.op.name == "linear" and bias.op.name == "param" and bias.type.shape == node.type.shape[-1:]
+        return product.op.name == "linear" and bias.is_param and bias.type.shape == node.type.shape[-1:]
 
     def _backward(self, node: Node) -> bool:
         return self.problem.train and node.needs_grad

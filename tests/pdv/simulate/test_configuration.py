@@ -46,7 +46,7 @@ def moves(work: Workload, *, weights: bool = False) -> Counter[tuple[str, str]]:
     fixed = set()
     found: Counter[tuple[str, str]] = Counter()
     for node in work.pcg.nodes:
-        if node.op.name != "input" and all(operand in fixed for operand in node.operands):
+        if not node.is_input and all(operand in fixed for operand in node.operands):
             fixed.add(node)
         if node.op.kind == "parallel" and (node in fixed) == weights and (weights or node.needs_grad):
             found[node.op.name, node.attr("axis")] += 1
