@@ -79,7 +79,14 @@ class Operator:
         transition: of a parallel operator, the states before and after along its axis.
         leaf: of a leaf, where its value comes from.
         commutative: True if its two operands may change places.
-        emit: the torch expression, with ``{0}`` … operands, ``{attr}`` attributes and ``{offset}``.
+        has_scores: True if it compares all pairs of rows (attention), in scores that a fused kernel never writes.
+        is_row_norm: True if it scales rows to a unit size; torch's function is told the size of the rows.
+        is_heavy: True if one of it is enough in a line of a program, though it is no product, window or lookup.
+        bias_rank: of a product to which torch's function adds a bias, the dims of a bias that is added by itself:
+            1 for [n], 3 for [c, 1, 1]; else 0.
+        result_name: what programs call its result where nothing else names it.
+        emit: the torch expression, with ``{0}`` … operands and ``{attr}`` attributes; empty where the text depends on
+            more than that (``pdv/emit/expressions.py`` writes it).
     """
 
     name: str
@@ -101,6 +108,11 @@ class Operator:
     transition: Transition = STAYS
     leaf: Leaf | None = None
     commutative: bool = False
+    has_scores: bool = False
+    is_row_norm: bool = False
+    is_heavy: bool = False
+    bias_rank: int = 0
+    result_name: str = ""
 
     @property
     def broadcasts(self) -> bool:

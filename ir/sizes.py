@@ -21,7 +21,6 @@ from ir.types import TensorType
 
 Dims = tuple[Factors, ...]
 
-_NORMS = ("layer_norm", "rms_norm")  # name the size of the rows that they norm
 _SUMS = ("reduce_sum", "linear", "matmul")  # means, in contrast, count what they run over
 
 
@@ -230,10 +229,10 @@ class Sizes:
                 self._slice(node, loops, where)
             case "index_select" if node.operands[1].is_const:
                 self._fix(loops["v"], f"{where} takes known elements of it")
-            case "conv2d" | "max_pool2d" | "avg_pool2d":
+            case _ if node.op.kind == "stencil":
                 for loop in ("h", "w", "h'", "w'", "kh", "kw", "g"):
                     self._fix(loops.get(loop, ()), f"{where} moves windows over it")
-            case name if name in _NORMS:
+            case _ if node.op.is_row_norm:
                 self._fix(self.dims[node.operands[0]][-1], f"{where} norms rows of this size")
             case name if name in _SUMS:
                 self.doubts += [(loops[loop], f"{where} sums over it") for loop in node.loops.contracted]

@@ -18,6 +18,7 @@ linear = Operator(
     "linear",
     "... k, n k -> ... n",
     "contraction",
+    bias_rank=1,
     emit="F.linear({0}, {1})",
     flops_per_point=2,  # one multiply, one add
     linear=_BILINEAR,
@@ -91,7 +92,6 @@ attention = Operator(
     "attention",
     _attention_loops,
     "row",
-    emit="attention({operands}, causal={causal}, scale={scale}, offset={offset})",
     attrs=("causal", "scale"),
     defaults={"causal": False},
     linear=(frozenset({2}),),
@@ -102,6 +102,8 @@ attention = Operator(
     differentiable=(0, 1, 2),
     result_dtype=_attention_dtype,
     evaluate=_attention,
+    has_scores=True,
+    is_heavy=True,
 )
 
 OPS = (linear, matmul, attention)

@@ -68,7 +68,6 @@ scale = Operator(
     "scale",
     "... -> ...",
     "map",
-    emit="{0} * {factor}",
     attrs=("factor",),
     linear=_FIRST,
     evaluate=lambda t, x, c: t.scale(x[0], c.attrs["factor"]),
@@ -77,7 +76,6 @@ shift = Operator(
     "shift",
     "... -> ...",
     "map",
-    emit="{0} + {offset_by}",
     attrs=("offset_by",),
     evaluate=lambda t, x, c: t.shift(x[0], c.attrs["offset_by"]),
 )
@@ -100,7 +98,6 @@ cast = Operator(
     "cast",
     "... -> ...",
     "map",
-    emit="{0}.to(torch.{dtype})",
     attrs=("dtype",),  # a short name: "f32"
     linear=_FIRST,
     result_dtype=_cast_dtype,
@@ -142,7 +139,7 @@ OPS = (
     neg,
     cast,
     where,
-    _unary("gelu", "F.gelu({0}, approximate={approximate})", flops=8, approximate="none"),
+    _unary("gelu", "", flops=8, approximate="none"),
     _unary("relu", "F.relu({0})", saved=("out",)),
     _unary("silu", "F.silu({0})", flops=5),
     _unary("tanh", "torch.tanh({0})", flops=5, saved=("out",)),
@@ -156,5 +153,5 @@ OPS = (
     _unary("sin", "torch.sin({0})", flops=4),
     _unary("cos", "torch.cos({0})", flops=4),
     _unary("abs", "torch.abs({0})"),
-    _unary("pow", "torch.pow({0}, {exponent})", flops=8, exponent=None),
+    _unary("pow", "{0}.pow({exponent})", flops=8, exponent=None),
 )

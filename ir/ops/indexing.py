@@ -31,7 +31,6 @@ embedding = Operator(
     "embedding",
     "v d, ... -> ... d",
     "index",
-    emit="embedding({0}, {1}, {offset})",
     offset_loop="v",  # a shard of the vocabulary answers zero for ids outside it: a term of the sum
     linear=(frozenset({0}),),
     flops_per_point=0,

@@ -33,6 +33,8 @@ softmax = Operator(
     flops_per_point=5,
     saved=("out",),
     evaluate=lambda t, x, c: t.row("softmax", x[0]),
+    is_heavy=True,
+    result_name="probabilities",
 )
 log_softmax = Operator(
     "log_softmax",
@@ -44,6 +46,7 @@ log_softmax = Operator(
     flops_per_point=5,
     saved=("out",),
     evaluate=lambda t, x, c: t.row("log_softmax", x[0]),
+    is_heavy=True,
 )
 
 
@@ -82,21 +85,23 @@ layer_norm = Operator(
     "layer_norm",
     lambda shapes, attrs: (", ".join(["... d*", "d*", "d*"][: len(shapes)]) + " -> ... d*", {}),
     "row",
-    emit="F.layer_norm({0}, ({d},), {1}, {2}, {eps})",
     attrs=("eps",),
     flops_per_point=8,
     saved=(0,),
     evaluate=_layer_norm,
+    is_row_norm=True,
+    is_heavy=True,
 )
 rms_norm = Operator(
     "rms_norm",
     "... d*, d* -> ... d*",
     "row",
-    emit="F.rms_norm({0}, ({d},), {1}, {eps})",
     attrs=("eps",),
     flops_per_point=5,
     saved=(0,),
     evaluate=_rms_norm,
+    is_row_norm=True,
+    is_heavy=True,
 )
 
 
@@ -157,25 +162,24 @@ channel_mean = Operator(
     "channel_mean",
     _channel_loops(0),
     "row",
-    emit="channel_mean({0}, {count})",
     linear=_FIRST,
     backward_factor=1,
     evaluate=_channel_mean,
+    result_name="mean",
 )
 channel_variance = Operator(
     "channel_variance",
     _channel_loops(1),
     "row",
-    emit="channel_variance({0}, {1}, {count})",
     flops_per_point=3,
     saved=(0, 1),
     evaluate=_channel_variance,
+    result_name="variance",
 )
 unbiased = Operator(  # a variance that divides by one point less
     "unbiased",
     "... -> ...",
     "map",
-    emit="{0} * {points} / ({points} - 1)",
     attrs=("points",),
     linear=_FIRST,
     evaluate=lambda t, x, c: t.scale(x[0], c.attrs["points"] / (c.attrs["points"] - 1)),
@@ -184,11 +188,11 @@ batch_norm = Operator(
     "batch_norm",
     _batch_norm_loops,
     "map",
-    emit="batch_norm({0}, {1}, {2}, {3}, {4}, {eps})",
     attrs=("eps",),
     flops_per_point=4,
     saved=(0, 1, 2, 3),
     evaluate=_batch_norm,
+    is_heavy=True,
 )
 
 OPS = (softmax, log_softmax, top_k, layer_norm, rms_norm, channel_mean, channel_variance, unbiased, batch_norm)

@@ -37,7 +37,6 @@ reduce_sum = Operator(
     "reduce_sum",
     _loops,
     "row",
-    emit="{0}.sum({dims}, keepdim={keepdim})",
     attrs=("dims", "keepdim"),
     linear=_FIRST,
     backward_factor=1,
@@ -48,7 +47,6 @@ reduce_mean = Operator(
     _loops,
     "row",
     # the divisor counts points on all devices, so that cut means are terms of the whole one
-    emit="{0}.mean({dims}, keepdim={keepdim}){share}",
     attrs=("dims", "keepdim"),
     linear=_FIRST,
     backward_factor=1,

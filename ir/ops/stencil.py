@@ -77,7 +77,7 @@ conv2d = Operator(
     "conv2d",
     _conv_loops,
     "stencil",
-    emit="F.conv2d({0}, {1}, None, {stride}, {padding}, {dilation}, {groups})",
+    bias_rank=3,
     attrs=("stride", "padding", "dilation", "groups"),
     defaults={"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1},
     linear=(frozenset({0}), frozenset({1})),
@@ -111,12 +111,11 @@ def _avg_pool2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     return t.scale(total, 1.0 / math.prod(kernel))
 
 
-def _pool(name: str, emit: str, evaluate: Any, saved: tuple[int | str, ...], linear: Any = ()) -> Operator:
+def _pool(name: str, evaluate: Any, saved: tuple[int | str, ...], linear: Any = ()) -> Operator:
     return Operator(
         name,
         _pool_loops,
         "stencil",
-        emit=emit,
         attrs=("kernel", "stride", "padding", "dilation"),
         defaults={"padding": (0, 0), "dilation": (1, 1)},
         linear=linear,
@@ -127,10 +126,8 @@ def _pool(name: str, emit: str, evaluate: Any, saved: tuple[int | str, ...], lin
     )
 
 
-max_pool2d = _pool(
-    "max_pool2d", "F.max_pool2d({0}, {kernel}, {stride}, {padding}, {dilation})", _max_pool2d, (0, "out")
-)
+max_pool2d = _pool("max_pool2d", _max_pool2d, (0, "out"))
 # windows count their padding, as F.avg_pool2d(count_include_pad=True) does; it takes no dilation
-avg_pool2d = _pool("avg_pool2d", "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", _avg_pool2d, (), (frozenset({0}),))
+avg_pool2d = _pool("avg_pool2d", _avg_pool2d, (), (frozenset({0}),))
 
 OPS = (conv2d, max_pool2d, avg_pool2d)

@@ -84,7 +84,7 @@ def segments(graph: Graph) -> list[Graph]:
     outputs = {node for _, node in graph.outputs}
     found: dict[str, Graph] = {}
     for node in graph.nodes:
-        if node.op.kind not in FUSIBLE or node.op.name == "attention":
+        if node.op.kind not in FUSIBLE or node.op.has_scores:
             continue
         members = _grown(node, uses, outputs)
         if 2 <= sum(member.op.kernel for member in members) <= MAX_SEGMENT:
@@ -98,7 +98,7 @@ def _grown(last: Node, uses: dict[Node, int], outputs: set[Node]) -> set[Node]:
     members, waiting = {last}, [last]
     while waiting and len(members) < MAX_SEGMENT:
         for operand in waiting.pop().operands:
-            alone = uses.get(operand, 0) == 1 and operand not in outputs and operand.op.name != "attention"
+            alone = uses.get(operand, 0) == 1 and operand not in outputs and not operand.op.has_scores
             if operand in members or not alone:
                 continue
             if operand.op.kind in FUSIBLE:

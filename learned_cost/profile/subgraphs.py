@@ -213,7 +213,7 @@ def _traced(graph: fx.Graph, node: Node, operands: Sequence[fx.Node]) -> fx.Node
     """The calls of an operator, traced, put into the graph."""
     call = {**CALLS, **VIEWS}[node.op.name]
     attrs = dict(node.attrs)
-    if node.op.name in ("layer_norm", "rms_norm"):  # whose call asks tensors for shapes
+    if node.op.is_row_norm:  # whose call asks tensors for shapes
         shape = node.operands[1].type.shape
 
         def run(*x: Any) -> Any:  # Any: proxies

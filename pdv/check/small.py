@@ -127,7 +127,7 @@ def _plain_attention(graphs: Sequence[Graph]) -> set[Node]:
     found: set[Node] = set()
     each: list[list[tuple[float, int]]] = []
     for graph in graphs:
-        nodes = [node for node in graph.nodes if node.op.name == "attention"]
+        nodes = [node for node in graph.nodes if node.op.has_scores]
         each.append(sorted((node.attr("scale"), _width(node)) for node in nodes))
         found |= {node for node in nodes if math.isclose(node.attr("scale"), _width(node) ** -0.5, rel_tol=1e-12)}
     return found if all(scales == each[0] for scales in each) else set()

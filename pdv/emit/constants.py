@@ -61,7 +61,7 @@ def _constant_name(reading: Reading, node: Node) -> str:
             return f"{module_name(table.base)}_ids"
         if user.op.name == "index_select":
             return "chosen"
-        if user.op.name == "attention":
+        if user.op.has_scores:
             return "mask"
     return _rotary_name(node.attr("value").array) or "constant"
 

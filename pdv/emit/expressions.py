@@ -1,7 +1,7 @@
 """One expression per operator: how an expert would write it in PyTorch, the same on a shard as on the whole.
 
 Most operators are their declared template (``Operator.emit``). Those whose text depends on sizes, cuts or defaults
-have a function in ``WRITERS``.
+declare none, and have a function in ``WRITERS``.
 """
 
 from __future__ import annotations
@@ -59,25 +59,28 @@ def write(node: Node, operands: Sequence[Code], context: Context) -> Code:
     """The expression of a node over its operands' expressions."""
     if node.op.kind == "parallel":
         return _parallel(node, operands[0], context)
-    writer = WRITERS.get(node.op.name)
-    return _template(node, operands) if writer is None else writer(node, operands, context)
+    writer = _template if node.op.emit else WRITERS[node.op.name]
+    return writer(node, operands, context)
 
 
-def _template(node: Node, operands: Sequence[Code]) -> Code:
-    """The declared template of an operator that is a call: ``F.relu({0})``."""
-    found = re.fullmatch(r"([\w.]+)\((.*)\)", node.op.emit)
-    assert found, f"{node.op.name} has no writer, and its template is no call: {node.op.emit!r}"
-    head, arguments = found.groups()
+def _template(node: Node, x: Sequence[Code], context: Context) -> Code:
+    """The declared template: ``F.relu({0})`` or another call, ``{0}.pow({exponent})``, ``{0} + {1}`` or ``-{0}``."""
+    template = node.op.emit
     named = {name: repr(value) for name, value in node.attrs.items()}
-    written: list[Code | str] = []
-    for argument in arguments.split(", "):
-        place = re.fullmatch(r"\{(\d)\}", argument)
-        written.append(operands[int(place[1])] if place else argument.format(**named))
-    return call(head, *written)
+    if found := re.fullmatch(r"([\w.]+)\((.*)\)", template):
+        arguments = [_argument(text, x, named) for text in found[2].split(", ")]
+        return call(found[1], *arguments, *([context.bias] if context.bias else []))
+    if found := re.fullmatch(r"\{0\}\.(\w+)\((.*)\)", template):
+        return method(x[0], found[1], found[2].format(**named))
+    if found := re.fullmatch(r"\{0\} (\S) \{1\}", template):
+        return binary(x[0], found[1], x[1])
+    assert template == "-{0}", f"{node.op.name} has no writer, and its template is no expression: {template!r}"
+    return negative(x[0])
 
 
-def _infix(operator: str) -> Writer:
-    return lambda node, x, context: binary(x[0], operator, x[1])
+def _argument(text: str, x: Sequence[Code], named: Mapping[str, str]) -> Code | str:
+    place = re.fullmatch(r"\{(\d)\}", text)
+    return x[int(place[1])] if place else text.format(**named)
 
 
 def _gelu(node: Node, x: Sequence[Code], context: Context) -> Code:
@@ -110,10 +113,6 @@ def _unbiased(node: Node, x: Sequence[Code], context: Context) -> Code:
 
 def _cast(node: Node, x: Sequence[Code], context: Context) -> Code:
     return method(x[0], "to", f"torch.{DType(node.attr('dtype')).torch_name}")
-
-
-def _linear(node: Node, x: Sequence[Code], context: Context) -> Code:
-    return call("F.linear", *x, *([context.bias] if context.bias else []))
 
 
 def _conv2d(node: Node, x: Sequence[Code], context: Context) -> Code:
@@ -248,7 +247,6 @@ def _parallel(node: Node, x: Code, context: Context) -> Code:
 
 WRITERS: Mapping[str, Writer] = MappingProxyType(
     {
-        "linear": _linear,
         "conv2d": _conv2d,
         "attention": _attention,
         "embedding": _embedding,
@@ -261,17 +259,11 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
         "reduce_sum": _reduce("sum"),
         "max_pool2d": _pool("F.max_pool2d"),
         "avg_pool2d": _pool("F.avg_pool2d"),
-        "add": _infix("+"),
-        "sub": _infix("-"),
-        "mul": _infix("*"),
-        "div": _infix("/"),
-        "neg": lambda node, x, context: negative(x[0]),
         "scale": _scale,
         "unbiased": _unbiased,
         "shift": _shift,
         "gelu": _gelu,
         "cast": _cast,
-        "pow": lambda node, x, context: method(x[0], "pow", repr(node.attr("exponent"))),
         "reshape": lambda node, x, context: moves.reshape_code(node, x[0], context.sizes),
         "permute": lambda node, x, context: moves.permute_code(node, x[0]),
         "expand": lambda node, x, context: moves.expand_code(node, x[0], context.sizes),

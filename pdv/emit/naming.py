@@ -13,7 +13,6 @@ from pdv.emit.steps import Scope, Statement
 
 STREAM = "x"
 SPARE = ("h", "y", "z")
-ROLES_BY_OP = {"channel_mean": "mean", "channel_variance": "variance", "softmax": "probabilities"}
 
 
 def variable_names(
@@ -92,8 +91,8 @@ class _Naming:
             yield self._names.get(base, "inputs")
         if (table := table_below(base)) is not None:
             yield constant_names(self._reading)[table]
-        if base.op.name in ROLES_BY_OP:
-            yield ROLES_BY_OP[base.op.name]
+        if base.op.result_name:
+            yield base.op.result_name
         yield SPARE[0]
         if (named := self._module_of(node)) is not None:
             yield named
@@ -152,9 +151,9 @@ def _attentions(node: Node, reading: Reading) -> list[Node]:
     """Attention nodes within a few operators below a statement's value: it may be wrapped in moves."""
     found: list[Node] = []
     for _ in range(4):
-        if node.op.name == "attention":
+        if node.op.has_scores:
             found.append(node)
-        if node.is_leaf or node.op.name == "attention":
+        if node.is_leaf or node.op.has_scores:
             break
         node = reading.operands(node)[0]
     return found

@@ -21,7 +21,6 @@ from pdv.emit.outline import Item, Run
 from pdv.emit.writer import Writer
 
 HEAVY_KINDS = ("contraction", "stencil", "index")
-HEAVY_ROWS = ("attention", "layer_norm", "rms_norm", "softmax", "log_softmax", "batch_norm")
 _SIZE = re.compile(r"(?<![\w.])\d+(?![\w.])")
 MAX_COLUMNS = 88  # leaves room for indentation, a name and a comment
 MAX_INLINED = 6  # operators in a line, parallel ones and weights apart
@@ -72,7 +71,7 @@ class Arranged:
 
 def is_heavy(node: Node) -> bool:
     """True for operators of which one is enough in a line."""
-    return node.op.kind in HEAVY_KINDS or node.op.name in HEAVY_ROWS
+    return node.op.kind in HEAVY_KINDS or node.op.is_heavy
 
 
 def arrange(scope: Scope, reading: Reading, writer: Writer) -> Arranged:
@@ -248,16 +247,16 @@ class _Arranging:
             return False
         product, bias = self._reading.operands(node)
         leaf = self._reading.leaf(bias)
-        if product.op.name not in ("linear", "conv2d") or product not in self._pending or leaf is None:
+        rank = product.op.bias_rank
+        if not rank or product not in self._pending or leaf is None:
             return False
-        rank = 1 if product.op.name == "linear" else 3
         if not leaf.base.is_param or product.type != node.type:
             return False
         return bias.type.shape == (node.type.shape[-rank], *(1,) * (rank - 1)) and is_vector(leaf.base)
 
     def _wants_names(self, node: Node) -> bool:
         """Queries, keys and values read best by name."""
-        return node.op.name == "attention"
+        return node.op.has_scores
 
     def _siblings(self, node: Node) -> tuple[Node, ...]:
         """All parts of a chunk, in order, if the scope reads every one of them."""

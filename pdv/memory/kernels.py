@@ -158,7 +158,7 @@ _WITHIN = Kernel(saved=())
 def layout_of(local: Local) -> Layout:
     """How the result of local work lies, where that is not row-major."""
     shape = local.result.shape
-    if local.node.op.name == "attention" and len(shape) == 4:  # [b, h, s, f], laid out as [b, s, h, f]
+    if local.node.op.has_scores and len(shape) == 4:  # [b, h, s, f], laid out as [b, s, h, f]
         _, heads, rows, features = shape
         return Layout(shape, (heads * rows * features, features, heads * features, 1))
     if local.node.op.name == "matmul" and folds(local):

@@ -127,11 +127,11 @@ class Setting:
 
     def in_place(self, node: Node) -> bool:
         """True of a bias that the product before it adds itself."""
-        return is_bias(node) and node.operands[0].op.name in ("linear", "conv2d")
+        return is_bias(node) and node.operands[0].op.bias_rank > 0
 
     def is_flash(self, node: Node) -> bool:
         """True of attention that never writes its scores."""
-        return node.op.name != "attention" or self.execution.flash
+        return not node.op.has_scores or self.execution.flash
 
 
 def of_weights(node: Node) -> bool:

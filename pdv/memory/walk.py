@@ -139,7 +139,7 @@ class Walk:
     def _keep(self, node: Node, local: Local, value: Value, read: Sequence[Value], scores: list[Storage]) -> None:
         """Hold on to what the node's backward needs."""
         setting, heap, kernel = self.setting, self.heap, kernel_of(local)
-        attention = node.op.name == "attention"
+        attention = node.op.has_scores
         selective = attention and setting.execution.recompute == "selective"
         declared = node.op.saved if kernel.saved is None else kernel.saved
         if selective or (attention and not setting.execution.flash):

@@ -273,7 +273,7 @@ def repeated_ids(k: Builder, node: Node) -> Node | None:
 
 def constant_mask(k: Builder, node: Node) -> Node | None:
     """attention under a mask that hides nothing, or the future, == attention without it, or causal"""
-    if not is_op(node, "attention") or len(node.operands) != 4:
+    if not node.op.has_scores or len(node.operands) != 4:
         return None
     q, key, v, mask = node.operands
     array = array_of(mask)

@@ -104,8 +104,8 @@ def is_bias(node: Node) -> bool:
     if node.op.name != "add":
         return False
     product, bias = _base(node.operands[0]), node.operands[1]
-    rank = {"linear": 1, "conv2d": 3}.get(product.op.name)
-    return rank is not None and bias.type.shape == (node.type.shape[-rank], *(1,) * (rank - 1)) and is_fixed(bias)
+    rank = product.op.bias_rank
+    return rank > 0 and bias.type.shape == (node.type.shape[-rank], *(1,) * (rank - 1)) and is_fixed(bias)
 
 
 @lru_cache(maxsize=1 << 14)  # asked once per configuration

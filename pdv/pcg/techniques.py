@@ -42,9 +42,9 @@ def technique_of(node: Node, split: Split) -> str | None:
             return "tensor parallel (row)"
         weight_cut = any(isinstance(state, Shard) for state in split.operands[1:])
         return "tensor parallel (column)" if weight_cut else "sequence parallel"
-    if node.op.name == "attention":
+    if node.op.has_scores:
         return "context parallel" if split.loop == "s" else "tensor parallel (heads)"
-    if node.op.name in ("layer_norm", "rms_norm"):
+    if node.op.is_row_norm:
         return "sequence parallel"
     return None
 

@@ -41,7 +41,7 @@ class RoleOf:
         if split.loop in samples:
             return "data"
         if split.loop in positions:
-            return "context" if node.op.name == "attention" else "sequence"
+            return "context" if node.op.has_scores else "sequence"
         return "expert" if _separates_weights(node, split.loop) else "tensor"
 
     def loops(self, node: Node) -> tuple[frozenset[str], frozenset[str]]:

@@ -103,18 +103,16 @@ def cuttable(param: Node, size: int) -> bool:
 def megatron(node: Node, option: Split, size: int, *, sequence: bool) -> bool:
     """Products by column or row, attention by heads; norms and residual sums repeated, or cut along the sequence."""
     result = option.result
-    match node.op.name:
-        case "linear":
-            return option.loop in ("n", "k")
-        case "attention":
-            return result == Shard(1)
-        case "embedding":
-            cut = node.loops.extents["v"] % size == 0
-            return option.loop == "v" if cut else option.label == "none"
-        case "layer_norm" | "rms_norm":
-            return result == Shard(1) if sequence else option.label == "none"
-        case _:
-            return not cuts_samples(option)
+    if node.op.name == "linear":
+        return option.loop in ("n", "k")
+    if node.op.has_scores:
+        return result == Shard(1)
+    if node.op.name == "embedding":
+        cut = node.loops.extents["v"] % size == 0
+        return option.loop == "v" if cut else option.label == "none"
+    if node.op.is_row_norm:
+        return result == Shard(1) if sequence else option.label == "none"
+    return not cuts_samples(option)
 
 
 def cuts_samples(split: Split) -> bool:

@@ -164,11 +164,8 @@ def _operators(workload: Workload) -> list[Document]:
     for node in workload.pcg.nodes:
         if node.is_leaf or node.op.kind == "parallel":
             continue
-        if node.op.kind in ("contraction", "stencil", "index") or node.op.name in (
-            "attention",
-            "layer_norm",
-            "rms_norm",
-        ):
+        product = node.op.kind in ("contraction", "stencil", "index")
+        if product or node.op.has_scores or node.op.is_row_norm:
             counts[node.op.name, names.get(node, node.name), format_sharding(shardings[node])] += 1
     return [{"op": op, "name": name, "sharding": text, "count": count} for (op, name, text), count in counts.items()]
 

@@ -36,7 +36,7 @@ def _check_heads(graph: Graph, given: Degrees) -> None:
         UsageError: naming what does not divide, and what would.
     """
     for node in graph.nodes:
-        if node.op.name == "attention":
+        if node.op.has_scores:
             heads, positions = node.type.shape[-3], node.type.shape[-2]
             if heads % given.tp:
                 raise UsageError(f"tp={given.tp} does not divide {heads} heads", f"Allowed: {divisors(heads)}")
@@ -52,7 +52,7 @@ def _check_parts(graph: Graph, given: Degrees) -> None:
     Raises:
         UsageError: if the model has none, or another number.
     """
-    if given.cp > 1 and not any(node.op.name == "attention" for node in graph.nodes):
+    if given.cp > 1 and not any(node.op.has_scores for node in graph.nodes):
         raise UsageError(f"cp={given.cp}: {graph.name} has no attention", "Context parallelism cuts its positions")
     if given.ep == 1:
         return

@@ -46,7 +46,7 @@ def fusion(run: Sequence[Node], nodes: Nodes) -> Fusion:
 
 
 def _fusible(node: Node) -> bool:
-    return node.op.kernel and node.op.kind in FUSED_KINDS and node.op.name != "attention"
+    return node.op.kernel and node.op.kind in FUSED_KINDS and not node.op.has_scores
 
 
 def _kernels(value: Node, inside: Mapping[Node, int]) -> list[Node]:

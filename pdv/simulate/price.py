@@ -77,7 +77,7 @@ class DevicePrices:
         local = [entry for entry in entries if entry.role == "local" and entry.number not in self.entries]
         costs = local_costs(self.problem, [(entry.node, entry.splits) for entry in local])
         for entry, cost in zip(local, costs, strict=True):
-            if entry.name == "attention" and not self.execution.flash:
+            if OPERATORS[entry.name].has_scores and not self.execution.flash:
                 self.entries[entry.number] = _written_scores(entry, self.problem, self.inside, self.execution)
             else:
                 forward, backward = cost.estimates or (NOTHING, NOTHING)
@@ -172,7 +172,7 @@ class _InStep:
         """Of kernels of an operator; None: of such as only move memory."""
         if self.device.kind == "cpu":
             return self.calibration.kernels_cpu
-        if op is not None and op.name == "attention":
+        if op is not None and op.has_scores:
             return self.calibration.attention_gpu
         products = op is not None and op.kind == "contraction"
         return self.calibration.products_gpu if products else self.calibration.traffic_gpu

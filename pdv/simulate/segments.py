@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ir.ops import OPERATORS
 from ir.ops.parallel import transition_of
 from pdv.problem.workload import Execution
 from pdv.simulate.calibration import Calibration
@@ -150,7 +151,7 @@ class _Work:
             if item.entry.regathers:
                 self._collective(item.entry, item.place, 0, REGATHER, blocks=True)
         for number, item in enumerate(self._items):
-            inside = recompute == "selective" and item.entry.name == "attention" and item.entry.backward
+            inside = recompute == "selective" and OPERATORS[item.entry.name].has_scores and item.entry.backward
             if inside or (recompute == "full" and again):
                 self._forward(number, item, RECOMPUTATION, AGAIN)
         for number in reversed(range(len(self._items))):
