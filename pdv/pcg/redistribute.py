@@ -275,6 +275,7 @@ class Redistribution:
             seconds[rows, targets[columns]] = least[better]
             length[rows, targets[columns]] = steps
             edge[rows, targets[columns]] = usable[_first(offers, least, first, rows, columns)]
+        length = _counted(length, edge, states.tails)
         staying = np.where(divides, 0.0, np.inf)
         seconds, edge, length = _spread(seconds, starts, np.inf), _spread(edge, starts, -1), _spread(length, starts, -1)
         np.fill_diagonal(seconds, staying)
@@ -308,6 +309,20 @@ def _first(offers: Seconds, least: Seconds, starts: Indices, rows: Indices, colu
         at = starts[columns] + np.minimum(step, width[columns] - 1)
         hit = (found < 0) & (offers[rows, at] == least[rows, columns])
         found[hit] = at[hit]
+    return found
+
+
+def _counted(length: Indices, edge: Indices, tails: Indices) -> Indices:
+    """[starts, after] steps of the chains that last steps make.
+
+    Where a chain to a tail became cheaper by less than the rounding of the whole, the whole still counts the old one.
+    """
+    found = np.where(edge >= 0, -2, length)
+    while (left := np.argwhere(found == -2)).size:
+        rows, columns = left.T
+        before = found[rows, tails[edge[rows, columns]]]
+        assert (before >= 0).any(), "last steps that lead in a circle"
+        found[rows, columns] = np.where(before >= 0, before + 1, -2)
     return found
 
 
