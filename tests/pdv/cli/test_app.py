@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import onnx
 import pytest
 
 from ir.errors import (
@@ -197,9 +198,19 @@ def test_errors_are_as_documented(words: str, here: Path, capsys: pytest.Capture
         record = (ROOT / "learned_cost/devices/T4.yaml").read_text(encoding="utf-8")
         (here / "mine").mkdir()
         (here / "mine" / "fast.yaml").write_text(re.sub(r"(?m)^l2_bytes: .*$", "l2_bytes: 0", record))
+    if "gpt2.onnx" in words:
+        write_open_model(here / "gpt2.onnx")
     (here / "cluster.yaml").write_text(f"nodes:\n  - devices: 8\n    device: a100-80gb-sxm\n    link: {link}\n")
     assert cli.run(words.split()[1:]) in (2, 3, 5, 8)
     assert capsys.readouterr().err.strip() == documented()[words]
+
+
+def write_open_model(path: Path) -> None:
+    """A model that leaves its batch and its sequence length open."""
+    ids = onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.FLOAT, ["batch", "sequence"])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", "sequence"])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["input_ids"], ["y"])], "gpt2", [ids], [y])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), path)
 
 
 def test_errors_are_documented() -> None:

@@ -30,7 +30,7 @@ def refused(graph: Graph, cluster: Cluster, limit: float) -> NoPlanFitsError:
     with pytest.raises(NoPlanFitsError) as caught:
         search_meshes(problems_within(limit)(graph, cluster), needs=needs(cluster))
     error = caught.value
-    return told(error, limit, ways_out(problems_within(limit), graph, cluster, error, limit))
+    return told(error, ways_out(problems_within(limit), graph, cluster, error, limit))
 
 
 def test_a_refusal_names_the_nearest_plans_that_fit(golden: Callable[[str, str], None]) -> None:
