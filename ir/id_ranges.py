@@ -11,7 +11,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from ir.builder import Builder
 from ir.graph import Graph, Node
 from ir.interpret import evaluate
 
@@ -43,10 +42,8 @@ def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:
     looked_up = [node for node in serial.nodes if node.op.kind == "index" and are_computed(node.operands[1])]
     if not looked_up:
         return whole
-    k = Builder()
-    made: dict[Node, Node] = {}
-    graph = k.graph({str(i): _copied(k, node.operands[1], made) for i, node in enumerate(looked_up)})
-    if graph.params or any(node.type.dtype.is_floating for node in graph.inputs):
+    graph = Graph((), tuple((str(i), node.operands[1]) for i, node in enumerate(looked_up)))
+    if graph.params or any(node.type.dtype.is_floating for node in graph.nodes if node.is_input):
         return whole
     tables = {str(i): node.loops.extents["v"] for i, node in enumerate(looked_up)}
     best, most = whole, -1.0
@@ -80,14 +77,9 @@ def _inside(graph: Graph, ranges: Ranges, tables: Mapping[str, int]) -> float:
     random = np.random.default_rng(0)
     values = {
         node.attr("name"): random.integers(*ranges.get(node.attr("name"), (0, 2)), size=node.type.shape)
-        for node in graph.inputs
+        for node in graph.nodes
+        if node.is_input
     }
     found = evaluate(graph, values).gather()
     inside = [((found[name] >= 0) & (found[name] < rows)).mean() for name, rows in tables.items()]
     return float(np.mean(inside))
-
-
-def _copied(k: Builder, node: Node, made: dict[Node, Node]) -> Node:
-    if node not in made:
-        made[node] = k.copy(node, tuple(_copied(k, operand, made) for operand in node.operands))
-    return made[node]
