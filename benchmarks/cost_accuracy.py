@@ -25,17 +25,17 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from benchmarks.record import Record, arguments, table
-from learned_cost.dataset import Dataset, read_folders
-from learned_cost.evaluate import Z90, family
-from learned_cost.features import Features
-from learned_cost.few_shot import FewShot, choose
-from learned_cost.fit import fit
-from learned_cost.gnn import Rows
-from learned_cost.learner import GraphLearner, LearnedKernels
-from learned_cost.measured import SHIPPED
-from learned_cost.predict import Answer, Predictor
-from learned_cost.table import Table
-from learned_cost.train import FINE_TUNING, FROM_START, KernelTask, shape_hash
+from learned_cost.data.dataset import Dataset, read_folders
+from learned_cost.data.measured import SHIPPED
+from learned_cost.data.table import Table
+from learned_cost.evaluation.evaluate import Z90, family
+from learned_cost.kernels.features import Features
+from learned_cost.kernels.few_shot import FewShot, choose
+from learned_cost.kernels.gnn import Rows
+from learned_cost.kernels.predict import Answer, Predictor
+from learned_cost.training.fit import fit
+from learned_cost.training.learner import GraphLearner, LearnedKernels
+from learned_cost.training.train import FINE_TUNING, FROM_START, KernelTask, shape_hash
 from learned_cost.weights import SHIPPED as SHIPPED_WEIGHTS
 from learned_cost.weights import Weights, load_weights
 

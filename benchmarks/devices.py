@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from learned_cost.device import find, load_records
+from learned_cost.devices.device import find, load_records
 from pdv.cluster import Cluster, Device, load_cluster
 from pdv.cluster.presets import DEVICES
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ir.errors import ShardingError, VerificationError
+from ir.evaluation.interpret import SINGLE, evaluate
 from ir.graph import Graph
-from ir.interpret import SINGLE, evaluate
 from ir.mesh import Mesh
 
 Arrays = dict[str, Any]  # Any: float64 arrays of any shape

@@ -16,7 +16,7 @@ from benchmarks.record import Record, arguments
 from benchmarks.shapes import program
 
 if TYPE_CHECKING:
-    from pdv.plan import Plan
+    from pdv.plan.package import Plan
 
 SMOKE = (("2x8-a100", "analytic"),)
 PRICED = (*((name, "analytic") for name in CLUSTERS), ("2x8-a100", "learned"))

@@ -24,8 +24,8 @@ from ir.graph import Graph, Node, bottlenecks
 from ir.types import DType
 from pdv.cluster import load_cluster
 from pdv.compile import plan_problems
-from pdv.frontend.arch import arch
-from pdv.frontend.arch_graph import graph
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import graph
 from pdv.search.strategies.budget import Budget
 from pdv.search.strategies.pricing import Minimized, Task, strategy
 

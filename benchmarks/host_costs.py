@@ -6,7 +6,7 @@ An emitted program keeps parameters as DTensors. Timed per parameter of n float3
 taking the local piece in forward with the accumulation of its gradient. Least squares over relative errors gives
 seconds per parameter and per byte. Timed beside it: linear layers one after the other, each with weights of its own,
 against one layer again and again, as profiles have it (weights that are not in the caches, gradients in memory that was
-not touched). These are the numbers of ``learned_cost/host.py``.
+not touched). These are the numbers of ``learned_cost/devices/host.py``.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ir.builder import Builder
-from ir.exact import Proof, verify_equal
 from ir.graph import Graph
+from ir.proof.exact import Proof, verify_equal
 from ir.types import DType, TensorType
 from pdv.cluster import load_cluster
 from pdv.compile import plan_problems
-from pdv.derivation import replay, to_steps
+from pdv.plan.derivation import replay, to_steps
 from pdv.rewrite.generate.select import implied
 from pdv.rewrite.law import Law, parse_law
 from pdv.search.meshes import search_mesh

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.record import Record, arguments, table
 from pdv.cluster import Cluster, load_cluster
-from pdv.cluster.route import find_route
+from pdv.cluster.routing.route import find_route
 
 LARGE = 2**25  # bytes from which bandwidth decides
 COLUMNS = ["system", "collective", "n_nodes", "devices_per_node", "n_devices", "bytes", "busbw_gbs"]

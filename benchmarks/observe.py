@@ -18,7 +18,7 @@ from torch.nn.functional import mse_loss
 
 from benchmarks.models import Size, build
 from pdv.frontend import load_program
-from pdv.frontend.export_onnx import export_onnx
+from pdv.frontend.onnx.export import export_onnx
 from pdv.frontend.program import Program
 
 LEARNING_RATE = 1e-4

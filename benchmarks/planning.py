@@ -60,7 +60,7 @@ def main() -> None:
 def optimize_gpt2(scratch: Path, size: str) -> dict[str, Any]:
     """`pdv optimize gpt2.onnx` for 2 x 4 devices, command line to written package."""
     from benchmarks.models import build
-    from pdv.frontend.export_onnx import export_onnx
+    from pdv.frontend.onnx.export import export_onnx
 
     module, inputs = build("gpt2", "full" if size == "full" else "small", batch=16)
     model, cluster = scratch / "gpt2.onnx", scratch / "cluster.yaml"
@@ -88,7 +88,7 @@ def export_llama(folder: Path, layers: int) -> dict[str, float]:
     """Llama-3-8B's shape through torch.export to a canonical graph, left in ``folder`` as text."""
     from benchmarks.shapes import llama
     from pdv.frontend import load_program
-    from pdv.source import write_source
+    from pdv.plan.source import write_source
 
     graph = load_program(*llama(64, 2048, num_hidden_layers=layers)).graph
     write_source(graph, folder)
@@ -97,11 +97,11 @@ def export_llama(folder: Path, layers: int) -> dict[str, float]:
 
 def search_llama(folder: Path, layers: int) -> dict[str, float]:
     """Search and proof on an 8 x 8 mesh, from the graph as text."""
-    from ir.exact import verify_equal
+    from ir.proof.exact import verify_equal
     from pdv.cluster import load_cluster
     from pdv.compile import plan_problems
+    from pdv.plan.source import read_source
     from pdv.search.meshes import search_meshes
-    from pdv.source import read_source
 
     graph = read_source(folder)
     cluster = load_cluster(ROOT / "examples/clusters/8x8-h100.yaml").with_mesh({"node": 8, "gpu": 8})

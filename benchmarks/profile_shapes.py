@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.ranking_plans import program_of
 from benchmarks.shapes import program
 from ir.graph import Graph
-from learned_cost.profile.pieces import Piece
-from learned_cost.profile.planned import FILE, cuts, segments, write
+from learned_cost.profile.programs.pieces import Piece
+from learned_cost.profile.programs.planned import FILE, cuts, segments, write
 
 SMALL = ("gpt2", "mlp", "vit", "resnet")  # of benchmarks/ranking.py
 LARGE = (("gpt2", 8, 1024), ("llama-3-8b", 2, 2048), ("vit", 32, 0), ("resnet50", 32, 0))

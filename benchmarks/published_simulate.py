@@ -1,6 +1,6 @@
 """Simulate published runs, a few processes beside each other; entry point: `simulate_runs`.
 
-Runs of one model and cluster share what is equal (`pdv.simulate.configuration` remembers it), so they are kept
+Runs of one model and cluster share what is equal (`pdv.manual.configuration` remembers it), so they are kept
 together. A run that cannot be simulated becomes a `Refused` with the reason.
 """
 
@@ -123,9 +123,9 @@ def priced_by(cost: str, device: Device) -> CostModel:
 def workload_of(run: Run, opened: Mapping[str, Any], cost: str) -> Workload:
     """The run as the command line would make it."""
     from pdv.cluster import load_cluster
-    from pdv.frontend.arch import arch
-    from pdv.frontend.arch_graph import graph
-    from pdv.simulate.configuration import Configuration, workload
+    from pdv.frontend.arch.description import arch
+    from pdv.frontend.arch.graph import graph
+    from pdv.manual.configuration import Configuration, workload
 
     model, cluster = arch(run.arch), load_cluster(run.cluster)
     settings = {**run.manual, **opened, "batch": run.batch}

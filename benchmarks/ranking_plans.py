@@ -20,9 +20,9 @@ from ir.operator import Split
 from pdv.cluster import load_cluster
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
-from pdv.derivation import to_steps
 from pdv.frontend import load_program
 from pdv.frontend.program import Program
+from pdv.plan.derivation import to_steps
 from pdv.problem import Pins, Problem
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import Found, search_mesh

@@ -25,7 +25,7 @@ from benchmarks.mutations import KINDS, mutants
 from benchmarks.parallel_mutations import PARALLEL_KINDS, parallel_mutants
 from benchmarks.record import Record, arguments, table
 from ir.errors import ShapeError, VerificationError
-from pdv.proofs import proof_statement
+from pdv.plan.proofs import proof_statement
 from pdv.rewrite import library
 from pdv.rewrite.check import check_law
 from pdv.rewrite.check_parallel import check_parallel_rules

@@ -112,7 +112,7 @@ def export(case: Case, folder: Path) -> dict[str, float]:
     """The canonical graph of a case, as text."""
     from benchmarks import shapes
     from pdv.frontend import load_program
-    from pdv.source import write_source
+    from pdv.plan.source import write_source
 
     if case.layers:
         made = shapes.llama(case.batch, 2048, shapes.LLAMAS[case.model], num_hidden_layers=case.layers)
@@ -125,13 +125,13 @@ def export(case: Case, folder: Path) -> dict[str, float]:
 
 def plan(case: Case, folder: Path) -> dict[str, Any]:
     """Search and proof, timed; of the search also what it takes to write the plan out, node by node."""
-    from ir.exact import verify_equal
+    from ir.proof.exact import verify_equal
     from pdv.check import check_text
     from pdv.emit.emission import Emission, shapes_in
     from pdv.frontend.program import Weights
+    from pdv.plan.source import read_source
     from pdv.search.chain import ChainSolver
     from pdv.search.meshes import search_meshes
-    from pdv.source import read_source
 
     class Timed(ChainSolver):
         """Notes how long plans take to be made into graphs."""

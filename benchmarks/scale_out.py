@@ -4,7 +4,7 @@
 
 For each number of devices a lattice of tensor, pipeline, context, expert and data parallelism, chunks a stage,
 micro-batches and recomputation is estimated, and the most promising configurations that fit are simulated in full
-(`pdv.simulate.lattice`). Strong scaling keeps the batch; weak scaling lets it grow with the devices. Times are the
+(`pdv.manual.lattice`). Strong scaling keeps the batch; weak scaling lets it grow with the devices. Times are the
 simulator's, with kernels by the roofline; "seconds" are CPU-seconds of one core for everything, imports left out.
 """
 
@@ -21,9 +21,9 @@ from typing import Any
 from benchmarks.record import Record, arguments, table
 from pdv.cluster import Cluster, Device, load_cluster
 from pdv.cost.compute import ComputeModel
-from pdv.frontend.arch import arch
+from pdv.frontend.arch.description import arch
+from pdv.manual.lattice import Choice, Lattice, best, points
 from pdv.report.simulated import simulated_document
-from pdv.simulate.lattice import Choice, Lattice, best, points
 
 ClusterOf = Callable[[int], Cluster]
 CHEAPER = 7  # what a pod sends out is a seventh of what it could: Grattafiori et al. (2024), section 3.3.1

@@ -31,8 +31,8 @@ from ir.graph import Graph
 from pdv.cluster import Cluster, load_cluster
 from pdv.compile import plan_problems
 from pdv.problem import Problem
+from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies import STRATEGIES, Budget
-from pdv.search.tables import TooWideError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -33,9 +33,9 @@ def main() -> None:
 
 def large() -> dict[str, Any]:
     """Llama-3-405B: CPU-seconds from the PCG on, in a process that has simulated nothing yet."""
-    from pdv.frontend.arch import arch
-    from pdv.frontend.arch_graph import graph
-    from pdv.simulate.configuration import configuration, workload
+    from pdv.frontend.arch.description import arch
+    from pdv.frontend.arch.graph import graph
+    from pdv.manual.configuration import configuration, workload
 
     node = {"count": 128, "devices": 8, "device": "h100-80gb-sxm", "link": "nvlink4"}
     cluster, given, model = (

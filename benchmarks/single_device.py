@@ -35,7 +35,7 @@ from benchmarks.models import Size, build, token_ids
 from benchmarks.record import Record, arguments, table
 from benchmarks.timing import sample, summary
 from pdv.config import Mode
-from pdv.plan import import_package
+from pdv.plan.package import import_package
 
 FEWEST, MOST = 11, 25  # pairs of samples; between them, as many as fit into
 PAIRS_S = 4.0

@@ -90,7 +90,7 @@ def export_and_train(path: Path, size: Size, steps: int) -> list[float]:
 
     from benchmarks.models import build
     from examples.text import batches
-    from pdv.frontend.export_onnx import export_onnx
+    from pdv.frontend.onnx.export import export_onnx
 
     module, inputs = build("gpt2", "full" if size.name == "full" else "small", batch=size.batch)
     export_onnx(module, inputs, path)

@@ -86,7 +86,7 @@ class Operator:
             1 for [n], 3 for [c, 1, 1]; else 0.
         result_name: what programs call its result where nothing else names it.
         emit: the torch expression, with ``{0}`` … operands and ``{attr}`` attributes; empty where the text depends on
-            more than that (``pdv/emit/expressions.py`` writes it).
+            more than that (``pdv/emit/program/expressions.py`` writes it).
     """
 
     name: str

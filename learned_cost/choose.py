@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ir.errors import UsageError
-from learned_cost.device import DeviceRecord, Dtype, find, load_records
+from learned_cost.devices.device import DeviceRecord, Dtype, find, load_records
 from learned_cost.estimator import Analytic, KernelCosts, Place
 
 if TYPE_CHECKING:
-    from learned_cost.measured import Measurements
-    from learned_cost.predict import Predictor
+    from learned_cost.data.measured import Measurements
+    from learned_cost.kernels.predict import Predictor
 
 LEARNED, MEASURED = "learned", "measured"
 LANES_HZ = 256 * 1.6e9  # float32 FLOP/s of a unit of GPUs of 2017 to 2025: 128 lanes, two operations, 1.6 GHz
@@ -79,8 +79,8 @@ def _sources(choice: str) -> tuple[Predictor | None, Measurements | None]:
             "Allowed: analytic, learned, measured, a weight file of `pdv cost train`, a folder of `pdv profile`",
             f"Did you mean {near[0]!r}?" if near else "Check the path",
         )
-    from learned_cost.measured import SHIPPED, Measurements
-    from learned_cost.predict import Predictor
+    from learned_cost.data.measured import SHIPPED, Measurements
+    from learned_cost.kernels.predict import Predictor
 
     if choice == MEASURED:
         folders = sorted(folder for folder in SHIPPED.glob("*") if folder.is_dir())

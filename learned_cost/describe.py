@@ -13,7 +13,7 @@ from typing import Any, cast
 from ir.dims import Loops
 from ir.operator import Attrs, Operator, Work, backward_work, forward_work
 from ir.types import DType, TensorType
-from learned_cost.kernel import Kernel
+from learned_cost.data.kernel import Kernel
 
 DTYPES = {DType.F64: "fp64", DType.F32: "fp32", DType.BF16: "bf16", DType.F16: "fp16", DType.I8: "int8"}
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from ir.cost_model import NOTHING, SOURCES, Estimate, NodeEstimate, Query
 from ir.operator import Work
 from ir.types import DType, TensorType
+from learned_cost.data.kernel import Kernel, Subgraph
 from learned_cost.describe import DTYPES, backward_kernels, forward_kernels
-from learned_cost.device import DeviceRecord
-from learned_cost.host import CPU
-from learned_cost.kernel import Kernel, Subgraph
+from learned_cost.devices.device import DeviceRecord
+from learned_cost.devices.host import CPU
 
 # Digits kept of a prediction: float32 sums differ in the last bits with the size of the batch that they are made in,
 # and equal questions should have equal answers whatever else is asked.
@@ -55,14 +55,14 @@ class Prediction(Protocol):
 
 
 class Predictor(Protocol):
-    """What ``learned_cost.predict.Predictor`` does."""
+    """What ``learned_cost.kernels.predict.Predictor`` does."""
 
     def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Prediction:
         """Of each subgraph on a device."""
 
 
 class Measured(Protocol):
-    """What ``learned_cost.measured.Measurements`` does."""
+    """What ``learned_cost.data.measured.Measurements`` does."""
 
     @property
     def collectives(self) -> Mapping[tuple[str, str, int], tuple[tuple[str, float, float], ...]]:

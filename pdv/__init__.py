@@ -30,8 +30,8 @@ from pdv.config import VERSION
 
 if TYPE_CHECKING:
     from pdv.compile import optimize
-    from pdv.plan import Plan
-    from pdv.told import explain
+    from pdv.plan.package import Plan
+    from pdv.report.saved import explain
     from pdv.verification import verify
 
 __version__ = VERSION
@@ -56,7 +56,7 @@ __all__ = [
     "verify",
 ]
 
-_LAZY = {"Plan": "plan", "explain": "told", "optimize": "compile", "verify": "verification"}
+_LAZY = {"Plan": "plan.package", "explain": "report.saved", "optimize": "compile", "verify": "verification"}
 
 
 def __getattr__(name: str) -> object:

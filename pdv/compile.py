@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from ir.cost_model import CostModel
 from ir.errors import NoPlanFitsError, PinsError, UsageError, VerificationError
-from ir.exact import Proof, verify_equal
 from ir.graph import Graph
+from ir.proof.exact import Proof, verify_equal
 from ir.types import DType
 from pdv import config
-from pdv.cache import Cache
 from pdv.cluster import Cluster, candidate_meshes, load_cluster
 from pdv.cost.compute import ComputeModel
-from pdv.derivation import replay
-from pdv.document import plan_document, read_problem
 from pdv.emit.package import emission_of
 from pdv.guard import guarded, noted, passing
 from pdv.open_sizes import sizes_document
 from pdv.pins import PinSet, load_pins
-from pdv.plan import Plan
+from pdv.plan.cache import Cache
+from pdv.plan.derivation import replay
+from pdv.plan.document import plan_document, read_problem
+from pdv.plan.package import Plan
+from pdv.plan.proofs import proof_document, run_document
 from pdv.planning import Effort, Progress, Searched, opened, searched
 from pdv.prices import cost_model, priced_axes
 from pdv.problem import Pins, Problem
-from pdv.proofs import proof_document, run_document
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.chosen import chosen_rules
 from pdv.rewrite.rule import Rule
@@ -65,7 +65,7 @@ def optimize(
     """Plan a model for a cluster and prove the plan.
 
     Args:
-        model: an ONNX file, an ``nn.Module``, an exported program, or a `Program` (`pdv.frontend.arch_graph.program`).
+        model: an ONNX file, an ``nn.Module``, an exported program, or a `Program` (`pdv.frontend.arch.graph.program`).
         example_inputs: a batch as the training loop would pass it, for a module.
         cluster: a YAML file, its content, or a loaded cluster.
         batch: global batch size, where the model leaves it open.

@@ -10,7 +10,7 @@ from typing import Any
 
 from ir.errors import PdvError
 from ir.graph import Graph
-from pdv.emit.opened import Opened, batch_of, open_sizes
+from pdv.emit.analysis.open_sizes import Opened, batch_of, open_sizes
 from pdv.frontend.program import BATCH, Program
 from pdv.frontend.tables import BROKEN
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ir.errors import NoPlanFitsError, UsageError
-from pdv.cache import Cache, cached
-from pdv.cache import opened as open_cache
 from pdv.cluster.suggest import did_you_mean
 from pdv.pins import contradiction
+from pdv.plan.cache import Cache, cached
+from pdv.plan.cache import opened as open_cache
 from pdv.problem import Problem
 from pdv.search.meshes import Found, Needs, search_meshes
 from pdv.search.strategies import STRATEGIES, Strategy

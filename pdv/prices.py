@@ -16,7 +16,7 @@ from pdv.cluster.presets import LINKS
 from pdv.cost.comm import AxisLink, axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
-from pdv.document import read_devices
+from pdv.plan.document import read_devices
 
 
 def cost_model(choice: str | os.PathLike[str] | None, devices: Sequence[Device]) -> CostModel:
@@ -94,7 +94,7 @@ def priced_axes(cluster: Cluster, compute: CostModel, candidate: MeshCandidate) 
 
 
 def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curves | None:
-    from learned_cost.collective_curves import INTERCONNECTS, axis_curve
+    from learned_cost.collectives.curves import INTERCONNECTS, axis_curve
     from learned_cost.estimator import MOVED_STD, KernelCosts
 
     measured = compute.moved(INTERCONNECTS.get(link, link), size) if isinstance(compute, KernelCosts) else ()

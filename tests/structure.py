@@ -34,14 +34,14 @@ OF_OPERATORS = ("ir.ops", "pdv.frontend")
 """Where operators are told apart by name: their own declarations, and those who read foreign names."""
 
 OF_TORCH = ("pdv.frontend", "pdv.emit", "pdv.check")
-ANSWERS = ("pdv.problem.solution", "pdv.search.meshes", "pdv.simulate.result", "pdv.report.loaded", "pdv.plan")
+ANSWERS = ("pdv.problem.solution", "pdv.search.meshes", "pdv.simulate.result", "pdv.report.loaded", "pdv.plan.package")
 """Where the records of what was found are declared."""
 
 # Layer -> its modules (with all below them), from the lowest to the highest: each imports those before it, and itself.
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "ir": ("ir",),
     "learned_cost": ("learned_cost",),
-    "files": ("pdv.config", "pdv.folders", "pdv.guard", "pdv.own_key", "pdv.seal", "pdv.source"),
+    "files": ("pdv.config", "pdv.folders", "pdv.guard", "pdv.own_key", "pdv.plan.seal", "pdv.plan.source"),
     "rewrite": ("pdv.rewrite",),
     "passes": ("pdv.passes",),
     "cluster": ("pdv.cluster",),
@@ -54,15 +54,13 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "schedule": ("pdv.schedule",),
     "memory": ("pdv.memory",),
     "simulate": ("pdv.simulate",),
+    "manual": ("pdv.manual",),
     "emit": ("pdv.emit",),
     "check": ("pdv.check",),
-    "plan": (
-        "pdv.cache", "pdv.certificate", "pdv.derivation", "pdv.document", "pdv.plan", "pdv.planning", "pdv.prices",
-        "pdv.proofs", "pdv.rows",
-    ),
+    "plan": ("pdv.plan", "pdv.planning", "pdv.prices", "pdv.rows"),
     "report": ("pdv.report",),
     "verification": ("pdv.verification",),
-    "compile": ("pdv.compile", "pdv.told", "pdv"),
+    "compile": ("pdv.compile", "pdv"),
     "cli": ("pdv.cli", "pdv.__main__"),
 }  # fmt: skip
 

@@ -23,7 +23,16 @@ LEARNED_COST_DOORS = {
 }
 # of learned_cost, what a price needs: NumPy is enough
 WITHOUT_TRAINING = {
-    f"learned_cost/{name}.py" for name in ("device", "kernel", "describe", "predict", "collectives", "weights")
+    f"learned_cost/{name}.py"
+    for name in (
+        "devices/device",
+        "data/kernel",
+        "describe",
+        "kernels/forward",
+        "kernels/predict",
+        "collectives/model",
+        "weights",
+    )
 }
 TRAINING_PACKAGES = {"torch", "torch_geometric", "pyarrow", "sklearn"}
 # what ir may stand on beside the standard library

@@ -21,8 +21,8 @@ from ir.verify import divides
 from pdv.cluster import Device, Link
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
-from pdv.derivation import operators
 from pdv.pcg.redistribute import Redistribution
+from pdv.plan.derivation import operators
 from pdv.problem import Assignment, Problem, Storage
 
 DEVICE = Device(

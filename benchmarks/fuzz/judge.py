@@ -18,8 +18,8 @@ from benchmarks.fuzz.module import Module
 from benchmarks.fuzz.observe import Data, Step, data_of, differences, observe_module, observe_package, says_fixed
 from benchmarks.fuzz.spec import ModuleSpec, PlanSpec
 from ir.errors import PdvError, VerificationError
-from ir.exact import verify_equal
 from ir.graph import Graph
+from ir.proof.exact import verify_equal
 from pdv.check import Checked, check_text
 from pdv.emit.emission import Emission
 from pdv.frontend.program import Program as Loaded

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ir.builder import Builder
-from ir.collectives import MOVES, Group, Move
+from ir.evaluation.collectives import MOVES, Group, Move
 from ir.graph import Graph, Node
 from ir.ops import OPERATORS
 from ir.types import DType

@@ -14,13 +14,13 @@ import numpy as np
 
 from benchmarks.mutation.edit import Edit, edited
 from benchmarks.mutation.plans import Right
-from ir import exact
-from ir.collectives import MOVES
 from ir.errors import PdvError, ShapeError, ShardingError, VerificationError
-from ir.exact import verify_equal
+from ir.evaluation.collectives import MOVES
+from ir.evaluation.interpret import SINGLE, Evaluation, evaluate
 from ir.graph import Graph, apply_view, read_stored
-from ir.interpret import SINGLE, Evaluation, evaluate
 from ir.mesh import Mesh
+from ir.proof import exact
+from ir.proof.exact import verify_equal
 from ir.verify import check_outputs, infer_shardings
 from pdv.check import check_text
 from pdv.emit.emission import Emission

@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.mutations import mutants
 from benchmarks.rules import confirmed
 from ir.errors import PdvError, VerificationError
-from ir.primes import draw_primes
-from ir.rational import rational
+from ir.evaluation.rational import rational
+from ir.proof.primes import draw_primes
 from pdv.rewrite.check import check_law
 from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Symbol, Term, parse_law
 

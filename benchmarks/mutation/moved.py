@@ -16,7 +16,7 @@ from benchmarks.mutation.edit import (
     reversed_ranks,
     twice,
 )
-from ir.collectives import MOVES, Move
+from ir.evaluation.collectives import MOVES, Move
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 

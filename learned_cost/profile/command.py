@@ -14,14 +14,14 @@ import torch
 from ir.errors import UsageError, WriteError
 from ir.graph import Graph
 from ir.types import DType
-from learned_cost.device import FOLDER, DeviceRecord, load_records, record
+from learned_cost.devices.device import FOLDER, DeviceRecord, load_records, record
 from learned_cost.profile.detect import CACHE_BYTES, detect
-from learned_cost.profile.groups import Group, Limits, OperatorGroup, SubgraphGroup
-from learned_cost.profile.pieces import Piece
-from learned_cost.profile.planned import shipped
+from learned_cost.profile.programs.groups import Group, Limits, OperatorGroup, SubgraphGroup
+from learned_cost.profile.programs.pieces import Piece
+from learned_cost.profile.programs.planned import shipped
+from learned_cost.profile.programs.shapes import MAKERS
 from learned_cost.profile.rows import Setting
 from learned_cost.profile.session import GROUP_OF, Outcome, Progress, run
-from learned_cost.profile.shapes import MAKERS
 from learned_cost.profile.store import Store
 from learned_cost.profile.timing import Stopwatch
 
@@ -79,7 +79,7 @@ def measure(options: Options, planned: Planned | None = None, progress: Progress
     if "subgraph" in wanted:
         groups.append(SubgraphGroup(limits, planned=graphs))
     if "triton" in wanted and device.type == "cuda":
-        from learned_cost.profile.fusions import TritonGroup
+        from learned_cost.profile.programs.fusions import TritonGroup
 
         groups.append(TritonGroup(limits))
     stopwatch = Stopwatch(device, known.l2_bytes or CACHE_BYTES)

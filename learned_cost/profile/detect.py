@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from learned_cost.device import DeviceRecord, Dtype, find, load_records
+from learned_cost.devices.device import DeviceRecord, Dtype, find, load_records
 from learned_cost.profile.rows import processor, versions
 from learned_cost.profile.timing import Stopwatch
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from learned_cost.device import DeviceRecord
-from learned_cost.kernel import DIMS, FUSED, Kernel, Subgraph
+from learned_cost.data.kernel import DIMS, FUSED, Kernel, Subgraph
+from learned_cost.devices.device import DeviceRecord
 from learned_cost.profile.store import Row
 from learned_cost.profile.timing import Caches, Timing
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from learned_cost.kernel import FUSED
-from learned_cost.profile.groups import Group, Task
+from learned_cost.data.kernel import FUSED
+from learned_cost.profile.programs.groups import Group, Task
+from learned_cost.profile.programs.sampling import Fair
 from learned_cost.profile.rows import Setting, kernel_of, kernel_row, measured_key
-from learned_cost.profile.sampling import Fair
 from learned_cost.profile.store import Row, Store
 from learned_cost.profile.timing import Stopwatch, Timing
 

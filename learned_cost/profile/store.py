@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ir.errors import DataError, WriteError
-from learned_cost.table import COLLECTIVE_COLUMNS, KERNEL_COLUMNS, Column
+from learned_cost.data.table import COLLECTIVE_COLUMNS, KERNEL_COLUMNS, Column
 
 Row = Mapping[str, Any]  # Any: text, numbers or None, by column
 SCHEMAS: Mapping[str, Sequence[Column]] = {"kernels": KERNEL_COLUMNS, "collectives": COLLECTIVE_COLUMNS}

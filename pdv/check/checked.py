@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ir.depth import shorten
 from ir.dims import Shape
 from ir.errors import VerificationError
 from ir.graph import Graph
+from ir.proof.depth import shorten
 from pdv.check.compare import TOLERANCE
 from pdv.check.fewer import renumbered
 from pdv.check.imports import Texts
@@ -23,9 +23,9 @@ from pdv.check.reference import NotFiniteError
 from pdv.check.run import run, tensors_read
 from pdv.check.small import Pair, full_pair, small_pair
 from pdv.check.text import at_sizes
-from pdv.emit.constants import STORED, constant_names
+from pdv.emit.analysis.constants import STORED, constant_names
+from pdv.emit.analysis.leaves import Reading
 from pdv.emit.emission import Emission, ShapeOf, module_texts, shapes_in, stored_shapes
-from pdv.emit.leaves import Reading
 from pdv.frontend.program import Weights
 
 MOST_RANKS = 16

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ir.dims import Shape
 from ir.errors import ModelError, first_line
-from pdv.frontend.module import resized
+from pdv.frontend.torch.module import resized
 
 MOST_WEIGHTS = 1 << 24  # of a module that is copied, in elements
 _SPREAD = 0.1  # of what constant weights are moved by, so that no bias is zero and no scale is one

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from ir.errors import ModelError
+from ir.evaluation.interpret import Evaluation, evaluate
 from ir.graph import Graph
-from ir.interpret import Evaluation, evaluate
 from ir.views import Base, add_up, sources_of
 from pdv.check.module_run import Ran, Source, array, copied, run_module
 from pdv.check.reference import largest
 from pdv.check.trainable import check_trainable
-from pdv.frontend.module import ExampleInputs, call_arguments
+from pdv.frontend.torch.module import ExampleInputs, call_arguments
 
 MOST_ELEMENTS = 1 << 23  # of all values of a program
 MOST_POINTS = 1 << 31  # of the loop nests of all its contractions: some seconds, with gradients

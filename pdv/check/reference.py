@@ -1,6 +1,6 @@
 """What the source makes of random values, in float64: the reference that a run of the text is held to.
 
-Entry point: ``reference``; evaluated by ``ir.interpret``.
+Entry point: ``reference``; evaluated by ``ir.evaluation.interpret``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ir.evaluation.interpret import Evaluation, data_of, evaluate
 from ir.graph import Graph
-from ir.interpret import Evaluation, data_of, evaluate
 from ir.views import Base, add_up, sources_of
 from pdv.check.small import Pair
 

@@ -1,8 +1,8 @@
 """A source and what is emitted of its PCG at small sizes, as the emitter would have got them.
 
-``ir.scale`` chooses the sizes. It drops what all readers of a stored tensor share of their views, and lets constants
-become equal; here both come back, so that the small program's text has the structure of the large one's. Entry points:
-``small_pair``, ``full_pair``.
+``ir.scaling.scale`` chooses the sizes. It drops what all readers of a stored tensor share of their views, and lets
+constants become equal; here both come back, so that the small program's text has the structure of the large one's.
+Entry points: ``small_pair``, ``full_pair``.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 
 from ir.builder import Builder
 from ir.dims import Shape
+from ir.evaluation.id_ranges import Ranges
 from ir.graph import Constant, Graph, Node, View, ViewStep, param_view
-from ir.id_ranges import Ranges
 from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
-from ir.scale import Shrinking, Small, shrink
-from ir.sizes import points_at
+from ir.scaling.resize import points_at
+from ir.scaling.scale import Shrinking, Small, shrink
 from ir.types import TensorType
 from ir.views import Base, bases, readings
-from pdv.emit.constants import STORED, constant_names
+from pdv.emit.analysis.constants import STORED, constant_names
+from pdv.emit.analysis.fold import value_of
+from pdv.emit.analysis.leaves import Reading
+from pdv.emit.analysis.outline import over
 from pdv.emit.emission import Emission, ShapeOf, shapes_before, stored_shapes
-from pdv.emit.fold import value_of
-from pdv.emit.leaves import Reading
-from pdv.emit.outline import over
-from pdv.emit.program import write_program
+from pdv.emit.program.model_text import write_program
 from pdv.frontend.program import Weights
 
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
@@ -90,7 +90,7 @@ def small_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:
     """The programs at small sizes.
 
     Raises:
-        ShardingError, VerificationError: as ``ir.scale.shrink``.
+        ShardingError, VerificationError: as ``ir.scaling.scale.shrink``.
     """
     graphs = (source, emission.whole, *([emission.graph] if emission.computed else []))
     small = shrink(graphs, emission.mesh, alike=emission.alike(shape_of))

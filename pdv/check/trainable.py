@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from ir.errors import ModelError
-from pdv.frontend.exported_state import storage_of
+from pdv.frontend.torch.exported_state import storage_of
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 

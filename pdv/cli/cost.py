@@ -13,8 +13,8 @@ from pdv.cli import values
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning, progress_bar
 
 if TYPE_CHECKING:
-    from learned_cost.dataset import Dataset
-    from learned_cost.scoring import Evaluation
+    from learned_cost.data.dataset import Dataset
+    from learned_cost.evaluation.scoring import Evaluation
     from learned_cost.weights import Weights
 
 app = typer.Typer(help="Train, score, show and publish the model that predicts how long kernels and collectives take.")
@@ -83,9 +83,9 @@ def train(
     seconds = None if budget is None else values.seconds(budget, "--budget")
     _need("torch", "torch_geometric", "pyarrow")
 
-    from learned_cost.learner import GraphLearner
-    from learned_cost.train import TrainOptions, fit_config
-    from learned_cost.train import train as run
+    from learned_cost.training.learner import GraphLearner
+    from learned_cost.training.train import TrainOptions, fit_config
+    from learned_cost.training.train import train as run
 
     learner = GraphLearner()
     begun = None if start is None else _weights(None if start == SHIPPED else Path(start), learner.layout)
@@ -108,7 +108,7 @@ def train(
 def _train_collectives(data: list[Path], devices: Path | None, base: Path, *, skip_bad: bool, as_json: bool) -> None:
     _need("pyarrow")
 
-    from learned_cost.collective_train import train_collectives
+    from learned_cost.collectives.train import train_collectives
     from learned_cost.weights import save_weights
 
     dataset = _read(data, devices, skip_bad=skip_bad)
@@ -121,7 +121,7 @@ def _print_trained(weights: Weights, base: Path, *, effort: str = "", as_json: b
     if as_json:
         print_json("cost train", output=str(base), sha256=weights.digest, training=training, metrics=metrics)
         return
-    from learned_cost.card import sentence
+    from learned_cost.training.card import sentence
 
     rows = {"written": f"{base}.safetensors, {base.name}.json", "trained on": f"{training['rows']:,} rows{effort}"}
     if metrics:
@@ -146,7 +146,7 @@ def evaluate(
 ) -> None:
     """Score weights on any folder of measurements: errors, intervals and ranks, by operator, device and source."""
     if plots is not None:
-        from learned_cost.publish import check_folder
+        from learned_cost.training.publish import check_folder
 
         check_folder(plots, overwrite=True)
     _need("pyarrow")
@@ -170,7 +170,7 @@ def show(
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
     """Print what weights were trained on and how well they did: the model card in short."""
-    from learned_cost.card import facts
+    from learned_cost.training.card import facts
     from learned_cost.weights import SHIPPED as FOLDER
     from learned_cost.weights import load_weights
 
@@ -200,9 +200,9 @@ def publish(
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
     """Check weights, score them again, and write them with a model card and pictures as a folder for others."""
-    from learned_cost.dataset import SHIPPED as PROFILES
-    from learned_cost.publish import check_folder
-    from learned_cost.publish import publish as write
+    from learned_cost.data.dataset import SHIPPED as PROFILES
+    from learned_cost.training.publish import check_folder
+    from learned_cost.training.publish import publish as write
     from learned_cost.weights import load_weights
 
     check_folder(output, overwrite=overwrite)
@@ -246,14 +246,14 @@ def _need(*packages: str) -> None:
 
 
 def _read(folders: list[Path], devices: Path | None, *, skip_bad: bool) -> Dataset:
-    from learned_cost.dataset import read_folders
-    from learned_cost.device import load_records
+    from learned_cost.data.dataset import read_folders
+    from learned_cost.devices.device import load_records
 
     return read_folders(folders, devices=load_records(devices), skip_bad=skip_bad)
 
 
 def _selected(dataset: Dataset, devices: list[str] | None, fold: int | None) -> Dataset:
-    from learned_cost.scoring import select
+    from learned_cost.evaluation.scoring import select
 
     return select(dataset, devices=devices or (), fold=fold)
 
@@ -274,7 +274,7 @@ def _evaluated(
     parts: tuple[str, ...] = ("kernels", "collectives"),
 ) -> tuple[Evaluation, dict[str, Any]]:
     """The scores, and by what weights: name and digest by part."""
-    from learned_cost.scoring import evaluate as score
+    from learned_cost.evaluation.scoring import evaluate as score
     from learned_cost.weights import trained
 
     kernels = collectives = None
@@ -282,13 +282,13 @@ def _evaluated(
     seen: list[str] = []
     known_ops: list[str] = []
     if "kernels" in parts and (dataset.kernels is not None or dataset.graphs is not None):
-        from learned_cost.predict import Predictor
+        from learned_cost.kernels.predict import Predictor
 
         found = _weights(weights)
         kernels, seen, known_ops = Predictor.load(weights), trained(found, "by_device"), trained(found, "by_op")
         used["kernels"] = {"name": found.name, "sha256": found.digest}
     if "collectives" in parts and dataset.collectives is not None:
-        from learned_cost.collectives import load_collective_model
+        from learned_cost.collectives.model import load_collective_model
 
         collectives = load_collective_model(collective_weights)
         used["collectives"] = {"name": str(collective_weights or SHIPPED)}
@@ -297,7 +297,7 @@ def _evaluated(
 
 def _draw(found: Evaluation, folder: Path) -> list[str]:
     from learned_cost.files import unwritable
-    from learned_cost.publish import draw
+    from learned_cost.training.publish import draw
 
     try:
         folder.mkdir(exist_ok=True)
@@ -313,7 +313,7 @@ def _described(entry: Weights) -> dict[str, Any]:
 
 
 def _print_report(report: Mapping[str, Any]) -> None:
-    from learned_cost.card import sentence
+    from learned_cost.training.card import sentence
 
     for part in ("kernels", "collectives"):
         if part not in report:
@@ -338,7 +338,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
 
 
 def _print_groups(what: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
-    from learned_cost.card import percent
+    from learned_cost.training.card import percent
 
     print(f"{what:<36} {'rows':>9} {'error':>8} {'median':>8} {'90% holds':>9} {'roofline':>9}")
     for name, figures in groups.items():

@@ -51,9 +51,9 @@ def _document(path: Path, cluster: Path | None) -> dict[str, Any]:  # Any: JSON
         return saved
     from pdv.cluster import load_cluster
     from pdv.memory import step_memory
+    from pdv.report.saved import saved_workload
     from pdv.report.simulated import simulated_document
     from pdv.simulate.step import simulate
-    from pdv.told import saved_workload
 
     folder = path.parent if path.is_file() and path.suffix == ".json" else path
     work = saved_workload(folder, None if cluster is None else load_cluster(cluster))

@@ -22,9 +22,9 @@ def explain(
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
     """Say how each operator is sharded and why, what that costs, and what was weighed against it."""
-    from pdv.plan import read_document
-    from pdv.told import explain as explain_plan
-    from pdv.told import explanation
+    from pdv.plan.package import read_document
+    from pdv.report.saved import explain as explain_plan
+    from pdv.report.saved import explanation
 
     with progress_bar(quiet=as_json) as progress:
         progress("replaying, and weighing alternatives", None)

@@ -15,11 +15,11 @@ from pdv.cli.output import DebugOption, JsonOption, once, print_json, print_tabl
 from pdv.cli.summary import summarize
 
 if TYPE_CHECKING:
-    from pdv.cache import Cache
     from pdv.cluster import Cluster
     from pdv.frontend import Program
     from pdv.pins import PinSet
-    from pdv.plan import Plan
+    from pdv.plan.cache import Cache
+    from pdv.plan.package import Plan
 
 Model = Annotated[Path | None, typer.Argument(help="An ONNX file.", show_default=False)]
 ArchText = Annotated[
@@ -138,8 +138,8 @@ def _described(arch: str, batch: int | None, dtype: str | None) -> Program:
         UsageError: if there is no batch.
     """
     from ir.types import DType as Type
-    from pdv.frontend.arch import arch as read
-    from pdv.frontend.arch_graph import program
+    from pdv.frontend.arch.description import arch as read
+    from pdv.frontend.arch.graph import program
 
     if batch is None:
         raise UsageError("--arch needs a batch", mend="Add --batch N, samples of a step over all devices")
@@ -148,8 +148,8 @@ def _described(arch: str, batch: int | None, dtype: str | None) -> Program:
 
 def _kept(directory: Path | None, *, no_cache: bool) -> Cache | None:
     """Where searches are kept, if anywhere."""
-    from pdv.cache import opened
     from pdv.folders import cache_folder
+    from pdv.plan.cache import opened
 
     if no_cache and directory is not None:
         raise UsageError("--cache and --no-cache say opposite things", mend="Leave one of them out")

@@ -15,7 +15,7 @@ from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, pro
 if TYPE_CHECKING:
     from ir.graph import Graph
     from learned_cost.profile.command import Options
-    from learned_cost.profile.pieces import Piece
+    from learned_cost.profile.programs.pieces import Piece
 
 Ops = Annotated[
     list[str] | None,
@@ -119,7 +119,7 @@ def _planned(
     """Shapes and fusible parts of the best plan of a model."""
     if model is None or cluster is None:
         return None
-    from learned_cost.profile.planned import of_pcg, segments
+    from learned_cost.profile.programs.planned import of_pcg, segments
     from pdv.compile import optimize
 
     plan = optimize(model, cluster=cluster, batch=batch)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ir.graph import Graph
+    from pdv.manual.configuration import Configuration
     from pdv.problem.workload import Workload
-    from pdv.simulate.configuration import Configuration
 
 Target = Annotated[
     Path | None,
@@ -65,9 +65,9 @@ def simulate(
     _check(target, manual, arch, cluster)
     if trace is not None and not trace.resolve().parent.is_dir():
         raise UsageError(f"--trace: the folder {str(trace.parent)!r} does not exist", mend="Make it first")
+    from pdv.manual.configuration import configuration
     from pdv.memory import step_memory
     from pdv.report.simulated import simulated_document, simulated_text
-    from pdv.simulate.configuration import configuration
     from pdv.simulate.step import simulate as simulated
 
     with progress_bar(quiet=as_json) as progress:
@@ -115,7 +115,7 @@ def _check(target: Path | None, manual: str | None, arch: str | None, cluster: P
 def _of_plan(target: Path, cluster: Path | None, cost: str | None) -> Workload:
     """A saved plan, on its own cluster or on another one."""
     from pdv.cluster import load_cluster
-    from pdv.told import saved_workload
+    from pdv.report.saved import saved_workload
 
     folder = target.parent if target.is_file() and target.suffix == ".json" else target
     return saved_workload(folder, None if cluster is None else load_cluster(cluster), cost)
@@ -130,8 +130,8 @@ def _of_settings(
 ) -> tuple[Workload, str]:
     """A configuration on a cluster, and its text with what was left out."""
     from pdv.cluster import load_cluster
+    from pdv.manual.configuration import completed, workload
     from pdv.prices import cost_model, with_curves
-    from pdv.simulate.configuration import completed, workload
 
     devices = load_cluster(cluster)
     given = completed(asked, devices.num_devices)
@@ -155,8 +155,8 @@ def _graph_of(
     if arch is not None and dims:
         raise UsageError("--dim is about an ONNX file", "With --arch, the sizes in its text", "Write seq=N there")
     if arch is not None:
-        from pdv.frontend.arch import arch as read
-        from pdv.frontend.arch_graph import graph
+        from pdv.frontend.arch.description import arch as read
+        from pdv.frontend.arch.graph import graph
 
         described = read(arch)
         return lambda samples: graph(described, samples, Type.from_name(dtype), tp=tp)

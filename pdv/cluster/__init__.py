@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdv.cluster.description import Cluster, Device, DeviceClass, Level, Link, NodeGroup, Route, Stage, Tier, Wire
 from pdv.cluster.loader import load_cluster
 from pdv.cluster.meshes import MeshCandidate, candidate_meshes
-from pdv.cluster.route import find_route
+from pdv.cluster.routing.route import find_route
 
 __all__ = [
     "Cluster", "Device", "DeviceClass", "Level", "Link", "MeshCandidate", "NodeGroup", "Route", "Stage", "Tier", "Wire",

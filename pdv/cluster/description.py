@@ -2,7 +2,7 @@
 
 A cluster is groups of equal nodes on a network of switches; in each node are devices, joined by links that may be
 groups of groups; wires may join single devices besides. `levels` sums this up, outer to inner, as meshes need it.
-Devices are numbered node by node. Which links a set of devices loads is found by `pdv.cluster.route`.
+Devices are numbered node by node. Which links a set of devices loads is found by `pdv.cluster.routing.route`.
 """
 
 from __future__ import annotations

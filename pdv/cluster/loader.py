@@ -15,10 +15,10 @@ from pdv.cluster.build import built
 from pdv.cluster.checks import checked
 from pdv.cluster.description import Cluster
 from pdv.cluster.meshes import check_pinned_mesh, with_wired_links
+from pdv.cluster.routing.wires import check_reached
 from pdv.cluster.source import Place, Source, read_yaml
 from pdv.cluster.suggest import did_you_mean
 from pdv.cluster.units import Problem, shorten
-from pdv.cluster.wires import check_reached
 
 
 def load_cluster(description: str | Path | Mapping[str, object] | Cluster) -> Cluster:

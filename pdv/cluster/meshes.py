@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ir.errors import ClusterError
 from ir.mesh import Axis, Mesh
 from pdv.cluster.description import Cluster, Level, Link, Route
-from pdv.cluster.route import find_route
+from pdv.cluster.routing.route import find_route
 
 Sizes = tuple[tuple[str, int], ...]  # axes by name and size, slow to fast
 

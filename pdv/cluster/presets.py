@@ -22,7 +22,7 @@ LAUNCH_S = 5e-6
 
 def _device(name: str, efficiency: float, launch_s: float = LAUNCH_S) -> Device:
     """A preset: the published numbers of its record, and what only the planner's arithmetic needs."""
-    from learned_cost.device import record
+    from learned_cost.devices.device import record
 
     known = record(name)
     peaks = {dtype: rate for key, dtype in DTYPES.items() if (rate := known.peak(key)) is not None}
@@ -175,7 +175,7 @@ LINKS: dict[str, PresetLink] = {
 def host_link(device: str) -> str:
     """The PCIe preset of a device's slot, by its record; of a device without record pcie4."""
     from ir.errors import PdvError
-    from learned_cost.device import record
+    from learned_cost.devices.device import record
 
     try:
         rate = record(device).host_link_bytes_per_s or 32e9

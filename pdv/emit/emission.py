@@ -12,22 +12,22 @@ from ir.graph import Constant, Graph, Node, View
 from ir.mesh import Mesh
 from ir.types import DType
 from ir.views import is_column, readings, shape_before_step
-from pdv.emit.constants import STORED, constant_names
-from pdv.emit.fold import fold, value_of
-from pdv.emit.header import header
-from pdv.emit.leaves import Reading
-from pdv.emit.lower import lower
-from pdv.emit.opened import NamedSizes
-from pdv.emit.outline import Item, Run, own_params
-from pdv.emit.program import helpers_used, write_program
-from pdv.emit.views import stored_views
+from pdv.emit.analysis.constants import STORED, constant_names
+from pdv.emit.analysis.fold import fold, value_of
+from pdv.emit.analysis.leaves import Reading
+from pdv.emit.analysis.lower import lower
+from pdv.emit.analysis.open_sizes import NamedSizes
+from pdv.emit.analysis.outline import Item, Run, own_params
+from pdv.emit.analysis.stored_views import stored_views
+from pdv.emit.program.header import header
+from pdv.emit.program.model_text import helpers_used, write_program
 from pdv.emit.weights import Array, Loader
 from pdv.frontend.program import Weights
 
 ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor, by name."""
 
-_HERE = Path(__file__).parent
+_TEMPLATES = Path(__file__).parent / "templates"
 _INIT = '''"""The sharded model: ``build()`` makes it."""
 
 from .model import Model, build
@@ -140,7 +140,7 @@ def module_texts(model: str) -> dict[str, str]:
     return {
         "model.py": model,
         "__init__.py": _INIT,
-        **{name: (_HERE / name).read_text(encoding="utf-8") for name in beside},
+        **{name: (_TEMPLATES / name).read_text(encoding="utf-8") for name in beside},
     }
 
 

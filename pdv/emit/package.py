@@ -8,11 +8,11 @@ from typing import cast
 
 from ir.graph import Graph
 from ir.mesh import Mesh
+from pdv.emit.analysis.open_sizes import NamedSizes
 from pdv.emit.emission import Emission
-from pdv.emit.opened import NamedSizes
 from pdv.emit.weights import write_weights
 from pdv.frontend.program import Weights
-from pdv.seal import write_document
+from pdv.plan.seal import write_document
 
 WEIGHTS = "weights.safetensors"
 

@@ -16,8 +16,8 @@ from pdv.passes import canonicalize
 if TYPE_CHECKING:
     import torch
 
-    from pdv.frontend.dynamic_shapes import DynamicShapes
-    from pdv.frontend.module import ExampleInputs
+    from pdv.frontend.torch.dynamic_shapes import DynamicShapes
+    from pdv.frontend.torch.module import ExampleInputs
 
 
 def load_program(
@@ -50,7 +50,7 @@ def load_program(
     elif isinstance(model, str | os.PathLike):
         program = _load_file(Path(model), batch, dims or {})
     else:
-        from pdv.frontend.module import load_module_or_export
+        from pdv.frontend.torch.module import load_module_or_export
 
         program = load_module_or_export(
             model, example_inputs, batch=batch, dims=dims or {}, dynamic_shapes=dynamic_shapes
@@ -104,7 +104,7 @@ def check_updates(graph: Graph) -> None:
 def _load_file(path: Path, batch: int | None, dims: Mapping[str, int]) -> Program:
     match path.suffix.lower():
         case ".onnx":
-            from pdv.frontend.onnx import load_onnx
+            from pdv.frontend.onnx.model import load_onnx
 
             return load_onnx(path, batch=batch, dims=dims)
         case ".pt2" | ".pt" | ".pth" | ".ckpt":

@@ -145,7 +145,8 @@ KERNELS: Mapping[str, Kernel] = {
 }
 """By operator name; one that is not here holds nothing else."""
 
-# Statistics that are sums over devices are taken step by step (pdv/emit/operators.py): x - mean is kept, then squared.
+# Statistics that are sums over devices are taken step by step (operators.py of the package): x - mean is kept, then
+# squared.
 _FOLDED = Kernel(keeps=_folded, saved=(0,))
 _VARIANCE = Kernel(keeps=_operands(1), forward=_operands(1), backward=_operands(2), saved=())
 _BATCH_NORM = Kernel(keeps=_operands(1), forward=_operands(1), backward=_operands(2), saved=())

@@ -1,6 +1,6 @@
 """What moving a tensor along an axis allocates, forward and backward: the emitted program's collectives, one by one.
 
-Read in ``pdv/emit/parallel.py``; a framework that reduces in place and gathers into the result's own memory
+Read in ``pdv/emit/templates/parallel.py``; a framework that reduces in place and gathers into the result's own memory
 (Megatron-LM's mappings) allocates the results alone. On a CPU gloo gathers into a tensor of its own first, and sums a
 copy of what it scatters (ProcessGroupGloo.cpp; ``_allgather_base``, ``reduce_scatter_tensor_coalesced``).
 """

@@ -42,7 +42,7 @@ class Setting:
 
     @property
     def eager(self) -> bool:
-        """True of the emitted program: torch's own autograd, and the copies that ``pdv/emit/parallel.py`` makes.
+        """True of the emitted program: torch's own autograd, and the copies that its ``parallel.py`` makes.
 
         False of a framework that keeps a copy of each weight, reduces in place and accumulates into buffers made
         beforehand (Megatron-LM).

@@ -12,8 +12,8 @@ from functools import lru_cache
 from ir.cost_model import NOTHING, Estimate, Query
 from ir.graph import Graph, Node
 from ir.operator import Split
+from ir.scaling.resize import table_below
 from ir.sharding import Sharding, local_bytes, local_shape
-from ir.sizes import table_below
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_local_loops, node_splits
 from pdv.cost.breakdown import NodeCost, PlanCost

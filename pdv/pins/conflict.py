@@ -21,9 +21,9 @@ from pdv.pins.names import source_of
 from pdv.problem import Problem
 from pdv.search.blocks import tied_params
 from pdv.search.chain import ChainSolver
-from pdv.search.configs import ConfigTable
 from pdv.search.meshes import search_mesh
-from pdv.search.tables import TooWideError
+from pdv.search.solver.configs import ConfigTable
+from pdv.search.solver.tables import TooWideError
 
 Keeps = Callable[[Sequence[Constraint]], bool]
 

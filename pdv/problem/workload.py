@@ -1,7 +1,7 @@
 """What is simulated: a PCG for one micro-batch, its cut into pipeline stages, and how a step of it is run.
 
 Decides the words in which a step is described. Who makes a `Workload`: `pdv.report.loaded` of a saved plan,
-`pdv.simulate.configuration` of a user's own settings. Who reads it: `pdv.simulate.step` (time), `pdv.memory` (bytes).
+`pdv.manual.configuration` of a user's own settings. Who reads it: `pdv.simulate.step` (time), `pdv.memory` (bytes).
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from ir.operator import Split
 from ir.sharding import Sharding, invariant
 from pdv.problem import Storage
 from pdv.report.loaded import Loaded
-from pdv.search.block_table import BlockSolver
 from pdv.search.blocks import Block
-from pdv.search.configs import Config, ConfigTable
-from pdv.search.elimination import eliminate
-from pdv.search.tables import Factor, Variable
-from pdv.search.tied import TiedTable
-from pdv.search.ties import Ties
+from pdv.search.solver.block_table import BlockSolver
+from pdv.search.solver.configs import Config, ConfigTable
+from pdv.search.solver.elimination import eliminate
+from pdv.search.solver.tables import Factor, Variable
+from pdv.search.solver.tied import TiedTable
+from pdv.search.solver.ties import Ties
 
 Splits = tuple[Split, ...]
 Least = dict[Node, dict[Splits, float]]

@@ -20,9 +20,9 @@ from pdv.pcg.redistribute import Redistribution
 from pdv.report.again import Again, Least, Splits, made
 from pdv.report.loaded import Loaded
 from pdv.search.blocks import Block, block_of, split_blocks, tied_params
-from pdv.search.configs import ConfigTable
-from pdv.search.tables import TooWideError
-from pdv.search.tied import TiedTable
+from pdv.search.solver.configs import ConfigTable
+from pdv.search.solver.tables import TooWideError
+from pdv.search.solver.tied import TiedTable
 
 # Entries of a table (16 MB) above which a block is first bounded, then solved among what costs little more.
 LIMIT = 2_000_000

@@ -15,20 +15,20 @@ from ir.graph import Graph, Node
 from ir.sharding import Sharding
 from ir.verify import infer_shardings
 from pdv.cluster import Cluster, Device
-from pdv.cluster.route import find_route
+from pdv.cluster.routing.route import find_route
 from pdv.cost.breakdown import PlanCost
 from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
-from pdv.derivation import operators, replayed
-from pdv.document import read_problem
 from pdv.guard import noted
 from pdv.pcg.realize import realize
 from pdv.pins import RoleOf, load_pins
-from pdv.plan import read_document
+from pdv.plan.derivation import operators, replayed
+from pdv.plan.document import read_problem
+from pdv.plan.package import read_document
+from pdv.plan.seal import damaged
+from pdv.plan.source import GRAPH, read_source
 from pdv.problem import Assignment, Derived, Problem
 from pdv.problem.workload import Workload, workload_of_pcg
-from pdv.seal import damaged
-from pdv.source import GRAPH, read_source
 
 Document = Mapping[str, Any]  # Any: plan.json
 

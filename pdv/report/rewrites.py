@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from ir.mesh import Mesh
-from pdv.derivation import replayed
 from pdv.pcg.plan_cost import plan_cost
+from pdv.plan.derivation import replayed
 from pdv.problem import Problem
 from pdv.report.loaded import Loaded
 from pdv.search.meshes import search_mesh

@@ -22,7 +22,7 @@ from pdv.problem import Problem
 from pdv.problem.workload import Recompute, Workload, workload_of_pcg
 from pdv.schedule.stages import units
 from pdv.search.meshes import Found, search_meshes
-from pdv.simulate.chunks import spread
+from pdv.simulate.lowering.chunks import spread
 
 MICRO_BATCHES = (2, 4, 8, 16)
 MOST_DEVICES = 64  # times as many as there are

@@ -1,7 +1,7 @@
 """Whether a law is true: both sides evaluated exactly, outputs and gradients, at many sizes and attribute values.
 
 Entry point: ``check_law``. What a law is, ``law`` says; at which sizes it is tried, ``sample``. Functions of elements
-and rows are uninterpreted (``ir.modular``), so a law that holds here holds for every choice of them.
+and rows are uninterpreted (``ir.evaluation.modular``), so a law that holds here holds for every choice of them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from ir.errors import ShapeError, VerificationError
-from ir.exact import verify_equal
 from ir.graph import Graph
 from ir.mesh import Mesh
+from ir.proof.exact import verify_equal
 from pdv.rewrite.instantiate import instantiate
 from pdv.rewrite.law import Law
 from pdv.rewrite.sample import attr_uses, samples

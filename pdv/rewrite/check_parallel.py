@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from ir.builder import Builder
 from ir.errors import ShardingError, VerificationError
-from ir.exact import verify_equal
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Operator
 from ir.ops import OPERATORS
+from ir.proof.exact import verify_equal
 from ir.sharding import Invariant, Partial, Shard
 from ir.types import DType, TensorType
 from ir.verify import divides

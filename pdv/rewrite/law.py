@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ir.errors import ShapeError, UsageError
-from ir.rational import exact_float, rational
+from ir.evaluation.rational import exact_float, rational
 from ir.types import DType
 
 Scalar = int | float | bool | str

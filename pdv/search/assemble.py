@@ -10,8 +10,8 @@ from ir.graph import Graph, Node
 from ir.operator import Split
 from pdv.problem import AlgebraicStep, Assignment, Storage
 from pdv.search.blocks import Block
-from pdv.search.configs import Config
-from pdv.search.variants import Variant
+from pdv.search.solver.configs import Config
+from pdv.search.variants.variants import Variant
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ir.sharding import Sharding
 from pdv.search.priced_chain import Priced, PricedChain
 from pdv.search.refine import Part
 from pdv.search.refusals import too_large
-from pdv.search.tables import Table
+from pdv.search.solver.tables import Table
 
 # Prices tried at most; each is a new corner of the lower hull of (bytes, seconds), of which few matter.
 PRICES = 12

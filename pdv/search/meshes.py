@@ -15,9 +15,9 @@ from pdv.cost.breakdown import PlanCost
 from pdv.pcg.realize import realize
 from pdv.problem import Derived, Problem, Realized, Solution
 from pdv.search.refusals import too_large
+from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget, Clock, Known, Strategy
-from pdv.search.tables import TooWideError
 
 CLASSES = 5  # of plans, by the size of their working sets
 ROUNDS = 6  # of a tighter limit, where plans need more than the search thinks

@@ -18,16 +18,16 @@ from pdv.pcg.realize import realize
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import AlgebraicStep, Assignment, Problem, Realized
 from pdv.search.assemble import Choice, assemble
-from pdv.search.backtrack import Deadline, Noticed
 from pdv.search.blocks import Block, split_blocks, tied_params
-from pdv.search.configs import ConfigTable
+from pdv.search.priced_blocks import Stages
 from pdv.search.refine import TOLERANCE, Part, Tables
 from pdv.search.refusals import no_legal_plan
-from pdv.search.stage import Stages
-from pdv.search.tables import TooWideError
-from pdv.search.tied import TiedTable, reads
-from pdv.search.ties import Reading, Ties
-from pdv.search.variants import Variant, apply_rules
+from pdv.search.solver.configs import ConfigTable
+from pdv.search.solver.tables import TooWideError
+from pdv.search.solver.tied import TiedTable, reads
+from pdv.search.solver.ties import Reading, Ties
+from pdv.search.variants.backtrack import Deadline, Noticed
+from pdv.search.variants.variants import Variant, apply_rules
 
 FIXINGS = 4  # times that loose parameters are fixed anew, where their readers want them elsewhere
 

@@ -17,14 +17,14 @@ import numpy as np
 
 from ir.graph import Node
 from ir.sharding import Sharding
-from pdv.search.block_table import Solved, solve_model
 from pdv.search.blocks import Block
-from pdv.search.configs import Config
-from pdv.search.network import BlockModel, Domain
-from pdv.search.path import Path, at
-from pdv.search.stage import LIMIT, Stage, Stages
-from pdv.search.tables import Table
-from pdv.search.ties import Ties
+from pdv.search.priced_blocks import LIMIT, Stage, Stages
+from pdv.search.solver.block_table import Solved, solve_model
+from pdv.search.solver.configs import Config
+from pdv.search.solver.min_plus import Path, at
+from pdv.search.solver.network import BlockModel, Domain
+from pdv.search.solver.tables import Table
+from pdv.search.solver.ties import Ties
 
 # How far above its bound an entry is first sought, nearest first.
 SLACKS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ir.cost_model import Source
-from pdv.simulate.engine import Clocks, Parts
-from pdv.simulate.pipeline import Timeline
+from pdv.simulate.engine.pipeline import Timeline
+from pdv.simulate.engine.streams import Clocks, Parts
+from pdv.simulate.engine.task import PICO
 from pdv.simulate.stage import Lowered
-from pdv.simulate.task import PICO
 
 # Parts that are no communication, in the order of reports; every other part is a mesh axis or a kind of transfer.
 OTHERS = ("compute", "recomputation", "optimizer", "host", "waiting", "bubble")

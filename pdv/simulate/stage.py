@@ -11,20 +11,20 @@ from functools import cached_property
 
 from ir.graph import Node
 from pdv.cluster import Device
-from pdv.cluster.route import find_route
+from pdv.cluster.routing.route import find_route
 from pdv.cost.comm import AxisLink, all_reduce_seconds, send_seconds
 from pdv.problem.workload import Workload
 from pdv.simulate.calibration import Calibration
-from pdv.simulate.engine import Clocks, Engine, Parts
-from pdv.simulate.links import Links, reached
-from pdv.simulate.lower import Lowering, Program
-from pdv.simulate.nodes import Nodes
-from pdv.simulate.pipeline import Sends
-from pdv.simulate.price import DevicePrices, Price
-from pdv.simulate.runs import Chunks
-from pdv.simulate.segments import Segments
-from pdv.simulate.sums import Sums
-from pdv.simulate.task import COMPUTE, Placed, Segment, Task, picoseconds
+from pdv.simulate.engine.pipeline import Sends
+from pdv.simulate.engine.streams import Clocks, Engine, Parts
+from pdv.simulate.engine.task import COMPUTE, Placed, Segment, Task, picoseconds
+from pdv.simulate.lowering.links import Links, reached
+from pdv.simulate.lowering.nodes import Nodes
+from pdv.simulate.lowering.price import DevicePrices, Price
+from pdv.simulate.lowering.programs import Lowering, Program
+from pdv.simulate.lowering.runs import Chunks
+from pdv.simulate.lowering.segments import Segments
+from pdv.simulate.lowering.sums import Sums
 
 
 @dataclass

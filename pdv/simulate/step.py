@@ -15,12 +15,12 @@ from pdv.cluster import Device
 from pdv.problem.workload import Workload
 from pdv.schedule.order import Pass, Pipeline
 from pdv.simulate.calibration import CALIBRATION, Calibration
-from pdv.simulate.engine import Clocks, Parts
-from pdv.simulate.pipeline import Durations, Timeline, compose
+from pdv.simulate.engine.pipeline import Durations, Timeline, compose
+from pdv.simulate.engine.stragglers import factors
+from pdv.simulate.engine.streams import Clocks, Parts
+from pdv.simulate.engine.task import BUBBLE, HOST, PICO, WAITING, Placed, picoseconds
 from pdv.simulate.result import Ran, Share, Simulation
 from pdv.simulate.stage import Lowered, Stage
-from pdv.simulate.stragglers import factors
-from pdv.simulate.task import BUBBLE, HOST, PICO, WAITING, Placed, picoseconds
 from pdv.simulate.uncertainty import Confidence, confidence
 
 

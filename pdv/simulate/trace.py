@@ -12,10 +12,10 @@ from typing import Any
 
 from pdv.memory import StepMemory
 from pdv.schedule.order import Pass
-from pdv.simulate.engine import Clocks, simulate_tasks
+from pdv.simulate.engine.streams import Clocks, simulate_tasks
+from pdv.simulate.engine.task import TRANSFER, Placed, Task
 from pdv.simulate.result import Ran, Simulation
 from pdv.simulate.stage import Lowered, Stage
-from pdv.simulate.task import TRANSFER, Placed, Task
 
 Event = dict[str, Any]  # Any: JSON
 MOST = 200_000  # tasks; beyond, passes are drawn whole

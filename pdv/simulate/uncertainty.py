@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from ir.cost_model import SOURCES, Estimate, Source
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
-from pdv.simulate.engine import Parts
+from pdv.simulate.engine.streams import Parts
+from pdv.simulate.engine.task import PICO
 from pdv.simulate.result import OTHERS
 from pdv.simulate.stage import Lowered, Stage
-from pdv.simulate.task import PICO
 
 IDLE = ("host", "waiting", "bubble")  # no price of a kernel or a link
 

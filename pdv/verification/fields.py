@@ -13,14 +13,14 @@ from typing import Any
 
 from ir.errors import VerificationError
 from pdv import config
-from pdv.certificate import statement
 from pdv.cluster import Cluster, candidate_meshes
-from pdv.document import described, facts_document
 from pdv.pins import PinSet, load_pins
+from pdv.plan.certificate import statement
+from pdv.plan.document import described, facts_document
+from pdv.plan.seal import CHECKSUM
 from pdv.prices import priced_axes
 from pdv.report.loaded import Loaded, workload_of_plan
 from pdv.report.simulated import step_facts
-from pdv.seal import CHECKSUM
 from pdv.search.strategies import STRATEGIES
 
 CLOSE = 1e-9  # relative

@@ -17,19 +17,19 @@ import numpy as np
 
 from ir.cost_model import CostModel
 from ir.errors import DataError, PdvError, UsageError, VerificationError, WeightsError
-from ir.exact import verify_equal
 from ir.graph import Graph
+from ir.proof.exact import verify_equal
 from ir.verify import check_outputs
 from pdv.emit.emission import Emission
 from pdv.emit.package import WEIGHTS, emission_of
 from pdv.emit.weights import Stored
 from pdv.frontend.program import Weights
 from pdv.guard import guarded
-from pdv.plan import read_document
+from pdv.plan.package import read_document
+from pdv.plan.proofs import checked_document, proof_document
+from pdv.plan.seal import damaged
 from pdv.prices import priced_by
-from pdv.proofs import checked_document, proof_document
 from pdv.report.loaded import Document, Loaded, loaded, read_planned
-from pdv.seal import damaged
 from pdv.verification.fields import check_fields, difference
 from pdv.verification.files import check_no_program, check_program, edited_program
 from pdv.verification.weights import check_weights, read_stored

@@ -20,7 +20,7 @@ from pdv.emit.emission import Emission
 from pdv.emit.package import WEIGHTS
 from pdv.emit.weights import CODES, Stored, digest_of, head, in_order
 from pdv.frontend.program import Weights
-from pdv.seal import damaged
+from pdv.plan.seal import damaged
 
 PIECE = 1 << 20  # bytes read at a time
 _MEND = "Restore it, or write the package again with pdv optimize"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from learned_cost.dataset import read_folder
-from learned_cost.device import record
+from learned_cost.data.dataset import read_folder
+from learned_cost.devices.device import record
 from learned_cost.profile import collectives
 from learned_cost.profile.rows import Setting
 from tests.distributed.harness import run_ranks

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdv.emit import parallel
-from pdv.emit.parallel import Axis
+from pdv.emit.templates import parallel
+from pdv.emit.templates.parallel import Axis
 
 DTYPES = [torch.float32, torch.bfloat16]
 

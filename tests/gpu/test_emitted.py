@@ -17,7 +17,7 @@ from benchmarks.models import build
 from benchmarks.techniques import ZERO4, forced_plan
 from pdv.emit.package import emit_package
 from pdv.frontend import load_program
-from pdv.plan import Plan, import_package
+from pdv.plan.package import Plan, import_package
 
 # Largest difference over the largest element: float32 as on a mesh (tests/distributed), bfloat16 two layers deep with
 # 8 bits, whose last one is 2**-8 = 4e-3.

@@ -7,7 +7,7 @@ import torch
 
 from ir.types import DType, TensorType
 from learned_cost.profile.detect import detect
-from learned_cost.profile.pieces import Piece, jobs
+from learned_cost.profile.programs.pieces import Piece, jobs
 from learned_cost.profile.timing import Stopwatch
 
 PIECES = (

@@ -22,8 +22,8 @@ NEEDS_TRITON = pytest.mark.skipif(util.find_spec("triton") is None, reason="need
 
 def check(device: str) -> None:
     """Every kernel against torch's operators, for every shape and type."""
-    from learned_cost.profile.fusions import FUSIONS, fusion, runs
-    from learned_cost.profile.subgraphs import callable_of, inputs_of
+    from learned_cost.profile.programs.fusions import FUSIONS, fusion, runs
+    from learned_cost.profile.programs.subgraphs import callable_of, inputs_of
 
     torch.manual_seed(0)
     for name, shape, (dtype, tolerance) in product(FUSIONS, SHAPES, TOLERANCES.items()):

@@ -7,11 +7,11 @@ import pytest
 
 from ir.builder import Builder
 from ir.errors import VerificationError
-from ir.exact import verify_equal
+from ir.evaluation.interpret import evaluate
 from ir.graph import Graph, Node, View
-from ir.interpret import evaluate
 from ir.mesh import Mesh
-from ir.scale import shrink
+from ir.proof.exact import verify_equal
+from ir.scaling.scale import shrink
 from ir.text import parse_graph, print_graph
 from ir.types import DType, TensorType
 from ir.views import add_up, bases

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from learned_cost.device import DeviceRecord
-from learned_cost.evaluate import Z90, Floats, Mask, Predicted
-from learned_cost.table import Table
+from learned_cost.data.table import Table
+from learned_cost.devices.device import DeviceRecord
+from learned_cost.evaluation.evaluate import Z90, Floats, Mask, Predicted
 from learned_cost.weights import Arrays, Weights
 
 Rows = NDArray[np.int64]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from learned_cost import choose
-from learned_cost.device import record
+from learned_cost.devices.device import record
 
 
 def test_records_lie_beside_weights_and_in_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

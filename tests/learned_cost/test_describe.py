@@ -9,12 +9,12 @@ import pytest
 from ir.builder import Builder
 from ir.ops import OPERATORS
 from ir.types import DType, TensorType
+from learned_cost.data.kernel import ROLES, Kernel, Subgraph
 from learned_cost.describe import HANDED_ON, backward_kernels, forward_kernels
-from learned_cost.kernel import ROLES, Kernel, Subgraph
-from learned_cost.profile.library import CALLS
-from learned_cost.profile.pieces import Piece
-from learned_cost.profile.planned import shipped
-from learned_cost.profile.shapes import MAKERS, sampled
+from learned_cost.profile.programs.library import CALLS
+from learned_cost.profile.programs.pieces import Piece
+from learned_cost.profile.programs.planned import shipped
+from learned_cost.profile.programs.shapes import MAKERS, sampled
 
 F32 = DType.F32
 

@@ -16,14 +16,14 @@ from ir.cost_model import NOTHING, Query
 from ir.graph import Node
 from ir.operator import Work
 from ir.types import DType, TensorType
+from learned_cost.data.kernel import DIMS, Kernel, Subgraph
+from learned_cost.data.measured import Measurements
 from learned_cost.describe import backward_kernels, forward_kernels
-from learned_cost.device import DeviceRecord, record
+from learned_cost.devices.device import DeviceRecord, record
 from learned_cost.estimator import NO_WEIGHTS, OUT_OF_RANGE, UNKNOWN_DEVICE_STD, KernelCosts, Measured, Place
-from learned_cost.kernel import DIMS, Kernel, Subgraph
-from learned_cost.measured import Measurements
 from pdv.cluster.presets import DEVICES
 from pdv.cost.compute import ComputeModel
-from tests.learned_cost.data import kernel_columns, write
+from tests.learned_cost.measurements import kernel_columns, write
 
 ANALYTIC = ComputeModel((DEVICES["a100-80gb-sxm"],))
 A100, T4 = record("a100-80gb-sxm"), record("t4")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from learned_cost.device import DeviceRecord, load_records
-from learned_cost.kernel import FUSED, Kernel, Subgraph
-from learned_cost.table import KERNEL_COLUMNS, Table, not_applicable
+from learned_cost.data.kernel import FUSED, Kernel, Subgraph
+from learned_cost.data.table import KERNEL_COLUMNS, Table, not_applicable
+from learned_cost.devices.device import DeviceRecord, load_records
 
 DEVICES = ("A100-PCIE-40GB", "T4", "V100-PCIE-32GB", "L40S")
 

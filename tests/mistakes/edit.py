@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.mutation.edit import Change, Edit, drop
 from benchmarks.mutation.edit import edited as changed
-from ir.collectives import MOVES, Group, Move
+from ir.evaluation.collectives import MOVES, Group, Move
 from ir.graph import Graph
 
 

@@ -15,12 +15,12 @@ import pytest
 
 from benchmarks.mutation.edit import Change, attrs, declared, drop, other, parameter, reversed_ranks, twice
 from ir.builder import Builder
-from ir.collectives import MOVES
 from ir.errors import ShardingError, VerificationError
-from ir.exact import verify_equal
+from ir.evaluation.collectives import MOVES
 from ir.graph import Node
 from ir.operator import Operator
 from ir.ops import OPERATORS
+from ir.proof.exact import verify_equal
 from ir.tape import Call, Tape
 from ir.types import DType, TensorType
 from tests.mistakes import plans

@@ -18,7 +18,7 @@ from benchmarks.mutation.plans import Right, right_program
 from benchmarks.mutation.texts import TEXT_KINDS
 from benchmarks.mutation_score import mutated_graphs, mutated_texts
 from ir.errors import VerificationError
-from ir.exact import verify_equal
+from ir.proof.exact import verify_equal
 from pdv.rewrite.library import laws as library_laws
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pdv.seal import write_document
+from pdv.plan.seal import write_document
 
 Document = dict[str, Any]  # Any: JSON
 

@@ -13,12 +13,12 @@ import pytest
 import pdv
 from benchmarks import models
 from ir.errors import PdvError, PinsError, UsageError, VerificationError
-from pdv.derivation import replay
-from pdv.document import read_problem
-from pdv.plan import Plan
-from pdv.seal import write_document
-from pdv.source import write_source
-from pdv.told import explain
+from pdv.plan.derivation import replay
+from pdv.plan.document import read_problem
+from pdv.plan.package import Plan
+from pdv.plan.seal import write_document
+from pdv.plan.source import write_source
+from pdv.report.saved import explain
 from pdv.verification import verify
 from tests.pdv.worlds import cluster
 

@@ -12,17 +12,17 @@ import pdv
 from ir.cost_model import SOURCES
 from ir.errors import DataError, UsageError, WeightsError
 from pdv import config
-from pdv.cache import problem_key
 from pdv.cluster import load_cluster
 from pdv.cluster.presets import DEVICES
 from pdv.compile import plan_problems
 from pdv.cost.compute import ComputeModel
-from pdv.plan import Plan
+from pdv.plan.cache import problem_key
+from pdv.plan.package import Plan
 from pdv.prices import cost_model
+from pdv.report.saved import explain
 from pdv.search.strategies import Budget
-from pdv.told import explain
 from pdv.verification import verify
-from tests.learned_cost.data import write as write_profile
+from tests.learned_cost.measurements import write as write_profile
 from tests.pdv import worlds
 from tests.pdv.packages import change_plan
 from tests.pdv.test_compile import two_layers

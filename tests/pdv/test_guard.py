@@ -15,7 +15,7 @@ from ir.errors import InternalError, PdvError, UsageError, WriteError
 from ir.text import constants, parse_graph
 from pdv.frontend.program import Program
 from pdv.guard import MOST_REPORTS, guarded, noted
-from pdv.plan import Plan
+from pdv.plan.package import Plan
 from tests.pdv.emit.graphs import random_weights
 from tests.pdv.worlds import cluster, f32, mlp
 
@@ -72,7 +72,7 @@ def test_saving_verifying_and_explaining_fail_as_one_error(tmp_path: Path, monke
     assert not (tmp_path / "other_pdv").exists()
     with monkeypatch.context() as patch:
         patch.setattr("pdv.verification.package.check_program", raising(MemoryError()))
-        patch.setattr("pdv.told.reasons", raising(RecursionError()))
+        patch.setattr("pdv.report.saved.reasons", raising(RecursionError()))
         for function in (pdv.verify, pdv.explain):
             with pytest.raises(InternalError) as caught:
                 function(folder)

@@ -22,7 +22,7 @@ from tests.conftest import Golden
 from tests.pdv.worlds import cluster
 
 if TYPE_CHECKING:
-    from pdv.plan import Plan
+    from pdv.plan.package import Plan
 
 COPIED = {"__init__.py", "losses.py", "operators.py", "parallel.py", "runtime.py"}
 """Files that are the same in every package that has them."""

@@ -9,7 +9,7 @@ import pytest
 
 import pdv
 from benchmarks.models import MODELS, build
-from pdv.frontend.export_onnx import export_onnx
+from pdv.frontend.onnx.export import export_onnx
 
 # compute slow and links fast enough that even narrow models are worth cutting
 CLUSTER = {

@@ -12,10 +12,10 @@ import pdv
 from ir.builder import Builder
 from ir.graph import Graph
 from ir.mesh import Mesh
-from pdv.certificate import certificate_document
+from pdv.plan.certificate import certificate_document
+from pdv.report.saved import explain
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import search_meshes
-from pdv.told import explain
 from pdv.verification import verify
 from tests.pdv.test_compile import cluster
 from tests.pdv.worlds import f32, problem

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ir.errors import UsageError, VerificationError
-from pdv.plan import Plan
-from pdv.source import file_digest
+from pdv.plan.package import Plan
+from pdv.plan.source import file_digest
 from pdv.verification import verify
 from tests.pdv.packages import Document, change_plan, document_of
 from tests.pdv.test_compile import planned

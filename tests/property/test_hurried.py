@@ -11,7 +11,7 @@ import pytest
 
 from ir.errors import NoPlanFitsError
 from ir.mesh import Mesh
-from pdv.certificate import certificate_document
+from pdv.plan.certificate import certificate_document
 from pdv.problem import Problem, Solution
 from pdv.rewrite.algebra import RULES
 from pdv.search import meshes

@@ -15,15 +15,15 @@ import pytest
 
 from ir.dims import Loops
 from ir.errors import ShapeError, ShardingError, VerificationError
-from ir.exact import verify_equal
+from ir.evaluation.interpret import evaluate
 from ir.graph import Graph
-from ir.interpret import evaluate
 from ir.mesh import Mesh
 from ir.operator import Operator, Split
 from ir.ops import OPERATORS
 from ir.ops.contraction import linear
 from ir.ops.normalization import batch_norm, channel_mean, channel_variance, softmax
 from ir.ops.reduction import reduce_mean
+from ir.proof.exact import verify_equal
 from ir.sharding import Partial, Replicate
 from ir.types import DType, TensorType
 from ir.verify import divides

@@ -9,9 +9,9 @@ import pytest
 
 from ir.builder import Builder
 from ir.errors import ShapeError, VerificationError
-from ir.exact import verify_equal
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
+from ir.proof.exact import verify_equal
 from pdv.rewrite import library
 from pdv.rewrite.check import check_law
 from pdv.rewrite.instantiate import instantiate

@@ -14,19 +14,19 @@ import pytest
 
 from ir.builder import Builder
 from ir.errors import NoPlanFitsError
-from ir.exact import verify_equal
 from ir.graph import Graph
 from ir.mesh import Mesh
+from ir.proof.exact import verify_equal
 from ir.verify import check_returned, infer_shardings
 from pdv.pcg.derive import derive
 from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Problem, Solution
-from pdv.search import refine, stage
+from pdv.search import priced_blocks, refine
 from pdv.search.chain import ChainSolver
 from pdv.search.meshes import realized, search_mesh
+from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies import Budget
 from pdv.search.strategies.backtrack import backtrack
-from pdv.search.tables import TooWideError
 from tests.pdv.search.oracle import Oracle, TooManyPlansError, decided
 from tests.pdv.worlds import f32, problem, random_graph
 
@@ -148,7 +148,7 @@ def test_bounds_that_split_every_table_end_in_the_optimum(
     limit: int, seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With tables so small that bounds are loose, what is left out is never what the cheapest plan is made of."""
-    monkeypatch.setattr(stage, "LIMIT", limit)
+    monkeypatch.setattr(priced_blocks, "LIMIT", limit)
     monkeypatch.setattr(refine, "LIMIT", limit)
     monkeypatch.setattr(refine, "LARGEST", 64 * limit)
     checked = 0

@@ -19,14 +19,14 @@ from ir.ops.parallel import transition_of
 from ir.transition import COLLECTIVES, Collective
 from pdv.cluster import Cluster, Device, Link, load_cluster
 from pdv.cluster.description import DeviceClass
-from pdv.cluster.route import find_route
+from pdv.cluster.routing.route import find_route
 from pdv.cost.comm import AxisLink, axis_link, choice, least_seconds
 from pdv.problem.workload import Execution, Overlap, Workload
 from pdv.simulate.calibration import CALIBRATION
-from pdv.simulate.links import Links
+from pdv.simulate.engine.task import PICO
+from pdv.simulate.lowering.links import Links
 from pdv.simulate.stage import Lowered
 from pdv.simulate.step import run, simulate
-from pdv.simulate.task import PICO
 from tests.pdv.simulate.workloads import PLAIN, best, flat, gpt
 from tests.pdv.worlds import DEVICE, problem, random_graph
 

@@ -8,11 +8,11 @@ import pytest
 
 from ir.builder import Builder
 from ir.errors import ShardingError
-from ir.exact import verify_equal
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.ops import OPERATORS
 from ir.ops.parallel import TRANSITIONS, move
+from ir.proof.exact import verify_equal
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
 from ir.types import DType, TensorType
 from tests.property.programs import enter

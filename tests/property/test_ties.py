@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ir.builder import Builder
-from ir.exact import verify_equal
 from ir.graph import Graph
 from ir.mesh import Mesh
+from ir.proof.exact import verify_equal
 from pdv import config
 from pdv.rewrite.algebra import RULES
-from pdv.search import ties
 from pdv.search.chain import ChainSolver
 from pdv.search.meshes import realized, search_mesh
-from pdv.search.tables import TooWideError, table_of
+from pdv.search.solver import ties
+from pdv.search.solver.tables import TooWideError, table_of
 from tests.pdv.search.oracle import Oracle, TooManyPlansError, decided
 from tests.pdv.worlds import f32, problem, random_graph
 

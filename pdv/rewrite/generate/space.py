@@ -16,12 +16,12 @@ import numpy as np
 
 from ir.dims import Loops
 from ir.errors import ShapeError
-from ir.interpret import data_of, spec_of
-from ir.modular import PrimeField
+from ir.evaluation.interpret import data_of, spec_of
+from ir.evaluation.modular import PrimeField
+from ir.evaluation.recording import Recorder
 from ir.operator import Operator
 from ir.ops import OPERATORS
-from ir.primes import draw_primes
-from ir.recording import Recorder
+from ir.proof.primes import draw_primes
 from ir.tape import Call
 from ir.types import TensorType
 from pdv.rewrite.instantiate import dims_of, resolved

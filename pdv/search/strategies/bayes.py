@@ -14,10 +14,10 @@ import numpy as np
 
 from ir.operator import Split
 from ir.sharding import Partial, Shard
+from pdv.search.solver.tables import Table
 from pdv.search.strategies.decode import Decoder
 from pdv.search.strategies.network import Flat, Values
 from pdv.search.strategies.pricing import Minimized, Task, strategy
-from pdv.search.tables import Table
 
 FIRST = 16  # random knobs before the model is asked
 TRIALS = 80

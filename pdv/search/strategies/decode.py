@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ir.sharding import Shard
+from pdv.search.solver.tables import Table, Variable
 from pdv.search.strategies.network import Flat, Term, Values
-from pdv.search.tables import Table, Variable
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Choose = Callable[[int, Table], Indices]

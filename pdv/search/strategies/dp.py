@@ -12,10 +12,10 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 
-from pdv.search.elimination import Elimination, eliminate
+from pdv.search.solver.elimination import Elimination, eliminate
+from pdv.search.solver.tables import Factor, Variable
 from pdv.search.strategies.network import Values
 from pdv.search.strategies.pricing import Minimized, Task, strategy
-from pdv.search.tables import Factor, Variable
 
 
 def minimize(task: Task) -> Minimized:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdv.search.solver.tables import Factor
 from pdv.search.strategies.budget import Clock
 from pdv.search.strategies.decode import started
 from pdv.search.strategies.network import Flat, Values
 from pdv.search.strategies.pricing import Minimized, Task, strategy
-from pdv.search.tables import Factor
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from pdv.search.solver.tables import Table, Variable
 from pdv.search.strategies.network import Flat, Term, Values
 from pdv.search.strategies.pricing import Minimized, Task, strategy
-from pdv.search.tables import Table, Variable
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -19,15 +19,15 @@ from pdv.pcg.plan_cost import whole_bytes
 from pdv.pcg.realize import realize
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Assignment, Problem, Storage
-from pdv.search.block_table import BlockSolver
 from pdv.search.blocks import block_of, tied_params
-from pdv.search.configs import ConfigTable
-from pdv.search.network import Network
 from pdv.search.refusals import no_legal_plan
-from pdv.search.sharing import EXACT_WANTS
-from pdv.search.tables import Factor, Table, Variable
-from pdv.search.tied import TiedTable, reads
-from pdv.search.ties import Ties
+from pdv.search.solver.block_table import BlockSolver
+from pdv.search.solver.configs import ConfigTable
+from pdv.search.solver.network import Network
+from pdv.search.solver.sharing import EXACT_WANTS
+from pdv.search.solver.tables import Factor, Table, Variable
+from pdv.search.solver.tied import TiedTable, reads
+from pdv.search.solver.ties import Ties
 
 Values = dict[Variable, int]
 

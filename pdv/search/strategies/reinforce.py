@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from ir.graph import Node
+from pdv.search.solver.tables import Table
 from pdv.search.strategies.decode import Decoder, Indices
 from pdv.search.strategies.network import Flat, Values
 from pdv.search.strategies.pricing import Minimized, Task, strategy
-from pdv.search.tables import Table
 
 BATCH = 16
 UPDATES = 150

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ir.builder import Builder
-from ir.interpret import evaluate
+from ir.evaluation.interpret import evaluate
 from ir.types import DType, TensorType
-from learned_cost.profile.library import CALLS
-from learned_cost.profile.pieces import Piece, jobs, operands
-from learned_cost.profile.shapes import MAKERS
+from learned_cost.profile.programs.library import CALLS
+from learned_cost.profile.programs.pieces import Piece, jobs, operands
+from learned_cost.profile.programs.shapes import MAKERS
 
 CPU = torch.device("cpu")
 F32, BOOL = DType.F32, DType.BOOL
@@ -78,7 +78,7 @@ def test_every_job_runs(op: str) -> None:
 
 @pytest.mark.parametrize("op", ["linear", "matmul"])
 def test_gradients_are_autograds_products(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from learned_cost.profile import pieces
+    from learned_cost.profile.programs import pieces
 
     piece = Piece(op, ONE[op].operands[:1] + ONE[op].operands[1:], (), (True, True))
     x = [value.requires_grad_() for value in operands(piece, CPU)]

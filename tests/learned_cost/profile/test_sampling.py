@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ir.types import DType, TensorType
-from learned_cost.profile.pieces import Piece
-from learned_cost.profile.sampling import Fair, Pool, place
+from learned_cost.profile.programs.pieces import Piece
+from learned_cost.profile.programs.sampling import Fair, Pool, place
 
 
 def product(m: int, plan: str = "") -> Piece:

@@ -12,13 +12,13 @@ import torch
 
 from ir.errors import UsageError, WriteError
 from ir.types import DType, TensorType
-from learned_cost.dataset import read_folder
-from learned_cost.device import record
-from learned_cost.kernel import Subgraph
+from learned_cost.data.dataset import read_folder
+from learned_cost.data.kernel import Subgraph
+from learned_cost.devices.device import record
 from learned_cost.profile.command import Options as CommandOptions
 from learned_cost.profile.command import chosen, cluster_of, here, keep, torch_device
-from learned_cost.profile.groups import Limits, OperatorGroup, SubgraphGroup, Task, tasks_of
-from learned_cost.profile.pieces import Piece
+from learned_cost.profile.programs.groups import Limits, OperatorGroup, SubgraphGroup, Task, tasks_of
+from learned_cost.profile.programs.pieces import Piece
 from learned_cost.profile.rows import Setting, fold, kernel_of, kernel_row, measured_key
 from learned_cost.profile.session import learn_from, run
 from learned_cost.profile.store import Store

@@ -8,10 +8,10 @@ import torch
 from ir.builder import Builder
 from ir.graph import Graph
 from ir.types import DType, TensorType
-from learned_cost.kernel import Subgraph
-from learned_cost.profile.compiled import compiled, eager
-from learned_cost.profile.planned import cuts, of_pcg, segments, shipped, write
-from learned_cost.profile.subgraphs import FAMILIES, callable_of, described, inputs_of, random_pattern
+from learned_cost.data.kernel import Subgraph
+from learned_cost.profile.programs.compiled import compiled, eager
+from learned_cost.profile.programs.planned import cuts, of_pcg, segments, shipped, write
+from learned_cost.profile.programs.subgraphs import FAMILIES, callable_of, described, inputs_of, random_pattern
 
 CPU = torch.device("cpu")
 X = TensorType((6, 8), DType.F32)
@@ -86,7 +86,7 @@ def test_a_plan_is_its_local_work() -> None:
 
 @pytest.mark.slow  # inductor takes seconds to start
 def test_compiled_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from learned_cost.profile import compiled as module
+    from learned_cost.profile.programs import compiled as module
 
     graph = block()
     values = inputs_of(graph, CPU)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ir.builder import Builder
-from ir.depth import shorten
 from ir.errors import VerificationError
 from ir.graph import Graph
 from ir.mesh import Mesh
+from ir.proof.depth import shorten
 from ir.views import sources_of
 from pdv.check import check_text, checked
 from pdv.check.fewer import renumbered

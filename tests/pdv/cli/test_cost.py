@@ -16,7 +16,7 @@ import pytest
 
 from learned_cost.weights import Weights, load_checkpoint, load_weights, save_weights
 from pdv.cli import app as cli
-from tests.learned_cost.data import kernel_columns, write
+from tests.learned_cost.measurements import kernel_columns, write
 
 pytest.importorskip("torch_geometric")  # loaded here, so that no test is charged for it
 ROOT = Path(__file__).parents[3]

@@ -46,7 +46,7 @@ def test_measured_rows_are_reported(capsys: pytest.CaptureFixture[str], tmp_path
 
 @pytest.mark.slow  # measures for some seconds
 def test_detected_is_what_planning_takes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from learned_cost.device import read_record
+    from learned_cost.devices.device import read_record
     from pdv.cluster import load_cluster
 
     words = ["cluster", "detect", "--device", "cpu", "--name", "mine", "--count", "2", "--json"]

@@ -147,8 +147,8 @@ def test_a_plan_without_a_file(gpus: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_plan_without_weights_is_no_program(gpus: Path) -> None:
     import pdv
-    from pdv.frontend.arch import arch
-    from pdv.frontend.arch_graph import program
+    from pdv.frontend.arch.description import arch
+    from pdv.frontend.arch.graph import program
 
     tiny = arch("gpt:layers=1,hidden=64,heads=4,seq=32,vocab=128")
     plan = pdv.optimize(program(tiny, 4), cluster="gpus4.yaml", rules="none")

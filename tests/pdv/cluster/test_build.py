@@ -9,7 +9,7 @@ import pytest
 from ir.errors import ClusterError
 from pdv.cluster import Cluster, candidate_meshes, load_cluster
 from pdv.cluster.presets import NODES
-from pdv.cluster.route import find_route
+from pdv.cluster.routing.route import find_route
 
 PAIRS: dict[str, Any] = {  # Any: YAML
     "devices": 8, "device": "a40", "link": {"preset": "socket", "ports": 1},

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import pdv
-from pdv.document import read_problem
-from pdv.plan import Plan
+from pdv.plan.document import read_problem
+from pdv.plan.package import Plan
 
 
 class Block(nn.Module):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ir.transition import Collective
 from pdv.cluster import Cluster, Link, load_cluster
 from pdv.cluster.meshes import axis_route, candidate_meshes
-from pdv.cluster.route import find_route
+from pdv.cluster.routing.route import find_route
 from pdv.cost.comm import (
     AxisLink,
     all_gather_seconds,

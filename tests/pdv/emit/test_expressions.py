@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ir.ops import OPERATORS
-from pdv.emit.expressions import WRITERS
+from pdv.emit.program.expressions import WRITERS
 
 
 def test_each_operator_is_written_in_one_place() -> None:

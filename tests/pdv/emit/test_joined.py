@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from ir.builder import Builder
-from ir.exact import verify_equal
+from ir.evaluation.interpret import evaluate
 from ir.graph import Graph
-from ir.interpret import evaluate
 from ir.mesh import Mesh
-from pdv.derivation import replay, to_steps
+from ir.proof.exact import verify_equal
 from pdv.emit.package import emit_package
 from pdv.frontend.program import Weights
-from pdv.plan import import_package
+from pdv.plan.derivation import replay, to_steps
+from pdv.plan.package import import_package
 from pdv.rewrite.algebra import RULES
 from pdv.search.chain import ChainSolver
 from pdv.search.meshes import realized

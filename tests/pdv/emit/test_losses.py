@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from pdv.emit import losses
-from pdv.emit.losses import batch_loss
-from pdv.emit.parallel import Axis
+from pdv.emit.templates import losses
+from pdv.emit.templates.losses import batch_loss
+from pdv.emit.templates.parallel import Axis
 
 Data = tuple[Tensor, Tensor]
 CLASSES = 5

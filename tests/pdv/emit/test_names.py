@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdv.emit.names import MAX_IDENTIFIER, identifier, plain, string, unique
+from pdv.emit.analysis.names import MAX_IDENTIFIER, identifier, plain, string, unique
 
 HOSTILE = [
     "",

@@ -17,7 +17,7 @@ from ir.errors import ModelError, UsageError
 from ir.mesh import Mesh
 from pdv.emit.package import emit_package
 from pdv.frontend import load_program
-from pdv.frontend.export_onnx import export_onnx
+from pdv.frontend.onnx.export import export_onnx
 from pdv.frontend.program import Program
 from pdv.open_sizes import sizes_document
 

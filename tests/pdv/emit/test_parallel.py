@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdv.emit import parallel
-from pdv.emit.parallel import Axis
+from pdv.emit.templates import parallel
+from pdv.emit.templates.parallel import Axis
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from pdv.emit.parallel import Axis
-from pdv.emit.runtime import Mesh, Weights, join, local, make_mesh, train_step
+from pdv.emit.templates.parallel import Axis
+from pdv.emit.templates.runtime import Mesh, Weights, join, local, make_mesh, train_step
 
 CPU = torch.device("cpu")
 STORED = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)

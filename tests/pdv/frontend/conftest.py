@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.models import build
 from pdv.frontend import Program, load_program
-from pdv.frontend.export_onnx import export_onnx
+from pdv.frontend.onnx.export import export_onnx
 
 
 @dataclass(frozen=True, slots=True)

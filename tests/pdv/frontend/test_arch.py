@@ -12,9 +12,9 @@ from ir.errors import ModelError
 from ir.graph import Graph
 from ir.operator import forward_work
 from ir.types import DType
-from pdv.frontend.arch import arch
-from pdv.frontend.arch_graph import count_parameters, graph
-from pdv.frontend.arch_presets import PRESETS
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import count_parameters, graph
+from pdv.frontend.arch.presets import PRESETS
 
 SMALL = {
     "gpt2": "gpt:layers=2,hidden=64,heads=8,seq=16,vocab=128,tied=1",

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from benchmarks.models import MODELS
+from ir.evaluation.interpret import evaluate
 from ir.graph import Graph, param_view
-from ir.interpret import evaluate
 from pdv.frontend import Program, load_program
-from pdv.frontend.export_onnx import export_onnx
+from pdv.frontend.onnx.export import export_onnx
 
 from .conftest import Lowered
 

@@ -13,11 +13,11 @@ from torch.nn import functional
 
 import pdv
 from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
-from ir.interpret import evaluate
+from ir.evaluation.interpret import evaluate
 from pdv.frontend import Program, load_program
-from pdv.frontend.export_onnx import export_onnx
+from pdv.frontend.onnx.export import export_onnx
 from pdv.open_sizes import sizes_document
-from pdv.plan import import_package
+from pdv.plan.package import import_package
 from tests.pdv.worlds import cluster
 
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
-from ir.interpret import evaluate
+from ir.evaluation.interpret import evaluate
 from pdv.frontend import Program, load_program
 
 F32 = TensorProto.FLOAT

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ir.types import DType
-from pdv.frontend.arch import arch
-from pdv.frontend.arch_graph import graph
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import graph
 from pdv.memory.rows import fewer_rows
 from tests.pdv import worlds
 

@@ -11,15 +11,15 @@ from ir.mesh import Mesh
 from ir.types import DType
 from pdv.cluster import load_cluster
 from pdv.cost.compute import ComputeModel
-from pdv.frontend.arch import arch
-from pdv.frontend.arch_graph import graph
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import graph
+from pdv.manual.configuration import configuration, workload
 from pdv.memory import StageMemory, step_memory
 from pdv.memory.log import Heap
 from pdv.memory.passes import passes
 from pdv.memory.setting import Setting
 from pdv.problem.workload import Execution, Workload
 from pdv.schedule.order import Pipeline, in_flight
-from pdv.simulate.configuration import configuration, workload
 from tests.pdv import worlds
 from tests.pdv.simulate.workloads import best
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ir.builder import Builder
+from ir.evaluation.interpret import evaluate
 from ir.graph import Graph, Node
-from ir.interpret import evaluate
 from ir.types import DType, TensorType
 from pdv.passes import canonicalize
 from pdv.passes.fuse import FUSIONS

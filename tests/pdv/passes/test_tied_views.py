@@ -11,11 +11,11 @@ import torch
 
 import pdv
 from ir.builder import Builder
-from ir.exact import verify_equal
 from ir.graph import Graph, View
 from ir.mesh import Mesh
+from ir.proof.exact import verify_equal
 from pdv.passes.tied_views import untangle, whole_buffers
-from pdv.plan import import_package
+from pdv.plan.package import import_package
 from tests.pdv.worlds import cluster, f32
 
 VIEWS: dict[str, tuple[View, View]] = {

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from ir.builder import Builder
-from ir.exact import verify_equal
 from ir.graph import Node
 from ir.mesh import Mesh
+from ir.proof.exact import verify_equal
 from ir.sharding import Invariant, Partial, Replicate, Shard, Sharding, State, invariant
 from ir.verify import infer_shardings
 from pdv.pcg.redistribute import Chain, Redistribution, all_shardings

@@ -10,12 +10,12 @@ import pytest
 from pdv.cluster import Cluster, Device, load_cluster
 from pdv.compile import plan_problems
 from pdv.cost.compute import ComputeModel
-from pdv.document import plan_document
+from pdv.plan.document import plan_document
 from pdv.report.loaded import Loaded, loaded, workload_of_plan
 from pdv.search.meshes import search_meshes
+from pdv.simulate.engine.task import PICO
 from pdv.simulate.stage import Lowered
 from pdv.simulate.step import simulate
-from pdv.simulate.task import PICO
 from tests.pdv.simulate.workloads import PLAIN
 from tests.pdv.worlds import attention_block
 

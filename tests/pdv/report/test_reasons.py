@@ -13,8 +13,8 @@ from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Split
 from pdv.cluster import load_cluster
-from pdv.document import plan_document
 from pdv.pins import load_pins
+from pdv.plan.document import plan_document
 from pdv.problem import Pins, Problem
 from pdv.report.alternatives import Weighing
 from pdv.report.axes import IDLE, UNNAMED, axis_uses

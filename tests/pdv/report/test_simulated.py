@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ir.types import DType
-from pdv.frontend.arch import arch
-from pdv.frontend.arch_graph import graph
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import graph
 from pdv.report.diff import diff_document, diff_text
 from pdv.report.simulated import count_text, model_flops, ordered, seconds_text, simulated_text
 from tests.conftest import Golden

@@ -9,7 +9,7 @@ import pytest
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Cluster, load_cluster
-from pdv.cluster.route import find_route
+from pdv.cluster.routing.route import find_route
 from pdv.compile import plan_problems
 from pdv.problem import Problem
 from pdv.report.ways import Problems, multiplied, needs, told, ways_out

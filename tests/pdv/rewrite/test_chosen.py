@@ -10,9 +10,9 @@ import pytest
 from ir.errors import UsageError
 from ir.mesh import Mesh
 from pdv.cluster import load_cluster
-from pdv.derivation import replay
-from pdv.document import plan_document, read_problem
 from pdv.pins import load_pins
+from pdv.plan.derivation import replay
+from pdv.plan.document import plan_document, read_problem
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.chosen import chosen_rules
 from pdv.search.meshes import search_mesh

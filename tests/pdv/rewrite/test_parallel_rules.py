@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ir.builder import Builder
-from ir.exact import verify_equal
 from ir.mesh import Mesh
+from ir.proof.exact import verify_equal
 from ir.verify import divides
 from pdv.rewrite.parallel_rules import parallel_rules
 from tests.conftest import Golden

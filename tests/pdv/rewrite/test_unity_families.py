@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import pytest
 
 from ir.builder import Builder
-from ir.exact import verify_equal
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Split
+from ir.proof.exact import verify_equal
 from ir.sharding import Invariant, Partial, Shard, State
 from ir.types import DType, TensorType
 from pdv.pcg.derive import derive

@@ -10,8 +10,8 @@ from ir.builder import Builder
 from ir.errors import UsageError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
-from pdv.frontend.arch import arch
-from pdv.frontend.arch_graph import graph
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import graph
 from pdv.schedule.stages import balanced, cut, even, units
 
 

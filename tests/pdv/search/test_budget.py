@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ir.mesh import Mesh
-from pdv.certificate import certificate_document
+from pdv.plan.certificate import certificate_document
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import search_mesh, search_meshes
 from pdv.search.strategies import Budget

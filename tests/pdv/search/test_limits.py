@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from ir.errors import NoPlanFitsError
-from ir.exact import verify_equal
 from ir.graph import Node
 from ir.mesh import Mesh
 from ir.operator import Split
+from ir.proof.exact import verify_equal
 from ir.sharding import Invariant, Shard, State
 from pdv.cluster.units import MEMORY
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Pins, Problem
-from pdv.search.configs import ConfigTable
 from pdv.search.meshes import Found, search_mesh, search_meshes
+from pdv.search.solver.configs import ConfigTable
 from tests.pdv.worlds import DEVICE, attention_block, mlp, problem
 
 MESH = Mesh.of(a=2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ir.exact import verify_equal
 from ir.mesh import Mesh
+from ir.proof.exact import verify_equal
 from ir.verify import check_returned, infer_shardings
 from pdv.pcg.derive import derive
 from pdv.pcg.plan_cost import plan_cost

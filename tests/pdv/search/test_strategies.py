@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ir.errors import NoPlanFitsError
-from ir.exact import verify_equal
 from ir.graph import Node
 from ir.mesh import Mesh
 from ir.operator import Split
-from pdv.emit import header
+from ir.proof.exact import verify_equal
+from pdv.emit.program import header
 from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Pins, Problem, Solution
 from pdv.search.meshes import realized, search_meshes

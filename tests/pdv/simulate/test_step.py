@@ -11,8 +11,8 @@ from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Problem
 from pdv.problem.workload import Workload
 from pdv.simulate.calibration import CALIBRATION
+from pdv.simulate.engine.task import PICO
 from pdv.simulate.step import simulate
-from pdv.simulate.task import PICO
 from tests.pdv.simulate.workloads import CPU, ONE, PLAIN, TWO, best, gpt
 from tests.pdv.worlds import attention_block, mlp, problem, random_graph
 

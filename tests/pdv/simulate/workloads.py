@@ -11,13 +11,13 @@ from ir.types import DType
 from pdv.cluster import Cluster, Device, Link, load_cluster
 from pdv.cluster.description import DeviceClass, Level, NodeGroup, Tier
 from pdv.cost.compute import ComputeModel
+from pdv.manual.configuration import configuration, workload
 from pdv.pcg.realize import realize
 from pdv.problem import Problem
 from pdv.problem.workload import Execution, Overlap, Precision, Stages, Workload
 from pdv.search.strategies import Budget
 from pdv.search.strategies.backtrack import backtrack
 from pdv.simulate.calibration import Calibration
-from pdv.simulate.configuration import configuration, workload
 from tests.pdv.worlds import DEVICE, FAST
 
 CPU = replace(DEVICE, kind="cpu")
@@ -72,8 +72,8 @@ def gpt(
     network: object = "ib-hdr",
 ) -> Workload:
     """A model under a user's own configuration."""
-    from pdv.frontend.arch import arch
-    from pdv.frontend.arch_graph import graph
+    from pdv.frontend.arch.description import arch
+    from pdv.frontend.arch.graph import graph
 
     shape, given = arch(model), configuration(spec)
     node = {"count": nodes, "devices": devices, "device": device, "link": link}

@@ -14,7 +14,7 @@ from pdv.cluster import load_cluster
 from pdv.cluster.detect import combined, facts_of, read_facts
 from pdv.cluster.detect.hosts import expand
 from pdv.cluster.detect.nvidia import run_nvidia_smi
-from pdv.cluster.route import find_route
+from pdv.cluster.routing.route import find_route
 
 INPUTS = Path(__file__).parent.parent / "inputs"
 CASES: dict[str, tuple[tuple[str, ...], str, str | None, dict[str, Any]]] = {  # Any: YAML

@@ -1,0 +1,1 @@
+"""Evaluating graphs in NumPy, on one device or on simulated ranks, over floats or over the integers mod a prime."""

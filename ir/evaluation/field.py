@@ -1,0 +1,64 @@
+"""The numbers that a recording computes with, and its values: arrays of a field, with bounds on them.
+
+Every array leads with the *world* axis: trials × simulated ranks, trials outermost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ir.evaluation.einsum import Data
+from ir.evaluation.polynomial import Size
+
+
+class Field(Protocol):
+    """The numbers that a tape computes with. Arrays lead with the world axis."""
+
+    trials: int
+    trial_axis: bool  # whether values from outside lead with one axis of length ``trials``
+
+    def lift(self, array: Data) -> Data:
+        """[worlds, ...] field elements of integers or booleans."""
+
+    def constant(self, array: Data | float) -> tuple[Data, Size]:
+        """[trials, *shape] field elements of a known array, and bounds on them."""
+
+    def matmul(self, x: Data, y: Data) -> Data:
+        """[b, m, k] · [b, k, n]."""
+
+    def sum(self, x: Data, axes: tuple[int, ...]) -> Data:
+        """Sum over axes."""
+
+    def reduce(self, x: Data) -> Data:
+        """Back into the field after a few plain additions, subtractions or one product."""
+
+    def unary(self, name: str, x: Data) -> tuple[Data, Callable[[], Data]]:
+        """f(x), and how to get f'(x)."""
+
+    def row(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+        """A function of each row along the last axis, and its pullback."""
+
+    def row_reduce(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+        """A function of each row to size one, and its pullback."""
+
+
+@dataclass(slots=True, eq=False)
+class Var:
+    """An array of the field, with bounds on it. ``slot`` is its place on the tape, -1 where no gradient flows."""
+
+    data: Data
+    size: Size
+    slot: int = -1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """World axis included."""
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    @property
+    def dtype(self) -> Any:
+        """Of the representation; never bool, which is how masks are told from additive ones."""
+        return self.data.dtype

@@ -1,0 +1,85 @@
+"""From where integer inputs are drawn, so that what a program computes of them lies in the tables that it looks up.
+
+Rows beyond a table read as zero where programs are evaluated: a proof in which most ids lie beyond would say little.
+Entry points: ``id_ranges``; ``are_computed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+import numpy as np
+
+from ir.evaluation.interpret import evaluate
+from ir.graph import Graph, Node
+
+Ranges = Mapping[str, tuple[int, int]]
+"""Input -> the least id that is drawn, and the least that is not any more."""
+
+_HALVINGS = 12
+
+
+def are_computed(ids: Node) -> bool:
+    """True if ids are not as a caller passes them, but moved by arithmetic: ``table[ids + offset]``."""
+    if ids.is_leaf:
+        return False
+    moved = ids.op.kind in ("move", "parallel") and all(not x.type.dtype.is_floating for x in ids.operands)
+    return not moved or any(are_computed(operand) for operand in ids.operands)
+
+
+def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:
+    """Where ids of the inputs are drawn from.
+
+    Below the least table that they index; where they are computed, in that part of it which keeps most of them in their
+    tables, the widest first.
+
+    Args:
+        serial: the program.
+        limits: inputs of integers -> the least table that they index.
+    """
+    whole = {name: (0, limit) for name, limit in limits.items()}
+    looked_up = [node for node in serial.nodes if node.op.kind == "index" and are_computed(node.operands[1])]
+    if not looked_up:
+        return whole
+    graph = Graph((), tuple((str(i), node.operands[1]) for i, node in enumerate(looked_up)))
+    if graph.params or any(node.type.dtype.is_floating for node in graph.nodes if node.is_input):
+        return whole
+    tables = {str(i): node.loops.extents["v"] for i, node in enumerate(looked_up)}
+    best, most = whole, -1.0
+    for begin, end in _parts():
+        ranges = {name: _part(limit, begin, end) for name, limit in limits.items()}
+        inside = _inside(graph, ranges, tables)
+        if inside > most:
+            best, most = ranges, inside
+        if inside == 1.0:
+            break
+    return best
+
+
+def _parts() -> Iterator[tuple[Fraction, Fraction]]:
+    """All of it, its halves, its quarters, …: those at the ends."""
+    yield Fraction(0), Fraction(1)
+    for halving in range(1, _HALVINGS):
+        share = Fraction(1, 2**halving)
+        yield Fraction(0), share
+        yield share, min(2 * share, Fraction(1))
+        yield 1 - share, Fraction(1)
+
+
+def _part(limit: int, begin: Fraction, end: Fraction) -> tuple[int, int]:
+    low = min(int(limit * begin), limit - 1)
+    return low, max(int(limit * end), low + 1)
+
+
+def _inside(graph: Graph, ranges: Ranges, tables: Mapping[str, int]) -> float:
+    """The share of ids that lie in their tables."""
+    random = np.random.default_rng(0)
+    values = {
+        node.attr("name"): random.integers(*ranges.get(node.attr("name"), (0, 2)), size=node.type.shape)
+        for node in graph.nodes
+        if node.is_input
+    }
+    found = evaluate(graph, values).gather()
+    inside = [((found[name] >= 0) & (found[name] < rows)).mean() for name, rows in tables.items()]
+    return float(np.mean(inside))

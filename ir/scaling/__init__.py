@@ -1,0 +1,1 @@
+"""Programs at other sizes: which sizes change together, and small ones at which a proof costs seconds."""

@@ -1,0 +1,1 @@
+"""The model of collectives: α–β physics and a learned correction."""

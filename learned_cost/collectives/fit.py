@@ -1,0 +1,109 @@
+"""Fits the collective model: parameters of physics, and the points that the correction is conditioned on.
+
+Entry point: ``fit_collectives``. Rows are not kept: a point is the median of a curve's rows within a bin of sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from learned_cost.collectives.model import CollectiveModel
+from learned_cost.collectives.physics import PARAMETERS, facts_of, physics, start
+from learned_cost.collectives.process import SCALES, Theta, Vocabulary, covariance, points_of
+from learned_cost.collectives.rows import Cases, Floats, Ints, distinct
+
+MOST = 1500  # points of a system, at most
+BINS = 2  # points of a curve in a doubling of sizes, at most
+SOFT = 0.15  # relative errors beyond this count linearly
+PULL = 2.0  # toward where the fit starts, of 1000 points: parameters that few systems tell stay there
+
+
+@dataclass(frozen=True)
+class Knots:
+    """Medians of rows: a case, its log seconds, and how many rows it stands for."""
+
+    cases: Cases
+    log_s: Floats
+    rows: Ints
+
+
+def knots_of(cases: Cases, log_s: Floats, bins: int = BINS) -> Knots:
+    """One for each bin of sizes of each curve."""
+    _, curve = cases.curves()
+    size = np.log2(cases.bytes)
+    code = curve * 4096 + np.round(size * bins).astype(np.int64)
+    order = np.lexsort((log_s, code))
+    _, begins, counts = np.unique(code[order], return_index=True, return_counts=True)
+    low, high = order[begins + (counts - 1) // 2], order[begins + counts // 2]
+    mean_size = np.add.reduceat(size[order], begins) / counts
+    middle = 0.5 * (log_s[low] + log_s[high])
+    few = _thinned(cases.take(low), counts)
+    return Knots(cases.take(low[few]).with_bytes(2.0 ** mean_size[few]), middle[few], counts[few])
+
+
+def _thinned(cases: Cases, rows: Ints, most: int = MOST) -> Ints:
+    """At most ``most`` points of a system: drawn, those that stand for more rows first to stay."""
+    _, system = distinct(cases.system, cases.gpu)
+    random = np.random.default_rng(0).random(len(system)) * np.minimum(rows, 8)
+    kept = [
+        here[np.argsort(-random[here])[:most]] for code in range(system.max() + 1) for here in [_where(system, code)]
+    ]
+    return np.sort(np.concatenate(kept))
+
+
+def _where(codes: Ints, code: int) -> Ints:
+    return np.flatnonzero(codes == code)
+
+
+def fit_physics(knots: Knots) -> Floats:
+    """Parameters by robust least squares of relative errors.
+
+    Every system counts nearly alike, and each curve of it. Relative errors, not logs: too high by a factor is worse
+    than too low by it, so where systems of a kind differ much the estimate is a low one.
+    """
+    from scipy.optimize import least_squares
+
+    facts, begin = facts_of(knots.cases), start()
+    weight = np.sqrt(_weights(knots.cases))
+    pull = np.sqrt(PULL * len(knots.log_s) / 1000.0)
+
+    def residuals(numbers: Floats) -> Floats:
+        missed = np.expm1(np.clip(physics(numbers, facts)[0] - knots.log_s, -5.0, 3.0)) / SOFT
+        return np.concatenate([weight * np.sign(missed) * _soft(missed), pull * (numbers - begin)])
+
+    found = least_squares(residuals, begin, method="trf", max_nfev=20, x_scale=1.0)
+    numbers: Floats = found.x
+    assert len(numbers) == PARAMETERS
+    return numbers
+
+
+def fit_collectives(cases: Cases, log_s: Floats, theta: Theta = SCALES) -> CollectiveModel:
+    """A model of these rows. Deviations are not calibrated: that takes rows that the model was not fitted to."""
+    from scipy.linalg import cho_factor, cho_solve
+
+    knots = knots_of(cases, log_s)
+    facts, numbers, vocabulary = facts_of(knots.cases), fit_physics(knots), Vocabulary({})
+    base, share = physics(numbers, facts)
+    points, residual = points_of(knots.cases, facts, share, vocabulary), knots.log_s - base
+    matrix = covariance(points, points, theta, narrow=True)
+    matrix[np.diag_indices_from(matrix)] += np.exp(2.0 * theta["noise"])
+    factor = cho_factor(matrix, overwrite_a=True, check_finite=False)
+    weights = cho_solve(factor, residual.astype(np.float32), check_finite=False).astype(np.float64)
+    return CollectiveModel(numbers, theta, points, weights, vocabulary, {"known": 1.0, "new": 1.0})
+
+
+def _soft(missed: Floats) -> Floats:
+    """Square root of a loss that is linear far out."""
+    return np.asarray(np.sqrt(2.0 * (np.sqrt(1.0 + missed**2) - 1.0)))
+
+
+def _weights(cases: Cases) -> Floats:
+    """Of each point: 1 over the points of its curve, over the curves of its system to the power 0.6; mean 1."""
+    first, curve = cases.curves()
+    _, system = distinct(cases.system, cases.gpu)
+    points = np.bincount(curve)[curve]
+    curves = np.bincount(system[first])[system]
+    weight = 1.0 / points / curves**0.6
+    return np.asarray(weight / weight.mean())

@@ -1,0 +1,1 @@
+"""Measurements: what was measured, in tables, read from folders and checked."""

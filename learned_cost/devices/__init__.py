@@ -1,0 +1,1 @@
+"""Devices as records: their published or measured numbers, one YAML file each."""

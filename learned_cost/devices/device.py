@@ -1,0 +1,191 @@
+"""Devices as records: what their makers publish, or ``pdv cluster detect`` measured, each number with its source.
+
+A record is a YAML file in ``learned_cost/devices/``, or in a folder of the user's; adding a device is adding a file.
+Decides what a record may say. Entry points: ``record`` for one device, ``load_records`` for all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ir.errors import DeviceError
+
+FOLDER = Path(__file__).parent
+MAX_BYTES = 1 << 16  # of a file; a record takes 1 KiB
+
+# Dense arithmetic; fp32_matrix where matrix units compute in float32 faster than vector units do.
+Dtype = Literal["fp64", "fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4"]
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("is a truth value, not a number")  # pydantic reports ValueErrors by field
+    return value
+
+
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0.0, lt=1e20, allow_inf_nan=False)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1, lt=2**63)]
+Name = Annotated[str, Field(min_length=1, max_length=80)]
+
+
+class DeviceRecord(BaseModel):
+    """One kind of device, in SI units. What is not known is None (or not in ``peak_flops``), never zero.
+
+    Attributes:
+        name: as profiles have it in their column ``gpu``.
+        aliases: other names: of presets of ``pdv.cluster``, of drivers (``torch.cuda.get_device_name``).
+        sm_count: units that run blocks of threads: SMs, compute units, Xe cores, cores of a CPU.
+        fp32_cores: float32 lanes of all of them.
+        peak_flops: dense FLOP/s (OP/s) by dtype; the vector units' for fp32.
+        memory_bandwidth_bytes_per_s: of its own memory, nominal.
+        l2_bytes: the last cache before memory: a GPU's L2, a CPU's L3.
+        shared_memory_bytes_per_sm: the memory next to each unit: a CPU core's own cache.
+        link_bytes_per_s: to devices of its node, per direction; host_link_bytes_per_s: to the host.
+        internode_bytes_per_s: a device's share of its node's usual network.
+        source: where the numbers are from; ``sources`` by field where it is another.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name
+    kind: Literal["gpu", "cpu"]
+    aliases: tuple[Name, ...] = ()
+    vendor: Name
+    arch: Name
+    compute_capability: Name | None = None
+    year: Annotated[int, Field(ge=1990, le=2100)] | None = None
+    sm_count: Count
+    fp32_cores: Count | None = None
+    boost_hz: Positive | None = None
+    peak_flops: dict[Dtype, Positive]
+    memory_bytes: Count
+    memory_bandwidth_bytes_per_s: Positive
+    l2_bytes: Count | None = None
+    shared_memory_bytes_per_sm: Count | None = None
+    tdp_w: Positive | None = None
+    link: Name | None = None
+    link_bytes_per_s: Positive | None = None
+    host_link_bytes_per_s: Positive | None = None
+    internode_bytes_per_s: Positive | None = None
+    source: Annotated[str, Field(min_length=3)]
+    sources: dict[str, str] = {}
+
+    def peak(self, dtype: str) -> float | None:
+        """FLOP/s in ``dtype`` (a key of ``peak_flops``), or None: not known, or the device lacks it."""
+        return next((rate for name, rate in self.peak_flops.items() if name == dtype), None)
+
+    def to_yaml(self) -> str:
+        """As a file that ``read_record`` takes."""
+        data = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+
+
+def record(name: str, folder: Path | None = None) -> DeviceRecord:
+    """The record of a name or alias, from ``folder`` or the shipped ones.
+
+    Raises:
+        DeviceError: if none has it, or a file is no record.
+    """
+    if folder is None and (FOLDER / f"{name}.yaml").is_file():
+        return _shipped(name)
+    records = load_records(folder)
+    found = find(name, records.values())
+    if found is None:
+        near = difflib.get_close_matches(name, sorted({*records, *_aliases(records.values())}), n=1)
+        raise DeviceError(
+            f"no device record is called {name[:80]!r}",
+            f"Known: {', '.join(records)}",
+            f"Did you mean {near[0]!r}?" if near else "Write one with `pdv cluster detect` and name its folder",
+        )
+    return found
+
+
+def find(name: str, records: Iterable[DeviceRecord]) -> DeviceRecord | None:
+    """The record that has this name or alias, letter case aside."""
+    wanted = name.casefold()
+    for entry in records:
+        if wanted in {label.casefold() for label in (entry.name, *entry.aliases)}:
+            return entry
+    return None
+
+
+def load_records(folder: Path | None = None) -> dict[str, DeviceRecord]:
+    """All shipped records by name, in order of their names; those of ``folder`` replace and extend them.
+
+    Raises:
+        DeviceError: if ``folder`` is none, a file is no record, or two records of it share a name.
+    """
+    records = {path.stem: _shipped(path.stem) for path in sorted(FOLDER.glob("*.yaml"))}
+    if folder is None:
+        return records
+    if not folder.is_dir():
+        raise DeviceError(f"{folder} is no folder", "Allowed: a folder of device records, NAME.yaml")
+    own: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        entry = read_record(path)
+        if entry.name in own:
+            raise DeviceError(f"{path}: name {entry.name!r} is taken by {own[entry.name]}", mend="Rename one of them")
+        own[entry.name] = path
+        records[entry.name] = entry
+    return records
+
+
+def read_record(path: Path) -> DeviceRecord:
+    """The record in a file.
+
+    Raises:
+        DeviceError: naming file, field and mend, if it cannot be read or says what no record may.
+    """
+    try:
+        raw = path.read_bytes()
+        if len(raw) > MAX_BYTES:
+            raise DeviceError(f"{path} is larger than {MAX_BYTES >> 10} KiB", mend="Give the record of one device")
+        data = yaml.load(raw, Loader=_LOADER)  # noqa: S506  # a safe loader either way
+    except OSError as error:
+        raise DeviceError(f"{path} cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, ValueError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise DeviceError(f"{path} is not valid YAML ({reason})", mend="Mend the syntax") from error
+    if not isinstance(data, dict):
+        raise DeviceError(f"{path} holds no record", "Allowed: fields as in learned_cost/devices/*.yaml")
+    try:
+        return DeviceRecord.model_validate(data)
+    except ValidationError as error:
+        raise _explained(path, error) from error
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is built in: ten times as fast
+
+
+@functools.cache
+def _shipped(name: str) -> DeviceRecord:
+    entry = read_record(FOLDER / f"{name}.yaml")
+    assert entry.name == name, f"devices/{name}.yaml calls itself {entry.name}"
+    return entry
+
+
+def _aliases(records: Iterable[DeviceRecord]) -> set[str]:
+    return {alias for entry in records for alias in entry.aliases}
+
+
+def _explained(path: Path, error: ValidationError) -> DeviceError:
+    """The first fault as file, field, what is allowed and the mend."""
+    first = error.errors()[0]
+    place = ".".join(str(step) for step in first["loc"]) or "the record"
+    fields = sorted(DeviceRecord.model_fields)
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(place, fields, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "Remove it"
+        return DeviceError(f"{path}: there is no field {place!r}", f"Fields: {', '.join(fields)}", hint)
+    if first["type"] == "missing":
+        return DeviceError(f"{path}: field {place!r} is missing", mend="Add it; learned_cost/devices has examples")
+    given = repr(first["input"])[:60]
+    reason = first["msg"].removeprefix("Value error, ")
+    return DeviceError(f"{path}: field {place!r} is {given}: {reason}", mend="Write a plain value in SI units")

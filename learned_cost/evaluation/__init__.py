@@ -1,0 +1,1 @@
+"""How good predictions are on measurements that were not trained on."""

@@ -1,0 +1,1 @@
+"""What is measured: kernels and groups of kernels, as programs that a device runs."""

@@ -1,0 +1,1 @@
+"""From measurements to weight files with their model cards."""

@@ -1,0 +1,1 @@
+"""Which links the devices of a group load when they exchange data."""

@@ -1,0 +1,1 @@
+"""What the emitted text follows from: runs of equal blocks, names, leaves, constants, open sizes."""

@@ -1,0 +1,52 @@
+"""The PCG as the emitted program says it: operators that a sentence of two says better, and axis names that fit Python.
+
+reduce_replicate(x, a) == replicate(reduce(x, a), a), so that whoever else wants the sum shares it; an axis whose name
+the program needs for itself gets an underscore; a buffer that is overwritten is read through one stored tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ir.builder import Builder
+from ir.graph import Graph, Node
+from ir.mesh import Axis, Mesh
+from ir.ops import OPERATORS
+from ir.ops.parallel import move
+from ir.sharding import Invariant, State
+from pdv.emit.analysis.reserved import GLOBALS, MODULE
+from pdv.passes.tied_views import whole_buffers
+
+
+def lower(pcg: Graph, mesh: Mesh) -> tuple[Graph, Mesh]:
+    """An equal PCG and its mesh, ready to be written."""
+    renamed = {axis.name: f"{axis.name}_" if axis.name in GLOBALS | MODULE else axis.name for axis in mesh.axes}
+    builder = Builder()
+    made: dict[Node, Node] = {}
+    for node in pcg.nodes:
+        made[node] = _lowered(builder, node, tuple(made[operand] for operand in node.operands), renamed)
+    graph = builder.graph(
+        {name: made[node] for name, node in pcg.outputs},
+        {name: made[node] for name, node in pcg.updates},
+        pcg.name,
+    )
+    return whole_buffers(graph), Mesh(tuple(Axis(renamed[axis.name], axis.size) for axis in mesh.axes))
+
+
+def _lowered(builder: Builder, node: Node, operands: tuple[Node, ...], renamed: Mapping[str, str]) -> Node:
+    if node.op.kind != "parallel":
+        return builder.copy(node, operands)
+    axis = renamed[node.attr("axis")]
+    if node.op.emit:
+        return builder.apply(node.op, operands, {**node.attrs, "axis": axis}, node.name)
+    before, after = node.op.transition.states(node.attrs)
+    invariant = _move(builder, operands[0], before, Invariant(), axis)
+    return _move(builder, invariant, Invariant(), after, axis)
+
+
+def _move(builder: Builder, x: Node, before: State, after: State, axis: str) -> Node:
+    """x in another state along an axis, by one operator."""
+    found = move(before, after)
+    assert found is not None, (before, after)
+    name, dims = found
+    return builder.apply(OPERATORS[name], (x,), {**dims, "axis": axis})

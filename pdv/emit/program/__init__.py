@@ -1,0 +1,1 @@
+"""The text of model.py. Entry point: `model_text.write_program`."""

@@ -1,0 +1,224 @@
+"""The classes of an emitted program: one per run of equal blocks, and the model itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ir.graph import Node, View, param_view
+from ir.mesh import Mesh
+from ir.scaling.resize import table_below
+from ir.sharding import Shard, parse_sharding
+from ir.views import is_column, readings, sources_of
+from pdv.emit.analysis.leaves import Reading
+from pdv.emit.analysis.names import identifier, string, unique
+from pdv.emit.analysis.outline import Run, own_params
+from pdv.emit.analysis.reserved import GLOBALS, MODULE
+from pdv.emit.analysis.shapes import Shapes
+from pdv.emit.program.body import Attributes, Body
+from pdv.emit.program.code import Code, call, statement
+from pdv.emit.program.statements import Scope
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every class of one program is written from."""
+
+    mesh: Mesh
+    reading: Reading
+    shapes: Shapes
+    updates: Mapping[Node, str]
+    constants: Mapping[Node, str]  # leaf node (a constant below its cuts) -> name in the weights file
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axis names, which are local variables of every forward function."""
+        return tuple(axis.name for axis in self.mesh.axes)
+
+    def reserved(self) -> frozenset[str]:
+        """Names that no local variable may take."""
+        return GLOBALS | frozenset(self.axes)
+
+
+@dataclass(frozen=True)
+class BlockClass:
+    """The class of a run: its name, what the model calls the list of its instances, and its lines."""
+
+    name: str
+    attribute: str
+    lines: tuple[str, ...]
+
+
+def cuts_of(param: Node, mesh: Mesh) -> str:
+    """``{"tp": 0, "dp": 1}``: the dim that each axis cuts, or nothing."""
+    sharding = parse_sharding(param.attr("stored"))
+    pairs = [
+        f"{string(axis.name)}: {state.dim}"
+        for axis, state in zip(mesh.axes, sharding, strict=False)
+        if isinstance(state, Shard) and not (is_column(param) and state.dim > 0)  # a vector has no such dim to cut
+    ]
+    return f"{{{', '.join(pairs)}}}" if pairs else ""
+
+
+def stored_code(param: Node, keys: Sequence[str], shapes_of: Mapping[str, Sequence[int]]) -> Code:
+    """``weights["h.0.attn.weight"].permute(1, 0)``, or ``join(0, weights[...], ...)``: what a parameter is made of.
+
+    keys: expressions of the names of the stored tensors; shapes_of: their shapes, by name.
+    """
+    if is_column(param):
+        return Code(f"weights[{keys[0]}]")
+    found = [
+        _viewed(f"weights[{key}]", reading.view, shapes_of[reading.source])
+        for key, reading in zip(keys, readings(param), strict=True)
+    ]
+    view = param_view(param)
+    if view and view[0][0] == "concat":
+        joined = call("join", str(view[0][1]), *found)
+        return joined if len(view) == 1 else Code(_viewed(joined.text, view[1:], _joined_shape(param)))
+    return Code(found[0])
+
+
+def _joined_shape(param: Node) -> list[int]:
+    """Shape of the parts of a joined parameter, together."""
+    shapes = [reading.shape for reading in readings(param)]
+    dim = param_view(param)[0][1]
+    return [sum(shape[dim] for shape in shapes) if i == dim else size for i, size in enumerate(shapes[0])]
+
+
+def _viewed(text: str, view: View, shape: Sequence[int]) -> str:
+    """The expression with the steps of a view applied; shape: of what it is taken of."""
+    sizes = list(shape)
+    for step in view:
+        match step:
+            case ("permute", perm):
+                text += f".permute({', '.join(map(str, perm))})"
+                sizes = [sizes[dim] for dim in perm]
+            case ("chunk", dim, parts, index):
+                sizes[dim] //= parts
+                text += f".narrow({dim}, {index * sizes[dim]}, {sizes[dim]})"
+            case ("slice", dim, start, stop, _):
+                sizes[dim] = stop - start
+                text += f".narrow({dim}, {start}, {sizes[dim]})"
+            case ("reshape", new):
+                text += f".reshape({', '.join(map(str, new))})"
+                sizes = list(new)
+            case _:
+                raise AssertionError(f"no such view step: {step}")
+    return text
+
+
+def declaration(
+    param: Node, attribute: str, keys: Sequence[str], mesh: Mesh, shapes_of: Mapping[str, Sequence[int]]
+) -> list[str]:
+    """The line of ``__init__`` that makes a parameter or a buffer; keys: expressions of its stored names."""
+    stored = stored_code(param, keys, shapes_of)
+    cuts = cuts_of(param, mesh)
+    if param.attr("trainable"):
+        return statement(f"self.{attribute} = ", call("mesh.parameter", stored, *([cuts] if cuts else [])), 8)
+    assert not cuts, f"buffers are whole: {param!r}"
+    return statement(f"self.{attribute} = ", call("mesh.buffer", stored), 8)
+
+
+def attribute_names(params: Sequence[Node], prefix: str, taken: Sequence[str] = ()) -> dict[Node, str]:
+    """An attribute for each parameter: its stored name after the prefix, made safe and distinct."""
+    names: dict[Node, str] = {}
+    used = {*MODULE, *taken}
+    for param in params:
+        name = param.attr("name")
+        if prefix and name.startswith(prefix + "."):
+            name = name[len(prefix) + 1 :]
+        names[param] = unique(identifier(name, "weight"), used)
+        used.add(names[param])
+    return names
+
+
+def axis_lines(lines: Sequence[str], axes: Sequence[str], indent: int = 8) -> list[str]:
+    """``dp, tp = self.dp, self.tp`` for the axes that the lines name."""
+    used = used_axes(lines, axes)
+    if not used:
+        return []
+    return [" " * indent + f"{', '.join(used)} = {', '.join(f'self.{axis}' for axis in used)}"]
+
+
+def used_axes(lines: Sequence[str], axes: Sequence[str]) -> list[str]:
+    """Axes that the code of some lines names (comments apart)."""
+    words = {word for line in lines for word in re.findall(r"(?<![\w.\"'])\w+", line.split("  # ")[0])}
+    return [axis for axis in axes if axis in words and not all(line.lstrip().startswith("#") for line in lines)]
+
+
+def block_class(
+    run: Run, name: str, attribute: str, setting: Setting, shapes_of: Mapping[str, Sequence[int]]
+) -> BlockClass:
+    """The class of a run of equal blocks, written from its first block."""
+    reading = setting.reading
+    first = run.blocks[0]
+    params = own_params(reading, first)
+    prefix = run.prefixes[0] if run.prefixes else ""
+    attributes = attribute_names(params, prefix, setting.axes)
+    arguments = argument_names(run, setting)
+    updates = {node: setting.updates[node] for node in first if node in setting.updates}
+    scope = Scope(first, (*run.incoming[0], *run.fixed), run.outgoing[0], updates)
+    body = Body(scope, reading, setting.shapes, Attributes(attributes, {}), arguments, setting.reserved())
+    lines = body.lines()
+    given = ", ".join(f"{arguments[node]}: Tensor" for node in scope.arguments)
+    result = "Tensor" if len(scope.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(scope.results))}]"
+    names = "prefix: str" if run.prefixes else "names: tuple[str, ...]"
+    declared: list[str] = []
+    number = 0
+    for param in params:
+        keys = []
+        for source in sources_of(param):
+            keys.append(f"names[{number}]" if not run.prefixes else prefixed(source[len(prefix) + 1 :]))
+            number += 1
+        declared += declaration(param, attributes[param], keys, setting.mesh, shapes_of)
+    axes = used_axes(lines, setting.axes)
+    what = ", ".join(f"{arguments[node]} {setting.shapes.text(node)}" for node in run.incoming[0])
+    after = ", ".join(setting.shapes.text(node) for node in run.outgoing[0])
+    text = [
+        f"class {name}(nn.Module):",
+        f'    """{what} -> {after}"""',
+        "",
+        f"    def __init__(self, mesh: Mesh, weights: Weights, {names}) -> None:",
+        "        super().__init__()",
+        *axis_attributes(axes),
+        *declared,
+        "",
+        f"    def forward(self, {given}) -> {result}:",
+        *axis_lines(lines, setting.axes),
+        *lines,
+    ]
+    return BlockClass(name, attribute, tuple(text))
+
+
+def axis_attributes(axes: Sequence[str]) -> list[str]:
+    """``self.dp, self.tp = mesh["dp"], mesh["tp"]``."""
+    if not axes:
+        return []
+    left = ", ".join(f"self.{axis}" for axis in axes)
+    return [f"        {left} = {', '.join(f'mesh[{string(axis)}]' for axis in axes)}"]
+
+
+def prefixed(suffix: str) -> str:
+    """The stored name ``prefix.suffix`` as an expression over ``prefix``."""
+    if suffix.isascii() and all(c.isalnum() or c in "._-" for c in suffix):
+        return f'f"{{prefix}}.{suffix}"'
+    return f"prefix + {string('.' + suffix)}"
+
+
+def argument_names(run: Run, setting: Setting) -> dict[Node, str]:
+    """Names of what a block is given: ``x`` for the stream, then by what it is."""
+    names: dict[Node, str] = {}
+    used = set(setting.reserved())
+    for node in run.incoming[0]:
+        names[node] = unique("x" if not names else "y", used)
+        used.add(names[node])
+    for node in run.fixed:
+        base = node
+        while base.operands and base.op.kind == "parallel":
+            base = base.operands[0]
+        table = table_below(base)
+        known = setting.constants.get(node if table is None else table)
+        names[node] = unique(known or identifier(base.name, "value"), used)
+        used.add(names[node])
+    return names

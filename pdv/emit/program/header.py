@@ -1,0 +1,105 @@
+"""The docstring at the top of model.py: what this program is, what it was predicted to cost, how sure that is."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+from ir.graph import Graph
+from ir.mesh import Mesh
+from pdv.emit.analysis.names import plain
+from pdv.emit.program.code import WIDTH
+
+Fields = Mapping[str, object]
+
+
+def header(document: Fields, graph: Graph, mesh: Mesh) -> str:
+    """The module docstring; what the plan's document does not say is left out."""
+    shape = " x ".join(f"{axis.name}={axis.size}" for axis in mesh.axes) or "one device"
+    name = plain(str(_at(document, "source", "name") or graph.name))
+    lines = [_filled(f'"""{name}, sharded for the mesh {shape} ({_processes(mesh)}), or whole on one.'), ""]
+    facts = {
+        "model": _hash(_at(document, "source", "hash")),
+        "cluster": _text(_at(document, "cluster", "name")),
+        "techniques": _techniques(_at(document, "techniques")),
+        "step": _step(_at(document, "predicted", "step_time_s")),
+        "memory": _memory(_at(document, "predicted", "memory_bytes")),
+        "search": _search(_at(document, "search")),
+        "proof": _proof(_at(document, "proof")),
+        "command": _text(_at(document, "command")),
+    }
+    width = max(len(key) for key in facts)
+    known = [_filled(f"{key:<{width}}  {text}", width + 2) for key, text in facts.items() if text]
+    lines += [*known, *([""] if known else [])]
+    lines += ["Written by pdv; edit it as you like. parallel.py explains the operators that name an axis.", '"""']
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _filled(text: str, indent: int = 0) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent)
+
+
+def _processes(mesh: Mesh) -> str:
+    return "1 process" if mesh.num_devices == 1 else f"{mesh.num_devices} processes"
+
+
+def _at(document: object, *path: str) -> object:
+    for key in path:
+        if not isinstance(document, Mapping):
+            return None
+        document = document.get(key)
+    return document
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return plain(" ".join(str(part) for part in value))
+    return plain(str(value)) if value else ""
+
+
+def _hash(value: object) -> str:
+    return f"hash {_text(value)}" if value else ""
+
+
+def _techniques(value: object) -> str:
+    if isinstance(value, Mapping):
+        return plain("; ".join(f"{', '.join(map(str, names))} over {axis}" for axis, names in value.items() if names))
+    if isinstance(value, list | tuple):
+        return plain(", ".join(str(item) for item in value))
+    return _text(value)
+
+
+def _step(value: object) -> str:
+    if not isinstance(value, Mapping) or "mean" not in value:
+        return ""
+    return f"predicted {seconds(float(value['mean']))} +- {seconds(float(value.get('std', 0.0)))} a training step"
+
+
+def _memory(value: object) -> str:
+    if isinstance(value, Mapping) and value:
+        sizes = ", ".join(f"{_bytes(float(size))} on {plain(str(name))}" for name, size in value.items())
+        return f"predicted {sizes}"
+    return ""
+
+
+def _search(value: object) -> str:
+    if not isinstance(value, Mapping) or "gap" not in value:
+        return ""
+    name = plain(str(value.get("strategy")))
+    if value["gap"] is None:
+        return f"found by the {name} search, which knows no lower bound"
+    return f"at most {float(value['gap']):.1%} above the lower bound of the {name} search"
+
+
+def _proof(value: object) -> str:
+    bound = _at(value, "error_bound")
+    return f"equal to the source over Z_p; probability of a false proof {float(str(bound)):.0e}" if bound else ""
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 / 10 else f"{value / 2**20:.2f} MiB"
+
+
+def seconds(value: float) -> str:
+    """Three digits, in seconds or milliseconds."""
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"

@@ -1,0 +1,123 @@
+"""How a forward function says an open size: ``ids.size(0)``, or the size of the tensor at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from ir.graph import Node
+from pdv.emit.analysis.shapes import Dim, Factor, Shapes
+from pdv.emit.program.code import ATOM, PRODUCT, Code, binary
+
+
+class UnsayableError(Exception):
+    """An open size that no argument of a function tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A dim of an argument."""
+
+    name: str
+    dim: int
+    factors: Dim
+    cuts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SizeCode:
+    """Writes sizes in one scope; ``used`` collects the arguments that it reads, whose names must stay."""
+
+    shapes: Shapes
+    arguments: Mapping[Node, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    def local(self, node: Node, dim: int, near: Sequence[tuple[Node, Code]] = ()) -> Code:
+        """The size of a dim of ``node`` on one rank; ``near``: operands at hand, which tell it if they have a name.
+
+        Raises:
+            UnsayableError: if no argument tells it.
+        """
+        factors, cuts = self.shapes.dims[node][dim], self.shapes.cuts(node, dim)
+        if not any(factor.symbol for factor in factors):
+            return Code(f"{_number(factors)}{_over(cuts)}", PRODUCT if cuts else ATOM)
+        for operand, code in near:
+            for place, same in enumerate(self.shapes.dims[operand]):
+                if same == factors and self.shapes.cuts(operand, place) == cuts and code.text.isidentifier():
+                    return Code(f"{code.text}.size({place})")
+        for source in self._sources():
+            if source.factors == factors and source.cuts == cuts:
+                return self._read(source)
+        code = self.whole(factors)
+        for axis in cuts:
+            code = binary(code, "//", Code(f"{axis}.size"))
+        return code
+
+    def whole(self, factors: Dim) -> Code:
+        """The size of a dim over all ranks.
+
+        Raises:
+            UnsayableError: if no argument tells it.
+        """
+        code: Code | None = None
+        for factor in sorted(factors, key=lambda factor: not factor.symbol):
+            next_code = self._factor(factor) if factor.symbol else Code(str(factor.extent))
+            code = next_code if code is None else binary(code, "*", next_code)
+        assert code is not None, "a dim of size one is not open"
+        return code
+
+    def _factor(self, factor: Factor) -> Code:
+        """slope * symbol + offset"""
+        code = self._symbol(factor.symbol)
+        code = _times(code, factor.slope)
+        return _plus(code, factor.offset)
+
+    def _symbol(self, symbol: str) -> Code:
+        """The open size itself, from the first argument that tells it most simply."""
+        found: list[tuple[int, int, _Source, Factor]] = []
+        for number, source in enumerate(self._sources()):
+            opened = [factor for factor in source.factors if factor.symbol]
+            if len(opened) == 1 and opened[0].symbol == symbol and opened[0].slope:
+                effort = len(source.cuts) + 4 * (len(source.factors) > 1) + 4 * (not opened[0].is_plain)
+                found.append((effort, number, source, opened[0]))
+        if not found:
+            raise UnsayableError(symbol)
+        _, _, source, factor = min(found, key=lambda entry: entry[:2])
+        code = self._read(source)
+        for axis in source.cuts:
+            code = binary(code, "*", Code(f"{axis}.size"))
+        numbers = _number(tuple(f for f in source.factors if not f.symbol))
+        if numbers != 1:
+            code = binary(code, "//", Code(str(numbers)))
+        return _times(_plus(code, -factor.offset), 1 / factor.slope)
+
+    def _sources(self) -> Iterator[_Source]:
+        for node, name in self.arguments.items():
+            for dim, factors in enumerate(self.shapes.dims[node]):
+                yield _Source(name, dim, factors, self.shapes.cuts(node, dim))
+
+    def _read(self, source: _Source) -> Code:
+        self.used.add(source.name)
+        return Code(f"{source.name}.size({source.dim})")
+
+
+def _number(factors: Sequence[Factor]) -> int:
+    product = 1
+    for factor in factors:
+        product *= factor.extent
+    return product
+
+
+def _over(cuts: Sequence[str]) -> str:
+    return "".join(f" // {axis}.size" for axis in cuts)
+
+
+def _times(code: Code, factor: Fraction) -> Code:
+    if factor.numerator != 1:
+        code = binary(code, "*", Code(str(factor.numerator)))
+    return code if factor.denominator == 1 else binary(code, "//", Code(str(factor.denominator)))
+
+
+def _plus(code: Code, number: int) -> Code:
+    return binary(code, "-" if number < 0 else "+", Code(str(abs(number)))) if number else code

@@ -1,0 +1,84 @@
+"""Expressions of a scope: an operator over names, over what is written inside it, over weights on their way to use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ir.graph import Node
+from ir.views import is_column
+from pdv.emit.analysis.leaves import Reading
+from pdv.emit.program.code import Code, call, method
+from pdv.emit.program.expressions import Context, write
+from pdv.emit.program.size_code import SizeCode
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes expressions.
+
+    Attributes:
+        attributes: what ``self`` calls parameters, buffers and constants.
+        name_of: the variable that holds a value, None where it is written in place.
+        biased: sums that are written as the bias of the product below them.
+        sizes: how the scope says sizes that are cut or open.
+    """
+
+    reading: Reading
+    sizes: SizeCode
+    attributes: Mapping[Node, str]
+    name_of: Callable[[Node], str | None]
+    biased: Callable[[Node], bool]
+
+    def operand(self, node: Node) -> Code:
+        """A value where it is read: its name, its expression if it has none, or a leaf from its storage."""
+        node = self.reading.resolve(node)
+        name = self.name_of(node)
+        if name is not None:
+            return Code(name)
+        return self.leaf(node) if self.reading.leaf(node) is not None else self.expression(node)
+
+    def expression(self, node: Node) -> Code:
+        """What computes a value."""
+        if self.reading.leaf(node) is not None:
+            return self.leaf(node, making=True)
+        operands = self.reading.operands(node)
+        if self.biased(node):
+            product, bias = operands
+            context = Context(self.sizes, bias=self.leaf(bias, column=False))
+            return write(product, [self.operand(operand) for operand in self.reading.operands(product)], context)
+        return write(node, [self.operand(x) for x in operands], Context(self.sizes))
+
+    def is_cut(self, node: Node, *loops: str) -> bool:
+        """Whether an axis cuts one of a node's loops."""
+        return bool(Context(self.sizes).cutting(node, *loops))
+
+    def leaf(self, node: Node, *, making: bool = False, column: bool = True) -> Code:
+        """A parameter on its way from storage, a buffer, or a constant; biases kept as vectors become columns last."""
+        leaf = self.reading.leaf(node)
+        assert leaf is not None
+        name = None if making else self.name_of(node)
+        if name is not None:
+            return Code(name)
+        if leaf.base.is_const:
+            return Code(f"self.{self.attributes[node]}")
+        code = self._chain(node, making=making)
+        return method(code, "view", "-1", "1", "1") if column and is_column(leaf.base) else code
+
+    def _chain(self, node: Node, *, making: bool) -> Code:
+        """The parallel operators above a parameter; ``local(weight, dp)`` replicates it along ``dp``."""
+        name = None if making else self.name_of(node)
+        if name is not None:
+            return Code(name)
+        axes: list[str] = []
+        below = node
+        while below.op.transition.only_names and (below is node or self.name_of(below) is None):
+            axes.insert(0, below.attr("axis"))
+            below = self.reading.resolve(below.operands[0])
+        if below.is_leaf:
+            attribute = Code(f"self.{self.attributes[below]}")
+            return call("local", attribute, *axes) if below.attr("trainable") else attribute
+        inner = self._chain(self.reading.resolve(node.operands[0]), making=False)
+        leaf = self.reading.leaf(node)
+        again = leaf is not None and leaf.regather and node.op.transition.gathers
+        return write(node, [inner], Context(self.sizes, regather=again))

@@ -1,0 +1,1 @@
+"""Transformers from a short description or by name, without weights."""

@@ -1,0 +1,208 @@
+"""Lower an ONNX model to the IR.
+
+Decides which initializers are parameters, buffers or constants, binds the dynamic batch dim, and which values can be
+computed now. What an operator becomes is said in `onnx_ops`. Entry point: `load_onnx`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+
+from ir.dims import Shape
+from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
+from ir.graph import Graph, Node
+from ir.types import DType, TensorType
+from pdv.frontend.lowering import Lowering, Unsupported
+from pdv.frontend.onnx.call import Call, Handler, Value
+from pdv.frontend.onnx.file import MALFORMED, read_onnx
+from pdv.frontend.onnx.operators import HANDLERS, dtype_of
+from pdv.frontend.onnx.reference import can_evaluate, evaluate
+from pdv.frontend.onnx.sizes import OnnxSizes
+from pdv.frontend.program import Array, Program, Weights
+
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
+PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
+MIN_OPSET = 11  # before it, too many operators mean something else
+
+
+def load_onnx(path: Path, *, batch: int | None = None, dims: Mapping[str, int] | None = None) -> Program:
+    """The model's graph (not yet canonical) and its weights, read lazily.
+
+    batch: the size of the dynamic dim 0 of the model's inputs; dims: that of the others, by name.
+
+    Raises:
+        ModelError: if the file or the model in it is broken, or a dim is dynamic without a size.
+        UnsupportedOperatorsError: naming every operator that has no declaration.
+    """
+    lowering = _ModelLowering(read_onnx(path), path, OnnxSizes(path, batch, dims or {}))
+    program = lowering.run()
+    lowering.sizes.check_used()
+    if not lowering.sizes.found or not program.graph.inputs:
+        return program
+
+    def again(shapes: Mapping[str, Shape]) -> Graph:
+        return _ModelLowering(read_onnx(path), path, lowering.sizes.at(shapes)).run().graph
+
+    return replace(program, again=again, sizes=lowering.sizes.open_sizes())
+
+
+class _ModelLowering:
+    """The state of one lowering: ONNX value -> IR value, and what was found unsupported on the way."""
+
+    def __init__(self, model: onnx_ir.Model, path: Path, sizes: OnnxSizes) -> None:
+        self.model = model
+        self.path = path
+        self.sizes = sizes
+        self.k = Lowering()
+        self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
+        self.values: dict[onnx_ir.Value, Value | None] = {}  # None: below something unsupported, which is reported
+        self.unsupported: dict[str, None] = {}
+        self.loaders: dict[str, Any] = {}
+
+    def run(self) -> Program:
+        if self.opset < MIN_OPSET:
+            raise ModelError(
+                f"{self.path} uses opset {self.opset}",
+                f"Opset {MIN_OPSET} or later",
+                "Export or convert it to opset 23",
+            )
+        graph = self.model.graph
+        inputs = [value for value in graph.inputs if not value.is_initializer()]
+        for value, shape in zip(inputs, self.sizes.shapes(inputs), strict=True):
+            self.values[value] = self.k.builder.input(value.name or "", TensorType(shape, self._dtype(value)))
+        for value in graph.initializers.values():
+            if value.uses():
+                self.values[value] = self._initializer(value)
+        for node in graph:
+            self._node(node)
+        if self.unsupported:
+            raise UnsupportedOperatorsError(tuple(self.unsupported))
+        return Program(self._graph(), Weights(self.loaders))
+
+    def _graph(self) -> Graph:
+        outputs = [self._read(value, "the graph's output") for value in self.model.graph.outputs]
+        if not outputs or not all(isinstance(node, Node) for node in outputs):
+            raise ModelError(f"{self.path} returns no tensor", "At least one output, all of them tensors")
+        names = ["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))]
+        nodes = {name: node for name, node in zip(names, outputs, strict=True) if isinstance(node, Node)}
+        return self.k.builder.graph(nodes, dict(sorted(self.k.updates.items())))
+
+    def _dtype(self, value: onnx_ir.Value) -> DType:
+        assert value.dtype is not None, value
+        try:
+            return dtype_of(value.dtype.value)
+        except Unsupported as reason:
+            allowed = ", ".join(sorted(x.torch_name for x in DType))
+            raise ModelError(f"{value.name!r} has {reason}", f"Allowed: {allowed}") from None
+
+    def _initializer(self, value: onnx_ir.Value) -> Node:
+        """A parameter, a buffer, or a constant.
+
+        torch's exporter says which. For other exporters floating tensors of rank one or more are parameters, but for
+        the statistics of a batch normalisation, and all else is constant.
+        """
+        tensor, name = value.const_value, value.name or ""
+        assert tensor is not None, "read_onnx checks that initializers have values"
+        kind = value.metadata_props.get(KIND)
+        state = value.metadata_props.get(PERSISTENT) == "True"
+        if kind is None:
+            is_statistic = any(u.node.op_type == "BatchNormalization" and u.idx in (3, 4) for u in value.uses())
+            kind = "BUFFER" if is_statistic or not tensor.shape.rank() else "PARAMETER"
+            state = is_statistic
+        dtype = self._dtype(value)
+        self.k.name = name
+        if not dtype.is_floating or not (kind == "PARAMETER" or state):
+            return self.k.const(tensor.numpy(), dtype)
+        if 0 in tensor.shape:
+            raise ModelError(f"initializer {name!r} has shape {list(tensor.shape)}", "Every dim is at least 1")
+        if kind == "PARAMETER" and len(tensor.shape) == 1 and len(value.uses()) > 1:
+            self._warn_if_merged(value)
+        self.loaders[name] = partial(_read_tensor, tensor)
+        shape = tuple(tensor.shape.numpy())
+        return self.k.builder.param(name, TensorType(shape, dtype), trainable=kind == "PARAMETER")
+
+    def _warn_if_merged(self, value: onnx_ir.Value) -> None:
+        """torch.onnx.export(optimize=True) makes one tensor of all that start out equal, say every bias of zeros."""
+        assert value.const_value is not None, value
+        array = value.const_value.numpy()
+        if self.model.producer_name == "pytorch" and bool(np.all(array == array[0])):
+            warnings.warn(
+                f"{self.path}: {value.name!r} is {array[0]} throughout and read by {len(value.uses())} nodes: "
+                "the exporter merged equal weights, which will train as one. Export with optimize=False, or with "
+                "pdv.frontend.onnx.export",
+                stacklevel=2,
+            )
+
+    def _read(self, value: onnx_ir.Value, reader: str) -> Value | None:
+        if value not in self.values:
+            raise ModelError(f"{reader} reads {value.name!r}, which nothing defines", "", "Export it again")
+        return self.values[value]
+
+    def _node(self, node: onnx_ir.Node) -> None:
+        if not node.outputs:
+            return
+        where = f"node {node.name!r}" if node.name else f"the node giving {node.outputs[0].name!r}"
+        operands = tuple(None if x is None else self._read(x, where) for x in node.inputs)
+        blocked = any(x is not None and value is None for x, value in zip(node.inputs, operands, strict=True))
+        title = f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+        results: tuple[Value | None, ...] = ()
+        try:
+            if not blocked:
+                self.k.name = node.outputs[0].name or ""
+                results = self._lower(node, operands)
+            elif self._handler(node) is None:
+                raise Unsupported("")  # list it too, though it is below another one
+        except Unsupported as reason:
+            self.unsupported[f"{title} at {where}" + (f" ({reason})" if str(reason) else "")] = None
+            blocked = True
+        except ShapeError as error:
+            raise ModelError(f"{title} at {where}: {error.what}", error.allowed, error.mend) from error
+        except MALFORMED as error:
+            what = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise ModelError(f"{title} at {where} is malformed: {what}", "", "Export it again") from error
+        for index, output in enumerate(node.outputs):
+            self.values[output] = results[index] if index < len(results) else None
+            if self.values[output] is None and not blocked and (output.uses() or output.is_graph_output()):
+                self.unsupported[f"{title} at {where} (output {index})"] = None
+
+    @staticmethod
+    def _handler(node: onnx_ir.Node) -> Handler | None:
+        return HANDLERS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+
+    def _lower(self, node: onnx_ir.Node, operands: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+        handler = self._handler(node)
+        attrs = {name: _attribute(attr) for name, attr in node.attributes.items()}
+        call = Call(self.k, operands, attrs, self.opset, self.model.producer_name == "pytorch")
+        known = can_evaluate(node) and all(_is_known(value) for value in operands)
+        try:
+            if handler is None:
+                raise Unsupported("")
+            result = handler(call)
+            return result if isinstance(result, tuple) else (result,)
+        except Unsupported:
+            if not known:
+                raise
+        arrays = [self.k.value(value) if isinstance(value, Node) else None for value in operands]
+        return tuple(self.k.const(array) for array in evaluate(node, arrays, self.opset))
+
+
+def _is_known(value: Value | None) -> bool:
+    return value is None or (isinstance(value, Node) and value.is_const)
+
+
+def _attribute(attr: Any) -> Any:  # Any: ONNX attributes are of many kinds
+    """The attribute's value; refers to a function's parameter only in functions, which are inlined."""
+    return attr.value
+
+
+def _read_tensor(tensor: onnx_ir.TensorProtocol) -> Array:
+    array: Array = tensor.numpy()
+    return array

@@ -1,0 +1,149 @@
+"""ONNX operators that move or make elements: shapes, parts, sequences, tables, constants."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ir.graph import Node
+from pdv.frontend import layers
+from pdv.frontend.lowering import TopK, Unsupported
+from pdv.frontend.onnx.call import Call, Value
+
+
+def reshape(c: Call) -> Node:
+    """0 copies a dim, unless allowzero; -1 takes what is left."""
+    shape = list(c.ints(1, "shape") or ())
+    if not c.attrs.get("allowzero", 0):
+        shape = [c[0].type.shape[i] if size == 0 else size for i, size in enumerate(shape)]
+    return c.k.reshape(c[0], shape)
+
+
+def transpose(c: Call) -> Node:
+    """Without perm, the dims reversed."""
+    return c.k.permute(c[0], c.attrs.get("perm", tuple(reversed(range(c[0].type.rank)))))
+
+
+def slice_(c: Call) -> Node:
+    """Starts, stops, axes and steps, each known."""
+    starts, stops = c.ints(1, "starts") or (), c.ints(2, "ends") or ()
+    axes = c.ints(3, "axes") or tuple(range(len(starts)))
+    steps = c.ints(4) or (1,) * len(starts)
+    x = c[0]
+    for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
+        x = c.k.slice(x, axis, start, stop, step)
+    return x
+
+
+def split(c: Call) -> tuple[Node, ...]:
+    """By sizes, or into num_outputs pieces of which the last may be shorter."""
+    axis = c.attrs.get("axis", 0)
+    total = c[0].type.shape[axis]
+    sizes = c.ints(1, "split")
+    if sizes is None:
+        parts = c.attrs["num_outputs"]
+        size = -(-total // parts)
+        sizes = tuple(min(size, total - i * size) for i in range(parts))
+    return c.k.split(c[0], axis, sizes)
+
+
+def split_to_sequence(c: Call) -> tuple[Value, ...]:
+    """A scalar split is the size of every piece."""
+    axis = c.attrs.get("axis", 0)
+    total = c[0].type.shape[axis]
+    sizes: tuple[int, ...] = (1,) * total
+    if c.get(1) is not None:
+        array = c.array(1)
+        sizes = tuple(int(v) for v in array.reshape(-1))
+        if array.ndim == 0:
+            sizes = tuple(min(sizes[0], total - i) for i in range(0, total, sizes[0]))
+    elif not c.attrs.get("keepdims", 1):
+        return (tuple(c.k.select(c[0], axis, i) for i in range(total)),)
+    return (c.k.split(c[0], axis, sizes),)
+
+
+def sequence_at(c: Call) -> Node:
+    """One tensor of a sequence."""
+    sequence = c.inputs[0]
+    if not isinstance(sequence, tuple):
+        raise ValueError("operand 0 is not a sequence")
+    return sequence[int(c.array(1))]
+
+
+def concat(c: Call) -> Node:
+    """Joined along an axis."""
+    return c.k.concat([c[i] for i in range(len(c.inputs))], c.attrs["axis"])
+
+
+def squeeze(c: Call) -> Node:
+    """Without axes, every dim of size one goes."""
+    x, axes = c[0], c.ints(1, "axes")
+    chosen = {i for i, n in enumerate(x.type.shape) if n == 1} if axes is None else {a % x.type.rank for a in axes}
+    return c.k.reshape(x, [n for i, n in enumerate(x.type.shape) if i not in chosen])
+
+
+def unsqueeze(c: Call) -> Node:
+    """Axes count dims of the result."""
+    axes = c.ints(1, "axes") or ()
+    rank = c[0].type.rank + len(axes)
+    inserted = {axis % rank for axis in axes}
+    sizes = iter(c[0].type.shape)
+    return c.k.reshape(c[0], [1 if i in inserted else next(sizes) for i in range(rank)])
+
+
+def flatten(c: Call) -> Node:
+    """Two dims: before the axis, and from it on."""
+    axis = c.attrs.get("axis", 1) % (c[0].type.rank + 1)
+    return c.k.reshape(c[0], (math.prod(c[0].type.shape[:axis]), math.prod(c[0].type.shape[axis:])))
+
+
+def gather(c: Call) -> Node:
+    """Rows of a table are an embedding, one known index is a selection."""
+    axis, x, ids = c.attrs.get("axis", 0), c[0], c[1]
+    known = c.k.value(ids)
+    if known is not None and known.ndim == 0:
+        return c.k.select(x, axis, int(known))
+    if axis % x.type.rank == 0 and x.type.rank == 2 and x.type.dtype.is_floating:
+        return c.k.apply("embedding", x, ids)
+    return layers.index_select(c.k, x, axis, ids)
+
+
+def top_k(c: Call) -> tuple[TopK, TopK]:
+    """The k largest along an axis, and where they are."""
+    (count,) = c.ints(1) or ()
+    return layers.top_k(c.k, c[0], count, c.attrs.get("axis", -1), largest=bool(c.attrs.get("largest", 1)))
+
+
+def scatter_elements(c: Call) -> Node:
+    """Only the k largest elements of each row, back where they were."""
+    places, values = c.inputs[1], c.inputs[2]
+    if c.attrs.get("reduction", "none") != "none" or not isinstance(places, TopK) or not isinstance(values, TopK):
+        raise Unsupported("a scatter of anything but the k largest elements of each row, where they were")
+    return layers.scatter(c.k, c[0], c.attrs.get("axis", 0), places, values)
+
+
+def constant_of_shape(c: Call) -> Node:
+    """One value throughout; without it, float zero."""
+    value = c.attrs["value"].numpy().reshape(()) if "value" in c.attrs else np.zeros((), np.float32)
+    return c.k.expand(c.k.const(value), c.ints(0) or ())
+
+
+def shape(c: Call) -> Node:
+    """All shapes are known."""
+    return c.k.const(np.asarray(c[0].type.shape[slice(c.attrs.get("start", 0), c.attrs.get("end"))], np.int64))
+
+
+def constant(c: Call) -> Node:
+    """The value in any of its attributes."""
+    for name, kind in (
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+    ):
+        if name in c.attrs:
+            return c.k.const(np.asarray(c.attrs[name], kind))
+    if "value" not in c.attrs:
+        raise Unsupported("a sparse or string constant")
+    return c.k.const(c.attrs["value"].numpy())

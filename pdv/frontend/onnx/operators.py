@@ -1,0 +1,253 @@
+"""What each ONNX operator becomes. One line per operator; the decisions are in `lowering` and `layers`.
+
+Handlers take a `Call` and give one node, or a tuple of one entry per output. Opsets 11 to 24 are read; where an
+attribute became an input, both are looked at. Entry point: `HANDLERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from ir.graph import Node
+from ir.types import DType
+from pdv.frontend import layers
+from pdv.frontend.lowering import Lowering, Pair, Unsupported
+from pdv.frontend.onnx import movement
+from pdv.frontend.onnx.call import Call, Handler, NanMask
+
+
+def unary(op: str) -> Handler:
+    """A function of each element."""
+    return lambda c: c.k.apply(op, c[0])
+
+
+def cast_to(c: Call) -> Node:
+    """ONNX numbers its element types."""
+    return c.k.cast(c[0], dtype_of(c.attrs["to"]))
+
+
+def dtype_of(number: int) -> DType:
+    """The element type with ONNX's number."""
+    import onnx_ir
+
+    name = onnx_ir.DataType(number).name
+    names = {"FLOAT": "float32", "DOUBLE": "float64"}
+    try:
+        return DType.from_name(names.get(name, name.lower()))
+    except KeyError:
+        raise Unsupported(f"element type {name}") from None
+
+
+def where(c: Call) -> Node:
+    """x where the mask holds, else y; guarding against NaN the softmax of rows that show something is no work."""
+    mask = c.inputs[0]
+    if isinstance(mask, NanMask) and mask.of is c[2] and layers.is_constant(c.k, c[1], 0) and _is_never_nan(c.k, c[2]):
+        return c[2]
+    return c.k.apply("where", c[0], c[1], c[2])
+
+
+def _is_never_nan(k: Lowering, node: Node) -> bool:
+    """True for the softmax of scores, plus at most a constant mask, that are finite somewhere in each row."""
+    if node.op.name != "softmax":
+        return False
+    (scores,) = node.operands
+    masks = [array for x in scores.operands if (array := k.value(x)) is not None] if scores.op.name == "add" else []
+    return all(bool(np.isfinite(array).any(axis=-1).all()) for array in masks)
+
+
+def dropout(c: Call) -> tuple[Node, None]:
+    """Only where it drops nothing."""
+    training = c.get(2) is not None and bool(c.array(2))
+    ratio = float(c.array(1)) if c.get(1) is not None else c.attrs.get("ratio", 0.5)
+    if training and ratio > 0:
+        raise Unsupported(f"dropout with ratio {ratio}: set it to 0 in the model's configuration")
+    return c[0], None
+
+
+def reduce(op: str) -> Handler:
+    """Axes as operand or attribute; without any, all, unless noop_with_empty_axes."""
+
+    def handle(c: Call) -> Node:
+        axes = c.ints(1, "axes") or ()
+        if not axes and c.attrs.get("noop_with_empty_axes", 0):
+            return c[0]
+        return c.k.reduce(op, c[0], axes, bool(c.attrs.get("keepdims", 1)))
+
+    return handle
+
+
+def gemm(c: Call) -> Node:
+    """alpha A B + beta C, A and B transposed on demand."""
+    k, a, b, bias = c.k, c[0], c[1], c.get(2)
+    a = k.permute(a, (1, 0)) if c.attrs.get("transA", 0) else a
+    w = b if c.attrs.get("transB", 0) else k.permute(b, (1, 0))
+    y = k.scale(k.apply("linear", a, w), c.attrs.get("alpha", 1.0))
+    return y if bias is None or layers.is_constant(k, bias, 0) else k.add(y, k.scale(bias, c.attrs.get("beta", 1.0)))
+
+
+def softmax(op: str) -> Handler:
+    """Before opset 13 the dims from the axis on are one row, which is the same only for the last."""
+
+    def handle(c: Call) -> Node:
+        axis = c.attrs.get("axis", -1 if c.opset >= 13 else 1)
+        if c.opset < 13 and axis % c[0].type.rank != c[0].type.rank - 1:
+            raise Unsupported(f"{op} over several dims (opset {c.opset})")
+        return layers.softmax(c.k, c[0], axis, op)
+
+    return handle
+
+
+def attention(c: Call) -> tuple[Node | None, ...]:
+    """Heads as a dim ([b, h, s, e]), or within the last one ([b, s, h e])."""
+    if c.attrs.get("softcap", 0.0) or c.get(4) is not None or c.get(5) is not None:
+        raise Unsupported("attention with a soft cap or a cache")
+    k, q, key, v = c.k, c[0], c[1], c[2]
+    flat = q.type.rank == 3
+    if flat:
+        heads, groups = c.attrs["q_num_heads"], c.attrs["kv_num_heads"]
+        q, key, v = (_split_heads(k, x, n) for x, n in ((q, heads), (key, groups), (v, groups)))
+    causal = bool(c.attrs.get("is_causal", 0))
+    y = layers.attention(k, q, key, v, c.get(3), causal=causal, scale=c.attrs.get("scale"))
+    if flat:
+        b, h, s, f = y.type.shape
+        y = k.reshape(k.permute(y, (0, 2, 1, 3)), (b, s, h * f))
+    return y, None, None, None
+
+
+def _split_heads(k: Lowering, x: Node, heads: int) -> Node:
+    """[b, s, h e] -> [b, h, s, e]."""
+    b, s, width = x.type.shape
+    return k.permute(k.reshape(x, (b, s, heads, width // heads)), (0, 2, 1, 3))
+
+
+def layer_norm(c: Call) -> tuple[Node | None, ...]:
+    """From the axis on; the statistics are not computed."""
+    axis = c.attrs.get("axis", -1)
+    dims = -axis if axis < 0 else c[0].type.rank - axis
+    return layers.layer_norm(c.k, c[0], dims, c[1], c.get(2), c.attrs.get("epsilon", 1e-5)), None, None
+
+
+def rms_norm(c: Call) -> Node:
+    """Over the last dim."""
+    if c.attrs.get("axis", -1) not in (-1, c[0].type.rank - 1):
+        raise Unsupported("rms norm over several dims")
+    return layers.rms_norm(c.k, c[0], c[1], c.attrs.get("epsilon", 1e-5))
+
+
+def batch_norm(c: Call) -> tuple[Node | None, ...]:
+    """In training mode by the batch's statistics, else by the running ones; ONNX's momentum is 1 - torch's."""
+    x, weight, bias, mean, var = (c[i] for i in range(5))
+    eps = c.attrs.get("epsilon", 1e-5)
+    if not c.attrs.get("training_mode", 0):
+        return layers.batch_norm(c.k, x, mean, var, weight, bias, eps), None, None
+    momentum = 1 - c.attrs.get("momentum", 0.9)
+    return layers.training_batch_norm(
+        c.k, x, (mean, var), (weight, bias), momentum=round(momentum, 7), eps=eps, unbiased=c.pytorch
+    )
+
+
+def _padding(c: Call, kernel: Sequence[int], stride: Pair, dilation: Pair) -> Pair:
+    """Equal padding on both sides of each dim, from pads or auto_pad."""
+    auto = c.attrs.get("auto_pad", "NOTSET")
+    if auto == "VALID":
+        return (0, 0)
+    pads = c.attrs.get("pads", (0, 0, 0, 0))
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        sizes = c[0].type.shape[2:]
+        spans = zip(sizes, kernel, stride, dilation, strict=True)
+        total = [max((-(-n // s) - 1) * s + d * (f - 1) + 1 - n, 0) for n, f, s, d in spans]
+        pads = (total[0] // 2, total[1] // 2, total[0] - total[0] // 2, total[1] - total[1] // 2)
+    if tuple(pads[:2]) != tuple(pads[2:]):
+        raise Unsupported(f"padding {list(pads)}, not equal on both sides")
+    return (pads[0], pads[1])
+
+
+def _window(c: Call, kernel: Sequence[int]) -> tuple[Pair, Pair, Pair]:
+    """Stride, padding and dilation of a two-dimensional window."""
+    if len(kernel) != 2:
+        raise Unsupported(f"a window of {len(kernel)} dims")
+    stride = cast(Pair, tuple(c.attrs.get("strides", (1, 1))))
+    dilation = cast(Pair, tuple(c.attrs.get("dilations", (1, 1))))
+    return stride, _padding(c, kernel, stride, dilation), dilation
+
+
+def conv(c: Call) -> Node:
+    """Two-dimensional convolution."""
+    stride, padding, dilation = _window(c, c[1].type.shape[2:])
+    return layers.conv2d(
+        c.k, c[0], c[1], c.get(2), stride=stride, padding=padding, dilation=dilation, groups=c.attrs.get("group", 1)
+    )
+
+
+def max_pool(c: Call) -> tuple[Node, None]:
+    """Maximum over windows; the indices are not computed."""
+    kernel = cast(Pair, tuple(c.attrs["kernel_shape"]))
+    stride, padding, dilation = _window(c, kernel)
+    if c.attrs.get("ceil_mode", 0):
+        layers.check_rounding(c[0], kernel, stride, padding, dilation)
+    return layers.max_pool2d(c.k, c[0], kernel=kernel, stride=stride, padding=padding, dilation=dilation), None
+
+
+def average_pool(c: Call) -> Node:
+    """Mean over windows."""
+    kernel = cast(Pair, tuple(c.attrs["kernel_shape"]))
+    stride, padding, dilation = _window(c, kernel)
+    if dilation != (1, 1):
+        raise Unsupported("average pooling with dilation")
+    if c.attrs.get("ceil_mode", 0):
+        layers.check_rounding(c[0], kernel, stride, padding, dilation)
+    counted = bool(c.attrs.get("count_include_pad", 0))
+    return layers.avg_pool2d(c.k, c[0], kernel=kernel, stride=stride, padding=padding, count_padding=counted)
+
+
+_UNARY = ("Neg", "Sqrt", "Exp", "Log", "Sin", "Cos", "Tanh", "Sigmoid", "Erf", "Abs", "Reciprocal", "Relu")
+
+HANDLERS: Mapping[str, Handler] = {
+    **{op: unary(op.lower()) for op in _UNARY},
+    "Add": lambda c: c.k.add(c[0], c[1]),
+    "Sub": lambda c: c.k.sub(c[0], c[1]),
+    "Mul": lambda c: c.k.mul(c[0], c[1]),
+    "Div": lambda c: c.k.div(c[0], c[1]),
+    "Pow": lambda c: c.k.pow(c[0], c[1]),
+    "Gelu": lambda c: c.k.apply("gelu", c[0], approximate=c.attrs.get("approximate", "none")),
+    "IsNaN": lambda c: NanMask(c[0]),
+    "Where": where,
+    "Identity": lambda c: c[0],
+    "Cast": cast_to,
+    "CastLike": lambda c: c.k.cast(c[0], c[1].type.dtype),
+    "Constant": movement.constant,
+    "Dropout": dropout,
+    "Shape": movement.shape,
+    "Reshape": movement.reshape,
+    "Transpose": movement.transpose,
+    "Expand": lambda c: c.k.broadcast(c[0], c.ints(1) or ()),
+    "Slice": movement.slice_,
+    "Split": movement.split,
+    "SplitToSequence": movement.split_to_sequence,
+    "SequenceAt": movement.sequence_at,
+    "Concat": movement.concat,
+    "Squeeze": movement.squeeze,
+    "Unsqueeze": movement.unsqueeze,
+    "Flatten": movement.flatten,
+    "Gather": movement.gather,
+    "TopK": movement.top_k,
+    "ScatterElements": movement.scatter_elements,
+    "ConstantOfShape": movement.constant_of_shape,
+    "ReduceMean": reduce("reduce_mean"),
+    "ReduceSum": reduce("reduce_sum"),
+    "GlobalAveragePool": lambda c: c.k.reduce("reduce_mean", c[0], tuple(range(2, c[0].type.rank)), True),
+    "MatMul": lambda c: layers.matmul(c.k, c[0], c[1]),
+    "Gemm": gemm,
+    "Softmax": softmax("softmax"),
+    "LogSoftmax": softmax("log_softmax"),
+    "Attention": attention,
+    "LayerNormalization": layer_norm,
+    "RMSNormalization": rms_norm,
+    "BatchNormalization": batch_norm,
+    "Conv": conv,
+    "MaxPool": max_pool,
+    "AveragePool": average_pool,
+}

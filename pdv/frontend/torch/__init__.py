@@ -1,0 +1,1 @@
+"""`torch.export` programs and plain modules."""

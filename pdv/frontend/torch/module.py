@@ -1,0 +1,176 @@
+"""A plain module with example inputs, by way of `torch.export`. Entry point: `load_module_or_export`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ir.dims import Shape
+from ir.errors import ModelError, UsageError, first_line
+from ir.graph import Graph
+from pdv.frontend.program import BATCH, OpenSize, Program, size_name
+from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
+from pdv.frontend.torch.program import load_exported_program
+
+ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]  # Any: what the module's forward takes
+"""One tensor, the positional arguments, or the keyword arguments of a module's forward."""
+
+
+def load_module_or_export(
+    model: torch.nn.Module | ExportedProgram,
+    example_inputs: ExampleInputs | None = None,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    dynamic_shapes: DynamicShapes | None = None,
+) -> Program:
+    """The program of a module in the mode (training or not) that it is in, or of an exported program.
+
+    batch: repeat or cut dim 0 of every example tensor to this size; dims: so other sizes that are left open, by name.
+    dynamic_shapes: which sizes a module leaves open besides the batch, as ``torch.export.export`` takes them.
+
+    Raises:
+        UsageError: if example inputs are missing, or what is given does not go together.
+        ModelError: if `torch.export` cannot trace the module, or the module does not leave a size open.
+    """
+    module, found = model, dict[str, NamedDims]()
+    if isinstance(model, ExportedProgram):
+        found = open_dims(model)
+        if not found:
+            return _static(model, example_inputs, batch, dims)
+        example_inputs = _inputs_of(model) if example_inputs is None else example_inputs
+        if dynamic_shapes is not None:
+            raise UsageError("an exported program has dynamic shapes of its own", mend="Leave dynamic_shapes out")
+        module = model.module()
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"a model of type {type(model).__name__}", "A path, an ExportedProgram or an nn.Module")
+    if example_inputs is None:
+        raise UsageError("a module without example_inputs", "", "Pass a batch as the training loop would")
+    if dynamic_shapes is not None:
+        found = open_dims(export_module(module, example_inputs, dynamic_shapes=dynamic_shapes), dynamic_shapes)
+    given = tree_map(lambda value: _resize(value, batch), example_inputs)
+    given = resized(given, planned_shapes(given, found, dims or {})) if dims else given
+    program = load_exported_program(export_module(module, given))
+
+    def again(shapes: Mapping[str, Shape]) -> Graph:
+        wanted = [shapes[node.attr("name")] for node in program.graph.inputs]
+        return load_exported_program(export_module(module, resized(given, wanted))).graph
+
+    return replace(program, again=again, sizes=_named(found, program.graph))
+
+
+def _static(
+    program: ExportedProgram, example_inputs: ExampleInputs | None, batch: int | None, dims: Mapping[str, int] | None
+) -> Program:
+    if example_inputs is not None or batch is not None or dims:
+        raise UsageError(
+            "an exported program has its own inputs",
+            "Neither example_inputs nor batch nor dims",
+            "Export it at this batch, or with dynamic_shapes",
+        )
+    return load_exported_program(program)
+
+
+def _inputs_of(program: ExportedProgram) -> ExampleInputs:
+    """The inputs that a program was exported with.
+
+    Raises:
+        UsageError: if it has none, or takes some by name and some by place.
+    """
+    args, kwargs = program.example_inputs or ((), {})
+    if bool(args) == bool(kwargs):
+        raise UsageError(
+            "an exported program without example inputs", mend="Pass example_inputs of the size to plan at"
+        )
+    inputs: ExampleInputs = kwargs or args
+    return inputs
+
+
+def _named(found: Mapping[str, NamedDims], graph: Graph) -> dict[str, OpenSize]:
+    """The sizes that are left open besides the batch, dim 0 of the first input that has dims; it, too, if bounded."""
+    inputs = [node.attr("name") for node in graph.inputs]
+    first = next((node.attr("name") for node in graph.inputs if node.type.rank), "")
+    sizes: dict[str, OpenSize] = {}
+    for name, one in found.items():
+        places = tuple((inputs[number], dim) for number, dim in one.places)
+        if (first, 0) not in places:
+            sizes[size_name(name, sizes)] = OpenSize(places, one.most)
+        elif one.most is not None:
+            sizes[BATCH] = OpenSize(((first, 0),), one.most)
+    return sizes
+
+
+def export_module(
+    module: torch.nn.Module, example_inputs: ExampleInputs, *, dynamic_shapes: DynamicShapes | None = None
+) -> ExportedProgram:
+    """`torch.export.export` with its many failures as one error.
+
+    Raises:
+        ModelError: naming the module and the first line of torch's reason.
+    """
+    args, kwargs = call_arguments(example_inputs)
+    try:
+        shapes = cast(Any, dynamic_shapes)
+        return torch.export.export(_apart(module), args, kwargs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # torch.export raises whatever the model's own code raises
+        raise ModelError(
+            f"{type(module).__name__} cannot be exported: {first_line(error)}",
+            "",
+            _suggested(error) or "See that torch.export.export(module, example_inputs) works",
+        ) from error
+
+
+def _suggested(error: Exception) -> str:
+    """The dims that torch would take in place of those given, if it says so."""
+    _, found, rest = str(error).partition("Suggested fixes:\n")
+    lines = [line.strip() for line in rest.splitlines() if line.startswith("  ")]
+    return f"torch suggests: {'; '.join(lines)}" if found and lines else ""
+
+
+def _apart(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy with the same tensors: what a forward that is traced leaves in its module are tensors without values."""
+    held = (*module.parameters(), *module.buffers())
+    try:
+        return copy.deepcopy(module, {id(tensor): tensor for tensor in held})
+    except Exception:  # noqa: BLE001  # whatever a module's attributes raise
+        return module
+
+
+def call_arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments of a call on example inputs."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
+
+
+def resized(inputs: ExampleInputs, shapes: Sequence[Shape]) -> ExampleInputs:
+    """The inputs with their tensors repeated, or cut, to these shapes, in order.
+
+    Raises:
+        ModelError: if there are other tensors than shapes.
+    """
+    left = list(shapes)
+    if sum(isinstance(value, torch.Tensor) for value in tree_leaves(inputs)) != len(left):
+        raise ModelError("the module takes other tensors than its example inputs")
+
+    def to_shape(value: Any) -> Any:  # Any: example inputs need not be tensors
+        if not isinstance(value, torch.Tensor):
+            return value
+        for dim, size in enumerate(left.pop(0)):
+            value = value.index_select(dim, torch.arange(size, device=value.device) % value.size(dim))
+        return value
+
+    found: ExampleInputs = tree_map(to_shape, inputs)
+    return found
+
+
+def _resize(value: Any, batch: int | None) -> Any:  # Any: example inputs need not be tensors
+    if batch is None or not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    return value[torch.arange(batch, device=value.device) % value.size(0)]

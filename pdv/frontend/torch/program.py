@@ -1,0 +1,266 @@
+"""Lower a `torch.export` program to the IR.
+
+Decides which placeholders are inputs, parameters or constants, and which values can be computed now. What an operator
+becomes is said in `aten`. Entry point: `load_exported_program`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from pathlib import PurePath
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
+
+from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError, first_line
+from ir.graph import Graph, Node
+from ir.types import DType, TensorType
+from pdv.frontend.lowering import Lowering, TopK, Unsupported
+from pdv.frontend.program import Array, Program, Weights
+from pdv.frontend.torch.aten import HANDLERS
+from pdv.frontend.torch.exported_state import (
+    Memory,
+    check_overwritten,
+    is_floating,
+    live_nodes,
+    memory_of,
+    shared_names,
+    tensors,
+    without_spare_names,
+)
+from pdv.frontend.torch.no_grad import DETACHES, stopped_gradients
+from pdv.passes.fold_constants import check_foldable_size
+
+Value = Node | TopK | tuple[Node | TopK | None, ...] | None
+"""What an fx node gave: a tensor, several, or (None) something that could not be lowered and is already reported."""
+
+
+ONLY_SCATTER = "only scatter reads the k largest elements, to put them back"
+
+
+def load_exported_program(program: ExportedProgram) -> Program:
+    """The program's graph (not yet canonical) and its weights.
+
+    Raises:
+        ModelError: if a shape is dynamic, or a constant has no values.
+        UnsupportedOperatorsError: naming every operator that has no declaration.
+    """
+    with stopped_gradients(program), without_spare_names(program):
+        decomposed = _decomposed(program)
+    return _ProgramLowering(decomposed).run()
+
+
+def _decomposed(program: ExportedProgram) -> ExportedProgram:
+    try:
+        return cast(ExportedProgram, program.run_decompositions({}))
+    except Exception as error:  # whatever torch asserts about programs
+        shared = "; ".join(", ".join(names) for names in shared_names(program))
+        raise ModelError(
+            f"torch cannot decompose the exported program: {type(error).__name__}: {first_line(error)}",
+            f"Tensors that are overwritten share memory with no others; here these do: {shared}" if shared else "",
+            "Give them memory of their own" if shared else "See that program.run_decompositions({}) works",
+        ) from error
+
+
+class _ProgramLowering:
+    """The state of one lowering: fx node -> IR value, and what was found unsupported on the way."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.k = Lowering()
+        self.values: dict[torch.fx.Node, Value] = {}
+        self.unsupported: dict[str, None] = {}
+        self.loaders: dict[str, Callable[[], Array]] = {}
+        self.canonical_names: dict[Memory, str] = {}
+        self.returned: set[torch.fx.Node] = set()
+
+    def run(self) -> Program:
+        signature = self.program.graph_signature
+        live = live_nodes(self.program)
+        self.returned = live_nodes(self.program, updates=False)
+        check_overwritten(self.program, live)
+        specs = {spec.arg.name: spec for spec in signature.input_specs if isinstance(spec.arg, TensorArgument)}
+        for node in self.program.graph.nodes:
+            self.k.name = node.name
+            if node.op == "placeholder":
+                spec = specs.get(node.name)
+                if spec is not None and (node in live or spec.kind is InputKind.USER_INPUT):
+                    self.values[node] = self._placeholder(node, spec)
+            elif node.op == "call_function" and node in live:
+                self.values[node] = self._call(node)
+        if self.unsupported:
+            raise UnsupportedOperatorsError(tuple(self.unsupported))
+        return Program(self._graph(), Weights(self.loaders))
+
+    def _graph(self) -> Graph:
+        by_name = {node.name: node for node in self.program.graph.nodes}
+        outputs: list[Node] = []
+        updates: dict[str, Node] = {}
+        for spec in self.program.graph_signature.output_specs:
+            value = self.values.get(by_name[spec.arg.name]) if isinstance(spec.arg, TensorArgument) else None
+            if isinstance(value, TopK):
+                self.unsupported[f"aten.topk.default at {_where(by_name[spec.arg.name])} ({ONLY_SCATTER})"] = None
+                raise UnsupportedOperatorsError(tuple(self.unsupported))
+            if not isinstance(value, Node):
+                continue
+            if spec.kind is OutputKind.USER_OUTPUT:
+                outputs.append(value)
+            elif spec.kind is OutputKind.BUFFER_MUTATION and value.type.dtype.is_floating:
+                updates[str(spec.target)] = value
+        if not outputs:
+            raise ModelError(
+                "the model returns no tensor", "At least one output tensor", "Return the logits or the loss"
+            )
+        return self.k.builder.graph(name_outputs(outputs), dict(sorted(updates.items())))
+
+    def _placeholder(self, node: torch.fx.Node, spec: InputSpec) -> Node:
+        tensor = _tensor_type(node)
+        if spec.kind is InputKind.USER_INPUT:
+            return self.k.builder.input(node.name, tensor)
+        source = str(spec.target)
+        stored = self._stored(spec)
+        is_param = spec.kind is InputKind.PARAMETER
+        is_state = spec.kind is InputKind.BUFFER and bool(spec.persistent) and tensor.dtype.is_floating
+        if not (is_param or is_state or stored.is_meta):
+            return self.k.const(_to_numpy(stored, source), tensor.dtype)
+        name = self.canonical_names.setdefault(memory_of(stored), source)
+        self.loaders.setdefault(name, partial(_to_numpy, stored, name))
+        return self.k.builder.param(name, tensor, trainable=is_param and stored.requires_grad)
+
+    def _stored(self, spec: InputSpec) -> torch.Tensor:
+        name = str(spec.target)
+        table = self.program.state_dict if name in self.program.state_dict else self.program.constants
+        if not isinstance(table.get(name), torch.Tensor):
+            raise ModelError(f"{name!r} ({spec.kind.name.lower()}) is not a tensor of the exported program")
+        return cast(torch.Tensor, table[name])
+
+    def _call(self, node: torch.fx.Node) -> Value:
+        if node.target is operator.getitem:
+            return self._element(cast(torch.fx.Node, node.args[0]), cast(int, node.args[1]))
+        target = str(node.target)
+        handler = HANDLERS.get(target)
+        try:
+            if any(self.values.get(x) is None for x in node.all_input_nodes):
+                if handler is not None:
+                    return None  # below something unsupported, which is reported already
+            elif self._is_known(node) and (handler is None or not is_floating(node)):
+                return self._evaluate(node)
+            if handler is None:
+                raise Unsupported("")
+            largest = any(isinstance(self.values[x], TopK) for x in node.all_input_nodes)
+            if largest and target != "aten.scatter.src":
+                raise Unsupported(ONLY_SCATTER)
+            args, kwargs = _map_operands(node, lambda x: self.values[x])
+            if node.target in DETACHES and node in self.returned and args[0].needs_grad:
+                raise Unsupported("a value whose gradient is stopped, by detach or no_grad")
+            return handler(self.k, *args, **kwargs)
+        except Unsupported as reason:
+            self.unsupported[f"{target} at {_where(node)}" + (f" ({reason})" if str(reason) else "")] = None
+            return None
+        except ShapeError as error:
+            raise ModelError(f"{target} at {_where(node)}: {error.what}", error.allowed, error.mend) from error
+
+    def _element(self, whole: torch.fx.Node, index: int) -> Value:
+        value = self.values[whole]
+        if not isinstance(value, tuple):
+            return None
+        if value[index] is None:
+            self.unsupported[f"{whole.target} at {_where(whole)} (output {index})"] = None
+        return value[index]
+
+    def _is_known(self, node: torch.fx.Node) -> bool:
+        """True if the value depends on constants only, and is the same each time."""
+        if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+            return False
+        return all(_is_constant(self.values[x]) for x in node.all_input_nodes)
+
+    def _evaluate(self, node: torch.fx.Node) -> Value:
+        """Run an operator over constants in torch."""
+        for value in tensors(node.meta["val"]):
+            check_foldable_size(tuple(value.shape), value.element_size(), node.name)
+        args, kwargs = _map_operands(node, lambda x: _as_torch(self.values[x]))
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": "cpu"}
+        result = cast(Callable[..., Any], node.target)(*args, **kwargs)
+        nodes = [self.k.const(_to_numpy(x, node.name)) for x in tensors(result)]
+        return nodes[0] if isinstance(result, torch.Tensor) else tuple(nodes)
+
+
+def _map_operands(
+    node: torch.fx.Node, value_of: Callable[[torch.fx.Node], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:  # Any: operators take tensors, numbers, lists of either, types, …
+    """The node's arguments with every fx node in them, however deep, replaced by its value."""
+    mapped: Any = torch.fx.node.map_arg(cast(Any, (node.args, node.kwargs)), value_of)
+    args, kwargs = mapped
+    return tuple(args), dict(kwargs)
+
+
+def name_outputs(outputs: list[Node]) -> dict[str, Node]:
+    """Outputs by position: the two frontends know different names for them."""
+    return {"output" if len(outputs) == 1 else f"output_{i}": node for i, node in enumerate(outputs)}
+
+
+def _tensor_type(node: torch.fx.Node) -> TensorType:
+    fake = node.meta["val"]
+    if not all(isinstance(size, int) for size in fake.shape):
+        raise ModelError(
+            f"input {node.name!r} has dynamic shape {list(fake.shape)}",
+            "Only static shapes can be planned",
+            "Export without dynamic_shapes, at the batch size that you train with",
+        )
+    if 0 in fake.shape:
+        raise ModelError(f"{node.name!r} has shape {list(fake.shape)}", "Every dim is at least 1")
+    return TensorType(tuple(fake.shape), _dtype(fake.dtype, node.name))
+
+
+def _dtype(dtype: torch.dtype, where: str) -> DType:
+    name = str(dtype).removeprefix("torch.")
+    try:
+        return DType.from_name(name)
+    except KeyError:
+        allowed = ", ".join(sorted(x.torch_name for x in DType))
+        raise ModelError(f"{where!r} has element type {name}", f"Allowed: {allowed}") from None
+
+
+def _is_constant(value: Value) -> bool:
+    nodes = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(node, Node) and node.is_const for node in nodes)
+
+
+def _as_torch(value: Value) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_as_torch(element) for element in value)
+    assert isinstance(value, Node), value
+    tensor = torch.from_numpy(value.attr("value").array.copy())
+    return tensor.to(getattr(torch, value.type.dtype.torch_name))
+
+
+def _to_numpy(tensor: torch.Tensor, name: str) -> Array:
+    """The values of a tensor; bfloat16 as `ml_dtypes.bfloat16`."""
+    if tensor.is_meta:
+        raise ModelError(f"{name!r} is on the meta device and has no values", "", "Give the model real weights first")
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        bits: Array = tensor.view(torch.int16).numpy()
+        return bits.view(np.dtype(ml_dtypes.bfloat16))
+    array: Array = tensor.numpy()
+    return array
+
+
+def _where(node: torch.fx.Node) -> str:
+    """`file.py:line` of the model's source that made a node, or the node's own name."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return node.name
+    of_the_model = [frame for frame in frames if "/site-packages/torch/" not in frame] or frames
+    path, line = of_the_model[-1].removeprefix("File ").split(", line ", 1)
+    return f"{PurePath(path.strip(chr(34))).name}:{line.split(',')[0]}"

@@ -1,0 +1,63 @@
+"""How far from the best a plan can still be, and among which plans: the bound, the gap, and the space they speak of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdv.cluster.units import MEMORY
+from pdv.plan.seal import finite
+from pdv.problem import Problem
+from pdv.search.meshes import Found
+
+Document = dict[str, Any]  # Any: JSON
+
+
+def certificate_document(found: Found, problems: Sequence[Problem], pins: str | None = None) -> Document:
+    """The certificate as JSON; ``problems`` are all that were to be searched, in order, ``pins`` what they pin."""
+    problem = found.solution.problem
+    bound = min(found.lower_bound_s, found.cost.seconds)
+    known = bound > 0.0 or found.cost.seconds == 0.0  # a bound of zero says nothing of what costs something
+    document = {
+        "lower_bound": bound if known else None,
+        "gap": found.gap if known else None,
+        "complete": found.complete,
+        "space": {
+            "meshes": [str(entry.mesh) for entry in problems[: found.meshes]],
+            "meshes_left_out": [str(entry.mesh) for entry in problems[found.meshes :]],
+            "rules": {"count": len(problem.rules), "digest": rules_digest(problem)},
+            "variants": found.solution.variants,
+            "mode": problem.mode,
+            "memory_limit_bytes": finite(problems[0].memory_limit if problems else problem.memory_limit),
+            "pins": pins,
+        },
+    }
+    return {"statement": statement(document), **document}
+
+
+def statement(document: Mapping[str, Any]) -> str:
+    """A certificate as a sentence."""
+    space = document["space"]
+    meshes, left_out = len(space["meshes"]), len(space["meshes_left_out"])
+    over = f"{meshes} mesh{'es' if meshes > 1 else ''}" + (f" (of {meshes + left_out})" if left_out else "")
+    rewrites = "of the graph as it was written"
+    if space["variants"] > 1 and space["rules"]["count"]:
+        rewrites = f"of {space['variants']} variants of its blocks by {space['rules']['count']} algebraic rules"
+    among = f"over {over}, with any cut of any operator and parameter {rewrites}"
+    limit = space["memory_limit_bytes"]
+    kept = "" if limit is None else f", that fit in {MEMORY.format(limit)}"
+    kept += (" and keep the pins" if kept else ", that keep the pins") if space["pins"] else ""
+    stopped = "" if document["complete"] else "; the search was stopped by its budget"
+    if document["lower_bound"] is None:
+        return f"no bound is known: plans {among}{kept} may cost less{stopped}"
+    return (
+        f"gap {document['gap']:.2%}: no plan costs less than {document['lower_bound'] * 1e3:.4g} ms a step by the same "
+        f"model, {among}{kept}{stopped}"
+    )
+
+
+def rules_digest(problem: Problem) -> str:
+    """Of the algebraic rules allowed, by name and law, in order."""
+    lines = "\n".join(f"{rule.name}: {rule.equation}" for rule in problem.rules)
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]

@@ -1,0 +1,221 @@
+"""plan.json: a plan as plain data, versioned; docs/plan-format.md says what each field means.
+
+Entry points: ``plan_document`` writes it, ``read_problem`` reads back what a replay needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ir.cost_model import CostModel
+from ir.dims import Shape
+from ir.errors import UsageError
+from ir.graph import Graph, Node
+from ir.mesh import Axis, Mesh
+from ir.sharding import format_sharding
+from ir.verify import infer_shardings
+from pdv.cluster import Cluster, Device, Link, Stage
+from pdv.config import Mode
+from pdv.cost.breakdown import PlanCost
+from pdv.cost.comm import AxisLink
+from pdv.cost.compute import ComputeModel
+from pdv.cost.curves import Curves
+from pdv.cost.sources import cost_document, node_source
+from pdv.pcg.techniques import techniques
+from pdv.plan.certificate import certificate_document
+from pdv.plan.derivation import LEAVE, STORE, operators, to_steps
+from pdv.plan.seal import FORMAT_VERSION, Document, check_version, damaged, finite
+from pdv.problem import Assignment, Derived, Problem
+from pdv.rewrite.chosen import trusted_rules
+from pdv.rewrite.rule import by_name
+from pdv.search.meshes import Found
+
+
+def plan_document(
+    found: Found,
+    *,
+    cluster: Cluster,
+    strategy: str,
+    seconds: float,
+    problems: Sequence[Problem] = (),
+    pins: str | None = None,
+) -> Document:
+    """The document of a plan found for ``problems`` (one mesh each); the proof is added by whoever proves it."""
+    solution = found.solution
+    steps = [described(step, solution.problem) for step in to_steps(solution)]
+    certificate = certificate_document(found, problems or (solution.problem,), pins)
+    return {
+        **facts_document(
+            solution.problem, solution.graph, solution.assignment, found.derived, found.cost, steps, cluster=cluster
+        ),
+        "derivation": steps,
+        "search": _search(found, strategy, seconds, certificate),
+    }
+
+
+def facts_document(
+    problem: Problem,
+    graph: Graph,
+    assignment: Assignment,
+    derived: Derived,
+    cost: PlanCost,
+    steps: Sequence[Document],
+    *,
+    cluster: Cluster,
+) -> Document:
+    """Everything in plan.json that follows from the derivation ``steps`` of ``problem.graph``, on a cluster.
+
+    graph, assignment: what the steps make of it; derived, cost: these as a PCG, and its price.
+    """
+    source = problem.graph
+    return {
+        "format_version": FORMAT_VERSION,
+        "source": {
+            "name": source.name,
+            "hash": source.digest,
+            "inputs": [_tensor(node.attr("name"), node) for node in source.inputs],
+            "outputs": [_tensor(name, node) for name, node in source.outputs],
+            "parameters": sum(node.type.num_elements for node in source.params if node.needs_grad),
+        },
+        "mode": problem.mode,
+        "cluster": cluster.as_dict(),
+        "mesh": [
+            {
+                "name": axis.name,
+                "size": axis.size,
+                "link": {
+                    "name": link.link.name,
+                    "bandwidth_bytes_per_s": finite(link.link.bandwidth_bytes_per_s),
+                    "latency_s": link.link.latency_s,
+                    **({} if link.curves is None else {"curves": link.curves.as_dict()}),
+                    **({} if not link.stages else {"stages": [asdict(stage) for stage in link.stages]}),
+                },
+            }
+            for axis, link in zip(problem.mesh.axes, problem.axes, strict=True)
+        ],
+        "techniques": techniques(derived.pcg, problem.mesh),
+        "laws": _laws(steps, problem),
+        "pcg_hash": derived.pcg.digest,
+        "operators": _operators(problem, graph, assignment, derived, cost),
+        "cost_model": dict(problem.compute.provenance()),
+        "predicted": _predicted(cost, problem, cluster),
+    }
+
+
+def _search(found: Found, strategy: str, seconds: float, certificate: Document) -> Document:
+    """What was spent, and what it is worth."""
+    return {
+        "strategy": strategy,
+        "seconds": seconds,
+        "states": found.states,
+        "meshes": found.meshes,
+        "cost": found.cost.seconds,
+        "lower_bound": certificate["lower_bound"],
+        "gap": certificate["gap"],
+        "certificate": certificate,
+    }
+
+
+def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel | None = None) -> Problem:
+    """The problem that a document's derivation is replayed on; a replay needs no prices, hence no ``compute``.
+
+    Raises:
+        VerificationError: if the document is of another version, misses a field, or takes a law that is false.
+    """
+    check_version(document)
+    try:
+        axes = [(Axis(entry["name"], entry["size"]), entry["link"]) for entry in document["mesh"]]
+        compute = compute or ComputeModel(read_devices(document))
+        mesh = Mesh(tuple(axis for axis, _ in axes))
+        sized = tuple(AxisLink(axis.size, _link(link), _curves(link), _stages(link)) for axis, link in axes)
+        mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
+        rules = trusted_rules(document["laws"])
+        return Problem(source, mesh, sized, compute, mode, rules=rules)
+    except (UsageError, LookupError, TypeError, ValueError, AssertionError) as error:
+        raise damaged(error) from error
+
+
+def read_devices(document: Mapping[str, Any]) -> tuple[Device, ...]:
+    """The device classes of a document's cluster.
+
+    Raises:
+        VerificationError: if it misses them.
+    """
+    try:
+        return tuple(Device(**entry["device"]) for entry in document["cluster"]["classes"])
+    except (LookupError, TypeError, ValueError, AssertionError) as error:
+        raise damaged(error) from error
+
+
+def _link(entry: Mapping[str, Any]) -> Link:
+    bandwidth = entry["bandwidth_bytes_per_s"]
+    return Link(entry["name"], float("inf") if bandwidth is None else bandwidth, entry["latency_s"])
+
+
+def _curves(entry: Mapping[str, Any]) -> Curves | None:
+    return Curves.from_dict(entry["curves"]) if "curves" in entry else None
+
+
+def _stages(entry: Mapping[str, Any]) -> tuple[Stage, ...]:
+    return tuple(Stage(**{**stage, "link": Link(**stage["link"])}) for stage in entry.get("stages", ()))
+
+
+def _tensor(name: str, node: Node) -> Document:
+    shape: Shape = node.type.shape
+    return {"name": name, "shape": list(shape), "dtype": node.type.dtype.torch_name}
+
+
+def described(step: Document, problem: Problem) -> Document:
+    """A step of a derivation as plan.json has it, with its kind and law for readers."""
+    rules = by_name(problem.rules)
+    if step["rule"] in rules:
+        return {"kind": "algebraic", **step, "law": rules[step["rule"]].equation}
+    return {"kind": {STORE: "storage", LEAVE: "output"}.get(step["rule"], "parallel"), **step}
+
+
+def _laws(steps: Sequence[Document], problem: Problem) -> list[str]:
+    """The laws that are taken, in full: a plan replays without the file, or the version, that they came from."""
+    rules = by_name(problem.rules)
+    return list(dict.fromkeys(rules[step["rule"]].law.text for step in steps if step["rule"] in rules))
+
+
+def _operators(
+    problem: Problem, graph: Graph, assignment: Assignment, derived: Derived, price: PlanCost
+) -> list[Document]:
+    """Per operator of the rewritten graph: number, splits, the sharding of its result and its seconds."""
+    shardings = infer_shardings(derived.pcg, problem.mesh)
+    entries = []
+    for number, node in enumerate(operators(graph)):
+        made = derived.places[node]
+        cost = price.nodes[made]
+        splits = assignment.splits[node]
+        entries.append(
+            {
+                "number": number,
+                "op": node.op.name,
+                "name": node.name,
+                "type": str(node.type),
+                "splits": {axis.name: split.label for axis, split in zip(problem.mesh.axes, splits, strict=True)},
+                "sharding": format_sharding(shardings[made]),
+                "time_s": cost.seconds,
+                "source": node_source(cost),
+            }
+        )
+    return entries
+
+
+def _predicted(cost: PlanCost, problem: Problem, cluster: Cluster) -> Document:
+    return {
+        "step_time_s": {"mean": cost.step_s, "std": cost.std_s},
+        **cost_document(cost, problem.compute.provenance()),
+        "breakdown_s": {
+            "compute": cost.compute_s,
+            "communication": cost.communication_s,
+            "optimizer": cost.optimizer_s,
+            **({"outside the graph": cost.outside.mean_s} if cost.outside.mean_s else {}),
+        },
+        "memory_bytes": {entry.device.name: cost.peak_bytes for entry in cluster.classes},
+        "memory_breakdown_bytes": dict(cost.memory),
+    }

@@ -1,0 +1,242 @@
+"""What a node may do and what that costs: one split per mesh axis, with its parameters' storage settled.
+
+A parameter read once belongs to its reader, so its storage is chosen here, with the reader's split; tied parameters are
+variables of their own (``tied``); what is whole on every device (inputs, constants, buffers) costs all plans alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ir.graph import Node
+from ir.mesh import Axis
+from ir.operator import Split
+from ir.ops.parallel import transition_of
+from ir.sharding import Invariant, Partial, Shard, Sharding, State, local_bytes
+from ir.types import TensorType
+from ir.verify import divides, split_degrees
+from pdv.pcg.plan_cost import local_costs
+from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
+from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
+from pdv.search.solver.elimination import Known
+from pdv.search.solver.tables import Table
+
+
+class Use(NamedTuple):
+    """One way to keep a leaf that is read in a given sharding: what it costs, and the storage that it means."""
+
+    seconds: float
+    memory_bytes: float
+    storage: Storage
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run a node on the mesh.
+
+    ``seconds`` and ``memory_bytes`` are its compute and its saved result; ``leaves`` holds, by operand number, the
+    uses among which the price of memory decides.
+    """
+
+    splits: tuple[Split, ...]
+    needs: tuple[Sharding, ...]
+    result: Sharding
+    seconds: float
+    memory_bytes: float
+    leaves: tuple[tuple[int, tuple[Use, ...]], ...]
+
+    def storage(self, price: float) -> tuple[tuple[int, Storage], ...]:
+        """The chosen storage of each leaf that has one."""
+        return tuple((number, _cheapest(uses, price).storage) for number, uses in self.leaves)
+
+    def totals(self, price: float) -> tuple[float, float]:
+        """(seconds, bytes) with the leaves that ``price`` chooses."""
+        seconds, memory = self.seconds, self.memory_bytes
+        for _, uses in self.leaves:
+            use = _cheapest(uses, price)
+            seconds += use.seconds
+            memory += use.memory_bytes
+        return seconds, memory
+
+
+def _cheapest(uses: tuple[Use, ...], price: float) -> Use:
+    return min(uses, key=lambda use: use.seconds + price * use.memory_bytes)
+
+
+class ConfigTable:
+    """Configurations of nodes, remembered per node."""
+
+    def __init__(self, problem: Problem, moves: Redistribution, tied: Collection[Node] = ()) -> None:
+        self.problem = problem
+        self.moves = moves
+        self.states = 0
+        self.moved: dict[Hashable, Any] = {}  # Any: ``network.Moved``, what moving alike values costs
+        # tables that blocks share, by the objects they are made of (which are kept, so that their ids stay theirs)
+        self.known = Known()
+        self.free: dict[tuple[int, int], tuple[Table, Table]] = {}
+        self.own: dict[tuple[Hashable, float], Table] = {}  # by kind and price: seconds of each configuration
+        self._tied = frozenset(tied)
+        self._configs: dict[Node, tuple[Config, ...]] = {}
+        self._kinds: dict[Hashable, int] = {}
+        self._kind_of: dict[Node, int] = {}
+        self._alike: dict[Hashable, tuple[Config, ...]] = {}
+        self._uses: dict[tuple[Node | TensorType, Sharding, bool], tuple[Use, ...]] = {}
+        self._resident: dict[tuple[TensorType, Sharding], tuple[float, float]] = {}
+        self._pieces: dict[tuple[TensorType, Sharding], float] = {}
+        self._storages: dict[Node, list[Storage]] = {}
+
+    def of(self, node: Node) -> tuple[Config, ...]:
+        """Every legal configuration, in a fixed order; empty where pins leave none."""
+        if node not in self._configs:
+            alike = self._kind(node)
+            if alike not in self._alike:
+                self._alike[alike] = tuple(self._enumerate(node))
+                self.states += len(self._alike[alike])
+            self._configs[node] = self._alike[alike]
+        return self._configs[node]
+
+    def kind(self, node: Node) -> int:
+        """A number that nodes share whose configurations are equal."""
+        if node not in self._kind_of:
+            self._kind_of[node] = self._kinds.setdefault(self._kind(node), len(self._kinds))
+        return self._kind_of[node]
+
+    def _kind(self, node: Node) -> Hashable:
+        """Equal for nodes whose configurations are equal: where nothing is pinned, those alike in what is priced."""
+        if self.problem.pins != Pins():
+            return node
+        read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tied) for x in node.operands)
+        return node.op.name, tuple(node.attrs.items()), node.type, node.needs_grad, read
+
+    def keeps(self, reader: Node, operand: int) -> bool:
+        """True if a reader holds what it reads until backward."""
+        return self.problem.train and reader.needs_grad and operand in reader.op.saved
+
+    def _enumerate(self, node: Node) -> Iterator[Config]:
+        mesh, pins = self.problem.mesh, self.problem.pins
+        splits = node.op.splits(node.loops)
+        options = [
+            _that_differ(axis, [split for split in splits if pins.split(node, axis.name, split)]) for axis in mesh.axes
+        ]
+        even = [chosen for chosen in itertools.product(*options) if divides(node.loops, chosen, mesh)]
+        # all that local work depends on; a cost model is asked about all of a node's at once
+        degrees = [tuple(sorted(split_degrees(chosen, mesh).items())) for chosen in even]
+        distinct = dict(zip(degrees, even, strict=True))
+        costs = local_costs(self.problem, [(node, chosen) for chosen in distinct.values()])
+        seconds = {cut: cost.seconds for cut, cost in zip(distinct, costs, strict=True)}
+        for chosen, cut in zip(even, degrees, strict=True):
+            config = self._config(node, chosen, seconds[cut])
+            if config is not None:
+                yield config
+
+    def _config(self, node: Node, splits: tuple[Split, ...], seconds: float) -> Config | None:
+        result = tuple(split.result for split in splits)
+        needs = tuple(tuple(split.operands[i] for split in splits) for i in range(len(node.operands)))
+        held = [self._held(x.type, need) for x, need in zip((node, *node.operands), (result, *needs), strict=True)]
+        working = sum(held)
+        if working > self.problem.working_limit or math.isinf(working):
+            return None
+        memory = held[0] if self.problem.train and "out" in node.op.saved and node.needs_grad else 0.0
+        leaves = []
+        for number, (leaf, need) in enumerate(zip(node.operands, needs, strict=True)):
+            if not leaf.is_leaf:
+                continue
+            if any(isinstance(state, Partial) for state in need):
+                return None  # no leaf is a sum of terms
+            if leaf.needs_grad and leaf not in self._tied:
+                uses = self._leaf(leaf, need, keep=self.keeps(node, number))
+                if not uses:
+                    return None
+                leaves.append((number, uses))
+        return Config(splits, needs, result, seconds, memory, tuple(leaves))
+
+    def _held(self, tensor: TensorType, sharding: Sharding) -> float:
+        """Bytes of one device's piece; infinite where the cut is not even."""
+        key = tensor, sharding
+        held = self._pieces.get(key)
+        if held is None:
+            routes = self.moves.routes(tensor, gradient=True)
+            held = self._pieces[key] = float(routes.held[routes.states.index[sharding]])
+        return held
+
+    def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
+        """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
+        key = (param.type if self.problem.pins == Pins() else param, need, keep)
+        if key not in self._uses:
+            routes = self.moves.routes(param.type, gradient=self.problem.train)
+            uses = [self._stored(param, need, storage, routes, keep=keep) for storage in self.storages(param)]
+            self._uses[key] = tuple(_undominated([use for use in uses if use is not None]))
+        return self._uses[key]
+
+    def storages(self, param: Node) -> list[Storage]:
+        """Where a parameter may rest: Invariant first, then cut; cut ones with and without regathering."""
+        if param not in self._storages:
+            self._storages[param] = self._allowed(param)
+        return self._storages[param]
+
+    def _allowed(self, param: Node) -> list[Storage]:
+        mesh, pins = self.problem.mesh, self.problem.pins
+        states: tuple[State, ...] = (Invariant(), *(Shard(dim) for dim in range(param.type.rank)))
+        found = []
+        for sharding in all_shardings(param.type, mesh, states):
+            if not all(pins.storage(param, axis.name, s) for axis, s in zip(mesh.axes, sharding, strict=True)):
+                continue
+            cut = any(isinstance(state, Shard) for state in sharding)
+            if pins.regather != "always" or not cut:
+                found.append(Storage(sharding))
+            if cut and self.problem.train and pins.regather != "never":
+                found.append(Storage(sharding, regather=True))
+        return [storage for storage in found if pins.rests(param, storage)]
+
+    def resident(self, param: Node, storage: Storage) -> tuple[float, float]:
+        """(seconds of the optimizer, bytes of weight, gradient and moments) of a parameter at rest."""
+        key = param.type, storage.sharding
+        if key not in self._resident:
+            held = local_bytes(param.type, storage.sharding, self.problem.mesh)
+            if self.problem.train:
+                self._resident[key] = self.problem.compute.optimizer(held).mean_s, float(held * TRAIN_COPIES)
+            else:
+                self._resident[key] = 0.0, float(held * INFER_COPIES)
+        return self._resident[key]
+
+    def may_gather(self, param: Node, storage: Storage, chain: Chain | None) -> bool:
+        """Whether the pins allow what a chain from where a parameter rests gathers."""
+        gathers = self.problem.pins.gathers
+        if chain is None or gathers is Pins().gathers:
+            return True
+        fetched = [step for step in chain.steps if transition_of(step.name).fetches]
+        return all(gathers(param, step.axis, storage.regather) for step in fetched)
+
+    def _stored(self, param: Node, need: Sharding, storage: Storage, routes: Routes, *, keep: bool) -> Use | None:
+        """A parameter that rests as ``storage`` and is read once, as ``need``."""
+        before, after = routes.states.index[storage.sharding], routes.states.index[need]
+        gathered = bool(routes.gathered[before, after])
+        if routes.length[before, after] < 0 or (storage.regather and not gathered):
+            return None  # there is no way, or nothing to gather again: the plain storage says the same
+        if gathered and not self.may_gather(param, storage, routes.chain(before, after)):
+            return None
+        seconds, memory = self.resident(param, storage)
+        seconds += float(routes.seconds[before, after])
+        if storage.regather:
+            seconds += float(routes.forward_s[before, after])
+        elif gathered and keep:
+            memory += float(routes.bytes[after])
+        return Use(seconds, memory, storage)
+
+
+def _undominated(uses: list[Use]) -> list[Use]:
+    """Uses that no other one beats in both seconds and bytes; the first of equals stays."""
+    kept: list[Use] = []
+    for use in sorted(uses, key=lambda u: (u.seconds, u.memory_bytes)):
+        if not kept or use.memory_bytes < kept[-1].memory_bytes:
+            kept.append(use)
+    return kept
+
+
+def _that_differ(axis: Axis, splits: list[Split]) -> list[Split]:
+    """The splits along an axis; where it has one device all are alike, and that which cuts nothing stands for them."""
+    return splits if axis.size > 1 else [split for split in splits if split.label == "none"] or splits

@@ -1,0 +1,147 @@
+"""Parameters that several nodes read: one storage for all, and chains from it that are shared.
+
+Each is a variable of the search that runs through all blocks that read it. Its states are a storage and one *named*
+want, the way to which is paid once for all readers (``sharing``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ir.graph import Node
+from ir.sharding import Invariant, Replicate, Shard, Sharding, State
+from pdv.pcg.redistribute import all_shardings
+from pdv.problem import Pins, Storage
+from pdv.search.solver.configs import ConfigTable
+from pdv.search.solver.sharing import EXACT_WANTS, Ways
+from pdv.search.solver.tables import Table, check_room
+
+MOST_STATES = 8192  # with a want named
+
+
+@dataclass(frozen=True, slots=True)
+class TiedState:
+    """Where the parameter rests, and the want that is paid for by all."""
+
+    storage: Storage
+    named: Sharding
+
+
+class TiedTable:
+    """Prices of one tied parameter's states, and of its uses under each."""
+
+    def __init__(self, configs: ConfigTable, param: Node, readers: Sequence[tuple[Node, int]]) -> None:
+        self.param = param
+        self._configs = configs
+        self._wants = len(readers)
+        self._keepers = sum(configs.keeps(node, operand) for node, operand in readers)
+        self._nameless = False
+
+    @cached_property
+    def states(self) -> tuple[TiedState, ...]:
+        """Naming where it rests is naming nothing, and comes first; what costs nothing to reach need not be named.
+
+        Where these were too many, nothing is named: prices are but bounded then.
+        """
+        mesh = self._configs.problem.mesh
+        wants: tuple[State, ...] = (Invariant(), Replicate(), *(Shard(dim) for dim in range(self.param.type.rank)))
+        found = []
+        for storage in self._configs.storages(self.param):
+            nothing = TiedState(storage, storage.sharding)
+            named = [TiedState(storage, want) for want in all_shardings(self.param.type, mesh, wants)]
+            costs = self._rest_s(nothing, [state.named for state in named])
+            found += [nothing, *(state for state, cost in zip(named, costs, strict=True) if 0.0 < cost < np.inf)]
+        if len(found) > MOST_STATES:
+            self._nameless = True
+            found = [state for state in found if state.named == state.storage.sharding]
+        return tuple(found)
+
+    @property
+    def exact(self) -> bool:
+        """False if only ``optimistic`` prices bound the cost from below."""
+        return self._wants <= EXACT_WANTS[1] and self._keepers <= 1 and not (self.states and self._nameless)
+
+    def own(self, price: float) -> Table:
+        """[states] what rests, and the way that is paid once."""
+        seconds, held = self.own_costs
+        costs: Table = seconds + price * held
+        return costs
+
+    def own_parts(self, number: int) -> tuple[float, float]:
+        """(seconds, bytes) of one state."""
+        seconds, held = self.own_costs
+        return float(seconds[number]), float(held[number])
+
+    @cached_property
+    def own_costs(self) -> tuple[Table, Table]:
+        """[states] seconds, and bytes."""
+        found = []
+        for state in self.states:
+            seconds, memory = self._configs.resident(self.param, state.storage)
+            way = self._rest_s(TiedState(state.storage, state.storage.sharding), [state.named])
+            found.append((seconds + float(way[0]), memory))
+        costs = np.array(found, dtype=np.float64).reshape(-1, 2)
+        return costs[:, 0], costs[:, 1]
+
+    def use(
+        self, needs: Sequence[Sharding], *, keep: bool, optimistic: bool, states: Sequence[int] | None = None
+    ) -> tuple[Table, Table | None]:
+        """[states, needs] the seconds that one reader adds, and the bytes; of these ``states`` (default: all)."""
+        columns = {need: number for number, need in enumerate(dict.fromkeys(needs))}
+        chosen = self.states if states is None else [self.states[number] for number in states]
+        sharers = max(1, self._wants - 1 + self._nameless) if optimistic and not self.exact else 1
+        keepers = max(1, self._keepers) if optimistic else 1
+        check_room((len(chosen), len(needs)))
+        seconds, held = np.empty((2, len(chosen), len(columns)))
+        row = 0
+        for storage, group in itertools.groupby(chosen, key=lambda state: state.storage):
+            named = [state.named for state in group]
+            rows = slice(row, row + len(named))
+            seconds[rows] = self._rests_s(storage, named, list(columns)) / sharers
+            seconds[rows, ~self._allowed(storage, list(columns))] = np.inf
+            held[rows] = 0.0 if storage.regather else self._copied(storage, list(columns)) / keepers
+            row += len(named)
+        spread = [columns[need] for need in needs]
+        return seconds[:, spread], held[:, spread] if keep else None
+
+    def _allowed(self, storage: Storage, needs: Sequence[Sharding]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """[needs] whether the pins let the parameter be gathered so far."""
+        problem = self._configs.problem
+        if problem.pins.gathers is Pins().gathers:
+            return np.ones(len(needs), dtype=bool)
+        move = self._configs.moves.chain
+        chains = [move(self.param.type, storage.sharding, need, gradient=problem.train) for need in needs]
+        return np.array([self._configs.may_gather(self.param, storage, chain) for chain in chains], dtype=bool)
+
+    def _rest_s(self, state: TiedState, needs: Sequence[Sharding]) -> Table:
+        """[needs] seconds beyond the way to the named want; forward twice if gathered again."""
+        rest: Table = self._rests_s(state.storage, [state.named], needs)[0]
+        return rest
+
+    def _rests_s(self, storage: Storage, named: Sequence[Sharding], needs: Sequence[Sharding]) -> Table:
+        """[named, needs] the same for several wants, each named alone."""
+        ways = self._ways(storage)
+        names, rows = ways.rows(named), ways.rows(needs)
+        again = ways.rest(names, rows, forward=True) if storage.regather else 0.0
+        rest: Table = ways.rest(names, rows) + again
+        return rest
+
+    def _copied(self, storage: Storage, needs: Sequence[Sharding]) -> Table:
+        """[needs] bytes of gathered copies."""
+        ways = self._ways(storage)
+        rows = ways.rows(needs)
+        return np.where(ways.gathered(rows), ways.bytes(rows), 0.0)
+
+    def _ways(self, storage: Storage) -> Ways:
+        routes = self._configs.moves.routes(self.param.type, gradient=self._configs.problem.train)
+        return Ways(routes, storage.sharding)
+
+
+def reads(nodes: Sequence[Node], param: Node) -> list[tuple[Node, int]]:
+    """Who of ``nodes`` reads a parameter, and as which operand."""
+    return [(node, i) for node in nodes for i, operand in enumerate(node.operands) if operand is param]

@@ -1,0 +1,1 @@
+"""Algebraic variants of a block, and backtracking search over them."""

@@ -1,0 +1,141 @@
+"""Passes of micro-batches through the stages of a pipeline, with sends between them.
+
+Chunks are simulated once; here their durations are put together in the schedule's order. A chunk is taken to begin on
+quiet streams. Durations are whole picoseconds, or arrays of them (one for each draw). Entry point: ``compose``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
+
+from pdv.schedule.order import Pass, Pipeline, orders
+from pdv.simulate.engine.task import BUBBLE, TRANSFER
+
+Time = Any  # Any: int, or an array of int64
+
+
+class Durations(NamedTuple):
+    """Of one chunk: its passes, and how long its collectives run on behind the last backward pass."""
+
+    forward: Time
+    backward: Time
+    last: Time
+    behind: Time = 0
+
+
+class Sends(NamedTuple):
+    """By chunk, picoseconds to the next chunk and, of gradients, back from it."""
+
+    forward: Sequence[int]
+    backward: Sequence[int]
+
+
+@dataclass
+class Timeline:
+    """What came of it, by stage: when it is done, when its collectives are, its passes, and what it waited for."""
+
+    ends: list[Time]
+    behind: list[Time]
+    passes: list[list[tuple[Pass, Time, Time]]]
+    waits: list[dict[str, int]] = field(default_factory=list)
+    sends: list[tuple[Pass, Time, Time]] = field(default_factory=list)
+
+
+class Step(NamedTuple):
+    """A pass in an order in which all can be worked out; ``needed`` is the place of the one whose result it takes."""
+
+    taken: Pass
+    stage: int
+    way: int  # 0 forward, 1 backward, 2 the last backward
+    needed: int
+
+
+def compose(
+    pipeline: Pipeline,
+    chunks: Sequence[Durations],
+    sends: Sends,
+    *,
+    blocking: bool,
+    later: Callable[[Time, Time], Time] = max,
+    record: bool = True,
+) -> Timeline:
+    """Run every stage's passes as soon as what they need is there; ``blocking``: a stage waits for its own sends.
+
+    Sends of one stage in one direction take turns.
+    """
+    steps, count = sequence(pipeline), pipeline.stages
+    line = Timeline([0] * count, [0] * count, [[] for _ in range(count)], [{} for _ in range(count)])
+    sent = ([*sends.forward, 0], [0, *sends.backward], [0, *sends.backward])
+    links: list[list[Time]] = [[0, 0] for _ in range(count)]
+    arrived: list[Time] = [0] * (len(steps) + 1)  # the last one for passes that need none
+    ends = line.ends
+    for place, (taken, stage, way, needed) in enumerate(steps):
+        free = ends[stage]
+        start = later(free, arrived[needed])
+        end = start + chunks[taken.chunk][way]
+        arrival, duration = end, sent[way][taken.chunk]
+        if duration:
+            begun = later(end, links[stage][way > 0])
+            arrival = links[stage][way > 0] = begun + duration
+            if record:
+                line.sends.append((taken, begun, arrival))
+        if way == 2:
+            line.behind[stage] = later(line.behind[stage], end + chunks[taken.chunk].behind)
+        arrived[place] = arrival
+        ends[stage] = arrival if blocking else end
+        if record:
+            line.passes[stage].append((taken, start, end))
+            before = _sent(steps[needed], sent) if needed >= 0 else 0
+            exposed = min(before, start - free)
+            _wait(line.waits[stage], start - free - exposed, exposed + ends[stage] - end)
+    return line
+
+
+def _sent(step: Step, sent: tuple[list[int], list[int], list[int]]) -> int:
+    """Picoseconds that the result of a pass is on its way."""
+    return sent[step.way][step.taken.chunk]
+
+
+def _wait(waits: dict[str, int], waited: int, sending: int) -> None:
+    """Of the time that a stage waited before a pass, and for its own send behind it."""
+    if sending:
+        waits[TRANSFER] = waits.get(TRANSFER, 0) + sending
+    if waited:
+        waits[BUBBLE] = waits.get(BUBBLE, 0) + waited
+
+
+@lru_cache(maxsize=16)
+def sequence(pipeline: Pipeline) -> tuple[Step, ...]:
+    """All passes of all stages, each behind those that it needs: stage after stage, each as far as it gets."""
+    order = orders(pipeline)
+    final, last = pipeline.micro_batches - 1, pipeline.stages * pipeline.virtual - 1
+    places: dict[Pass, int] = {}
+    steps: list[Step] = []
+    done = [0] * len(order)
+    while True:
+        before = len(steps)
+        for stage, passes in enumerate(order):
+            for taken in islice(passes, done[stage], None):
+                needed = _needed(taken, last)
+                if needed is not None and needed not in places:
+                    break
+                places[taken] = len(steps)
+                way = (2 if taken.micro_batch == final else 1) if taken.backward else 0
+                steps.append(Step(taken, stage, way, -1 if needed is None else places[needed]))
+                done[stage] += 1
+        if len(steps) == before:
+            break
+    assert done == [len(passes) for passes in order], f"the schedule of {pipeline} waits for itself at {done}"
+    return tuple(steps)
+
+
+def _needed(taken: Pass, last: int) -> Pass | None:
+    """The pass whose result this one takes."""
+    chunk, micro_batch, backward = taken
+    if not backward:
+        return Pass(chunk - 1, micro_batch) if chunk > 0 else None
+    return Pass(chunk + 1, micro_batch, True) if chunk < last else Pass(chunk, micro_batch)

@@ -1,0 +1,185 @@
+"""Picoseconds of collectives and sends on the links of one stage, and which device classes each couples.
+
+Entry point: ``Links.of``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ir.mesh import Mesh
+from ir.transition import Collective
+from pdv.cluster import Device
+from pdv.cluster.routing.route import find_route
+from pdv.cost.comm import (
+    AxisLink,
+    all_gather_seconds,
+    all_reduce_seconds,
+    choice,
+    move_seconds,
+    reduce_scatter_seconds,
+)
+from pdv.problem.workload import Workload
+from pdv.simulate.calibration import Calibration
+from pdv.simulate.engine.task import picoseconds
+from pdv.simulate.lowering.entries import Entry
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of a stage.
+
+    Attributes:
+        devices: the kinds of devices of the stage: its classes.
+        counts: how many devices each class has.
+        coupled: by axis, sets of classes whose devices meet in the axis's groups.
+        streams: by axis and set, the streams that its collectives occupy: their own, and links shared with other axes.
+    """
+
+    mesh: Mesh
+    devices: tuple[Device, ...]
+    counts: tuple[int, ...]
+    axes: tuple[AxisLink, ...]
+    coupled: tuple[tuple[tuple[int, ...], ...], ...]
+    streams: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @classmethod
+    def of(cls, workload: Workload, stage: int, calibration: Calibration) -> Links:
+        """Of one stage of the cluster."""
+        mesh, cluster = workload.problem.mesh, workload.cluster
+        first = stage * mesh.num_devices
+        ranks = range(first, first + mesh.num_devices)
+        alike = len(cluster.classes) == 1  # then nobody need be asked one by one
+        kinds = [cluster.class_of(first)] * len(ranks) if alike else [cluster.class_of(rank) for rank in ranks]
+        numbers: dict[Device, int] = {}
+        known = {kind: numbers.setdefault(cluster.classes[kind].device, len(numbers)) for kind in dict.fromkeys(kinds)}
+        classes = [known[kind] for kind in kinds]
+        axes = tuple(reached(axis, calibration) for axis in workload.axes[stage])
+        placed = np.array(classes).reshape(mesh.shape)
+        coupled = tuple(_coupled(placed, number) for number in range(len(axes)))
+        shared = [_resources(workload, first, number) for number in range(len(axes))]
+        counts = tuple(classes.count(number) for number in range(len(numbers)))
+        return cls(mesh, tuple(numbers), counts, axes, coupled, _streams(coupled, shared))
+
+    @cached_property
+    def num_streams(self) -> int:
+        """Streams beside compute."""
+        return 1 + max((s for axis in self.streams for found in axis for s in found), default=-1)
+
+    @cached_property
+    def _moves(self) -> dict[Entry, tuple[int, int]]:
+        return {}
+
+    @cached_property
+    def _algorithms(self) -> dict[tuple[str, int, float], str]:
+        return {}
+
+    def move(self, entry: Entry) -> tuple[int, int]:
+        """Forward and backward of a parallel operator."""
+        known = self._moves.get(entry)
+        if known is None:
+            forward, backward = move_seconds(entry.name, self.axes[entry.axis], entry.held)
+            known = self._moves[entry] = (picoseconds(forward), picoseconds(backward))
+        return known
+
+    def algorithm(self, collective: Collective, axis: int, num_bytes: float) -> str:
+        """For traces."""
+        link, key = self.axes[axis], (collective, axis, num_bytes)
+        if link.size == 1 or not num_bytes:
+            return "none"
+        if key not in self._algorithms:
+            self._algorithms[key] = choice(collective, link, num_bytes).algorithm
+        return self._algorithms[key]
+
+    def sum_gradients(self, axes: Sequence[int], num_bytes: float) -> int:
+        """All-reduce over several axes: scattered along inner ones, summed along the outermost, gathered again."""
+        *inner, outermost = sorted(axes, reverse=True)
+        seconds = 0.0
+        for axis in inner:
+            link = self.axes[axis]
+            seconds += reduce_scatter_seconds(link, num_bytes) + all_gather_seconds(link, num_bytes)
+            num_bytes /= link.size
+        return picoseconds(seconds + all_reduce_seconds(self.axes[outermost], num_bytes))
+
+    def scatter_gradients(self, axes: Sequence[int], num_bytes: float) -> int:
+        """Reduce-scatter over several axes, inner first."""
+        return self._narrowing(reduce_scatter_seconds, axes, num_bytes)
+
+    def gather_weights(self, axes: Sequence[int], num_bytes: float) -> int:
+        """All-gather to ``num_bytes`` over several axes: the mirror of ``scatter_gradients``."""
+        return self._narrowing(all_gather_seconds, axes, num_bytes)
+
+    def _narrowing(self, seconds_of: Callable[[AxisLink, float], float], axes: Sequence[int], num_bytes: float) -> int:
+        """A collective along one axis after the other, inner first, each with its part of the bytes."""
+        seconds = 0.0
+        for axis in sorted(axes, reverse=True):
+            seconds += seconds_of(self.axes[axis], num_bytes)
+            num_bytes /= self.axes[axis].size
+        return picoseconds(seconds)
+
+    def degree(self, axes: Sequence[int]) -> int:
+        """Devices in a group over several axes."""
+        return int(np.prod([self.axes[axis].size for axis in axes], dtype=np.int64))
+
+
+def reached(axis: AxisLink, calibration: Calibration) -> AxisLink:
+    """The axis at what collectives reach inside a step; curves that were measured on the spot have reached it."""
+    if axis.size == 1:
+        return axis
+    if axis.curves is not None:
+        alone = axis.curves.source == "learned"
+        return replace(axis, curves=axis.curves.slower(1 / calibration.collective_efficiency)) if alone else axis
+    share = calibration.collective_efficiency
+    link = replace(axis.link, bandwidth_bytes_per_s=axis.link.bandwidth_bytes_per_s * share)
+    stages = tuple(
+        replace(
+            stage,
+            link=replace(stage.link, bandwidth_bytes_per_s=stage.link.bandwidth_bytes_per_s * share),
+            exchange_bytes_per_s=None if stage.exchange_bytes_per_s is None else stage.exchange_bytes_per_s * share,
+        )
+        for stage in axis.stages
+    )
+    return replace(axis, link=link, stages=stages)
+
+
+def _coupled(placed: np.ndarray[tuple[int, ...], np.dtype[np.int64]], axis: int) -> tuple[tuple[int, ...], ...]:
+    """Sets of classes that share groups along an axis, each sorted; together they are all classes."""
+    if not placed.any():
+        return ((0,),)
+    groups = np.unique(np.moveaxis(placed, axis, -1).reshape(-1, placed.shape[axis]), axis=0)
+    sets: list[set[int]] = []
+    for row in groups:
+        found = {int(number) for number in row}
+        touched = [other for other in sets if other & found]
+        sets = [other for other in sets if not other & found]
+        sets.append(found.union(*touched))
+    return tuple(sorted(tuple(sorted(found)) for found in sets))
+
+
+def _resources(workload: Workload, first: int, axis: int) -> frozenset[str]:
+    """Links that the axis's groups share with others, as far as the group of the stage's first device shows."""
+    mesh = workload.problem.mesh
+    size = mesh.axes[axis].size
+    if size == 1:
+        return frozenset()
+    stride = int(np.prod(mesh.shape[axis + 1 :], dtype=np.int64))
+    return frozenset(find_route(workload.cluster, [first + i * stride for i in range(size)]).resources)
+
+
+def _streams(
+    coupled: Sequence[Sequence[tuple[int, ...]]], shared: Sequence[frozenset[str]]
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """One stream for each axis and set of classes, and one for each link that several axes load."""
+    count = sum(len(sets) for sets in coupled)
+    names = sorted(frozenset().union(*shared))
+    common = [name for name in names if sum(name in found for found in shared) > 1]
+    number = {name: count + place for place, name in enumerate(common)}
+    own = iter(range(count))
+    return tuple(
+        tuple((next(own), *(number[name] for name in common if name in found)) for _ in sets)
+        for sets, found in zip(coupled, shared, strict=True)
+    )

@@ -1,0 +1,273 @@
+"""Picoseconds of each entry on the device classes and links of a stage.
+
+Decides: what of an estimate is the device's time (the host's is simulated on a GPU), attention without FlashAttention,
+the loss, the optimizer. Entry point: ``DevicePrices``; collectives are in ``links``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query
+from ir.graph import Node
+from ir.operator import Operator, Work
+from ir.ops import OPERATORS
+from ir.ops.parallel import transition_of
+from ir.sharding import Sharding, local_shape
+from ir.transition import Communication
+from ir.types import DType, TensorType
+from ir.verify import node_local_loops
+from pdv.cluster import Device
+from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
+from pdv.pcg.plan_cost import local_costs
+from pdv.problem import Problem
+from pdv.problem.workload import AS_EMITTED, Execution, Precision
+from pdv.simulate.calibration import Calibration
+from pdv.simulate.engine.task import picoseconds
+from pdv.simulate.lowering.copies import copied_bytes
+from pdv.simulate.lowering.entries import Entries, Entry
+
+# Cross-entropy in float32 over logits: the copy in float32, the row's maximum and sum, the result; backward reads and
+# writes (as the reference implementation in torch.nn.functional does it).
+LOSS_PASSES = (3, 2)
+ALIGNED = 8  # elements of two bytes in 16 bytes
+
+
+class Price(NamedTuple):
+    """Of an entry on one device class. Moves cost the same on all.
+
+    Attributes:
+        forward, backward: picoseconds of the device.
+        kernels: launches forward and backward.
+        estimates: where both come from.
+    """
+
+    forward: int
+    backward: int
+    kernels: tuple[int, int] = (0, 0)
+    estimates: tuple[Estimate, Estimate] = (NOTHING, NOTHING)
+
+
+@dataclass(frozen=True)
+class DevicePrices:
+    """Local work on one kind of device."""
+
+    device: Device
+    problem: Problem
+    execution: Execution
+    inside: _InStep
+    compute: CostModel
+    entries: dict[int, Price] = field(default_factory=dict)
+    losses: dict[tuple[tuple[TensorType, Sharding], ...], Price] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, entries: Entries, execution: Execution, device: Device, compute: CostModel, calibration: Calibration
+    ) -> DevicePrices:
+        """Ask the device's cost model once for everything."""
+        problem = replace(entries.problem, compute=compute)
+        found = cls(device, problem, execution, _InStep(device, calibration), compute)
+        found.learn(entries.all)
+        return found
+
+    def learn(self, entries: Sequence[Entry]) -> None:
+        """Price those of local work that are not known."""
+        local = [entry for entry in entries if entry.role == "local" and entry.number not in self.entries]
+        costs = local_costs(self.problem, [(entry.node, entry.splits) for entry in local])
+        for entry, cost in zip(local, costs, strict=True):
+            if OPERATORS[entry.name].has_scores and not self.execution.flash:
+                self.entries[entry.number] = _written_scores(entry, self.problem, self.inside, self.execution)
+            else:
+                forward, backward = cost.estimates or (NOTHING, NOTHING)
+                kernels = entry.kernels if cost.estimates else (0, 0)
+                shapes = _shapes(entry, self.problem)
+                factor = self.inside.slowdown(entry.node.op) * self.inside.alignment(shapes, entry.node)
+                self.entries[entry.number] = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
+            if self.execution.dropout and _is_residual(entry):
+                self.entries[entry.number] = _sum(self.entries[entry.number], self._dropout(entry))
+        if self.execution.precision == AS_EMITTED:
+            moves = [entry for entry in entries if entry.role in {"move", "parameter", "sum"}]
+            self.entries.update((entry.number, self._copies(entry)) for entry in moves)
+
+    def _dropout(self, entry: Entry) -> Price:
+        """Of what a branch adds: a kernel of its own, or fused with the sum, which then writes and reads a mask."""
+        piece = local_shape(entry.node.type, entry.sharding, self.problem.mesh)
+        tensor = TensorType(piece, entry.node.type.dtype)
+        if self.execution.fused:
+            mask = self.traffic(float(tensor.num_elements))
+            return self.inside.price(NodeEstimate(mask, mask), (0, 0), self.inside.slowdown(None))
+        (found,) = self.problem.compute.nodes([_query("scale", (tensor,), entry.backward)])
+        return self.inside.price(found, (1, int(entry.backward)), self.inside.slowdown(None))
+
+    def _copies(self, entry: Entry) -> Price:
+        """Beside a move's collectives, forward and backward."""
+        found = [copied_bytes(entry, way) for way in (0, 1)]
+        ahead, behind = (self.traffic(size) if size else NOTHING for size, _ in found)
+        factor = self.inside.calibration.copies_cpu if self.device.kind == "cpu" else self.inside.slowdown(None)
+        price = self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), factor)
+        if self.device.kind != "cpu":
+            return price
+        called_ps = picoseconds(self.inside.calibration.move_cpu_s)
+        ahead_ps, behind_ps = (
+            0 if communication is Communication.NONE else called_ps
+            for communication in transition_of(entry.name).communications
+        )
+        return price._replace(forward=price.forward + ahead_ps, backward=price.backward + behind_ps)
+
+    def loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:
+        """Cross-entropy over the outputs: as the cost model has it, else by its passes over float32."""
+        key = tuple(outputs)
+        if key not in self.losses:
+            self.losses[key] = self._loss(key)
+        return self.losses[key]
+
+    def _loss(self, outputs: Sequence[tuple[TensorType, Sharding]]) -> Price:
+        problem, inside = self.problem, self.inside
+        if not problem.train:
+            return Price(0, 0)
+        pieces = [TensorType(local_shape(full, cut, problem.mesh), full.dtype) for full, cut in outputs]
+        known = problem.compute.outside(pieces)
+        ahead, behind = LOSS_PASSES
+        if known.mean_s > 0.0:
+            shares = [passes / (ahead + behind) for passes in LOSS_PASSES]
+            parts = [Estimate(known.mean_s * s, known.std_s * s, known.source, known.why) for s in shares]
+            return inside.price(NodeEstimate(*parts), (len(pieces), len(pieces)), inside.slowdown(None))
+        model = ComputeModel((inside.device,))
+        size = sum(4.0 * piece.num_elements for piece in pieces if piece.rank)
+        parts = [model.estimate(Work(0.0, passes * size, passes), DType.F32) for passes in LOSS_PASSES]
+        return inside.price(NodeEstimate(*parts), LOSS_PASSES, inside.slowdown(None))
+
+    def traffic(self, num_bytes: float) -> Estimate:
+        """Plain reading and writing."""
+        estimate = ComputeModel((self.device,)).estimate(Work(0.0, num_bytes, 1), DType.F32)
+        seconds = _own_s(self.device, estimate, 1)  # not slower within a step: it runs once, beside nothing
+        return Estimate(seconds, ROOFLINE_RELATIVE_STD * seconds)
+
+    def optimizer(self, entry: Entry, precision: Precision, parts: float) -> Estimate:
+        """AdamW for a parameter whose optimizer state is cut ``parts`` ways."""
+        weight = entry.node.type.dtype.itemsize
+        known = self.compute.optimizer(entry.bytes / parts)
+        factor = optimizer_bytes(precision, weight) / (ADAMW_PASSES * weight)
+        return Estimate(known.mean_s * factor, known.std_s * factor, known.source, known.why)
+
+
+def optimizer_bytes(precision: Precision, weight: int) -> float:
+    """Read and written for each element: gradient; the optimizer's weight and two moments, both ways; the weight."""
+    gradient = weight if precision.gradient is None else precision.gradient
+    moment = weight if precision.moment is None else precision.moment
+    own = 2 * precision.master + weight if precision.master else 2 * weight
+    return float(gradient + own + 4 * moment)
+
+
+@dataclass(frozen=True, slots=True)
+class _InStep:
+    """How kernels of a device run within a step, rather than alone in a loop of their own."""
+
+    device: Device
+    calibration: Calibration
+
+    def slowdown(self, op: Operator | None) -> float:
+        """Of kernels of an operator; None: of such as only move memory."""
+        if self.device.kind == "cpu":
+            return self.calibration.kernels_cpu
+        if op is not None and op.has_scores:
+            return self.calibration.attention_gpu
+        products = op is not None and op.kind == "contraction"
+        return self.calibration.products_gpu if products else self.calibration.traffic_gpu
+
+    def alignment(self, shapes: Sequence[Sequence[int]], node: Node) -> float:
+        """Of a product in two-byte types: tensor cores read rows of a multiple of 16 bytes (cuBLAS manual, 2.1.11)."""
+        if self.device.kind == "cpu" or node.type.dtype.itemsize != 2 or node.op.kind != "contraction":
+            return 1.0
+        return 1.0 if all(shape[-1] % ALIGNED == 0 for shape in shapes if shape) else self.calibration.unaligned
+
+    def price(self, estimate: NodeEstimate, kernels: tuple[int, int], factor: float) -> Price:
+        """Of kernels that take ``factor`` times their estimate."""
+        forward, backward = (_times(found, factor) for found in estimate)
+        return Price(
+            picoseconds(_own_s(self.device, estimate.forward, kernels[0]) * factor),
+            picoseconds(_own_s(self.device, estimate.backward, kernels[1]) * factor),
+            kernels,
+            (forward, backward),
+        )
+
+
+def _is_residual(entry: Entry) -> bool:
+    """A sum of two activations of one shape: where transformers drop out what a branch adds (Vaswani et al., 5.4)."""
+    alike = [operand for operand in entry.node.operands if operand.type == entry.node.type and operand.needs_grad]
+    return entry.name == "add" and len(alike) == 2
+
+
+def _sum(one: Price, other: Price) -> Price:
+    """One behind the other."""
+    return Price(
+        one.forward + other.forward,
+        one.backward + other.backward,
+        (one.kernels[0] + other.kernels[0], one.kernels[1] + other.kernels[1]),
+        (_together(one.estimates[:1] + other.estimates[:1]), _together(one.estimates[1:] + other.estimates[1:])),
+    )
+
+
+def _times(estimate: Estimate, factor: float) -> Estimate:
+    return replace(estimate, mean_s=estimate.mean_s * factor, std_s=estimate.std_s * factor)
+
+
+def _shapes(entry: Entry, problem: Problem) -> list[tuple[int, ...]]:
+    """Of a product's operands and result, on one device."""
+    if entry.node.op.kind != "contraction":
+        return []
+    loops = node_local_loops(entry.node, entry.splits, problem.mesh)
+    return [loops.shape_of(term) for term in (*loops.operands, loops.result)]
+
+
+def _own_s(device: Device, estimate: Estimate, kernels: int) -> float:
+    """Without launches where a host issues them ahead: measured and predicted kernels were timed one behind another."""
+    if device.kind == "cpu" or estimate.source != "analytic":
+        return estimate.mean_s
+    return max(0.0, estimate.mean_s - kernels * device.launch_latency_s / device.share)
+
+
+def _written_scores(entry: Entry, problem: Problem, inside: _InStep, execution: Execution) -> Price:
+    """Attention as q kᵀ, scale, mask, softmax, dropout and a product with v, each written to memory."""
+    loops = node_local_loops(entry.node, entry.splits, problem.mesh)
+    dtype = entry.node.type.dtype
+    q, k, v = (TensorType(loops.shape_of(loops.operands[i]), dtype) for i in range(3))
+    swapped = TensorType((*k.shape[:-2], k.shape[-1], k.shape[-2]), dtype)
+    scores = TensorType((*q.shape[:-1], k.shape[-2]), dtype)
+    masked = bool(entry.node.attr("causal")) or len(entry.node.operands) > 3
+    wide = not execution.fused and dtype.itemsize < DType.F32.itemsize  # autocast takes softmax in float32
+    rows = replace(scores, dtype=DType.F32) if wide else scores
+    queries = [
+        _query("matmul", (q, swapped), entry.backward),
+        _query("matmul", (scores, v), entry.backward),
+        _query("softmax", (rows,), entry.backward),
+    ]
+    passes = 0 if execution.fused else 1 + int(masked)
+    queries += [_query("scale", (scores,), entry.backward)] * (passes + int(execution.dropout))
+    queries += [_query("scale", (rows,), entry.backward)] * (2 * int(wide))  # there and back
+    found = problem.compute.nodes(queries)
+    odd = q.shape[-1] % ALIGNED and inside.device.kind != "cpu" and dtype.itemsize == 2
+    factors = [
+        inside.slowdown(query.op) * (inside.calibration.unaligned if odd and query.op.kind == "contraction" else 1.0)
+        for query in queries
+    ]
+    forward = _together([_times(e.forward, factor) for e, factor in zip(found, factors, strict=True)])
+    backward = _together([_times(e.backward, factor) for e, factor in zip(found, factors, strict=True)])
+    kernels = (len(queries), len(queries) + 2 if entry.backward else 0)
+    return inside.price(NodeEstimate(forward, backward), kernels, 1.0)
+
+
+def _query(name: str, operands: tuple[TensorType, ...], backward: bool) -> Query:
+    op = OPERATORS[name]
+    attrs = op.check_attrs({"factor": 1.0} if name == "scale" else {})
+    loops = op.solve(name, operands, attrs)
+    result = op.result_type(loops, operands, attrs)
+    return Query(op, loops, operands, result, attrs, (True,) * len(operands) if backward else None)
+
+
+def _together(parts: Sequence[Estimate]) -> Estimate:
+    """One after the other, errors of one sign."""
+    source = next((p.source for p in parts if p.source == "analytic"), parts[0].source)
+    return Estimate(sum(p.mean_s for p in parts), sum(p.std_s for p in parts), source)

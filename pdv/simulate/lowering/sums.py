@@ -1,0 +1,198 @@
+"""What is due once a step: sums of gradients along data axes, ZeRO's gathered weights, the optimizer.
+
+Entry point: ``Sums``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ir.cost_model import Estimate
+from ir.graph import Node
+from pdv.problem.workload import Execution
+from pdv.simulate.engine.task import COMPUTE, OPTIMIZER, Segment, Task, picoseconds
+from pdv.simulate.lowering.links import Links
+from pdv.simulate.lowering.nodes import Nodes
+from pdv.simulate.lowering.price import DevicePrices
+from pdv.simulate.lowering.runs import Run
+
+Bucket = tuple[int, int]
+"""(axis under which it counts, picoseconds)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A parameter's gradient, whole along ``axes``: bytes of the gradient and of the weight on one device.
+
+    Axes are outer to inner; sums count under the outermost and run on its stream, which is data parallelism's: an inner
+    axis may have collectives of its own on the way (context parallelism's keys and values).
+    """
+
+    axes: tuple[int, ...]
+    gradient: float
+    weight: float
+
+
+class Sums:
+    """Of the parameters that a stage's chunks use."""
+
+    def __init__(self, nodes: Nodes, links: Links, execution: Execution, used: Sequence[Node]) -> None:
+        self.nodes, self.links, self.execution = nodes, links, execution
+        self.params = [node for node in dict.fromkeys(used) if node.is_param and node.needs_grad]
+        axes: dict[Node, list[int]] = {}
+        last: dict[Node, Node] = {}  # the move nearest to the parameter: the last to run backward
+        for node in dict.fromkeys(used):
+            if nodes.of[node].role == "sum":
+                base = nodes.base[node]
+                axes.setdefault(base, []).append(nodes.of[node].axis)
+                last.setdefault(base, node)
+        self.due = {base: self._due(last[base], tuple(found)) for base, found in axes.items()}
+        self._at = {node: base for base, node in last.items()}
+
+    def _due(self, move: Node, axes: tuple[int, ...]) -> Due:
+        weight = self.nodes.of[move].bytes
+        return Due(tuple(sorted(set(axes))), weight * self._gradient_share(move), weight)
+
+    def _gradient_share(self, node: Node) -> float:
+        own = self.execution.precision.gradient
+        return 1.0 if own is None else own / node.type.dtype.itemsize
+
+    def buckets(self, runs: Sequence[Run]) -> dict[int, tuple[Bucket, ...]]:
+        """By place in the chunk: buckets that are full once backward has come down to it."""
+        waiting: dict[tuple[int, ...], float] = {}
+        found: dict[int, tuple[Bucket, ...]] = {}
+        place = 0
+        for run in reversed(runs):
+            for number in reversed(range(len(run.nodes))):
+                base = self._at.get(run.nodes[number])
+                if base is None:
+                    continue
+                due, place = self.due[base], run.start + number
+                waiting[due.axes] = waiting.get(due.axes, 0.0) + due.gradient
+                if waiting[due.axes] >= self.execution.overlap.bucket_bytes:
+                    found[place] = (self._bucket(due.axes, waiting.pop(due.axes)),)
+        left = tuple(self._bucket(axes, size) for axes, size in waiting.items())
+        if left:
+            found[place] = (*found.get(place, ()), *left)
+        return found
+
+    def _bucket(self, axes: tuple[int, ...], num_bytes: float) -> Bucket:
+        if self.execution.zero:
+            return axes[0], self.links.scatter_gradients(axes, num_bytes)
+        return axes[0], self.links.sum_gradients(axes, num_bytes)
+
+    def by_axes(self) -> dict[tuple[int, ...], tuple[float, float]]:
+        """Bytes of gradients and of weights that are due, by axes."""
+        found: dict[tuple[int, ...], tuple[float, float]] = {}
+        for due in self.due.values():
+            gradient, weight = found.get(due.axes, (0.0, 0.0))
+            found[due.axes] = (gradient + due.gradient, weight + due.weight)
+        return found
+
+    @property
+    def each_time(self) -> bool:
+        """Whether each micro-batch's gradients are summed: who keeps a part of them cannot add up the whole."""
+        return self.execution.zero == 2 and self.execution.micro_batches > 1
+
+    def summed(self, issue: int) -> list[Task]:
+        """Sums of gradients that are waited for, in buckets."""
+        tasks: list[Task] = []
+        for axes, (gradient, _) in self.by_axes().items():
+            for size in self._pieces(gradient):
+                axis, duration = self._bucket(axes, size)
+                tasks += self._collectives("gradients", axis, duration, issue)
+        return tasks
+
+    def tail(self, prices: Sequence[DevicePrices], tied: int, issue: int) -> Segment:
+        """What follows the last backward: sums that do not overlap, those of tied weights, the optimizer, gathers.
+
+        ``tied``: picoseconds of sums with other stages; ``issue``: of the host, for each launch.
+        """
+        tasks = barrier(self.links)
+        if not (self.execution.overlap.gradients or self.each_time):
+            tasks += self.summed(issue)
+        everyone = tuple(range(len(prices)))
+        if tied:
+            tasks.append(Task("tied gradients", "tied", everyone, tied, issue))
+        for number, own in enumerate(prices):
+            tasks.append(self._clipping(number, own, issue))
+            time = sum(picoseconds(estimate.mean_s) for estimate in self.optimizer(own))
+            tasks.append(Task("optimizer", OPTIMIZER, (number,), time, issue))
+        if self.execution.zero:
+            for axes, (_, weight) in self.by_axes().items():
+                for size in self._pieces(weight):
+                    duration = self.links.gather_weights(axes, size)
+                    tasks += self._collectives("weights", axes[0], duration, issue)
+        return Segment(tuple(task for task in tasks if task.duration or task.name == "wait"), "step")
+
+    def optimizer(self, prices: DevicePrices) -> list[Estimate]:
+        """Of each parameter; equal ones are asked for once."""
+        known: dict[tuple[int, int], Estimate] = {}
+        for base in self.params:
+            entry, parts = self.nodes.of[base], self.parts(base)
+            if (entry.number, parts) not in known:
+                known[entry.number, parts] = prices.optimizer(entry, self.execution.precision, parts)
+        return [known[self.nodes.of[base].number, self.parts(base)] for base in self.params]
+
+    def accumulation(self, prices: Sequence[DevicePrices], issue: int) -> tuple[Task, ...]:
+        """Adding a micro-batch's gradients to those before: one launch a parameter, or fused with their product.
+
+        A fused product reads and writes the sum in place of writing the gradient; a kernel of its own reads both.
+        """
+        precision = self.execution.precision
+        size, launches = 0.0, 0
+        for base in self.params:
+            weight, entry = base.type.dtype.itemsize, self.nodes.of[base]
+            kept = precision.gradient or weight
+            if self.execution.micro_batches > 1 or kept != weight:
+                size += entry.bytes / weight * (2 * kept - weight if self.execution.fused else 2 * kept + weight)
+                launches += not self.execution.fused
+        if not size:
+            return ()
+        return tuple(
+            Task("accumulate", COMPUTE, (number,), picoseconds(own.traffic(size).mean_s), issue * launches)
+            for number, own in enumerate(prices)
+        )
+
+    def parts(self, base: Node) -> int:
+        """How many ways a parameter's optimizer state is cut."""
+        due = self.due.get(base)
+        return self.links.degree(due.axes) if due is not None and self.execution.zero else 1
+
+    def gradient_bytes(self) -> float:
+        """Of all gradients, as one device holds them when the optimizer reads them."""
+        return sum(self.nodes.of[p].bytes * self._gradient_share(p) / self.parts(p) for p in self.params)
+
+    def _clipping(self, number: int, prices: DevicePrices, issue: int) -> Task:
+        """Mixed precision unscales gradients and clips their norm: they are read once more."""
+        size = self.gradient_bytes() if self.execution.precision.master else 0.0
+        time = picoseconds(prices.traffic(size).mean_s) if size else 0
+        return Task("gradient norm", OPTIMIZER, (number,), time, issue)
+
+    def _pieces(self, num_bytes: float) -> list[float]:
+        """In buckets of equal size."""
+        count = max(1, math.ceil(num_bytes / self.execution.overlap.bucket_bytes))
+        return [num_bytes / count] * count
+
+    def _collectives(self, name: str, axis: int, duration: int, issue: int) -> list[Task]:
+        return [
+            Task(name, self.links.mesh.axes[axis].name, classes, duration, issue, self.links.streams[axis][place])
+            for place, classes in enumerate(self.links.coupled[axis])
+        ]
+
+
+def barrier(links: Links) -> list[Task]:
+    """The step goes on when every collective behind compute is done."""
+    return [
+        Task("wait", links.mesh.axes[axis].name, classes, 0, streams=links.streams[axis][place])
+        for axis, sets in enumerate(links.coupled)
+        for place, classes in enumerate(sets)
+    ]
+
+
+def finish(links: Links, times: Sequence[int], issue: int) -> tuple[Task, ...]:
+    """What follows the last backward where nothing but the optimizer is due: so many picoseconds on each class."""
+    tasks = [Task("optimizer", OPTIMIZER, (number,), time, issue) for number, time in enumerate(times) if time]
+    return (*barrier(links), *tasks)

@@ -1,0 +1,122 @@
+"""Packages changed at random places, of plan.json and of all files, are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ir.errors import VerificationError
+from pdv.plan.seal import write_document
+from pdv.verification import verify
+from tests.pdv.packages import Document, document_of
+from tests.pdv.test_verification import saved
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a JSON value."""
+    yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*path, key))
+
+
+def changed(document: Document, rng: random.Random) -> tuple[str, Document]:
+    """The document with one place changed, and which."""
+    document = json.loads(json.dumps(document))
+    path = rng.choice([path for path in places(document) if path and path[0] != "checksum"])
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    old = place[path[-1]]
+    options: list[Any] = [None, 0, 1, -1, 1.5, "", "x", [], {}, True, False, 1e300]
+    if isinstance(old, int | float):
+        options += 3 * [old + 1, old * 2, old * (1 + 1e-6), -old]
+    if isinstance(old, str):
+        options += 5 * [old + "0", old[1:], old.upper()]
+    if isinstance(old, dict | list):
+        options += 3 * [{**old, "extra": 1} if isinstance(old, dict) else [*old, *old[:1]], type(old)()]
+    place[path[-1]] = rng.choice(options)
+    if rng.random() < 0.15:
+        del place[path[-1]]
+    return ".".join(map(str, path)), document
+
+
+# what verify says that it does not check: the cluster's figures, and what a search was allowed and spent
+# (nor are prices, where what priced is not here)
+SPACE = "search.certificate.space"
+CLAIMED = ("cluster.", "search.states", f"{SPACE}.rules", f"{SPACE}.memory_limit_bytes", "cost_model.name", "run.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("options", [{}, {"mode": "infer"}], ids=str)
+def test_changes_with_a_checksum_that_fits_are_refused(options: dict[str, Any], seed: int, tmp_path: Path) -> None:
+    package, rng = Path(shutil.copytree(saved(**options), tmp_path / "two_pdv")), random.Random(seed)
+    whole = document_of(package)
+    for _ in range(80):
+        place, document = changed(whole, rng)
+        if {**document, "checksum": ""} == {**whole, "checksum": ""}:
+            continue
+        write_document(package, document)
+        try:
+            verify(package)
+        except VerificationError:
+            continue
+        assert place.startswith(CLAIMED), place
+
+
+def flipped(data: bytes, rng: random.Random) -> bytes:
+    """The bytes with one bit of one changed, one left out, or one added."""
+    place = rng.randrange(len(data))
+    match rng.randrange(4):
+        case 0:
+            return data[:place] + data[place + 1 :]
+        case 1:
+            return data[:place] + bytes([rng.randrange(256)]) + data[place:]
+        case _:
+            return data[:place] + bytes([data[place] ^ (1 << rng.randrange(8))]) + data[place + 1 :]
+
+
+def survives(package: Path, name: str, data: bytes) -> bool:
+    """Whether a package with other bytes in a file verifies; anything but a refusal is an error here."""
+    path = package / name
+    kept = path.read_bytes()
+    path.write_bytes(data)
+    try:
+        verify(package)
+    except VerificationError:
+        return False
+    finally:
+        path.write_bytes(kept)
+    return True
+
+
+def harmless(name: str, one: bytes, other: bytes) -> bool:
+    """Whether two files say the same: JSON may have other spaces."""
+    return name == "plan.json" and json.loads(one) == json.loads(other)
+
+
+def attack(package: Path, times: int, seed: int) -> None:
+    rng = random.Random(seed)
+    for path in sorted(package.iterdir()):
+        kept = path.read_bytes()
+        for _ in range(times):
+            data = flipped(kept, rng)
+            if survives(package, path.name, data):
+                assert harmless(path.name, kept, data), f"{path.name} was changed and verified"
+
+
+def test_flipped_bytes_are_refused(tmp_path: Path) -> None:
+    attack(Path(shutil.copytree(saved(), tmp_path / "two_pdv")), times=2, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("options", [{}, {"mode": "infer"}], ids=str)
+def test_many_flipped_bytes_are_refused(options: dict[str, Any], seed: int, tmp_path: Path) -> None:
+    attack(Path(shutil.copytree(saved(**options), tmp_path / "two_pdv")), times=50, seed=seed)

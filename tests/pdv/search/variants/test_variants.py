@@ -1,0 +1,104 @@
+"""Variants of blocks: what is merged for them, which are found, and that a search stops when told to."""
+
+from __future__ import annotations
+
+import pytest
+
+from ir.builder import Builder
+from ir.graph import Graph, Node
+from ir.mesh import Mesh
+from ir.proof.exact import verify_equal
+from pdv.rewrite.algebra import RULES
+from pdv.search.blocks import split_blocks, tied_params
+from pdv.search.chain import ChainSolver
+from pdv.search.meshes import realized
+from pdv.search.variants.backtrack import explore
+from pdv.search.variants.survey import Survey
+from pdv.search.variants.variants import Variant
+from tests.pdv.worlds import attention_block, f32, mlp, problem
+
+
+def convolutions(layers: int = 3) -> Graph:
+    """relu(norm(conv x)), again and again: every value is a bottleneck."""
+    k = Builder()
+    x: Node = k.input("x", f32(2, 4, 6, 6))
+    for i in range(layers):
+        y = k.conv2d(x, k.param(f"{i}.weight", f32(4, 4, 3, 3)), padding=(1, 1))
+        statistics = (k.param(f"{i}.{name}", f32(4), trainable=False) for name in ("mean", "var"))
+        affine = (k.param(f"{i}.{name}", f32(4)) for name in ("scale", "shift"))
+        x = k.relu(k.batch_norm(y, *statistics, *affine, eps=1e-5))
+    return k.graph({"y": x})
+
+
+def test_a_block_holds_what_a_rule_spans() -> None:
+    blocks = split_blocks(convolutions(), RULES)
+    assert [[node.op.name for node in block.nodes] for block in blocks] == [["conv2d", "batch_norm"], ["relu"]] * 3
+    assert len({block.key for block in blocks}) == 4, "layers alike but for the first, which has no source"
+    assert len(split_blocks(convolutions())) == 9, "without rules every value ends a block"
+
+
+@pytest.mark.parametrize("graph", [attention_block(), attention_block(fused=False)], ids=["fused", "three"])
+def test_blocks_of_transformers_stay(graph: Graph) -> None:
+    assert [block.key for block in split_blocks(graph, RULES)] == [block.key for block in split_blocks(graph)]
+
+
+def test_layers_alike_stay_alike() -> None:
+    """x + down(relu(up x)): only the first, whose input is a product, is merged with what comes before."""
+    blocks = split_blocks(mlp(layers=5), RULES)
+    assert [len(block.nodes) for block in blocks] == [5, 4, 4, 4, 4]
+    assert len({block.key for block in blocks[1:-1]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("mesh", "taken"),
+    [(Mesh.of(a=2, b=3), {"move-chunk-into-biased-linear"}), (Mesh.of(a=5), set()), (Mesh(()), set())],
+    ids=str,
+)
+def test_a_fused_product_is_taken_apart_where_heads_can_be_cut(mesh: Mesh, taken: set[str]) -> None:
+    of = problem(attention_block(batch=1), mesh, rules=RULES)
+    solution = ChainSolver(of).solve()
+    assert {step.rule for step in solution.steps} == taken
+    verify_equal(of.graph, realized(solution).derived.pcg, mesh, trials=1)
+
+
+def test_rewrites_never_cost() -> None:
+    for seed, mesh in enumerate((Mesh(()), Mesh.of(a=2), Mesh.of(a=2, b=2))):
+        graph = attention_block(batch=1 + seed, fused=False)
+        plain, joint = (ChainSolver(problem(graph, mesh, rules=rules)).solve() for rules in ((), RULES))
+        assert joint.cost_s <= plain.cost_s * (1 + 1e-9)
+
+
+def test_exploration_stops_when_told_and_keeps_the_block_itself() -> None:
+    graph = attention_block(fused=False)
+    of = problem(graph, Mesh.of(a=2, b=2), rules=RULES)
+    survey, solver = Survey(of), ChainSolver(of)
+    (block,) = [
+        block for block in split_blocks(graph, RULES) if any(node.op.name == "attention" for node in block.nodes)
+    ]
+    asked = []
+
+    def deadline() -> bool:
+        asked.append(True)
+        return True
+
+    found = explore(block, RULES, tied_params(graph), lambda block: None, survey, deadline)  # type: ignore[arg-type, return-value]
+    assert [variant for variant, _ in found] == [Variant(block)]
+    assert asked
+    assert solver.blocks
+
+
+def test_variants_that_differ_in_the_order_of_a_sum_are_one() -> None:
+    k = Builder()
+    x, u, v = k.input("x", f32(4, 8)), k.param("u", f32(6, 8)), k.param("v", f32(6, 8))
+    graph = k.graph({"y": k.tanh(k.add(k.linear(x, u), k.linear(x, v)))})
+    of = problem(graph, Mesh(()), rules=RULES)
+    (block,) = split_blocks(graph, RULES)[:1]
+    survey = Survey(of)
+    tables = []
+
+    def count(variant: object) -> None:
+        tables.append(variant)
+
+    found = explore(block, RULES, tied_params(graph), count, survey)  # type: ignore[arg-type]
+    keys = [tuple(sorted(node.op.name for node in variant.block.nodes)) for variant, _ in found]
+    assert len(set(keys)) == len(keys)

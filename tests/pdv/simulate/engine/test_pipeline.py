@@ -1,0 +1,58 @@
+"""Passes through stages: bubbles as published, sends that hide or do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdv.schedule.order import Order, Pipeline, orders
+from pdv.simulate.engine.pipeline import Durations, Sends, compose, sequence
+
+
+def end(pipeline: Pipeline, send: int = 0, *, blocking: bool = False) -> int:
+    chunks = pipeline.stages * pipeline.virtual
+    sends = Sends([send] * (chunks - 1), [send] * (chunks - 1))
+    return int(max(compose(pipeline, [Durations(100, 200, 200)] * chunks, sends, blocking=blocking).ends))
+
+
+@pytest.mark.parametrize(
+    ("stages", "virtual", "micro_batches", "order"),
+    [(4, 1, 8, "gpipe"), (4, 1, 8, "1f1b"), (3, 1, 2, "1f1b"), (4, 2, 8, "interleaved"), (8, 3, 16, "interleaved")],
+)
+def test_bubbles_are_those_of_the_papers(stages: int, virtual: int, micro_batches: int, order: Order) -> None:
+    """(p - 1) / m of the work, a v-th of it with v chunks a stage (Narayanan et al., SC'21, section 2.2)."""
+    work = 300 * micro_batches * virtual
+    assert end(Pipeline(stages, virtual, micro_batches, order)) == work + 300 * (stages - 1)
+
+
+def test_sends_cost_less_beside_compute_than_before_it() -> None:
+    shape = Pipeline(4, 1, 16, "gpipe")
+    hidden, waited = end(shape, 30), end(shape, 30, blocking=True)
+    assert end(shape) < hidden < waited
+    assert hidden - end(shape) == 2 * 3 * 30  # once through the pipeline and back
+    assert waited - end(shape) >= 2 * 15 * 30
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("virtual", [1, 2, 3])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 5, 7, 12])
+def test_every_schedule_gets_through(order: Order, stages: int, virtual: int, micro_batches: int) -> None:
+    """Each pass once, forward before backward, whatever divides what."""
+    shape = Pipeline(stages, virtual, micro_batches, order)
+    assert len(sequence(shape)) == 2 * stages * virtual * micro_batches
+    for stage, passes in enumerate(orders(shape)):
+        assert len(set(passes)) == len(passes) == 2 * virtual * micro_batches
+        assert all(step.chunk % stages == stage for step in passes)
+        for step in passes:
+            if step.backward:
+                assert passes.index(step._replace(backward=False)) < passes.index(step)
+
+
+def test_waits_and_passes_fill_the_time() -> None:
+    shape = Pipeline(3, 2, 6, "interleaved")
+    for blocking in (False, True):
+        line = compose(shape, [Durations(70, 130, 150)] * 6, Sends([20] * 5, [30] * 5), blocking=blocking)
+        for stage in range(3):
+            busy = sum(finish - start for _, start, finish in line.passes[stage])
+            assert busy + sum(line.waits[stage].values()) == line.ends[stage]
+            assert line.passes[stage] == sorted(line.passes[stage], key=lambda entry: entry[1])
