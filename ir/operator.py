@@ -85,6 +85,10 @@ class Operator:
         bias_rank: of a product to which torch's function adds a bias, the dims of a bias that is added by itself:
             1 for [n], 3 for [c, 1, 1]; else 0.
         result_name: what programs call its result where nothing else names it.
+        dims_attr: the attribute that names dims of the first operand.
+        joins: True if its result is its operands, one behind the other.
+        is_activation: True of a function of elements that models put behind products.
+        repeats: True if it writes an element to several places.
         emit: the torch expression, with ``{0}`` … operands and ``{attr}`` attributes; empty where the text depends on
             more than that (``pdv/emit/program/expressions.py`` writes it).
     """
@@ -113,6 +117,30 @@ class Operator:
     is_heavy: bool = False
     bias_rank: int = 0
     result_name: str = ""
+    dims_attr: str = ""
+    joins: bool = False
+    repeats: bool = False
+    is_activation: bool = False
+
+    @property
+    def adds(self) -> bool:
+        """True of the sum of two values."""
+        return self.commutative and self.linear == (frozenset({0, 1}),)
+
+    @property
+    def looks_up_rows(self) -> bool:
+        """True of a lookup in a table that may be cut by rows: a shard answers zero for those that it lacks."""
+        return self.kind == "index" and self.offset_loop is not None
+
+    @property
+    def takes_part(self) -> bool:
+        """True if its result is one of equal parts of a dim."""
+        return "parts" in self.attrs
+
+    @property
+    def reorders_dims(self) -> bool:
+        """True if its result has the dims of its operand in another order."""
+        return "perm" in self.attrs
 
     @property
     def broadcasts(self) -> bool:

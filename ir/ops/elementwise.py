@@ -15,7 +15,15 @@ from ir.types import DType
 Evaluate = Callable[[Tape, Sequence[Any], Call], Any]  # Any: arrays of the tape's field
 
 
-def _unary(name: str, emit: str, *, flops: float = 1.0, saved: tuple[int | str, ...] = (0,), **attrs: Any) -> Operator:
+def _unary(
+    name: str,
+    emit: str,
+    *,
+    flops: float = 1.0,
+    saved: tuple[int | str, ...] = (0,),
+    is_activation: bool = False,
+    **attrs: Any,
+) -> Operator:
     """An uninterpreted function of one operand; its attributes are part of the function's name."""
 
     def evaluate(t: Tape, operands: Sequence[Any], call: Call) -> Any:
@@ -31,6 +39,7 @@ def _unary(name: str, emit: str, *, flops: float = 1.0, saved: tuple[int | str, 
         flops_per_point=flops,
         saved=saved,
         evaluate=evaluate,
+        is_activation=is_activation,
     )
 
 
@@ -139,11 +148,11 @@ OPS = (
     neg,
     cast,
     where,
-    _unary("gelu", "", flops=8, approximate="none"),
-    _unary("relu", "F.relu({0})", saved=("out",)),
-    _unary("silu", "F.silu({0})", flops=5),
-    _unary("tanh", "torch.tanh({0})", flops=5, saved=("out",)),
-    _unary("sigmoid", "torch.sigmoid({0})", flops=4, saved=("out",)),
+    _unary("relu", "F.relu({0})", saved=("out",), is_activation=True),
+    _unary("gelu", "", flops=8, is_activation=True, approximate="none"),
+    _unary("silu", "F.silu({0})", flops=5, is_activation=True),
+    _unary("tanh", "torch.tanh({0})", flops=5, saved=("out",), is_activation=True),
+    _unary("sigmoid", "torch.sigmoid({0})", flops=4, saved=("out",), is_activation=True),
     _unary("exp", "torch.exp({0})", flops=4, saved=("out",)),
     _unary("log", "torch.log({0})", flops=4),
     _unary("erf", "torch.erf({0})", flops=8),

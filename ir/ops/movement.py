@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from ir.dims import Shape
+from ir.errors import ShapeError
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
 
@@ -101,8 +102,10 @@ reshape = Operator(
 
 
 def _permute_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
-    names = [f"d{i}" for i in range(len(shapes[0]))]
-    return f"{' '.join(names)} -> {' '.join(names[i] for i in _ints(attrs['perm']))}", {}
+    names, order = [f"d{i}" for i in range(len(shapes[0]))], _ints(attrs["perm"])
+    if sorted(order) != list(range(len(names))):
+        raise ShapeError(f"{order} are not the dims of {shapes[0]}, each once")
+    return f"{' '.join(names)} -> {' '.join(names[i] for i in order)}", {}
 
 
 permute = Operator(
@@ -110,6 +113,7 @@ permute = Operator(
     _permute_loops,
     "move",
     attrs=("perm",),
+    dims_attr="perm",
     linear=_FIRST,
     kernel=False,
     evaluate=lambda t, x, c: t.transpose(x[0], c.attrs["perm"]),
@@ -132,13 +136,16 @@ expand = Operator(
     attrs=("shape",),
     linear=_FIRST,
     kernel=False,
+    repeats=True,
     evaluate=lambda t, x, c: t.expand(x[0], c.loops.result_shape),
 )
 
 
 def _chunk_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
     """``dim`` is (parts × piece); the piece is not outermost, so it cannot be cut: pieces would interleave."""
-    dim, parts = cast(int, attrs["dim"]), cast(int, attrs["parts"])
+    dim, parts, index = (cast(int, attrs[name]) for name in ("dim", "parts", "index"))
+    if not 0 <= index < parts:
+        raise ShapeError(f"no piece {index} of {parts}")
     names = [f"d{i}" for i in range(len(shapes[0]))]
     left = [f"(parts* {name})" if i == dim else name for i, name in enumerate(names)]
     return f"{' '.join(left)} -> {' '.join(names)}", {"parts": parts}
@@ -155,6 +162,7 @@ chunk = Operator(
     _chunk_loops,
     "move",
     attrs=("dim", "parts", "index"),
+    dims_attr="dim",
     linear=_FIRST,
     kernel=False,
     evaluate=_chunk,
@@ -162,11 +170,13 @@ chunk = Operator(
 
 
 def _slice_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
-    dim = cast(int, attrs["dim"])
+    dim, start, stop = (cast(int, attrs[name]) for name in ("dim", "start", "stop"))
+    if not 0 <= start <= stop <= shapes[0][dim]:
+        raise ShapeError(f"no elements {start} to {stop} in dim {dim} of {shapes[0]}")
     names = [f"d{i}" for i in range(len(shapes[0]))]
     left = [name + "*" if i == dim else name for i, name in enumerate(names)]
     right = ["piece*" if i == dim else name for i, name in enumerate(names)]
-    return f"{' '.join(left)} -> {' '.join(right)}", {"piece": cast(int, attrs["stop"]) - cast(int, attrs["start"])}
+    return f"{' '.join(left)} -> {' '.join(right)}", {"piece": stop - start}
 
 
 slice_ = Operator(
@@ -174,6 +184,7 @@ slice_ = Operator(
     _slice_loops,
     "move",
     attrs=("dim", "start", "stop"),
+    dims_attr="dim",
     linear=_FIRST,
     kernel=False,
     evaluate=lambda t, x, c: t.slice(x[0], c.attrs["dim"], c.attrs["start"], c.attrs["stop"]),
@@ -200,6 +211,8 @@ concat = Operator(
     _concat_loops,
     "move",
     attrs=("dim",),
+    dims_attr="dim",
+    joins=True,
     flops_per_point=0,  # its loops are one per piece, and their product nothing
     linear=(),  # all operands together; arity varies, so it is not declared as a set
     evaluate=lambda t, x, c: t.concat(x, c.attrs["dim"]),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ir.dims import Shape
+from ir.errors import ShapeError
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
 
@@ -17,6 +18,8 @@ def _loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
     """``dims`` (non-negative) vanish, or stay with size one if ``keepdim``."""
     dims, keep = attrs["dims"], attrs["keepdim"]
     assert isinstance(dims, tuple), attrs
+    if len(set(dims)) != len(dims):
+        raise ShapeError(f"{dims} are not dims of {shapes[0]}, each once")
     names = [f"d{i}" for i in range(len(shapes[0]))]
     kept = ["1" if i in dims else name for i, name in enumerate(names) if bool(keep) or i not in dims]
     return f"{' '.join(names)} -> {' '.join(kept)}", {}
@@ -38,6 +41,7 @@ reduce_sum = Operator(
     _loops,
     "row",
     attrs=("dims", "keepdim"),
+    dims_attr="dims",
     linear=_FIRST,
     backward_factor=1,
     evaluate=_sum,
@@ -48,6 +52,7 @@ reduce_mean = Operator(
     "row",
     # the divisor counts points on all devices, so that cut means are terms of the whole one
     attrs=("dims", "keepdim"),
+    dims_attr="dims",
     linear=_FIRST,
     backward_factor=1,
     evaluate=_mean,

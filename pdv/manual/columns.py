@@ -10,7 +10,6 @@ from ir.operator import Split
 from ir.sharding import Shard
 
 MOST = 64  # operators looked at behind one product
-TOGETHER = ("softmax", "log_softmax", "top_k", "layer_norm", "rms_norm", "reduce_sum", "reduce_mean")
 
 
 @dataclass(frozen=True)
@@ -43,18 +42,17 @@ class Columns:
 
     def _stops(self, reader: Node, value: Node, width: int, position: int, size: int) -> bool:
         whole = value.type.shape[-1] == width  # not yet apart into heads
-        match reader.op.name:
-            case name if name in TOGETHER:
-                return whole
-            case "reshape":
-                after = reader.type.shape
-                rank = value.type.rank
-                apart = whole and len(after) >= rank and after[: rank - 1] == value.type.shape[:-1]
-                return apart and after[rank - 1] % size != 0
-            case "chunk":
-                return whole and reader.attr("dim") % value.type.rank == value.type.rank - 1
-            case "add" | "sub" | "mul" | "div":
-                return any(self._is_whole(other, position) for other in reader.operands if other is not value)
+        rank = value.type.rank
+        if reader.op.kind == "row" and not reader.op.has_scores:
+            return whole and _runs_over_columns(reader)
+        if reader.op.names_shape:
+            after = reader.type.shape
+            apart = whole and len(after) >= rank and after[: rank - 1] == value.type.shape[:-1]
+            return apart and after[rank - 1] % size != 0
+        if reader.op.takes_part:
+            return whole and reader.attr("dim") % rank == rank - 1
+        if reader.op.broadcasts and len(reader.operands) == 2:
+            return any(self._is_whole(other, position) for other in reader.operands if other is not value)
         return False
 
     def _is_whole(self, value: Node, position: int) -> bool:
@@ -65,3 +63,9 @@ class Columns:
             return True
         splits = self.splits.get(value)
         return splits is not None and splits[position].result != Shard(value.type.rank - 1)
+
+
+def _runs_over_columns(row: Node) -> bool:
+    """Whether a function of rows reads the columns of its first operand together."""
+    columns = set(row.loops.operands[0][-1])
+    return bool(columns & (row.loops.whole | set(row.loops.contracted)))

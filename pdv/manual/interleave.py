@@ -21,12 +21,12 @@ def heads_outermost(graph: Graph) -> Graph:
 
 def _heads(graph: Graph, node: Node) -> int | None:
     """Of a chunk of a product's columns, into how many heads each part is split; None for any other node."""
-    if node.op.name != "chunk" or node.attr("dim") != node.type.rank - 1 or _product(node.operands[0]) is None:
+    if not node.op.takes_part or node.attr("dim") != node.type.rank - 1 or _product(node.operands[0]) is None:
         return None
     rank = node.type.rank
     for reader in graph.users[node]:
         shape = reader.type.shape
-        if reader.op.name == "reshape" and len(shape) == rank + 1 and shape[: rank - 1] == node.type.shape[:-1]:
+        if reader.op.names_shape and len(shape) == rank + 1 and shape[: rank - 1] == node.type.shape[:-1]:
             return int(shape[rank - 1])
     return None
 
@@ -34,9 +34,9 @@ def _heads(graph: Graph, node: Node) -> int | None:
 def _product(value: Node) -> tuple[Node, Node | None] | None:
     """The product, and the bias added to it, that make a value."""
     bias = None
-    if value.op.name == "add" and value.operands[1].is_param and value.operands[1].type.rank == 1:
+    if value.op.adds and value.operands[1].is_param and value.operands[1].type.rank == 1:
         value, bias = value.operands
-    if value.op.name == "linear" and value.operands[1].is_param:
+    if value.op.kind == "contraction" and value.op.bias_rank and value.operands[1].is_param:
         return value, bias
     return None
 

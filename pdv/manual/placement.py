@@ -101,7 +101,7 @@ class Placement:
             return apart
         samples, _ = self.role.loops(node)
         kept = _follows(legal, states)
-        if kept is not None and kept.loop not in samples and node.op.name != "permute":
+        if kept is not None and kept.loop not in samples and not node.op.reorders_dims:
             return kept
         return next((split for split in legal if split.loop in samples), legal[0])
 
@@ -112,7 +112,7 @@ class Placement:
         if any(isinstance(state, Partial) for state in states):
             _, positions = self.role.loops(node) if sequence else ((), frozenset())
             return next((split for split in legal if split.loop in positions), none)
-        if node.op.name == "embedding":
+        if node.op.looks_up_rows:
             return next((split for split in legal if isinstance(split.result, Partial)), none)
         if node.op.kind == "contraction" and node.operands[1] in self.fixed:
             row = next((s for s in legal if isinstance(s.result, Partial) and s.operands[0] == states[0]), None)

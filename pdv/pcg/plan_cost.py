@@ -101,7 +101,7 @@ def is_bias(node: Node) -> bool:
 
     Wherever the product is moved in between, for the search prices an operator without knowing that.
     """
-    if node.op.name != "add":
+    if not node.op.adds:
         return False
     product, bias = _base(node.operands[0]), node.operands[1]
     rank = product.op.bias_rank

@@ -33,7 +33,7 @@ def technique_of(node: Node, split: Split) -> str | None:
     if split.loop is None or not node.op.kernel or not node.needs_grad:
         return None
     result = split.result
-    if node.op.name == "embedding" and split.loop == "v":
+    if node.op.looks_up_rows and split.loop == node.op.offset_loop:
         return "vocabulary parallel"
     if isinstance(result, Shard) and result.dim == 0:
         return "data parallel"

@@ -103,13 +103,13 @@ def cuttable(param: Node, size: int) -> bool:
 def megatron(node: Node, option: Split, size: int, *, sequence: bool) -> bool:
     """Products by column or row, attention by heads; norms and residual sums repeated, or cut along the sequence."""
     result = option.result
-    if node.op.name == "linear":
+    if node.op.kind == "contraction" and node.op.bias_rank:
         return option.loop in ("n", "k")
     if node.op.has_scores:
         return result == Shard(1)
-    if node.op.name == "embedding":
-        cut = node.loops.extents["v"] % size == 0
-        return option.loop == "v" if cut else option.label == "none"
+    if node.op.looks_up_rows:
+        rows = str(node.op.offset_loop)
+        return option.label == (rows if node.loops.extents[rows] % size == 0 else "none")
     if node.op.is_row_norm:
         return result == Shard(1) if sequence else option.label == "none"
     return not cuts_samples(option)

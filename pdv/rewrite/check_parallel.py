@@ -47,6 +47,7 @@ class Example:
         return tuple(TensorType(shape, self.dtypes.get(at, DType.F32)) for at, shape in enumerate(self.shapes))
 
 
+BINARY = [op for op in OPERATORS.values() if op.broadcasts and op.emit.count("{") == 2]
 _WINDOW = {"kernel": (2, 2), "stride": (1, 2), "padding": (1, 0)}
 EXAMPLES = (
     Example("linear", ((12, 1, 12), (12, 12))),
@@ -57,8 +58,8 @@ EXAMPLES = (
     Example(
         "attention", ((2, 12, 12, 1), (2, 12, 3, 1), (2, 12, 3, 1), (1, 1, 12, 3)), {"scale": 0.5}, {3: DType.BOOL}
     ),
-    *(Example(name, ((12, 1, 12), (12,))) for name in ("add", "sub", "mul", "div")),
-    *(Example(name, ((12, 1), (12, 12))) for name in ("add", "mul")),
+    *(Example(op.name, ((12, 1, 12), (12,))) for op in BINARY),
+    *(Example(op.name, ((12, 1), (12, 12))) for op in BINARY if op.commutative),
     Example("where", ((12, 1), (12, 12), (12,)), {}, {0: DType.BOOL}),
     Example("softmax", ((12, 12, 3),)),
     Example("log_softmax", ((12, 3),)),
@@ -89,8 +90,8 @@ EXAMPLES = (
 
 def examples() -> tuple[Example, ...]:
     """The examples above, and one of each function of elements that operators declare."""
-    shown = {example.op for example in EXAMPLES}
-    maps = [op for op in OPERATORS.values() if op.kind == "map" and op.name not in shown]
+    shown = {OPERATORS[example.op] for example in EXAMPLES}
+    maps = [op for op in OPERATORS.values() if op.kind == "map" and op not in shown]
     given: dict[str, Hashable] = {"factor": 0.75, "offset_by": 0.5, "dtype": "f64", "exponent": 3.0, "points": 7}
     return EXAMPLES + tuple(
         Example(op.name, ((12, 1, 12),), {name: given[name] for name in op.attrs if name not in op.defaults})

@@ -13,6 +13,7 @@ from ir.builder import Builder
 from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.graph import Graph, Node
+from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.types import TensorType
 from pdv.rewrite.law import Law, Literal, Operand, Star, Symbol, Term, evaluate
@@ -20,9 +21,6 @@ from pdv.rewrite.law import Shape as LawShape
 
 Values = Mapping[str, object]
 """Extents (int), runs of leading dims (tuple of int) and attribute variables, by name."""
-
-DIM_ATTRS = {"chunk": "dim", "slice": "dim", "concat": "dim", "reduce_sum": "dims", "reduce_mean": "dims"}
-DIM_ATTRS |= {"permute": "perm"}
 
 
 def instantiate(law: Law, values: Values) -> tuple[Graph, Graph]:
@@ -57,9 +55,9 @@ def build(k: Builder, term: Term, nodes: Mapping[str, Node], values: Values) -> 
         return nodes[term.name]
     operands = tuple(build(k, operand, nodes, values) for operand in term.operands)
     attrs = {name: _value(evaluate(written, values)) for name, written in term.attrs}
-    attrs = resolved(term.op, attrs, operands[0].type.shape)
+    op = OPERATORS[term.op]
     try:
-        node = k.apply(OPERATORS[term.op], operands, attrs)
+        node = k.apply(op, operands, resolved(op, attrs, operands[0].type.shape))
     except (AssertionError, IndexError, TypeError, ValueError) as error:  # attributes that do not fit the operands
         raise ShapeError(f"{term} over {[str(operand.type) for operand in operands]}: {error}") from error
     if 0 in node.type.shape:
@@ -67,29 +65,17 @@ def build(k: Builder, term: Term, nodes: Mapping[str, Node], values: Values) -> 
     return node
 
 
-def resolved(op: str, attrs: Mapping[str, Hashable], shape: Shape) -> dict[str, Hashable]:
+def resolved(op: Operator, attrs: Mapping[str, Hashable], shape: Shape) -> dict[str, Hashable]:
     """Attributes with dims counted from the front; ``shape`` is the first operand's.
 
     Raises:
-        ShapeError: if there is no such dim, or no such piece of it.
+        ShapeError: if there is no such dim.
     """
-    found = dict(attrs)
-    name = DIM_ATTRS.get(op)
-    if name is not None and isinstance(found.get(name), tuple):
-        found[name] = tuple(_dim(dim, shape) for dim in cast("tuple[int, ...]", found[name]))
-    elif name is not None:
-        found[name] = _dim(cast(int, found[name]), shape)
-    if op == "slice":
-        start, stop = cast(int, found["start"]), cast(int, found["stop"])
-        if not 0 <= start < stop <= shape[cast(int, found["dim"])]:
-            raise ShapeError(f"no elements {start} to {stop} in dim {found['dim']} of {shape}")
-    if op == "chunk" and not 0 <= cast(int, found["index"]) < cast(int, found["parts"]):
-        raise ShapeError(f"no piece {found['index']} of {found['parts']}")
-    if op in ("permute", "reduce_sum", "reduce_mean"):
-        dims = cast("tuple[int, ...]", found["perm" if op == "permute" else "dims"])
-        if len(set(dims)) != len(dims) or (op == "permute" and len(dims) != len(shape)):
-            raise ShapeError(f"{dims} are not dims of {shape}, each once")
-    return found
+    if not op.dims_attr:
+        return dict(attrs)
+    dims = attrs[op.dims_attr]
+    found = tuple(_dim(dim, shape) for dim in dims) if isinstance(dims, tuple) else _dim(cast(int, dims), shape)
+    return {**attrs, op.dims_attr: found}
 
 
 def dims_of(shape: LawShape, values: Values) -> Shape:

@@ -14,7 +14,6 @@ from ir.errors import ShapeError
 from ir.graph import Node
 from ir.ops import OPERATORS
 from ir.types import DType
-from pdv.rewrite.instantiate import DIM_ATTRS
 from pdv.rewrite.law import Apply, Compound, Expression, Literal, Operand, Star, Symbol, Term, evaluate
 from pdv.rewrite.law import Shape as LawShape
 from pdv.rewrite.rule import Rule
@@ -231,4 +230,4 @@ def _tuple_unified(
 
 def _dim(op: str, name: str, value: object, rank: int) -> object:
     """A dim of the first operand, counted from the front."""
-    return value + rank if DIM_ATTRS.get(op) == name and isinstance(value, int) and value < 0 else value
+    return value + rank if OPERATORS[op].dims_attr == name and isinstance(value, int) and value < 0 else value

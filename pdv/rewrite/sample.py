@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 
+from ir.ops import OPERATORS
 from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Symbol, Term
 
 Values = dict[str, object]
@@ -129,8 +130,8 @@ def _multiple(law: Law, values: Values) -> int:
     """What extents should be multiples of, so that pieces are even."""
     sizes = {1}
     for term in (*law.left, *law.right):
-        for op, name, written in _attrs(term):
-            if name in ("parts", "groups") and op in ("chunk", "conv2d"):
+        for _, name, written in _attrs(term):
+            if name in ("parts", "groups"):
                 for expression in _leaves(written):
                     value = expression.value if isinstance(expression, Literal) else values.get(expression.name)
                     sizes.add(value if isinstance(value, int) else 1)
@@ -138,7 +139,7 @@ def _multiple(law: Law, values: Values) -> int:
 
 
 def _expands(law: Law) -> bool:
-    return any(op == "expand" for term in (*law.left, *law.right) for op, _, _ in _attrs(term))
+    return any(OPERATORS[op].repeats for term in (*law.left, *law.right) for op, _, _ in _attrs(term))
 
 
 def attr_uses(law: Law) -> dict[str, str]:

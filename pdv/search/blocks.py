@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ir.graph import Graph, Node, bottlenecks
+from ir.operator import Operator
+from ir.ops import OPERATORS
 from pdv.rewrite.match import matches
 from pdv.rewrite.rule import Rule
 
@@ -89,13 +91,13 @@ def _merged(nodes: Sequence[Node], ends: list[int], graph: Graph, rules: Sequenc
         number for number, (start, end) in enumerate(zip(starts, ends, strict=True)) for _ in range(start, end + 1)
     ]
     spanned = [False] * len(ends)  # between a block and the next
-    by_op: dict[str, list[Rule]] = {}
+    by_op: dict[Operator, list[Rule]] = {}
     for rule in rules:
         if rule.spans:
-            by_op.setdefault(rule.before[0].op, []).append(rule)
+            by_op.setdefault(OPERATORS[rule.before[0].op], []).append(rule)
     mergeable = [a or b for a, b in zip([False, *beside], [*beside, False], strict=True)]
     for index, node in enumerate(nodes):
-        for rule in by_op.get(node.op.name, ()) if mergeable[block[index]] else ():
+        for rule in by_op.get(node.op, ()) if mergeable[block[index]] else ():
             if (match := next(matches(rule, node, graph.users), None)) is not None:
                 touched = sorted({block[order[x]] for x in match.nodes})
                 for number in range(touched[0], touched[-1]):

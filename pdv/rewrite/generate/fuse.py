@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
+from ir.ops import OPERATORS
 from pdv.rewrite.check import holds
 from pdv.rewrite.generate.select import instances
 from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Shape, Symbol, Term
@@ -19,7 +20,7 @@ from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Shape, Sy
 def fusions(law: Law, *, seed: int) -> Iterator[Law]:
     """The proven laws of two results that a law of the form ``concat(a, b) == c`` gives: by slices, by chunks."""
     for (joined,), (whole,) in ((law.left, law.right), (law.right, law.left)):
-        if isinstance(joined, Apply) and joined.op == "concat" and _share(joined.operands):
+        if isinstance(joined, Apply) and OPERATORS[joined.op].joins and _share(joined.operands):
             for found in _fusions(law, joined, whole, seed):
                 if holds(found, seed=seed):
                     yield found

@@ -111,12 +111,12 @@ def _starred(law: Law) -> Iterator[Law]:
 
 def _is_joining(law: Law) -> bool:
     """Whether operands of any dims may stand here, for nothing broadcasts: terms are joined, cut, and mapped."""
-    ops = {op for term in (*law.left, *law.right) for op in ops_of(term)}
+    ops = {OPERATORS[op] for term in (*law.left, *law.right) for op in ops_of(term)}
     dims = {written for name, written in _attrs_of(law) if name == "dim"}
     return (
-        "concat" in ops
+        any(op.joins for op in ops)
         and len(dims) == 1
-        and all(op in ("concat", "chunk", "slice") or OPERATORS[op].loops == "... -> ..." for op in ops)
+        and all(op.dims_attr == "dim" or op.loops == "... -> ..." for op in ops)
     )
 
 

@@ -10,25 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ir.errors import VerificationError
+from ir.operator import Operator
+from ir.ops import OPERATORS
 from pdv.rewrite.check import check_law, holds, proven
 from pdv.rewrite.generate.enumerate import Found, Report, explore
 from pdv.rewrite.generate.fuse import fusions
 from pdv.rewrite.generate.menu import WORLDS
 from pdv.rewrite.generate.names import named
+from pdv.rewrite.generate.reach import ops_of
 from pdv.rewrite.generate.select import independent, oriented, profitable
 from pdv.rewrite.generate.worlds import World
-from pdv.rewrite.law import Apply, Expression, Law, Operand, Symbol, Term
+from pdv.rewrite.law import Apply, Law, Operand, Symbol, Term
 
 MAX_OPS = 4
 AGAIN = (1, 2, 3)  # seeds further on: a law that hardly ever type-checks may be proven with one and not with another
-# Worlds have relu for any function of elements: it is uninterpreted, so what holds of it holds of these.
-ELEMENTWISE: dict[str, tuple[tuple[str, Expression], ...]] = {
-    "relu": (),
-    "gelu": (("approximate", Symbol("approximate")),),
-    "silu": (),
-    "tanh": (),
-    "sigmoid": (),
-}
+ACTIVATIONS = [op for op in OPERATORS.values() if op.is_activation]
+"""Worlds have one of them for any: it is uninterpreted, so what holds of it holds of the others."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +82,19 @@ def _key(law: Law) -> str:
 
 
 def _for_each_function(law: Law, seed: int) -> list[Law]:
-    if not any("relu(" in str(term) for term in (*law.left, *law.right)):
+    if not any(OPERATORS[name].is_activation for term in (*law.left, *law.right) for name in ops_of(term)):
         return [law]
-    return [other for name in ELEMENTWISE if holds(other := _with_function(law, name), seed=seed)]
+    return [other for op in ACTIVATIONS if holds(other := _with_function(law, op), seed=seed)]
 
 
-def _with_function(law: Law, name: str) -> Law:
+def _with_function(law: Law, function: Operator) -> Law:
     def inside(term: Term) -> Term:
         if isinstance(term, Operand):
             return term
-        op, attrs = (name, ELEMENTWISE[name]) if term.op == "relu" else (term.op, term.attrs)
-        return Apply(op, tuple(map(inside, term.operands)), attrs)
+        operands = tuple(map(inside, term.operands))
+        if not OPERATORS[term.op].is_activation:
+            return replace(term, operands=operands)
+        return Apply(function.name, operands, tuple((name, Symbol(name)) for name in function.attrs))
 
     return replace(law, left=tuple(map(inside, law.left)), right=tuple(map(inside, law.right)))
 

@@ -180,7 +180,7 @@ def add_term(space: Space, term: Term) -> int:
 
 def _solve(op: Operator, attrs: Mapping[str, Hashable], types: Sequence[TensorType]) -> _Solved | None:
     try:
-        given = op.check_attrs(resolved(op.name, attrs, types[0].shape))
+        given = op.check_attrs(resolved(op, attrs, types[0].shape))
         loops = op.solve(op.name, types, given)
         result = op.result_type(loops, types, given)
     except (ShapeError, AssertionError, IndexError, TypeError, ValueError):  # attributes that do not fit the operands

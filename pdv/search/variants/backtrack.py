@@ -202,7 +202,7 @@ class _Exploration:
 
 def _said(node: Node) -> str:
     """Operator and attributes; a chunk as the slice that it is."""
-    if node.op.name == "chunk":
+    if node.op.takes_part:
         dim, index = node.attr("dim"), node.attr("index")
         size = node.type.shape[dim]
         return f"slice dim={dim} start={index * size} stop={(index + 1) * size}"

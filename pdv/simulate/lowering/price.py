@@ -98,7 +98,7 @@ class DevicePrices:
         if self.execution.fused:
             mask = self.traffic(float(tensor.num_elements))
             return self.inside.price(NodeEstimate(mask, mask), (0, 0), self.inside.slowdown(None))
-        (found,) = self.problem.compute.nodes([_query("scale", (tensor,), entry.backward)])
+        (found,) = self.problem.compute.nodes([_query("scale", (tensor,), entry.backward, factor=1.0)])
         return self.inside.price(found, (1, int(entry.backward)), self.inside.slowdown(None))
 
     def _copies(self, entry: Entry) -> Price:
@@ -197,7 +197,7 @@ class _InStep:
 def _is_residual(entry: Entry) -> bool:
     """A sum of two activations of one shape: where transformers drop out what a branch adds (Vaswani et al., 5.4)."""
     alike = [operand for operand in entry.node.operands if operand.type == entry.node.type and operand.needs_grad]
-    return entry.name == "add" and len(alike) == 2
+    return entry.node.op.adds and len(alike) == 2
 
 
 def _sum(one: Price, other: Price) -> Price:
@@ -245,8 +245,8 @@ def _written_scores(entry: Entry, problem: Problem, inside: _InStep, execution: 
         _query("softmax", (rows,), entry.backward),
     ]
     passes = 0 if execution.fused else 1 + int(masked)
-    queries += [_query("scale", (scores,), entry.backward)] * (passes + int(execution.dropout))
-    queries += [_query("scale", (rows,), entry.backward)] * (2 * int(wide))  # there and back
+    queries += [_query("scale", (scores,), entry.backward, factor=1.0)] * (passes + int(execution.dropout))
+    queries += [_query("scale", (rows,), entry.backward, factor=1.0)] * (2 * int(wide))  # there and back
     found = problem.compute.nodes(queries)
     odd = q.shape[-1] % ALIGNED and inside.device.kind != "cpu" and dtype.itemsize == 2
     factors = [
@@ -259,9 +259,9 @@ def _written_scores(entry: Entry, problem: Problem, inside: _InStep, execution: 
     return inside.price(NodeEstimate(forward, backward), kernels, 1.0)
 
 
-def _query(name: str, operands: tuple[TensorType, ...], backward: bool) -> Query:
+def _query(name: str, operands: tuple[TensorType, ...], backward: bool, **given: float) -> Query:
     op = OPERATORS[name]
-    attrs = op.check_attrs({"factor": 1.0} if name == "scale" else {})
+    attrs = op.check_attrs(given)
     loops = op.solve(name, operands, attrs)
     result = op.result_type(loops, operands, attrs)
     return Query(op, loops, operands, result, attrs, (True,) * len(operands) if backward else None)
