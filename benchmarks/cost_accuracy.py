@@ -26,9 +26,10 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 from benchmarks.record import Record, arguments, table
 from learned_cost.data.dataset import Dataset, read_folders
+from learned_cost.data.kernel import family
 from learned_cost.data.measured import SHIPPED
 from learned_cost.data.table import Table
-from learned_cost.evaluation.evaluate import Z90, family
+from learned_cost.evaluation.evaluate import Z90
 from learned_cost.kernels.features import Features
 from learned_cost.kernels.few_shot import FewShot, choose
 from learned_cost.kernels.gnn import Rows

@@ -88,6 +88,11 @@ class Operator:
         dims_attr: the attribute that names dims of the first operand.
         joins: True if its result is its operands, one behind the other.
         is_activation: True of a function of elements that models put behind products.
+        eager: the torch expression on whole operands, where ``emit`` says none, for profiles: ``x`` are all operands,
+            ``{width}`` is the shape of the result's rows, and functions that torch lacks are the profiler's.
+        measured_as: what profiles of kernels call it, where not by its own name.
+        hands_on_gradient: True if the gradients of its operands are that of the result, or views of it.
+        takes_positive: True if it is defined, or steady, for positive operands alone.
         repeats: True if it writes an element to several places.
         emit: the torch expression, with ``{0}`` … operands and ``{attr}`` attributes; empty where the text depends on
             more than that (``pdv/emit/program/expressions.py`` writes it).
@@ -120,7 +125,16 @@ class Operator:
     dims_attr: str = ""
     joins: bool = False
     repeats: bool = False
+    eager: str = ""
+    measured_as: str = ""
+    hands_on_gradient: bool = False
+    takes_positive: bool = False
     is_activation: bool = False
+
+    @property
+    def is_dense(self) -> bool:
+        """True of a product with a matrix of weights, to which torch's function adds a bias."""
+        return self.kind == "contraction" and self.bias_rank > 0
 
     @property
     def adds(self) -> bool:

@@ -7,25 +7,15 @@ The gradient of a contraction is contractions again, so measured products answer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ir.dims import Loops
+from ir.dims import Loops, Shape
 from ir.operator import Attrs, Operator, Work, backward_work, forward_work
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel
 
 DTYPES = {DType.F64: "fp64", DType.F32: "fp32", DType.BF16: "bf16", DType.F16: "fp16", DType.I8: "int8"}
-
-# ir operator -> operator of the profiles, both over [m, n]
-ROWS = {
-    "layer_norm": "layernorm", "rms_norm": "rmsnorm", "softmax": "softmax", "log_softmax": "softmax", "gelu": "gelu",
-    "relu": "relu", "tanh": "tanh", "add": "add", "sub": "add", "mul": "mul", "div": "div", "scale": "mul_scalar",
-    "unbiased": "mul_scalar", "shift": "add_scalar", "pow": "pow_scalar",
-}  # fmt: skip
-
-# Their gradients are the gradient of the result, or views of it.
-HANDED_ON = ("shift", "reduce_sum", "concat")
 
 
 def forward_kernels(
@@ -53,8 +43,7 @@ def backward_kernels(
     if op.kind == "contraction" and len(operands) == 2 and op.backward_factor is None:
         m, n, k, b = _product(loops)
         share = Work(work.flops / work.kernels, work.bytes_moved / work.kernels, 1)
-        sizes = [(m, k, n), (m, n, k)]  # of x: dy w over n; of w: below
-        sizes[1] = (k, n, m) if op.name == "matmul" else (n, k, m)
+        sizes = (m, k, n), (n, k, m) if is_transposed(loops) else (k, n, m)  # of x: dy w over n; of w: over m
         return tuple(_matmul(b, size, result.dtype, share) for size, want in zip(sizes, wanted, strict=True) if want)
     return (_kernel(op, loops, result, attrs, _done(op, loops, operands, wanted, work), "backward"),)
 
@@ -65,11 +54,10 @@ def _done(op: Operator, loops: Loops, operands: Sequence[TensorType], wanted: Se
     """
     sizes = [loops.size_of(dims) for dims in loops.operands]
     whole = loops.size_of(loops.result)
-    if op.name in HANDED_ON or (
-        op.name == "add" and all(size == whole for size, want in zip(sizes, wanted, strict=True) if want)
-    ):
+    alike = all(size == whole for size, want in zip(sizes, wanted, strict=True) if want)
+    if op.hands_on_gradient and (alike or not op.broadcasts):
         return Work(0.0, 0.0, 1)
-    if op.name == "embedding":
+    if op.looks_up_rows:
         return Work(work.flops, work.bytes_moved + sizes[0] * operands[0].dtype.itemsize, work.kernels)
     return work
 
@@ -78,7 +66,7 @@ def _kernel(op: Operator, loops: Loops, result: TensorType, attrs: Attrs, work: 
     if op.kind == "contraction" and len(loops.operands) == 2:
         m, n, k, b = _product(loops)
         return _matmul(b, (m, n, k), result.dtype, work, direction)
-    name, dims = SIZES.get(op.name, _rows)(op, loops, attrs)
+    name, dims = _sizes(op, loops, attrs)
     dtype = DTYPES.get(result.dtype, "fp32")
     return Kernel(name, op.kind, dtype, dims, _extents(op, loops), work.flops, work.bytes_moved, direction)
 
@@ -124,44 +112,55 @@ def _extents(op: Operator, loops: Loops) -> tuple[int, int, int, int]:
     return sizes["parallel"], sizes["contracted"], sizes["whole"], sizes["stencil"]
 
 
-Sizes = Callable[[Operator, Loops, Attrs], tuple[str, Mapping[str, int]]]
+def is_transposed(loops: Loops) -> bool:
+    """Whether the second operand of a product is [n, k], as weights are, and not [k, n]."""
+    return not any(loops.holds(loops.result, loop) for loop in loops.operands[1][-1])
 
 
-def _rows(op: Operator, loops: Loops, attrs: Attrs) -> tuple[str, Mapping[str, int]]:
-    """m rows of n elements, of the larger of the first operand and the result."""
-    shape = max(loops.shape_of(loops.operands[0]) if loops.operands else (), loops.result_shape, key=math.prod)
+def measured_names(op: Operator) -> tuple[str, ...]:
+    """What profiles call the kernels of an operator."""
+    name = op.measured_as or op.name
+    return tuple(f"{name}_{part}" for part in ("full", "prefill")) if op.has_scores else (name,)
+
+
+def _sizes(op: Operator, loops: Loops, attrs: Attrs) -> tuple[str, Mapping[str, int]]:
+    """What profiles call a kernel, and its sizes as their columns have them."""
+    names = measured_names(op)
+    if op.has_scores:
+        return names[attrs["causal"] is True], _attention(loops)
+    if op.kind == "stencil" and len(loops.operands) == 2:
+        return names[0], _convolution(loops, attrs)
+    read = loops.operands[: 0 if op.looks_up_rows else 1]
+    return names[0], _rows(max((loops.shape_of(dims) for dims in (*read, loops.result)), key=math.prod))
+
+
+def _rows(shape: Shape) -> Mapping[str, int]:
+    """m rows of n elements."""
     n = shape[-1] if shape else 1
-    return ROWS.get(op.name, op.name), {"m": max(1, math.prod(shape) // max(n, 1)), "n": n}
+    return {"m": max(1, math.prod(shape) // max(n, 1)), "n": n}
 
 
-def _attention(op: Operator, loops: Loops, attrs: Attrs) -> tuple[str, Mapping[str, int]]:
+def _attention(loops: Loops) -> Mapping[str, int]:
     """q: [..., heads, s, e], k: [..., heads, t, e]."""
     *lead, s, e = loops.shape_of(loops.operands[0])
     t = loops.shape_of(loops.operands[1])[-2]
     heads = lead[-1] if lead else 1
-    name = "attn_prefill" if attrs["causal"] is True else "attn_full"
     dims = {"b": math.prod(lead[:-1]), "seq_q": s, "seq_kv": t, "heads": heads, "kv_heads": heads, "head_dim": e}
-    return name, {**dims, "window": 0}
+    return {**dims, "window": 0}
 
 
-def _embedding(op: Operator, loops: Loops, attrs: Attrs) -> tuple[str, Mapping[str, int]]:
-    shape = loops.result_shape
-    return "embedding", {"m": math.prod(shape[:-1]), "n": shape[-1]}
-
-
-def _conv2d(op: Operator, loops: Loops, attrs: Attrs) -> tuple[str, Mapping[str, int]]:
+def _convolution(loops: Loops, attrs: Attrs) -> Mapping[str, int]:
     """x: [n, c, h, w], weight: [o, c / groups, kh, kw]; square sizes, the geometric mean where they are not."""
     b, c_in, height, width = loops.shape_of(loops.operands[0])
     c_out, _, kernel_h, kernel_w = loops.shape_of(loops.operands[1])
     stride = cast(tuple[Any, ...], attrs["stride"])[0]  # Any: attributes are hashables
     padding = cast(tuple[Any, ...], attrs["padding"])[0]
-    dims = {"b": b, "c_in": c_in, "c_out": c_out, "ksize": max(1, round(math.sqrt(kernel_h * kernel_w)))}
-    return "conv2d", {
-        **dims,
+    return {
+        "b": b,
+        "c_in": c_in,
+        "c_out": c_out,
+        "ksize": max(1, round(math.sqrt(kernel_h * kernel_w))),
         "img": max(1, round(math.sqrt(height * width))),
         "stride": int(stride),
         "pad": int(padding),
     }
-
-
-SIZES: Mapping[str, Sizes] = {"attention": _attention, "embedding": _embedding, "conv2d": _conv2d}

@@ -33,6 +33,7 @@ matmul = Operator(
     flops_per_point=2,
     linear=_BILINEAR,
     saved=(0, 1),
+    measured_as="bmm",
 )
 
 
@@ -104,6 +105,8 @@ attention = Operator(
     evaluate=_attention,
     has_scores=True,
     is_heavy=True,
+    eager="F.scaled_dot_product_attention(*x, is_causal={causal}, scale={scale})",
+    measured_as="attn",
 )
 
 OPS = (linear, matmul, attention)

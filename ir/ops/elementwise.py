@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ir.operator import Attrs, Operator, one_type
 from ir.tape import Call, Tape
 from ir.types import DType
 
+_NONE: Mapping[str, Hashable] = MappingProxyType({})
 Evaluate = Callable[[Tape, Sequence[Any], Call], Any]  # Any: arrays of the tape's field
 
 
@@ -21,10 +23,14 @@ def _unary(
     *,
     flops: float = 1.0,
     saved: tuple[int | str, ...] = (0,),
-    is_activation: bool = False,
-    **attrs: Any,
+    defaults: Mapping[str, Hashable] = _NONE,
+    attrs: tuple[str, ...] = (),
+    **traits: Any,
 ) -> Operator:
-    """An uninterpreted function of one operand; its attributes are part of the function's name."""
+    """An uninterpreted function of one operand; its attributes are part of the function's name.
+
+    ``traits``: further fields of ``Operator``.
+    """
 
     def evaluate(t: Tape, operands: Sequence[Any], call: Call) -> Any:
         return t.unary(":".join([name, *(str(value) for value in call.attrs.values())]), operands[0])
@@ -34,12 +40,12 @@ def _unary(
         "... -> ...",
         "map",
         emit=emit,
-        attrs=tuple(attrs),
-        defaults={key: value for key, value in attrs.items() if value is not None},
+        attrs=(*defaults, *attrs),
+        defaults=defaults,
         flops_per_point=flops,
         saved=saved,
         evaluate=evaluate,
-        is_activation=is_activation,
+        **traits,
     )
 
 
@@ -49,8 +55,7 @@ def _binary(
     evaluate: Evaluate,
     linear: tuple[frozenset[int], ...] = (),
     saved: tuple[int | str, ...] = (),
-    *,
-    commutative: bool = False,
+    **traits: Any,
 ) -> Operator:
     return Operator(
         name,
@@ -60,7 +65,7 @@ def _binary(
         linear=linear,
         saved=saved,
         evaluate=evaluate,
-        commutative=commutative,
+        **traits,
     )
 
 
@@ -68,10 +73,19 @@ _EITHER = (frozenset({0}), frozenset({1}))
 _BOTH = (frozenset({0, 1}),)
 _FIRST = (frozenset({0}),)
 
-add = _binary("add", "{0} + {1}", lambda t, x, c: t.add(x[0], x[1]), linear=_BOTH, commutative=True)
-sub = _binary("sub", "{0} - {1}", lambda t, x, c: t.sub(x[0], x[1]), linear=_BOTH)
+add = _binary(
+    "add", "{0} + {1}", lambda t, x, c: t.add(x[0], x[1]), linear=_BOTH, commutative=True, hands_on_gradient=True
+)
+sub = _binary("sub", "{0} - {1}", lambda t, x, c: t.sub(x[0], x[1]), linear=_BOTH, measured_as="add")
 mul = _binary("mul", "{0} * {1}", lambda t, x, c: t.mul(x[0], x[1]), linear=_EITHER, saved=(0, 1), commutative=True)
-div = _binary("div", "{0} / {1}", lambda t, x, c: t.mul(x[0], t.unary("reciprocal", x[1])), linear=_FIRST, saved=(0, 1))
+div = _binary(
+    "div",
+    "{0} / {1}",
+    lambda t, x, c: t.mul(x[0], t.unary("reciprocal", x[1])),
+    linear=_FIRST,
+    saved=(0, 1),
+    takes_positive=True,
+)
 
 scale = Operator(
     "scale",
@@ -80,6 +94,8 @@ scale = Operator(
     attrs=("factor",),
     linear=_FIRST,
     evaluate=lambda t, x, c: t.scale(x[0], c.attrs["factor"]),
+    eager="{0} * {factor}",
+    measured_as="mul_scalar",
 )
 shift = Operator(
     "shift",
@@ -87,6 +103,9 @@ shift = Operator(
     "map",
     attrs=("offset_by",),
     evaluate=lambda t, x, c: t.shift(x[0], c.attrs["offset_by"]),
+    eager="{0} + {offset_by}",
+    measured_as="add_scalar",
+    hands_on_gradient=True,
 )
 neg = Operator("neg", "... -> ...", "map", emit="-{0}", linear=_FIRST, evaluate=lambda t, x, c: t.scale(x[0], -1.0))
 
@@ -111,6 +130,7 @@ cast = Operator(
     linear=_FIRST,
     result_dtype=_cast_dtype,
     evaluate=_cast,
+    eager="{0}.to({dtype})",
 )
 
 
@@ -149,18 +169,25 @@ OPS = (
     cast,
     where,
     _unary("relu", "F.relu({0})", saved=("out",), is_activation=True),
-    _unary("gelu", "", flops=8, is_activation=True, approximate="none"),
+    _unary(
+        "gelu",
+        "",
+        flops=8,
+        is_activation=True,
+        defaults={"approximate": "none"},
+        eager="F.gelu({0}, approximate={approximate})",
+    ),
     _unary("silu", "F.silu({0})", flops=5, is_activation=True),
     _unary("tanh", "torch.tanh({0})", flops=5, saved=("out",), is_activation=True),
     _unary("sigmoid", "torch.sigmoid({0})", flops=4, saved=("out",), is_activation=True),
     _unary("exp", "torch.exp({0})", flops=4, saved=("out",)),
-    _unary("log", "torch.log({0})", flops=4),
+    _unary("log", "torch.log({0})", flops=4, takes_positive=True),
     _unary("erf", "torch.erf({0})", flops=8),
-    _unary("sqrt", "torch.sqrt({0})", saved=("out",)),
-    _unary("rsqrt", "torch.rsqrt({0})", saved=("out",)),
-    _unary("reciprocal", "torch.reciprocal({0})", saved=("out",)),
+    _unary("sqrt", "torch.sqrt({0})", saved=("out",), takes_positive=True),
+    _unary("rsqrt", "torch.rsqrt({0})", saved=("out",), takes_positive=True),
+    _unary("reciprocal", "torch.reciprocal({0})", saved=("out",), takes_positive=True),
     _unary("sin", "torch.sin({0})", flops=4),
     _unary("cos", "torch.cos({0})", flops=4),
     _unary("abs", "torch.abs({0})"),
-    _unary("pow", "{0}.pow({exponent})", flops=8, exponent=None),
+    _unary("pow", "{0}.pow({exponent})", flops=8, attrs=("exponent",), measured_as="pow_scalar", takes_positive=True),
 )

@@ -98,6 +98,7 @@ reshape = Operator(
     linear=_FIRST,
     kernel=False,
     evaluate=lambda t, x, c: t.reshape(x[0], c.loops.result_shape),
+    eager="{0}.reshape({shape})",
 )
 
 
@@ -117,6 +118,7 @@ permute = Operator(
     linear=_FIRST,
     kernel=False,
     evaluate=lambda t, x, c: t.transpose(x[0], c.attrs["perm"]),
+    eager="{0}.permute({perm})",
 )
 
 
@@ -138,6 +140,7 @@ expand = Operator(
     kernel=False,
     repeats=True,
     evaluate=lambda t, x, c: t.expand(x[0], c.loops.result_shape),
+    eager="{0}.expand({shape})",
 )
 
 
@@ -166,6 +169,7 @@ chunk = Operator(
     linear=_FIRST,
     kernel=False,
     evaluate=_chunk,
+    eager="{0}.chunk({parts}, {dim})[{index}]",
 )
 
 
@@ -188,6 +192,7 @@ slice_ = Operator(
     linear=_FIRST,
     kernel=False,
     evaluate=lambda t, x, c: t.slice(x[0], c.attrs["dim"], c.attrs["start"], c.attrs["stop"]),
+    eager="{0}.narrow({dim}, {start}, {stop} - {start})",
 )
 
 
@@ -216,6 +221,8 @@ concat = Operator(
     flops_per_point=0,  # its loops are one per piece, and their product nothing
     linear=(),  # all operands together; arity varies, so it is not declared as a set
     evaluate=lambda t, x, c: t.concat(x, c.attrs["dim"]),
+    eager="torch.cat(x, {dim})",
+    hands_on_gradient=True,
 )
 
 OPS = (reshape, permute, expand, chunk, slice_, concat)

@@ -47,6 +47,7 @@ log_softmax = Operator(
     saved=("out",),
     evaluate=lambda t, x, c: t.row("log_softmax", x[0]),
     is_heavy=True,
+    measured_as="softmax",
 )
 
 
@@ -91,6 +92,8 @@ layer_norm = Operator(
     evaluate=_layer_norm,
     is_row_norm=True,
     is_heavy=True,
+    eager="F.layer_norm({0}, {width}, *x[1:], eps={eps})",
+    measured_as="layernorm",
 )
 rms_norm = Operator(
     "rms_norm",
@@ -102,6 +105,8 @@ rms_norm = Operator(
     evaluate=_rms_norm,
     is_row_norm=True,
     is_heavy=True,
+    eager="F.rms_norm({0}, {width}, {1}, {eps})",
+    measured_as="rmsnorm",
 )
 
 
@@ -166,6 +171,7 @@ channel_mean = Operator(
     backward_factor=1,
     evaluate=_channel_mean,
     result_name="mean",
+    eager="channel_mean({0})",
 )
 channel_variance = Operator(
     "channel_variance",
@@ -175,6 +181,7 @@ channel_variance = Operator(
     saved=(0, 1),
     evaluate=_channel_variance,
     result_name="variance",
+    eager="channel_variance({0}, {1})",
 )
 unbiased = Operator(  # a variance that divides by one point less
     "unbiased",
@@ -183,6 +190,8 @@ unbiased = Operator(  # a variance that divides by one point less
     attrs=("points",),
     linear=_FIRST,
     evaluate=lambda t, x, c: t.scale(x[0], c.attrs["points"] / (c.attrs["points"] - 1)),
+    eager="{0} * ({points} / ({points} - 1))",
+    measured_as="mul_scalar",
 )
 batch_norm = Operator(
     "batch_norm",
@@ -193,6 +202,8 @@ batch_norm = Operator(
     saved=(0, 1, 2, 3),
     evaluate=_batch_norm,
     is_heavy=True,
+    eager="batch_norm(*x, {eps})",
+    takes_positive=True,
 )
 
 OPS = (softmax, log_softmax, top_k, layer_norm, rms_norm, channel_mean, channel_variance, unbiased, batch_norm)

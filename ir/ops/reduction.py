@@ -45,6 +45,8 @@ reduce_sum = Operator(
     linear=_FIRST,
     backward_factor=1,
     evaluate=_sum,
+    eager="{0}.sum({dims}, keepdim={keepdim})",
+    hands_on_gradient=True,
 )
 reduce_mean = Operator(
     "reduce_mean",
@@ -56,6 +58,7 @@ reduce_mean = Operator(
     linear=_FIRST,
     backward_factor=1,
     evaluate=_mean,
+    eager="{0}.mean({dims}, keepdim={keepdim})",
 )
 
 OPS = (reduce_sum, reduce_mean)

@@ -84,6 +84,7 @@ conv2d = Operator(
     flops=_conv_flops,
     saved=(0, 1),
     evaluate=_conv2d,
+    eager="F.conv2d({0}, {1}, None, {stride}, {padding}, {dilation}, {groups})",
 )
 
 
@@ -111,7 +112,7 @@ def _avg_pool2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     return t.scale(total, 1.0 / math.prod(kernel))
 
 
-def _pool(name: str, evaluate: Any, saved: tuple[int | str, ...], linear: Any = ()) -> Operator:
+def _pool(name: str, eager: str, evaluate: Any, saved: tuple[int | str, ...], linear: Any = ()) -> Operator:
     return Operator(
         name,
         _pool_loops,
@@ -123,11 +124,13 @@ def _pool(name: str, evaluate: Any, saved: tuple[int | str, ...], linear: Any = 
         backward_factor=1,
         saved=saved,
         evaluate=evaluate,
+        eager=eager,
     )
 
 
-max_pool2d = _pool("max_pool2d", _max_pool2d, (0, "out"))
+_WINDOW = "{0}, {kernel}, {stride}, {padding}"
+max_pool2d = _pool("max_pool2d", f"F.max_pool2d({_WINDOW}, {{dilation}})", _max_pool2d, (0, "out"))
 # windows count their padding, as F.avg_pool2d(count_include_pad=True) does; it takes no dilation
-avg_pool2d = _pool("avg_pool2d", _avg_pool2d, (), (frozenset({0}),))
+avg_pool2d = _pool("avg_pool2d", f"F.avg_pool2d({_WINDOW})", _avg_pool2d, (), (frozenset({0}),))
 
 OPS = (conv2d, max_pool2d, avg_pool2d)

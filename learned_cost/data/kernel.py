@@ -23,6 +23,24 @@ ROLES = ("parallel", "contracted", "whole", "stencil")
 FUSED = "subgraph"  # the ``op`` of a row that measures a fused subgraph, its nodes in ``dims_json``
 
 
+# What operators do, for intervals: calibration is asked by family.
+FAMILIES: Mapping[str, str] = {
+    "linear": "product", "bmm": "product", "conv2d": "convolution", "moe": "experts", "embedding": "embedding",
+    "softmax": "rows", "layernorm": "rows", "rmsnorm": "rows", "rmsnorm_eager": "rows", "qk_norm": "rows",
+    "log_softmax": "rows", "cross_entropy": "rows", "rope": "element-wise", "rope_eager": "element-wise",
+    "silu_mul": "element-wise", "add": "element-wise", "mul": "element-wise", "div": "element-wise",
+    "pow": "element-wise", "add_scalar": "element-wise", "mul_scalar": "element-wise", "div_scalar": "element-wise",
+    "pow_scalar": "element-wise", "relu": "element-wise", "gelu": "element-wise", "silu": "element-wise",
+    "tanh": "element-wise", "gdn": "recurrence", "mamba2": "recurrence", "sampler": "sampler", "subgraph": "subgraph",
+}  # fmt: skip
+PREFIXES = (("attn", "attention"), ("mla", "attention"))
+
+
+def family(op: str) -> str:
+    """What an operator does: "product", "rows", …; "other" where nobody said."""
+    return FAMILIES.get(op) or next((name for prefix, name in PREFIXES if op.startswith(prefix)), "other")
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """An operator's work on one device.

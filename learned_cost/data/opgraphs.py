@@ -33,6 +33,8 @@ NOTHING = frozenset({
     "to", "type", "type_as", "bool", "long", "full", "ones", "arange", "tensor", "finfo", "output", "placeholder",
     "get_attr", "eq", "ne", "lt", "gt",
 })  # fmt: skip
+PRODUCTS = frozenset({"matmul", "bmm"})
+ROWS: Mapping[str, tuple[str, float]] = {"softmax": ("softmax", 5.0)}  # and FLOPs of an element; norms have many names
 LEAST = 2  # elements of a result below which a node is bookkeeping
 
 
@@ -67,7 +69,7 @@ def _kernel(cell: Mapping[str, Any]) -> Kernel | None:  # Any: text or None
         return None
     dtype, width = BYTES.get(cell["dtype"] or "", ("fp32", 4))
     moved = float(width * (math.prod(result) + sum(math.prod(shape) for shape in operands)))
-    if name in {"matmul", "bmm"} and len(operands) == 2 and min(map(len, operands)) >= 2:
+    if name in PRODUCTS and len(operands) == 2 and min(map(len, operands)) >= 2:
         *lead, m, k = operands[0]
         return _product(math.prod(lead), m, result[-1], k, dtype, width)
     if name == "addmm" and len(operands) == 3:
@@ -77,8 +79,8 @@ def _kernel(cell: Mapping[str, Any]) -> Kernel | None:  # Any: text or None
     elements = float(math.prod(result))
     if "embed" in name or name in {"wte", "wpe"}:
         return Kernel("embedding", "index", dtype, sizes, (int(elements), 1, 1, 1), 0.0, 2.0 * width * elements)
-    if name == "softmax" or "norm" in name.lower() or re.fullmatch(r"ln_\w+", name):
-        op, flops = ("softmax", 5.0) if name == "softmax" else ("layernorm", 8.0)
+    if name in ROWS or "norm" in name.lower() or re.fullmatch(r"ln_\w+", name):
+        op, flops = ROWS.get(name, ("layernorm", 8.0))
         return Kernel(op, "row", dtype, sizes, (sizes["m"], 1, sizes["n"], 1), flops * elements, 2.0 * width * elements)
     if cell["op"] == "call_module" and name not in ELEMENTWISE:
         k = operands[0][-1]

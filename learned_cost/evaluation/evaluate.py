@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from learned_cost.data.kernel import family
 from learned_cost.data.table import Table
 from learned_cost.weights import finite
 
@@ -27,18 +28,6 @@ LEAST_RANKED = 10
 # What is read of a table.
 COLUMNS = ("source", "gpu", "op", "fold", "roofline_us", "latency_us", "system", "collective", "algo_lib", "n_devices")
 
-# What operators do, for intervals: calibration is asked by family.
-FAMILIES: Mapping[str, str] = {
-    "linear": "product", "bmm": "product", "conv2d": "convolution", "moe": "experts", "embedding": "embedding",
-    "softmax": "rows", "layernorm": "rows", "rmsnorm": "rows", "rmsnorm_eager": "rows", "qk_norm": "rows",
-    "log_softmax": "rows", "cross_entropy": "rows", "rope": "element-wise", "rope_eager": "element-wise",
-    "silu_mul": "element-wise", "add": "element-wise", "mul": "element-wise", "div": "element-wise",
-    "pow": "element-wise", "add_scalar": "element-wise", "mul_scalar": "element-wise", "div_scalar": "element-wise",
-    "pow_scalar": "element-wise", "relu": "element-wise", "gelu": "element-wise", "silu": "element-wise",
-    "tanh": "element-wise", "gdn": "recurrence", "mamba2": "recurrence", "sampler": "sampler", "subgraph": "subgraph",
-}  # fmt: skip
-PREFIXES = (("attn", "attention"), ("mla", "attention"))
-
 
 class Predicted(Protocol):
     """Log-seconds with their deviation, and whether the model has seen the like; a row each."""
@@ -51,11 +40,6 @@ class Predicted(Protocol):
 
     @property
     def in_range(self) -> Mask: ...  # noqa: D102
-
-
-def family(op: str) -> str:
-    """What an operator does: "product", "rows", …; "other" where nobody said."""
-    return FAMILIES.get(op) or next((name for prefix, name in PREFIXES if op.startswith(prefix)), "other")
 
 
 def score_kernels(

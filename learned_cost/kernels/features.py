@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from learned_cost.data.kernel import DIMS, ROLES
+from learned_cost.data.kernel import DIMS, ROLES, family
 from learned_cost.devices.device import DeviceRecord
 from learned_cost.kernels.nodes import EXTRA, TEXTS, Codes, Floats, Nodes
 from learned_cost.kernels.products import Products, experts_of, products_of
@@ -206,7 +206,7 @@ def _resources(
         work.bytes / (clock * 16.0 * PORT_BYTES),
     )
     codes, ops = nodes.texts["op"]
-    convolution = np.isin(codes, [code for code, op in enumerate(ops) if op == "conv2d"])
+    convolution = np.isin(codes, [code for code, op in enumerate(ops) if family(op) == "convolution"])
     # of what was stated: work that was derived (mixed batches, recurrences) is an estimate, and bounds nothing
     least = np.maximum(
         nodes.flops / peak / np.where(convolution, WINOGRAD * PEAK_MARGIN, PEAK_MARGIN),

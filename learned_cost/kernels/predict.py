@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learned_cost.data.kernel import Subgraph
+from learned_cost.data.kernel import Subgraph, family
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
-from learned_cost.evaluation.evaluate import Z90, family
+from learned_cost.evaluation.evaluate import Z90
 from learned_cost.kernels.features import Features, features_of, layout
 from learned_cost.kernels.forward import Arithmetic, Codes, Forward
 from learned_cost.kernels.nodes import of_subgraphs, of_table

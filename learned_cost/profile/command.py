@@ -13,13 +13,15 @@ import torch
 
 from ir.errors import UsageError, WriteError
 from ir.graph import Graph
+from ir.operator import Operator
+from ir.ops import OPERATORS
 from ir.types import DType
 from learned_cost.devices.device import FOLDER, DeviceRecord, load_records, record
 from learned_cost.profile.detect import CACHE_BYTES, detect
 from learned_cost.profile.programs.groups import Group, Limits, OperatorGroup, SubgraphGroup
 from learned_cost.profile.programs.pieces import Piece
 from learned_cost.profile.programs.planned import shipped
-from learned_cost.profile.programs.shapes import MAKERS
+from learned_cost.profile.programs.shapes import is_sampled
 from learned_cost.profile.rows import Setting
 from learned_cost.profile.session import GROUP_OF, Outcome, Progress, run
 from learned_cost.profile.store import Store
@@ -27,7 +29,6 @@ from learned_cost.profile.timing import Stopwatch
 
 # seconds of a roofline: what is longer than this is not measured, for it would take the time of many others
 LONGEST_S = {"cpu": 0.004, "cuda": 0.002}
-WEIGHTS = {"linear": 4.0, "matmul": 3.0, "attention": 2.0, "conv2d": 2.0}
 DTYPES = {"cpu": (DType.F32,), "cuda": (DType.F32, DType.BF16, DType.F16)}
 
 
@@ -71,10 +72,10 @@ def measure(options: Options, planned: Planned | None = None, progress: Progress
         pieces = [*pieces, *(piece.of_dtype(DType.BF16) for piece in pieces)]
     groups: list[Group] = [
         OperatorGroup(
-            op, limits, WEIGHTS.get(op, 1.0), [piece for piece in pieces if piece.op == op], planned is not None
+            op, limits, _weight(OPERATORS[op]), [piece for piece in pieces if piece.op == op], planned is not None
         )
-        for op in MAKERS
-        if op in wanted
+        for op in OPERATORS
+        if is_sampled(op) and op in wanted
     ]
     if "subgraph" in wanted:
         groups.append(SubgraphGroup(limits, planned=graphs))
@@ -111,6 +112,13 @@ def measure_collectives(options: Options, *, per_node: int, system: str) -> int:
         dist.destroy_process_group()
 
 
+def _weight(op: Operator) -> float:
+    """How much of the time an operator gets, beside others: products most, for they take most of a step."""
+    if op.kind == "contraction":
+        return 4.0 if op.is_dense else 3.0
+    return 2.0 if op.has_scores or op.bias_rank else 1.0
+
+
 def torch_device(name: str, threads: int) -> torch.device:
     """The device, with torch's threads set.
 
@@ -130,7 +138,7 @@ def chosen(ops: tuple[str, ...]) -> set[str]:
     Raises:
         UsageError: if a name is neither.
     """
-    every = {*MAKERS, "subgraph", "triton"}
+    every = {*filter(is_sampled, OPERATORS), "subgraph", "triton"}
     if not ops:
         return every
     found = {GROUP_OF.get(op, op) for op in ops}

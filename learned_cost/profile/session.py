@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from ir.ops import OPERATORS
 from learned_cost.data.kernel import FUSED
+from learned_cost.describe import measured_names
 from learned_cost.profile.programs.groups import Group, Task
 from learned_cost.profile.programs.sampling import Fair
 from learned_cost.profile.rows import Setting, kernel_of, kernel_row, measured_key
@@ -116,14 +118,5 @@ def learn_from(rows: Sequence[Row], groups: Sequence[Group]) -> None:
             group.learn(kernel_of(row), surprise(row))
 
 
-# operator of the profiles -> the operator of ir whose group measures it, where the names differ
-GROUP_OF = {
-    "bmm": "matmul",
-    "layernorm": "layer_norm",
-    "rmsnorm": "rms_norm",
-    "mul_scalar": "scale",
-    "add_scalar": "shift",
-    "pow_scalar": "pow",
-    "attn_prefill": "attention",
-    "attn_full": "attention",
-}
+GROUP_OF: Mapping[str, str] = {name: op.name for op in reversed([*OPERATORS.values()]) for name in measured_names(op)}
+"""By what profiles call a kernel: the operator whose group measures it, the first of those that run it."""

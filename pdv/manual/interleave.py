@@ -36,7 +36,7 @@ def _product(value: Node) -> tuple[Node, Node | None] | None:
     bias = None
     if value.op.adds and value.operands[1].is_param and value.operands[1].type.rank == 1:
         value, bias = value.operands
-    if value.op.kind == "contraction" and value.op.bias_rank and value.operands[1].is_param:
+    if value.op.is_dense and value.operands[1].is_param:
         return value, bias
     return None
 

@@ -103,7 +103,7 @@ def cuttable(param: Node, size: int) -> bool:
 def megatron(node: Node, option: Split, size: int, *, sequence: bool) -> bool:
     """Products by column or row, attention by heads; norms and residual sums repeated, or cut along the sequence."""
     result = option.result
-    if node.op.kind == "contraction" and node.op.bias_rank:
+    if node.op.is_dense:
         return option.loop in ("n", "k")
     if node.op.has_scores:
         return result == Shard(1)

@@ -47,7 +47,7 @@ class Example:
         return tuple(TensorType(shape, self.dtypes.get(at, DType.F32)) for at, shape in enumerate(self.shapes))
 
 
-BINARY = [op for op in OPERATORS.values() if op.broadcasts and op.emit.count("{") == 2]
+BINARY = [op for op in OPERATORS.values() if op.loops == "..., ... -> ..."]
 _WINDOW = {"kernel": (2, 2), "stride": (1, 2), "padding": (1, 0)}
 EXAMPLES = (
     Example("linear", ((12, 1, 12), (12, 12))),

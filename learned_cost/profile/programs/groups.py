@@ -16,10 +16,10 @@ from ir.graph import Graph
 from ir.types import DType
 from learned_cost.data.kernel import Kernel, Subgraph
 from learned_cost.describe import DTYPES
-from learned_cost.profile.programs.library import CALLS
+from learned_cost.profile.programs.library import can_call
 from learned_cost.profile.programs.pieces import Piece, jobs
 from learned_cost.profile.programs.sampling import Pool
-from learned_cost.profile.programs.shapes import MAKERS, sampled
+from learned_cost.profile.programs.shapes import is_sampled, sampled
 from learned_cost.profile.programs.subgraphs import described, random_pattern
 from learned_cost.profile.rows import Setting
 from learned_cost.profile.timing import Caches
@@ -95,7 +95,7 @@ class OperatorGroup:
 
     def turn(self) -> Sequence[Task] | None:
         """Forward and backward of a shape, of one in three with cold caches too."""
-        if len(self._pool.pieces) < BATCH // 4 and self.op in MAKERS:
+        if len(self._pool.pieces) < BATCH // 4 and is_sampled(self.op):
             self._refill()
         piece = self._pool.take()
         if piece is None:
@@ -144,7 +144,7 @@ class SubgraphGroup:
         """A graph compiled, operator by operator, and its operators alone."""
         plan, graph = self._next()
         tasks = [_compiled(graph, plan), _eager(graph, plan)]
-        parts = [node for node in graph.nodes if node.op.name in CALLS]
+        parts = [node for node in graph.nodes if node.op.kernel and can_call(node.op)]
         for node in parts:
             piece = Piece(node.op.name, tuple(o.type for o in node.operands), tuple(node.attrs.items()))
             tasks += tasks_of(piece, forward_only=True)

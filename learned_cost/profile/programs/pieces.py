@@ -20,8 +20,8 @@ from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel
-from learned_cost.describe import backward_kernels, forward_kernels
-from learned_cost.profile.programs.library import CALLS
+from learned_cost.describe import backward_kernels, forward_kernels, is_transposed
+from learned_cost.profile.programs.library import call_of, can_call
 from learned_cost.profile.programs.noise import noise
 
 # what prepares a measurement: operands are made, and a call is returned that runs on them
@@ -46,7 +46,7 @@ class Piece:
     @classmethod
     def of_query(cls, query: Query, plan: str = "") -> Piece | None:
         """What a cost model was asked about; None of views and of operators that no library call runs alone."""
-        if query.op.name not in CALLS or not query.op.kernel:
+        if not (can_call(query.op) and query.op.kernel):
             return None
         shapes = [query.loops.shape_of(dims) for dims in query.loops.operands]
         types = tuple(TensorType(shape, t.dtype) for shape, t in zip(shapes, query.operands, strict=True))
@@ -100,7 +100,7 @@ class Job:
 def jobs(piece: Piece) -> Iterator[Job]:
     """Forward, then each kernel of backward."""
     contraction = piece.operator.kind == "contraction" and len(piece.operands) == 2
-    layout = {"linear": "nt", "matmul": "nn"}.get(piece.op, "")
+    layout = ("nt" if is_transposed(piece.node.loops) else "nn") if contraction else ""
     yield Job(piece.forward, lambda device: _forward(piece, device), layout, piece.plan)
     if contraction:
         sides = [side for side, want in enumerate(piece.wanted) if want]
@@ -118,25 +118,22 @@ def operands(piece: Piece, device: torch.device) -> list[Tensor]:
     for i, t in enumerate(piece.operands):
         if t.dtype.is_floating:
             value = noise(t.shape, getattr(torch, t.dtype.torch_name), device)
-            made.append(value.abs_().add_(0.1) if piece.op in POSITIVE else value)
+            made.append(value.abs_().add_(0.1) if piece.operator.takes_positive else value)
         elif t.dtype.value == "bool":
             made.append(torch.rand(t.shape, device=device) < 0.5)
         else:
-            dim = int(dict(piece.attrs).get("dim", 0)) if piece.op == "index_select" else 0  # type: ignore[call-overload]
+            dim = int(dict(piece.attrs).get("dim", 0))  # type: ignore[call-overload]
             length = piece.operands[0].shape[dim] if i else 2
             made.append(torch.randint(max(1, length), t.shape, device=device))
     return made
 
 
-POSITIVE = {"log", "sqrt", "rsqrt", "reciprocal", "div", "pow", "batch_norm"}
-
-
 def _forward(piece: Piece, device: torch.device) -> Callable[[], Any]:
-    call, x, attrs = CALLS[piece.op], operands(piece, device), dict(piece.node.attrs)
+    call, x = call_of(piece.node), operands(piece, device)
 
-    def run() -> Tensor:
+    def run() -> Any:
         with torch.no_grad():
-            return call(x, attrs)
+            return call(*x)
 
     return run
 
@@ -145,23 +142,23 @@ def _backward(piece: Piece, device: torch.device) -> Callable[[], Any]:
     """Autograd's backward of one call, whose graph is kept; the result serves as its own incoming gradient."""
     x = operands(piece, device)
     wanted = [tensor.requires_grad_() for tensor, want in zip(x, piece.wanted, strict=True) if want]
-    result = CALLS[piece.op](x, dict(piece.node.attrs))
+    result = call_of(piece.node)(*x)
     arriving = result.detach().clone()
     return lambda: torch.autograd.grad(result, wanted, arriving, retain_graph=True)
 
 
 def _gradient(piece: Piece, side: int) -> tuple[str, Prepare]:
-    """The product that is the gradient of operand ``side`` of ``linear`` or ``matmul``, and its operands' layout."""
-    linear = piece.op == "linear"
+    """The product that is the gradient of operand ``side`` of a product, and its operands' layout."""
+    by_weight = is_transposed(piece.node.loops)
 
     def prepare(device: torch.device) -> Callable[[], Any]:
         x, w = operands(piece, device)
         dy = noise(piece.node.type.shape, x.dtype, device)
-        if linear:
+        if by_weight:
             flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
             first, second = (flat_dy, w) if side == 0 else (flat_dy.mT, flat_x)
         else:
             first, second = (dy, w.mT) if side == 0 else (x.mT, dy)
         return lambda: torch.matmul(first, second)
 
-    return ("nn" if side == 0 else "tn") if linear else ("nt" if side == 0 else "tn"), prepare
+    return ("nn" if side == 0 else "tn") if by_weight else ("nt" if side == 0 else "tn"), prepare

@@ -25,7 +25,6 @@ from learned_cost.profile.programs.pieces import Piece
 
 FILE = Path(__file__).parent / "planned.json.gz"
 FUSIBLE = {"map", "row"}
-WHOLE_PRODUCTS = {"linear"}  # a segment may begin with one: its epilogue is fused
 MAX_SEGMENT = 8  # operators
 
 
@@ -104,8 +103,8 @@ def _grown(last: Node, uses: dict[Node, int], outputs: set[Node]) -> set[Node]:
             if operand.op.kind in FUSIBLE:
                 members.add(operand)
                 waiting.append(operand)
-            elif operand.op.name in WHOLE_PRODUCTS and all(m.op.name not in WHOLE_PRODUCTS for m in members):
-                members.add(operand)
+            elif operand.op.is_dense and not any(member.op.is_dense for member in members):
+                members.add(operand)  # a segment may begin with one: its epilogue is fused
     return members
 
 

@@ -7,14 +7,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
+from ir.operator import Operator
+from ir.ops import OPERATORS
 from ir.types import DType, TensorType
 from learned_cost.profile.programs.pieces import Piece
 
-Maker = Callable[[random.Random, DType], Piece]
+Types = tuple[TensorType, ...]
+Drawn = tuple[Types, Mapping[str, Hashable]]
+"""Operands, and the attributes that are drawn with them."""
+Maker = Callable[[Operator, random.Random, DType], Drawn]
 HEAD_SIZES = (32, 64, 80, 96, 128)
 VOCABULARY = 1 << 26  # elements of an embedding's table, at most
+# Attributes that are not drawn.
+TYPICAL: Mapping[str, Hashable] = {
+    "eps": 1e-5, "dim": -1, "approximate": "tanh", "factor": 0.125, "offset_by": 0.5, "exponent": 2.0, "k": 2,
+    "points": 64, "dilation": (1, 1), "groups": 1,
+}  # fmt: skip
 
 
 def _size(rng: random.Random, low: int, high: int) -> int:
@@ -30,111 +40,115 @@ def _rows(rng: random.Random, dtype: DType) -> TensorType:
     return TensorType((_size(rng, 1, max(2, min(65536, (1 << 24) // n))), n), dtype)
 
 
-def _linear(rng: random.Random, dtype: DType) -> Piece:
+def _dense(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
     m, n, k = _size(rng, 1, 8192), _size(rng, 8, 16384), _size(rng, 8, 8192)
-    return Piece("linear", (TensorType((m, k), dtype), TensorType((n, k), dtype)), (), (True, True))
+    return (TensorType((m, k), dtype), TensorType((n, k), dtype)), {}
 
 
-def _matmul(rng: random.Random, dtype: DType) -> Piece:
+def _batched(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
     b, m, n, k = _size(rng, 2, 256), _size(rng, 1, 2048), _size(rng, 8, 2048), _size(rng, 8, 1024)
-    return Piece("matmul", (TensorType((b, m, k), dtype), TensorType((b, k, n), dtype)), (), (True, True))
+    return (TensorType((b, m, k), dtype), TensorType((b, k, n), dtype)), {}
 
 
-def _attention(rng: random.Random, dtype: DType) -> Piece:
+def _attention(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
     e, s = rng.choice(HEAD_SIZES), _size(rng, 16, 4096)
     head = TensorType((_size(rng, 1, 32), _size(rng, 1, 32), s, e), dtype)
-    return Piece("attention", (head,) * 3, (("causal", rng.random() < 0.6), ("scale", e**-0.5)), (True,) * 3)
+    return (head,) * 3, {"causal": rng.random() < 0.6, "scale": e**-0.5}
 
 
-def _conv2d(rng: random.Random, dtype: DType) -> Piece:
+def _convolution(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
     size, side, stride = rng.choice((1, 1, 3, 3, 3, 5, 7)), _size(rng, 7, 224), rng.choice((1, 1, 2))
     channels = _size(rng, 3, 1024)
     image = TensorType((_size(rng, 1, 64), channels, side, side), dtype)
     weight = TensorType((_size(rng, 8, 1024), channels, size, size), dtype)
-    attrs = (("stride", (stride,) * 2), ("padding", (size // 2,) * 2), ("dilation", (1, 1)), ("groups", 1))
-    return Piece("conv2d", (image, weight), attrs, (True, True))
+    return (image, weight), {"stride": (stride,) * 2, "padding": (size // 2,) * 2}
 
 
-def _pool(op: str) -> Maker:
-    def make(rng: random.Random, dtype: DType) -> Piece:
-        size, side = rng.choice((2, 3)), _size(rng, 7, 112)
-        image = TensorType((_size(rng, 1, 32), _size(rng, 8, 512), side, side), dtype)
-        attrs = (("kernel", (size, size)), ("stride", (2, 2)), ("padding", (size // 2,) * 2), ("dilation", (1, 1)))
-        return Piece(op, (image,), attrs, (True,))
-
-    return make
+def _pool(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
+    size, side = rng.choice((2, 3)), _size(rng, 7, 112)
+    image = TensorType((_size(rng, 1, 32), _size(rng, 8, 512), side, side), dtype)
+    return (image,), {"kernel": (size, size), "stride": (2, 2), "padding": (size // 2,) * 2}
 
 
-def _norm(op: str, vectors: int) -> Maker:
-    def make(rng: random.Random, dtype: DType) -> Piece:
-        x = _rows(rng, dtype)
-        vector = TensorType(x.shape[-1:], dtype)
-        return Piece(op, (x, *(vector,) * vectors), (("eps", 1e-5),), (True,) * (1 + vectors))
-
-    return make
+def _norm(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
+    """Rows, and the weight and bias (if it takes one) of their elements."""
+    x = _rows(rng, dtype)
+    vectors = 2 if callable(op.loops) else op.loops.count(",")
+    return (x, *(TensorType(x.shape[-1:], dtype),) * vectors), {}
 
 
-def _map(op: str, **attrs: str | float | int) -> Maker:
-    return lambda rng, dtype: Piece(op, (_rows(rng, dtype),), tuple(attrs.items()), (True,))
+def _channel_norm(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
+    channels, side = _size(rng, 8, 1024), _size(rng, 7, 112)
+    image = TensorType((_size(rng, 1, 32), channels, side, side), dtype)
+    return (image, *(TensorType((channels,), dtype),) * 4), {}
 
 
-def _binary(op: str) -> Maker:
-    def make(rng: random.Random, dtype: DType) -> Piece:
-        x = _rows(rng, dtype)
-        other = x if rng.random() < 0.75 else TensorType(x.shape[-1:], dtype)
-        return Piece(op, (x, other), (), (True, True))
-
-    return make
+def _alone(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
+    attrs = {"dtype": (DType.BF16 if dtype is DType.F32 else DType.F32).value} if op.names_dtype else {}
+    return (_rows(rng, dtype),), attrs
 
 
-def _reduce(op: str) -> Maker:
-    def make(rng: random.Random, dtype: DType) -> Piece:
-        attrs = (("dims", (rng.choice((0, 1)),)), ("keepdim", rng.random() < 0.5))
-        return Piece(op, (_rows(rng, dtype),), attrs, (True,))
-
-    return make
+def _pair(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
+    x = _rows(rng, dtype)
+    return (x, x if rng.random() < 0.75 else TensorType(x.shape[-1:], dtype)), {}
 
 
-def _embedding(rng: random.Random, dtype: DType) -> Piece:
+def _choice(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
+    x = _rows(rng, dtype)
+    return (TensorType(x.shape, DType.BOOL), x, x), {}
+
+
+def _reduction(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
+    attrs = {"dims": (rng.choice((0, 1)),), "keepdim": rng.random() < 0.5}
+    return (_rows(rng, dtype),), attrs
+
+
+def _lookup(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
     n = _size(rng, 32, 8192)
     table = TensorType((_size(rng, 128, max(256, min(131072, VOCABULARY // n))), n), dtype)
-    return Piece("embedding", (table, TensorType((_size(rng, 1, 16384),), DType.I64)), (), (True, False))
+    return (table, TensorType((_size(rng, 1, 16384),), DType.I64)), {}
 
 
-def _concat(rng: random.Random, dtype: DType) -> Piece:
-    return Piece("concat", (_rows(rng, dtype),) * 2, (("dim", rng.choice((0, 1))),), (True, True))
+def _joined(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
+    return (_rows(rng, dtype),) * 2, {"dim": rng.choice((0, 1))}
 
 
-def _where(rng: random.Random, dtype: DType) -> Piece:
-    x = _rows(rng, dtype)
-    return Piece("where", (TensorType(x.shape, DType.BOOL), x, x), (), (False, True, True))
+def _maker(op: Operator) -> Maker | None:
+    """Who draws shapes of an operator, by what it declares; None if nobody does."""
+    found: Mapping[Maker, bool] = {
+        _dense: op.is_dense,
+        _batched: op.kind == "contraction",
+        _attention: op.has_scores,
+        _convolution: op.kind == "stencil" and op.bias_rank > 0,
+        _pool: op.kind == "stencil",
+        _lookup: op.looks_up_rows,
+        _joined: op.joins,
+        _norm: op.is_row_norm,
+        _reduction: op.kind == "row" and bool(op.dims_attr),
+        _channel_norm: op.kind == "map" and callable(op.loops),
+        _alone: op.loops == "... -> ..." if op.kind == "map" else op.kind == "row" and "out" in op.saved,
+        _pair: op.loops == "..., ... -> ...",
+        _choice: op.broadcasts,
+    }
+    return next((maker for maker, fits in found.items() if fits), None)
 
 
-def _batch_norm(rng: random.Random, dtype: DType) -> Piece:
-    channels, side = _size(rng, 8, 1024), _size(rng, 7, 112)
-    vector = TensorType((channels,), dtype)
-    image = TensorType((_size(rng, 1, 32), channels, side, side), dtype)
-    return Piece("batch_norm", (image, *(vector,) * 4), (("eps", 1e-5),), (True,) * 5)
+def is_sampled(op: str) -> bool:
+    """Whether shapes of an operator are drawn."""
+    return _maker(OPERATORS[op]) is not None
 
 
-def _cast(rng: random.Random, dtype: DType) -> Piece:
-    other = DType.BF16 if dtype is DType.F32 else DType.F32
-    return Piece("cast", (_rows(rng, dtype),), (("dtype", other.value),), (True,))
-
-
-MAKERS: Mapping[str, Maker] = {
-    "linear": _linear, "matmul": _matmul, "attention": _attention, "conv2d": _conv2d, "embedding": _embedding,
-    "layer_norm": _norm("layer_norm", 2), "rms_norm": _norm("rms_norm", 1), "softmax": _map("softmax", dim=-1),
-    "log_softmax": _map("log_softmax", dim=-1), "gelu": _map("gelu", approximate="tanh"), "relu": _map("relu"),
-    "silu": _map("silu"), "tanh": _map("tanh"), "sigmoid": _map("sigmoid"), "exp": _map("exp"), "neg": _map("neg"),
-    "add": _binary("add"), "mul": _binary("mul"), "div": _binary("div"), "scale": _map("scale", factor=0.125),
-    "shift": _map("shift", offset_by=0.5), "pow": _map("pow", exponent=2.0), "cast": _cast, "where": _where,
-    "reduce_sum": _reduce("reduce_sum"), "reduce_mean": _reduce("reduce_mean"), "concat": _concat,
-    "max_pool2d": _pool("max_pool2d"), "avg_pool2d": _pool("avg_pool2d"), "batch_norm": _batch_norm,
-}  # fmt: skip
-
-
-def sampled(op: str, seed: int, dtypes: tuple[DType, ...]) -> Piece:
+def sampled(name: str, seed: int, dtypes: tuple[DType, ...]) -> Piece:
     """The piece of a seed: the same in every run."""
-    rng = random.Random(f"{op} {seed}")
-    return MAKERS[op](rng, rng.choice(dtypes))
+    op, rng = OPERATORS[name], random.Random(f"{name} {seed}")
+    maker = _maker(op)
+    assert maker is not None, f"no shapes of {name} are drawn"
+    types, drawn = maker(op, rng, rng.choice(dtypes))
+    given = {**op.defaults, **TYPICAL, **drawn}
+    wanted = range(len(types)) if op.differentiable is None else op.differentiable
+    return Piece(
+        name,
+        types,
+        tuple((attr, given[attr]) for attr in op.attrs),
+        tuple(t.dtype.is_floating and place in wanted for place, t in enumerate(types)),
+    )

@@ -7,8 +7,7 @@ and ``random_pattern`` build graphs; ``described`` says what one is to the cost 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -18,23 +17,29 @@ from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel, Subgraph
 from learned_cost.describe import forward_kernels
-from learned_cost.profile.programs.library import CALLS, VIEWS
+from learned_cost.profile.programs.library import call_of
 from learned_cost.profile.programs.noise import noise
 
-UNARY = ("gelu", "relu", "silu", "tanh", "sigmoid", "exp", "neg", "abs", "scale", "shift", "sin", "cos", "erf")
-BINARY = ("add", "sub", "mul")
-ATTRS: Mapping[str, Mapping[str, Hashable]] = {
-    "gelu": {"approximate": "tanh"},
-    "scale": {"factor": 0.125},
-    "shift": {"offset_by": 0.5},
-}
+Map = Callable[[Builder, Node], Node]
+ACTIVATIONS: tuple[Map, ...] = (
+    lambda k, x: k.gelu(x, approximate="tanh"),
+    lambda k, x: k.relu(x),
+    lambda k, x: k.silu(x),
+    lambda k, x: k.tanh(x),
+)
+MAPS: tuple[Map, ...] = (
+    *ACTIVATIONS,
+    lambda k, x: k.sigmoid(x),
+    lambda k, x: k.exp(x),
+    lambda k, x: k.neg(x),
+    lambda k, x: k.abs(x),
+    lambda k, x: k.scale(x, factor=0.125),
+    lambda k, x: k.shift(x, offset_by=0.5),
+    lambda k, x: k.sin(x),
+    lambda k, x: k.cos(x),
+    lambda k, x: k.erf(x),
+)
 Family = Callable[[Builder, random.Random, TensorType], Node]
-
-
-def _unary(k: Builder, rng: random.Random, x: Node, op: str = "") -> Node:
-    op = op or rng.choice(UNARY)
-    made: Node = getattr(k, op)(x, **ATTRS.get(op, {}))
-    return made
 
 
 def _chain(k: Builder, rng: random.Random, x: Node, length: int) -> Node:
@@ -42,12 +47,12 @@ def _chain(k: Builder, rng: random.Random, x: Node, length: int) -> Node:
     earlier = [x]
     for i in range(length):
         if rng.random() < 0.55:
-            x = _unary(k, rng, x)
+            x = rng.choice(MAPS)(k, x)
         else:
             shape = x.type.shape if rng.random() < 0.6 else x.type.shape[-1:]
             fresh = k.input(f"y{i}", TensorType(shape, x.type.dtype))
             other = rng.choice(earlier) if rng.random() < 0.4 else fresh
-            x = getattr(k, rng.choice(BINARY))(x, other)
+            x = rng.choice((k.add, k.sub, k.mul))(x, other)
         earlier.append(x)
     return x
 
@@ -93,9 +98,9 @@ def softmax_chain(k: Builder, rng: random.Random, t: TensorType) -> Node:
 def reduction(k: Builder, rng: random.Random, t: TensorType) -> Node:
     """Maps, then a sum or mean over a dim."""
     x = _chain(k, rng, k.input("x", t), rng.randint(1, 4))
-    op = rng.choice(("reduce_sum", "reduce_mean"))
-    made: Node = getattr(k, op)(x, dims=(rng.choice((0, len(t.shape) - 1)),), keepdim=rng.random() < 0.5)
-    return _unary(k, rng, made) if rng.random() < 0.4 else made
+    reduce = rng.choice((k.reduce_sum, k.reduce_mean))
+    made = reduce(x, dims=(rng.choice((0, len(t.shape) - 1)),), keepdim=rng.random() < 0.5)
+    return rng.choice(MAPS)(k, made) if rng.random() < 0.4 else made
 
 
 def linear_activation(k: Builder, rng: random.Random, t: TensorType) -> Node:
@@ -104,7 +109,7 @@ def linear_activation(k: Builder, rng: random.Random, t: TensorType) -> Node:
     width = rng.choice((64, 128, 256, 384, 512, 768, 1024))
     y = k.linear(x, k.param("w", TensorType((width, t.shape[-1]), t.dtype)))
     y = k.add(y, vector(k, y, "bias")) if rng.random() < 0.7 else y
-    y = _unary(k, rng, y, rng.choice(("gelu", "relu", "silu", "tanh")))
+    y = rng.choice(ACTIVATIONS)(k, y)
     return k.add(y, k.input("r", y.type)) if rng.random() < 0.4 else y
 
 
@@ -211,21 +216,7 @@ def callable_of(graph: Graph) -> fx.GraphModule:
 
 def _traced(graph: fx.Graph, node: Node, operands: Sequence[fx.Node]) -> fx.Node:
     """The calls of an operator, traced, put into the graph."""
-    call = {**CALLS, **VIEWS}[node.op.name]
-    attrs = dict(node.attrs)
-    if node.op.is_row_norm:  # whose call asks tensors for shapes
-        shape = node.operands[1].type.shape
-
-        def run(*x: Any) -> Any:  # Any: proxies
-            if node.op.name == "rms_norm":
-                return torch.nn.functional.rms_norm(x[0], shape, x[1], float(str(attrs["eps"])))
-            return torch.nn.functional.layer_norm(x[0], shape, x[1], x[2], float(str(attrs["eps"])))
-    else:
-
-        def run(*x: Any) -> Any:  # Any: proxies
-            return call(x, attrs)
-
     tracer = fx.proxy.GraphAppendingTracer(graph)
-    result = run(*(fx.Proxy(operand, tracer) for operand in operands))
+    result = call_of(node)(*(fx.Proxy(operand, tracer) for operand in operands))
     assert isinstance(result, fx.Proxy)
     return result.node

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from learned_cost.data.dataset import read_folder
+from learned_cost.data.kernel import family
 from learned_cost.data.table import Table
-from learned_cost.evaluation.evaluate import Floats, Mask, family, score_collectives, score_kernels
+from learned_cost.evaluation.evaluate import Floats, Mask, score_collectives, score_kernels
 from tests.learned_cost.measurements import kernel_columns, write
 
 pytest.importorskip("scipy.stats")  # loaded here, so that no test is charged for it
