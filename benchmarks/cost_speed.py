@@ -20,7 +20,7 @@ from ir.mesh import Mesh
 from ir.verify import divides, node_local_loops
 from pdv.cluster import Cluster, load_cluster
 from pdv.cluster.presets import DEVICES
-from pdv.compile import plan_problems
+from pdv.planning.problems import plan_problems
 from pdv.prices import cost_model
 from pdv.search.meshes import search_meshes
 

@@ -23,9 +23,9 @@ from benchmarks.shapes import program
 from ir.graph import Graph, Node, bottlenecks
 from ir.types import DType
 from pdv.cluster import load_cluster
-from pdv.compile import plan_problems
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
+from pdv.planning.problems import plan_problems
 from pdv.search.strategies.budget import Budget
 from pdv.search.strategies.pricing import Minimized, Task, strategy
 

@@ -27,8 +27,8 @@ from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.cluster import Cluster, load_cluster
-from pdv.compile import plan_problems
 from pdv.pcg.plan_cost import plan_cost
+from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
 from pdv.search.meshes import Found, search_mesh
 from pdv.search.strategies.backtrack import backtrack

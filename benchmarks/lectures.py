@@ -13,8 +13,8 @@ from ir.graph import Graph
 from ir.proof.exact import Proof, verify_equal
 from ir.types import DType, TensorType
 from pdv.cluster import load_cluster
-from pdv.compile import plan_problems
 from pdv.plan.derivation import replay, to_steps
+from pdv.planning.problems import plan_problems
 from pdv.rewrite.generate.select import implied
 from pdv.rewrite.law import Law, parse_law
 from pdv.search.meshes import search_mesh

@@ -99,8 +99,8 @@ def search_llama(folder: Path, layers: int) -> dict[str, float]:
     """Search and proof on an 8 x 8 mesh, from the graph as text."""
     from ir.proof.exact import verify_equal
     from pdv.cluster import load_cluster
-    from pdv.compile import plan_problems
     from pdv.plan.source import read_source
+    from pdv.planning.problems import plan_problems
     from pdv.search.meshes import search_meshes
 
     graph = read_source(folder)

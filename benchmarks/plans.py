@@ -18,8 +18,8 @@ from benchmarks.shapes import program
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Cluster, load_cluster
-from pdv.compile import plan_problems
 from pdv.pcg.techniques import techniques
+from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
 from pdv.search.meshes import Found, search_mesh, search_meshes
 

@@ -173,7 +173,7 @@ def plan(case: Case, folder: Path) -> dict[str, Any]:
 def problems_of(case: Case, graph: Graph) -> Any:  # Any: problems, whose module imports late
     """The case's problem: one mesh, every shipped rule."""
     from pdv.cluster import load_cluster
-    from pdv.compile import plan_problems
+    from pdv.planning.problems import plan_problems
 
     nodes = max(1, case.devices // PER_NODE)
     described = {

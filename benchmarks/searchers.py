@@ -29,7 +29,7 @@ from benchmarks.shapes import program
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Cluster, load_cluster
-from pdv.compile import plan_problems
+from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies import STRATEGIES, Budget

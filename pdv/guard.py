@@ -32,6 +32,8 @@ MOST_REPORTS = 50
 NAME = re.compile(r"[0-9a-f]{12}")
 P = ParamSpec("P")
 T = TypeVar("T")
+Progress = Callable[[str, float | None], None]
+"""What a caller gives to be told of (stage, fraction or None)."""
 PACKAGES = ("numpy", "torch", "onnx", "safetensors")
 
 

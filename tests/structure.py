@@ -57,9 +57,10 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "manual": ("pdv.manual",),
     "emit": ("pdv.emit",),
     "check": ("pdv.check",),
-    "plan": ("pdv.plan", "pdv.planning", "pdv.prices", "pdv.rows"),
+    "plan": ("pdv.plan", "pdv.prices"),
     "report": ("pdv.report",),
     "verification": ("pdv.verification",),
+    "planning": ("pdv.planning",),
     "compile": ("pdv.compile", "pdv"),
     "cli": ("pdv.cli", "pdv.__main__"),
 }  # fmt: skip

@@ -89,7 +89,7 @@ class Judge:
     @cached_property
     def sizes(self) -> dict[str, dict[str, Any]]:
         """Which sizes the module leaves open, and what fixes the others."""
-        from pdv.open_sizes import sizes_document
+        from pdv.planning.sizes import sizes_document
 
         assert not isinstance(self.loaded, Verdict)
         return sizes_document(self.loaded)

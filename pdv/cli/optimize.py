@@ -149,7 +149,7 @@ def _described(arch: str, batch: int | None, dtype: str | None) -> Program:
 def _kept(directory: Path | None, *, no_cache: bool) -> Cache | None:
     """Where searches are kept, if anywhere."""
     from pdv.folders import cache_folder
-    from pdv.plan.cache import opened
+    from pdv.plan.cache import open_cache
 
     if no_cache and directory is not None:
         raise UsageError("--cache and --no-cache say opposite things", mend="Leave one of them out")
@@ -159,7 +159,7 @@ def _kept(directory: Path | None, *, no_cache: bool) -> Cache | None:
     if folder is None:
         print_warning("there is no home folder: searches are not kept. --cache names a folder")
         return None
-    return opened(folder, once(print_warning))
+    return open_cache(folder, once(print_warning))
 
 
 def _print(plan: Plan, target: Path | None, *, as_json: bool) -> None:

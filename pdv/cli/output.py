@@ -6,15 +6,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from pdv.guard import Progress
 
 FORMAT_VERSION = 1  # of the objects that --json prints
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Progress = Callable[[str, float | None], None]
 
 
 def print_json(command: str, **content: object) -> None:

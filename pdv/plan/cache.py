@@ -122,7 +122,7 @@ class Cache:
         return hmac.digest(self.key, f"entry {key} {text}".encode(), "sha256").hex()
 
 
-def opened(directory: Path, warn: Callable[[str], None]) -> Cache:
+def open_cache(directory: Path, warn: Callable[[str], None]) -> Cache:
     """A cache in a directory, under the key of the user who runs this."""
     return Cache(directory, warn, own_key(state_folder(os.environ), warn))
 

@@ -14,10 +14,10 @@ from ir.errors import DataError, UsageError, WeightsError
 from pdv import config
 from pdv.cluster import load_cluster
 from pdv.cluster.presets import DEVICES
-from pdv.compile import plan_problems
 from pdv.cost.compute import ComputeModel
 from pdv.plan.cache import problem_key
 from pdv.plan.package import Plan
+from pdv.planning.problems import plan_problems
 from pdv.prices import cost_model
 from pdv.report.saved import explain
 from pdv.search.strategies import Budget

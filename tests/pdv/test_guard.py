@@ -49,7 +49,7 @@ def planned(**options: Any) -> Plan:
 
 @pytest.mark.parametrize("error", EVERY, ids=lambda error: type(error).__name__)
 def test_planning_fails_as_one_error(error: Exception, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdv.compile.searched", raising(error))
+    monkeypatch.setattr("pdv.compile.search_problems", raising(error))
     with pytest.raises(InternalError, match=f"{type(error).__name__} at test_guard.py") as caught:
         planned()
     assert caught.value.__cause__ is error
@@ -84,7 +84,7 @@ def test_errors_of_the_users_and_interrupts_pass(reports: Path, monkeypatch: pyt
     with pytest.raises(UsageError):
         planned(search="guess")
     for error in (KeyboardInterrupt(), SystemExit(3)):
-        monkeypatch.setattr("pdv.compile.searched", raising(error))
+        monkeypatch.setattr("pdv.compile.search_problems", raising(error))
         with pytest.raises(type(error)):
             planned()
     assert not reports.exists()

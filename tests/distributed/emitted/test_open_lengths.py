@@ -23,7 +23,7 @@ from pdv.emit.package import emit_package
 from pdv.frontend import load_program
 from pdv.frontend.onnx.export import export_onnx
 from pdv.frontend.program import Program
-from pdv.open_sizes import sizes_document
+from pdv.planning.sizes import sizes_document
 from tests.distributed.harness import run_ranks
 
 pytestmark = pytest.mark.distributed

@@ -9,9 +9,9 @@ import pytest
 from ir.builder import Builder
 from learned_cost.estimator import KernelCosts
 from pdv.cluster import load_cluster
-from pdv.compile import plan_problems
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
+from pdv.planning.problems import plan_problems
 
 
 def axes_of(folder: Path, text: str, *, learned: bool) -> list[AxisLink]:

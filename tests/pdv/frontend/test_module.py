@@ -16,8 +16,8 @@ from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
 from ir.evaluation.interpret import evaluate
 from pdv.frontend import Program, load_program
 from pdv.frontend.onnx.export import export_onnx
-from pdv.open_sizes import sizes_document
 from pdv.plan.package import import_package
+from pdv.planning.sizes import sizes_document
 from tests.pdv.worlds import cluster
 
 

@@ -20,7 +20,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.folders import cache_folder, state_folder
 from pdv.own_key import own_key
 from pdv.plan import cache as module
-from pdv.plan.cache import Cache, cached, opened, problem_key
+from pdv.plan.cache import Cache, cached, open_cache, problem_key
 from pdv.plan.derivation import to_steps
 from pdv.problem import Problem, Solution
 from pdv.rewrite.algebra import RULES
@@ -327,7 +327,7 @@ def test_a_search_prunes(tmp_path: Path) -> None:
 
 def test_a_cache_is_opened_with_the_key_of_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    cache = opened(tmp_path / "cache", silent)
+    cache = open_cache(tmp_path / "cache", silent)
     assert cache.key == (tmp_path / "state/pdv/cache.key").read_bytes()
 
 

@@ -13,9 +13,9 @@ import pytest
 from ir.errors import VerificationError
 from ir.mesh import Mesh
 from pdv.cluster import Cluster, load_cluster
-from pdv.compile import plan_problems
 from pdv.plan.derivation import replay
 from pdv.plan.document import plan_document, read_problem
+from pdv.planning.problems import plan_problems
 from pdv.search.meshes import Found, search_meshes
 from tests.pdv.worlds import attention_block
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from pdv.cluster import Cluster, Device, load_cluster
-from pdv.compile import plan_problems
 from pdv.cost.compute import ComputeModel
 from pdv.plan.document import plan_document
+from pdv.planning.problems import plan_problems
 from pdv.report.loaded import Loaded, loaded, workload_of_plan
 from pdv.search.meshes import search_meshes
 from pdv.simulate.engine.task import PICO

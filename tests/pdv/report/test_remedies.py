@@ -10,9 +10,9 @@ from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Cluster, load_cluster
 from pdv.cluster.routing.route import find_route
-from pdv.compile import plan_problems
+from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
-from pdv.report.ways import Problems, multiplied, needs, told, ways_out
+from pdv.report.remedies import Problems, find_remedies, multiplied, need_of, with_remedies
 from pdv.search.meshes import search_meshes
 from tests.pdv import worlds
 
@@ -28,9 +28,9 @@ def problems_within(limit: float) -> Problems:
 
 def refused(graph: Graph, cluster: Cluster, limit: float) -> NoPlanFitsError:
     with pytest.raises(NoPlanFitsError) as caught:
-        search_meshes(problems_within(limit)(graph, cluster), needs=needs(cluster))
+        search_meshes(problems_within(limit)(graph, cluster), needs=need_of(cluster))
     error = caught.value
-    return told(error, ways_out(problems_within(limit), graph, cluster, error, limit))
+    return with_remedies(error, find_remedies(problems_within(limit), graph, cluster, error, limit))
 
 
 def test_a_refusal_names_the_nearest_plans_that_fit(golden: Callable[[str, str], None]) -> None:
@@ -53,7 +53,7 @@ def test_a_hopeless_limit_says_so() -> None:
 def test_what_a_plan_needs_has_the_last_word() -> None:
     """The search adds up lifetimes and leaves out the loss: a plan within the limit by its price is looked at again."""
     graph, cluster = worlds.mlp(batch=512, width=48, hidden=96, layers=2), load_cluster(LAPTOP)
-    of = needs(cluster)
+    of = need_of(cluster)
     free = search_meshes(problems_within(float("inf"))(graph, cluster))
     limit = (of(free) + free.cost.peak_bytes) / 2
     assert free.cost.peak_bytes < limit < of(free)

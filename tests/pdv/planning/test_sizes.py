@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ir.types import DType
 from pdv.frontend import load_program
 from pdv.frontend.program import Program
-from pdv.open_sizes import sizes_document
 from pdv.passes.precision import with_dtype
+from pdv.planning.sizes import sizes_document
 
 ROWS = 4
 

@@ -1,7 +1,7 @@
 """What would make a program fit that does not: changes tried in order of disturbance, each with what it then needs.
 
 Parameters at rest cut along every axis (ZeRO-3) need no entry: such plans are among those that were searched.
-Entry point: ``ways_out``.
+Entry point: ``find_remedies``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Problems = Callable[[Graph, Cluster], Sequence[Problem]]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Remedy:
     """A change, what a device then needs, and whether that is within the limit."""
 
     change: str
@@ -50,7 +50,7 @@ def needed_bytes(work: Workload) -> float:
     return step_memory(work).worst.least_bytes
 
 
-def needs(cluster: Cluster) -> Callable[[Found], float]:
+def need_of(cluster: Cluster) -> Callable[[Found], float]:
     """What a plan's emitted program takes of a device of ``cluster``."""
     known: dict[str, float] = {}
 
@@ -62,34 +62,36 @@ def needs(cluster: Cluster) -> Callable[[Found], float]:
     return of
 
 
-def told(error: NoPlanFitsError, ways: Sequence[Way]) -> NoPlanFitsError:
-    """The refusal with the ways out of it."""
-    fitting = [way for way in ways if way.fits]
-    lines = "; ".join(f"{way.change} ({MEMORY.format(way.needed_bytes)} per device)" for way in fitting)
+def with_remedies(error: NoPlanFitsError, remedies: Sequence[Remedy]) -> NoPlanFitsError:
+    """The refusal, with what would help."""
+    fitting = [remedy for remedy in remedies if remedy.fits]
+    lines = "; ".join(f"{remedy.change} ({MEMORY.format(remedy.needed_bytes)} per device)" for remedy in fitting)
     mend = f"What would fit: {lines}" if lines else "None of the usual changes alone would do: combine them"
     what = str(error).removeprefix(f"{error.slug}: ").split(". ")[0].rstrip(".")
     searched = "Weights, gradients and optimizer state cut along every axis were among the plans searched"
     return NoPlanFitsError(
         what, searched, mend, needed_bytes=error.needed_bytes, bound_s=error.bound_s, nearest=error.nearest,
-        ways=tuple(way.as_dict() for way in ways),
+        ways=tuple(remedy.as_dict() for remedy in remedies),
     )  # fmt: skip
 
 
-def ways_out(problems: Problems, graph: Graph, cluster: Cluster, error: NoPlanFitsError, limit: float) -> list[Way]:
+def find_remedies(
+    problems: Problems, graph: Graph, cluster: Cluster, error: NoPlanFitsError, limit: float
+) -> list[Remedy]:
     """Changes that were tried, in order of disturbance; of each kind the mildest that fits, or the last tried."""
-    found: list[Way] = []
+    found: list[Remedy] = []
     if problems(graph, cluster)[0].train:
         found += _mildest(_accumulated(problems, graph, cluster, limit))
         found += _recomputed(error, cluster, limit)
     if any(node.type.dtype is DType.F32 and node.needs_grad for node in graph.params):
         narrow = _smallest(problems, with_dtype(graph, DType.BF16), cluster)
-        found += [] if narrow is None else [Way("--dtype bfloat16", narrow, narrow <= limit)]
+        found += [] if narrow is None else [Remedy("--dtype bfloat16", narrow, narrow <= limit)]
     found += _mildest(_larger(problems, graph, cluster, error.needed_bytes, limit))
     return found
 
 
-def _mildest(ways: Iterator[Way]) -> list[Way]:
-    last: Way | None = None
+def _mildest(ways: Iterator[Remedy]) -> list[Remedy]:
+    last: Remedy | None = None
     for way in ways:
         last = way
         if way.fits:
@@ -97,7 +99,7 @@ def _mildest(ways: Iterator[Way]) -> list[Way]:
     return [] if last is None else [last]
 
 
-def _accumulated(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -> Iterator[Way]:
+def _accumulated(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -> Iterator[Remedy]:
     """Gradients of several smaller batches added up, one optimizer step behind them."""
     for count in MICRO_BATCHES:
         smaller = fewer_rows(graph, count)
@@ -106,10 +108,10 @@ def _accumulated(problems: Problems, graph: Graph, cluster: Cluster, limit: floa
         needed = _smallest(problems, smaller, cluster, micro_batches=count)
         if needed is None:
             return
-        yield Way(f"the batch in {count} parts, their gradients added up", needed, needed <= limit)
+        yield Remedy(f"the batch in {count} parts, their gradients added up", needed, needed <= limit)
 
 
-def _recomputed(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[Way]:
+def _recomputed(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[Remedy]:
     """The nearest plan with layers, or attention alone, run again in backward."""
     nearest = error.nearest
     if not isinstance(nearest, Found):
@@ -129,20 +131,20 @@ def _recomputed(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[
             stages=replace(work.stages, layer_of=inside if layers.layers else {}),
         )
         needed = needed_bytes(again)
-        found.append(Way(change, needed, needed <= limit))
+        found.append(Remedy(change, needed, needed <= limit))
         if needed <= limit:
             break
     return found[-1:]
 
 
-def _larger(problems: Problems, graph: Graph, cluster: Cluster, needed: float, limit: float) -> Iterator[Way]:
+def _larger(problems: Problems, graph: Graph, cluster: Cluster, needed: float, limit: float) -> Iterator[Remedy]:
     """More of the same nodes, by powers of two from where all would fit if it were cut evenly."""
     times = 2 ** max(1, math.ceil(math.log2(needed / limit))) if 0 < needed < math.inf else 2
     while times <= MOST_DEVICES:
         larger = multiplied(cluster, times)
         found = _smallest(problems, graph, larger)
         if found is not None:
-            yield Way(f"{larger.num_devices} devices", found, found <= limit)
+            yield Remedy(f"{larger.num_devices} devices", found, found <= limit)
         times *= 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -10,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ir.errors import NoPlanFitsError, UsageError
+from ir.graph import Graph
+from pdv.cluster import Cluster
 from pdv.cluster.suggest import did_you_mean
+from pdv.guard import Progress
 from pdv.pins import contradiction
-from pdv.plan.cache import Cache, cached
-from pdv.plan.cache import opened as open_cache
+from pdv.plan.cache import Cache, cached, open_cache
 from pdv.problem import Problem
 from pdv.search.meshes import Found, Needs, search_meshes
 from pdv.search.strategies import STRATEGIES, Strategy
 
-Progress = Callable[[str, float | None], None]
+Again = Callable[[Graph, Cluster], Sequence[Problem]]
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,46 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchResult:
     """What was found, and the CPU-seconds that it took."""
 
     found: Found
     seconds: float
 
 
-def searched(
-    problems: Sequence[Problem], effort: Effort, pins: str | None, progress: Progress, needs: Needs | None = None
-) -> Searched:
-    """The best plan over all meshes; ``pins`` is what the problems' pins say, ``needs`` what a plan takes of a device.
+def search_problems(
+    problems: Sequence[Problem], cluster: Cluster, effort: Effort, pins: str | None, progress: Progress, again: Again
+) -> SearchResult:
+    """The best plan of which the emitted program fits, by the lifetimes of what it holds.
+
+    Args:
+        problems: one a mesh.
+        cluster: what all of them are on.
+        effort: how to search.
+        pins: what the problems' pins say, if anything.
+        progress: called with (stage, fraction or None).
+        again: the problems of another graph or cluster, without rules.
+
+    Raises:
+        PinsError: if no plan keeps the pins, naming those to blame.
+        NoPlanFitsError: if there is none, with changes that would let one fit.
+    """
+    from pdv.report.remedies import find_remedies, need_of, with_remedies
+
+    try:
+        return _search(problems, effort, pins, progress, need_of(cluster))
+    except NoPlanFitsError as error:
+        if math.isinf(error.needed_bytes) or pins is not None:
+            raise
+        progress("looking for what would fit", None)
+        remedies = find_remedies(again, problems[0].graph, cluster, error, problems[0].memory_limit)
+        raise with_remedies(error, remedies) from error
+
+
+def _search(
+    problems: Sequence[Problem], effort: Effort, pins: str | None, progress: Progress, needs: Needs
+) -> SearchResult:
+    """The best plan over all meshes; ``needs``: what a plan takes of a device.
 
     Raises:
         PinsError: if no plan keeps the pins, naming those to blame.
@@ -77,11 +109,11 @@ def searched(
         if blamed is None:
             raise
         raise blamed from error
-    return Searched(found, time.process_time() - started)
+    return SearchResult(found, time.process_time() - started)
 
 
-def opened(cache: str | os.PathLike[str] | Cache | None) -> Cache | None:
+def cache_in(directory: str | os.PathLike[str] | Cache | None) -> Cache | None:
     """A cache in a directory, which warns as Python does."""
-    if cache is None or isinstance(cache, Cache):
-        return cache
-    return open_cache(Path(cache), lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2))
+    if directory is None or isinstance(directory, Cache):
+        return directory
+    return open_cache(Path(directory), lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2))

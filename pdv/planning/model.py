@@ -1,0 +1,73 @@
+"""The program of a model that a caller hands over, checked against the model itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ir.errors import UsageError
+from ir.graph import Graph
+from ir.types import DType
+from pdv.guard import Progress, noted
+
+if TYPE_CHECKING:
+    from pdv.frontend.program import Program
+
+
+def read_model(
+    model: Any,  # Any: a path, a module, an exported program, or a program
+    inputs: Any,  # Any: what the module's forward takes
+    dtype: str | None,
+    progress: Progress,
+    *,
+    train: bool,
+    **sizes: Any,  # Any: as ``load_program`` takes batch, dims and dynamic shapes
+) -> tuple[Program, str]:
+    """The program of a model, under the model's name and in the type asked for; and what a run against it showed.
+
+    Raises:
+        ModelError: if the program is not the module that was given.
+    """
+    progress("reading the model", None)
+    from pdv.frontend import load_program
+
+    if isinstance(model, str | os.PathLike) or isinstance(getattr(model, "graph", None), Graph):
+        program, reading = load_program(model, inputs, **sizes), ""
+    else:
+        from pdv.check.reading import check_reading, copy_of
+
+        source = copy_of(model, inputs, train=train)
+        program = load_program(model, inputs, **sizes)
+        progress("running what was read against the model", None)
+        reading = check_reading(noted(program.graph), source, train=train)
+    name = _name_of(model)
+    program = program.mapped(lambda graph: _with_dtype(replace(graph, name=name), dtype))
+    noted(program.graph)
+    return program, reading
+
+
+def _name_of(model: Any) -> str:  # Any: as optimize takes it
+    """What people call a model: its file without suffix, its class."""
+    if isinstance(model, str | os.PathLike):
+        return Path(model).stem
+    if isinstance(getattr(model, "graph", None), Graph):  # a program, which has a name
+        return str(model.graph.name)
+    owner = getattr(model, "graph_module", model)  # an exported program has no better name than its module's
+    return type(owner).__name__.lower()
+
+
+def _with_dtype(graph: Graph, name: str | None) -> Graph:
+    """The graph computing in the type called ``name``, if any."""
+    if name is None:
+        return graph
+    from pdv.passes.precision import with_dtype
+
+    try:
+        dtype = DType.from_name(name)
+    except KeyError:
+        dtype = DType.BOOL
+    if not dtype.is_floating:
+        raise UsageError(f"dtype {name!r} is not known", "Allowed: float32, bfloat16, float16")
+    return with_dtype(graph, dtype)

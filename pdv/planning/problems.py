@@ -1,0 +1,97 @@
+"""The problems that a planning solves: one for each mesh of the cluster, with its pins, rules and limit of memory."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ir.cost_model import CostModel
+from ir.errors import PinsError, UsageError
+from ir.graph import Graph
+from pdv import config
+from pdv.cluster import Cluster, candidate_meshes, load_cluster
+from pdv.cost.compute import ComputeModel
+from pdv.pins import PinSet, load_pins
+from pdv.prices import priced_axes
+from pdv.problem import Pins, Problem
+from pdv.rewrite.algebra import RULES
+from pdv.rewrite.rule import Rule
+
+
+def plan_problems(
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    mode: config.Mode,
+    memory_limit: float | None = None,
+    pins: Pins | PinSet | None = None,
+    rules: tuple[Rule, ...] = RULES,
+    compute: CostModel | None = None,
+) -> tuple[Problem, ...]:
+    """One problem per mesh that the cluster allows; by default what is on the smallest device limits memory.
+
+    Raises:
+        PinsError: if pins name what the graph or every mesh does not have.
+    """
+    limit = cluster.memory_bytes if memory_limit is None else memory_limit
+    meshes = candidate_meshes(cluster, config.MAX_MESH_AXES)
+    if isinstance(pins, PinSet):
+        meshes = tuple(entry for entry in meshes if pins.speaks_of(entry.mesh)) or meshes[-1:]
+    compute = compute or ComputeModel.of(cluster)
+    return tuple(
+        Problem(
+            graph,
+            candidate.mesh,
+            priced_axes(cluster, compute, candidate),
+            compute,
+            mode,
+            limit,
+            pins.on(graph, candidate.mesh) if isinstance(pins, PinSet) else pins or Pins(),
+            rules,
+        )
+        for candidate in meshes
+    )
+
+
+def load_target(
+    cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster,
+    mesh: Mapping[str, int] | None,
+    pins: str | os.PathLike[str] | Mapping[str, Any] | PinSet | Pins | None,
+) -> tuple[Cluster, Pins | PinSet | None]:
+    """The cluster, with its mesh pinned to the one that the caller or the pins give, if any; and the pins.
+
+    Raises:
+        UsageError: if the caller's mesh is none of the cluster's.
+        PinsError: if the pins' is none, or they fix another than the caller.
+    """
+    pins = pins if pins is None or isinstance(pins, Pins) else load_pins(pins)
+    devices = load_cluster(Path(cluster) if isinstance(cluster, os.PathLike) else cluster)
+    pinned = _pinned_mesh(mesh, pins)
+    if pinned is None:
+        return devices, pins
+    sizes = list(pinned.values())
+    if math.prod(sizes) != devices.num_devices:
+        axes = ", ".join(f"{name}={size}" for name, size in pinned.items())
+        allowed = f"{devices.name} has {devices.num_devices} devices"
+        mend = "Choose axis sizes that multiply to it, or leave the mesh out"
+        what = f"the mesh {axes} has {math.prod(sizes)} devices"
+        if mesh is None and isinstance(pins, PinSet):
+            raise PinsError(f"{pins.source.where(('mesh',))}: {what}", allowed, mend)
+        raise UsageError(what, allowed, mend)
+    return devices.with_mesh(pinned), pins
+
+
+def _pinned_mesh(mesh: Mapping[str, int] | None, pins: Pins | PinSet | None) -> Mapping[str, int] | None:
+    """The mesh that the caller or the pins fix, if any.
+
+    Raises:
+        PinsError: if they fix two.
+    """
+    pinned = pins.mesh if isinstance(pins, PinSet) else None
+    if mesh is None or pinned is None or list(mesh.items()) == list(pinned.items()):
+        return mesh or pinned
+    said, asked = (", ".join(f"{axis}={size}" for axis, size in sizes.items()) for sizes in (pinned, mesh))
+    raise PinsError(f"the pins say mesh {said}, the caller says {asked}", mend="Leave one of them out")
