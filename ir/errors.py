@@ -89,9 +89,8 @@ class NoPlanFitsError(PdvError):
     """No plan meets the limits, usually of memory, or a search that cannot decide it met none.
 
     `needed_bytes` is what the smallest one takes per device. `bound_s` is what a step of any plan takes at least: where
-    it is infinite, there is none. `nearest` is the smallest plan found (`pdv.search.meshes.Found`), or None; `ways` are
-    changes that were tried, by what they are called: what they need per device, and whether it fits. `cut` says that a
-    search was stopped by its budget, and more time may find a plan.
+    it is infinite, there is none. `ways` are changes that were tried, by what they are called: what they need per
+    device, and whether it fits. `cut` says that a search was stopped by its budget, and more time may find a plan.
     """
 
     slug = "no-plan-fits"
@@ -105,22 +104,19 @@ class NoPlanFitsError(PdvError):
         *,
         needed_bytes: float = math.inf,
         bound_s: float = math.inf,
-        nearest: object = None,
         ways: tuple[dict[str, Any], ...] = (),  # Any: JSON
         cut: bool = False,
     ) -> None:
         super().__init__(what, allowed, mend)
         self.needed_bytes = needed_bytes
         self.bound_s = bound_s
-        self.nearest = nearest
         self.ways = ways
         self.cut = cut
 
     def bounded(self, bound_s: float, *, cut: bool) -> NoPlanFitsError:
         """The same refusal where more was searched, with what holds for all of it."""
         return NoPlanFitsError(
-            self.what, self.allowed, self.mend, needed_bytes=self.needed_bytes, bound_s=bound_s, nearest=self.nearest,
-            ways=self.ways, cut=cut,
+            self.what, self.allowed, self.mend, needed_bytes=self.needed_bytes, bound_s=bound_s, ways=self.ways, cut=cut
         )  # fmt: skip
 
     @property

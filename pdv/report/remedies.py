@@ -21,7 +21,7 @@ from pdv.passes.precision import with_dtype
 from pdv.problem import Problem
 from pdv.problem.workload import Recompute, Workload, workload_of_pcg
 from pdv.schedule.stages import units
-from pdv.search.meshes import Found, search_meshes
+from pdv.search.meshes import Found, NearestTooLargeError, search_meshes
 from pdv.simulate.lowering.chunks import spread
 
 MICRO_BATCHES = (2, 4, 8, 16)
@@ -70,7 +70,7 @@ def with_remedies(error: NoPlanFitsError, remedies: Sequence[Remedy]) -> NoPlanF
     what = str(error).removeprefix(f"{error.slug}: ").split(". ")[0].rstrip(".")
     searched = "Weights, gradients and optimizer state cut along every axis were among the plans searched"
     return NoPlanFitsError(
-        what, searched, mend, needed_bytes=error.needed_bytes, bound_s=error.bound_s, nearest=error.nearest,
+        what, searched, mend, needed_bytes=error.needed_bytes, bound_s=error.bound_s,
         ways=tuple(remedy.as_dict() for remedy in remedies),
     )  # fmt: skip
 
@@ -113,9 +113,9 @@ def _accumulated(problems: Problems, graph: Graph, cluster: Cluster, limit: floa
 
 def _recomputed(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[Remedy]:
     """The nearest plan with layers, or attention alone, run again in backward."""
-    nearest = error.nearest
-    if not isinstance(nearest, Found):
+    if not isinstance(error, NearestTooLargeError):
         return []
+    nearest = error.nearest
     work = _work(nearest, cluster)
     layers = units(nearest.solution.graph)
     inside = {node: unit for node, unit in spread(nearest.derived, layers.of).items() if 0 <= unit < layers.count}

@@ -54,6 +54,20 @@ class Found:
         return max(0.0, (seconds - self.lower_bound_s) / seconds) if seconds > 0 else 0.0
 
 
+class NearestTooLargeError(NoPlanFitsError):
+    """No plan fits; ``nearest`` is the smallest one found."""
+
+    def __init__(self, problem: Problem, needed: float, nearest: Found, bound_s: float) -> None:
+        super().__init__(
+            f"the smallest plan found on {problem.mesh} {too_large(needed, problem.memory_limit)}",
+            mend="Use more devices, or a smaller batch",
+            needed_bytes=needed,
+            bound_s=bound_s,
+            cut=not nearest.complete,
+        )
+        self.nearest = nearest
+
+
 def search_meshes(
     problems: Sequence[Problem],
     progress: Callable[[float], None] = lambda _: None,
@@ -136,7 +150,7 @@ def _smallest(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs
     Raises:
         NoPlanFitsError: with what it needs, if it does not.
     """
-    if math.isinf(error.needed_bytes) or error.nearest is not None:
+    if math.isinf(error.needed_bytes) or isinstance(error, NearestTooLargeError):
         raise error
     try:
         found = _found(replace(problem, memory_limit=error.needed_bytes * (1 + 1e-9)), strategy, budget)
@@ -145,18 +159,7 @@ def _smallest(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs
     needed = needs(found)
     if needed <= problem.memory_limit:
         return replace(found, lower_bound_s=min(found.lower_bound_s, found.cost.seconds))
-    raise _refused(problem, needed, found, error.bound_s)
-
-
-def _refused(problem: Problem, needed: float, nearest: Found, bound_s: float) -> NoPlanFitsError:
-    return NoPlanFitsError(
-        f"the smallest plan found on {problem.mesh} {too_large(needed, problem.memory_limit)}",
-        mend="Use more devices, or a smaller batch",
-        needed_bytes=needed,
-        bound_s=bound_s,
-        nearest=nearest,
-        cut=not nearest.complete,
-    )
+    raise NearestTooLargeError(problem, needed, found, error.bound_s)
 
 
 def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) -> Found:
@@ -246,7 +249,7 @@ def _tightened(
         if needs(last) <= limit:
             break
     if needs(nearest) > limit:
-        raise _refused(problem, needs(nearest), nearest, first.lower_bound_s)
+        raise NearestTooLargeError(problem, needs(nearest), nearest, first.lower_bound_s)
     bound = min(first.lower_bound_s, nearest.cost.seconds)
     return replace(nearest, lower_bound_s=bound, complete=first.complete and nearest.complete)
 

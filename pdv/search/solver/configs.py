@@ -23,7 +23,7 @@ from pdv.pcg.plan_cost import local_costs
 from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
 from pdv.search.solver.elimination import Known
-from pdv.search.solver.tables import Table
+from pdv.search.solver.tables import Factor
 
 
 class Use(NamedTuple):
@@ -75,10 +75,10 @@ class ConfigTable:
         self.moves = moves
         self.states = 0
         self.moved: dict[Hashable, Any] = {}  # Any: ``network.Moved``, what moving alike values costs
-        # tables that blocks share, by the objects they are made of (which are kept, so that their ids stay theirs)
+        # tables that blocks share, by the keys of what they are made of
         self.known = Known()
-        self.free: dict[tuple[int, int], tuple[Table, Table]] = {}
-        self.own: dict[tuple[Hashable, float], Table] = {}  # by kind and price: seconds of each configuration
+        self.free: dict[tuple[Hashable, int], Factor] = {}
+        self.own: dict[tuple[Hashable, float], Factor] = {}  # by kind and price: seconds of each configuration
         self._tied = frozenset(tied)
         self._configs: dict[Node, tuple[Config, ...]] = {}
         self._kinds: dict[Hashable, int] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class _Bucket:
     factors: tuple[Factor, ...]
     senders: tuple[int, ...]
     best: np.ndarray[Any, np.dtype[np.int16]]
-    message: Table
+    message: Factor
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ def _without(above: Factor, bucket: _Bucket) -> Table:
     """Over a bucket's neighbours: the least of all else, its own message taken out of what it was added to."""
     order = {variable: position for position, variable in enumerate(above.variables)}
     rest = tuple(i for variable, i in order.items() if variable not in bucket.neighbours)
-    least = above.table.min(axis=rest) if rest else above.table
+    least, message = above.table.min(axis=rest) if rest else above.table, bucket.message.table
     present = [v for v in above.variables if v in bucket.neighbours]
     if present:  # else it is one number
         least = least.transpose([present.index(v) for v in bucket.neighbours])
     with np.errstate(invalid="ignore"):
-        found: Table = np.where(np.isfinite(least) & np.isfinite(bucket.message), least - bucket.message, np.inf)
+        found: Table = np.where(np.isfinite(least) & np.isfinite(message), least - message, np.inf)
     return found
 
 
@@ -145,15 +145,15 @@ def eliminate(
 
 
 class Known:
-    """Buckets minimized before, by the very tables in them: alike parts of blocks, and variants, share these.
+    """Buckets minimized before, by the keys of the tables in them: alike parts of blocks, and variants, share these.
 
     What was known longest is forgotten where it takes too much memory.
     """
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self._buckets: dict[Hashable, tuple[tuple[Factor, ...], Argmin, Table]] = {}  # factors: so that ids stay theirs
-        self._fixed: dict[Hashable, tuple[Table, Table]] = {}
+        self._buckets: dict[Hashable, tuple[Argmin, Factor]] = {}
+        self._fixed: dict[Hashable, Factor] = {}
 
     def fixed(self, factor: Factor, settled: frozenset[Variable]) -> Factor:
         """The factor without the axes of variables that have one value."""
@@ -161,27 +161,27 @@ class Known:
         if len(left) == len(factor.variables):
             return factor
         at = tuple(0 if v in settled else slice(None) for v in factor.variables)
-        key = id(factor.table), tuple(v in settled for v in factor.variables)
+        key = factor.key, tuple(v in settled for v in factor.variables)
         if key not in self._fixed:
-            self._fixed[key] = factor.table, np.asarray(factor.table[at])
-        return Factor(left, self._fixed[key][1])
+            self._fixed[key] = Factor(left, np.asarray(factor.table[at]))
+        return replace(self._fixed[key], variables=left)
 
     def minimized(
         self, factors: tuple[Factor, ...], neighbours: tuple[Variable, ...], variable: Variable, sizes: Sizes
-    ) -> tuple[Argmin, Table]:
-        """(argmin, min) over ``variable`` of the sum of factors."""
+    ) -> tuple[Argmin, Factor]:
+        """(argmin, min) over ``variable`` of the sum of factors, the latter as a factor over the neighbours."""
         place = {v: number for number, v in enumerate((variable, *neighbours))}
-        key = tuple((id(f.table), tuple(place[v] for v in f.variables)) for f in factors), sizes[variable]
+        key = tuple((f.key, tuple(place[v] for v in f.variables)) for f in factors), sizes[variable]
         if key not in self._buckets:
             best, table = minimize(factors, neighbours, variable, sizes)
-            self._buckets[key] = factors, best, table
+            self._buckets[key] = best, (message := Factor(neighbours, table))
             self.num_bytes += best.nbytes + table.nbytes
             while self.num_bytes > MOST_KNOWN_BYTES:
-                _, other_best, other_table = self._buckets.pop(next(iter(self._buckets)))
-                self.num_bytes -= other_best.nbytes + other_table.nbytes
-            return best, table
-        _, best, table = self._buckets[key]
-        return best, table
+                other, oldest = self._buckets.pop(next(iter(self._buckets)))
+                self.num_bytes -= other.nbytes + oldest.table.nbytes
+            return best, message
+        best, message = self._buckets[key]
+        return best, replace(message, variables=neighbours)
 
 
 def _eliminated(
@@ -213,7 +213,7 @@ def _eliminated(
         exact = exact and len(parts) == 1
         for part in _levelled(parts, variable, sizes):
             bucket = _minimized(part, variable, sizes, known)
-            pool.add((Factor(bucket.neighbours, bucket.message), len(buckets)))
+            pool.add((bucket.message, len(buckets)))
             buckets.append(bucket)
         near = {other for factor, _ in touching for other in factor.variables}
         after |= {other: pool.size_after(other) for other in near.intersection(after)}  # no others change
@@ -296,5 +296,5 @@ def _levelled(
 def _minimized(entries: Sequence[tuple[Factor, int]], variable: Variable, sizes: Sizes, known: Known) -> _Bucket:
     factors = tuple(factor for factor, _ in entries)
     neighbours = tuple(sorted({v for factor in factors for v in factor.variables} - {variable}))
-    best, table = known.minimized(factors, neighbours, variable, sizes)
-    return _Bucket(variable, neighbours, factors, tuple(sender for _, sender in entries if sender >= 0), best, table)
+    best, message = known.minimized(factors, neighbours, variable, sizes)
+    return _Bucket(variable, neighbours, factors, tuple(sender for _, sender in entries if sender >= 0), best, message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -106,21 +106,21 @@ class BlockModel:
 
     def at(self, price: float) -> Network:
         """The network at a price of memory (seconds per byte)."""
-        own = [Factor((self.variables[node],), self._unary(node, price)) for node in self.block.nodes]
+        own = [replace(self._unary(node, price), variables=(self.variables[node],)) for node in self.block.nodes]
         factors = (*own, *(self._differing(factor.at(price), price) for factor in self._factors))
         sizes = self.sizes if price else {**self.sizes, **self._freely}
         return Network(factors, sizes, self.variables, self.options, self.tied, self.exact, self.whole)
 
     def _differing(self, factor: Factor, price: float) -> Factor:
         """Where memory is free, the first values of a helper stand for all: they differ only in what is held."""
-        table = factor.table
         for axis, variable in enumerate(factor.variables if price == 0.0 else ()):
             if variable in self._freely:
-                key = id(table), axis
+                key = factor.key, axis
                 if key not in self._configs.free:
-                    self._configs.free[key] = table, table[(slice(None),) * axis + (slice(self._freely[variable]),)]
-                table = self._configs.free[key][1]
-        return Factor(factor.variables, table)
+                    first = (slice(None),) * axis + (slice(self._freely[variable]),)
+                    self._configs.free[key] = Factor(factor.variables, factor.table[first])
+                factor = replace(self._configs.free[key], variables=factor.variables)
+        return factor
 
     def bytes_of(self, values: Mapping[Variable, int], price: float) -> float:
         """Bytes of an assignment whose leaves are kept as is cheapest at ``price``."""
@@ -132,18 +132,13 @@ class BlockModel:
                 total += float(factor.num_bytes[tuple(values[v] for v in factor.variables)])
         return total
 
-    def _unary(self, node: Node, price: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Seconds of each configuration, leaves included."""
+    def _unary(self, node: Node, price: float) -> Factor:
+        """Seconds of each configuration, leaves included, over variable 0."""
         key = self._kind(node), price
         if key not in self._configs.own:
-            self._configs.own[key] = self._own(self.options[node], price)
+            totals = np.array([config.totals(price) for config in self.options[node]], dtype=np.float64).reshape(-1, 2)
+            self._configs.own[key] = Factor((0,), totals[:, 0] + price * totals[:, 1])
         return self._configs.own[key]
-
-    @staticmethod
-    def _own(options: tuple[Config, ...], price: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        totals = np.array([config.totals(price) for config in options], dtype=np.float64).reshape(-1, 2)
-        costs: np.ndarray[tuple[int], np.dtype[np.float64]] = totals[:, 0] + price * totals[:, 1]
-        return costs
 
     def _moves(self, optimistic: bool, limit: float, made: Mapping[Node, Sequence[Sharding]]) -> list[PricedFactor]:
         """Factors of every value that is read here, or leaves the program; those of alike values are the same."""
@@ -213,7 +208,7 @@ class BlockModel:
             self.sizes[variable], self._freely[variable] = size, freely
             variables.append(variable)
         for factor in moved.factors:
-            yield PricedFactor(tuple(variables[v] for v in factor.variables), factor.seconds, factor.num_bytes)
+            yield replace(factor, variables=tuple(variables[v] for v in factor.variables))
 
     def _uses(self) -> list[PricedFactor]:
         """Factors of every read of a tied parameter."""

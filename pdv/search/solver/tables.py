@@ -6,8 +6,8 @@ A sum that is minimized is formed in slices; values of a variable that no summan
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,25 +55,30 @@ def check_room(shape: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Factor:
-    """A table of seconds over ``variables``, one axis each; infinite where a combination is illegal."""
+    """A table of seconds over ``variables``, one axis each; infinite where a combination is illegal.
+
+    ``key`` is equal for factors of the same table alone: what is found out about a table is kept under it.
+    """
 
     variables: tuple[Variable, ...]
     table: Table
+    key: Hashable = field(default_factory=object, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class PricedFactor:
-    """Seconds and bytes over ``variables``; ``num_bytes`` is None where it takes no memory."""
+    """Seconds and bytes over ``variables``; ``num_bytes`` is None where it takes no memory; ``key``: see ``Factor``."""
 
     variables: tuple[Variable, ...]
     seconds: Table
     num_bytes: Table | None = None
+    key: Hashable = field(default_factory=object, compare=False, repr=False)
 
     def at(self, price: float) -> Factor:
         """Their sum at a price of memory, in seconds per byte."""
         if self.num_bytes is None or price == 0.0:
-            return Factor(self.variables, self.seconds)
-        return Factor(self.variables, self.seconds + price * self.num_bytes)
+            return Factor(self.variables, self.seconds, self.key)
+        return Factor(self.variables, self.seconds + price * self.num_bytes, (self.key, price))
 
 
 def minimize(
