@@ -27,6 +27,12 @@ LoopRule = Callable[[Sequence[Shape], Attrs], tuple[str, dict[str, int]]]
 
 Kind = Literal["contraction", "map", "row", "move", "index", "stencil", "leaf", "parallel"]
 
+NO_SIZES = frozenset({
+    "approximate", "axis", "causal", "dim", "dims", "dtype", "eps", "exponent", "factor", "k", "keepdim", "offset_by",
+    "perm", "points", "scale", "shape", "to_dim",
+})  # fmt: skip
+"""Attributes that name no size but the result's: places of dims, axes, numbers whose value is the same at all sizes."""
+
 
 class Leaf(Enum):
     """Where a value comes from that nothing computes."""
@@ -84,9 +90,12 @@ class Operator:
         is_heavy: True if one of it is enough in a line of a program, though it is no product, window or lookup.
         bias_rank: of a product to which torch's function adds a bias, the dims of a bias that is added by itself:
             1 for [n], 3 for [c, 1, 1]; else 0.
+        ties: what its attributes ask of sizes, told to an ``ir.ties.Ties``: (node, atoms of its loops, ties).
+        attrs_at: the attributes that change with sizes: (node, operands of other sizes, shape of the result there,
+            whether sizes are open) -> their values there.
         result_name: what programs call its result where nothing else names it.
         dims_attr: the attribute that names dims of the first operand.
-        joins: True if its result is its operands, one behind the other.
+        joins: True if its result is its operands, one behind the other along their ``dim``, each of a size of its own.
         is_activation: True of a function of elements that models put behind products.
         eager: the torch expression on whole operands, where ``emit`` says none, for profiles: ``x`` are all operands,
             ``{width}`` is the shape of the result's rows, and functions that torch lacks are the profiler's.
@@ -121,6 +130,8 @@ class Operator:
     is_row_norm: bool = False
     is_heavy: bool = False
     bias_rank: int = 0
+    ties: Callable[..., None] | None = None
+    attrs_at: Callable[..., dict[str, Hashable]] | None = None
     result_name: str = ""
     dims_attr: str = ""
     joins: bool = False
@@ -155,6 +166,10 @@ class Operator:
     def reorders_dims(self) -> bool:
         """True if its result has the dims of its operand in another order."""
         return "perm" in self.attrs
+
+    def __post_init__(self) -> None:
+        unsaid = set(self.attrs) - NO_SIZES
+        assert self.kind == "leaf" or self.ties or not unsaid, f"whether {unsaid} of {self.name} name sizes is not said"
 
     @property
     def broadcasts(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from ir.dims import Loops, Shape
 from ir.operator import Attrs, Operator, one_type
 from ir.tape import Call, Tape
+from ir.ties import doubt_terms
 from ir.types import DType
 
 _BILINEAR = (frozenset({0}), frozenset({1}))
@@ -23,6 +24,7 @@ linear = Operator(
     flops_per_point=2,  # one multiply, one add
     linear=_BILINEAR,
     saved=(0, 1),
+    ties=doubt_terms,
 )
 
 matmul = Operator(
@@ -34,6 +36,7 @@ matmul = Operator(
     linear=_BILINEAR,
     saved=(0, 1),
     measured_as="bmm",
+    ties=doubt_terms,
 )
 
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from ir.dims import Shape
 from ir.errors import ShapeError
+from ir.graph import Node
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
+from ir.ties import Loops, Ties, where
 from ir.types import DType
 
 
@@ -65,6 +67,12 @@ def _select(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays
     return t.transpose(t.reshape(rows, (rows.shape[1], *sizes[1:])), back)
 
 
+def _keep_chosen(node: Node, loops: Loops, ties: Ties) -> None:
+    """Known ids name elements: all of them stay, and what they choose from."""
+    if node.operands[1].is_const:
+        ties.keep((*loops["v"], *loops["p"]), f"{where(node)} takes known elements of it")
+
+
 index_select = Operator(
     "index_select",
     _select_loops,
@@ -77,6 +85,7 @@ index_select = Operator(
     saved=(1,),
     differentiable=(0,),
     result_dtype=_ids_are_integers,
+    ties=_keep_chosen,
     evaluate=_select,
 )
 

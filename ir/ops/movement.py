@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
 from ir.dims import Shape
 from ir.errors import ShapeError
+from ir.graph import Node
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
+from ir.ties import Loops, Ties, join_sizes, scaled_start, slice_sizes, where
 
 _FIRST = (frozenset({0}),)
 
@@ -90,12 +92,20 @@ def _common_factors(left: Sequence[int], right: Sequence[int]) -> list[int] | No
     return [outer // inner for outer, inner in pairwise(bounds)]
 
 
+def _keep_opaque(node: Node, loops: Loops, ties: Ties) -> None:
+    """Runs without common factors stay."""
+    for loop in node.loops.whole:
+        before, after = list(node.operands[0].type.shape), list(node.type.shape)
+        ties.keep(loops[loop], f"the model reshapes {before} to {after}")
+
+
 reshape = Operator(
     "reshape",
     _reshape_loops,
     "move",
     attrs=("shape",),
     linear=_FIRST,
+    ties=_keep_opaque,
     kernel=False,
     evaluate=lambda t, x, c: t.reshape(x[0], c.loops.result_shape),
     eager="{0}.reshape({shape})",
@@ -160,6 +170,10 @@ def _chunk(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays 
     return t.slice(operands[0], dim, index * size, (index + 1) * size)
 
 
+def _keep_parts(node: Node, loops: Loops, ties: Ties) -> None:
+    ties.keep(loops["parts"], f"{where(node)} takes {node.attr('parts')} parts")
+
+
 chunk = Operator(
     "chunk",
     _chunk_loops,
@@ -167,6 +181,7 @@ chunk = Operator(
     attrs=("dim", "parts", "index"),
     dims_attr="dim",
     linear=_FIRST,
+    ties=_keep_parts,
     kernel=False,
     evaluate=_chunk,
     eager="{0}.chunk({parts}, {dim})[{index}]",
@@ -183,6 +198,56 @@ def _slice_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, 
     return f"{' '.join(left)} -> {' '.join(right)}", {"piece": stop - start}
 
 
+def table_below(node: Node) -> Node | None:
+    """The constant of which a slice takes the leading part, as long as the inputs are: a table of all lengths.
+
+    A part of a constant that is the same at all sizes is a constant itself, once a program is canonical.
+    """
+    if node.attrs.get("start") != 0:
+        return None
+    below = node.operands[0]
+    while below.op.kind == "parallel" or table_below(below) is not None:
+        below = below.operands[0]
+    return below if "value" in below.attrs else None
+
+
+def from_end(index: int, extent: int) -> bool:
+    """Whether a slice's start or stop is taken to count from the end of the dim, where that is open: the nearer one."""
+    return 2 * index > extent
+
+
+def _numbers(node: Node) -> tuple[int, int, int]:
+    """Extent of the dim that is sliced, start, stop."""
+    return node.operands[0].type.shape[node.attr("dim")], node.attr("start"), node.attr("stop")
+
+
+def _tie_slice(node: Node, loops: Loops, ties: Ties) -> None:
+    """Where sizes are open and both ends count from one end of the dim, the piece keeps its size."""
+    extent, start, stop = _numbers(node)
+    whole, piece = loops[f"d{node.attr('dim')}"], loops["piece"]
+    if not ties.are_open:
+        slice_sizes(ties.atoms, whole, piece, (extent, start, stop))
+    elif table_below(node) is not None:
+        ties.follow(whole, (piece,), lambda size: max(size, extent), where(node))
+        ties.tables.append((whole, piece, extent))
+    else:
+        ties.doubts.append((whole, f"{where(node)} takes {start} to {stop} of it"))
+        if from_end(start, extent) == from_end(stop, extent):
+            ties.keep(piece, f"{where(node)} takes {stop - start} of it")
+        else:
+            ties.follow(piece, (whole,), lambda size: size - extent + stop - start, where(node))
+
+
+def _slice_at(node: Node, operands: Sequence[Node], shape: Shape, are_open: bool) -> dict[str, Hashable]:
+    dim, (extent, start, stop) = node.attr("dim"), _numbers(node)
+    whole, piece = operands[0].type.shape[dim], shape[dim]
+    if not are_open:
+        start = scaled_start((extent, start, stop), whole)
+    elif from_end(start, extent):
+        start += whole - extent
+    return {"start": start, "stop": start + piece}
+
+
 slice_ = Operator(
     "slice",
     _slice_loops,
@@ -190,6 +255,8 @@ slice_ = Operator(
     attrs=("dim", "start", "stop"),
     dims_attr="dim",
     linear=_FIRST,
+    ties=_tie_slice,
+    attrs_at=_slice_at,
     kernel=False,
     evaluate=lambda t, x, c: t.slice(x[0], c.attrs["dim"], c.attrs["start"], c.attrs["stop"]),
     eager="{0}.narrow({dim}, {start}, {stop} - {start})",
@@ -211,6 +278,15 @@ def _concat_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str,
     return f"{', '.join(left)} -> {right}", extents
 
 
+def _tie_pieces(node: Node, loops: Loops, ties: Ties) -> None:
+    """The number of equal pieces stays; unequal ones add up."""
+    if "parts" in loops:
+        ties.atoms.keep(loops["parts"])
+    else:
+        pieces = {loop: extent for loop, extent in node.loops.extents.items() if loop.startswith("p")}
+        ties.atoms.unify(loops["joined"], join_sizes(ties.atoms, [loops[loop] for loop in pieces], [*pieces.values()]))
+
+
 concat = Operator(
     "concat",
     _concat_loops,
@@ -218,6 +294,7 @@ concat = Operator(
     attrs=("dim",),
     dims_attr="dim",
     joins=True,
+    ties=_tie_pieces,
     flops_per_point=0,  # its loops are one per piece, and their product nothing
     linear=(),  # all operands together; arity varies, so it is not declared as a set
     evaluate=lambda t, x, c: t.concat(x, c.attrs["dim"]),

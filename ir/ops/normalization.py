@@ -12,8 +12,10 @@ from typing import Any
 
 from ir.dims import Shape
 from ir.errors import ShapeError
+from ir.graph import Node
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
+from ir.ties import Loops, Ties, where
 
 _FIRST = (frozenset({0}),)
 
@@ -51,6 +53,11 @@ log_softmax = Operator(
 )
 
 
+def _more_than_chosen(node: Node, loops: Loops, ties: Ties) -> None:
+    """What the k largest are chosen from has more than k elements, if it has."""
+    ties.atoms.at_least(loops["d"], min(node.attr("k") + 1, node.loops.extents["d"]))
+
+
 top_k = Operator(  # the row with all but its k largest elements set to zero
     "top_k",
     "... d* -> ... d*",
@@ -59,8 +66,15 @@ top_k = Operator(  # the row with all but its k largest elements set to zero
     attrs=("k",),
     flops_per_point=5,
     saved=("out",),
+    ties=_more_than_chosen,
     evaluate=lambda t, x, c: t.row(f"top_k:{c.attrs['k']}", x[0]),
 )
+
+
+def _keep_rows(node: Node, loops: Loops, ties: Ties) -> None:
+    """torch's function is told the size of the rows."""
+    if ties.are_open:
+        ties.keep(loops["d"], f"{where(node)} norms rows of this size")
 
 
 def _layer_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
@@ -90,6 +104,7 @@ layer_norm = Operator(
     flops_per_point=8,
     saved=(0,),
     evaluate=_layer_norm,
+    ties=_keep_rows,
     is_row_norm=True,
     is_heavy=True,
     eager="F.layer_norm({0}, {width}, *x[1:], eps={eps})",
@@ -103,6 +118,7 @@ rms_norm = Operator(
     flops_per_point=5,
     saved=(0,),
     evaluate=_rms_norm,
+    ties=_keep_rows,
     is_row_norm=True,
     is_heavy=True,
     eager="F.rms_norm({0}, {width}, {1}, {eps})",
@@ -183,12 +199,40 @@ channel_variance = Operator(
     result_name="variance",
     eager="channel_variance({0}, {1})",
 )
+
+
+def variance_below(node: Node) -> Node:
+    """What an ``unbiased`` reads, collectives apart."""
+    while node.op.kind == "parallel":
+        node = node.operands[0]
+    return node
+
+
+def _points_of(operand: Node) -> int:
+    """Of a variance; 0 if it is none."""
+    variance = variance_below(operand)
+    is_variance = variance.op is channel_variance
+    return math.prod(variance.loops.extents[loop] for loop in variance.loops.contracted) if is_variance else 0
+
+
+def counts_variance(node: Node) -> bool:
+    """Whether the points of an ``unbiased`` are those of the variance that it reads."""
+    return _points_of(node.operands[0]) == int(node.attr("points"))
+
+
+def points_at(node: Node, operand: Node) -> int:
+    """The points of an ``unbiased`` where its operand is ``operand``, at other sizes."""
+    return _points_of(operand) if counts_variance(node) else int(node.attr("points"))
+
+
 unbiased = Operator(  # a variance that divides by one point less
     "unbiased",
     "... -> ...",
     "map",
     attrs=("points",),
     linear=_FIRST,
+    # a proof at small sizes is of the true number
+    attrs_at=lambda node, x, shape, are_open: {"points": points_at(node, x[0])} if are_open else {},
     evaluate=lambda t, x, c: t.scale(x[0], c.attrs["points"] / (c.attrs["points"] - 1)),
     eager="{0} * ({points} / ({points} - 1))",
     measured_as="mul_scalar",

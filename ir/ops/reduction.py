@@ -10,6 +10,7 @@ from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
+from ir.ties import doubt_terms
 
 _FIRST = (frozenset({0}),)
 
@@ -44,6 +45,7 @@ reduce_sum = Operator(
     dims_attr="dims",
     linear=_FIRST,
     backward_factor=1,
+    ties=doubt_terms,
     evaluate=_sum,
     eager="{0}.sum({dims}, keepdim={keepdim})",
     hands_on_gradient=True,

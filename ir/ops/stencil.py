@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 from ir.dims import Loops, Shape
 from ir.errors import ShapeError
+from ir.graph import Node
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Pair, Tape
+from ir.ties import Loops as Atoms
+from ir.ties import Ties, where
 
 
 def _pair(value: object) -> Pair:
@@ -37,6 +41,28 @@ def _windows(shape: Shape, kernel: Pair, attrs: Attrs) -> dict[str, int]:
         name: output_extent(shape[2 + i], kernel[i], stride[i], padding[i], dilation[i])
         for i, name in enumerate(("h'", "w'"))
     }
+
+
+def _tie_windows(node: Node, loops: Atoms, ties: Ties) -> None:
+    """Kernels stay; the number of windows follows from space, which is no open size."""
+    kernel = node.attr("kernel") if "kernel" in node.attrs else node.operands[1].type.shape[2:]
+    moving = ("h", "w", "h'", "w'", "kh", "kw", "g") if ties.are_open else ("kh", "kw")
+    for loop in moving:
+        ties.keep(loops.get(loop, ()), f"{where(node)} moves windows over it")
+    for i, (space, windows) in enumerate((("h", "h'"), ("w", "w'"))):
+        span = (kernel[i], *(node.attr(name)[i] for name in ("stride", "padding", "dilation")))
+        if node.loops.extents[windows] == 1:
+            ties.keep(loops[space], f"{where(node)} has one window")
+        elif not ties.are_open:
+            ties.follow(loops[windows], [loops[space]], partial(_count, span), where(node))
+
+
+def _count(span: tuple[int, int, int, int], size: int) -> int:
+    """Windows that fit into ``size``; none if it is too small."""
+    try:
+        return output_extent(size, *span)
+    except ShapeError:
+        return 0
 
 
 def _conv_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
@@ -83,6 +109,8 @@ conv2d = Operator(
     linear=(frozenset({0}), frozenset({1})),
     flops=_conv_flops,
     saved=(0, 1),
+    ties=_tie_windows,
+    attrs_at=lambda node, x, shape, are_open: {"groups": x[0].type.shape[1] // x[1].type.shape[1]},
     evaluate=_conv2d,
     eager="F.conv2d({0}, {1}, None, {stride}, {padding}, {dilation}, {groups})",
 )
@@ -123,6 +151,7 @@ def _pool(name: str, eager: str, evaluate: Any, saved: tuple[int | str, ...], li
         flops=_pool_flops,
         backward_factor=1,
         saved=saved,
+        ties=_tie_windows,
         evaluate=evaluate,
         eager=eager,
     )

@@ -16,22 +16,12 @@ from ir.evaluation.id_ranges import Ranges, are_computed, id_ranges
 from ir.graph import Graph, Node, View, ViewStep, param_view
 from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
-from ir.scaling.scale_rules import (
-    CONSTRAINTS,
-    SCALED,
-    check_attributes,
-    join_sizes,
-    no_constraint,
-    scaled_start,
-    slice_sizes,
-)
-from ir.scaling.size_factors import Atoms, Factors
+from ir.scaling.size_factors import Factors
 from ir.sharding import Shard
+from ir.ties import Dims, Ties, join_sizes, scaled_start, slice_sizes
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_splits
 from ir.views import Base, Reading, readings, rest_of_view
-
-Dims = tuple[Factors, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +66,7 @@ class StuckError(Exception):
 
 
 @dataclass
-class CommonSizes:
+class CommonSizes(Ties):
     """Collects what must agree (``unify``), chooses sizes for a mesh (``on``), rebuilds graphs at these (``rebuilt``).
 
     ``symbols`` are digests of the constants that become inputs; None: none does, and all may lose their tails.
@@ -87,10 +77,7 @@ class CommonSizes:
     small_mesh: Mesh
     symbols: frozenset[str] | None
     alike: Alike = ()
-    atoms: Atoms = field(default_factory=Atoms)
     chosen: dict[int, int] | None = None
-    _dims: dict[Node, Dims] = field(default_factory=dict)
-    _loops: dict[Node, dict[str, Factors]] = field(default_factory=dict)
     _trails: dict[Hashable, list[Dims]] = field(default_factory=dict)
     _shared: dict[tuple[str, str], Dims] = field(default_factory=dict)
     _limits: dict[Node, list[Factors]] = field(default_factory=dict)
@@ -100,9 +87,9 @@ class CommonSizes:
         """See to it that sizes that are one change together."""
         for graph in graphs:
             for node in graph.nodes:
-                self._dims[node] = self._leaf_dims(node) if node.is_leaf else self._node_dims(node)
+                self.dims[node] = self._leaf_dims(node) if node.is_leaf else self._node_dims(node)
             for name, node in (*graph.outputs, *graph.updates):
-                self._unify_all(self._dims[node], self._shared.setdefault(("output", name), self._dims[node]))
+                self._unify_all(self.dims[node], self._shared.setdefault(("output", name), self.dims[node]))
             if is_parallel(graph):
                 self._find_cuts(graph)
         for one, other in self.alike:
@@ -118,27 +105,24 @@ class CommonSizes:
         for factors, axes in self._cuts:
             small, true = (math.prod(compress(of.shape, axes)) for of in (small_mesh, self.mesh))
             atoms.require(factors, small, true)
-        return replace(self, small_mesh=small_mesh, atoms=atoms, chosen=atoms.choose(turn, self._dims.values()))
+        return replace(self, small_mesh=small_mesh, atoms=atoms, chosen=atoms.choose(turn, self.dims.values()))
 
     @property
     def elements(self) -> int:
         """Of all nodes on all ranks, at the sizes chosen."""
-        return self.small_mesh.num_devices * sum(math.prod(self._shape(dims)) for dims in self._dims.values())
+        return self.small_mesh.num_devices * sum(math.prod(self._shape(dims)) for dims in self.dims.values())
 
     # ---- What must agree ----
 
     def _make_alike(self, one: Node, other: Node) -> None:
-        self._unify_all(self._dims[one], self._dims[other])
+        self._unify_all(self.dims[one], self.dims[other])
         if one.op.name != other.op.name:
             return
-        for loop, factors in self._loops.get(one, {}).items():
-            self.atoms.unify(factors, self._loops[other][loop])
+        for loop, factors in self.loops.get(one, {}).items():
+            self.atoms.unify(factors, self.loops[other][loop])
         if one.is_param:
             for left, right in zip(readings(one), readings(other), strict=True):
                 self._unify_all(self._base_dims(left), self._base_dims(right))
-
-    def _fresh(self, shape: Shape) -> Dims:
-        return tuple((self.atoms.new(size),) for size in shape)
 
     def _unify_all(self, left: Dims, right: Dims) -> None:
         for a, b in zip(left, right, strict=True):
@@ -148,7 +132,7 @@ class CommonSizes:
         if node.is_param:
             return self._param_dims(node)
         name = str(node.attr("name") if node.is_input else node.attr("value"))
-        dims = self._shared.setdefault((node.op.name, name), self._fresh(node.type.shape))
+        dims = self._shared.setdefault((node.op.name, name), self.fresh(node.type.shape))
         if node.is_const and self.symbols is not None and not self._is_symbol(node):
             for factors in dims:
                 self.atoms.keep(factors)  # its values count, so all of them stay
@@ -168,7 +152,7 @@ class CommonSizes:
 
     def _base_dims(self, reading: Reading) -> Dims:
         shape = self.found[reading.source].shape
-        return self._shared.setdefault(("param", reading.source), self._fresh(shape))
+        return self._shared.setdefault(("param", reading.source), self.fresh(shape))
 
     def _trail(self, reading: Reading, dims: Dims) -> list[Dims]:
         """Dims of the base, then after each further step of a view."""
@@ -206,7 +190,7 @@ class CommonSizes:
                 slice_sizes(self.atoms, dims[dim], piece_of, (extent, start, stop))
                 return (*dims[:dim], piece_of, *dims[dim + 1 :])
             case ("reshape", shape):
-                after = self._fresh(shape)
+                after = self.fresh(shape)
                 for left, right in matched_dims(self._extents(dims), shape):
                     self.atoms.unify(_joined(dims, left), _joined(after, right))
                 return after
@@ -216,19 +200,13 @@ class CommonSizes:
         return tuple(math.prod(self.atoms.extents[a] for a in self.atoms.flat(factors)) for factors in dims)
 
     def _node_dims(self, node: Node) -> Dims:
-        loops: dict[str, Factors] = {name: (self.atoms.new(extent),) for name, extent in node.loops.extents.items()}
-        for operand, groups in zip(node.operands, node.loops.operands, strict=True):
-            for factors, group in zip(self._dims[operand], groups, strict=True):
-                if group:
-                    self.atoms.unify(factors, tuple(a for loop in group for a in loops[loop]))
-        self._loops[node] = loops
-        check_attributes(node)
-        CONSTRAINTS.get(node.op.name, no_constraint)(node, loops, self.atoms)
+        dims = self.tie(node)
         if node.op.kind == "index":
-            self._limit(node.operands[1], loops["v"])
+            table = self.loops[node]["v"]
+            self._limit(node.operands[1], table)
             if are_computed(node.operands[1]):
-                self.atoms.keep(loops["v"])
-        return tuple(tuple(a for loop in group for a in loops[loop]) for group in node.loops.result)
+                self.atoms.keep(table)
+        return dims
 
     def _limit(self, node: Node, table: Factors) -> None:
         """Integers computed by ``node`` index a table of this many rows."""
@@ -243,12 +221,12 @@ class CommonSizes:
         for node in graph.nodes:
             for dim in {state.dim for state in shardings[node] if isinstance(state, Shard)}:
                 axes = tuple(state == Shard(dim) for state in shardings[node])
-                self._cuts.append((self._dims[node][dim], axes))
+                self._cuts.append((self.dims[node][dim], axes))
             if node.is_leaf or node.op.kind == "parallel":
                 continue
             splits = node_splits(node, [shardings[x] for x in node.operands], self.mesh)
             for loop in dict.fromkeys(split.loop for split in splits if split.loop is not None):
-                self._cuts.append((self._loops[node][loop], tuple(split.loop == loop for split in splits)))
+                self._cuts.append((self.loops[node][loop], tuple(split.loop == loop for split in splits)))
 
     # ---- Rebuilding ----
 
@@ -299,13 +277,13 @@ class CommonSizes:
         k = Builder()
         for node in graph.nodes:
             made[node] = self._rebuild_node(k, node, tuple(made[x] for x in node.operands))
-            if self.chosen is not None and made[node].type.shape != self._shape(self._dims[node]):
+            if self.chosen is not None and made[node].type.shape != self._shape(self.dims[node]):
                 raise StuckError(f"{node.op.name} {node.name} does not scale")
         outputs = {name: made[node] for name, node in graph.outputs}
         return k.graph(outputs, {name: made[node] for name, node in graph.updates}, graph.name)
 
     def _rebuild_node(self, k: Builder, node: Node, operands: tuple[Node, ...]) -> Node:
-        shape = node.type.shape if self.chosen is None else self._shape(self._dims[node])
+        shape = node.type.shape if self.chosen is None else self._shape(self.dims[node])
         tensor = TensorType(shape, node.type.dtype)
         if node.is_input:
             return k.input(node.attr("name"), tensor)
@@ -316,11 +294,8 @@ class CommonSizes:
             return k.input(f"constant {node.attr('value').digest} {node.type.dtype.value}", tensor)
         if node.is_const:
             return k.const(self._constant(node), node.name, node.type.dtype)
-        attrs = dict(node.attrs)
-        if self.chosen is not None and node.op.name in SCALED:
-            sizes = {loop: self._size(factors) for loop, factors in self._loops[node].items()}
-            attrs |= SCALED[node.op.name](node, sizes, shape, operands)
-        return k.apply(node.op, operands, attrs, node.name)
+        scaled = node.attrs if self.chosen is None else self.attrs_at(node, operands, shape)
+        return k.apply(node.op, operands, scaled, node.name)
 
     def _rebuild_view(self, node: Node) -> View:
         view = param_view(node)
@@ -354,10 +329,10 @@ class CommonSizes:
         """The leading block along every atom; indices wrapped into their table."""
         array: np.ndarray[Any, Any] = node.attr("value").array
         if self.chosen is not None:
-            atoms = [self.atoms.flat(factors) for factors in self._dims[node]]
+            atoms = [self.atoms.flat(factors) for factors in self.dims[node]]
             split = array.reshape([self.atoms.extents[a] for dim in atoms for a in dim])
             block = split[tuple(slice(self.chosen[a]) for dim in atoms for a in dim)]
-            array = block.reshape(self._shape(self._dims[node]))
+            array = block.reshape(self._shape(self.dims[node]))
         return array % self._least_table(node) if node in self._limits and array.dtype.kind in "iu" else array
 
 

@@ -7,8 +7,9 @@ that must agree with them; what is left of the inputs' dims is open. Entry point
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,12 +17,10 @@ from ir.builder import Builder
 from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.graph import Graph, Node
-from ir.scaling.size_factors import Atoms, Factors
+from ir.ops.movement import table_below
+from ir.scaling.size_factors import Factors
+from ir.ties import Dims, Ties, where
 from ir.types import TensorType
-
-Dims = tuple[Factors, ...]
-
-_SUMS = ("reduce_sum", "linear", "matmul")  # means, in contrast, count what they run over
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +34,16 @@ class _Relation:
 
 
 @dataclass
-class Sizes:
+class Sizes(Ties):
     """Every dim of a program as a product of atoms, each fixed or open.
 
     Attributes:
         named: sizes that the source leaves open besides the batch, by name: the dims (input, dim) that have each.
-        dims: of every node, the atoms of each dim.
-        tables: parts of tables: (the dim of the table, the dim of the part, what the table has at most).
-        doubts: places where the numbers of a program at one size do not say what it is at another.
     """
 
+    are_open: ClassVar[bool] = True
     graph: Graph
     named: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
-    atoms: Atoms = field(default_factory=Atoms)
-    dims: dict[Node, Dims] = field(default_factory=dict)
-    doubts: list[tuple[Factors, str]] = field(default_factory=list)
-    tables: list[tuple[Factors, Factors, int]] = field(default_factory=list)
-    _loops: dict[Node, Mapping[str, Factors]] = field(default_factory=dict)
     _relations: list[_Relation] = field(default_factory=list)
     _reasons: list[tuple[Factors, str]] = field(default_factory=list)
     _tables: dict[Node, set[int]] = field(default_factory=dict)
@@ -61,7 +53,7 @@ class Sizes:
             if (table := table_below(node)) is not None:
                 self._tables.setdefault(table, set()).add(node.attr("dim"))
         for node in self.graph.nodes:
-            self.dims[node] = self._leaf_dims(node) if node.is_leaf else self._node_dims(node)
+            self.dims[node] = self._leaf_dims(node) if node.is_leaf else self.tie(node)
         self._tie_batches()
         self._tie_named()
         self._settle()
@@ -91,7 +83,7 @@ class Sizes:
 
     def fix_atom(self, atom: int, reason: str) -> None:
         """Leave an atom as it is, and what follows from it."""
-        self._fix((atom,), reason)
+        self.keep((atom,), reason)
         self._settle()
 
     def fix_others(self, free: Iterable[int]) -> None:
@@ -109,7 +101,7 @@ class Sizes:
         everywhere = {a for dims in self.dims.values() for factors in dims for a in self.atoms.flat(factors)}
         for atom in sorted(everywhere - moving):
             if self.is_open(atom):
-                self._fix((atom,), "the source has it fixed")
+                self.keep((atom,), "the source has it fixed")
         self._settle()
 
     # ---- The program at other sizes ----
@@ -177,83 +169,21 @@ class Sizes:
             return k.const(node.attr("value").array[places], node.name, node.type.dtype)
         if node.is_leaf:
             return k.copy(node, ())
-        attrs: dict[str, Hashable] = dict(node.attrs)
-        if node.op.names_shape:
-            attrs["shape"] = shape
-        if table_below(node) is not None:
-            attrs["stop"] = shape[node.attr("dim")]
-        elif node.op.name == "slice":
-            dim = node.attr("dim")
-            before, after = (x.type.shape[dim] for x in (node.operands[0], operands[0]))
-            attrs |= {name: _moved(node.attr(name), before, after) for name in ("start", "stop")}
-        if node.op.name == "unbiased":
-            attrs["points"] = points_at(node, operands[0])
-        return k.apply(node.op, operands, attrs, node.name)
+        return k.apply(node.op, operands, self.attrs_at(node, operands, shape), node.name)
 
     # ---- What must agree ----
 
     def _leaf_dims(self, node: Node) -> Dims:
-        dims: Dims = tuple((self.atoms.new(size),) for size in node.type.shape)
+        dims = self.fresh(node.type.shape)
         if not node.is_input:
             what = f"parameter {node.attr('name')}" if node.is_param else "constant"
             for dim, (factors, size) in enumerate(zip(dims, node.type.shape, strict=True)):
                 if dim not in self._tables.get(node, ()):
-                    self._fix(factors, f"a {what} of shape {list(node.type.shape)} has {size} there")
+                    self.keep(factors, f"a {what} of shape {list(node.type.shape)} has {size} there")
         return dims
 
-    def _node_dims(self, node: Node) -> Dims:
-        loops: dict[str, Factors] = {name: (self.atoms.new(extent),) for name, extent in node.loops.extents.items()}
-        joined = node.attr("dim") if node.op.name == "concat" else None
-        for operand, groups in zip(node.operands, node.loops.operands, strict=True):
-            for dim, (factors, group) in enumerate(zip(self.dims[operand], groups, strict=True)):
-                if group and dim != joined:
-                    self.atoms.unify(factors, tuple(a for loop in group for a in loops[loop]))
-        self._loops[node] = loops
-        found = [tuple(a for loop in group for a in loops[loop]) for group in node.loops.result]
-        if joined is not None:
-            found[joined] = self._joined(node, joined)
-        self._constrain(node, loops)
-        return tuple(found)
-
-    def _constrain(self, node: Node, loops: Mapping[str, Factors]) -> None:
-        """What an operator's attributes ask of its sizes."""
-        where = f"{node.op.name} {node.name}".strip()
-        match node.op.name:
-            case "reshape":
-                for loop in node.loops.whole:
-                    before, after = list(node.operands[0].type.shape), list(node.type.shape)
-                    self._fix(loops[loop], f"the model reshapes {before} to {after}")
-            case "chunk":
-                self._fix(loops["parts"], f"{where} takes {node.attr('parts')} parts")
-            case "slice":
-                self._slice(node, loops, where)
-            case "index_select" if node.operands[1].is_const:
-                self._fix(loops["v"], f"{where} takes known elements of it")
-            case _ if node.op.kind == "stencil":
-                for loop in ("h", "w", "h'", "w'", "kh", "kw", "g"):
-                    self._fix(loops.get(loop, ()), f"{where} moves windows over it")
-            case _ if node.op.is_row_norm:
-                self._fix(self.dims[node.operands[0]][-1], f"{where} norms rows of this size")
-            case name if name in _SUMS:
-                self.doubts += [(loops[loop], f"{where} sums over it") for loop in node.loops.contracted]
-
-    def _slice(self, node: Node, loops: Mapping[str, Factors], where: str) -> None:
-        """Starts and stops count from the nearer end; where both count from one, the piece keeps its size."""
-        dim = node.attr("dim")
-        extent, start, stop = node.operands[0].type.shape[dim], node.attr("start"), node.attr("stop")
-        whole, piece = loops[f"d{dim}"], loops["piece"]
-        if table_below(node) is not None:
-            self._relate(whole, (piece,), lambda size: max(size, extent), where)
-            self.tables.append((whole, piece, extent))
-            return
-        self.doubts.append((whole, f"{where} takes {start} to {stop} of it"))
-        if from_end(start, extent) == from_end(stop, extent):
-            self._fix(piece, f"{where} takes {stop - start} of it")
-        else:
-            self._relate(piece, (whole,), lambda size: size - extent + stop - start, where)
-
-    def _joined(self, node: Node, dim: int) -> Factors:
-        """The dim that the pieces of a concat make together."""
+    def joined(self, node: Node, dim: int) -> Factors:
+        """The dim that operands of sizes of their own make together."""
         pieces = [self.dims[x][dim] for x in node.operands]
         flat = {self.atoms.flat(factors) for factors in pieces}
         if len(flat) == 1:
@@ -261,13 +191,15 @@ class Sizes:
             self.atoms.keep((parts,))
             return (parts, *pieces[0])
         out = (self.atoms.new(node.type.shape[dim]),)
-        self._relate(out, tuple(pieces), lambda *sizes: sum(sizes), f"concat {node.name}".strip())
+        self.follow(out, pieces, lambda *sizes: sum(sizes), where(node))
         return out
 
-    def _relate(self, out: Factors, inputs: tuple[Factors, ...], compute: Callable[..., int], where: str) -> None:
-        self._relations.append(_Relation(out, inputs, compute, where))
+    def follow(self, out: Factors, inputs: Sequence[Factors], compute: Callable[..., int], where: str) -> None:
+        """``out`` is ``compute`` of the sizes of ``inputs``, at the node that ``where`` names."""
+        self._relations.append(_Relation(out, tuple(inputs), compute, where))
 
-    def _fix(self, factors: Factors, reason: str) -> None:
+    def keep(self, factors: Factors, reason: str) -> None:
+        """These must not change; ``reason`` says why, in words."""
         self.atoms.keep(factors)
         self._reasons.append((factors, reason))
 
@@ -285,7 +217,7 @@ class Sizes:
                 self.atoms.unify(self.dims[node][0], self.dims[first][0])
 
     def _expanded(self) -> list[Node]:
-        return [node for node in self.graph.nodes if node.op.name == "expand"]
+        return [node for node in self.graph.nodes if node.op.repeats]
 
     def _places(self) -> set[tuple[str, int]]:
         return {place for places in self.named.values() for place in places}
@@ -326,10 +258,10 @@ class Sizes:
                 free = [f for f in relation.inputs if any(self.is_open(a) for a in self.atoms.flat(f))]
                 if free and (len(outs) != 1 or not self.is_open(outs[0])):
                     for factors in free:
-                        self._fix(factors, f"{relation.where} joins or takes a part of it, of fixed size")
+                        self.keep(factors, f"{relation.where} joins or takes a part of it, of fixed size")
                     changed = True
                 elif not free and any(self.is_open(atom) for atom in outs):
-                    self._fix(relation.out, f"{relation.where} gives it this size")
+                    self.keep(relation.out, f"{relation.where} gives it this size")
                     changed = True
 
     def _fix_what_no_input_gives(self) -> None:
@@ -339,53 +271,5 @@ class Sizes:
             for factors in self.dims[node]:
                 loose = tuple(a for a in self.atoms.flat(factors) if self.is_open(a) and a not in given)
                 if loose:
-                    self._fix(loose, f"{node.op.name} {node.name} gives it this size")
+                    self.keep(loose, f"{node.op.name} {node.name} gives it this size")
         self._settle()
-
-
-def table_below(node: Node) -> Node | None:
-    """The constant of which a slice takes the leading part, as long as the inputs are: a table of all lengths.
-
-    A part of a constant that is the same at all sizes is a constant itself, once a program is canonical.
-    """
-    if node.attrs.get("start") != 0:
-        return None
-    below = node.operands[0]
-    while below.op.kind == "parallel" or table_below(below) is not None:
-        below = below.operands[0]
-    return below if "value" in below.attrs else None
-
-
-def from_end(index: int, extent: int) -> bool:
-    """Whether a slice's start or stop is taken to count from the end of the dim: the nearer one."""
-    return 2 * index > extent
-
-
-def _moved(index: int, before: int, after: int) -> int:
-    """The same start or stop where the dim has another size."""
-    return after - (before - index) if from_end(index, before) else index
-
-
-def counts_variance(node: Node) -> bool:
-    """Whether the points of an ``unbiased`` are those of the variance that it reads."""
-    return _points_of(node.operands[0]) == int(node.attr("points"))
-
-
-def points_at(node: Node, operand: Node) -> int:
-    """The points of an ``unbiased`` where its operand is ``operand``, at other sizes."""
-    return (counts_variance(node) and _points_of(operand)) or int(node.attr("points"))
-
-
-def variance_below(node: Node) -> Node:
-    """What an ``unbiased`` reads, collectives apart."""
-    while node.op.kind == "parallel":
-        node = node.operands[0]
-    return node
-
-
-def _points_of(operand: Node) -> int:
-    """Of a variance; 0 if it is none."""
-    variance = variance_below(operand)
-    if variance.op.name != "channel_variance":
-        return 0
-    return math.prod(variance.loops.extents[loop] for loop in variance.loops.contracted)

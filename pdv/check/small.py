@@ -21,7 +21,7 @@ from ir.evaluation.id_ranges import Ranges
 from ir.graph import Constant, Graph, Node, View, ViewStep, param_view
 from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
-from ir.scaling.resize import points_at
+from ir.ops.normalization import points_at
 from ir.scaling.scale import Shrinking, Small, shrink
 from ir.types import TensorType
 from ir.views import Base, bases, readings
@@ -167,7 +167,7 @@ class _Restored:
             attrs["value"] = Constant(array, digest)
         elif node in self._plain:
             attrs["scale"] = operands[0].type.shape[-1] ** -0.5
-        elif node.op.name == "unbiased":
+        elif "points" in attrs:
             attrs["points"] = points_at(node, operands[0])
         return attrs
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ir.graph import Node
-from ir.scaling.resize import table_below
+from ir.ops.movement import table_below
 from ir.transition import Communication
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.names import module_name, string, unique

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ir.graph import Node, View, param_view
 from ir.mesh import Mesh
-from ir.scaling.resize import table_below
+from ir.ops.movement import table_below
 from ir.sharding import Shard, parse_sharding
 from ir.views import is_column, readings, sources_of
 from pdv.emit.analysis.leaves import Reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ir.graph import Node
-from ir.scaling.resize import table_below
+from ir.ops.movement import table_below
 from pdv.emit.analysis.constants import constant_names
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.names import module_name

@@ -7,8 +7,7 @@ that differs from run to run ``-1`` or ``x.size(0)``.
 from __future__ import annotations
 
 from ir.graph import Node
-from ir.ops.movement import matched_dims
-from ir.scaling.resize import from_end, table_below
+from ir.ops.movement import from_end, matched_dims, table_below
 from pdv.emit.program.code import ATOM, Code, method, tuple_of
 from pdv.emit.program.size_code import SizeCode
 

@@ -11,11 +11,11 @@ from ir.builder import Builder
 from ir.errors import VerificationError
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
+from ir.operator import NO_SIZES, Operator
 from ir.ops import OPERATORS
 from ir.proof.exact import verify_equal
 from ir.proof.smaller_mesh import meshes_to_try
 from ir.scaling.scale import shrink
-from ir.scaling.scale_rules import CONSTRAINTS, PLAIN, SCALED
 from ir.types import DType, TensorType
 from tests.ir.spread import spread
 
@@ -231,8 +231,10 @@ def test_too_large_to_stay_is_refused() -> None:
 
 def test_every_attribute_is_known_to_name_a_size_or_none() -> None:
     for op in OPERATORS.values():
-        unknown = set(op.attrs) - PLAIN
-        assert op.kind == "leaf" or not unknown or op.name in {*CONSTRAINTS, *SCALED}, (op.name, unknown)
+        unknown = set(op.attrs) - NO_SIZES
+        assert op.kind == "leaf" or not unknown or op.ties, (op.name, unknown)
+    with pytest.raises(AssertionError, match="'width'"):
+        Operator("crop", "... -> ...", "map", attrs=("width",))
 
 
 def test_a_slice_stays_within_a_dim_that_follows_from_others() -> None:
