@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ir.dims import Dims, Loops, Shape, parse, solve
 from ir.errors import ShapeError
+from ir.layout import HANDED_ON, NOTHING, Memory, Sizes
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
 from ir.transition import STAYS, Transition
 from ir.types import DType, TensorType
@@ -78,7 +79,9 @@ class Operator:
         flops: the count where it is not a multiple of the points.
         backward_factor: backward flops over forward flops, where it is not derived (``None``: derived).
         saved: what autograd keeps for backward: operand numbers and/or ``"out"``.
-        kernel: False for views, which launch nothing and move nothing.
+        memory: what its kernel holds beside operands and result, or a function of an ``ir.local.Local`` that says so.
+        strides: of a view, which launches nothing and moves nothing: the strides of its result, from attributes, the
+            operand's layout and the result's shape; None from it where this operand has to be copied.
         differentiable: operand numbers that receive a gradient (``None``: all floating ones).
         evaluate: the reference semantics on a ``Tape`` (float or exact), for kinds that are not derived.
         result_dtype: the result's type from operand types and attributes; default: the first operand's.
@@ -100,7 +103,6 @@ class Operator:
         eager: the torch expression on whole operands, where ``emit`` says none, for profiles: ``x`` are all operands,
             ``{width}`` is the shape of the result's rows, and functions that torch lacks are the profiler's.
         measured_as: what profiles of kernels call it, where not by its own name.
-        hands_on_gradient: True if the gradients of its operands are that of the result, or views of it.
         takes_positive: True if it is defined, or steady, for positive operands alone.
         repeats: True if it writes an element to several places.
         emit: the torch expression, with ``{0}`` … operands and ``{attr}`` attributes; empty where the text depends on
@@ -119,7 +121,8 @@ class Operator:
     flops: Callable[[Loops], float] | None = None
     backward_factor: float | None = None
     saved: tuple[int | str, ...] = ()
-    kernel: bool = True
+    memory: Memory | Callable[..., Memory] = NOTHING
+    strides: Callable[..., Sizes | None] | None = None
     differentiable: tuple[int, ...] | None = None
     evaluate: Callable[[Tape, Sequence[Any], Call], Any] | None = None  # Any: arrays of the tape's field
     result_dtype: Callable[[Sequence[DType], Attrs], DType] | None = None
@@ -138,7 +141,6 @@ class Operator:
     repeats: bool = False
     eager: str = ""
     measured_as: str = ""
-    hands_on_gradient: bool = False
     takes_positive: bool = False
     is_activation: bool = False
 
@@ -170,6 +172,16 @@ class Operator:
     def __post_init__(self) -> None:
         unsaid = set(self.attrs) - NO_SIZES
         assert self.kind == "leaf" or self.ties or not unsaid, f"whether {unsaid} of {self.name} name sizes is not said"
+
+    @property
+    def kernel(self) -> bool:
+        """False for views."""
+        return self.strides is None
+
+    @property
+    def hands_on_gradient(self) -> bool:
+        """True if the gradients of its operands are that of the result, or views of it."""
+        return self.memory == HANDED_ON
 
     @property
     def broadcasts(self) -> bool:

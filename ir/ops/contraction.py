@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from ir.dims import Loops, Shape
+from ir.layout import NOTHING, Layout, Memory, row_major
+from ir.local import Local
 from ir.operator import Attrs, Operator, one_type
 from ir.tape import Call, Tape
 from ir.ties import doubt_terms
@@ -27,6 +29,22 @@ linear = Operator(
     ties=doubt_terms,
 )
 
+
+def _matmul_memory(local: Local) -> Memory:
+    """Of a matrix times a batch of matrices at::matmul makes one product of matrices, transposed."""
+    first, second = local.operands
+    folds = len(first.shape) == 2 and len(second.shape) > 2 and local.node.operands[0].needs_grad
+    return _FOLDED if folds else NOTHING
+
+
+def _transposed(local: Local) -> Layout:
+    *batch, rows, columns = local.result.shape
+    return Layout(local.result.shape, (*row_major((*batch, columns, rows))[:-2], 1, rows))
+
+
+# the batch, transposed into one matrix, is a copy where it lies row-major
+_FOLDED = Memory(keeps=lambda local: local.operand_bytes(1), saved=(0,), layout=_transposed)
+
 matmul = Operator(
     "matmul",
     "... m k, ... k n -> ... m n",
@@ -36,6 +54,7 @@ matmul = Operator(
     linear=_BILINEAR,
     saved=(0, 1),
     measured_as="bmm",
+    memory=_matmul_memory,
     ties=doubt_terms,
 )
 
@@ -92,6 +111,14 @@ def _attention_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     return dtypes[0]
 
 
+def _heads_inside(local: Local) -> Layout:
+    """[b, h, s, f], laid out as [b, s, h, f]."""
+    if len(local.result.shape) != 4:
+        return local.result
+    _, heads, rows, features = local.result.shape
+    return Layout(local.result.shape, (heads * rows * features, features, heads * features, 1))
+
+
 attention = Operator(
     "attention",
     _attention_loops,
@@ -105,6 +132,7 @@ attention = Operator(
     saved=(0, 1, 2, "out"),
     differentiable=(0, 1, 2),
     result_dtype=_attention_dtype,
+    memory=Memory(keeps=lambda local: local.row_bytes, backward=lambda local: local.row_bytes, layout=_heads_inside),
     evaluate=_attention,
     has_scores=True,
     is_heavy=True,

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from ir.errors import ShapeError
+from ir.layout import HANDED_ON, Memory
+from ir.local import Local
 from ir.operator import Attrs, Operator, one_type
 from ir.tape import Call, Tape
 from ir.types import DType
@@ -73,17 +75,45 @@ _EITHER = (frozenset({0}), frozenset({1}))
 _BOTH = (frozenset({0, 1}),)
 _FIRST = (frozenset({0}),)
 
+
+def _spread(local: Local) -> float:
+    """A product's gradient by an operand that was spread out is made whole before it is summed."""
+    spread = any(
+        operand.needs_grad and layout.elements < local.result.elements
+        for operand, layout in zip(local.node.operands, local.operands, strict=True)
+    )
+    return local.result_bytes if spread else 0.0
+
+
+_AGAIN = Memory(backward=lambda local: local.result_bytes)
+
 add = _binary(
-    "add", "{0} + {1}", lambda t, x, c: t.add(x[0], x[1]), linear=_BOTH, commutative=True, hands_on_gradient=True
+    "add",
+    "{0} + {1}",
+    lambda t, x, c: t.add(x[0], x[1]),
+    linear=_BOTH,
+    memory=HANDED_ON,
+    commutative=True,
 )
-sub = _binary("sub", "{0} - {1}", lambda t, x, c: t.sub(x[0], x[1]), linear=_BOTH, measured_as="add")
-mul = _binary("mul", "{0} * {1}", lambda t, x, c: t.mul(x[0], x[1]), linear=_EITHER, saved=(0, 1), commutative=True)
+sub = _binary(
+    "sub", "{0} - {1}", lambda t, x, c: t.sub(x[0], x[1]), linear=_BOTH, memory=Memory(handed=(0,)), measured_as="add"
+)
+mul = _binary(
+    "mul",
+    "{0} * {1}",
+    lambda t, x, c: t.mul(x[0], x[1]),
+    linear=_EITHER,
+    saved=(0, 1),
+    memory=Memory(backward=_spread),
+    commutative=True,
+)
 div = _binary(
     "div",
     "{0} / {1}",
     lambda t, x, c: t.mul(x[0], t.unary("reciprocal", x[1])),
     linear=_FIRST,
     saved=(0, 1),
+    memory=Memory(backward=lambda local: _spread(local) + local.result_bytes),
     takes_positive=True,
 )
 
@@ -102,10 +132,10 @@ shift = Operator(
     "... -> ...",
     "map",
     attrs=("offset_by",),
+    memory=HANDED_ON,
     evaluate=lambda t, x, c: t.shift(x[0], c.attrs["offset_by"]),
     eager="{0} + {offset_by}",
     measured_as="add_scalar",
-    hands_on_gradient=True,
 )
 neg = Operator("neg", "... -> ...", "map", emit="-{0}", linear=_FIRST, evaluate=lambda t, x, c: t.scale(x[0], -1.0))
 
@@ -184,10 +214,18 @@ OPS = (
     _unary("log", "torch.log({0})", flops=4, takes_positive=True),
     _unary("erf", "torch.erf({0})", flops=8),
     _unary("sqrt", "torch.sqrt({0})", saved=("out",), takes_positive=True),
-    _unary("rsqrt", "torch.rsqrt({0})", saved=("out",), takes_positive=True),
+    _unary("rsqrt", "torch.rsqrt({0})", saved=("out",), memory=_AGAIN, takes_positive=True),
     _unary("reciprocal", "torch.reciprocal({0})", saved=("out",), takes_positive=True),
     _unary("sin", "torch.sin({0})", flops=4),
     _unary("cos", "torch.cos({0})", flops=4),
     _unary("abs", "torch.abs({0})"),
-    _unary("pow", "{0}.pow({exponent})", flops=8, attrs=("exponent",), measured_as="pow_scalar", takes_positive=True),
+    _unary(
+        "pow",
+        "{0}.pow({exponent})",
+        flops=8,
+        attrs=("exponent",),
+        memory=_AGAIN,
+        measured_as="pow_scalar",
+        takes_positive=True,
+    ),
 )

@@ -10,6 +10,7 @@ from typing import Any, cast
 from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.graph import Node
+from ir.layout import HANDED_ON, Layout, Sizes, merged
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
 from ir.ties import Loops, Ties, join_sizes, scaled_start, slice_sizes, where
@@ -106,7 +107,7 @@ reshape = Operator(
     attrs=("shape",),
     linear=_FIRST,
     ties=_keep_opaque,
-    kernel=False,
+    strides=lambda attrs, x, shape: merged(x, shape),
     evaluate=lambda t, x, c: t.reshape(x[0], c.loops.result_shape),
     eager="{0}.reshape({shape})",
 )
@@ -126,7 +127,7 @@ permute = Operator(
     attrs=("perm",),
     dims_attr="perm",
     linear=_FIRST,
-    kernel=False,
+    strides=lambda attrs, x, shape: tuple(x.strides[dim] for dim in attrs["perm"]),
     evaluate=lambda t, x, c: t.transpose(x[0], c.attrs["perm"]),
     eager="{0}.permute({perm})",
 )
@@ -141,14 +142,18 @@ def _expand_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str,
     return f"{' '.join(left)} -> {' '.join(names)}", dict(zip(names, after, strict=True))
 
 
+def _expand_strides(attrs: Attrs, x: Layout, shape: Shape) -> Sizes:
+    return tuple(stride if size == new else 0 for size, new, stride in zip(x.shape, shape, x.strides, strict=True))
+
+
 expand = Operator(
     "expand",
     _expand_loops,
     "move",
     attrs=("shape",),
     linear=_FIRST,
-    kernel=False,
     repeats=True,
+    strides=_expand_strides,
     evaluate=lambda t, x, c: t.expand(x[0], c.loops.result_shape),
     eager="{0}.expand({shape})",
 )
@@ -182,7 +187,7 @@ chunk = Operator(
     dims_attr="dim",
     linear=_FIRST,
     ties=_keep_parts,
-    kernel=False,
+    strides=lambda attrs, x, shape: x.strides,
     evaluate=_chunk,
     eager="{0}.chunk({parts}, {dim})[{index}]",
 )
@@ -257,7 +262,7 @@ slice_ = Operator(
     linear=_FIRST,
     ties=_tie_slice,
     attrs_at=_slice_at,
-    kernel=False,
+    strides=lambda attrs, x, shape: x.strides,
     evaluate=lambda t, x, c: t.slice(x[0], c.attrs["dim"], c.attrs["start"], c.attrs["stop"]),
     eager="{0}.narrow({dim}, {start}, {stop} - {start})",
 )
@@ -294,12 +299,12 @@ concat = Operator(
     attrs=("dim",),
     dims_attr="dim",
     joins=True,
+    memory=HANDED_ON,  # narrow views of the gradient
     ties=_tie_pieces,
     flops_per_point=0,  # its loops are one per piece, and their product nothing
     linear=(),  # all operands together; arity varies, so it is not declared as a set
     evaluate=lambda t, x, c: t.concat(x, c.attrs["dim"]),
     eager="torch.cat(x, {dim})",
-    hands_on_gradient=True,
 )
 
 OPS = (reshape, permute, expand, chunk, slice_, concat)

@@ -13,6 +13,8 @@ from typing import Any
 from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.graph import Node
+from ir.layout import Memory
+from ir.local import INDEX_BYTES, Local
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
 from ir.ties import Loops, Ties, where
@@ -58,6 +60,11 @@ def _more_than_chosen(node: Node, loops: Loops, ties: Ties) -> None:
     ties.atoms.at_least(loops["d"], min(node.attr("k") + 1, node.loops.extents["d"]))
 
 
+def _chosen(local: Local) -> float:
+    """Indices: [rows, k], once of topk and once more of scatter, in the same memory."""
+    return float(local.rows * int(local.node.attr("k")) * INDEX_BYTES)
+
+
 top_k = Operator(  # the row with all but its k largest elements set to zero
     "top_k",
     "... d* -> ... d*",
@@ -66,6 +73,7 @@ top_k = Operator(  # the row with all but its k largest elements set to zero
     attrs=("k",),
     flops_per_point=5,
     saved=("out",),
+    memory=Memory(keeps=_chosen, forward=lambda local: local.result_bytes, saved=()),
     ties=_more_than_chosen,
     evaluate=lambda t, x, c: t.row(f"top_k:{c.attrs['k']}", x[0]),
 )
@@ -103,6 +111,7 @@ layer_norm = Operator(
     attrs=("eps",),
     flops_per_point=8,
     saved=(0,),
+    memory=Memory(keeps=lambda local: 2 * local.row_bytes),
     evaluate=_layer_norm,
     ties=_keep_rows,
     is_row_norm=True,
@@ -117,6 +126,11 @@ rms_norm = Operator(
     attrs=("eps",),
     flops_per_point=5,
     saved=(0,),
+    memory=Memory(  # one number a row; on a CPU the rows before they meet the weight too
+        keeps=lambda local: local.row_bytes + local.composed_bytes,
+        forward=lambda local: local.composed_bytes,
+        backward=lambda local: 2 * local.composed_bytes,
+    ),
     evaluate=_rms_norm,
     ties=_keep_rows,
     is_row_norm=True,
@@ -179,6 +193,28 @@ def _per_channel(t: Tape, vector: Any, call: Call) -> Any:
     return t.reshape(vector, (1, vector.shape[-1], *(1,) * (_rank(call) - 2)))
 
 
+# Statistics that are sums over devices are taken step by step (pdv/emit/templates/operators.py): x - mean is kept, then squared.
+_STEP_BY_STEP = Memory(
+    keeps=lambda local: local.operand_bytes(),
+    forward=lambda local: local.operand_bytes(),
+    backward=lambda local: 2 * local.operand_bytes(),
+    saved=(),
+)
+
+
+def _variance_memory(local: Local) -> Memory:
+    """Around the mean of the same points, with no move of a partial sum in between, it is torch's batch norm's."""
+    is_within = local.node.operands[1].op is channel_mean
+    return Memory(saved=(), is_within=True) if is_within else _STEP_BY_STEP
+
+
+def _norm_memory(local: Local) -> Memory:
+    """By the statistics of all points that this device has, it is one call of torch's."""
+    x, mean, variance, *_ = local.node.operands
+    is_of_all = mean.op is channel_mean and variance.op is channel_variance and mean.operands[0] is x
+    return Memory(saved=(0,)) if is_of_all else _STEP_BY_STEP
+
+
 channel_mean = Operator(
     "channel_mean",
     _channel_loops(0),
@@ -195,6 +231,7 @@ channel_variance = Operator(
     "row",
     flops_per_point=3,
     saved=(0, 1),
+    memory=_variance_memory,
     evaluate=_channel_variance,
     result_name="variance",
     eager="channel_variance({0}, {1})",
@@ -244,6 +281,7 @@ batch_norm = Operator(
     attrs=("eps",),
     flops_per_point=4,
     saved=(0, 1, 2, 3),
+    memory=_norm_memory,
     evaluate=_batch_norm,
     is_heavy=True,
     eager="batch_norm(*x, {eps})",

@@ -8,6 +8,7 @@ from typing import Any
 
 from ir.dims import Shape
 from ir.errors import ShapeError
+from ir.layout import HANDED_ON
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Tape
 from ir.ties import doubt_terms
@@ -45,10 +46,10 @@ reduce_sum = Operator(
     dims_attr="dims",
     linear=_FIRST,
     backward_factor=1,
+    memory=HANDED_ON,  # spread out without a copy
     ties=doubt_terms,
     evaluate=_sum,
     eager="{0}.sum({dims}, keepdim={keepdim})",
-    hands_on_gradient=True,
 )
 reduce_mean = Operator(
     "reduce_mean",

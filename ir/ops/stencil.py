@@ -10,6 +10,8 @@ from typing import Any, cast
 from ir.dims import Loops, Shape
 from ir.errors import ShapeError
 from ir.graph import Node
+from ir.layout import Memory
+from ir.local import INDEX_BYTES
 from ir.operator import Attrs, Operator
 from ir.tape import Call, Pair, Tape
 from ir.ties import Loops as Atoms
@@ -140,26 +142,27 @@ def _avg_pool2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     return t.scale(total, 1.0 / math.prod(kernel))
 
 
-def _pool(name: str, eager: str, evaluate: Any, saved: tuple[int | str, ...], linear: Any = ()) -> Operator:
+def _pool(name: str, evaluate: Any, **more: Any) -> Operator:
     return Operator(
         name,
         _pool_loops,
         "stencil",
         attrs=("kernel", "stride", "padding", "dilation"),
         defaults={"padding": (0, 0), "dilation": (1, 1)},
-        linear=linear,
         flops=_pool_flops,
         backward_factor=1,
-        saved=saved,
         ties=_tie_windows,
         evaluate=evaluate,
-        eager=eager,
+        **more,
     )
 
 
 _WINDOW = "{0}, {kernel}, {stride}, {padding}"
-max_pool2d = _pool("max_pool2d", f"F.max_pool2d({_WINDOW}, {{dilation}})", _max_pool2d, (0, "out"))
+_INDICES = Memory(keeps=lambda local: float(local.result.elements * INDEX_BYTES), saved=(0,))
+max_pool2d = _pool(
+    "max_pool2d", _max_pool2d, eager=f"F.max_pool2d({_WINDOW}, {{dilation}})", saved=(0, "out"), memory=_INDICES
+)
 # windows count their padding, as F.avg_pool2d(count_include_pad=True) does; it takes no dilation
-avg_pool2d = _pool("avg_pool2d", f"F.avg_pool2d({_WINDOW})", _avg_pool2d, (), (frozenset({0}),))
+avg_pool2d = _pool("avg_pool2d", _avg_pool2d, eager=f"F.avg_pool2d({_WINDOW})", linear=(frozenset({0}),))
 
 OPS = (conv2d, max_pool2d, avg_pool2d)

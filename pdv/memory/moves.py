@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ir.graph import Node
+from ir.layout import Layout, fresh
 from ir.transition import Communication
-from pdv.memory.layout import Layout, fresh
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ir.graph import Node
-from ir.sharding import Sharding, local_shape
+from ir.local import Local
+from ir.sharding import Replicate, Sharding, local_shape
 from ir.verify import infer_shardings
-from pdv.memory.kernels import Local
 from pdv.pcg.plan_cost import is_bias
 from pdv.problem.workload import Execution, Workload
 
@@ -112,10 +112,9 @@ class Setting:
         """The values that autograd keeps of a node: of a product each factor only if another one needs a gradient."""
         node = local.node
         kept = [number for number in declared if isinstance(number, int) and number < len(node.operands)]
-        if node.op.kind == "contraction" or node.op.name == "mul":
-            kept = [n for n in kept if any(x.needs_grad for m, x in enumerate(node.operands) if m != n)]
-        elif node.op.name == "div":
-            kept = [n for n in kept if n == 1 or node.operands[1].needs_grad]
+        if node.op.kind in ("contraction", "map"):  # a gradient by what an operator is linear in does not need it
+            others = {n: [x for m, x in enumerate(node.operands) if m != n] for n in kept}
+            kept = [n for n in kept if frozenset({n}) not in node.op.linear or any(x.needs_grad for x in others[n])]
         return [node.operands[number] for number in kept] + [node] * ("out" in declared)
 
     def gathers_again(self, node: Node) -> bool:
@@ -123,7 +122,8 @@ class Setting:
 
         Megatron-LM's sequence parallelism (Korthikanti et al., MLSys'23, section 4.2.2).
         """
-        return node.op.name == "all_gather" and not self.eager and not of_weights(node)
+        move = node.op.transition
+        return move.gathers and move.after is Replicate and not self.eager and not of_weights(node)
 
     def in_place(self, node: Node) -> bool:
         """True of a bias that the product before it adds itself."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ir.graph import Node
-from pdv.memory.kernels import Local, kernel_of, layout_of, runs_within
-from pdv.memory.layout import Layout, fresh, viewed
+from ir.layout import Layout, fresh
+from ir.local import Local
 from pdv.memory.log import Heap, Holder, Kind, Storage
 from pdv.memory.moves import Backend, backward_move, forward_move, gathered_dim
 from pdv.memory.setting import Setting, chain, gathered_for_use, of_weights
@@ -63,8 +63,7 @@ class Walk:
             local = Local(
                 node, tuple(value.layout for value in read), fresh(setting.shape(node)), _itemsize(node), self.on_gpu
             )
-            kernel = kernel_of(local)
-            work = heap.allocate(kernel.forward(local), self._holder("temporaries", node))
+            work = heap.allocate(local.memory.forward(local), self._holder("temporaries", node))
             value = self._computed(local, read)
             scores = self._scores(node, local)
             heap.drop(work)
@@ -81,13 +80,13 @@ class Walk:
     def _computed(self, local: Local, read: Sequence[Value]) -> Value:
         """The result of local work, allocated, or a view of what is read."""
         node, shape = local.node, local.result.shape
-        if not node.op.kernel:
-            layout = viewed(node, read[0].layout, shape)
-            if layout is not None:
-                return self._shared(read[0], layout)
+        if node.op.strides is not None:
+            strides = node.op.strides(node.attrs, read[0].layout, shape)
+            if strides is not None:
+                return self._shared(read[0], Layout(shape, strides))
         if self.setting.in_place(node):
             return self._shared(read[0], read[0].layout)
-        layout = layout_of(local)
+        layout = local.layout
         if self._inner(node):
             sources = dict.fromkeys(s for value in read for s in value.sources or (value.storage,))
             return Value(Storage(0.0, Holder("activations")), layout, tuple(self.heap.keep(s) for s in sources))
@@ -138,19 +137,17 @@ class Walk:
 
     def _keep(self, node: Node, local: Local, value: Value, read: Sequence[Value], scores: list[Storage]) -> None:
         """Hold on to what the node's backward needs."""
-        setting, heap, kernel = self.setting, self.heap, kernel_of(local)
+        setting, heap = self.setting, self.heap
         attention = node.op.has_scores
         selective = attention and setting.execution.recompute == "selective"
-        declared = node.op.saved if kernel.saved is None else kernel.saved
-        if selective or (attention and not setting.execution.flash):
-            declared = (0, 1, 2)
+        every = selective or (attention and not setting.execution.flash)
         held = [] if selective else [heap.keep(storage) for storage in scores]
         by_node = dict(zip((*node.operands, node), (*read, value), strict=True))
-        for kept in setting.saved(local, declared):
+        for kept in setting.saved(local, (0, 1, 2) if every else local.saved):
             for storage in by_node[kept].sources or (by_node[kept].storage,):
                 own = not kept.is_leaf and storage.holder.kind not in ("weights", "inputs")
                 held += [heap.keep(storage)] if own and storage.again is None else []
-        statistics = 0.0 if selective else kernel.keeps(local)
+        statistics = 0.0 if selective else local.memory.keeps(local)
         if statistics:
             held.append(heap.allocate(statistics, self._holder("activations", node)))
         if setting.execution.dropout and _is_residual(node):
@@ -210,7 +207,7 @@ class Walk:
         if grad is not None:
             if node.op.kind == "parallel":
                 given.append((node.operands[0], self._moved_back(node, grad)))
-            elif not _silent(node):
+            else:
                 given = self._differentiated(node, grad)
             self.heap.drop(grad)
         for storage in saved:
@@ -223,19 +220,21 @@ class Walk:
         setting, heap = self.setting, self.heap
         layouts = tuple(fresh(setting.shape(operand)) for operand in node.operands)
         local = Local(node, layouts, fresh(setting.shape(node)), _itemsize(node), self.on_gpu)
-        kernel = kernel_of(local)
-        work = heap.allocate(kernel.backward(local) + self._again(local), self._holder("temporaries", node))
+        memory = local.memory
+        if memory.is_within:
+            return []
+        work = heap.allocate(memory.backward(local) + self._again(local), self._holder("temporaries", node))
         wanted = range(len(node.operands)) if node.op.differentiable is None else node.op.differentiable
         numbers = [n for n in wanted if n < len(node.operands) and node.operands[n].needs_grad]
-        given = [(node.operands[n], self._gradient(local, n, grad, handed=kernel.handed)) for n in numbers]
+        given = [(node.operands[n], self._gradient(local, n, grad, handed=memory.handed)) for n in numbers]
         heap.drop(work)
         return given
 
     def _again(self, local: Local) -> float:
         """Bytes of what a node's backward makes once more: gathered weights, scores of attention."""
-        node, kernel = local.node, kernel_of(local)
+        node = local.node
         again = 0.0
-        for operand in self.setting.saved(local, node.op.saved if kernel.saved is None else kernel.saved):
+        for operand in self.setting.saved(local, local.saved):
             if self._dropped(operand) or self.setting.gathers_again(operand):
                 again += self.setting.num_bytes(operand)
         if not self.setting.is_flash(node):
@@ -253,15 +252,11 @@ class Walk:
     def _gradient(self, local: Local, number: int, grad: Storage, *, handed: Sequence[int]) -> Storage:
         """The gradient of one operand: the result's own, if it is handed on, or a new one."""
         node, operand = local.node, local.node.operands[number]
-        elements, like_result = (
-            local.operands[number].elements,
-            local.operands[number].elements == local.result.elements,
-        )
-        view = not node.op.kernel and node.op.name in ("reshape", "permute")
-        through = number in handed and (like_result or node.op.kind != "map")
-        if view or through:
+        elements, of_result = local.operands[number].elements, local.result.elements
+        through = number in handed and node.op.kind != "map"
+        if through or (elements == of_result and (number in handed or not node.op.kernel)):
             return self.heap.keep(grad)
-        if node.op.name in ("chunk", "slice") and operand in self.grads:
+        if elements > of_result and not node.op.kernel and operand in self.grads:
             return self.heap.allocate(0.0, Holder("temporaries"))  # the pieces' gradients are put into one
         if self._inner(operand) and operand.op.kind == "map":
             return self.heap.allocate(0.0, Holder("temporaries"))
@@ -345,15 +340,10 @@ def _is_map(node: Node) -> bool:
     return node.op.kind == "map" and node.op.kernel
 
 
-def _silent(node: Node) -> bool:
-    """A statistic that torch's batch norm takes, and differentiates, in the same call."""
-    return node.op.name in ("channel_variance", "channel_mean") and runs_within(node)
-
-
 def _is_residual(node: Node) -> bool:
     """A sum of two activations of one shape: where transformers drop out what a branch adds (Vaswani et al., 5.4)."""
     same = [operand for operand in node.operands if not of_weights(operand) and operand.type == node.type]
-    return node.op.name == "add" and len(same) == 2
+    return node.op.adds and len(same) == 2
 
 
 def _moment(what: str, node: Node, setting: Setting) -> str:

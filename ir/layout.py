@@ -1,4 +1,4 @@
-"""How a tensor lies in memory: which operators give a view of what they read, and which must copy.
+"""How tensors lie in memory, and what kernels hold beside them; the operators declare it in these terms.
 
 As torch does it: a view merges only dims that lie one behind the other (``at::detail::computeStride``).
 """
@@ -6,11 +6,9 @@ As torch does it: a view merges only dims that lie one behind the other (``at::d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-from ir.graph import Node
 
 Sizes = tuple[int, ...]
 
@@ -64,26 +62,6 @@ def like(shape: Sizes, operands: Sequence[Layout]) -> Layout:
     return same if same is not None and same.dense else fresh(shape)
 
 
-def viewed(node: Node, before: Layout, shape: Sequence[int]) -> Layout | None:
-    """What a moving operator makes of ``before`` without touching memory; None where it has to copy.
-
-    shape: the local result's.
-    """
-    after = tuple(shape)
-    match node.op.name:
-        case "permute":
-            return Layout(after, tuple(before.strides[dim] for dim in node.attr("perm")))
-        case "chunk" | "slice":
-            return Layout(after, before.strides)
-        case "expand":
-            same = zip(before.shape, after, before.strides, strict=True)
-            return Layout(after, tuple(stride if size == new else 0 for size, new, stride in same))
-        case "reshape":
-            strides = merged(before, after)
-            return None if strides is None else Layout(after, strides)
-    raise AssertionError(f"{node.op.name} is no view")
-
-
 def merged(before: Layout, after: Sizes) -> Sizes | None:
     """Strides under which the same memory reads as shape ``after``; None if there are none."""
     runs: list[list[int]] = []  # [elements, innermost stride] of dims that lie one behind the other
@@ -107,3 +85,37 @@ def merged(before: Layout, after: Sizes) -> Sizes | None:
         strides.append(step)
         step, left = step * size, left // size
     return tuple(reversed(strides)) if left == 1 and not runs else None
+
+
+Bytes = Callable[..., float]
+"""Of an ``ir.local.Local``."""
+
+
+def _none(local: object) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What torch's kernels hold beside operands and result, read in its derivative formulas (derivatives.yaml).
+
+    Attributes:
+        keeps: bytes of its own values kept for backward: statistics, indices, intermediate results.
+        forward: of work space while it runs.
+        backward: the same of its backward.
+        handed: operands whose gradient is the result's own, in the same memory.
+        saved: operand numbers and/or "out" kept for backward, where ``Operator.saved`` counts one thing for another.
+        layout: how the result lies, where that is not row-major (nor, of functions of elements, as their operands do).
+        is_within: True of a statistic that torch takes, and differentiates, in the call that reads it.
+    """
+
+    keeps: Bytes = _none
+    forward: Bytes = _none
+    backward: Bytes = _none
+    handed: tuple[int, ...] = ()
+    saved: tuple[int | str, ...] | None = None
+    layout: Callable[..., Layout] | None = None
+    is_within: bool = False
+
+
+NOTHING, HANDED_ON = Memory(), Memory(handed=tuple(range(64)))  # of all operands that there may be
