@@ -7,7 +7,7 @@ A tape records what it ran, so gradients come from the same declarations (``inte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,19 @@ from ir.dims import Loops
 Pair = tuple[int, int]
 Array = Any
 """An array of the tape's field, or a NumPy integer/bool array (ids, masks) that the field does not touch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A function of elements or rows that is known by its name; floats alone know what it is.
+
+    Attributes:
+        name: with its parameters in it: ``pow:3.0``.
+        real: over float64: x -> what it gives, and its derivative as a thunk (of elements) or its pullback (of rows).
+    """
+
+    name: str
+    real: Callable[[Any], tuple[Any, Callable[..., Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +93,14 @@ class Tape(Protocol):
     def take(self, table: Array, ids: Array, offset: Array) -> Array:
         """table [V, d], ids [...] -> [..., d]; a row outside ``offset`` … ``offset + V`` reads as zero. offset: [R]."""
 
-    def unary(self, name: str, x: Array) -> Array:
-        """A function of each element, known by name (with parameters in it, e.g. ``"pow:3.0"``)."""
+    def unary(self, function: Known, x: Array) -> Array:
+        """A function of each element, known by name."""
 
-    def row(self, name: str, x: Array) -> Array:
+    def row(self, function: Known, x: Array) -> Array:
         """A function of each row along the last dim, same shape, known by name."""
 
-    def row_reduce(self, name: str, x: Array) -> Array:
-        """A function of each row along the last dim, to size one, known by name (e.g. ``"max"``)."""
+    def row_reduce(self, function: Known, x: Array) -> Array:
+        """A function of each row along the last dim, to size one, known by name."""
 
     def where(self, mask: Array, x: Array, y: Array) -> Array:
         """Elements of x where the mask (a NumPy bool array with the rank axis) holds, else y."""

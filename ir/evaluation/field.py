@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ir.evaluation.einsum import Data
 from ir.evaluation.polynomial import Size
+from ir.tape import Known
 
 
 class Field(Protocol):
@@ -34,13 +35,13 @@ class Field(Protocol):
     def reduce(self, x: Data) -> Data:
         """Back into the field after a few plain additions, subtractions or one product."""
 
-    def unary(self, name: str, x: Data) -> tuple[Data, Callable[[], Data]]:
+    def unary(self, function: Known, x: Data) -> tuple[Data, Callable[[], Data]]:
         """f(x), and how to get f'(x)."""
 
-    def row(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    def row(self, function: Known, x: Data) -> tuple[Data, Callable[[Data], Data]]:
         """A function of each row along the last axis, and its pullback."""
 
-    def row_reduce(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    def row_reduce(self, function: Known, x: Data) -> tuple[Data, Callable[[Data], Data]]:
         """A function of each row to size one, and its pullback."""
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from ir.evaluation.einsum import Data
 from ir.evaluation.polynomial import Size, size_of
 from ir.evaluation.rational import rational
+from ir.tape import Known
 
 _BITS = 31  # of an element
 _FEWEST = 8  # bits of a piece of one: sums of more terms than leave so many are halved
@@ -97,23 +98,23 @@ class PrimeField:
         """mod p."""
         return x % _modulus(self.primes, len(x), x.ndim)
 
-    def unary(self, name: str, x: Data) -> tuple[Data, Callable[[], Data]]:
+    def unary(self, function: Known, x: Data) -> tuple[Data, Callable[[], Data]]:
         """A pseudo-random function of the element, and another for its derivative."""
         parts = self._parts(x)
-        return self._draw(name, *parts), lambda: self._draw(name + "'", *parts)
+        return self._draw(function.name, *parts), lambda: self._draw(function.name + "'", *parts)
 
-    def row(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    def row(self, function: Known, x: Data) -> tuple[Data, Callable[[Data], Data]]:
         """Pseudo-random functions of the row; the Jacobian is a diagonal and two products of a column and a row.
 
         Of that form are those of softmax, log softmax and the norms, so that what holds for all of it holds for them.
         """
         n = x.shape[-1]
         hashed = self._hash_rows(x)
-        y = self._draw(name, _mix(hashed + _U(_key(name, self.key)) + _indices(n)))
+        y = self._draw(function.name, _mix(hashed + _U(_key(function.name, self.key)) + _indices(n)))
 
         def pullback(g: Data) -> Data:
-            entries = _mix(hashed[..., None] + _U(_key(name + "'", self.key)) + _indices(5 * n).reshape(5, n))
-            diagonal, *pairs = np.moveaxis(self._draw(name + "'", entries), -2, 0)
+            entries = _mix(hashed[..., None] + _U(_key(function.name + "'", self.key)) + _indices(5 * n).reshape(5, n))
+            diagonal, *pairs = np.moveaxis(self._draw(function.name + "'", entries), -2, 0)
             found = self.reduce(g * diagonal)
             for column, row in zip(pairs[::2], pairs[1::2], strict=True):
                 along = self.reduce(self.reduce(g * column).sum(axis=-1, keepdims=True))
@@ -122,12 +123,12 @@ class PrimeField:
 
         return y, pullback
 
-    def row_reduce(self, name: str, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    def row_reduce(self, function: Known, x: Data) -> tuple[Data, Callable[[Data], Data]]:
         """A pseudo-random function of the row, and one for each entry of its gradient."""
         hashed = self._hash_rows(x)
-        y = self._draw(name, hashed)
+        y = self._draw(function.name, hashed)
         entries = hashed + _indices(x.shape[-1])
-        return y, lambda g: self.reduce(g * self._draw(name + "'", _mix(entries)))
+        return y, lambda g: self.reduce(g * self._draw(function.name + "'", _mix(entries)))
 
     def _parts(self, x: Data) -> list[Data]:
         """[ranks, ...] uint64 each: two trials' elements side by side, then one trial's each."""

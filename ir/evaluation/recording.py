@@ -19,7 +19,7 @@ import numpy as np
 from ir.evaluation.einsum import Data, contract, drop_broadcast, parse_spec
 from ir.evaluation.field import Field, Var
 from ir.evaluation.polynomial import ONE, Size
-from ir.tape import Pair
+from ir.tape import Known, Pair
 
 Pullback = Callable[[Data], Sequence[Data | None]]
 
@@ -248,26 +248,26 @@ class Recorder:
         data = table.data[worlds, rows] * inside[..., None]
         return self._emit(data, table.size, (table,), pullback, (ONE,), math.prod(ids.shape[1:]))
 
-    def unary(self, name: str, x: Array) -> Array:
+    def unary(self, function: Known, x: Array) -> Array:
         """See ``Tape.unary``."""
         x = self._lift(x)
-        y, derivative = self.field.unary(name, x.data)
-        self._count(name, x, y.size, hashed=False)
+        y, derivative = self.field.unary(function, x.data)
+        self._count(function.name, x, y.size, hashed=False)
         return self._emit(y, Size(), (x,), lambda g: (self.field.reduce(g * derivative()),), (Size(),))
 
-    def row(self, name: str, x: Array) -> Array:
+    def row(self, function: Known, x: Array) -> Array:
         """See ``Tape.row``."""
         x = self._lift(x)
-        y, pullback = self.field.row(name, x.data)
-        self._count(name, x, math.prod(x.shape[:-1]), hashed=True)
+        y, pullback = self.field.row(function, x.data)
+        self._count(function.name, x, math.prod(x.shape[:-1]), hashed=True)
         entry = Size(degree=2, bits=2.0)  # of the Jacobian: a variable and two products of two
         return self._emit(y, Size(), (x,), lambda g: (pullback(g),), (entry,), x.shape[-1])
 
-    def row_reduce(self, name: str, x: Array) -> Array:
+    def row_reduce(self, function: Known, x: Array) -> Array:
         """See ``Tape.row_reduce``."""
         x = self._lift(x)
-        y, pullback = self.field.row_reduce(name, x.data)
-        self._count(name, x, math.prod(x.shape[:-1]), hashed=True)
+        y, pullback = self.field.row_reduce(function, x.data)
+        self._count(function.name, x, math.prod(x.shape[:-1]), hashed=True)
         return self._emit(y, Size(), (x,), lambda g: (pullback(g),), (Size(),), x.shape[-1])
 
     def where(self, mask: Array, x: Array, y: Array) -> Array:

@@ -11,6 +11,7 @@ from ir.dims import Loops, Shape
 from ir.layout import NOTHING, Layout, Memory, row_major
 from ir.local import Local
 from ir.operator import Attrs, Operator, one_type
+from ir.ops.normalization import SOFTMAX
 from ir.tape import Call, Tape
 from ir.ties import doubt_terms
 from ir.types import DType
@@ -70,10 +71,10 @@ def _attention(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arr
         scores = t.where(keep, scores, t.constant(float("-inf"), (1,) * rank))
     if not mask or mask[0].dtype != bool:
         scores = t.add(scores, mask[0]) if mask else scores
-        return t.einsum("...st,...te->...se", t.row("softmax", scores), v)
+        return t.einsum("...st,...te->...se", t.row(SOFTMAX, scores), v)
     seeing = mask[0].any(axis=-1, keepdims=True)  # a row that sees nothing is zero, as in torch
     scores = t.where(mask[0] | ~seeing, scores, t.constant(float("-inf"), (1,) * rank))
-    weights = t.row("softmax", scores)
+    weights = t.row(SOFTMAX, scores)
     weights = weights if seeing.all() else t.where(seeing, weights, t.constant(0.0, (1,) * rank))
     return t.einsum("...st,...te->...se", weights, v)
 

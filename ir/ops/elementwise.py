@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -9,19 +10,22 @@ from typing import Any
 import numpy as np
 
 from ir.errors import ShapeError
+from ir.evaluation.einsum import Data
 from ir.layout import HANDED_ON, Memory
 from ir.local import Local
 from ir.operator import Attrs, Operator, one_type
-from ir.tape import Call, Tape
+from ir.tape import Call, Known, Tape
 from ir.types import DType
 
 _NONE: Mapping[str, Hashable] = MappingProxyType({})
+Real = Callable[..., tuple[Data, Callable[[], Data]]]
 Evaluate = Callable[[Tape, Sequence[Any], Call], Any]  # Any: arrays of the tape's field
 
 
 def _unary(
     name: str,
     emit: str,
+    real: Real,
     *,
     flops: float = 1.0,
     saved: tuple[int | str, ...] = (0,),
@@ -29,13 +33,14 @@ def _unary(
     attrs: tuple[str, ...] = (),
     **traits: Any,
 ) -> Operator:
-    """An uninterpreted function of one operand; its attributes are part of the function's name.
+    """A function of one operand that floats alone know (``real``); its attributes are part of the function's name.
 
     ``traits``: further fields of ``Operator``.
     """
 
     def evaluate(t: Tape, operands: Sequence[Any], call: Call) -> Any:
-        return t.unary(":".join([name, *(str(value) for value in call.attrs.values())]), operands[0])
+        values = call.attrs.values()
+        return t.unary(Known(":".join([name, *map(str, values)]), lambda x: real(x, *values)), operands[0])
 
     return Operator(
         name,
@@ -70,6 +75,49 @@ def _binary(
         **traits,
     )
 
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _gelu(x: Data, approximate: str) -> tuple[Data, Callable[[], Data]]:
+    if approximate == "tanh":
+        c, k = math.sqrt(2 / math.pi), 0.044715
+        t = np.tanh(c * (x + k * x**3))
+        return 0.5 * x * (1 + t), lambda: 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * k * x * x)
+    cdf = 0.5 * (1 + np.asarray(_erf(x / math.sqrt(2)), dtype=np.float64))
+    return x * cdf, lambda: cdf + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def _sigmoid(x: Data) -> tuple[Data, Callable[[], Data]]:
+    y = 1 / (1 + np.exp(-x))
+    return y, lambda: y * (1 - y)
+
+
+def _silu(x: Data) -> tuple[Data, Callable[[], Data]]:
+    s = 1 / (1 + np.exp(-x))
+    return x * s, lambda: s * (1 + x * (1 - s))
+
+
+def _tanh(x: Data) -> tuple[Data, Callable[[], Data]]:
+    y = np.tanh(x)
+    return y, lambda: 1 - y * y
+
+
+def _exp(x: Data) -> tuple[Data, Callable[[], Data]]:
+    y = np.exp(x)
+    return y, lambda: y
+
+
+def _pow(x: Data, exponent: float) -> tuple[Data, Callable[[], Data]]:
+    return x**exponent, lambda: exponent * x ** (exponent - 1)
+
+
+def _of(function: Callable[[Data], Any], derivative: Callable[[Data], Any]) -> Real:
+    return lambda x: (np.asarray(function(x), dtype=np.float64), lambda: derivative(x))
+
+
+_reciprocal = _of(lambda x: 1 / x, lambda x: -1 / (x * x))
+RSQRT = Known("rsqrt", _of(lambda x: 1 / np.sqrt(x), lambda x: -0.5 * x**-1.5))
 
 _EITHER = (frozenset({0}), frozenset({1}))
 _BOTH = (frozenset({0, 1}),)
@@ -110,7 +158,7 @@ mul = _binary(
 div = _binary(
     "div",
     "{0} / {1}",
-    lambda t, x, c: t.mul(x[0], t.unary("reciprocal", x[1])),
+    lambda t, x, c: t.mul(x[0], t.unary(Known("reciprocal", _reciprocal), x[1])),
     linear=_FIRST,
     saved=(0, 1),
     memory=Memory(backward=lambda local: _spread(local) + local.result_bytes),
@@ -198,30 +246,38 @@ OPS = (
     neg,
     cast,
     where,
-    _unary("relu", "F.relu({0})", saved=("out",), is_activation=True),
+    _unary(
+        "relu",
+        "F.relu({0})",
+        _of(lambda x: np.maximum(x, 0), lambda x: (x > 0) * 1.0),
+        saved=("out",),
+        is_activation=True,
+    ),
     _unary(
         "gelu",
         "",
+        _gelu,
         flops=8,
         is_activation=True,
         defaults={"approximate": "none"},
         eager="F.gelu({0}, approximate={approximate})",
     ),
-    _unary("silu", "F.silu({0})", flops=5, is_activation=True),
-    _unary("tanh", "torch.tanh({0})", flops=5, saved=("out",), is_activation=True),
-    _unary("sigmoid", "torch.sigmoid({0})", flops=4, saved=("out",), is_activation=True),
-    _unary("exp", "torch.exp({0})", flops=4, saved=("out",)),
-    _unary("log", "torch.log({0})", flops=4, takes_positive=True),
-    _unary("erf", "torch.erf({0})", flops=8),
-    _unary("sqrt", "torch.sqrt({0})", saved=("out",), takes_positive=True),
-    _unary("rsqrt", "torch.rsqrt({0})", saved=("out",), memory=_AGAIN, takes_positive=True),
-    _unary("reciprocal", "torch.reciprocal({0})", saved=("out",), takes_positive=True),
-    _unary("sin", "torch.sin({0})", flops=4),
-    _unary("cos", "torch.cos({0})", flops=4),
-    _unary("abs", "torch.abs({0})"),
+    _unary("silu", "F.silu({0})", _silu, flops=5, is_activation=True),
+    _unary("tanh", "torch.tanh({0})", _tanh, flops=5, saved=("out",), is_activation=True),
+    _unary("sigmoid", "torch.sigmoid({0})", _sigmoid, flops=4, saved=("out",), is_activation=True),
+    _unary("exp", "torch.exp({0})", _exp, flops=4, saved=("out",)),
+    _unary("log", "torch.log({0})", _of(np.log, lambda x: 1 / x), flops=4, takes_positive=True),
+    _unary("erf", "torch.erf({0})", _of(_erf, lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x)), flops=8),
+    _unary("sqrt", "torch.sqrt({0})", _of(np.sqrt, lambda x: 0.5 / np.sqrt(x)), saved=("out",), takes_positive=True),
+    _unary("rsqrt", "torch.rsqrt({0})", RSQRT.real, saved=("out",), memory=_AGAIN, takes_positive=True),
+    _unary("reciprocal", "torch.reciprocal({0})", _reciprocal, saved=("out",), takes_positive=True),
+    _unary("sin", "torch.sin({0})", _of(np.sin, np.cos), flops=4),
+    _unary("cos", "torch.cos({0})", _of(np.cos, lambda x: -np.sin(x)), flops=4),
+    _unary("abs", "torch.abs({0})", _of(np.abs, np.sign)),
     _unary(
         "pow",
         "{0}.pow({exponent})",
+        _pow,
         flops=8,
         attrs=("exponent",),
         memory=_AGAIN,

@@ -8,24 +8,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from ir.dims import Shape
 from ir.errors import ShapeError
+from ir.evaluation.einsum import Data
 from ir.graph import Node
 from ir.layout import Memory
 from ir.local import INDEX_BYTES, Local
 from ir.operator import Attrs, Operator
-from ir.tape import Call, Tape
+from ir.ops.elementwise import RSQRT
+from ir.tape import Call, Known, Tape
 from ir.ties import Loops, Ties, where
 
 _FIRST = (frozenset({0}),)
+_TIE = 1e-9  # of a row's largest element: what differs by less is equal but for rounding
 
 
 def _softmax_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
     assert attrs["dim"] == -1, "frontends move the softmax dim to the end"
     return "... d* -> ... d*", {}
 
+
+def _softmax(x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    y = e / e.sum(axis=-1, keepdims=True)
+    return y, lambda g: y * (g - (g * y).sum(axis=-1, keepdims=True))
+
+
+SOFTMAX = Known("softmax", _softmax)
 
 softmax = Operator(
     "softmax",
@@ -36,10 +50,18 @@ softmax = Operator(
     defaults={"dim": -1},
     flops_per_point=5,
     saved=("out",),
-    evaluate=lambda t, x, c: t.row("softmax", x[0]),
+    evaluate=lambda t, x, c: t.row(SOFTMAX, x[0]),
     is_heavy=True,
     result_name="probabilities",
 )
+
+
+def _log_softmax(x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    z = x - x.max(axis=-1, keepdims=True)
+    y = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+    return y, lambda g: g - np.exp(y) * g.sum(axis=-1, keepdims=True)
+
+
 log_softmax = Operator(
     "log_softmax",
     _softmax_loops,
@@ -49,7 +71,7 @@ log_softmax = Operator(
     defaults={"dim": -1},
     flops_per_point=5,
     saved=("out",),
-    evaluate=lambda t, x, c: t.row("log_softmax", x[0]),
+    evaluate=lambda t, x, c: t.row(Known("log_softmax", _log_softmax), x[0]),
     is_heavy=True,
     measured_as="softmax",
 )
@@ -58,6 +80,16 @@ log_softmax = Operator(
 def _more_than_chosen(node: Node, loops: Loops, ties: Ties) -> None:
     """What the k largest are chosen from has more than k elements, if it has."""
     ties.atoms.at_least(loops["d"], min(node.attr("k") + 1, node.loops.extents["d"]))
+
+
+def _top_k(k: int, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    """Not a number in rows whose choice rounding decides."""
+    ordered = -np.sort(-x, axis=-1)
+    least, next_ = ordered[..., k - 1, None], ordered[..., k : k + 1]
+    kept = (x >= least).astype(x.dtype)
+    tied = (least - next_ <= _TIE * np.abs(ordered).max(axis=-1, keepdims=True)).any(axis=-1, keepdims=True)
+    kept[np.broadcast_to(tied, kept.shape)] = np.nan
+    return x * kept, lambda g: g * kept
 
 
 def _chosen(local: Local) -> float:
@@ -75,7 +107,7 @@ top_k = Operator(  # the row with all but its k largest elements set to zero
     saved=("out",),
     memory=Memory(keeps=_chosen, forward=lambda local: local.result_bytes, saved=()),
     ties=_more_than_chosen,
-    evaluate=lambda t, x, c: t.row(f"top_k:{c.attrs['k']}", x[0]),
+    evaluate=lambda t, x, c: t.row(Known(f"top_k:{c.attrs['k']}", partial(_top_k, c.attrs["k"])), x[0]),
 )
 
 
@@ -85,15 +117,33 @@ def _keep_rows(node: Node, loops: Loops, ties: Ties) -> None:
         ties.keep(loops["d"], f"{where(node)} norms rows of this size")
 
 
+def _standardize(eps: float, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    inverse = 1 / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
+    y = centred * inverse
+
+    def pullback(g: Data) -> Data:
+        along = y * (g * y).mean(axis=-1, keepdims=True)
+        return np.asarray(inverse * (g - g.mean(axis=-1, keepdims=True) - along))
+
+    return y, pullback
+
+
 def _layer_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
     x, *affine = operands
-    y = t.row(f"layer_norm:{call.attrs['eps']}", x)
+    y = t.row(Known(f"layer_norm:{call.attrs['eps']}", partial(_standardize, call.attrs["eps"])), x)
     return _affine(t, y, affine, len(call.loops.operands[0]))
+
+
+def _unit_rms(eps: float, x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    inverse = 1 / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)
+    y = x * inverse
+    return y, lambda g: inverse * (g - y * (g * y).mean(axis=-1, keepdims=True))
 
 
 def _rms_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     x, *affine = operands
-    y = t.row(f"rms_norm:{call.attrs['eps']}", x)
+    y = t.row(Known(f"rms_norm:{call.attrs['eps']}", partial(_unit_rms, call.attrs["eps"])), x)
     return _affine(t, y, affine, len(call.loops.operands[0]))
 
 
@@ -180,7 +230,7 @@ def _channel_variance(t: Tape, operands: Sequence[Any], call: Call) -> Any:
 
 def _batch_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     x, mean, variance, weight, bias = (operands[0], *(_per_channel(t, v, call) for v in operands[1:]))
-    inverse = t.unary("rsqrt", t.shift(variance, float(call.attrs["eps"])))
+    inverse = t.unary(RSQRT, t.shift(variance, float(call.attrs["eps"])))
     return t.add(t.mul(t.mul(t.sub(x, mean), inverse), weight), bias)
 
 
@@ -193,7 +243,7 @@ def _per_channel(t: Tape, vector: Any, call: Call) -> Any:
     return t.reshape(vector, (1, vector.shape[-1], *(1,) * (_rank(call) - 2)))
 
 
-# Statistics that are sums over devices are taken step by step (pdv/emit/templates/operators.py): x - mean is kept, then squared.
+# Sums over devices are taken step by step (pdv/emit/templates/operators.py): x - mean is kept, then squared.
 _STEP_BY_STEP = Memory(
     keeps=lambda local: local.operand_bytes(),
     forward=lambda local: local.operand_bytes(),

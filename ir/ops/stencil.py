@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
+
 from ir.dims import Loops, Shape
 from ir.errors import ShapeError
+from ir.evaluation.einsum import Data
 from ir.graph import Node
 from ir.layout import Memory
 from ir.local import INDEX_BYTES
 from ir.operator import Attrs, Operator
-from ir.tape import Call, Pair, Tape
+from ir.tape import Call, Known, Pair, Tape
 from ir.ties import Loops as Atoms
 from ir.ties import Ties, where
 
@@ -129,11 +132,17 @@ def _pool_flops(loops: Loops) -> float:
     return float(loops.size_of(loops.operands[0]) + loops.size_of(loops.result))
 
 
+def _largest(x: Data) -> tuple[Data, Callable[[Data], Data]]:
+    """Of each row; equal elements leave the gradient to the first, as torch does."""
+    first = np.arange(x.shape[-1]) == x.argmax(axis=-1)[..., None]
+    return x.max(axis=-1, keepdims=True), lambda g: g * first
+
+
 def _max_pool2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     kernel = _pair(call.attrs["kernel"])
     seen = t.transpose(_seen(t, operands[0], call, kernel, float("-inf")), (0, 1, 4, 5, 2, 3))
     rows = t.reshape(seen, (*seen.shape[1:5], math.prod(kernel)))
-    return t.reshape(t.row_reduce("max", rows), call.loops.result_shape)
+    return t.reshape(t.row_reduce(Known("max", _largest), rows), call.loops.result_shape)
 
 
 def _avg_pool2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:

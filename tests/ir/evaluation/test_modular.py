@@ -5,16 +5,24 @@ from __future__ import annotations
 import math
 import tracemalloc
 from fractions import Fraction
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from ir.evaluation.modular import PrimeField
 from ir.evaluation.rational import exact_float, rational
+from ir.ops.normalization import SOFTMAX
 from ir.proof.primes import draw_primes, is_prime
+from ir.tape import Known
 
 PRIMES = draw_primes("test", 2)
 FIELD = PrimeField("3", PRIMES)
+
+
+def unknown(x: object) -> NoReturn:
+    """What a function is over the reals, which this field does not ask."""
+    raise AssertionError(x)
 
 
 def test_primes_are_prime_and_drawn_from_all() -> None:
@@ -81,27 +89,30 @@ def test_no_two_floats_are_one_rational() -> None:
 def test_functions_see_all_trials_at_once() -> None:
     """Arguments equal in one trial only give different values in both."""
     x = np.array([[5, 5], [8, 9]])  # [trials, points]
-    y, _ = FIELD.unary("gelu", x)
+    y, _ = FIELD.unary(Known("gelu", unknown), x)
     assert (y[:, 0] != y[:, 1]).all()
-    rows, _ = FIELD.row("softmax", np.stack([x, x[::-1]], axis=-1).reshape(2, 2, 2))
+    rows, _ = FIELD.row(SOFTMAX, np.stack([x, x[::-1]], axis=-1).reshape(2, 2, 2))
     assert len(np.unique(rows)) == rows.size
 
 
 def test_functions_depend_on_name_seed_and_place() -> None:
     x = FIELD.random("x", (4, 6))
-    values = [FIELD.row(name, x)[0] for name in ("softmax", "log_softmax")]
-    values += [PrimeField("4", PRIMES).row("softmax", x)[0], FIELD.row("softmax", x[..., ::-1])[0][..., ::-1]]
+    values = [FIELD.row(function, x)[0] for function in (SOFTMAX, Known("log_softmax", unknown))]
+    values += [
+        PrimeField("4", PRIMES).row(SOFTMAX, x)[0],
+        FIELD.row(SOFTMAX, x[..., ::-1])[0][..., ::-1],
+    ]
     for i, one in enumerate(values):
         for other in values[:i]:
             assert not (one == other).any()
-    assert (FIELD.row("softmax", x)[0] == values[0]).all()
+    assert (FIELD.row(SOFTMAX, x)[0] == values[0]).all()
 
 
 def test_the_derivative_of_a_row_takes_memory_by_its_length() -> None:
     """A Jacobian of 2^24 entries for each of 64 rows is never made; what is used of it is linear and dense."""
     rows = FIELD.random("rows", (64, 4096))
     tracemalloc.start()
-    _, pullback = FIELD.row("softmax", rows)
+    _, pullback = FIELD.row(SOFTMAX, rows)
     gradients = [FIELD.random(name, (64, 4096)) for name in "gh"]
     found = [pullback(g) for g in gradients]
     assert tracemalloc.get_traced_memory()[1] < 300 * rows.nbytes
