@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ir.dims import Dims, Loops, Shape, parse, solve
 from ir.errors import ShapeError
-from ir.layout import HANDED_ON, NOTHING, Memory, Sizes
+from ir.memory.layout import HANDED_ON, NOTHING, Memory, Sizes
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
 from ir.transition import STAYS, Transition
 from ir.types import DType, TensorType
@@ -79,7 +79,7 @@ class Operator:
         flops: the count where it is not a multiple of the points.
         backward_factor: backward flops over forward flops, where it is not derived (``None``: derived).
         saved: what autograd keeps for backward: operand numbers and/or ``"out"``.
-        memory: what its kernel holds beside operands and result, or a function of an ``ir.local.Local`` that says so.
+        memory: what its kernel holds beside operands and result, or a function of a ``Local`` that says so.
         strides: of a view, which launches nothing and moves nothing: the strides of its result, from attributes, the
             operand's layout and the result's shape; None from it where this operand has to be copied.
         differentiable: operand numbers that receive a gradient (``None``: all floating ones).
@@ -93,7 +93,7 @@ class Operator:
         is_heavy: True if one of it is enough in a line of a program, though it is no product, window or lookup.
         bias_rank: of a product to which torch's function adds a bias, the dims of a bias that is added by itself:
             1 for [n], 3 for [c, 1, 1]; else 0.
-        ties: what its attributes ask of sizes, told to an ``ir.ties.Ties``: (node, atoms of its loops, ties).
+        ties: what its attributes ask of sizes, told to an ``ir.scaling.ties.Ties``: (node, atoms of its loops, ties).
         attrs_at: the attributes that change with sizes: (node, operands of other sizes, shape of the result there,
             whether sizes are open) -> their values there.
         result_name: what programs call its result where nothing else names it.

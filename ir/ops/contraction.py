@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ir.dims import Loops, Shape
-from ir.layout import NOTHING, Layout, Memory, row_major
-from ir.local import Local
+from ir.memory.layout import NOTHING, Layout, Memory, row_major
+from ir.memory.local import Local
 from ir.operator import Attrs, Operator, one_type
 from ir.ops.normalization import SOFTMAX
+from ir.scaling.ties import doubt_terms
 from ir.tape import Call, Tape
-from ir.ties import doubt_terms
 from ir.types import DType
 
 _BILINEAR = (frozenset({0}), frozenset({1}))

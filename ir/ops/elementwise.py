@@ -11,8 +11,8 @@ import numpy as np
 
 from ir.errors import ShapeError
 from ir.evaluation.einsum import Data
-from ir.layout import HANDED_ON, Memory
-from ir.local import Local
+from ir.memory.layout import HANDED_ON, Memory
+from ir.memory.local import Local
 from ir.operator import Attrs, Operator, one_type
 from ir.tape import Call, Known, Tape
 from ir.types import DType

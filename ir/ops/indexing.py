@@ -12,8 +12,8 @@ from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.graph import Node
 from ir.operator import Attrs, Operator
+from ir.scaling.ties import Loops, Ties, where
 from ir.tape import Call, Tape
-from ir.ties import Loops, Ties, where
 from ir.types import DType
 
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.graph import Node
-from ir.layout import HANDED_ON, Layout, Sizes, merged
+from ir.memory.layout import HANDED_ON, Layout, Sizes, merged
 from ir.operator import Attrs, Operator
+from ir.scaling.ties import Loops, Ties, join_sizes, scaled_start, slice_sizes, where
 from ir.tape import Call, Tape
-from ir.ties import Loops, Ties, join_sizes, scaled_start, slice_sizes, where
 
 _FIRST = (frozenset({0}),)
 

@@ -17,12 +17,12 @@ from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.evaluation.einsum import Data
 from ir.graph import Node
-from ir.layout import Memory
-from ir.local import INDEX_BYTES, Local
+from ir.memory.layout import Memory
+from ir.memory.local import INDEX_BYTES, Local
 from ir.operator import Attrs, Operator
 from ir.ops.elementwise import RSQRT
+from ir.scaling.ties import Loops, Ties, where
 from ir.tape import Call, Known, Tape
-from ir.ties import Loops, Ties, where
 
 _FIRST = (frozenset({0}),)
 _TIE = 1e-9  # of a row's largest element: what differs by less is equal but for rounding

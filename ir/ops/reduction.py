@@ -8,10 +8,10 @@ from typing import Any
 
 from ir.dims import Shape
 from ir.errors import ShapeError
-from ir.layout import HANDED_ON
+from ir.memory.layout import HANDED_ON
 from ir.operator import Attrs, Operator
+from ir.scaling.ties import doubt_terms
 from ir.tape import Call, Tape
-from ir.ties import doubt_terms
 
 _FIRST = (frozenset({0}),)
 

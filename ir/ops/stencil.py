@@ -13,12 +13,12 @@ from ir.dims import Loops, Shape
 from ir.errors import ShapeError
 from ir.evaluation.einsum import Data
 from ir.graph import Node
-from ir.layout import Memory
-from ir.local import INDEX_BYTES
+from ir.memory.layout import Memory
+from ir.memory.local import INDEX_BYTES
 from ir.operator import Attrs, Operator
+from ir.scaling.ties import Loops as Atoms
+from ir.scaling.ties import Ties, where
 from ir.tape import Call, Known, Pair, Tape
-from ir.ties import Loops as Atoms
-from ir.ties import Ties, where
 
 
 def _pair(value: object) -> Pair:

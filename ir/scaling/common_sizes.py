@@ -17,8 +17,8 @@ from ir.graph import Graph, Node, View, ViewStep, param_view
 from ir.mesh import Mesh
 from ir.ops.movement import matched_dims
 from ir.scaling.size_factors import Factors
+from ir.scaling.ties import Dims, Ties, join_sizes, scaled_start, slice_sizes
 from ir.sharding import Shard
-from ir.ties import Dims, Ties, join_sizes, scaled_start, slice_sizes
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_splits
 from ir.views import Base, Reading, readings, rest_of_view

@@ -19,7 +19,7 @@ from ir.errors import ShapeError
 from ir.graph import Graph, Node
 from ir.ops.movement import table_below
 from ir.scaling.size_factors import Factors
-from ir.ties import Dims, Ties, where
+from ir.scaling.ties import Dims, Ties, where
 from ir.types import TensorType
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ir.graph import Node
-from ir.layout import Layout, fresh
+from ir.memory.layout import Layout, fresh
 from ir.transition import Communication
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ir.graph import Node
-from ir.layout import fresh
+from ir.memory.layout import fresh
 from pdv.memory.log import Heap, Holder, Log, Storage
 from pdv.memory.loss import loss_backward, loss_forward
 from pdv.memory.setting import Setting, of_weights

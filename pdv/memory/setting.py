@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ir.graph import Node
-from ir.local import Local
+from ir.memory.local import Local
 from ir.sharding import Replicate, Sharding, local_shape
 from ir.verify import infer_shardings
 from pdv.pcg.plan_cost import is_bias

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ir.graph import Node
-from ir.layout import Layout, fresh
-from ir.local import Local
+from ir.memory.layout import Layout, fresh
+from ir.memory.local import Local
 from pdv.memory.log import Heap, Holder, Kind, Storage
 from pdv.memory.moves import Backend, backward_move, forward_move, gathered_dim
 from pdv.memory.setting import Setting, chain, gathered_for_use, of_weights

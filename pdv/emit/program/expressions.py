@@ -18,8 +18,8 @@ from ir.ops.normalization import counts_variance, variance_below
 from ir.types import DType
 from ir.verify import node_splits
 from pdv.emit.analysis.shapes import Shapes
-from pdv.emit.program.code import Code, binary, call, keyword_argument, method, negative, tuple_of
 from pdv.emit.program import view_code
+from pdv.emit.program.code import Code, binary, call, keyword_argument, method, negative, tuple_of
 from pdv.emit.program.size_code import SizeCode
 
 

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from ir.layout import Layout, fresh, like, merged
+from ir.memory.layout import Layout, fresh, like, merged
 
 SHAPES = [(4, 6), (2, 3, 4), (24,), (1, 24), (2, 1, 12), (6, 4, 1), (3, 8), (2, 2, 6), (12, 2), (2, 3, 2, 2)]
 

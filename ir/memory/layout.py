@@ -88,7 +88,7 @@ def merged(before: Layout, after: Sizes) -> Sizes | None:
 
 
 Bytes = Callable[..., float]
-"""Of an ``ir.local.Local``."""
+"""Of an ``ir.memory.local.Local``."""
 
 
 def _none(local: object) -> float:

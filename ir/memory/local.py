@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ir.graph import Node
-from ir.layout import Layout, Memory, like
+from ir.memory.layout import Layout, Memory, like
 
 INDEX_BYTES = 8  # torch's indices are int64
 STATISTIC_BYTES = 4  # statistics of rows are kept in float32
