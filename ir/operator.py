@@ -184,6 +184,11 @@ class Operator:
         return self.memory == HANDED_ON
 
     @property
+    def maps_rows(self) -> bool:
+        """True for a product whose leading dims are those of its first operand alone."""
+        return self.kind == "contraction" and isinstance(self.loops, str) and self.loops.count("...") == 2
+
+    @property
     def broadcasts(self) -> bool:
         """True for functions of each element of several operands, which are spread to a common shape."""
         return isinstance(self.loops, str) and "," in self.loops and set(self.loops) <= set("., ->")

@@ -13,6 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from ir.types import DType
+
 LARGEST_DENOMINATOR = {True: 1 << 10, False: 1 << 20}
 """In single precision, and in double. Larger ones would take many a float for a fraction that nobody meant: of the
 2^23 (2^52) floats from 1/2 to 1, some 2 % (0.003 %) are the nearest to a fraction of such a denominator."""
@@ -35,3 +37,14 @@ def exact_float(value: Fraction) -> float | None:
     except OverflowError:
         return None
     return found if rational(found) == value else None
+
+
+def short_float(value: float, dtype: DType = DType.F32) -> float:
+    """The shortest decimal with the same float32; for a program that computes in float64, the number as it is.
+
+    ONNX stores attributes as float32, torch as float64; both mean 1e-05.
+    """
+    if dtype is DType.F64:
+        return float(value)
+    single = np.float32(value)
+    return float(str(single)) if np.isfinite(single) else float(value)

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ir.evaluation.rational import short_float
 from ir.graph import Node
 from ir.types import DType
 from pdv.frontend.lowering import Lowering, Pair, TopK, Unsupported
-from pdv.passes.numbers import short_float
 
 
 def linear(k: Lowering, x: Node, w: Node, bias: Node | None = None) -> Node:

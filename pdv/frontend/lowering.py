@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 
 from ir.builder import Builder
+from ir.evaluation.rational import short_float
 from ir.graph import Node
 from ir.ops import OPERATORS
 from ir.types import DType
 from pdv.passes.fold_constants import Array, fold
-from pdv.passes.numbers import short_float
 
 Pair = tuple[int, int]
 Number = int | float | bool

@@ -5,11 +5,17 @@ Entry point: `canonicalize`, which brings what any frontend lowered to the one f
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 from ir.graph import Graph
-from pdv.passes.fuse import FUSIONS
-from pdv.passes.rewrite import rewrite
-from pdv.passes.simplify import SIMPLIFICATIONS, rows_once
+from pdv.passes.simplify import STEPS, fold_constant, rows_once
 from pdv.passes.tied_views import untangle, whole_buffers
+from pdv.rewrite.library import read_laws
+from pdv.rewrite.normal_form import normalized
+from pdv.rewrite.rule import Rule, forwards
+
+LAWS = Path(__file__).with_name("canonical.laws")
 
 
 def canonicalize(graph: Graph) -> Graph:
@@ -17,4 +23,10 @@ def canonicalize(graph: Graph) -> Graph:
     through.
     """
     rows = next((node.type.shape[0] for node in graph.inputs if node.type.rank), 1)
-    return whole_buffers(untangle(rewrite(graph, (*SIMPLIFICATIONS, rows_once(rows), *FUSIONS))))
+    return whole_buffers(untangle(normalized(graph, (fold_constant, *_rules(), *STEPS, rows_once(rows)))))
+
+
+@cache
+def _rules() -> tuple[Rule, ...]:
+    """The laws, left to right."""
+    return tuple(map(forwards, read_laws(LAWS)))

@@ -47,7 +47,7 @@ def _leaf(k: Builder, node: Node, own: frozenset[DType], dtype: DType) -> Node:
 
 def _inner(k: Builder, node: Node, new: dict[Node, Node], own: frozenset[DType], dtype: DType) -> Node:
     operands = tuple(new[operand] for operand in node.operands)
-    if node.op.name != "cast":
+    if not node.op.names_dtype:
         return k.copy(node, operands)
     after = dtype if node.type.dtype in own else node.type.dtype
     if operands[0].type.dtype is after:

@@ -15,7 +15,8 @@ from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.proof.exact import verify_equal
 from pdv.rewrite.instantiate import instantiate
-from pdv.rewrite.law import Law
+from pdv.rewrite.law import Law, parse_law
+from pdv.rewrite.rule import applied
 from pdv.rewrite.sample import attr_uses, samples
 
 ALONE = Mesh(())
@@ -47,6 +48,11 @@ def check_law(law: Law, *, seed: int = 0, instances: int = INSTANCES, hopeless: 
     Raises:
         VerificationError: if it is false at one of them, or type-checks at fewer than ``fewest``.
     """
+    for term in {term for side in (*law.left, *law.right) for term in applied(side) if term.repeated}:
+        (attr, _), *_ = term.attrs
+        one, two = f"{term.op}({term.op}(x, {attr}=c), {attr}=d)", f"{term.op}(x, {attr}=c * d)"
+        check_law(parse_law(f"repeated-{term.op}: {one} == {two} for x[*s]"), seed=seed)
+        check_law(parse_law(f"no-{term.op}: {term.op}(x, {attr}=1.0) == x for x[*s]"), seed=seed)
     seen: set[tuple[str, str]] = set()
     bound = 0.0
     runs: set[int] = set()
@@ -97,7 +103,9 @@ def holds(law: Law, *, seed: int = 0) -> bool:
 
 def _prove(law: Law, left: Graph, right: Graph, values: Mapping[str, object], seed: int) -> float:
     """The error bound at one instance; the side that has all variables is the source."""
-    names = [{node.attr("name") for node in graph.nodes if node.is_leaf} for graph in (left, right)]
+    names = [
+        {node.attr("name") for node in graph.nodes if node.is_leaf and not node.is_const} for graph in (left, right)
+    ]
     source, other = (right, left) if names[0] < names[1] else (left, right)
     try:
         return verify_equal(source, other, ALONE, seed=seed, trials=TRIALS, scale=False).error_bound

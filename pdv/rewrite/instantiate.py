@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import cast
 
+import numpy as np
+
 from ir.builder import Builder
 from ir.dims import Shape
 from ir.errors import ShapeError
+from ir.evaluation.rational import short_float
 from ir.graph import Graph, Node
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.types import TensorType
-from pdv.rewrite.law import Law, Literal, Operand, Star, Symbol, Term, evaluate
+from pdv.rewrite.law import Law, Literal, Operand, Star, Symbol, Term, evaluate, in_full, is_rounded
 from pdv.rewrite.law import Shape as LawShape
 
 Values = Mapping[str, object]
@@ -41,12 +44,17 @@ def _side(law: Law, terms: Sequence[Term], values: Values) -> Graph:
     nodes = {}
     for name, shape in law.shapes.items():
         tensor = TensorType(dims_of(shape, values), shape.dtype)
-        nodes[name] = k.param(name, tensor) if shape.dtype.is_floating else k.input(name, tensor)
+        if shape.role == "number":
+            nodes[name] = k.const(np.array(values[name], np.float64), name, shape.dtype)
+        else:
+            nodes[name] = (k.param if shape.dtype.is_floating and shape.role != "mask" else k.input)(name, tensor)
     return k.graph({f"y{number}": build(k, term, nodes, values) for number, term in enumerate(terms)})
 
 
-def build(k: Builder, term: Term, nodes: Mapping[str, Node], values: Values) -> Node:
-    """The node of a term.
+def build(
+    k: Builder, term: Term, nodes: Mapping[str, Node], values: Values, name: str = "", *, short: bool = False
+) -> Node:
+    """The node of a term, under a name; ``short``: what stands behind ``~`` is written as short as its type has it.
 
     Raises:
         ShapeError: if it does not type-check.
@@ -54,10 +62,16 @@ def build(k: Builder, term: Term, nodes: Mapping[str, Node], values: Values) -> 
     if isinstance(term, Operand):
         return nodes[term.name]
     operands = tuple(build(k, operand, nodes, values) for operand in term.operands)
-    attrs = {name: _value(evaluate(written, values)) for name, written in term.attrs}
-    op = OPERATORS[term.op]
+    op, rank = OPERATORS[term.op], operands[0].type.rank
+    attrs = {
+        attr: _value(evaluate(in_full(written, rank) if isinstance(written, tuple) else written, values))
+        for attr, written in term.attrs
+    }
+    if short:
+        rounded = [attr for attr, written in term.attrs if is_rounded(written)]
+        attrs |= {attr: short_float(cast(float, attrs[attr]), operands[0].type.dtype) for attr in rounded}
     try:
-        node = k.apply(op, operands, resolved(op, attrs, operands[0].type.shape))
+        node = k.apply(op, operands, resolved(op, attrs, operands[0].type.shape), name)
     except (AssertionError, IndexError, TypeError, ValueError) as error:  # attributes that do not fit the operands
         raise ShapeError(f"{term} over {[str(operand.type) for operand in operands]}: {error}") from error
     if 0 in node.type.shape:

@@ -6,15 +6,32 @@ lists them is replayed exactly (``at``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
 
 from ir.errors import ShapeError
+from ir.evaluation.rational import short_float
 from ir.graph import Node
 from ir.ops import OPERATORS
 from ir.types import DType
-from pdv.rewrite.law import Apply, Compound, Expression, Literal, Operand, Star, Symbol, Term, evaluate
+from pdv.rewrite.instantiate import dims_of
+from pdv.rewrite.law import (
+    Apply,
+    Compound,
+    Expression,
+    Literal,
+    Operand,
+    Star,
+    Symbol,
+    Term,
+    evaluate,
+    in_full,
+    is_rounded,
+)
 from pdv.rewrite.law import Shape as LawShape
 from pdv.rewrite.rule import Rule
 
@@ -40,7 +57,8 @@ class _Found:
 
     nodes: tuple[Node, ...] = ()
     terms: tuple[Apply, ...] = ()
-    operands: Mapping[str, Node] | None = None
+    operands: Mapping[str, Node] = field(default_factory=dict)
+    products: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +80,6 @@ class _Search:
         if self.at is not None:
             return self.at[len(found.nodes) : len(found.nodes) + 1]
         variable, ops = rule.anchors[number - 1]
-        assert found.operands is not None
         level: Sequence[Node] = [found.operands[variable]]
         for op in ops:
             users = dict.fromkeys(user for node in level for user in self.users.get(node, ()))
@@ -73,15 +90,20 @@ class _Search:
     def term(self, term: Term, node: Node, found: _Found) -> Iterator[_Found]:
         """All ways to match ``term`` with ``node``."""
         if isinstance(term, Operand):
-            bound = (found.operands or {}).get(term.name)
+            bound = found.operands.get(term.name)
             if bound is None:
-                yield _Found(found.nodes, found.terms, {**(found.operands or {}), term.name: node})
+                yield _Found(found.nodes, found.terms, {**found.operands, term.name: node}, found.products)
             elif bound is node:
                 yield found
             return
+        if term.repeated:
+            product, node = _peeled(term, node)
+            products = {**found.products, str(term.attrs[0][1]): product}
+            yield from self.term(term.operands[0], node, _Found(found.nodes, found.terms, found.operands, products))
+            return
         if not self._fits(term, node, found):
             return
-        grown = _Found((*found.nodes, node), (*found.terms, term), found.operands)
+        grown = _Found((*found.nodes, node), (*found.terms, term), found.operands, found.products)
         yield from self._operands(term, node.operands, 0, grown)
         if OPERATORS[term.op].commutative and node.operands[0] is not node.operands[1]:
             yield from self._operands(term, node.operands[::-1], 0, grown)
@@ -104,6 +126,15 @@ class _Search:
             return
         for following in self.term(term.operands[number], operands[number], found):
             yield from self._operands(term, operands, number + 1, following)
+
+
+def _peeled(term: Apply, node: Node) -> tuple[float, Node]:
+    """The product of a repeated term's attribute over all its applications, and what is below them."""
+    product, (name, _) = 1.0, term.attrs[0]
+    while node.op.name == term.op:
+        product *= node.attr(name)
+        (node,) = node.operands
+    return product, node
 
 
 def _always(_: Node) -> bool:
@@ -131,14 +162,14 @@ def matches(
             roots = tuple(found.nodes[start] for start in starts[:-1])
             values = _solved(rule, found)
             if values is not None and len(set(roots)) == len(roots):
-                yield Match(rule, found.nodes, roots, found.operands or {}, values)
+                yield Match(rule, found.nodes, roots, found.operands, values)
 
 
 def _solved(rule: Rule, found: _Found) -> Values | None:
     """Values of all symbols, or None if shapes or attributes do not fit."""
-    values: Values = {}
+    values: Values = dict(found.products)
     floating: DType | None = None
-    for name, node in (found.operands or {}).items():
+    for name, node in found.operands.items():
         shape = rule.law.shapes[name]
         if shape.dtype.is_floating:
             floating = floating or node.type.dtype
@@ -146,12 +177,28 @@ def _solved(rule: Rule, found: _Found) -> Values | None:
                 return None
         elif node.type.dtype is not shape.dtype:
             return None
-        if not _shaped(shape, node.type.shape, values):
+        fits = {"mask": _is_mask, "number": _is_number}.get(shape.role, _shaped)
+        if not fits(name, shape, node, values) or (shape.role == "moved" and node.op.kind != "move"):
             return None
     return values if _attributes(found, values) else None
 
 
-def _shaped(shape: LawShape, extents: Sequence[int], values: Values) -> bool:
+def _is_number(name: str, _: LawShape, node: Node, values: Values) -> bool:
+    """A finite constant of one element, whose value attributes have by its name."""
+    array = node.attr("value").array if node.is_const and node.type.dtype.is_floating else np.zeros(0)
+    value = short_float(float(array.reshape(())), node.type.dtype) if array.size == 1 else math.nan
+    values[name] = value
+    return math.isfinite(value)
+
+
+def _is_mask(_: str, shape: LawShape, node: Node, values: Values) -> bool:
+    """What needs no gradient and is spread to the dims, which other variables have told."""
+    pairs = list(zip(reversed(node.type.shape), reversed(dims_of(shape, values)), strict=False))
+    return not node.needs_grad and len(pairs) == node.type.rank and all(size in (1, to) for size, to in pairs)
+
+
+def _shaped(_: str, shape: LawShape, node: Node, values: Values) -> bool:
+    extents = node.type.shape
     stars = [i for i, dim in enumerate(shape.dims) if isinstance(dim, Star)]
     extra = len(extents) - len(shape.dims)
     if len(stars) > 1 or extra < -1 or (not stars and extra != 0):
@@ -204,18 +251,21 @@ def _unified(op: str, name: str, written: Expression, value: object, values: Val
 
 
 def _gives(written: Expression, values: Values, value: object) -> bool:
-    """Whether an expression has this value; one without an exact value has none."""
+    """Whether an expression has this value, or about; one without an exact value has none."""
     try:
-        return evaluate(written, values) == value
+        found = evaluate(written, values)
     except (KeyError, AssertionError, ShapeError):
         return False
+    return found == value or (
+        is_rounded(written) and math.isclose(cast(float, found), cast(float, value), rel_tol=1e-6)
+    )
 
 
 def _tuple_unified(
     op: str, name: str, written: tuple[Expression, ...], value: tuple[Any, ...], values: Values, rank: int
 ) -> bool:
     at = 0
-    for item in written:
+    for item in in_full(written, rank):
         if isinstance(item, Star):
             run = values.get(item.name)
             if not isinstance(run, tuple) or value[at : at + len(run)] != run:

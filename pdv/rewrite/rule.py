@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from ir.operator import Operator
 from ir.ops import OPERATORS
 from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Symbol, Term
 
@@ -34,6 +35,11 @@ class Rule:
         """The law in this direction, for people."""
         before, after = (", ".join(map(str, side)) for side in (self.before, self.after))
         return f"{before} == {after}"
+
+    @property
+    def root(self) -> Operator:
+        """The outermost operator of the first result's pattern."""
+        return OPERATORS[self.before[0].op]
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -69,13 +75,22 @@ class Rule:
         return tuple(found)
 
 
+def forwards(law: Law) -> Rule:
+    """A law read from left to right, which is taken wherever it applies."""
+    (before,), after = law.left, law.right
+    assert isinstance(before, Apply), law
+    assert _tells(law, (before,), after), law
+    return Rule(law.name, law, (before,), after)
+
+
 def rules_of(law: Law) -> tuple[Rule, ...]:
-    """The directions of a law whose pattern tells all that the replacement needs."""
+    """The directions of a law whose pattern tells all that the replacement needs, operator by operator."""
     sides = ((law.name, law.left, law.right), (law.name + REVERSED, law.right, law.left))
     found = []
     for name, before, after in sides:
         pattern = tuple(term for term in before if isinstance(term, Apply))
-        if len(pattern) == len(before) and _tells(law, pattern, after) and _connected(pattern):
+        listed = not any(term.repeated for root in pattern for term in applied(root))
+        if len(pattern) == len(before) and listed and _tells(law, pattern, after) and _connected(pattern):
             found.append(Rule(name, law, pattern, after))
     return tuple(found)
 
@@ -102,6 +117,7 @@ def _tells(law: Law, pattern: Iterable[Apply], after: Iterable[Term]) -> bool:
     if not {name for term in after for name in variables(term)} <= operands:
         return False
     bound = {dim.name for name in operands for dim in law.shapes[name].dims if not isinstance(dim, Literal)}
+    bound |= {name for name in operands if law.shapes[name].role == "number"}
     wanted: set[str] = set()
     for root in pattern:
         for term in applied(root):

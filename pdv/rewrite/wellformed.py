@@ -70,6 +70,10 @@ def _check_operator(law: Law, term: Apply) -> None:
     for name in given:
         if name not in op.attrs:
             raise _error(law, f"{term.op} has no attribute {name!r}", takes, _close(name, op.attrs))
+    if term.repeated and (len(term.operands) != 1 or not (len(given) == 1 and isinstance(term.attrs[0][1], Symbol))):
+        allowed = "One operand, and one attribute, by a name: the product of all of them"
+        told = f"{term.op}[...] is given {len(term.operands)} operands and {', '.join(given) or 'no attribute'}"
+        raise _error(law, told, allowed, f"Write {term.op}, or name the attribute")
     missing = [name for name in op.attrs if name not in op.defaults and name not in given]
     if missing:
         mend = f"Give it a value or a variable: {missing[0]}={missing[0][0]}"

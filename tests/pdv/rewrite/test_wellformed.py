@@ -24,6 +24,7 @@ WRONG = {
     "a: relu(x) == relu(x) for x[*s] x[k]": "given twice",
     "a: relu(x) == relu(x) for x[*s] y": "no variable with its dims",
     "a: relu(x) == relu(x) for x[*s]:f99": "f99",
+    "a: relu[...](x) == x for x[*s]": "relu[...] is given 1 operands and no attribute",
     "linear(x, w)": "this is no law",
 }
 
