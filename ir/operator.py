@@ -165,6 +165,16 @@ class Operator:
         return "parts" in self.attrs
 
     @property
+    def takes_range(self) -> bool:
+        """True if its result is what lies from one place of a dim to another."""
+        return "start" in self.attrs
+
+    @property
+    def cuts(self) -> bool:
+        """True if its result is a piece of a dim."""
+        return self.takes_part or self.takes_range
+
+    @property
     def reorders_dims(self) -> bool:
         """True if its result has the dims of its operand in another order."""
         return "perm" in self.attrs

@@ -16,8 +16,6 @@ from pdv.rewrite.instantiate import build
 from pdv.rewrite.match import Inside, Match, Users, matches
 from pdv.rewrite.rule import Rule
 
-_MOVES = ("chunk", "slice", "permute", "reshape")
-
 
 class RewriteBuilder(Builder):
     """A builder that keeps moved parameters parameters: ``chunk(w) == w`` read through a view, ``concat`` too.
@@ -33,16 +31,16 @@ class RewriteBuilder(Builder):
     def apply(self, op: Any, operands: tuple[Node, ...], attrs: Mapping[str, Any], name: str = "") -> Node:
         """As ``Builder.apply``, with views of parameters and slices of slices written as what they are."""
         made = super().apply(op, operands, attrs, name)
-        if op.name in ("chunk", "slice") and _is_joined(operands[0]):
+        if op.cuts and _is_joined(operands[0]):
             raise ShapeError(f"{operands[0]!r} was joined, and is not taken apart again")
-        if op.name == "concat" and _repeats(operands):
+        if op.joins and _repeats(operands):
             raise ShapeError(f"{operands!r} were taken apart, and are not joined again")
         if all(operand.is_param for operand in operands):
-            if op.name in _MOVES:
-                return self._view(operands[0], made)
-            if op.name == "concat" and _may_join(operands, made.attr("dim")):
+            if op.joins and _may_join(operands, made.attr("dim")):
                 return self._join(operands, made)
-        if op.name == "slice" and operands[0].op.name == "slice" and operands[0].attr("dim") == made.attr("dim"):
+            if op.kind == "move" and not op.joins and not op.repeats:
+                return self._view(operands[0], made)
+        if op.takes_range and operands[0].op is op and operands[0].attr("dim") == made.attr("dim"):
             start = operands[0].attr("start")
             shifted = {"dim": made.attr("dim"), "start": start + made.attr("start"), "stop": start + made.attr("stop")}
             return self.apply(op, operands[0].operands, shifted, name)
@@ -50,7 +48,7 @@ class RewriteBuilder(Builder):
 
     def _view(self, param: Node, moved: Node) -> Node:
         step: ViewStep = (moved.op.name, *moved.attrs.values())
-        if moved.op.name == "slice":
+        if moved.op.takes_range:
             step = (*step, param.type.shape[moved.attr("dim")])
         match step:
             case ("chunk", _, _, index):
