@@ -73,8 +73,12 @@ def _tangled(graph: Graph) -> dict[Node, TensorType]:
 def _views_of_buffers(graph: Graph) -> dict[Node, TensorType]:
     """Parameters that read a buffer which is overwritten, unless its one reader holds it as it is."""
     found: dict[Node, TensorType] = {}
+    readers_of: dict[str, dict[Node, None]] = {}
+    for param in graph.params:
+        for source in sources_of(param):
+            readers_of.setdefault(source, {})[param] = None
     for name, value in graph.updates:
-        readers = [param for param in graph.params if name in sources_of(param)]
+        readers = readers_of.get(name, {})
         if len(readers) > 1 or any(param_view(param) and not is_column(param) for param in readers):
             found |= dict.fromkeys(readers, value.type)
     return found

@@ -33,7 +33,7 @@ def normalized(graph: Graph, rules: Sequence[Rule | Step]) -> Graph:
 
 def apply_rule(rule: Rule, k: Builder, node: Node) -> Node | None:
     """What a rule of one result makes of a node; None where it does not match, or makes a value of another type."""
-    for match in matches(rule, node, {}):
+    for match in matches(rule, node, {}) if rule.may_match(node) else ():
         try:
             made = build(k, rule.after[0], match.operands, match.values, node.name, short=True)
         except ShapeError:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from ir.graph import Node
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Symbol, Term
@@ -40,6 +41,16 @@ class Rule:
     def root(self) -> Operator:
         """The outermost operator of the first result's pattern."""
         return OPERATORS[self.before[0].op]
+
+    @cached_property
+    def below(self) -> tuple[Operator | None, ...]:
+        """The operators right below the first root; None where it may be any."""
+        terms = self.before[0].operands
+        return tuple(OPERATORS[t.op] if isinstance(t, Apply) and not t.repeated else None for t in terms)
+
+    def may_match(self, node: Node) -> bool:
+        """Whether the operators below a node with the root's are those of the pattern, in some order."""
+        return all(op is None or any(operand.op is op for operand in node.operands) for op in self.below)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
