@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
+from benchmarks.few_shot import FewShot, choose
 from benchmarks.record import Record, arguments, table
 from learned_cost.data.dataset import Dataset, read_folders
 from learned_cost.data.kernel import family
@@ -31,7 +32,6 @@ from learned_cost.data.measured import SHIPPED
 from learned_cost.data.table import Table
 from learned_cost.evaluation.evaluate import Z90
 from learned_cost.kernels.features import Features
-from learned_cost.kernels.few_shot import FewShot, choose
 from learned_cost.kernels.gnn import Rows
 from learned_cost.kernels.predict import Answer, Predictor
 from learned_cost.training.fit import fit

@@ -9,13 +9,19 @@ GPU of a few does. Written once, with the package; `--smoke` writes nothing.
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.ranking_plans import program_of
 from benchmarks.shapes import program
-from ir.graph import Graph
+from ir.cost_model import Query
+from ir.graph import Graph, Node
+from ir.operator import local_loops
+from ir.text import print_graph
 from learned_cost.profile.programs.pieces import Piece
-from learned_cost.profile.programs.planned import FILE, cuts, segments, write
+from learned_cost.profile.programs.planned import FILE, of_plan, segments
 
 SMALL = ("gpt2", "mlp", "vit", "resnet")  # of benchmarks/ranking.py
 LARGE = (("gpt2", 8, 1024), ("llama-3-8b", 2, 2048), ("vit", 32, 0), ("resnet50", 32, 0))
@@ -38,6 +44,36 @@ def main() -> None:
     if not options.smoke:
         write(options.output, list(pieces), graphs)
         print(f"{options.output}: {len(pieces)} pieces, {options.output.stat().st_size} bytes")
+
+
+def cuts(graph: Graph, plan: str, degrees: Sequence[int]) -> list[Piece]:
+    """Every operator of the graph, whole and with up to two of its loops cut into ``degrees``, each once."""
+    return of_plan((query for node in graph.nodes if not node.is_leaf for query in _queries(node, degrees)), plan)
+
+
+def _queries(node: Node, degrees: Sequence[int]) -> Iterator[Query]:
+    loops = [split.loop for split in node.op.splits(node.loops) if split.loop is not None]
+    loops = [loop for loop in loops if loop != node.op.offset_loop]  # such a shard runs more than the library's kernel
+    ways: list[dict[str, int]] = [{}]
+    for i, loop in enumerate(loops):
+        ways += [{loop: degree} for degree in degrees]
+        ways += [{loop: 2, other: 2} for other in loops[:i]]
+    for way in ways:
+        if all(node.loops.extents[loop] % degree == 0 for loop, degree in way.items()):
+            yield Query.of(node, local_loops(node.loops, way), train=True)
+
+
+def write(path: Path, pieces: Sequence[Piece], graphs: Sequence[tuple[str, Graph]]) -> None:
+    """Pieces and segments as compressed JSON, equal bytes for equal content."""
+    data = {
+        "pieces": [
+            [p.op, [[list(t.shape), t.dtype.value] for t in p.operands], [list(pair) for pair in p.attrs],
+             list(p.wanted), p.plan]
+            for p in pieces
+        ],
+        "graphs": [[plan, print_graph(graph)] for plan, graph in graphs],
+    }  # fmt: skip
+    path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
 
 
 def sources(*, smoke: bool) -> list[tuple[str, Graph, tuple[int, ...]]]:

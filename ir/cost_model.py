@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ir.dims import Loops
+from ir.graph import Node
 from ir.operator import Attrs, Operator
 from ir.types import TensorType
 
@@ -27,6 +28,16 @@ class Query(NamedTuple):
     result: TensorType
     attrs: Attrs
     wanted: tuple[bool, ...] | None
+
+    @classmethod
+    def of(cls, node: Node, loops: Loops, *, train: bool) -> Query:
+        """What a node is under ``loops``; in training, whatever takes a gradient gets one."""
+        types = tuple(operand.type for operand in node.operands)
+        wanted = None
+        if train and node.needs_grad:
+            indices = range(len(types)) if node.op.differentiable is None else node.op.differentiable
+            wanted = tuple(i in indices and operand.needs_grad for i, operand in enumerate(node.operands))
+        return cls(node.op, loops, types, node.type, node.attrs, wanted)
 
 
 @dataclass(frozen=True, slots=True)

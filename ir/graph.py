@@ -164,6 +164,13 @@ class Graph:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
+def unmoved(node: Node) -> Node:
+    """The value at the root of a chain of parallel operators."""
+    while node.op.kind == "parallel":
+        node = node.operands[0]
+    return node
+
+
 def bottlenecks(nodes: Sequence[Node], users: Mapping[Node, Sequence[Node]]) -> list[int]:
     """Places in ``nodes`` (operands first) of values that are read on, and on which alone all behind them depends.
 

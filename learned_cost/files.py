@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and one error where they cannot be written."""
+"""Files that appear whole or not at all, one error where they cannot be written, and folders to write to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ir.errors import WriteError
+from ir.errors import UsageError, WriteError
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -49,3 +49,17 @@ def unwritable(path: Path, error: OSError) -> WriteError:
         "A folder that exists, with room, and that may be written to",
         "Free some room or write elsewhere",
     )
+
+
+def check_folder(folder: Path, *, overwrite: bool) -> None:
+    """Before the work starts.
+
+    Raises:
+        UsageError: if the result could not go there.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"-o: {str(folder)!r} is a file", mend="Choose another name")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UsageError(f"-o: {str(folder)!r} exists and is not empty", mend="Choose another, or add --overwrite")
+    if not folder.absolute().parent.is_dir():
+        raise UsageError(f"-o: the folder {str(folder.parent)!r} does not exist", mend="Make it first")

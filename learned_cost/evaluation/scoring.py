@@ -32,11 +32,9 @@ class KernelModel(Protocol):
 
     def predict_table(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Predicted:
         """Of each row."""
-        ...
 
     def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Predicted:
         """Of each subgraph on a device."""
-        ...
 
 
 class CollectiveModel(Protocol):
@@ -44,11 +42,9 @@ class CollectiveModel(Protocol):
 
     def predict(self, rows: Table) -> tuple[Floats, Floats]:
         """Log-seconds and their deviation."""
-        ...
 
     def known(self, cases: Cases) -> Mask:
         """Which are of systems that the model was trained on."""
-        ...
 
 
 @dataclass(frozen=True)

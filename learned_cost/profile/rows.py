@@ -73,13 +73,12 @@ def kernel_row(
     what: Kernel | Subgraph,
     timing: Timing,
     *,
-    stack: str = "",
     l2: Caches = "warm",
     layout: str = "",
     plan: str = "",
     name: str = "",
 ) -> Row:
-    """The row of one measurement; ``stack`` where it differs from the kernel's, ``name`` of our own kernel."""
+    """The row of one measurement; ``name``: of our own kernel."""
     first = what if isinstance(what, Kernel) else what.kernels[0]
     flops = what.flops
     moved = what.bytes if isinstance(what, Kernel) else what.traffic
@@ -88,7 +87,7 @@ def kernel_row(
         **shape_columns(what),
         "dtype": first.dtype,
         "direction": first.direction,
-        "stack": timing.stack or stack or first.stack,
+        "stack": timing.stack or first.stack,
         "l2": l2,
         "layout": layout or None,
         "plan": plan or None,

@@ -61,19 +61,15 @@ class Task(Protocol):
     @property
     def rows(self) -> int:
         """Training examples in an epoch."""
-        ...
 
     def order(self, epoch: int, seed: int) -> NDArray[np.int64]:
         """The rows of an epoch, ``rows`` many, in the order of training; a function of its arguments alone."""
-        ...
 
     def loss(self, rows: NDArray[np.int64]) -> Tensor:
         """The mean loss of these rows, differentiable in the module's parameters."""
-        ...
 
     def identity(self) -> Mapping[str, Any]:
         """What distinguishes this training from others, as JSON: a checkpoint of another one is not resumed."""
-        ...
 
 
 @dataclass

@@ -7,10 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-from ir.errors import UsageError
 from learned_cost.evaluation.plots import pictures
 from learned_cost.evaluation.scoring import Evaluation
-from learned_cost.files import unwritable, write_whole
+from learned_cost.files import check_folder, unwritable, write_whole
 from learned_cost.training.card import card
 from learned_cost.weights import Weights, load_weights, save_weights
 
@@ -54,17 +53,3 @@ def draw(evaluation: Evaluation, title: str, part: str, folder: Path) -> list[st
     for name, content in made.items():
         write_whole(folder / f"{part}-{name}", content)
     return [f"{part}-{name}" for name in made]
-
-
-def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Before the work starts.
-
-    Raises:
-        UsageError: if the result could not go there.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"-o: {str(folder)!r} is a file", mend="Choose another name")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise UsageError(f"-o: {str(folder)!r} exists and is not empty", mend="Choose another, or add --overwrite")
-    if not folder.absolute().parent.is_dir():
-        raise UsageError(f"-o: the folder {str(folder.parent)!r} does not exist", mend="Make it first")

@@ -60,39 +60,30 @@ class Learner(Protocol[F]):
     @property
     def layout(self) -> str:
         """Hash of the layout of features: weights of another one do not fit."""
-        ...
 
     def features(self, table: Table, devices: Mapping[str, DeviceRecord], /) -> F:
         """Of all rows of a table."""
-        ...
 
     def build(self, features: F, rows: NDArray[np.int64], seed: int, /) -> nn.Module:
         """A new module, normalised to these rows."""
-        ...
 
     def restore(self, weights: Weights, /) -> nn.Module:
         """The module that a weight file holds."""
-        ...
 
     def thaw(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> None:
         """Leave trainable what fine-tuning on few rows should change."""
-        ...
 
     def loss(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> Tensor:
         """Mean over the rows."""
-        ...
 
     def predict(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> Predicted:
         """Of the rows, in order."""
-        ...
 
     def calibrate(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> None:
         """Set the width of intervals by rows that were not trained on."""
-        ...
 
     def export(self, module: nn.Module, /) -> tuple[Arrays, Mapping[str, Any]]:
         """Numbers, and what they mean: ``model`` and ``calibration`` of a weight file's description."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

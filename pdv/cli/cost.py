@@ -146,7 +146,7 @@ def evaluate(
 ) -> None:
     """Score weights on any folder of measurements: errors, intervals and ranks, by operator, device and source."""
     if plots is not None:
-        from learned_cost.training.publish import check_folder
+        from learned_cost.files import check_folder
 
         check_folder(plots, overwrite=True)
     _need("pyarrow")
@@ -201,7 +201,7 @@ def publish(
 ) -> None:
     """Check weights, score them again, and write them with a model card and pictures as a folder for others."""
     from learned_cost.data.dataset import SHIPPED as PROFILES
-    from learned_cost.training.publish import check_folder
+    from learned_cost.files import check_folder
     from learned_cost.training.publish import publish as write
     from learned_cost.weights import load_weights
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pdv.cluster.units import MEMORY
 from pdv.cost.sources import source_shares
+from pdv.emit.program.header import seconds
 from pdv.report.axes import axis_uses
 
 
@@ -18,13 +19,13 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
     rows = {"mesh": " x ".join(f"{axis['name']}={axis['size']}" for axis in document["mesh"]) or "one device"}
     rows |= {f"axis {axis}": use for axis, use in axis_uses(document).items()}
     rows |= {
-        "predicted step": f"{_time(time['mean'])} ± {_time(time['std'])} ({source_shares(predicted['sources'])})",
+        "predicted step": f"{seconds(time['mean'])} ± {seconds(time['std'])} ({source_shares(predicted['sources'])})",
         "predicted memory": memory,
         "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states",
     }
     if (simulated := document.get("simulated")) is not None:  # plans made before there was a simulator
         held = ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in simulated["peak_bytes"].items())
-        step = f"{_time(simulated['step_s'])} ± {_time(simulated['std_s'])}"
+        step = f"{seconds(simulated['step_s'])} ± {seconds(simulated['std_s'])}"
         rows["simulated"] = f"{step}, {held}" + ("" if simulated["fits"] else ": does not fit")
     if not search["certificate"]["complete"]:
         rows["cut short"] = _cut_short(search["certificate"]["space"])
@@ -39,7 +40,3 @@ def _cut_short(space: Mapping[str, Any]) -> str:
     left_out = ", ".join(space["meshes_left_out"])
     what = f"meshes left out: {left_out}" if left_out else "some of the search was left out"
     return f"the budget was spent; {what}. A larger --budget may find a better plan"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -16,9 +16,8 @@ from pdv.cluster.checks import checked
 from pdv.cluster.description import Cluster
 from pdv.cluster.meshes import check_pinned_mesh, with_wired_links
 from pdv.cluster.routing.wires import check_reached
-from pdv.cluster.source import Place, Source, read_yaml
-from pdv.cluster.suggest import did_you_mean
-from pdv.cluster.units import Problem, shorten
+from pdv.cluster.source import Place, Source, common_mistake, read_yaml
+from pdv.cluster.units import shorten
 
 
 def load_cluster(description: str | Path | Mapping[str, object] | Cluster) -> Cluster:
@@ -88,31 +87,16 @@ def _one_error(error: ValidationError, source: Source) -> ClusterError:
 
 def _errors(error: ValidationError, source: Source) -> list[ClusterError]:
     """Every problem, by line."""
-    found = sorted(error.errors(), key=lambda problem: source.lines.get(_place(problem["loc"]), 0))
     told = []
-    for problem in found:
-        place = _place(problem["loc"])
-        what, allowed, mend = _explain(dict(problem), place)
+    for place, problem in source.by_line(error):
+        what, allowed, mend = common_mistake(problem, place, _known_keys) or _explain(problem, place)
         told.append(ClusterError(f"{source.where(place)}: {what}", allowed, mend))
     return told
 
 
-def _place(loc: tuple[int | str, ...]) -> Place:
-    """The path to the value; pydantic marks a mapping's key by a last "[key]"."""
-    return tuple(step for step in loc if step != "[key]")
-
-
 def _explain(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  # pydantic's error details are untyped
     """What, allowed and mend for one error of pydantic."""
-    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
-    cause = context.get("error")
-    if isinstance(cause, Problem):
-        return cause.what, cause.allowed, cause.mend
-    if kind == "extra_forbidden":
-        known = _known_keys(place[:-1])
-        return "unknown key", f"Known keys: {', '.join(known)}", did_you_mean(str(place[-1]), known) or "Remove it"
-    if kind == "missing":
-        return "missing", "", f"Add `{place[-1]}: ...`"
+    kind, value = problem["type"], problem["input"]
     shown = _kind(value) if isinstance(value, dict | list) else shorten(value)
     if place[-1:] == ("efficiency",):
         return (

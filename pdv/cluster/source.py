@@ -6,13 +6,17 @@ text, deep or huge files. Entry point: `read_yaml`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from ir.errors import ClusterError
-from pdv.cluster.units import shorten
+from pdv.cluster.suggest import did_you_mean
+from pdv.cluster.units import Problem, shorten
 
 MAX_BYTES = 2**20  # a cluster description has a few hundred
 MAX_DEPTH = 16
@@ -36,6 +40,24 @@ class Source:
         text = "".join(f"[{step}]" if isinstance(step, int) else f".{_key(step)}" for step in place).removeprefix(".")
         line = f"{self.name} line {self.lines[known]}" if known in self.lines else self.name
         return f"{line}, {text}" if text else line
+
+    def by_line(self, error: ValidationError) -> list[tuple[Place, dict[str, Any]]]:  # Any: pydantic's details
+        """The problems that pydantic found, with their places; it marks a mapping's key by a last "[key]"."""
+        found = [(tuple(step for step in one["loc"] if step != "[key]"), dict(one)) for one in error.errors()]
+        return sorted(found, key=lambda pair: self.lines.get(pair[0], 0))
+
+
+def common_mistake(
+    problem: dict[str, Any], place: Place, known_keys: Callable[[Place], Sequence[str]]
+) -> tuple[str, str, str] | None:
+    """What, allowed and mend of what may be wrong in any file: a value that a check of ours refused, or a key."""
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, Problem):
+        return cause.what, cause.allowed, cause.mend
+    if problem["type"] == "extra_forbidden":
+        known = known_keys(place[:-1])
+        return "unknown key", f"Known keys: {', '.join(known)}", did_you_mean(str(place[-1]), known) or "Remove it"
+    return ("missing", "", f"Add `{place[-1]}: ...`") if problem["type"] == "missing" else None
 
 
 def read_yaml(path: Path) -> Source:

@@ -13,16 +13,12 @@ from pdv.cost.comm import AxisLink, axis_link
 SAMPLED = 8  # groups of an axis that are looked at; where nodes are equal, the first and the last
 
 
+@lru_cache(maxsize=256)
 def axis_links(cluster: Cluster, mesh: Mesh, stages: int) -> tuple[tuple[AxisLink, ...], ...]:
     """By stage, the link of each axis: that of its slowest group, for all groups wait for each other in the end.
 
     Stage ``s`` has ranks ``s n`` to ``(s + 1) n - 1``, row-major over the mesh.
     """
-    return _axis_links(cluster, mesh, stages)
-
-
-@lru_cache(maxsize=256)
-def _axis_links(cluster: Cluster, mesh: Mesh, stages: int) -> tuple[tuple[AxisLink, ...], ...]:
     devices = mesh.num_devices
     first = _of_stage(cluster, mesh, 0)
     if len(cluster.nodes) == 1 and _of_stage(cluster, mesh, (stages - 1) * devices) == first:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from ir.cost_model import NOTHING, Estimate, Query
-from ir.graph import Graph, Node
+from ir.graph import Graph, Node, unmoved
 from ir.operator import Split
 from ir.ops.movement import table_below
 from ir.sharding import Sharding, local_bytes, local_shape
@@ -74,7 +74,11 @@ def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCos
 def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]]) -> list[NodeCost]:
     """``local_cost`` of many, in one question to the cost model."""
     free = [not problem.train and (is_fixed(node) or is_bias(node)) for node, _ in asked]
-    queries = [_query(problem, *one) for one, is_free in zip(asked, free, strict=True) if not is_free]
+    queries = [
+        Query.of(node, node_local_loops(node, splits, problem.mesh), train=problem.train)
+        for (node, splits), is_free in zip(asked, free, strict=True)
+        if not is_free
+    ]
     answers = iter(problem.compute.nodes(queries))
     costs = []
     for is_free in free:
@@ -86,16 +90,6 @@ def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]])
     return costs
 
 
-def _query(problem: Problem, node: Node, splits: Sequence[Split]) -> Query:
-    loops = node_local_loops(node, splits, problem.mesh)
-    types = tuple(operand.type for operand in node.operands)
-    if not (problem.train and node.needs_grad):
-        return Query(node.op, loops, types, node.type, node.attrs, None)
-    indices = range(len(types)) if node.op.differentiable is None else node.op.differentiable
-    wanted = tuple(i in indices and operand.needs_grad for i, operand in enumerate(node.operands))
-    return Query(node.op, loops, types, node.type, node.attrs, wanted)
-
-
 def is_bias(node: Node) -> bool:
     """linear(x, w) + b and conv2d(x, w) + b, which are one call in the emitted program.
 
@@ -103,7 +97,7 @@ def is_bias(node: Node) -> bool:
     """
     if not node.op.adds:
         return False
-    product, bias = _base(node.operands[0]), node.operands[1]
+    product, bias = unmoved(node.operands[0]), node.operands[1]
     rank = product.op.bias_rank
     return rank > 0 and bias.type.shape == (node.type.shape[-rank], *(1,) * (rank - 1)) and is_fixed(bias)
 
@@ -126,7 +120,7 @@ def is_fixed(node: Node) -> bool:
 
 def _parallel(problem: Problem, node: Node, shardings: Mapping[Node, Sharding]) -> NodeCost:
     operand = node.operands[0]
-    base = _base(node)
+    base = unmoved(node)
     if base.is_leaf and not base.needs_grad:
         return NodeCost(0.0, 0.0)  # whole on every device: any slice of it is at hand
     axis = problem.axes[problem.mesh.index(node.attr("axis"))]
@@ -145,13 +139,6 @@ def _moved(axis: AxisLink, forward_s: float, backward_s: float) -> NodeCost:
     if curves is None:
         return NodeCost(forward_s, backward_s, (Estimate(seconds, ROOFLINE_RELATIVE_STD * seconds),))
     return NodeCost(forward_s, backward_s, (Estimate(seconds, curves.relative_std * seconds, curves.source),))
-
-
-def _base(node: Node) -> Node:
-    """The value at the root of a chain of parallel operators."""
-    while node.op.kind == "parallel":
-        node = node.operands[0]
-    return node
 
 
 def whole_bytes(graph: Graph) -> float:
@@ -200,7 +187,7 @@ def _copy(value: Node) -> Node:
 
 def _is_activation(value: Node) -> bool:
     """No leaf, nor a slice of one, nor a gathered parameter that is dropped after forward."""
-    base = _base(value)
+    base = unmoved(value)
     if not base.is_leaf:
         return True
     return base.needs_grad and not base.attr("regather") and _gathers(value)

@@ -10,9 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ir.errors import ClusterError, PinsError
-from pdv.cluster.source import Place, Source, read_yaml
-from pdv.cluster.suggest import did_you_mean
-from pdv.cluster.units import Problem, shorten
+from pdv.cluster.source import Place, Source, common_mistake, read_yaml
+from pdv.cluster.units import shorten
 from pdv.pins.spec import ForbidPin, OperatorPin, PinsSpec
 
 # what pydantic's kinds of errors want, in the words of docs/pins.md
@@ -54,27 +53,14 @@ def _read(path: Path) -> Source:
 
 def _one_error(error: ValidationError, source: Source) -> PinsError:
     """The first problem by line; the others are counted."""
-    problems = sorted(error.errors(), key=lambda problem: source.lines.get(_place(problem["loc"]), 0))
-    place = _place(problems[0]["loc"])
-    what, allowed, mend = _explained(dict(problems[0]), place)
-    more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+    (place, first), *others = source.by_line(error)
+    what, allowed, mend = common_mistake(first, place, _known_keys) or _explained(first)
+    more = f" (and {len(others)} more problems)" if others else ""
     return PinsError(f"{source.where(place)}: {what}{more}", allowed, mend)
 
 
-def _place(loc: tuple[int | str, ...]) -> Place:
-    return tuple(step for step in loc if step != "[key]")
-
-
-def _explained(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  # Any: pydantic's details
+def _explained(problem: dict[str, Any]) -> tuple[str, str, str]:  # Any: pydantic's details
     """What, allowed and mend for one error of pydantic."""
-    cause = problem.get("ctx", {}).get("error")
-    if isinstance(cause, Problem):
-        return cause.what, cause.allowed, cause.mend
-    if problem["type"] == "extra_forbidden":
-        known = _known_keys(place[:-1])
-        return "unknown key", f"Known keys: {', '.join(known)}", did_you_mean(str(place[-1]), known) or "Remove it"
-    if problem["type"] == "missing":
-        return "missing", "", f"Add `{place[-1]}: ...`"
     value = problem["input"]
     shown = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else shorten(value)
     allowed = WANTED.get(problem["type"], str(problem["msg"]))

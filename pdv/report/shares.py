@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ir.graph import Graph, Node
+from ir.graph import Graph, Node, unmoved
 from pdv.report.loaded import Loaded
 
 
@@ -42,7 +42,7 @@ def shares(plan: Loaded) -> Mapping[Node, Share]:
     for node in pcg.nodes:
         if node.op.kind != "parallel":
             continue
-        reading = readers[node] or [_base(node)]
+        reading = readers[node] or [unmoved(node)]
         for reader in reading:
             if reader in runs:
                 part = Share(0.0, cost[node].forward_s / len(reading), cost[node].backward_s / len(reading))
@@ -60,9 +60,3 @@ def _readers(pcg: Graph) -> dict[Node, list[Node]]:
         if node.op.kind == "parallel":
             found[node] = reached
     return {node: list(reached) for node, reached in found.items()}
-
-
-def _base(node: Node) -> Node:
-    while node.op.kind == "parallel":
-        node = node.operands[0]
-    return node

@@ -64,7 +64,7 @@ def build(
     operands = tuple(build(k, operand, nodes, values) for operand in term.operands)
     op, rank = OPERATORS[term.op], operands[0].type.rank
     attrs = {
-        attr: _value(evaluate(in_full(written, rank) if isinstance(written, tuple) else written, values))
+        attr: hashable(evaluate(in_full(written, rank) if isinstance(written, tuple) else written, values))
         for attr, written in term.attrs
     }
     if short:
@@ -113,6 +113,7 @@ def _dim(dim: int, shape: Shape) -> int:
     return at
 
 
-def _value(value: object) -> Hashable:
+def hashable(value: object) -> Hashable:
+    """A value that is one."""
     assert isinstance(value, Hashable), value
     return value

@@ -20,7 +20,7 @@ from learned_cost.profile.programs.library import can_call
 from learned_cost.profile.programs.pieces import Piece, jobs
 from learned_cost.profile.programs.sampling import Pool
 from learned_cost.profile.programs.shapes import is_sampled, sampled
-from learned_cost.profile.programs.subgraphs import described, random_pattern
+from learned_cost.profile.programs.subgraphs import compiled, described, eager, random_pattern
 from learned_cost.profile.rows import Setting
 from learned_cost.profile.timing import Caches
 
@@ -143,7 +143,7 @@ class SubgraphGroup:
     def turn(self) -> Sequence[Task] | None:
         """A graph compiled, operator by operator, and its operators alone."""
         plan, graph = self._next()
-        tasks = [_compiled(graph, plan), _eager(graph, plan)]
+        tasks = [_whole(graph, plan, fused=True), _whole(graph, plan, fused=False)]
         parts = [node for node in graph.nodes if node.op.kernel and can_call(node.op)]
         for node in parts:
             piece = Piece(node.op.name, tuple(o.type for o in node.operands), tuple(node.attrs.items()))
@@ -169,19 +169,6 @@ class SubgraphGroup:
         return self.limits.setting.roofline_s(what.flops, what.traffic, what.kernels[0].dtype) <= self.limits.seconds
 
 
-def _compiled(graph: Graph, plan: str) -> Task:
-    def prepare(device: torch.device) -> Callable[[], Any]:
-        from learned_cost.profile.programs.compiled import compiled
-
-        return compiled(graph, device)[1]
-
-    return Task(described(graph, fused=True, stack="inductor"), prepare, plan=plan)
-
-
-def _eager(graph: Graph, plan: str) -> Task:
-    def prepare(device: torch.device) -> Callable[[], Any]:
-        from learned_cost.profile.programs.compiled import eager
-
-        return eager(graph, device)[1]
-
-    return Task(described(graph, fused=False, stack="torch"), prepare, plan=plan)
+def _whole(graph: Graph, plan: str, *, fused: bool) -> Task:
+    run, stack = (compiled, "inductor") if fused else (eager, "torch")
+    return Task(described(graph, fused=fused, stack=stack), lambda device: run(graph, device), plan=plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,16 @@ def call_of(node: Node) -> Callable[..., Any]:  # Any: tensors, or what traces t
     text = (node.op.emit or node.op.eager).format(*places, **named)
     call: Callable[..., Any] = eval(f"lambda *x: {text}", HELPERS)  # noqa: S307  # what ir/ops declares
     return call
+
+
+def without_gradient(call: Callable[..., Any], x: Sequence[Tensor]) -> Callable[[], Any]:
+    """The call on its operands, as in inference."""
+
+    def run() -> Any:
+        with torch.no_grad():
+            return call(*x)
+
+    return run
 
 
 def _top_k(x: Tensor, k: int) -> Tensor:

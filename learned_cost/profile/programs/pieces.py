@@ -5,7 +5,8 @@ A piece knows the kernels that it starts (``learned_cost.describe``, which the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,9 +22,9 @@ from ir.ops import OPERATORS
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel
 from learned_cost.describe import backward_kernels, forward_kernels, is_transposed
-from learned_cost.profile.programs.library import call_of, can_call
-from learned_cost.profile.programs.noise import noise
+from learned_cost.profile.programs.library import call_of, can_call, without_gradient
 
+BLOCK = 1 << 16  # normal numbers that are drawn; larger tensors repeat them
 # what prepares a measurement: operands are made, and a call is returned that runs on them
 Prepare = Callable[[torch.device], Callable[[], Any]]  # Any: results are dropped
 
@@ -128,14 +129,18 @@ def operands(piece: Piece, device: torch.device) -> list[Tensor]:
     return made
 
 
+def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Normal numbers, those beyond the first block repeated: drawing many would take the time.
+
+    Zeros would draw less power, so that clocks rise.
+    """
+    count = math.prod(shape)
+    block = torch.randn(min(max(count, 1), BLOCK), device=device).to(dtype)
+    return block.repeat(-(-count // BLOCK))[:count].reshape(tuple(shape))
+
+
 def _forward(piece: Piece, device: torch.device) -> Callable[[], Any]:
-    call, x = call_of(piece.node), operands(piece, device)
-
-    def run() -> Any:
-        with torch.no_grad():
-            return call(*x)
-
-    return run
+    return without_gradient(call_of(piece.node), operands(piece, device))
 
 
 def _backward(piece: Piece, device: torch.device) -> Callable[[], Any]:

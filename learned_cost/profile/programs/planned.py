@@ -1,24 +1,22 @@
 """Shapes of real plans: what each operator of a model is on one device, whole and under every legal cut.
 
-``cuts`` derives them from a model's graph, ``of_pcg`` from a plan; ``shipped`` reads those of the example
-models, which come with the package so that profiling needs no model (benchmarks/profile_shapes.py wrote them).
+``of_pcg`` derives them from a plan; ``shipped`` reads those of the example models, which come with the package so that
+profiling needs no model (benchmarks/profile_shapes.py derived and wrote them).
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ir.builder import Builder
 from ir.cost_model import Query
-from ir.dims import Loops
 from ir.errors import DataError
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
-from ir.operator import local_loops
 from ir.types import DType, TensorType
 from ir.verify import infer_shardings, node_local_loops, node_splits
 from learned_cost.profile.programs.pieces import Piece
@@ -34,8 +32,8 @@ def of_plan(queries: Iterable[Query], plan: str) -> list[Piece]:
     return list(dict.fromkeys(piece for piece in found if piece is not None))
 
 
-def of_pcg(pcg: Graph, mesh: Mesh, plan: str, *, train: bool = True) -> list[Piece]:
-    """The local work of a plan: each operator of its graph as its operands' shardings leave it on one device.
+def of_pcg(pcg: Graph, mesh: Mesh, plan: str) -> list[Piece]:
+    """The local work of a training plan: each operator of its graph as its operands' shardings leave it on one device.
 
     Raises:
         ShardingError: if the graph is not of that mesh.
@@ -44,34 +42,9 @@ def of_pcg(pcg: Graph, mesh: Mesh, plan: str, *, train: bool = True) -> list[Pie
 
     def query(node: Node) -> Query:
         splits = node_splits(node, [shardings[operand] for operand in node.operands], mesh)
-        return _query(node, node_local_loops(node, splits, mesh), train=train)
+        return Query.of(node, node_local_loops(node, splits, mesh), train=True)
 
     return of_plan((query(node) for node in pcg.nodes if not node.is_leaf and node.op.kind != "parallel"), plan)
-
-
-def cuts(graph: Graph, plan: str, degrees: Sequence[int], *, train: bool = True) -> list[Piece]:
-    """Every operator of the graph, whole and with up to two of its loops cut into ``degrees``, each once."""
-    asked = (query for node in graph.nodes if not node.is_leaf for query in _queries(node, degrees, train=train))
-    return of_plan(asked, plan)
-
-
-def _queries(node: Node, degrees: Sequence[int], *, train: bool) -> Iterator[Query]:
-    loops = [split.loop for split in node.op.splits(node.loops) if split.loop is not None]
-    loops = [loop for loop in loops if loop != node.op.offset_loop]  # such a shard runs more than the library's kernel
-    ways: list[dict[str, int]] = [{}]
-    for i, loop in enumerate(loops):
-        ways += [{loop: degree} for degree in degrees]
-        ways += [{loop: 2, other: 2} for other in loops[:i]]
-    for way in ways:
-        if all(node.loops.extents[loop] % degree == 0 for loop, degree in way.items()):
-            yield _query(node, local_loops(node.loops, way), train=train)
-
-
-def _query(node: Node, loops: Loops, *, train: bool) -> Query:
-    types = tuple(operand.type for operand in node.operands)
-    indices = range(len(types)) if node.op.differentiable is None else node.op.differentiable
-    wanted = tuple(train and i in indices and operand.needs_grad for i, operand in enumerate(node.operands))
-    return Query(node.op, loops, types, node.type, node.attrs, wanted if any(wanted) else None)
 
 
 def segments(graph: Graph) -> list[Graph]:
@@ -127,20 +100,6 @@ def _part(last: Node, members: set[Node]) -> Graph:
 # ---- As a file ----
 
 
-def write(path: Path, pieces: Sequence[Piece], graphs: Sequence[tuple[str, Graph]]) -> None:
-    """Pieces and segments as compressed JSON, equal bytes for equal content."""
-    from ir.text import print_graph
-
-    data = {
-        "pieces": [
-            [p.op, [_type(t) for t in p.operands], [list(pair) for pair in p.attrs], list(p.wanted), p.plan]
-            for p in pieces
-        ],
-        "graphs": [[plan, print_graph(graph)] for plan, graph in graphs],
-    }
-    path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
-
-
 def shipped(path: Path = FILE) -> tuple[list[Piece], list[tuple[str, Graph]]]:
     """Pieces and segments of the example models.
 
@@ -164,10 +123,6 @@ def shipped(path: Path = FILE) -> tuple[list[Piece], list[tuple[str, Graph]]]:
         return pieces, [(plan, parse_graph(text)) for plan, text in data["graphs"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is no file of shapes ({error})", mend="Install the package again") from error
-
-
-def _type(t: TensorType) -> list[Any]:  # Any: JSON
-    return [list(t.shape), t.dtype.value]
 
 
 def _attrs(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[str, Hashable], ...]:  # Any: JSON

@@ -1,13 +1,14 @@
 """Small graphs of operators as compilers fuse them: of real models, and random ones of the same families.
 
 Each is an ir graph, so that what a plan contains and what is measured are described alike. Entry points: ``patterns``
-and ``random_pattern`` build graphs; ``described`` says what one is to the cost model; ``callable_of`` runs it.
+and ``random_pattern`` build graphs; ``described`` says what one is to a cost model; ``compiled`` and ``eager`` run one.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -17,8 +18,8 @@ from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel, Subgraph
 from learned_cost.describe import forward_kernels
-from learned_cost.profile.programs.library import call_of
-from learned_cost.profile.programs.noise import noise
+from learned_cost.profile.programs.library import call_of, without_gradient
+from learned_cost.profile.programs.pieces import noise
 
 Map = Callable[[Builder, Node], Node]
 ACTIVATIONS: tuple[Map, ...] = (
@@ -199,6 +200,25 @@ def inputs_of(graph: Graph, device: torch.device) -> list[Tensor]:
         for node in graph.nodes
         if node.is_leaf
     ]
+
+
+def compiled(graph: Graph, device: torch.device) -> Callable[[], Any]:  # Any: results are dropped
+    """The graph fused by inductor, run on operands of its own.
+
+    The compiler is called on the graph itself: a training step passes the guards of ``torch.compile`` once, not per
+    subgraph. Its cache keeps what was compiled (TORCHINDUCTOR_CACHE_DIR), for a run that is resumed.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    operands = inputs_of(graph, device)
+    with torch.no_grad():
+        run: Any = compile_fx(callable_of(graph), operands)  # Any: typed as more than a callable
+    return without_gradient(run, operands)
+
+
+def eager(graph: Graph, device: torch.device) -> Callable[[], Any]:
+    """The graph operator by operator, on operands of its own."""
+    return without_gradient(callable_of(graph), inputs_of(graph, device))
 
 
 def callable_of(graph: Graph) -> fx.GraphModule:

@@ -13,7 +13,7 @@ from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.ops import OPERATORS
 from pdv.rewrite.generate.space import Entry, Space
-from pdv.rewrite.instantiate import resolved
+from pdv.rewrite.instantiate import hashable, resolved
 from pdv.rewrite.law import Apply, Expression, Law, Literal, Operand, Star, Symbol, Term, evaluate
 from pdv.rewrite.law import Shape as LawShape
 
@@ -140,7 +140,7 @@ def _attrs(
     space: Space, term: Apply, values: Values, shape: Shape, children: Sequence[int]
 ) -> tuple[tuple[str, Hashable], ...] | None:
     try:
-        given = {name: _hashable(evaluate(written, values)) for name, written in term.attrs}
+        given = {name: hashable(evaluate(written, values)) for name, written in term.attrs}
     except (KeyError, ShapeError):  # no value, or none that a float holds
         return None
     entry = space.entry(term.op, given, children)
@@ -158,18 +158,13 @@ def _look_up(space: Space, term: Term, binding: Binding, values: Values, by_root
             return None
         children.append(found)
     try:
-        attrs = {name: _hashable(evaluate(written, values)) for name, written in term.attrs}
+        attrs = {name: hashable(evaluate(written, values)) for name, written in term.attrs}
     except (KeyError, ShapeError):  # no value, or none that a float holds
         return None
     entry = space.entry(term.op, attrs, children)
     if entry is None or entry in space.table or steps == 0:
         return None if entry is None else space.table.get(entry)
     return follows(space, entry, by_root, steps)
-
-
-def _hashable(value: object) -> Hashable:
-    assert isinstance(value, Hashable), value
-    return value
 
 
 def bind_shape(shape: LawShape, extents: Shape, values: Values) -> bool:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.profile_shapes import cuts, write
 from ir.builder import Builder
 from ir.graph import Graph
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Subgraph
-from learned_cost.profile.programs.compiled import compiled, eager
-from learned_cost.profile.programs.planned import cuts, of_pcg, segments, shipped, write
-from learned_cost.profile.programs.subgraphs import FAMILIES, callable_of, described, inputs_of, random_pattern
+from learned_cost.profile.programs.planned import of_pcg, segments, shipped
+from learned_cost.profile.programs.subgraphs import (
+    FAMILIES,
+    callable_of,
+    compiled,
+    described,
+    eager,
+    inputs_of,
+    random_pattern,
+)
 
 CPU = torch.device("cpu")
 X = TensorType((6, 8), DType.F32)
@@ -86,14 +94,14 @@ def test_a_plan_is_its_local_work() -> None:
 
 @pytest.mark.slow  # inductor takes seconds to start
 def test_compiled_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from learned_cost.profile.programs import compiled as module
+    from learned_cost.profile.programs import subgraphs as module
 
     graph = block()
     values = inputs_of(graph, CPU)
     monkeypatch.setattr(module, "inputs_of", lambda graph, device: values)
-    fused, run = compiled(graph, CPU)
-    single, plain = eager(graph, CPU)
+    run, plain = compiled(graph, CPU), eager(graph, CPU)
     torch.testing.assert_close(run()[0], plain()[0])
+    fused, single = described(graph, fused=True, stack="inductor"), described(graph, fused=False, stack="torch")
     assert fused.fused
     assert not single.fused
     assert fused.traffic < single.traffic

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.few_shot import FewShot, choose
 from ir.errors import WeightsError
 from learned_cost.data.dataset import Dataset
 from learned_cost.data.kernel import Subgraph
 from learned_cost.data.table import Table
 from learned_cost.devices.device import load_records, record
 from learned_cost.kernels.features import chip, features_of, stand_ins
-from learned_cost.kernels.few_shot import FewShot, choose
 from learned_cost.kernels.gnn import Rows
 from learned_cost.kernels.nodes import of_subgraphs
 from learned_cost.kernels.predict import Predictor
