@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ir.errors import UsageError
+from ir.errors import UsageError, did_you_mean
 from learned_cost.devices.device import DeviceRecord, Dtype, find, load_records
 from learned_cost.estimator import Analytic, KernelCosts, Place
 
@@ -73,11 +72,10 @@ def _sources(choice: str) -> tuple[Predictor | None, Measurements | None]:
     path = Path(choice)
     is_weights = path.suffix in {".safetensors", ".json"} or path.with_name(path.name + ".safetensors").is_file()
     if choice not in {LEARNED, MEASURED} and not path.is_dir() and not is_weights:
-        near = difflib.get_close_matches(choice, ("analytic", LEARNED, MEASURED), n=1)
         raise UsageError(
             f"--cost: {choice[:80]!r} is no cost model, and no file or folder here",
             "Allowed: analytic, learned, measured, a weight file of `pdv cost train`, a folder of `pdv profile`",
-            f"Did you mean {near[0]!r}?" if near else "Check the path",
+            did_you_mean(choice, ("analytic", LEARNED, MEASURED)) or "Check the path",
         )
     from learned_cost.data.measured import SHIPPED, Measurements
     from learned_cost.kernels.predict import Predictor

@@ -7,18 +7,17 @@ that says what cannot be is refused with the place named, or, with ``skip_bad``,
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.errors import DataError, UsageError
+from ir.errors import DataError, UsageError, did_you_mean
 from learned_cost.data.kernel import DIMS, FUSED, ROLES, Subgraph
 from learned_cost.data.table import (
     COLLECTIVE_COLUMNS,
@@ -146,7 +145,7 @@ def _table(
     if unknown and not skip_bad:
         known = [column.name for column in columns]
         what = f"{path.name} in {path.parent}: unknown columns {', '.join(unknown)}"
-        raise DataError(what, f"Known: {', '.join(known)}", _nearest(unknown[0], known) or "Drop or rename them")
+        raise DataError(what, f"Known: {', '.join(known)}", did_you_mean(unknown[0], known) or "Drop or rename them")
     for name in unknown:
         skipped[f"unknown column {name}"] = raw.num_rows
     missing = [column.name for column in columns if column.required and column.name not in raw.column_names]
@@ -308,7 +307,7 @@ def _complaints(table: Table, columns: Sequence[Column], devices: Mapping[str, D
 def _unknown_devices(table: Table, devices: Mapping[str, DeviceRecord]) -> Iterable[Complaint]:
     for name in table.vocab["gpu"]:
         if name not in devices:
-            near = _nearest(name, devices)
+            near = did_you_mean(name, devices)
             mend = f"{near} Otherwise describe it" if near else "Describe it"
             yield (
                 f"device {name!r} is described nowhere",
@@ -356,11 +355,6 @@ def _is_sizes(text: str) -> bool:
         return False
     numbers = [value for value in (*data.values(), *extents) if not isinstance(value, str)]
     return all(isinstance(value, int | float) and 0 <= value < LARGEST for value in numbers)
-
-
-def _nearest(wrong: str, known: Iterable[str]) -> str:
-    near: list[Any] = difflib.get_close_matches(wrong, sorted(known), n=1, cutoff=0.6)
-    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def _count(rows: int) -> str:

@@ -6,7 +6,6 @@ Decides what a record may say. Entry points: ``record`` for one device, ``load_r
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ir.errors import DeviceError
+from ir.errors import DeviceError, did_you_mean
 
 FOLDER = Path(__file__).parent
 MAX_BYTES = 1 << 16  # of a file; a record takes 1 KiB
@@ -98,11 +97,11 @@ def record(name: str, folder: Path | None = None) -> DeviceRecord:
     records = load_records(folder)
     found = find(name, records.values())
     if found is None:
-        near = difflib.get_close_matches(name, sorted({*records, *_aliases(records.values())}), n=1)
+        aliases = {alias for entry in records.values() for alias in entry.aliases}
         raise DeviceError(
             f"no device record is called {name[:80]!r}",
             f"Known: {', '.join(records)}",
-            f"Did you mean {near[0]!r}?" if near else "Write one with `pdv cluster detect` and name its folder",
+            did_you_mean(name, {*records, *aliases}) or "Write one with `pdv cluster detect` and name its folder",
         )
     return found
 
@@ -171,18 +170,13 @@ def _shipped(name: str) -> DeviceRecord:
     return entry
 
 
-def _aliases(records: Iterable[DeviceRecord]) -> set[str]:
-    return {alias for entry in records for alias in entry.aliases}
-
-
 def _explained(path: Path, error: ValidationError) -> DeviceError:
     """The first fault as file, field, what is allowed and the mend."""
     first = error.errors()[0]
     place = ".".join(str(step) for step in first["loc"]) or "the record"
     fields = sorted(DeviceRecord.model_fields)
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place, fields, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else "Remove it"
+        hint = did_you_mean(place, fields) or "Remove it"
         return DeviceError(f"{path}: there is no field {place!r}", f"Fields: {', '.join(fields)}", hint)
     if first["type"] == "missing":
         return DeviceError(f"{path}: field {place!r} is missing", mend="Add it; learned_cost/devices has examples")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from ir.errors import UsageError, WriteError
+from ir.errors import UsageError, WriteError, did_you_mean
 from ir.graph import Graph
 from ir.operator import Operator
 from ir.ops import OPERATORS
@@ -143,8 +142,7 @@ def chosen(ops: tuple[str, ...]) -> set[str]:
         return every
     found = {GROUP_OF.get(op, op) for op in ops}
     for op in sorted(found - every):
-        near = difflib.get_close_matches(op, sorted({*every, *GROUP_OF}), n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(op, {*every, *GROUP_OF})
         raise UsageError(f"--ops: nothing measures {op!r}", f"Allowed: {', '.join(sorted(every))}", hint)
     return found
 

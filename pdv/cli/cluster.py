@@ -166,10 +166,10 @@ def _join_by_nvidia_smi(content: dict[str, Any], device: str) -> None:  # Any: Y
 
 def _detect_from(inputs: list[Path], output: Path, device: str, network: str, *, as_json: bool) -> None:
     """A cluster file from what other tools wrote."""
+    from ir.errors import did_you_mean
     from pdv.cluster.detect import combined, read_facts, write_cluster
     from pdv.cluster.drawing import drawing
     from pdv.cluster.presets import DEVICES, LINKS
-    from pdv.cluster.suggest import did_you_mean
 
     for option, value, presets in (("--device", device, tuple(DEVICES)), ("--network", network, tuple(LINKS))):
         if value and value not in presets:

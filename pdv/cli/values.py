@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ir.errors import UsageError
-from learned_cost.files import check_folder
 from pdv import config
 
 DTYPES = {
@@ -141,7 +140,12 @@ def output_directory(output: Path | None, model: Path, *, overwrite: bool) -> Pa
             "Allowed: letters, digits and _, and no name that Python or torch uses",
             f"Try {package_name(Path(name))!r}",
         )
-    check_folder(path, overwrite=overwrite)
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"-o: the folder {str(path.parent)!r} does not exist", mend="Make it first")
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"-o: {str(path)!r} is a file", mend="Choose another name")
+    if path.is_dir() and any(path.iterdir()) and not overwrite:
+        raise UsageError(f"-o: {str(path)!r} exists and is not empty", mend="Choose another, or add --overwrite")
     return path
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
-from pdv.cluster.suggest import did_you_mean
+from ir.errors import did_you_mean
 from pdv.cluster.units import Problem, Quantity, shorten
 
 MAX_NAMES = 6  # of presets in a message

@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ir.errors import ClusterError
-from pdv.cluster.suggest import did_you_mean
+from ir.errors import ClusterError, did_you_mean
 from pdv.cluster.units import Problem, shorten
 
 MAX_BYTES = 2**20  # a cluster description has a few hundred

@@ -16,12 +16,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ir.cost_model import CostModel
-from ir.errors import UsageError
+from ir.errors import UsageError, did_you_mean
 from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from ir.operator import forward_work
 from pdv.cluster import Cluster, Device
-from pdv.cluster.suggest import did_you_mean
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.manual.admits import Degrees, check_model, divisors

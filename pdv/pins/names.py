@@ -12,9 +12,8 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import NamedTuple
 
-from ir.errors import PinsError
+from ir.errors import PinsError, did_you_mean
 from ir.graph import Graph, Node
-from pdv.cluster.suggest import did_you_mean
 from pdv.cluster.units import shorten
 
 SHOWN = 4  # names in a message

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ir.errors import PinsError
+from ir.errors import PinsError, did_you_mean
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Split
 from ir.sharding import Shard, State
 from pdv.cluster.source import Source
-from pdv.cluster.suggest import did_you_mean
 from pdv.pins.constraint import Constraint, join
 from pdv.pins.names import Names, source_of
 from pdv.pins.read import read_spec

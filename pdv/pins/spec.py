@@ -15,7 +15,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
-from pdv.cluster.suggest import did_you_mean
+from ir.errors import did_you_mean
 from pdv.cluster.units import Problem, shorten
 from pdv.pins.roles import ROLES
 from pdv.pins.techniques import TECHNIQUES

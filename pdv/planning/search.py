@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ir.errors import NoPlanFitsError, UsageError
+from ir.errors import NoPlanFitsError, UsageError, did_you_mean
 from ir.graph import Graph
 from pdv.cluster import Cluster
-from pdv.cluster.suggest import did_you_mean
 from pdv.guard import Progress
 from pdv.pins import contradiction
 from pdv.plan.cache import Cache, cached, open_cache

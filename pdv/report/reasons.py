@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ir.errors import UsageError
+from ir.errors import UsageError, did_you_mean
 from ir.graph import Node
 from ir.sharding import format_sharding
-from pdv.cluster.suggest import did_you_mean
 from pdv.cost.sources import node_source
 from pdv.report.alternatives import Extra, Weighed, Weighing
 from pdv.report.loaded import Loaded

@@ -5,10 +5,9 @@ Entry point: ``check_form``. Whether it is true, ``check`` decides.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 
-from ir.errors import UsageError
+from ir.errors import UsageError, did_you_mean
 from ir.ops import OPERATORS
 from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Star, Symbol, Term
 
@@ -102,8 +101,7 @@ def _check_attribute(law: Law, what: str, written: Expression, *, inside: bool =
 def _close(name: str, known: Iterable[str]) -> str:
     """The name that was meant, or all there are."""
     listed = sorted(known)
-    close = difflib.get_close_matches(name, listed, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Use one of: {', '.join(listed)}" if listed else "Leave it out"
+    return did_you_mean(name, listed) or (f"Use one of: {', '.join(listed)}" if listed else "Leave it out")
 
 
 def _error(law: Law, what: str, allowed: str, mend: str) -> UsageError:

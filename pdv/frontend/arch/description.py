@@ -11,8 +11,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from ir.errors import ModelError
-from pdv.cluster.suggest import did_you_mean
+from ir.errors import ModelError, did_you_mean
 from pdv.frontend.arch.presets import ALIASES, PRESETS
 
 Kind = Literal["gpt", "bert", "llama", "mixtral"]
