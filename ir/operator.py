@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ir.dims import Dims, Loops, Shape, parse, solve
+from ir.emission.code import Code
 from ir.errors import ShapeError
 from ir.memory.layout import HANDED_ON, NOTHING, Memory, Sizes
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
@@ -96,23 +97,25 @@ class Operator:
         ties: what its attributes ask of sizes, told to an ``ir.scaling.ties.Ties``: (node, atoms of its loops, ties).
         attrs_at: the attributes that change with sizes: (node, operands of other sizes, shape of the result there,
             whether sizes are open) -> their values there.
+        statistics: of a norm whose first operand is normed by the others: the operators whose results these are where
+            torch's function takes them too.
         result_name: what programs call its result where nothing else names it.
+        constant_name: what they call a constant that it reads; ``{0}`` is the module of its first operand.
         dims_attr: the attribute that names dims of the first operand.
         joins: True if its result is its operands, one behind the other along their ``dim``, each of a size of its own.
         is_activation: True of a function of elements that models put behind products.
-        eager: the torch expression on whole operands, where ``emit`` says none, for profiles: ``x`` are all operands,
-            ``{width}`` is the shape of the result's rows, and functions that torch lacks are the profiler's.
+        eager: the torch expression that profiles measure, where it is not what one device runs in a program.
         measured_as: what profiles of kernels call it, where not by its own name.
         takes_positive: True if it is defined, or steady, for positive operands alone.
         repeats: True if it writes an element to several places.
-        emit: the torch expression, with ``{0}`` … operands and ``{attr}`` attributes; empty where the text depends on
-            more than that (``pdv/emit/program/expressions.py`` writes it).
+        emit: the torch expression: a template with ``{0}`` … operands and ``{attr}`` attributes, or a function of
+            (node, its operands' expressions, an ``ir.emission.writing.Writing``) where it depends on more than that.
     """
 
     name: str
     loops: str | LoopRule
     kind: Kind
-    emit: str = ""
+    emit: str | Callable[..., Code] = ""
     attrs: tuple[str, ...] = ()
     defaults: Mapping[str, Hashable] = field(default_factory=dict)
     linear: tuple[frozenset[int], ...] = ()
@@ -136,6 +139,8 @@ class Operator:
     ties: Callable[..., None] | None = None
     attrs_at: Callable[..., dict[str, Hashable]] | None = None
     result_name: str = ""
+    constant_name: str = ""
+    statistics: tuple[Operator, ...] = ()
     dims_attr: str = ""
     joins: bool = False
     repeats: bool = False
@@ -187,6 +192,11 @@ class Operator:
     def kernel(self) -> bool:
         """False for views."""
         return self.strides is None
+
+    @property
+    def is_view_of_all(self) -> bool:
+        """True of a view that leaves no element out."""
+        return self.strides is not None and "dim" not in self.attrs
 
     @property
     def hands_on_gradient(self) -> bool:

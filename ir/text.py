@@ -23,6 +23,7 @@ import numpy as np
 from ir.builder import Builder
 from ir.errors import ModelError, ShapeError
 from ir.graph import Constant, Graph, Node
+from ir.operator import Leaf
 from ir.ops import OPERATORS
 from ir.sharding import Sharding, format_sharding
 from ir.types import DType, TensorType
@@ -99,17 +100,18 @@ def _node(k: Builder, match: re.Match[str], nodes: Mapping[int, Node], known: Ma
     tensor = TensorType(shape, DType(match["dtype"]))
     attrs = _read_attrs(match["attrs"])
     operands = tuple(nodes[int(number)] for number in re.findall(r"\d+", match["operands"]))
-    if match["op"] == "input":
+    op = OPERATORS[match["op"]]
+    if op.leaf is Leaf.INPUT:
         node = k.input(attrs["name"], tensor)
-    elif match["op"] == "param":
+    elif op.leaf is Leaf.PARAM:
         node = k.param(attrs.pop("name"), tensor, **attrs)
-    elif match["op"] == "const":
+    elif op.leaf is Leaf.CONST:
         given = known[attrs["digest"]] if "digest" in attrs else np.array(attrs["data"], dtype=attrs["array"])
         node = k.const(Constant.of(given.reshape(shape)).array, attrs.get("name", ""), tensor.dtype)
     else:
-        node = k.apply(OPERATORS[match["op"]], operands, attrs, attrs.pop("name", ""))
+        node = k.apply(op, operands, attrs, attrs.pop("name", ""))
     if node.type != tensor:
-        raise ValueError(f"{match['op']} gives {node.type}")
+        raise ValueError(f"{op.name} gives {node.type}")
     return node
 
 

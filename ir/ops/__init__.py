@@ -6,8 +6,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ir.operator import Operator
-from ir.ops import contraction, elementwise, indexing, leaf, movement, normalization, parallel, reduction, stencil
+from ir.ops import (
+    batch_norm,
+    contraction,
+    elementwise,
+    indexing,
+    leaf,
+    movement,
+    normalization,
+    parallel,
+    parts,
+    reduction,
+    stencil,
+)
 
-_FAMILIES = (leaf, contraction, elementwise, normalization, reduction, movement, indexing, stencil, parallel)
+_FAMILIES = (
+    leaf, contraction, elementwise, normalization, batch_norm, reduction, movement, parts, indexing, stencil, parallel,
+)  # fmt: skip
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType({op.name: op for family in _FAMILIES for op in family.OPS})

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ir.dims import Loops, Shape
+from ir.emission.code import Code, call, keyword_argument
+from ir.emission.writing import Writing, block_index
+from ir.graph import Node
 from ir.memory.layout import NOTHING, Layout, Memory, row_major
 from ir.memory.local import Local
 from ir.operator import Attrs, Operator, one_type
@@ -120,6 +124,22 @@ def _heads_inside(local: Local) -> Layout:
     return Layout(local.result.shape, (heads * rows * features, features, heads * features, 1))
 
 
+def _write_attention(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    """PyTorch's fused attention; with a cut causal mask, the helper that shifts it."""
+    width = node.operands[0].type.shape[-1]
+    scale = float(node.attr("scale"))
+    default = math.isclose(scale, 1 / math.sqrt(width), rel_tol=1e-12)  # the text is held to the graph, in float64
+    options = [] if default else [f"scale={scale!r}"]
+    causal, mask = node.attr("causal"), x[3] if len(x) == 4 else None
+    axes = writing.cutting(node, "s")
+    if causal and (axes or mask is not None):
+        given = [keyword_argument("mask", mask)] if mask is not None else []
+        return call("causal_attention", *x[:3], block_index(axes), *given, *options)
+    given = [keyword_argument("attn_mask", mask)] if mask is not None else []
+    flags = ["is_causal=True"] if causal else []
+    return call("F.scaled_dot_product_attention", *x[:3], *given, *flags, *options)
+
+
 attention = Operator(
     "attention",
     _attention_loops,
@@ -135,9 +155,10 @@ attention = Operator(
     result_dtype=_attention_dtype,
     memory=Memory(keeps=lambda local: local.row_bytes, backward=lambda local: local.row_bytes, layout=_heads_inside),
     evaluate=_attention,
+    emit=_write_attention,
+    constant_name="mask",
     has_scores=True,
     is_heavy=True,
-    eager="F.scaled_dot_product_attention(*x, is_causal={causal}, scale={scale})",
     measured_as="attn",
 )
 

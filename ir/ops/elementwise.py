@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ir.emission.code import Code, binary, call, method
+from ir.emission.writing import Writing
 from ir.errors import ShapeError
 from ir.evaluation.einsum import Data
+from ir.graph import Node
 from ir.memory.layout import HANDED_ON, Memory
 from ir.memory.local import Local
 from ir.operator import Attrs, Operator, one_type
@@ -24,7 +27,7 @@ Evaluate = Callable[[Tape, Sequence[Any], Call], Any]  # Any: arrays of the tape
 
 def _unary(
     name: str,
-    emit: str,
+    emit: str | Callable[..., Code],
     real: Real,
     *,
     flops: float = 1.0,
@@ -165,6 +168,21 @@ div = _binary(
     takes_positive=True,
 )
 
+
+def _scale(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    return binary(x[0], "*", Code(repr(_number(node, "factor"))))
+
+
+def _shift(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    by = _number(node, "offset_by")
+    return binary(x[0], "-" if by < 0 else "+", Code(repr(abs(by))))
+
+
+def _number(node: Node, attr: str) -> float | int:
+    """A literal of the kind of the node's elements: an integer times 2.0 is none in torch."""
+    return float(node.attr(attr)) if node.type.dtype.is_floating else int(node.attr(attr))
+
+
 scale = Operator(
     "scale",
     "... -> ...",
@@ -172,7 +190,7 @@ scale = Operator(
     attrs=("factor",),
     linear=_FIRST,
     evaluate=lambda t, x, c: t.scale(x[0], c.attrs["factor"]),
-    eager="{0} * {factor}",
+    emit=_scale,
     measured_as="mul_scalar",
 )
 shift = Operator(
@@ -182,7 +200,7 @@ shift = Operator(
     attrs=("offset_by",),
     memory=HANDED_ON,
     evaluate=lambda t, x, c: t.shift(x[0], c.attrs["offset_by"]),
-    eager="{0} + {offset_by}",
+    emit=_shift,
     measured_as="add_scalar",
 )
 neg = Operator("neg", "... -> ...", "map", emit="-{0}", linear=_FIRST, evaluate=lambda t, x, c: t.scale(x[0], -1.0))
@@ -200,6 +218,10 @@ def _cast(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays o
     return x.astype(np.int64) if isinstance(x, np.ndarray) and x.dtype.kind == "b" else x
 
 
+def _write_cast(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    return method(x[0], "to", f"torch.{DType(node.attr('dtype')).torch_name}")
+
+
 cast = Operator(
     "cast",
     "... -> ...",
@@ -208,7 +230,7 @@ cast = Operator(
     linear=_FIRST,
     result_dtype=_cast_dtype,
     evaluate=_cast,
-    eager="{0}.to({dtype})",
+    emit=_write_cast,
 )
 
 
@@ -236,6 +258,12 @@ where = Operator(
     evaluate=lambda t, x, c: t.where(x[0], x[1], x[2]),
 )
 
+
+def _write_gelu(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    approximate = node.attr("approximate")
+    return call("F.gelu", x[0], *([] if approximate == "none" else [f'approximate="{approximate}"']))
+
+
 OPS = (
     add,
     sub,
@@ -255,12 +283,11 @@ OPS = (
     ),
     _unary(
         "gelu",
-        "",
+        _write_gelu,
         _gelu,
         flops=8,
         is_activation=True,
         defaults={"approximate": "none"},
-        eager="F.gelu({0}, approximate={approximate})",
     ),
     _unary("silu", "F.silu({0})", _silu, flops=5, is_activation=True),
     _unary("tanh", "torch.tanh({0})", _tanh, flops=5, saved=("out",), is_activation=True),

@@ -9,6 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from ir.dims import Shape
+from ir.emission.code import Code, call
+from ir.emission.writing import Writing, block_index
 from ir.errors import ShapeError
 from ir.graph import Node
 from ir.operator import Attrs, Operator
@@ -29,6 +31,14 @@ def _ids_are_integers(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     return table
 
 
+def _write_embedding(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    axes = writing.cutting(node, "v")
+    table, ids = x
+    if axes:
+        return call("embedding_block", ids, table, block_index(axes))
+    return call("F.embedding", ids, table)
+
+
 embedding = Operator(
     "embedding",
     "v d, ... -> ... d",
@@ -41,7 +51,8 @@ embedding = Operator(
     differentiable=(0,),
     result_dtype=_ids_are_integers,
     evaluate=lambda t, x, c: t.take(x[0], x[1], c.offset),
-    eager="F.embedding({1}, {0})",
+    emit=_write_embedding,
+    constant_name="{0}_ids",
 )
 
 
@@ -78,6 +89,7 @@ index_select = Operator(
     _select_loops,
     "index",
     emit="torch.index_select({0}, {dim}, {1})",
+    constant_name="chosen",
     attrs=("dim",),
     linear=(frozenset({0}),),
     flops_per_point=0,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 from ir.dims import Shape
+from ir.emission.code import Code, method, tuple_of
+from ir.emission.writing import Writing
 from ir.errors import ShapeError
 from ir.graph import Node
-from ir.memory.layout import HANDED_ON, Layout, Sizes, merged
+from ir.memory.layout import Layout, Sizes, merged
 from ir.operator import Attrs, Operator
-from ir.scaling.ties import Loops, Ties, join_sizes, scaled_start, slice_sizes, where
-from ir.tape import Call, Tape
+from ir.scaling.ties import Loops, Ties
 
 _FIRST = (frozenset({0}),)
 
@@ -100,6 +101,44 @@ def _keep_opaque(node: Node, loops: Loops, ties: Ties) -> None:
         ties.keep(loops[loop], f"the model reshapes {before} to {after}")
 
 
+def _write_reshape(node: Node, operands: Sequence[Code], writing: Writing) -> Code:
+    """``unflatten``, ``flatten``, ``squeeze`` or ``unsqueeze`` where one of them says it, else ``reshape``."""
+    (x,) = operands
+    before, after = node.operands[0].type.shape, node.type.shape
+    runs = [(s, t) for s, t in matched_dims(before, after) if len(s) != 1 or len(t) != 1]
+    if len(runs) == 1:
+        found = _single(node, x, writing, *runs[0])
+        if found is not None:
+            return found
+    return method(x, "reshape", *_sizes(node, x, writing, range(len(after))))
+
+
+def _single(node: Node, x: Code, writing: Writing, sources: list[int], targets: list[int]) -> Code | None:
+    before, after = node.operands[0].type.shape, node.type.shape
+    if len(targets) == len(sources) + 1 == 1 or (len(sources) == 1 and len(targets) == 2 and 1 in _at(after, targets)):
+        one = next(dim for dim in targets if after[dim] == 1)
+        return method(x, "unsqueeze", str(one))
+    if len(sources) == len(targets) + 1 == 1 or (len(targets) == 1 and len(sources) == 2 and 1 in _at(before, sources)):
+        one = next(dim for dim in sources if before[dim] == 1)
+        return method(x, "squeeze", str(one))
+    if len(sources) == 1 and targets:
+        return method(x, "unflatten", str(sources[0]), tuple_of(tuple(_sizes(node, x, writing, targets))))
+    if len(targets) == 1 and sources:
+        ends = (sources[0],) if sources[-1] == len(before) - 1 else (sources[0], sources[-1])
+        return method(x, "flatten", *map(str, ends))
+    return None
+
+
+def _at(shape: tuple[int, ...], dims: list[int]) -> list[int]:
+    return [shape[dim] for dim in dims]
+
+
+def _sizes(node: Node, x: Code, writing: Writing, dims: range | list[int]) -> list[str]:
+    """Sizes of some dims of the result: one is -1, an open one before any cut one; other cut ones are divided."""
+    left, near = writing.left_open(node, dims), [(node.operands[0], x)]
+    return ["-1" if dim == left else writing.size(node, dim, near).text for dim in dims]
+
+
 reshape = Operator(
     "reshape",
     _reshape_loops,
@@ -109,7 +148,7 @@ reshape = Operator(
     ties=_keep_opaque,
     strides=lambda attrs, x, shape: merged(x, shape),
     evaluate=lambda t, x, c: t.reshape(x[0], c.loops.result_shape),
-    eager="{0}.reshape({shape})",
+    emit=_write_reshape,
 )
 
 
@@ -118,6 +157,16 @@ def _permute_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str
     if sorted(order) != list(range(len(names))):
         raise ShapeError(f"{order} are not the dims of {shapes[0]}, each once")
     return f"{' '.join(names)} -> {' '.join(names[i] for i in order)}", {}
+
+
+def _write_permute(node: Node, operands: Sequence[Code], writing: Writing) -> Code:
+    """``x.transpose(1, 2)`` where two dims change places, else ``x.permute(...)``."""
+    (x,) = operands
+    perm: tuple[int, ...] = node.attr("perm")
+    moved = [dim for dim, source in enumerate(perm) if dim != source]
+    if len(moved) == 2:
+        return method(x, "transpose", *map(str, moved))
+    return method(x, "permute", *map(str, perm))
 
 
 permute = Operator(
@@ -129,7 +178,7 @@ permute = Operator(
     linear=_FIRST,
     strides=lambda attrs, x, shape: tuple(x.strides[dim] for dim in attrs["perm"]),
     evaluate=lambda t, x, c: t.transpose(x[0], c.attrs["perm"]),
-    eager="{0}.permute({perm})",
+    emit=_write_permute,
 )
 
 
@@ -146,6 +195,15 @@ def _expand_strides(attrs: Attrs, x: Layout, shape: Shape) -> Sizes:
     return tuple(stride if size == new else 0 for size, new, stride in zip(x.shape, shape, x.strides, strict=True))
 
 
+def _write_expand(node: Node, operands: Sequence[Code], writing: Writing) -> Code:
+    """``x.expand(-1, -1, 4, -1)``: dims that stay are -1."""
+    (x,) = operands
+    near = [(node.operands[0], x)]
+    pairs = zip(node.operands[0].type.shape, node.type.shape, strict=True)
+    written = ["-1" if before == after else writing.size(node, d, near).text for d, (before, after) in enumerate(pairs)]
+    return method(x, "expand", *written)
+
+
 expand = Operator(
     "expand",
     _expand_loops,
@@ -155,156 +213,7 @@ expand = Operator(
     repeats=True,
     strides=_expand_strides,
     evaluate=lambda t, x, c: t.expand(x[0], c.loops.result_shape),
-    eager="{0}.expand({shape})",
+    emit=_write_expand,
 )
 
-
-def _chunk_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
-    """``dim`` is (parts × piece); the piece is not outermost, so it cannot be cut: pieces would interleave."""
-    dim, parts, index = (cast(int, attrs[name]) for name in ("dim", "parts", "index"))
-    if not 0 <= index < parts:
-        raise ShapeError(f"no piece {index} of {parts}")
-    names = [f"d{i}" for i in range(len(shapes[0]))]
-    left = [f"(parts* {name})" if i == dim else name for i, name in enumerate(names)]
-    return f"{' '.join(left)} -> {' '.join(names)}", {"parts": parts}
-
-
-def _chunk(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
-    dim, index = call.attrs["dim"], call.attrs["index"]
-    size = call.loops.result_shape[dim]
-    return t.slice(operands[0], dim, index * size, (index + 1) * size)
-
-
-def _keep_parts(node: Node, loops: Loops, ties: Ties) -> None:
-    ties.keep(loops["parts"], f"{where(node)} takes {node.attr('parts')} parts")
-
-
-chunk = Operator(
-    "chunk",
-    _chunk_loops,
-    "move",
-    attrs=("dim", "parts", "index"),
-    dims_attr="dim",
-    linear=_FIRST,
-    ties=_keep_parts,
-    strides=lambda attrs, x, shape: x.strides,
-    evaluate=_chunk,
-    eager="{0}.chunk({parts}, {dim})[{index}]",
-)
-
-
-def _slice_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
-    dim, start, stop = (cast(int, attrs[name]) for name in ("dim", "start", "stop"))
-    if not 0 <= start <= stop <= shapes[0][dim]:
-        raise ShapeError(f"no elements {start} to {stop} in dim {dim} of {shapes[0]}")
-    names = [f"d{i}" for i in range(len(shapes[0]))]
-    left = [name + "*" if i == dim else name for i, name in enumerate(names)]
-    right = ["piece*" if i == dim else name for i, name in enumerate(names)]
-    return f"{' '.join(left)} -> {' '.join(right)}", {"piece": stop - start}
-
-
-def table_below(node: Node) -> Node | None:
-    """The constant of which a slice takes the leading part, as long as the inputs are: a table of all lengths.
-
-    A part of a constant that is the same at all sizes is a constant itself, once a program is canonical.
-    """
-    if node.attrs.get("start") != 0:
-        return None
-    below = node.operands[0]
-    while below.op.kind == "parallel" or table_below(below) is not None:
-        below = below.operands[0]
-    return below if "value" in below.attrs else None
-
-
-def from_end(index: int, extent: int) -> bool:
-    """Whether a slice's start or stop is taken to count from the end of the dim, where that is open: the nearer one."""
-    return 2 * index > extent
-
-
-def _numbers(node: Node) -> tuple[int, int, int]:
-    """Extent of the dim that is sliced, start, stop."""
-    return node.operands[0].type.shape[node.attr("dim")], node.attr("start"), node.attr("stop")
-
-
-def _tie_slice(node: Node, loops: Loops, ties: Ties) -> None:
-    """Where sizes are open and both ends count from one end of the dim, the piece keeps its size."""
-    extent, start, stop = _numbers(node)
-    whole, piece = loops[f"d{node.attr('dim')}"], loops["piece"]
-    if not ties.are_open:
-        slice_sizes(ties.atoms, whole, piece, (extent, start, stop))
-    elif table_below(node) is not None:
-        ties.follow(whole, (piece,), lambda size: max(size, extent), where(node))
-        ties.tables.append((whole, piece, extent))
-    else:
-        ties.doubts.append((whole, f"{where(node)} takes {start} to {stop} of it"))
-        if from_end(start, extent) == from_end(stop, extent):
-            ties.keep(piece, f"{where(node)} takes {stop - start} of it")
-        else:
-            ties.follow(piece, (whole,), lambda size: size - extent + stop - start, where(node))
-
-
-def _slice_at(node: Node, operands: Sequence[Node], shape: Shape, are_open: bool) -> dict[str, Hashable]:
-    dim, (extent, start, stop) = node.attr("dim"), _numbers(node)
-    whole, piece = operands[0].type.shape[dim], shape[dim]
-    if not are_open:
-        start = scaled_start((extent, start, stop), whole)
-    elif from_end(start, extent):
-        start += whole - extent
-    return {"start": start, "stop": start + piece}
-
-
-slice_ = Operator(
-    "slice",
-    _slice_loops,
-    "move",
-    attrs=("dim", "start", "stop"),
-    dims_attr="dim",
-    linear=_FIRST,
-    ties=_tie_slice,
-    attrs_at=_slice_at,
-    strides=lambda attrs, x, shape: x.strides,
-    evaluate=lambda t, x, c: t.slice(x[0], c.attrs["dim"], c.attrs["start"], c.attrs["stop"]),
-    eager="{0}.narrow({dim}, {start}, {stop} - {start})",
-)
-
-
-def _concat_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
-    """Equal pieces give (parts × piece); unequal ones a whole dim of their sum."""
-    dim = cast(int, attrs["dim"])
-    names = [f"d{i}" for i in range(len(shapes[0]))]
-    equal = len({shape[dim] for shape in shapes}) == 1
-    left = []
-    for number in range(len(shapes)):
-        piece = f"d{dim}" if equal else f"p{number}*"
-        left.append(" ".join(piece if i == dim else name for i, name in enumerate(names)))
-    joined = f"(parts* d{dim})" if equal else "joined*"
-    right = " ".join(joined if i == dim else name for i, name in enumerate(names))
-    extents = {"parts": len(shapes)} if equal else {"joined": sum(shape[dim] for shape in shapes)}
-    return f"{', '.join(left)} -> {right}", extents
-
-
-def _tie_pieces(node: Node, loops: Loops, ties: Ties) -> None:
-    """The number of equal pieces stays; unequal ones add up."""
-    if "parts" in loops:
-        ties.atoms.keep(loops["parts"])
-    else:
-        pieces = {loop: extent for loop, extent in node.loops.extents.items() if loop.startswith("p")}
-        ties.atoms.unify(loops["joined"], join_sizes(ties.atoms, [loops[loop] for loop in pieces], [*pieces.values()]))
-
-
-concat = Operator(
-    "concat",
-    _concat_loops,
-    "move",
-    attrs=("dim",),
-    dims_attr="dim",
-    joins=True,
-    memory=HANDED_ON,  # narrow views of the gradient
-    ties=_tie_pieces,
-    flops_per_point=0,  # its loops are one per piece, and their product nothing
-    linear=(),  # all operands together; arity varies, so it is not declared as a set
-    evaluate=lambda t, x, c: t.concat(x, c.attrs["dim"]),
-    eager="torch.cat(x, {dim})",
-)
-
-OPS = (reshape, permute, expand, chunk, slice_, concat)
+OPS = (reshape, permute, expand)

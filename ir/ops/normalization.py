@@ -1,12 +1,7 @@
-"""Functions of whole rows (softmax, layer norm), and batch normalisation as sums over the batch.
-
-Batch normalisation in training is three operators, so that cutting the batch makes its statistics sums across
-devices by itself: channel_mean, channel_variance (around that mean, for precision), batch_norm.
-"""
+"""Functions of whole rows: softmax, layer norm and the like."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,17 +9,16 @@ from typing import Any
 import numpy as np
 
 from ir.dims import Shape
-from ir.errors import ShapeError
+from ir.emission.code import Code, call, tuple_of
+from ir.emission.writing import Writing
 from ir.evaluation.einsum import Data
 from ir.graph import Node
 from ir.memory.layout import Memory
 from ir.memory.local import INDEX_BYTES, Local
 from ir.operator import Attrs, Operator
-from ir.ops.elementwise import RSQRT
 from ir.scaling.ties import Loops, Ties, where
 from ir.tape import Call, Known, Tape
 
-_FIRST = (frozenset({0}),)
 _TIE = 1e-9  # of a row's largest element: what differs by less is equal but for rounding
 
 
@@ -154,6 +148,17 @@ def _affine(t: Tape, y: Any, affine: Sequence[Any], rank: int) -> Any:
     return y
 
 
+def _write_layer_norm(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    width = tuple_of((str(node.type.shape[-1]),))
+    affine = [*x[1:], *["None"] * (3 - len(x))] if len(x) < 3 else x[1:]
+    return call("F.layer_norm", x[0], width, *affine, repr(node.attr("eps")))
+
+
+def _write_rms_norm(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    width = tuple_of((str(node.type.shape[-1]),))
+    return call("F.rms_norm", x[0], width, x[1], repr(node.attr("eps")))
+
+
 layer_norm = Operator(
     "layer_norm",
     lambda shapes, attrs: (", ".join(["... d*", "d*", "d*"][: len(shapes)]) + " -> ... d*", {}),
@@ -166,7 +171,7 @@ layer_norm = Operator(
     ties=_keep_rows,
     is_row_norm=True,
     is_heavy=True,
-    eager="F.layer_norm({0}, {width}, *x[1:], eps={eps})",
+    emit=_write_layer_norm,
     measured_as="layernorm",
 )
 rms_norm = Operator(
@@ -185,157 +190,8 @@ rms_norm = Operator(
     ties=_keep_rows,
     is_row_norm=True,
     is_heavy=True,
-    eager="F.rms_norm({0}, {width}, {1}, {eps})",
+    emit=_write_rms_norm,
     measured_as="rmsnorm",
 )
 
-
-def _image(rank: int) -> str:
-    """The loops of [n, c, ...], a letter each."""
-    letters = "nchwtuvxyz"
-    if not 2 <= rank <= len(letters):
-        raise ShapeError(f"channels are the second of 2 to {len(letters)} dims, not of {rank}")
-    return letters[:rank]
-
-
-def _channel_loops(vectors: int) -> Callable[[Sequence[Shape], Attrs], tuple[str, dict[str, int]]]:
-    """[n, c, ...] beside vectors of channels -> a vector of channels."""
-
-    def loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
-        return f"{', '.join((' '.join(_image(len(shapes[0]))), *('c',) * vectors))} -> c", {}
-
-    return loops
-
-
-def _batch_norm_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
-    image = " ".join(_image(len(shapes[0])))
-    return f"{image}, c, c, c, c -> {image}", {}
-
-
-def _count(call: Call) -> int:
-    """Points that a channel's statistics run over, on all devices together."""
-    return math.prod(call.whole_loops.extents[loop] for loop in call.loops.contracted)
-
-
-def _channel_mean(t: Tape, operands: Sequence[Any], call: Call) -> Any:
-    return t.scale(t.einsum(f"{_image(_rank(call))}->c", operands[0]), 1.0 / _count(call))
-
-
-def _channel_variance(t: Tape, operands: Sequence[Any], call: Call) -> Any:
-    x, mean = operands
-    centred = t.sub(x, _per_channel(t, mean, call))
-    image = _image(_rank(call))
-    return t.scale(t.einsum(f"{image},{image}->c", centred, centred), 1.0 / _count(call))
-
-
-def _batch_norm(t: Tape, operands: Sequence[Any], call: Call) -> Any:
-    x, mean, variance, weight, bias = (operands[0], *(_per_channel(t, v, call) for v in operands[1:]))
-    inverse = t.unary(RSQRT, t.shift(variance, float(call.attrs["eps"])))
-    return t.add(t.mul(t.mul(t.sub(x, mean), inverse), weight), bias)
-
-
-def _rank(call: Call) -> int:
-    """Of the image."""
-    return len(call.loops.operands[0])
-
-
-def _per_channel(t: Tape, vector: Any, call: Call) -> Any:
-    return t.reshape(vector, (1, vector.shape[-1], *(1,) * (_rank(call) - 2)))
-
-
-# Sums over devices are taken step by step (pdv/emit/templates/operators.py): x - mean is kept, then squared.
-_STEP_BY_STEP = Memory(
-    keeps=lambda local: local.operand_bytes(),
-    forward=lambda local: local.operand_bytes(),
-    backward=lambda local: 2 * local.operand_bytes(),
-    saved=(),
-)
-
-
-def _variance_memory(local: Local) -> Memory:
-    """Around the mean of the same points, with no move of a partial sum in between, it is torch's batch norm's."""
-    is_within = local.node.operands[1].op is channel_mean
-    return Memory(saved=(), is_within=True) if is_within else _STEP_BY_STEP
-
-
-def _norm_memory(local: Local) -> Memory:
-    """By the statistics of all points that this device has, it is one call of torch's."""
-    x, mean, variance, *_ = local.node.operands
-    is_of_all = mean.op is channel_mean and variance.op is channel_variance and mean.operands[0] is x
-    return Memory(saved=(0,)) if is_of_all else _STEP_BY_STEP
-
-
-channel_mean = Operator(
-    "channel_mean",
-    _channel_loops(0),
-    "row",
-    linear=_FIRST,
-    backward_factor=1,
-    evaluate=_channel_mean,
-    result_name="mean",
-    eager="channel_mean({0})",
-)
-channel_variance = Operator(
-    "channel_variance",
-    _channel_loops(1),
-    "row",
-    flops_per_point=3,
-    saved=(0, 1),
-    memory=_variance_memory,
-    evaluate=_channel_variance,
-    result_name="variance",
-    eager="channel_variance({0}, {1})",
-)
-
-
-def variance_below(node: Node) -> Node:
-    """What an ``unbiased`` reads, collectives apart."""
-    while node.op.kind == "parallel":
-        node = node.operands[0]
-    return node
-
-
-def _points_of(operand: Node) -> int:
-    """Of a variance; 0 if it is none."""
-    variance = variance_below(operand)
-    is_variance = variance.op is channel_variance
-    return math.prod(variance.loops.extents[loop] for loop in variance.loops.contracted) if is_variance else 0
-
-
-def counts_variance(node: Node) -> bool:
-    """Whether the points of an ``unbiased`` are those of the variance that it reads."""
-    return _points_of(node.operands[0]) == int(node.attr("points"))
-
-
-def points_at(node: Node, operand: Node) -> int:
-    """The points of an ``unbiased`` where its operand is ``operand``, at other sizes."""
-    return _points_of(operand) if counts_variance(node) else int(node.attr("points"))
-
-
-unbiased = Operator(  # a variance that divides by one point less
-    "unbiased",
-    "... -> ...",
-    "map",
-    attrs=("points",),
-    linear=_FIRST,
-    # a proof at small sizes is of the true number
-    attrs_at=lambda node, x, shape, are_open: {"points": points_at(node, x[0])} if are_open else {},
-    evaluate=lambda t, x, c: t.scale(x[0], c.attrs["points"] / (c.attrs["points"] - 1)),
-    eager="{0} * ({points} / ({points} - 1))",
-    measured_as="mul_scalar",
-)
-batch_norm = Operator(
-    "batch_norm",
-    _batch_norm_loops,
-    "map",
-    attrs=("eps",),
-    flops_per_point=4,
-    saved=(0, 1, 2, 3),
-    memory=_norm_memory,
-    evaluate=_batch_norm,
-    is_heavy=True,
-    eager="batch_norm(*x, {eps})",
-    takes_positive=True,
-)
-
-OPS = (softmax, log_softmax, top_k, layer_norm, rms_norm, channel_mean, channel_variance, unbiased, batch_norm)
+OPS = (softmax, log_softmax, top_k, layer_norm, rms_norm)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ir.dims import Shape
+from ir.emission.code import Code, binary, method
+from ir.emission.writing import Writing
 from ir.errors import ShapeError
+from ir.graph import Node
 from ir.memory.layout import HANDED_ON
 from ir.operator import Attrs, Operator
 from ir.scaling.ties import doubt_terms
@@ -38,6 +41,23 @@ def _mean(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     return t.scale(_sum(t, operands, call), 1.0 / count)
 
 
+def _reduce(name: str) -> Callable[[Node, Sequence[Code], Writing], Code]:
+    def reduce(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+        dims = node.attr("dims")
+        where = str(dims[0]) if len(dims) == 1 else str(tuple(dims))
+        return method(x[0], name, where, *(["keepdim=True"] if node.attr("keepdim") else []))
+
+    return reduce
+
+
+def _write_mean(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    """A cut mean is a term of the whole one: the mean of this share over the number of shares."""
+    code = _reduce("mean")(node, x, writing)
+    for axis in writing.cutting(node, *node.loops.contracted):
+        code = binary(code, "/", Code(f"{axis}.size"))
+    return code
+
+
 reduce_sum = Operator(
     "reduce_sum",
     _loops,
@@ -49,7 +69,7 @@ reduce_sum = Operator(
     memory=HANDED_ON,  # spread out without a copy
     ties=doubt_terms,
     evaluate=_sum,
-    eager="{0}.sum({dims}, keepdim={keepdim})",
+    emit=_reduce("sum"),
 )
 reduce_mean = Operator(
     "reduce_mean",
@@ -61,7 +81,7 @@ reduce_mean = Operator(
     linear=_FIRST,
     backward_factor=1,
     evaluate=_mean,
-    eager="{0}.mean({dims}, keepdim={keepdim})",
+    emit=_write_mean,
 )
 
 OPS = (reduce_sum, reduce_mean)

@@ -10,6 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from ir.dims import Loops, Shape
+from ir.emission.code import Code, call
+from ir.emission.writing import Writing
 from ir.errors import ShapeError
 from ir.evaluation.einsum import Data
 from ir.graph import Node
@@ -104,6 +106,22 @@ def _seen(t: Tape, x: Any, call: Call, kernel: Pair, fill: float) -> Any:
     return t.windows(x, kernel, _pair(call.attrs["stride"]), _pair(call.attrs["dilation"]), counts)
 
 
+def _write_conv(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    options = _options(node, ("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1)))
+    groups = node.attr("groups")
+    if groups != 1:
+        options.append("groups=" + "".join([str(groups), *(f" // {axis}.size" for axis in writing.cutting(node, "g"))]))
+    return call("F.conv2d", *x, *([writing.bias] if writing.bias else []), *options)
+
+
+def _options(node: Node, *defaults: tuple[str, tuple[int, int]]) -> list[str]:
+    return [f"{name}={_text(node.attr(name))}" for name, default in defaults if node.attr(name) != default]
+
+
+def _text(value: tuple[int, int]) -> str:
+    return str(value[0]) if value[0] == value[1] else str(tuple(value))
+
+
 conv2d = Operator(
     "conv2d",
     _conv_loops,
@@ -117,7 +135,7 @@ conv2d = Operator(
     ties=_tie_windows,
     attrs_at=lambda node, x, shape, are_open: {"groups": x[0].type.shape[1] // x[1].type.shape[1]},
     evaluate=_conv2d,
-    eager="F.conv2d({0}, {1}, None, {stride}, {padding}, {dilation}, {groups})",
+    emit=_write_conv,
 )
 
 
@@ -166,12 +184,17 @@ def _pool(name: str, evaluate: Any, **more: Any) -> Operator:
     )
 
 
-_WINDOW = "{0}, {kernel}, {stride}, {padding}"
+def _write_pool(head: str) -> Callable[[Node, Sequence[Code], Writing], Code]:
+    def pool(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+        options = _options(node, ("padding", (0, 0)), ("dilation", (1, 1)))
+        return call(head, x[0], _text(node.attr("kernel")), f"stride={_text(node.attr('stride'))}", *options)
+
+    return pool
+
+
 _INDICES = Memory(keeps=lambda local: float(local.result.elements * INDEX_BYTES), saved=(0,))
-max_pool2d = _pool(
-    "max_pool2d", _max_pool2d, eager=f"F.max_pool2d({_WINDOW}, {{dilation}})", saved=(0, "out"), memory=_INDICES
-)
+max_pool2d = _pool("max_pool2d", _max_pool2d, emit=_write_pool("F.max_pool2d"), saved=(0, "out"), memory=_INDICES)
 # windows count their padding, as F.avg_pool2d(count_include_pad=True) does; it takes no dilation
-avg_pool2d = _pool("avg_pool2d", _avg_pool2d, eager=f"F.avg_pool2d({_WINDOW})", linear=(frozenset({0}),))
+avg_pool2d = _pool("avg_pool2d", _avg_pool2d, emit=_write_pool("F.avg_pool2d"), linear=(frozenset({0}),))
 
 OPS = (conv2d, max_pool2d, avg_pool2d)

@@ -231,7 +231,7 @@ def _check_indices(source: Graph, pcg: Graph) -> None:
     known = {node.digest for node in source.nodes if node.is_const}
     for node in pcg.nodes:
         index = node.operands[1] if node.op.kind == "index" else node
-        while index.op.kind == "parallel" or index.op.name in ("reshape", "permute", "expand"):
+        while index.op.kind == "parallel" or index.op.is_view_of_all:
             index = index.operands[0]
         if node.op.kind != "index" or not index.is_const or index.digest in known:
             continue

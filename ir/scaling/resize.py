@@ -17,7 +17,7 @@ from ir.builder import Builder
 from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.graph import Graph, Node
-from ir.ops.movement import table_below
+from ir.ops.parts import table_below
 from ir.scaling.size_factors import Factors
 from ir.scaling.ties import Dims, Ties, where
 from ir.types import TensorType

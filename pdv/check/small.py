@@ -20,8 +20,8 @@ from ir.dims import Shape
 from ir.evaluation.id_ranges import Ranges
 from ir.graph import Constant, Graph, Node, View, ViewStep, param_view
 from ir.mesh import Mesh
+from ir.ops.batch_norm import points_at
 from ir.ops.movement import matched_dims
-from ir.ops.normalization import points_at
 from ir.scaling.scale import Shrinking, Small, shrink
 from ir.types import TensorType
 from ir.views import Base, bases, readings

@@ -12,7 +12,7 @@ from functools import lru_cache
 from ir.cost_model import NOTHING, Estimate, Query
 from ir.graph import Graph, Node, unmoved
 from ir.operator import Split
-from ir.ops.movement import table_below
+from ir.ops.parts import table_below
 from ir.sharding import Sharding, local_bytes, local_shape
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_local_loops, node_splits

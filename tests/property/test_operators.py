@@ -20,8 +20,9 @@ from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.operator import Operator, Split
 from ir.ops import OPERATORS
+from ir.ops.batch_norm import batch_norm, channel_mean, channel_variance
 from ir.ops.contraction import linear
-from ir.ops.normalization import batch_norm, channel_mean, channel_variance, softmax
+from ir.ops.normalization import softmax
 from ir.ops.reduction import reduce_mean
 from ir.proof.exact import verify_equal
 from ir.sharding import Partial, Replicate

@@ -9,23 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # as everyone calls it
 
+from ir.emission.code import Code
+from ir.emission.writing import Writing
 from ir.graph import Node
 from ir.operator import Operator
-from ir.types import DType
 
 
 def can_call(op: Operator) -> bool:
     """Whether an operator is a call, or a view."""
-    return op.kind != "parallel" and bool(op.emit or op.eager)
+    return op.kind != "parallel" and bool(op.emit)
 
 
 def call_of(node: Node) -> Callable[..., Any]:  # Any: tensors, or what traces them
     """The operator of a node, with its attributes, as a function of its operands."""
-    named = {name: repr(value) for name, value in node.attrs.items()} | {"width": repr(node.type.shape[-1:])}
-    if node.op.names_dtype:
-        named["dtype"] = f"torch.{DType(node.attr('dtype')).torch_name}"
-    places = [f"x[{place}]" for place in range(len(node.operands))]
-    text = (node.op.emit or node.op.eager).format(*places, **named)
+    places = [Code(f"x[{place}]") for place in range(len(node.operands))]
+    text = node.op.eager.format(**node.attrs) or Writing().write(node, places).text
     call: Callable[..., Any] = eval(f"lambda *x: {text}", HELPERS)  # noqa: S307  # what ir/ops declares
     return call
 
@@ -49,12 +47,12 @@ def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
     return vector.reshape(-1, *(1,) * (x.dim() - 2))
 
 
-def _channel_mean(x: Tensor) -> Tensor:
-    return x.mean((0, *range(2, x.dim())))
+def _channel_mean(x: Tensor, shares: int) -> Tensor:
+    return x.mean((0, *range(2, x.dim()))) / shares
 
 
-def _channel_variance(x: Tensor, mean: Tensor) -> Tensor:
-    return _channel_mean((x - _per_channel(mean, x)).square())
+def _channel_variance(x: Tensor, mean: Tensor, shares: int) -> Tensor:
+    return _channel_mean((x - _per_channel(mean, x)).square(), shares)
 
 
 def _batch_norm(x: Tensor, *vectors_and_eps: Any) -> Tensor:  # Any: four vectors, and a number

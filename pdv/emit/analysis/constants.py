@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ir.graph import Node
-from ir.ops.movement import table_below
+from ir.ops.parts import table_below
 from ir.transition import Communication
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.names import module_name, string, unique
@@ -56,13 +56,11 @@ def constant_names(reading: Reading) -> dict[Node, str]:
 
 def _constant_name(reading: Reading, node: Node) -> str:
     for user in _readers(reading, node):
-        table = reading.leaf(reading.operands(user)[0])
-        if user.op.name == "embedding" and table is not None:
-            return f"{module_name(table.base)}_ids"
-        if user.op.name == "index_select":
-            return "chosen"
-        if user.op.has_scores:
-            return "mask"
+        name, first = user.op.constant_name, reading.leaf(reading.operands(user)[0])
+        if first is not None:
+            name = name.format(module_name(first.base))
+        if name and "{" not in name:
+            return name
     return _rotary_name(node.attr("value").array) or "constant"
 
 

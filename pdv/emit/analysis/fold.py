@@ -94,7 +94,7 @@ def _name(node: Node) -> str:
     """After the first parameter that it is made of."""
     while not node.is_leaf:
         node = node.operands[0]
-    return f"{sources_of(node)[0] if node.op.name == 'param' else node.name or 'constant'}.folded"
+    return f"{sources_of(node)[0] if node.is_param else node.name or 'constant'}.folded"
 
 
 def value_of(node: Node, weights: Weights) -> Array:

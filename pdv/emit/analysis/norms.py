@@ -32,7 +32,7 @@ def tracking(norm: Node, reading: Reading, updates: Mapping[Node, str]) -> Track
     """
     x, mean, variance, *_ = reading.operands(norm)
     points = x.type.num_elements // x.type.shape[1]
-    unbiased = _only([user for user in reading.users[variance] if user is not norm], "unbiased")
+    unbiased = _only([user for user in reading.users[variance] if user is not norm], "points")
     if unbiased is None or unbiased.attr("points") != points:
         return None
     first, second = (_moved(mean, (norm, variance), reading, updates), _moved(unbiased, (), reading, updates))
@@ -57,11 +57,13 @@ class _Move:
 
 def _moved(statistic: Node, norm: Sequence[Node], reading: Reading, updates: Mapping[Node, str]) -> _Move | None:
     """How a buffer follows a statistic that ``norm`` (itself and its variance) reads besides."""
-    scaled = _only([user for user in reading.users[statistic] if user not in norm], "scale")
-    moved = _only(reading.users[scaled], "add") if scaled else None
-    if scaled is None or moved is None or moved not in updates or reading.users[moved]:
+    scaled = _only([user for user in reading.users[statistic] if user not in norm], "factor")
+    if scaled is None or len(reading.users[scaled]) != 1:
         return None
-    kept = _only([term for term in reading.operands(moved) if term is not scaled], "scale")
+    (moved,) = reading.users[scaled]
+    if not moved.op.adds or moved not in updates or reading.users[moved]:
+        return None
+    kept = _only([term for term in reading.operands(moved) if term is not scaled], "factor")
     if kept is None or reading.users[kept] != (moved,):
         return None
     buffer = reading.operands(kept)[0]
@@ -73,6 +75,6 @@ def _moved(statistic: Node, norm: Sequence[Node], reading: Reading, updates: Map
     return _Move(buffer, float(kept.attr("factor")), float(scaled.attr("factor")), (scaled, kept, moved))
 
 
-def _only(nodes: Sequence[Node], name: str) -> Node | None:
-    """The node, if it is one alone, and of that operator."""
-    return nodes[0] if len(nodes) == 1 and nodes[0].op.name == name else None
+def _only(nodes: Sequence[Node], attr: str) -> Node | None:
+    """The node, if it is one alone, with that attribute."""
+    return nodes[0] if len(nodes) == 1 and attr in nodes[0].attrs else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from ir.ops.parallel import OPS
 
 _MODULE = """
@@ -14,25 +17,16 @@ _MODULE = """
 MODULE = frozenset(_MODULE.split())
 """Attributes that nn.Module and the class above the model call their own."""
 
-HELPERS = (
-    "batch_norm",
-    "batch_norm_of_all",
-    "causal_attention",
-    "channel_mean",
-    "channel_variance",
-    "embedding_block",
-    "fused_batch_norm",
-    "overwrite",
-    "top_k",
-)
+_OPERATORS = Path(__file__).parent.with_name("templates") / "operators.py"
+HELPERS = tuple(re.findall(r"^def (\w+)", _OPERATORS.read_text(encoding="utf-8"), re.MULTILINE))
 """Functions of ``operators.py`` that expressions may call."""
-PARALLEL = (*(op.emit for op in OPS if op.emit), "regathering")
+PARALLEL = (*(op.name for op in OPS if op.emit), "regathering")
 """Functions of ``parallel.py``: one for each parallel operator that is written, and the context for gathers."""
 RUNTIME = ("Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh")
 """What ``runtime.py`` gives."""
 
 _OTHERS = """
-    F Model Path Tensor block build dtype i mesh names nn per_channel prefix range self super torch tuple weights
+    F Model Path Tensor block build dtype i mesh names nn prefix range self super torch tuple weights
 """
 GLOBALS = frozenset((*_OTHERS.split(), *HELPERS, *PARALLEL, *RUNTIME))
 """Names that a local variable would hide."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ir.emission.code import Code, call
 from ir.graph import Node
+from ir.ops.batch_norm import fused_batch_norm
+from ir.ops.parts import chunks_code
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.outline import Run
 from pdv.emit.analysis.shapes import Shapes
-from pdv.emit.program.code import Code, call, statement, with_comment
-from pdv.emit.program.expressions import Context, fused_batch_norm, write
+from pdv.emit.program.code import statement, with_comment
+from pdv.emit.program.expressions import ScopeWriting
 from pdv.emit.program.local_names import variable_names
-from pdv.emit.program.size_code import SizeCode
 from pdv.emit.program.statements import Arranged, Scope, Statement, arrange
-from pdv.emit.program.view_code import chunks_code
 from pdv.emit.program.writer import Writer
 
 INDENT = 8
@@ -46,7 +47,7 @@ class Body:
         self._shapes = shapes
         self._attributes = attributes
         self._arguments = arguments
-        sizes = SizeCode(shapes, arguments)
+        sizes = ScopeWriting(shapes, arguments)
         writer = Writer(reading, sizes, attributes.leaves, arguments.get, lambda node: False)
         self._say_sizes(writer)
         self._arranged: Arranged = arrange(scope, reading, writer)
@@ -126,4 +127,4 @@ class Body:
         """Write each step once over operands without names: then it is known which arguments must keep theirs."""
         for node in self._scope.steps:
             if isinstance(node, Node):
-                write(node, [Code("()")] * len(node.operands), Context(writer.sizes))
+                writer.sizes.write(node, [Code("()")] * len(node.operands))

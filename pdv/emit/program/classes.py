@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ir.emission.code import Code, call
 from ir.graph import Node, View, param_view
 from ir.mesh import Mesh
-from ir.ops.movement import table_below
+from ir.ops.parts import table_below
 from ir.sharding import Shard, parse_sharding
 from ir.views import is_column, readings, sources_of
 from pdv.emit.analysis.leaves import Reading
@@ -17,7 +18,7 @@ from pdv.emit.analysis.outline import Run, own_params
 from pdv.emit.analysis.reserved import GLOBALS, MODULE
 from pdv.emit.analysis.shapes import Shapes
 from pdv.emit.program.body import Attributes, Body
-from pdv.emit.program.code import Code, call, statement
+from pdv.emit.program.code import statement
 from pdv.emit.program.statements import Scope
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ir.graph import Node
-from ir.ops.movement import table_below
+from ir.ops.parts import table_below
 from pdv.emit.analysis.constants import constant_names
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.names import module_name
@@ -142,7 +142,7 @@ def _origins(value: Node, reading: Reading) -> Iterator[Node]:
     """A value and what it was made of, first operands only, down to a projection or a part of one."""
     while reading.leaf(value) is None and value.operands:
         yield value
-        if value.op.kind == "contraction" or value.op.name == "chunk":
+        if value.op.kind == "contraction" or value.op.takes_part:
             return
         value = reading.operands(value)[0]
 

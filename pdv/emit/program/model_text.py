@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from ir.emission.code import call, tuple_of
 from ir.errors import ShapeError
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
@@ -34,8 +35,8 @@ from pdv.emit.program.classes import (
     declaration,
     used_axes,
 )
-from pdv.emit.program.code import WIDTH, call, docstring, statement, tuple_of
-from pdv.emit.program.size_code import UnsayableError
+from pdv.emit.program.code import WIDTH, docstring, statement
+from pdv.emit.program.expressions import UnsayableError
 from pdv.emit.program.statements import Scope
 from pdv.frontend.program import BATCH
 

@@ -243,7 +243,7 @@ class _Arranging:
 
     def _takes_bias(self, node: Node) -> bool:
         """linear(x, w) + b and conv2d(x, w) + b, in one call."""
-        if node.op.name != "add":
+        if not node.op.adds:
             return False
         product, bias = self._reading.operands(node)
         leaf = self._reading.leaf(bias)
@@ -260,7 +260,7 @@ class _Arranging:
 
     def _siblings(self, node: Node) -> tuple[Node, ...]:
         """All parts of a chunk, in order, if the scope reads every one of them."""
-        if node.op.name != "chunk":
+        if not node.op.takes_part:
             return ()
         users = self._reading.users[self._reading.operands(node)[0]]
         parts = {
@@ -273,14 +273,13 @@ class _Arranging:
 
     def _normed(self, mean: Node) -> Node | None:
         """The batch norm by this mean, if all points of a channel are on one device: a call of torch's gives both."""
-        if mean.op.name != "channel_mean" or self._writer.is_cut(mean, *mean.loops.contracted):
-            return None
         for node in self._reading.users[mean]:
-            if node.op.name == "batch_norm" and node in self._scope.steps:
+            if node.op.statistics[:1] == (mean.op,) and node in self._scope.steps:
                 x, first, variance, *affine = self._reading.operands(node)
                 same = self._reading.operands(mean) == (x,) and self._reading.operands(variance) == (x, mean)
                 stored = all(self._reading.leaf(vector) is not None for vector in affine)
-                if same and stored and first is mean and variance in self._scope.steps:
+                is_cut = self._writer.is_cut(mean, *mean.loops.contracted)
+                if same and stored and first is mean and variance in self._scope.steps and not is_cut:
                     return node
         return None
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ir.emission.code import Code, call, method
 from ir.graph import Node
 from ir.views import is_column
 from pdv.emit.analysis.leaves import Reading
-from pdv.emit.program.code import Code, call, method
-from pdv.emit.program.expressions import Context, write
-from pdv.emit.program.size_code import SizeCode
+from pdv.emit.program.expressions import ScopeWriting
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Writer:
     """
 
     reading: Reading
-    sizes: SizeCode
+    sizes: ScopeWriting
     attributes: Mapping[Node, str]
     name_of: Callable[[Node], str | None]
     biased: Callable[[Node], bool]
@@ -45,13 +44,13 @@ class Writer:
         operands = self.reading.operands(node)
         if self.biased(node):
             product, bias = operands
-            context = Context(self.sizes, bias=self.leaf(bias, column=False))
-            return write(product, [self.operand(operand) for operand in self.reading.operands(product)], context)
-        return write(node, [self.operand(x) for x in operands], Context(self.sizes))
+            with_bias = replace(self.sizes, bias=self.leaf(bias, column=False))
+            return with_bias.write(product, [self.operand(operand) for operand in self.reading.operands(product)])
+        return self.sizes.write(node, [self.operand(x) for x in operands])
 
     def is_cut(self, node: Node, *loops: str) -> bool:
         """Whether an axis cuts one of a node's loops."""
-        return bool(Context(self.sizes).cutting(node, *loops))
+        return bool(self.sizes.cutting(node, *loops))
 
     def leaf(self, node: Node, *, making: bool = False, column: bool = True) -> Code:
         """A parameter on its way from storage, a buffer, or a constant; biases kept as vectors become columns last."""
@@ -81,4 +80,4 @@ class Writer:
         inner = self._chain(self.reading.resolve(node.operands[0]), making=False)
         leaf = self.reading.leaf(node)
         again = leaf is not None and leaf.regather and node.op.transition.gathers
-        return write(node, [inner], Context(self.sizes, regather=again))
+        return replace(self.sizes, regather=again).write(node, [inner])
