@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Symbol, Term
-from pdv.rewrite.sample import attr_uses
+from pdv.rewrite.expression import Compound, Expression, Literal, Symbol
+from pdv.rewrite.law import Apply, Law, Operand, Term
 
 _EXCHANGES = (
     ("add", "mul", "sub"),
@@ -116,7 +116,7 @@ def _other(name: str, written: Expression, law: Law) -> Iterator[Expression]:
         case Literal(value) if isinstance(value, float):
             yield Literal(value * 2)
         case Symbol():
-            alike = [other for other, attr in attr_uses(law).items() if attr == name and other != written.name]
+            alike = [other for other, attr in law.attr_uses.items() if attr == name and other != written.name]
             yield from map(Symbol, alike)
             if name in _NUMBERS:
                 yield from map(Symbol, law.extents)

@@ -14,7 +14,8 @@ from ir.errors import PdvError, VerificationError
 from ir.evaluation.rational import rational
 from ir.proof.primes import draw_primes
 from pdv.rewrite.check import check_law
-from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Symbol, Term, parse_law
+from pdv.rewrite.expression import Compound, Expression, Literal, Symbol
+from pdv.rewrite.law import Apply, Law, Operand, Term, parse_law
 
 SPECIAL = (
     2.0**31, 2.0**31 - 1, 2.0**31 + 1, 2.0**30, 2.0**32, 2.0**53 - 1, 2.0**61, float(2**61 - 1), 2.0**62, 2.0**100,

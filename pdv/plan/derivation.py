@@ -77,7 +77,7 @@ def _algebraic_steps(solution: Solution) -> list[dict[str, Any]]:
 
 def _shared_values(rule: Rule, found: Sequence[Match]) -> dict[str, Any]:
     """Attribute values that all matches of a step have in common, for people who read the plan."""
-    names = [name for name in rule.law.attr_variables if name in found[0].values]
+    names = [name for name in rule.law.attr_uses if name in found[0].values]
     shared = [name for name in names if all(match.values[name] == found[0].values[name] for match in found)]
     return {name: list(value) if isinstance(value := found[0].values[name], tuple) else value for name in shared}
 

@@ -15,9 +15,8 @@ from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.proof.exact import verify_equal
 from pdv.rewrite.instantiate import instantiate
-from pdv.rewrite.law import Law, parse_law
-from pdv.rewrite.rule import applied
-from pdv.rewrite.sample import attr_uses, samples
+from pdv.rewrite.law import Law, applied, parse_law
+from pdv.rewrite.sample import samples
 
 ALONE = Mesh(())
 INSTANCES = 12  # at which a law must hold: four runs of leading dims, equal and different extents
@@ -73,7 +72,7 @@ def check_law(law: Law, *, seed: int = 0, instances: int = INSTANCES, hopeless: 
         bound = max(bound, _prove(law, left, right, values, seed))
         if len(seen) >= instances and not together:
             break
-    few_runs = len(runs) < 2 and law.stars and "perm" not in attr_uses(law).values()
+    few_runs = len(runs) < 2 and law.stars and "perm" not in law.attr_uses.values()
     if len(seen) < FEWEST or together or few_runs:
         told = f"law {law.name} type-checks at {len(seen)} of the sizes and attributes tried"
         told += f", with {len(runs)} runs of leading dims" if few_runs else ""

@@ -19,7 +19,8 @@ from ir.graph import Graph, Node
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.types import TensorType
-from pdv.rewrite.law import Law, Literal, Operand, Star, Symbol, Term, evaluate, in_full, is_rounded
+from pdv.rewrite.expression import Literal, Star, Symbol, evaluate, in_full, is_rounded
+from pdv.rewrite.law import Law, Operand, Term
 from pdv.rewrite.law import Shape as LawShape
 
 Values = Mapping[str, object]

@@ -21,76 +21,17 @@ Decides the language; matching (``rule``), and whether a law is true (``check``)
 from __future__ import annotations
 
 import ast
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from types import EllipsisType
-from typing import Any, cast
+from typing import cast
 
-from ir.errors import ShapeError, UsageError
-from ir.evaluation.rational import exact_float, rational
+from ir.errors import UsageError
 from ir.types import DType
+from pdv.rewrite.expression import Expression, Literal, Star, Symbol, leaves, parse_expression, written
 
-Scalar = int | float | bool | str | EllipsisType
 ROLES = ("mask", "moved", "number")
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """An extent, or an attribute variable."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True, slots=True)
-class Star:
-    """Any number of leading dims."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"*{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Compound:
-    """``+``, ``*``, ``/``, ``[]``, ``~`` or ``prod`` over terms."""
-
-    sign: str
-    terms: tuple[Expression, ...]
-
-    def __str__(self) -> str:
-        first, *_ = terms = [
-            f"({term})" if isinstance(term, Compound) and term.sign in "+*/" != self.sign else written(term)
-            for term in self.terms
-        ]
-        match self.sign:
-            case "[]":
-                return f"{first}[{terms[1]}]"
-            case "~":
-                return f"~{first}"
-            case "prod":
-                return f"prod({first})"
-        return f" {self.sign} ".join(terms)
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """A value that stands for itself."""
-
-    value: Scalar
-
-    def __str__(self) -> str:
-        return "..." if self.value is ... else repr(self.value)
-
-
-DOTS = Literal(...)
-Expression = Symbol | Star | Compound | Literal | tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +107,45 @@ class Law:
         return tuple(dict.fromkeys(found))
 
     @property
-    def attr_variables(self) -> tuple[str, ...]:
-        """Attribute symbols that no shape gives."""
-        used = (name for term in (*self.left, *self.right) for name in _symbols(term))
-        return tuple(dict.fromkeys(name for name in used if name not in self.extents))
+    def attrs(self) -> Iterator[tuple[str, str, Expression]]:
+        """(operator, attribute, expression) of all terms, those of operands first."""
+        for term in (*self.left, *self.right):
+            yield from _attrs(term)
+
+    @property
+    def attr_uses(self) -> dict[str, str]:
+        """Attribute variable -> the attribute that it stands for, in order of first use."""
+        found: dict[str, str] = {}
+        for _, attr, expression in self.attrs:
+            for leaf in leaves(expression):
+                if isinstance(leaf, Symbol) and leaf.name not in self.extents:
+                    found.setdefault(leaf.name, attr)
+        return found
+
+
+def applied(term: Term) -> Iterator[Apply]:
+    """A term's operators, outermost first, then operand by operand: the order of a match's nodes."""
+    if isinstance(term, Apply):
+        yield term
+        for operand in term.operands:
+            yield from applied(operand)
+
+
+def variables(term: Term) -> Iterator[str]:
+    """Operand variables of a term, in order."""
+    if isinstance(term, Operand):
+        yield term.name
+    else:
+        for operand in term.operands:
+            yield from variables(operand)
+
+
+def _attrs(term: Term) -> Iterator[tuple[str, str, Expression]]:
+    if isinstance(term, Apply):
+        for operand in term.operands:
+            yield from _attrs(operand)
+        for attr, expression in term.attrs:
+            yield term.op, attr, expression
 
 
 def parse_law(text: str) -> Law:
@@ -195,93 +171,6 @@ def parse_law(text: str) -> Law:
             "Operators over variables that have their dims after 'for', attributes by name",
             "docs/rules.md shows how laws are written",
         ) from error
-
-
-def evaluate(expression: Expression, values: Mapping[str, object], *, exact: bool = True) -> object:
-    """The value of an attribute under values of its symbols (``*s`` a tuple of extents, spliced into tuples).
-
-    Raises:
-        KeyError: if a symbol has no value.
-        ShapeError: if a sum, product or quotient of floats is none, or a tuple has no such element.
-    """
-    match expression:
-        case Literal(value):
-            return value
-        case Symbol(name) | Star(name):
-            return values[name]
-        case Compound("~", (term,)):
-            return evaluate(term, values, exact=False)
-        case Compound("[]", (run, at)):
-            return _picked(evaluate(run, values), evaluate(at, values))
-        case Compound("prod", (run,)):
-            return math.prod(cast("tuple[int, ...]", evaluate(run, values)))
-        case Compound(sign, terms):
-            return _counted(sign, [_number(evaluate(term, values, exact=exact)) for term in terms], exact=exact)
-        case _:
-            found: list[object] = []
-            for item in expression:
-                part = evaluate(item, values)
-                found.extend(part if isinstance(item, Star) and isinstance(part, tuple) else (part,))
-            return tuple(found)
-
-
-def is_rounded(expression: Expression) -> bool:
-    """Whether a number need only be about it."""
-    return isinstance(expression, Compound) and expression.sign == "~"
-
-
-def in_full(dims: tuple[Expression, ...], rank: int) -> tuple[Expression, ...]:
-    """A tuple of dims without ``...``: with the dims of ``rank`` that it stands for."""
-    if DOTS not in dims:
-        return dims
-    at = dims.index(DOTS)
-    return (*dims[:at], *map(Literal, range(at, rank - len(dims) + at + 1)), *dims[at + 1 :])
-
-
-def _picked(run: object, at: object) -> tuple[object, ...]:
-    assert isinstance(run, tuple), run
-    assert isinstance(at, tuple), at
-    if not all(0 <= place < len(run) for place in at):
-        raise ShapeError(f"{run} has no elements {at}")
-    return tuple(run[place] for place in at)
-
-
-def _counted(sign: str, numbers: Sequence[int | float], *, exact: bool) -> int | float:
-    """The sum, product or quotient of numbers; if ``exact``, of the rationals that they stand for.
-
-    Raises:
-        ShapeError: if floats do not hold it: the law says nothing of such a case.
-    """
-    if not exact or (sign != "/" and all(isinstance(number, int) for number in numbers)):
-        total: int | float = _total(sign, numbers)
-        return total
-    known = [rational(float(number)) for number in numbers]
-    found = None if None in known else exact_float(Fraction(_total(sign, known)))
-    if found is None:
-        raise ShapeError(f"{f' {sign} '.join(map(repr, numbers))} is no float")
-    return found
-
-
-def _total(sign: str, numbers: Sequence[Any]) -> Any:  # Any: integers, floats or fractions
-    if sign != "/":
-        return sum(numbers) if sign == "+" else math.prod(numbers)
-    if not numbers[1]:
-        raise ShapeError("a number by zero")
-    return numbers[0] / numbers[1]
-
-
-def _number(value: object) -> int | float:
-    if not isinstance(value, int | float):
-        raise UsageError(f"{value!r} is counted with", "Numbers", "Write a name or a number that is one")
-    return value
-
-
-def written(expression: Expression) -> str:
-    """An expression as it is read."""
-    if isinstance(expression, tuple):
-        inside = ", ".join(map(written, expression))
-        return f"({inside},)" if len(expression) == 1 else f"({inside})"
-    return str(expression)
 
 
 def _shapes(text: str) -> dict[str, Shape]:
@@ -330,52 +219,6 @@ def _term(tree: ast.expr, shapes: Mapping[str, Shape]) -> Term:
             term = _term(ast.Call(inner, tree.args, tree.keywords), shapes)
             return replace(cast(Apply, term), repeated=True)
         case ast.Call(func=ast.Name(id=op), args=args, keywords=keywords):
-            attrs = tuple((str(keyword.arg), _expression(keyword.value)) for keyword in keywords)
+            attrs = tuple((str(keyword.arg), parse_expression(keyword.value)) for keyword in keywords)
             return Apply(op.rstrip("_"), tuple(_term(arg, shapes) for arg in args), attrs)
     raise ValueError(f"{ast.unparse(tree)} is neither a variable nor an operator")
-
-
-_SIGNS = {ast.Add: "+", ast.Mult: "*", ast.Div: "/"}
-
-
-def _expression(tree: ast.expr) -> Expression:
-    match tree:
-        case ast.Constant(value=value) if isinstance(value, Scalar):
-            return Literal(value)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if isinstance(value, int | float):
-            return Literal(-value)
-        case ast.Name(id=name):
-            return Symbol(name)
-        case ast.Starred(value=ast.Name(id=name)):
-            return Star(name)
-        case ast.Tuple(elts=items):
-            return tuple(_expression(item) for item in items)
-        case ast.BinOp(left=left, op=ast.Add() | ast.Mult() | ast.Div() as sign, right=right):
-            return Compound(_SIGNS[type(sign)], (_expression(left), _expression(right)))
-        case ast.UnaryOp(op=ast.Invert(), operand=term) | ast.Call(func=ast.Name(id="prod"), args=[term]):
-            return Compound("~" if isinstance(tree, ast.UnaryOp) else "prod", (_expression(term),))
-        case ast.Subscript(value=run, slice=at):
-            return Compound("[]", (_expression(run), _expression(at)))
-    raise ValueError(f"{ast.unparse(tree)} is no attribute")
-
-
-def _symbols(term: Term) -> Iterator[str]:
-    if isinstance(term, Apply):
-        for operand in term.operands:
-            yield from _symbols(operand)
-        for _, value in term.attrs:
-            yield from _symbols_of(value)
-
-
-def _symbols_of(expression: Expression) -> Iterator[str]:
-    match expression:
-        case Symbol(name):
-            yield name
-        case Compound(_, terms):
-            for term in terms:
-                yield from _symbols_of(term)
-        case tuple():
-            for item in expression:
-                yield from _symbols_of(item)
-        case _:  # literals have none, and stars are no attribute variables
-            return

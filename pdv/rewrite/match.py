@@ -11,27 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
-
+from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.evaluation.rational import short_float
 from ir.graph import Node
 from ir.ops import OPERATORS
 from ir.types import DType
+from pdv.rewrite.expression import Compound, Expression, Literal, Star, Symbol, evaluate, in_full, is_rounded
 from pdv.rewrite.instantiate import dims_of
-from pdv.rewrite.law import (
-    Apply,
-    Compound,
-    Expression,
-    Literal,
-    Operand,
-    Star,
-    Symbol,
-    Term,
-    evaluate,
-    in_full,
-    is_rounded,
-)
+from pdv.rewrite.law import Apply, Operand, Term
 from pdv.rewrite.law import Shape as LawShape
 from pdv.rewrite.rule import Rule
 
@@ -177,43 +165,39 @@ def _solved(rule: Rule, found: _Found) -> Values | None:
                 return None
         elif node.type.dtype is not shape.dtype:
             return None
-        fits = {"mask": _is_mask, "number": _is_number}.get(shape.role, _shaped)
-        if not fits(name, shape, node, values) or (shape.role == "moved" and node.op.kind != "move"):
+        if not _fits(name, shape, node, values):
             return None
     return values if _attributes(found, values) else None
 
 
-def _is_number(name: str, _: LawShape, node: Node, values: Values) -> bool:
-    """A finite constant of one element, whose value attributes have by its name."""
-    array = node.attr("value").array if node.is_const and node.type.dtype.is_floating else np.zeros(0)
-    value = short_float(float(array.reshape(())), node.type.dtype) if array.size == 1 else math.nan
-    values[name] = value
-    return math.isfinite(value)
+def _fits(name: str, shape: LawShape, node: Node, values: Values) -> bool:
+    """Whether a node may stand for a variable, by its dims and what else is said of it."""
+    match shape.role:
+        case "number":
+            known = node.is_const and node.type.dtype.is_floating and math.prod(node.type.shape) == 1
+            value = short_float(float(node.attr("value").array.reshape(())), node.type.dtype) if known else math.nan
+            values[name] = value
+            return math.isfinite(value)
+        case "mask":
+            pairs = list(zip(reversed(node.type.shape), reversed(dims_of(shape, values)), strict=False))
+            return not node.needs_grad and len(pairs) == node.type.rank and all(size in (1, to) for size, to in pairs)
+        case "moved" if node.op.kind != "move":
+            return False
+    return bind_shape(shape, node.type.shape, values)
 
 
-def _is_mask(_: str, shape: LawShape, node: Node, values: Values) -> bool:
-    """What needs no gradient and is spread to the dims, which other variables have told."""
-    pairs = list(zip(reversed(node.type.shape), reversed(dims_of(shape, values)), strict=False))
-    return not node.needs_grad and len(pairs) == node.type.rank and all(size in (1, to) for size, to in pairs)
-
-
-def _shaped(_: str, shape: LawShape, node: Node, values: Values) -> bool:
-    extents = node.type.shape
-    stars = [i for i, dim in enumerate(shape.dims) if isinstance(dim, Star)]
-    extra = len(extents) - len(shape.dims)
-    if len(stars) > 1 or extra < -1 or (not stars and extra != 0):
+def bind_shape(shape: LawShape, extents: Shape, values: Values) -> bool:
+    """Bind the dims of an operand variable to extents; False where they do not fit."""
+    spare = len(extents) - len(shape.dims) + 1
+    stars = sum(isinstance(dim, Star) for dim in shape.dims)
+    if stars > 1 or spare < 0 or (spare != 1 and not stars):
         return False
     at = 0
     for dim in shape.dims:
-        taken = extra + 1 if isinstance(dim, Star) else 1
-        part = tuple(extents[at : at + taken])
+        taken = spare if isinstance(dim, Star) else 1
+        part = extents[at : at + taken] if isinstance(dim, Star) else extents[at]
         at += taken
-        if isinstance(dim, Literal):
-            if part[0] != dim.value:
-                return False
-        elif values.setdefault(dim.name, part if isinstance(dim, Star) else part[0]) != (
-            part if isinstance(dim, Star) else part[0]
-        ):
+        if (dim.value if isinstance(dim, Literal) else values.setdefault(dim.name, part)) != part:
             return False
     return True
 

@@ -13,7 +13,8 @@ from functools import cached_property
 from ir.graph import Node
 from ir.operator import Operator
 from ir.ops import OPERATORS
-from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Symbol, Term
+from pdv.rewrite.expression import Expression, Literal, Symbol, leaves
+from pdv.rewrite.law import Apply, Law, Operand, Term, applied, variables
 
 REVERSED = "~"
 HEAVY = ("contraction", "stencil", "row")  # kinds of operators for which blocks are worth merging
@@ -106,23 +107,6 @@ def rules_of(law: Law) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def applied(term: Term) -> Iterator[Apply]:
-    """A term's operators, outermost first, then operand by operand: the order of a match's nodes."""
-    if isinstance(term, Apply):
-        yield term
-        for operand in term.operands:
-            yield from applied(operand)
-
-
-def variables(term: Term) -> Iterator[str]:
-    """Operand variables of a term, in order."""
-    if isinstance(term, Operand):
-        yield term.name
-    else:
-        for operand in term.operands:
-            yield from variables(operand)
-
-
 def _tells(law: Law, pattern: Iterable[Apply], after: Iterable[Term]) -> bool:
     operands = {name for root in pattern for name in variables(root)}
     if not {name for term in after for name in variables(term)} <= operands:
@@ -134,8 +118,10 @@ def _tells(law: Law, pattern: Iterable[Apply], after: Iterable[Term]) -> bool:
         for term in applied(root):
             for _, written in term.attrs:
                 bound |= set(_plain(written))
-                wanted |= set(_all(written))
-    wanted |= {name for term in after for part in applied(term) for _, written in part.attrs for name in _all(written)}
+                wanted |= _names(written)
+    wanted |= {
+        name for term in after for part in applied(term) for _, written in part.attrs for name in _names(written)
+    }
     return wanted <= bound
 
 
@@ -168,15 +154,9 @@ def _plain(written: Expression) -> Iterator[str]:
             return
 
 
-def _all(written: Expression) -> Iterator[str]:
-    match written:
-        case Literal():
-            return
-        case Compound(_, terms) | tuple(terms):
-            for term in terms:
-                yield from _all(term)
-        case _:
-            yield written.name
+def _names(written: Expression) -> set[str]:
+    """All names in an expression."""
+    return {leaf.name for leaf in leaves(written) if not isinstance(leaf, Literal)}
 
 
 def by_name(rules: Iterable[Rule]) -> Mapping[str, Rule]:

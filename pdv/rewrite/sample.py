@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 
 from ir.ops import OPERATORS
-from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Symbol, Term
+from pdv.rewrite.expression import Literal, leaves
+from pdv.rewrite.law import Law
 
 Values = dict[str, object]
 _Draw = Callable[[random.Random, Mapping[str, object]], object]
@@ -81,7 +82,7 @@ _LATE = ("shape", "perm", "dims", "dim", "start", "stop")  # these look at the l
 def samples(law: Law, seed: int) -> Iterator[Values]:
     """Endless, deterministic: values of all symbols, one set after another; not all of them type-check."""
     rng = random.Random(f"{seed}/{','.join(map(str, (*law.left, *law.right)))}")
-    variables = attr_uses(law)
+    variables = law.attr_uses
     stars = law.stars
     permuted = "perm" in variables.values()
     round_ = 0
@@ -129,48 +130,13 @@ def _extents(rng: random.Random, count: int, step: int, round_: int) -> list[int
 def _multiple(law: Law, values: Values) -> int:
     """What extents should be multiples of, so that pieces are even."""
     sizes = {1}
-    for term in (*law.left, *law.right):
-        for _, name, written in _attrs(term):
-            if name in ("parts", "groups"):
-                for expression in _leaves(written):
-                    value = expression.value if isinstance(expression, Literal) else values.get(expression.name)
-                    sizes.add(value if isinstance(value, int) else 1)
+    for _, name, written in law.attrs:
+        if name in ("parts", "groups"):
+            for leaf in leaves(written):
+                value = leaf.value if isinstance(leaf, Literal) else values.get(leaf.name)
+                sizes.add(value if isinstance(value, int) else 1)
     return math.lcm(*sizes)
 
 
 def _expands(law: Law) -> bool:
-    return any(OPERATORS[op].repeats for term in (*law.left, *law.right) for op, _, _ in _attrs(term))
-
-
-def attr_uses(law: Law) -> dict[str, str]:
-    """Attribute variable -> the attribute that it stands for (in order of first use)."""
-    found: dict[str, str] = {}
-    for term in (*law.left, *law.right):
-        for _, attr, written in _attrs(term):
-            for leaf in _leaves(written):
-                if isinstance(leaf, Symbol) and leaf.name not in law.extents:
-                    found.setdefault(leaf.name, attr)
-    return found
-
-
-def _attrs(term: Term) -> Iterator[tuple[str, str, Expression]]:
-    """(operator, attribute, expression) of a term and all in it."""
-    if isinstance(term, Apply):
-        for operand in term.operands:
-            yield from _attrs(operand)
-        for name, written in term.attrs:
-            yield term.op, name, written
-
-
-def _leaves(written: Expression) -> Iterator[Symbol | Literal]:
-    match written:
-        case Symbol() | Literal():
-            yield written
-        case Compound(_, terms):
-            for term in terms:
-                yield from _leaves(term)
-        case tuple():
-            for item in written:
-                yield from _leaves(item)
-        case _:  # runs of leading dims
-            return
+    return any(OPERATORS[op].repeats for op, _, _ in law.attrs)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from ir.errors import UsageError, did_you_mean
 from ir.ops import OPERATORS
-from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Star, Symbol, Term
+from pdv.rewrite.expression import Compound, Expression, Literal, Star, Symbol
+from pdv.rewrite.law import Apply, Law, Operand, Term
 
 NOT_IN_LAWS = ("leaf", "parallel")  # kinds of operators
 

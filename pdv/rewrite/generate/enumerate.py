@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from ir.ops import OPERATORS
 from ir.types import TensorType
 from pdv.rewrite.generate.generalize import generalize
-from pdv.rewrite.generate.reach import Way, follows, operands_of, ops_of, ways
+from pdv.rewrite.generate.reach import Way, follows, ways
 from pdv.rewrite.generate.space import Class, Entry, Space, Step
 from pdv.rewrite.generate.worlds import Slot, World
-from pdv.rewrite.law import Law, Operand, Term
+from pdv.rewrite.law import Law, Operand, Term, applied, variables
 
 STEPS = 3  # laws that may be needed, one after another, to explain an equation
 REPEATS = 1  # operands that may stand twice in a term, as in a·x + b·x
@@ -92,11 +92,11 @@ def _discover(space: Space, world: World, found: Found, step: Step, children: Se
 def _law(world: World, term: Term, known: Class, found: Found, seed: int) -> Law | None:
     """The candidate ``term == representative``, generalised and proven; None if it does not hold at other sizes."""
     found.counts["candidates"] += 1
-    used, other = operands_of(term), operands_of(known.term)
+    used, other = (tuple(dict.fromkeys(variables(each))) for each in (term, known.term))
     if not (set(other) <= set(used) or set(used) <= set(other)):
         return None  # each side has an operand that the other does without: both are trivial
     left, right = (term, known.term) if set(other) <= set(used) else (known.term, term)
-    names = operands_of(left)
+    names = tuple(dict.fromkeys(variables(left)))
     shapes = {name: world.shapes[name] for name in names}
     law = generalize(Law("candidate", (left,), (right,), shapes), world.values, seed=seed)
     if law is not None:
@@ -135,7 +135,7 @@ def _in_order(space: Space, world: World, size: int) -> list[tuple[Step, tuple[i
         ):
             continue  # x + x, x · f(x): no law of programs needs them
         repeats = len(leaves) - len(set(leaves))
-        inside = [op for child in children for op in ops_of(space.classes[child].term)]
+        inside = [part.op for child in children for part in applied(space.classes[child].term)]
         if repeats <= REPEATS and not (step.op in world.flat and step.op in inside):
             found.append((repeats, len(inside), step, children))
     found.sort(key=lambda candidate: candidate[:2])

@@ -13,8 +13,9 @@ from itertools import pairwise
 
 from ir.ops import OPERATORS
 from pdv.rewrite.check import holds
+from pdv.rewrite.expression import Compound, Expression, Literal, Symbol
 from pdv.rewrite.generate.select import instances
-from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Shape, Symbol, Term
+from pdv.rewrite.law import Apply, Law, Shape, Term
 
 
 def fusions(law: Law, *, seed: int) -> Iterator[Law]:

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from ir.ops import OPERATORS
 from pdv.rewrite.check import holds
-from pdv.rewrite.generate.reach import ops_of
-from pdv.rewrite.law import Apply, Compound, Expression, Law, Literal, Operand, Scalar, Shape, Star, Symbol, Term
-from pdv.rewrite.sample import attr_uses
+from pdv.rewrite.expression import Compound, Expression, Literal, Scalar, Star, Symbol
+from pdv.rewrite.law import Apply, Law, Operand, Shape, Term, applied
 
 STAR = Star("s")
 _FREE = {"dim": "d", "dims": "dims", "perm": "perm", "shape": "shape", "parts": "parts", "index": "i"}
@@ -45,7 +44,7 @@ def _true_at_all(law: Law, values: Mapping[str, object], seed: int) -> Law | Non
     """The law, with attribute variables fixed to the world's values where it is true only there."""
     if holds(law, seed=seed):
         return law
-    variables = [name for name, attr in attr_uses(law).items() if attr in _FIXABLE]
+    variables = [name for name, attr in law.attr_uses.items() if attr in _FIXABLE]
     options = [(name,) for name in variables] + ([tuple(variables)] if len(variables) > 1 else [])
     for names in options:
         fixed = map_attrs(law, _fixing({name: values[name] for name in names}))
@@ -86,7 +85,7 @@ def _apart(law: Law, name: str, extent: str) -> Law | None:
     sharing = [other for other, shape in law.shapes.items() if Symbol(extent) in shape.dims]
     if name not in sharing[1:]:
         return None
-    fresh = Symbol(next(letter for letter in "abcdefghijlmopqr" if letter not in (*law.extents, *law.attr_variables)))
+    fresh = Symbol(next(letter for letter in "abcdefghijlmopqr" if letter not in (*law.extents, *law.attr_uses)))
     shape = law.shapes[name]
     dims = tuple(fresh if dim == Symbol(extent) else dim for dim in shape.dims)
     return replace(law, shapes={**law.shapes, name: replace(shape, dims=dims)})
@@ -111,8 +110,8 @@ def _starred(law: Law) -> Iterator[Law]:
 
 def _is_joining(law: Law) -> bool:
     """Whether operands of any dims may stand here, for nothing broadcasts: terms are joined, cut, and mapped."""
-    ops = {OPERATORS[op] for term in (*law.left, *law.right) for op in ops_of(term)}
-    dims = {written for name, written in _attrs_of(law) if name == "dim"}
+    ops = {OPERATORS[part.op] for term in (*law.left, *law.right) for part in applied(term)}
+    dims = {written for _, name, written in law.attrs if name == "dim"}
     return (
         any(op.joins for op in ops)
         and len(dims) == 1
@@ -125,7 +124,7 @@ def _all_open(law: Law, dims: tuple[object, ...]) -> Iterator[Law]:
     open_ = replace(law, shapes={name: replace(shape, dims=(STAR,)) for name, shape in law.shapes.items()})
     if len(law.shapes) > 1:
         yield _named_apart(open_)
-    several = [attr for attr in _DIMS if len({written for name, written in _attrs_of(law) if name == attr}) > 1]
+    several = [attr for attr in _DIMS if len({written for _, name, written in law.attrs if name == attr}) > 1]
     yield map_attrs(_open_extents(open_, dims), _freeing(tuple(attr for attr in _DIMS if attr not in several)))
     yield open_
 
@@ -187,25 +186,14 @@ def _freeing(attrs: tuple[str, ...]) -> Callable[[str, Expression], Expression]:
 
 def _with_variable(law: Law, attr: str) -> Law | None:
     """The law with the literals of one attribute made one variable, where they are all the same."""
-    values = {written for name, written in _attrs_of(law) if name == attr}
+    values = {written for _, name, written in law.attrs if name == attr}
     return map_attrs(law, _freeing((attr,))) if len(values) == 1 and isinstance(min(values, key=str), Literal) else None
 
 
 def _is_sound(law: Law) -> bool:
     """Whether the sides differ still, and no dim that was freed is left in a shape."""
-    named = [name for name, attr in attr_uses(law).items() if attr == "shape"]
+    named = [name for name, attr in law.attr_uses.items() if attr == "shape"]
     return law.left != law.right and set(named) <= {_FREE["shape"]}
-
-
-def _attrs_of(law: Law) -> Iterator[tuple[str, Expression]]:
-    def inside(term: Term) -> Iterator[tuple[str, Expression]]:
-        if isinstance(term, Apply):
-            for operand in term.operands:
-                yield from inside(operand)
-            yield from term.attrs
-
-    for term in (*law.left, *law.right):
-        yield from inside(term)
 
 
 def map_attrs(law: Law, change: Callable[[str, Expression], Expression]) -> Law:

@@ -13,14 +13,14 @@ from ir.errors import VerificationError
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from pdv.rewrite.check import check_law, holds, proven
+from pdv.rewrite.expression import Symbol
 from pdv.rewrite.generate.enumerate import Found, Report, explore
 from pdv.rewrite.generate.fuse import fusions
 from pdv.rewrite.generate.menu import WORLDS
 from pdv.rewrite.generate.names import named
-from pdv.rewrite.generate.reach import ops_of
 from pdv.rewrite.generate.select import independent, oriented, profitable
 from pdv.rewrite.generate.worlds import World
-from pdv.rewrite.law import Apply, Law, Operand, Symbol, Term
+from pdv.rewrite.law import Apply, Law, Operand, Term, applied
 
 MAX_OPS = 4
 AGAIN = (1, 2, 3)  # seeds further on: a law that hardly ever type-checks may be proven with one and not with another
@@ -82,7 +82,7 @@ def _key(law: Law) -> str:
 
 
 def _for_each_function(law: Law, seed: int) -> list[Law]:
-    if not any(OPERATORS[name].is_activation for term in (*law.left, *law.right) for name in ops_of(term)):
+    if not any(OPERATORS[part.op].is_activation for term in (*law.left, *law.right) for part in applied(term)):
         return [law]
     return [other for op in ACTIVATIONS if holds(other := _with_function(law, op), seed=seed)]
 

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import count
 
-from pdv.rewrite.generate.reach import ops_of
 from pdv.rewrite.generate.select import FOLDED
-from pdv.rewrite.law import Apply, Law
+from pdv.rewrite.law import Apply, Law, applied
 
 
 def named(laws: Iterable[Law], taken: Collection[str] = ()) -> list[Law]:
@@ -37,7 +36,7 @@ def effect(law: Law) -> str:
     assert isinstance(left, Apply), law
     if not isinstance(right, Apply):
         return _cancelled(left)
-    before, after = Counter(ops_of(left)), Counter(ops_of(right))
+    before, after = (Counter(part.op for part in applied(term)) for term in (left, right))
     gone, new = before - after, after - before
     if after.total() >= before.total() + FOLDED:
         return f"fold-{_listed(gone)}-into-{_listed(before - gone)}" if before != gone else f"unfold-{_listed(gone)}"
@@ -47,7 +46,7 @@ def effect(law: Law) -> str:
         return f"move-{left.op}-past-{right.op}"
     if set(before) == {left.op}:
         return f"fuse-{left.op}" if before != after else f"associate-{left.op}"
-    inner = next((op for op in ops_of(left) if op != left.op), left.op)
+    inner = next((part.op for part in applied(left) if part.op != left.op), left.op)
     return f"cancel-{_listed(gone)}-in-{left.op}" if gone else f"move-{inner}-across-{left.op}"
 
 

@@ -12,10 +12,12 @@ from functools import cached_property
 from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.ops import OPERATORS
+from pdv.rewrite.expression import Expression, Symbol, evaluate
 from pdv.rewrite.generate.space import Entry, Space
-from pdv.rewrite.instantiate import hashable, resolved
-from pdv.rewrite.law import Apply, Expression, Law, Literal, Operand, Star, Symbol, Term, evaluate
+from pdv.rewrite.instantiate import hashable
+from pdv.rewrite.law import Apply, Law, Operand, Term, variables
 from pdv.rewrite.law import Shape as LawShape
+from pdv.rewrite.match import bind_shape
 
 Binding = dict[str, int]
 Values = dict[str, object]
@@ -33,30 +35,15 @@ class Way:
     @cached_property
     def shapes(self) -> Mapping[str, LawShape]:
         """Of the operand variables that ``before`` binds."""
-        return {name: self.law.shapes[name] for name in operands_of(self.before)}
+        return {name: self.law.shapes[name] for name in variables(self.before)}
 
 
 def ways(law: Law) -> Iterator[Way]:
     """Both directions of a law of one result, where the side read binds all that the other needs."""
     (left,), (right,) = law.left, law.right
     for before, after in ((left, right), (right, left)):
-        if isinstance(before, Apply) and set(operands_of(after)) <= set(operands_of(before)):
+        if isinstance(before, Apply) and set(variables(after)) <= set(variables(before)):
             yield Way(law, before, after)
-
-
-def operands_of(term: Term) -> tuple[str, ...]:
-    """Operand variables in order of first use."""
-    if isinstance(term, Operand):
-        return (term.name,)
-    return tuple(dict.fromkeys(name for operand in term.operands for name in operands_of(operand)))
-
-
-def ops_of(term: Term) -> Iterator[str]:
-    """Operators of a term, outermost first."""
-    if isinstance(term, Apply):
-        yield term.op
-        for operand in term.operands:
-            yield from ops_of(operand)
 
 
 def follows(space: Space, entry: Entry, by_root: ByRoot, steps: int = 1) -> int | None:
@@ -165,31 +152,3 @@ def _look_up(space: Space, term: Term, binding: Binding, values: Values, by_root
     if entry is None or entry in space.table or steps == 0:
         return None if entry is None else space.table.get(entry)
     return follows(space, entry, by_root, steps)
-
-
-def bind_shape(shape: LawShape, extents: Shape, values: Values) -> bool:
-    """Bind the dims of an operand variable to extents; False where they do not fit."""
-    dims = list(shape.dims)
-    stars = [at for at, dim in enumerate(dims) if isinstance(dim, Star)]
-    spare = len(extents) - len(dims) + len(stars)
-    if spare < 0 or (spare > 0 and not stars):
-        return False
-    at = 0
-    for dim in dims:
-        if isinstance(dim, Star):
-            run = tuple(extents[at : at + spare])
-            if values.setdefault(dim.name, run) != run:
-                return False
-            at += spare
-            continue
-        size = extents[at]
-        at += 1
-        if isinstance(dim, Literal):
-            if dim.value != size:
-                return False
-        elif values.setdefault(dim.name, size) != size:
-            return False
-    return True
-
-
-__all__ = ["Way", "bind_shape", "follows", "operands_of", "ops_of", "resolved", "ways"]

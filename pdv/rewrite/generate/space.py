@@ -24,8 +24,9 @@ from ir.ops import OPERATORS
 from ir.proof.primes import draw_primes
 from ir.tape import Call
 from ir.types import TensorType
+from pdv.rewrite.expression import Expression, evaluate
 from pdv.rewrite.instantiate import dims_of, resolved
-from pdv.rewrite.law import Apply, Expression, Operand, Term, evaluate
+from pdv.rewrite.law import Apply, Operand, Term
 from pdv.rewrite.law import Shape as LawShape
 
 TRIALS = 2
