@@ -30,10 +30,10 @@ from learned_cost.data.dataset import Dataset, read_folders
 from learned_cost.data.kernel import family
 from learned_cost.data.measured import SHIPPED
 from learned_cost.data.table import Table
-from learned_cost.evaluation.evaluate import Z90
+from learned_cost.evaluation.evaluate import Z90, Answer
 from learned_cost.kernels.features import Features
 from learned_cost.kernels.gnn import Rows
-from learned_cost.kernels.predict import Answer, Predictor
+from learned_cost.kernels.predict import Predictor
 from learned_cost.training.fit import fit
 from learned_cost.training.learner import GraphLearner, LearnedKernels
 from learned_cost.training.train import FINE_TUNING, FROM_START, KernelTask, shape_hash

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import Record, arguments, table
-from learned_cost.collectives.fit import fit_collectives
+from learned_cost.collectives.fit import fit_collectives, held_out
 from learned_cost.collectives.physics import LINKS, Facts, facts_of
 from learned_cost.collectives.rows import Cases, Floats, Ints, cases_of, distinct
 from learned_cost.collectives.score import after_points, score
-from learned_cost.collectives.train import held_out
 from learned_cost.data.dataset import read_folder
 
 SMOKE_SYSTEMS = 3

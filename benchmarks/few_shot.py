@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
+from learned_cost.evaluation.evaluate import Answer
 from learned_cost.kernels.features import Features, features_of
 from learned_cost.kernels.nodes import of_table
-from learned_cost.kernels.predict import Answer, Predictor
+from learned_cost.kernels.predict import Predictor
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]

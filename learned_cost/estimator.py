@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ir.cost_model import NOTHING, SOURCES, Estimate, NodeEstimate, Query
 from ir.operator import Work
@@ -24,6 +23,7 @@ from learned_cost.data.kernel import Kernel, Subgraph
 from learned_cost.describe import DTYPES, backward_kernels, forward_kernels
 from learned_cost.devices.device import DeviceRecord
 from learned_cost.devices.host import CPU
+from learned_cost.evaluation.evaluate import Answer
 
 # Digits kept of a prediction: float32 sums differ in the last bits with the size of the batch that they are made in,
 # and equal questions should have equal answers whatever else is asked.
@@ -38,26 +38,10 @@ OUT_OF_RANGE = "out of the range of the weights"
 NO_WEIGHTS = "no learned weights"
 
 
-class Prediction(Protocol):
-    """By kernel: log of seconds, its deviation, and whether the model knows anything like it."""
-
-    @property
-    def mean_log_s(self) -> NDArray[np.floating[Any]]:
-        """[n]."""
-
-    @property
-    def std_log(self) -> NDArray[np.floating[Any]]:
-        """[n]."""
-
-    @property
-    def in_range(self) -> NDArray[np.bool_]:
-        """[n]."""
-
-
 class Predictor(Protocol):
     """What ``learned_cost.kernels.predict.Predictor`` does."""
 
-    def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Prediction:
+    def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Answer:
         """Of each subgraph on a device."""
 
 

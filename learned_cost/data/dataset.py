@@ -100,8 +100,8 @@ def read_folder(path: Path, *, devices: Mapping[str, DeviceRecord] | None = None
     mend = f"`pdv profile -o {path}` makes one"
     if not path.is_dir():
         raise DataError(f"{path} is {'a file, not a folder' if path.exists() else 'no folder'}", allowed, mend)
-    if not any(_parts(path, name) for name in FILES):
-        below = [inner for inner in sorted(path.iterdir()) if inner.is_dir() and any(_parts(inner, n) for n in FILES)]
+    if not any(parts_of(path, name) for name in FILES):
+        below = [inner for inner in sorted(path.iterdir()) if inner.is_dir() and any(parts_of(inner, n) for n in FILES)]
         if not below:
             raise DataError(f"{path} holds no measurements", allowed, mend)
         return read_folders(below, devices=devices, skip_bad=skip_bad)
@@ -110,13 +110,14 @@ def read_folder(path: Path, *, devices: Mapping[str, DeviceRecord] | None = None
     skipped: dict[str, int] = {}
     tables: dict[str, Table | None] = {}
     for name, columns in FILES.items():
-        found = [_table(part, columns, known, skipped, skip_bad=skip_bad) for part in _parts(path, name)]
-        files |= {str(part): hashlib.sha256(part.read_bytes()).hexdigest() for part in _parts(path, name)}
+        found = [_table(part, columns, known, skipped, skip_bad=skip_bad) for part in parts_of(path, name)]
+        files |= {str(part): hashlib.sha256(part.read_bytes()).hexdigest() for part in parts_of(path, name)}
         tables[name] = concat(found) if found else None
     return Dataset(tables["kernels"], tables["collectives"], tables["opgraphs"], known, files, skipped)
 
 
-def _parts(folder: Path, name: str) -> list[Path]:
+def parts_of(folder: Path, name: str) -> list[Path]:
+    """The files of one kind of measurements, the latest part last."""
     whole = folder / f"{name}.parquet"
     return ([whole] if whole.is_file() else []) + sorted(folder.glob(f"{name}-*.parquet"))
 
@@ -140,7 +141,7 @@ def _table(
     skip_bad: bool,
 ) -> Table:
     """One file, checked."""
-    raw = _raw(path)
+    raw = read_parquet(path)
     unknown = sorted(set(raw.column_names) - {column.name for column in columns})
     if unknown and not skip_bad:
         known = [column.name for column in columns]
@@ -168,7 +169,13 @@ def _table(
     return _checked(_by_record_name(table, devices), columns, devices, path, skipped, skip_bad=skip_bad)
 
 
-def _raw(path: Path) -> pa.Table:
+def read_parquet(path: Path) -> pa.Table:
+    """A file as Arrow has it.
+
+    Raises:
+        UsageError: if pyarrow is not installed.
+        DataError: if it is no such file, or damaged.
+    """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

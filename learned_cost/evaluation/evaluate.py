@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,21 +30,17 @@ LEAST_RANKED = 10
 COLUMNS = ("source", "gpu", "op", "fold", "roofline_us", "latency_us", "system", "collective", "algo_lib", "n_devices")
 
 
-class Predicted(Protocol):
-    """Log-seconds with their deviation, and whether the model has seen the like; a row each."""
+@dataclass(frozen=True)
+class Answer:
+    """By row: log of seconds (a median), its deviation, and whether the model has seen the like."""
 
-    @property
-    def mean_log_s(self) -> Floats: ...  # noqa: D102
-
-    @property
-    def std_log(self) -> Floats: ...  # noqa: D102
-
-    @property
-    def in_range(self) -> Mask: ...  # noqa: D102
+    mean_log_s: Floats
+    std_log: Floats
+    in_range: Mask
 
 
 def score_kernels(
-    table: Table, predicted: Predicted, *, seen: Collection[str] = (), known_ops: Collection[str] = ()
+    table: Table, predicted: Answer, *, seen: Collection[str] = (), known_ops: Collection[str] = ()
 ) -> Report:
     """Errors of kernels. ``seen`` are the devices, ``known_ops`` the operators that the model was trained on.
 
@@ -84,7 +81,7 @@ def score_collectives(table: Table, mean_log_s: Floats, std_log: Floats, *, know
     """
     used = np.flatnonzero(~table["suspect"])
     everywhere = np.ones(len(table), dtype=bool)
-    errors = _Errors(table, _Plain(mean_log_s, std_log, everywhere), used)
+    errors = _Errors(table, Answer(mean_log_s, std_log, everywhere), used)
     columns = {"by_system": "system", "by_collective": "collective", "by_library": "algo_lib", "by_device": "gpu"}
     report: Report = {"rows": len(used), "suspect": len(table) - len(used), "all": errors.of(np.arange(len(used)))}
     for key, column in columns.items():
@@ -96,15 +93,10 @@ def score_collectives(table: Table, mean_log_s: Floats, std_log: Floats, *, know
     return report
 
 
-class _Plain:
-    def __init__(self, mean_log_s: Floats, std_log: Floats, in_range: Mask) -> None:
-        self.mean_log_s, self.std_log, self.in_range = mean_log_s, std_log, in_range
-
-
 class _Errors:
     """Predictions against measurements, of the rows that are scored."""
 
-    def __init__(self, table: Table, predicted: Predicted, used: NDArray[np.intp]) -> None:
+    def __init__(self, table: Table, predicted: Answer, used: NDArray[np.intp]) -> None:
         self.table = table.only(COLUMNS).take(used)
         self.measured = self.table.latency_s
         mean = np.asarray(predicted.mean_log_s, dtype=np.float64)[used]

@@ -22,7 +22,7 @@ from learned_cost.data.kernel import Subgraph
 from learned_cost.data.opgraphs import graph_kernels
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
-from learned_cost.evaluation.evaluate import Floats, Mask, Predicted, Report, score_collectives, score_kernels
+from learned_cost.evaluation.evaluate import Answer, Floats, Mask, Report, score_collectives, score_kernels
 
 PIECE = 200_000  # rows predicted at a time
 
@@ -30,10 +30,10 @@ PIECE = 200_000  # rows predicted at a time
 class KernelModel(Protocol):
     """What ``learned_cost.kernels.predict.Predictor`` does."""
 
-    def predict_table(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Predicted:
+    def predict_table(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Answer:
         """Of each row."""
 
-    def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Predicted:
+    def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Answer:
         """Of each subgraph on a device."""
 
 
@@ -125,20 +125,11 @@ def evaluate(
     return Evaluation(report, measured, predicted)
 
 
-@dataclass(frozen=True)
-class _Joined:
-    """Predictions of pieces of a table, as one."""
-
-    mean_log_s: Floats
-    std_log: Floats
-    in_range: Mask
-
-
-def _predicted(model: KernelModel, table: Table, devices: Mapping[str, DeviceRecord]) -> Predicted:
+def _predicted(model: KernelModel, table: Table, devices: Mapping[str, DeviceRecord]) -> Answer:
     """Of all rows, in pieces: features take several times the memory of the rows."""
     pieces = [table.take(slice(begin, begin + PIECE)) for begin in range(0, len(table), PIECE)] or [table]
     found = [model.predict_table(piece, devices) for piece in pieces]
-    return _Joined(
+    return Answer(
         np.concatenate([part.mean_log_s for part in found]),
         np.concatenate([part.std_log for part in found]),
         np.concatenate([part.in_range for part in found]),

@@ -6,7 +6,6 @@ The model is ``forward``'s, as it is trained (``gnn``); the weights are a file's
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from learned_cost.data.kernel import Subgraph, family
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
-from learned_cost.evaluation.evaluate import Z90
+from learned_cost.evaluation.evaluate import Z90, Answer
 from learned_cost.kernels.features import Features, features_of, layout
 from learned_cost.kernels.forward import Arithmetic, Codes, Forward
 from learned_cost.kernels.nodes import of_subgraphs, of_table
@@ -31,15 +30,6 @@ NAME = "kernels"  # of the shipped weights
 SIBLING_STRETCH = 4.0
 RANGE_MARGIN = float(np.log(4.0))  # beyond the least and most arithmetic and traffic that were seen of an operator
 BATCH = 8192
-
-
-@dataclass(frozen=True)
-class Answer:
-    """By row: log of seconds (a median), its deviation, and whether the like was trained on."""
-
-    mean_log_s: Floats
-    std_log: Floats
-    in_range: NDArray[np.bool_]
 
 
 def family_of(features: Features, chosen: Codes, start: Codes) -> NDArray[np.str_]:

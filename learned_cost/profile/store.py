@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ir.errors import DataError, WriteError
+from ir.errors import WriteError
+from learned_cost.data.dataset import parts_of, read_parquet
 from learned_cost.data.table import COLLECTIVE_COLUMNS, KERNEL_COLUMNS, Column
 
 Row = Mapping[str, Any]  # Any: text, numbers or None, by column
@@ -146,18 +147,12 @@ def read_rows(folder: Path, name: str, *, last: bool = False) -> list[Row]:
     Raises:
         DataError: if a part is no Parquet file.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    paths = sorted(folder.glob(f"{name}-*.parquet")) + sorted(folder.glob(f"{name}.parquet"))
-    rows: list[Row] = []
-    for path in paths[-1:] if last else paths:
-        try:
-            found = pq.ParquetFile(path).read().to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} is no Parquet file ({error})", mend="Take it out of the folder") from error
-        rows += [{key: value for key, value in row.items() if value is not None} for row in found]
-    return rows
+    paths = parts_of(folder, name)
+    return [
+        {key: value for key, value in row.items() if value is not None}
+        for path in (paths[-1:] if last else paths)
+        for row in read_parquet(path).to_pylist()
+    ]
 
 
 def write_parquet(path: Path, rows: Sequence[Row], columns: Sequence[Column]) -> None:

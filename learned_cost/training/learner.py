@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from ir.errors import WeightsError
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
-from learned_cost.evaluation.evaluate import Z90
+from learned_cost.evaluation.evaluate import Z90, Answer
 from learned_cost.kernels.features import Features, features_of, layout
 from learned_cost.kernels.gnn import PENALTY, WEIGHTS, Fusion, KernelNet, Rows, rows_of
 from learned_cost.kernels.nodes import TEXTS, of_table
-from learned_cost.kernels.predict import Answer, answer, family_of, known_of, ranges_of, regime_of
+from learned_cost.kernels.predict import answer, family_of, known_of, ranges_of, regime_of
 from learned_cost.weights import Arrays, Weights
 
 PRIOR_STEPS, PRIOR_ROWS, PRIOR_RATE = 600, 1024, 2e-3

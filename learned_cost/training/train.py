@@ -27,7 +27,7 @@ from learned_cost.data.dataset import Dataset
 from learned_cost.data.kernel import DIMS
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
-from learned_cost.evaluation.evaluate import Predicted, Report, score_kernels
+from learned_cost.evaluation.evaluate import Answer, Report, score_kernels
 from learned_cost.training.fit import FitConfig, Fitted, Progress, fit, shuffled
 from learned_cost.weights import Arrays, Weights, save_weights, stem
 
@@ -76,7 +76,7 @@ class Learner(Protocol[F]):
     def loss(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> Tensor:
         """Mean over the rows."""
 
-    def predict(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> Predicted:
+    def predict(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> Answer:
         """Of the rows, in order."""
 
     def calibrate(self, module: nn.Module, features: F, rows: NDArray[np.int64], /) -> None:

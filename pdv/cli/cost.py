@@ -108,7 +108,7 @@ def train(
 def _train_collectives(data: list[Path], devices: Path | None, base: Path, *, skip_bad: bool, as_json: bool) -> None:
     _need("pyarrow")
 
-    from learned_cost.collectives.train import train_collectives
+    from learned_cost.collectives.fit import train_collectives
     from learned_cost.weights import save_weights
 
     dataset = _read(data, devices, skip_bad=skip_bad)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ir.graph import Graph, Node
+from ir.graph import Graph, Node, unmoved
 
 NUMBER = re.compile(r"\.\d+(?=\.)")
 
@@ -16,9 +16,7 @@ def layer_names(graph: Graph) -> dict[Node, str]:
         if node.is_leaf or node.op.kind == "parallel":
             continue
         for operand in node.operands:
-            base = operand
-            while base.op.kind == "parallel":
-                base = base.operands[0]
+            base = unmoved(operand)
             if base.is_param:
                 found[node] = NUMBER.sub(".*", str(base.attr("name"))).removesuffix(".weight")
                 break

@@ -18,8 +18,8 @@ from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine.pipeline import Sends
 from pdv.simulate.engine.streams import Clocks, Engine, Parts
 from pdv.simulate.engine.task import COMPUTE, Placed, Segment, Task, picoseconds
+from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.links import Links, reached
-from pdv.simulate.lowering.nodes import Nodes
 from pdv.simulate.lowering.price import DevicePrices, Price
 from pdv.simulate.lowering.programs import Lowering, Program
 from pdv.simulate.lowering.runs import Chunks

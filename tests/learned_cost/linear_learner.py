@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
-from learned_cost.evaluation.evaluate import Z90, Floats, Mask, Predicted
+from learned_cost.evaluation.evaluate import Z90, Answer
 from learned_cost.weights import Arrays, Weights
 
 Rows = NDArray[np.int64]
@@ -26,13 +26,6 @@ class Inputs:
 
     def __len__(self) -> int:
         return len(self.y)
-
-
-@dataclass(frozen=True)
-class Guess:
-    mean_log_s: Floats
-    std_log: Floats
-    in_range: Mask
 
 
 class Normal(nn.Module):
@@ -85,12 +78,12 @@ class LinearLearner:
         inputs = features
         return nn.functional.smooth_l1_loss(module(inputs.x[rows]).squeeze(1), inputs.y[rows])
 
-    def predict(self, module: nn.Module, features: Inputs, rows: Rows) -> Predicted:
+    def predict(self, module: nn.Module, features: Inputs, rows: Rows) -> Answer:
         module.eval()
         with torch.no_grad():
             mean = module(features.x[rows]).squeeze(1).numpy().astype(np.float64)
         module.train()
-        return Guess(mean, np.full(len(rows), float(cast(Tensor, module.std))), np.ones(len(rows), dtype=bool))
+        return Answer(mean, np.full(len(rows), float(cast(Tensor, module.std))), np.ones(len(rows), dtype=bool))
 
     def calibrate(self, module: nn.Module, features: Inputs, rows: Rows) -> None:
         error = np.abs(self.predict(module, features, rows).mean_log_s - features.y[rows].numpy())

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from ir.builder import Builder
 from ir.cost_model import NOTHING, Query
@@ -21,19 +20,13 @@ from learned_cost.data.measured import Measurements
 from learned_cost.describe import backward_kernels, forward_kernels
 from learned_cost.devices.device import DeviceRecord, record
 from learned_cost.estimator import NO_WEIGHTS, OUT_OF_RANGE, UNKNOWN_DEVICE_STD, KernelCosts, Measured, Place
+from learned_cost.evaluation.evaluate import Answer
 from pdv.cluster.presets import DEVICES
 from pdv.cost.compute import ComputeModel
 from tests.learned_cost.measurements import kernel_columns, write
 
 ANALYTIC = ComputeModel((DEVICES["a100-80gb-sxm"],))
 A100, T4 = record("a100-80gb-sxm"), record("t4")
-
-
-@dataclass(frozen=True)
-class Answer:
-    mean_log_s: NDArray[np.float64]
-    std_log: NDArray[np.float64]
-    in_range: NDArray[np.bool_]
 
 
 @dataclass

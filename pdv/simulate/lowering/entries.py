@@ -1,6 +1,6 @@
 """What a node of a PCG is to a simulation: equal nodes are one `Entry`, which is inferred and priced once.
 
-Entry point: ``Entries``, a table that grows by what it is asked for.
+Entry points: ``Entries``, a table that grows by what it is asked for, and ``Nodes``, those of a PCG.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ir.graph import Node
+from ir.graph import Graph, Node
 from ir.operator import Attrs, Split, backward_work
 from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, invariant, local_bytes, parse_sharding
@@ -176,3 +176,33 @@ class Entries:
 def _wanted(node: Node) -> tuple[bool, ...]:
     indices = range(len(node.operands)) if node.op.differentiable is None else node.op.differentiable
     return tuple(i in indices and operand.needs_grad for i, operand in enumerate(node.operands))
+
+
+class Nodes:
+    """What each node of a PCG is; states are inferred on the way.
+
+    Raises:
+        ShardingError: if the graph is no PCG of the problem's mesh.
+    """
+
+    def __init__(self, problem: Problem, pcg: Graph, execution: Execution) -> None:
+        self.problem, self.pcg = problem, pcg
+        self.entries = Entries(problem, execution)
+        self.of: dict[Node, Entry] = {}
+        self.base: dict[Node, Node] = {}  # the value at the root of a chain of parallel operators
+        for node in pcg.nodes:
+            self.base[node] = self.base[node.operands[0]] if node.op.kind == "parallel" else node
+            self.of[node] = self._entry(node)
+
+    def _entry(self, node: Node) -> Entry:
+        if node.is_param:
+            return self.entries.leaf(node, node.attr("stored"), regather=node.attr("regather"))
+        if node.is_leaf:
+            return self.entries.leaf(node)
+        operands = [self.of[operand] for operand in node.operands]
+        if node.op.kind != "parallel":
+            return self.entries.local(node, operands)
+        base = self.of[self.base[node]]
+        return self.entries.move(
+            node.op.name, node.attrs, node.operands[0], operands[0], base if base.role == "leaf" else None
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ir.graph import Node
-from pdv.simulate.lowering.nodes import Nodes
+from pdv.simulate.lowering.entries import Nodes
 
 Fusion = tuple[tuple[float, bool], ...]
 """For each node of a run: its share of time, and whether it is launched."""

@@ -8,8 +8,8 @@ from typing import Literal
 
 from ir.graph import Node
 from pdv.simulate.engine.task import Placed
+from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.fusion import fusion
-from pdv.simulate.lowering.nodes import Nodes
 from pdv.simulate.lowering.runs import Run
 from pdv.simulate.lowering.segments import KINDS, Due, Item, Segments, Waits
 from pdv.simulate.lowering.sums import Sums

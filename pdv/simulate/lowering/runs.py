@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 from ir.graph import Node
 from pdv.problem.workload import Stages
-from pdv.simulate.lowering.nodes import Nodes
+from pdv.simulate.lowering.entries import Nodes
 
 EACH = 8  # operators of a run where the layers are not known
 

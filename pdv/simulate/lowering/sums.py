@@ -13,8 +13,8 @@ from ir.cost_model import Estimate
 from ir.graph import Node
 from pdv.problem.workload import Execution
 from pdv.simulate.engine.task import COMPUTE, OPTIMIZER, Segment, Task, picoseconds
+from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.links import Links
-from pdv.simulate.lowering.nodes import Nodes
 from pdv.simulate.lowering.price import DevicePrices
 from pdv.simulate.lowering.runs import Run
 

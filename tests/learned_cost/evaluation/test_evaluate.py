@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +12,16 @@ import pytest
 from learned_cost.data.dataset import read_folder
 from learned_cost.data.kernel import family
 from learned_cost.data.table import Table
-from learned_cost.evaluation.evaluate import Floats, Mask, score_collectives, score_kernels
+from learned_cost.evaluation.evaluate import Answer, Floats, score_collectives, score_kernels
 from tests.learned_cost.measurements import kernel_columns, write
 
 pytest.importorskip("scipy.stats")  # loaded here, so that no test is charged for it
 
 
-@dataclass(frozen=True)
-class Guess:
-    mean_log_s: Floats
-    std_log: Floats
-    in_range: Mask
-
-
-def guess(table: Table, factor: float | Floats, std: float = 0.1) -> Guess:
+def guess(table: Table, factor: float | Floats, std: float = 0.1) -> Answer:
     """Measured times a factor."""
     rows = len(table)
-    return Guess(np.log(table.latency_s * factor), np.full(rows, std), np.ones(rows, dtype=bool))
+    return Answer(np.log(table.latency_s * factor), np.full(rows, std), np.ones(rows, dtype=bool))
 
 
 @pytest.fixture
@@ -90,7 +82,7 @@ def test_ranks_see_order_only(table: Table) -> None:
     assert report["ranks"]["kendall"] == pytest.approx(1.0)
     assert report["ranks"]["spearman"] == pytest.approx(1.0)
     assert score_kernels(table, guess(table, table.latency_s**-2.0))["ranks"]["kendall"] == pytest.approx(-1.0)
-    assert score_kernels(table, Guess(np.zeros(60), np.ones(60), np.ones(60, dtype=bool)))["ranks"] == {"groups": 0}
+    assert score_kernels(table, Answer(np.zeros(60), np.ones(60), np.ones(60, dtype=bool)))["ranks"] == {"groups": 0}
 
 
 def test_unseen_devices_are_told_apart(table: Table) -> None:

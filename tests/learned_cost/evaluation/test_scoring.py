@@ -17,11 +17,10 @@ from learned_cost.data.dataset import Dataset, read_folder
 from learned_cost.data.kernel import Subgraph
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
-from learned_cost.evaluation.evaluate import Floats, Mask, Predicted
+from learned_cost.evaluation.evaluate import Answer, Floats, Mask
 from learned_cost.evaluation.scoring import Evaluation, evaluate, select
 from learned_cost.training.publish import publish
 from learned_cost.weights import Weights, load_weights, save_weights
-from tests.learned_cost.linear_learner import Guess
 from tests.learned_cost.measurements import write
 
 pytest.importorskip("scipy.stats")  # loaded here, so that no test is charged for it
@@ -30,13 +29,13 @@ pytest.importorskip("scipy.stats")  # loaded here, so that no test is charged fo
 class Roofline:
     """Predicts the roofline, a tenth above it."""
 
-    def predict_table(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Predicted:  # noqa: ARG002
+    def predict_table(self, table: Table, devices: Mapping[str, DeviceRecord]) -> Answer:  # noqa: ARG002
         rows = len(table)
-        return Guess(np.log(table["roofline_us"] * 1.1e-6), np.full(rows, 0.5), np.ones(rows, dtype=bool))
+        return Answer(np.log(table["roofline_us"] * 1.1e-6), np.full(rows, 0.5), np.ones(rows, dtype=bool))
 
-    def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Predicted:
+    def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Answer:
         seconds = np.array([graph.flops / device.peak_flops["fp32"] for graph in subgraphs])
-        return Guess(np.log(seconds + 1e-6), np.full(len(seconds), 0.1), np.ones(len(seconds), dtype=bool))
+        return Answer(np.log(seconds + 1e-6), np.full(len(seconds), 0.1), np.ones(len(seconds), dtype=bool))
 
 
 class Line:
