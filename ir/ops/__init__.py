@@ -24,4 +24,5 @@ _FAMILIES = (
     leaf, contraction, elementwise, normalization, batch_norm, reduction, movement, parts, indexing, stencil, parallel,
 )  # fmt: skip
 
-OPERATORS: Mapping[str, Operator] = MappingProxyType({op.name: op for family in _FAMILIES for op in family.OPS})
+_BY_NAME = {op.name: op for family in _FAMILIES for op in family.OPS}
+OPERATORS: Mapping[str, Operator] = MappingProxyType(_BY_NAME)
