@@ -72,8 +72,8 @@ class Builder:
         """
         attrs = op.check_attrs(attrs)
         loops, result = _solved(op, tuple(operand.type for operand in operands), tuple(attrs.items()), name)
-        wanted = range(len(operands)) if op.differentiable is None else op.differentiable
-        needs_grad = result.dtype.is_floating and any(operands[i].needs_grad for i in wanted if i < len(operands))
+        needed = (operand.needs_grad and op.differentiates(i) for i, operand in enumerate(operands))
+        needs_grad = result.dtype.is_floating and any(needed)
         return self._intern(op, operands, attrs, result, loops, needs_grad, name)
 
     def input(self, name: str, tensor: TensorType) -> Node:

@@ -33,11 +33,7 @@ class Query(NamedTuple):
     def of(cls, node: Node, loops: Loops, *, train: bool) -> Query:
         """What a node is under ``loops``; in training, whatever takes a gradient gets one."""
         types = tuple(operand.type for operand in node.operands)
-        wanted = None
-        if train and node.needs_grad:
-            indices = range(len(types)) if node.op.differentiable is None else node.op.differentiable
-            wanted = tuple(i in indices and operand.needs_grad for i, operand in enumerate(node.operands))
-        return cls(node.op, loops, types, node.type, node.attrs, wanted)
+        return cls(node.op, loops, types, node.type, node.attrs, node.wanted if train and node.needs_grad else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,11 @@ class Node:
         return self.attrs[name]
 
     @property
+    def wanted(self) -> tuple[bool, ...]:
+        """Which operands a gradient goes to."""
+        return tuple(operand.needs_grad and self.op.differentiates(i) for i, operand in enumerate(self.operands))
+
+    @property
     def is_leaf(self) -> bool:
         """True for inputs, parameters and constants."""
         return self.op.kind == "leaf"

@@ -149,6 +149,10 @@ class Operator:
     takes_positive: bool = False
     is_activation: bool = False
 
+    def differentiates(self, place: int) -> bool:
+        """Whether an operand (by number) receives a gradient, if it is of a floating type."""
+        return self.differentiable is None or place in self.differentiable
+
     @property
     def is_dense(self) -> bool:
         """True of a product with a matrix of weights, to which torch's function adds a bias."""

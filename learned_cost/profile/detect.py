@@ -4,6 +4,8 @@ seconds of measuring. Entry point: ``detect``.
 
 from __future__ import annotations
 
+import datetime as dt
+import os
 import re
 from pathlib import Path
 
@@ -61,12 +63,12 @@ def _cpu(device: torch.device) -> DeviceRecord:
     threads = torch.get_num_threads()
     cache = _cache_bytes(3) or _cache_bytes(2)
     watch = Stopwatch(device, cache or CACHE_BYTES, MEASURE_S)
-    memory = _memory_bytes()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     name = processor().split(",")[0]
     return DeviceRecord(
         name=_plain(f"{name} {threads} thread{'s' if threads > 1 else ''}"),
         kind="cpu",
-        vendor=_vendor(name),
+        vendor=next((vendor for vendor in ("amd", "intel", "apple") if vendor in name.lower()), "unknown"),
         arch=torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-"),
         sm_count=threads,
         memory_bytes=memory,
@@ -125,21 +127,9 @@ def _cache_bytes(level: int) -> int | None:
     return None
 
 
-def _memory_bytes() -> int:
-    import os
-
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+]+", "-", name).strip("-")[:60]
 
 
-def _vendor(name: str) -> str:
-    return next((vendor for vendor in ("amd", "intel", "apple") if vendor in name.lower()), "unknown")
-
-
 def _source() -> str:
-    import datetime as dt
-
     return f"measured by `pdv cluster detect` on {dt.datetime.now(dt.UTC).date()} ({versions()})"

@@ -138,10 +138,6 @@ def _pairs(device: torch.device) -> list[tuple[int, int, float]]:
         return found
     for first, second in itertools.combinations(range(world), 2):
         group = dist.new_group([first, second])
-        call = collective_call("send_recv", PAIR_BYTES // 4, device, group) if rank in {first, second} else _nothing
+        call = collective_call("send_recv", PAIR_BYTES // 4, device, group) if rank in {first, second} else lambda: None
         found.append((first, second, PAIR_BYTES / statistics.median(slowest_seconds(call, device))))
     return found
-
-
-def _nothing() -> None:
-    """What ranks outside the pair do."""

@@ -150,9 +150,11 @@ def evaluate(
 
         check_folder(plots, overwrite=True)
     _need("pyarrow")
+    from learned_cost.evaluation.scoring import select
+
     with progress_bar(quiet=as_json) as progress:
         progress("reading measurements", None)
-        dataset = _selected(_read(data, devices, skip_bad=skip_bad), device, fold)
+        dataset = select(_read(data, devices, skip_bad=skip_bad), devices=device or (), fold=fold)
         progress("predicting", None)
         found, used = _evaluated(dataset, weights, collective_weights)
         drawn = [] if plots is None else _draw(found, plots)
@@ -250,12 +252,6 @@ def _read(folders: list[Path], devices: Path | None, *, skip_bad: bool) -> Datas
     from learned_cost.devices.device import load_records
 
     return read_folders(folders, devices=load_records(devices), skip_bad=skip_bad)
-
-
-def _selected(dataset: Dataset, devices: list[str] | None, fold: int | None) -> Dataset:
-    from learned_cost.evaluation.scoring import select
-
-    return select(dataset, devices=devices or (), fold=fold)
 
 
 def _weights(path: Path | None, layout: str | None = None) -> Weights:

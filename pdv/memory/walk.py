@@ -224,9 +224,8 @@ class Walk:
         if memory.is_within:
             return []
         work = heap.allocate(memory.backward(local) + self._again(local), self._holder("temporaries", node))
-        wanted = range(len(node.operands)) if node.op.differentiable is None else node.op.differentiable
-        numbers = [n for n in wanted if n < len(node.operands) and node.operands[n].needs_grad]
-        given = [(node.operands[n], self._gradient(local, n, grad, handed=memory.handed)) for n in numbers]
+        wanted = [n for n, is_wanted in enumerate(node.wanted) if is_wanted]
+        given = [(node.operands[n], self._gradient(local, n, grad, handed=memory.handed)) for n in wanted]
         heap.drop(work)
         return given
 

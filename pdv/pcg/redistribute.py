@@ -182,7 +182,7 @@ class Routes:
     def _rest(self, before: int, names: Indices, wants: Indices, *, forward: bool) -> Seconds:
         total = self.forward_s[before] if forward else self.seconds[before]
         several = names.reshape(len(names), 1 if names.ndim == 1 else names.shape[1])
-        above = np.asarray(self._above(before)[several].any(axis=1))
+        above = np.asarray(self._tree(before)[1][several].any(axis=1))
         reached = np.asarray((self.length[before, several] >= 0).all(axis=1))
         rest = np.full((len(names), len(total)), np.inf)
         rest[:, before] = 0.0
@@ -206,10 +206,6 @@ class Routes:
     def _levels(self, before: int) -> list[Indices]:
         """Vertices reached from ``before`` in 1, 2, … steps."""
         return self._tree(before)[0]
-
-    def _above(self, before: int) -> Flags:
-        """[after, vertex] whether a vertex is on the way to ``after``, its end included."""
-        return self._tree(before)[1]
 
     def _tree(self, before: int) -> tuple[list[Indices], Flags]:
         if before not in self._trees:

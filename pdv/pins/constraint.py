@@ -12,22 +12,7 @@ from ir.sharding import State
 from pdv.pins.names import Key, key_of, source_of
 from pdv.pins.roles import RoleOf
 from pdv.problem import Pins, Storage
-
-
-def _any_split(node: Node, axis: str, split: Split) -> bool:
-    return True
-
-
-def _any_storage(param: Node, axis: str, state: State) -> bool:
-    return True
-
-
-def _any_rest(param: Node, storage: Storage) -> bool:
-    return True
-
-
-def _any_gather(param: Node, axis: str, regather: bool) -> bool:
-    return True
+from pdv.problem.problem import allow_all
 
 
 @dataclass(frozen=True)
@@ -43,10 +28,10 @@ class Constraint:
     """
 
     label: str
-    split: Callable[[Node, str, Split], bool] = _any_split
-    storage: Callable[[Node, str, State], bool] = _any_storage
-    rests: Callable[[Node, Storage], bool] = _any_rest
-    gathers: Callable[[Node, str, bool], bool] = _any_gather
+    split: Callable[[Node, str, Split], bool] = allow_all
+    storage: Callable[[Node, str, State], bool] = allow_all
+    rests: Callable[[Node, Storage], bool] = allow_all
+    gathers: Callable[[Node, str, bool], bool] = allow_all
     keys: frozenset[Key] = frozenset()
     sources: frozenset[str] = frozenset()
     kept: frozenset[Key] = frozenset()
@@ -64,10 +49,10 @@ class Joined(Pins):
 def join(constraints: Sequence[Constraint], role: RoleOf, name: str) -> Joined:
     """Pins that keep every constraint."""
     every = tuple(constraints)
-    by_split = [entry.split for entry in every if entry.split is not _any_split]
-    by_storage = [entry.storage for entry in every if entry.storage is not _any_storage]
-    by_rest = [entry.rests for entry in every if entry.rests is not _any_rest]
-    by_gather = [entry.gathers for entry in every if entry.gathers is not _any_gather]
+    by_split = [entry.split for entry in every if entry.split is not allow_all]
+    by_storage = [entry.storage for entry in every if entry.storage is not allow_all]
+    by_rest = [entry.rests for entry in every if entry.rests is not allow_all]
+    by_gather = [entry.gathers for entry in every if entry.gathers is not allow_all]
     kept = frozenset(key for entry in every for key in entry.kept)
     return Joined(
         split=lambda node, axis, split: all(allowed(node, axis, split) for allowed in by_split),

@@ -89,15 +89,10 @@ def rests_so(technique: Technique, size: int) -> Callable[[Node, State], bool]:
             case "whole":
                 return isinstance(state, Invariant)
             case "cut":
-                return isinstance(state, Shard) or not cuttable(param, size)
+                return isinstance(state, Shard) or all(extent % size for extent in param.type.shape)
         return True
 
     return allowed
-
-
-def cuttable(param: Node, size: int) -> bool:
-    """Whether some dim of a parameter divides."""
-    return any(extent % size == 0 for extent in param.type.shape)
 
 
 def megatron(node: Node, option: Split, size: int, *, sequence: bool) -> bool:

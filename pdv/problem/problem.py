@@ -23,14 +23,6 @@ TRAIN_COPIES = 4
 INFER_COPIES = 1
 
 
-def _any_split(node: Node, axis: str, split: Split) -> bool:
-    return True
-
-
-def _any_storage(param: Node, axis: str, state: State) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Storage:
     """Where a parameter rests between its uses, and whether a gathered copy is dropped after forward (ZeRO-3)."""
@@ -39,11 +31,8 @@ class Storage:
     regather: bool = False
 
 
-def _any_rest(param: Node, storage: Storage) -> bool:
-    return True
-
-
-def _any_gather(param: Node, axis: str, regather: bool) -> bool:
+def allow_all(*_: object) -> bool:
+    """What nobody pinned."""
     return True
 
 
@@ -70,12 +59,12 @@ class Pins:
         loses: whether a rewrite from the first nodes to the second loses a pinned value.
     """
 
-    split: Callable[[Node, str, Split], bool] = _any_split
-    storage: Callable[[Node, str, State], bool] = _any_storage
+    split: Callable[[Node, str, Split], bool] = allow_all
+    storage: Callable[[Node, str, State], bool] = allow_all
     regather: Literal["free", "always", "never"] = "free"
     name: str = "free"
-    rests: Callable[[Node, Storage], bool] = _any_rest
-    gathers: Callable[[Node, str, bool], bool] = _any_gather
+    rests: Callable[[Node, Storage], bool] = allow_all
+    gathers: Callable[[Node, str, bool], bool] = allow_all
     mark: Callable[[Sequence[Node]], str] = _no_mark
     loses: Callable[[Sequence[Node], Sequence[Node]], bool] = _loses_nothing
 

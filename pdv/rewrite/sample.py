@@ -84,6 +84,7 @@ def samples(law: Law, seed: int) -> Iterator[Values]:
     rng = random.Random(f"{seed}/{','.join(map(str, (*law.left, *law.right)))}")
     variables = law.attr_uses
     stars = law.stars
+    expands = any(OPERATORS[op].repeats for op, _, _ in law.attrs)
     permuted = "perm" in variables.values()
     round_ = 0
     while True:
@@ -100,7 +101,7 @@ def samples(law: Law, seed: int) -> Iterator[Values]:
         values |= zip(law.extents, _extents(rng, len(law.extents), step, round_), strict=True)
         for name, attr in variables.items():
             if attr in _LATE:
-                drawn = _expanded if attr == "shape" and _expands(law) else _DRAWS[attr]
+                drawn = _expanded if attr == "shape" and expands else _DRAWS[attr]
                 values[name] = drawn(rng, values)
         yield values
         round_ += 1
@@ -136,7 +137,3 @@ def _multiple(law: Law, values: Values) -> int:
                 value = leaf.value if isinstance(leaf, Literal) else values.get(leaf.name)
                 sizes.add(value if isinstance(value, int) else 1)
     return math.lcm(*sizes)
-
-
-def _expands(law: Law) -> bool:
-    return any(OPERATORS[op].repeats for op, _, _ in law.attrs)

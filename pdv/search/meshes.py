@@ -279,10 +279,6 @@ def _found(problem: Problem, strategy: Strategy, budget: Budget) -> Found:
             mend="Pin a mesh with fewer axes",
             bound_s=0.0,
         ) from error
-    return _as_found(solution)
-
-
-def _as_found(solution: Solution) -> Found:
     made = solution.realized or realized(solution)
     return Found(solution, made.derived, made.cost, solution.lower_bound_s, solution.states, complete=solution.complete)
 

@@ -115,7 +115,7 @@ class Tables:
     def part(self, block: Block, source: int, sink: int, states: tuple[int, ...]) -> Part | None:
         """What a block does between two shardings (by number in its portfolio); None where that is not known."""
         key = self._where(block, source, sink, states)
-        if key not in self._parts and self._exact(block.key):
+        if key not in self._parts and all(solved.exact for solved in self._bound.portfolios[block.key].solved):
             self._refine(*key, states)
         return self._parts.get(key)
 
@@ -138,9 +138,6 @@ class Tables:
     def _where(self, block: Block, source: int, sink: int, states: tuple[int, ...]) -> tuple[str, Where]:
         shape = self._tables[block.key].shape[2:]
         return block.key, (source, sink, *at(states, shape))
-
-    def _exact(self, key: str) -> bool:
-        return all(solved.exact for solved in self._bound.portfolios[key].solved)
 
     def _refine(self, key: str, where: Where, states: tuple[int, ...]) -> None:
         """Solve one entry: its variants from the lowest bound on, until the next bound is no better."""

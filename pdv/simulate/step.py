@@ -7,11 +7,9 @@ chunks. Devices that wait for each other run at the pace of the slowest: its dev
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from pdv.cluster import Device
 from pdv.problem.workload import Workload
 from pdv.schedule.order import Pass, Pipeline
 from pdv.simulate.calibration import CALIBRATION, Calibration
@@ -63,7 +61,8 @@ def run(lowered: Lowered) -> Ran:
     """A step in which no device is slower than another of its class."""
     workload, stage = lowered.workload, lowered.stages[0]
     devices = [device for stage in lowered.stages for device in stage.kind.links.devices]
-    outside = outside_ps(devices, lowered.calibration)
+    on_gpu = any(device.kind == "gpu" for device in devices)
+    outside = picoseconds(lowered.calibration.host_step_s) if on_gpu else 0  # a CPU's is in its kernels' times
     if workload.stages.chunks > 1:
         return _pipelined(lowered, outside)
     passes = stage.passes(workload.execution.micro_batches, train=workload.problem.train)
@@ -77,11 +76,6 @@ def run(lowered: Lowered) -> Ran:
         _add(parts, WAITING, end - at)
         _add(parts, HOST, outside)
     return Ran(end + outside, [clocks.parts], [body], [end - body])
-
-
-def outside_ps(devices: Sequence[Device], calibration: Calibration) -> int:
-    """Of the host, outside the graph: data, logging; a CPU's is in its kernels' times."""
-    return picoseconds(calibration.host_step_s) if any(device.kind == "gpu" for device in devices) else 0
 
 
 def _pipelined(lowered: Lowered, outside: int) -> Ran:

@@ -145,10 +145,9 @@ def sampled(name: str, seed: int, dtypes: tuple[DType, ...]) -> Piece:
     assert maker is not None, f"no shapes of {name} are drawn"
     types, drawn = maker(op, rng, rng.choice(dtypes))
     given = {**op.defaults, **TYPICAL, **drawn}
-    wanted = range(len(types)) if op.differentiable is None else op.differentiable
     return Piece(
         name,
         types,
         tuple((attr, given[attr]) for attr in op.attrs),
-        tuple(t.dtype.is_floating and place in wanted for place, t in enumerate(types)),
+        tuple(t.dtype.is_floating and op.differentiates(place) for place, t in enumerate(types)),
     )

@@ -11,10 +11,6 @@ from pdv.problem import Problem, Solution
 from pdv.search.chain import ChainSolver
 
 
-def _ignore(cpu_s: float, cost_s: float) -> None:
-    pass
-
-
 @dataclass
 class Known:
     """What searches of one problem leave for the next ones, under other limits of memory.
@@ -44,7 +40,7 @@ class Budget:
 
     seconds: float = float("inf")
     seed: int = 0
-    on_best: Callable[[float, float], None] = _ignore
+    on_best: Callable[[float, float], None] = lambda cpu_s, cost_s: None
     effort: float = 1.0
     most_s: float | None = None
     known: Known | None = field(default=None, compare=False, repr=False)

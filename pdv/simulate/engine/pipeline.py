@@ -69,6 +69,7 @@ def compose(
     """
     steps, count = sequence(pipeline), pipeline.stages
     line = Timeline([0] * count, [0] * count, [[] for _ in range(count)], [{} for _ in range(count)])
+    # picoseconds that the result of a pass is on its way: by way, then by chunk
     sent = ([*sends.forward, 0], [0, *sends.backward], [0, *sends.backward])
     links: list[list[Time]] = [[0, 0] for _ in range(count)]
     arrived: list[Time] = [0] * (len(steps) + 1)  # the last one for passes that need none
@@ -89,15 +90,10 @@ def compose(
         ends[stage] = arrival if blocking else end
         if record:
             line.passes[stage].append((taken, start, end))
-            before = _sent(steps[needed], sent) if needed >= 0 else 0
+            before = sent[steps[needed].way][steps[needed].taken.chunk] if needed >= 0 else 0
             exposed = min(before, start - free)
             _wait(line.waits[stage], start - free - exposed, exposed + ends[stage] - end)
     return line
-
-
-def _sent(step: Step, sent: tuple[list[int], list[int], list[int]]) -> int:
-    """Picoseconds that the result of a pass is on its way."""
-    return sent[step.way][step.taken.chunk]
 
 
 def _wait(waits: dict[str, int], waited: int, sending: int) -> None:

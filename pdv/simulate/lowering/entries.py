@@ -111,10 +111,9 @@ class Entries:
         mesh, backward = self.problem.mesh, self.problem.train and node.needs_grad
         splits = node_splits(node, [operand.sharding for operand in operands], mesh)
         sharding = tuple(split.result for split in splits)
-        wanted = _wanted(node) if backward else ()
         loops = node_local_loops(node, splits, mesh)
         types = [operand.type for operand in node.operands]
-        kernels = backward_work(node.op, loops, types, node.type, wanted).kernels if backward else 0
+        kernels = backward_work(node.op, loops, types, node.type, node.wanted).kernels if backward else 0
         return Entry(
             len(self.all),
             node.op.name,
@@ -126,7 +125,7 @@ class Entries:
             bytes=float(local_bytes(node.type, sharding, mesh)),
             backward=backward,
             kernels=(int(node.op.kernel), kernels),
-            two_products=node.op.kind == "contraction" and sum(wanted) == 2,
+            two_products=backward and node.op.kind == "contraction" and sum(node.wanted) == 2,
         )
 
     def move(self, name: str, attrs: Attrs, value: Node, before: Entry, base: Entry | None) -> Entry:
@@ -171,11 +170,6 @@ class Entries:
 
     def _form(self, node: Node, sharding: Sharding) -> int:
         return self._forms.setdefault((node.type, sharding, node.needs_grad), len(self._forms))
-
-
-def _wanted(node: Node) -> tuple[bool, ...]:
-    indices = range(len(node.operands)) if node.op.differentiable is None else node.op.differentiable
-    return tuple(i in indices and operand.needs_grad for i, operand in enumerate(node.operands))
 
 
 class Nodes:

@@ -27,7 +27,7 @@ def fusion(run: Sequence[Node], nodes: Nodes) -> Fusion:
     group: dict[Node, int] = {}
     members: list[list[Node]] = []
     for node in run:
-        if not _fusible(node):
+        if not node.op.kernel or node.op.kind not in FUSED_KINDS or node.op.has_scores:
             continue
         read = [kernel for operand in node.operands for kernel in _kernels(operand, inside)]
         latest = max(read, key=inside.__getitem__, default=None)
@@ -43,10 +43,6 @@ def fusion(run: Sequence[Node], nodes: Nodes) -> Fusion:
             share = _left(fused, number, group, nodes)
             found |= {node: (share, node is fused[0]) for node in fused}
     return tuple(found.values())
-
-
-def _fusible(node: Node) -> bool:
-    return node.op.kernel and node.op.kind in FUSED_KINDS and not node.op.has_scores
 
 
 def _kernels(value: Node, inside: Mapping[Node, int]) -> list[Node]:

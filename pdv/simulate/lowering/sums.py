@@ -161,13 +161,10 @@ class Sums:
         due = self.due.get(base)
         return self.links.degree(due.axes) if due is not None and self.execution.zero else 1
 
-    def gradient_bytes(self) -> float:
-        """Of all gradients, as one device holds them when the optimizer reads them."""
-        return sum(self.nodes.of[p].bytes * self._gradient_share(p) / self.parts(p) for p in self.params)
-
     def _clipping(self, number: int, prices: DevicePrices, issue: int) -> Task:
         """Mixed precision unscales gradients and clips their norm: they are read once more."""
-        size = self.gradient_bytes() if self.execution.precision.master else 0.0
+        held = (self.nodes.of[p].bytes * self._gradient_share(p) / self.parts(p) for p in self.params)
+        size = sum(held) if self.execution.precision.master else 0.0
         time = picoseconds(prices.traffic(size).mean_s) if size else 0
         return Task("gradient norm", OPTIMIZER, (number,), time, issue)
 
