@@ -108,6 +108,8 @@ class Operator:
         measured_as: what profiles of kernels call it, where not by its own name.
         takes_positive: True if it is defined, or steady, for positive operands alone.
         repeats: True if it writes an element to several places.
+        fold: its result over arrays, given its attributes by name, in NumPy and in their element type; None where it is
+            left in a program though all it reads is known.
         emit: the torch expression: a template with ``{0}`` … operands and ``{attr}`` attributes, or a function of
             (node, its operands' expressions, an ``ir.emission.writing.Writing``) where it depends on more than that.
     """
@@ -148,6 +150,7 @@ class Operator:
     measured_as: str = ""
     takes_positive: bool = False
     is_activation: bool = False
+    fold: Callable[..., Any] | None = None  # Any: arrays of any element type
 
     def differentiates(self, place: int) -> bool:
         """Whether an operand (by number) receives a gradient, if it is of a floating type."""

@@ -31,6 +31,11 @@ class DType(Enum):
         return self in _FLOATING
 
     @property
+    def is_half(self) -> bool:
+        """True for floating types of two bytes."""
+        return self.is_floating and self.itemsize == 2
+
+    @property
     def torch_name(self) -> str:
         """The name of this type in torch, e.g. ``"float32"``."""
         return _TORCH_NAME[self]

@@ -190,6 +190,7 @@ unbiased = Operator(  # a variance that divides by one point less
     evaluate=lambda t, x, c: t.scale(x[0], c.attrs["points"] / (c.attrs["points"] - 1)),
     emit=_write_unbiased,
     measured_as="mul_scalar",
+    fold=lambda x, points: x * x.dtype.type(points / (points - 1)),
 )
 batch_norm = Operator(
     "batch_norm",

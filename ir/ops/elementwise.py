@@ -145,9 +145,16 @@ add = _binary(
     linear=_BOTH,
     memory=HANDED_ON,
     commutative=True,
+    fold=np.add,
 )
 sub = _binary(
-    "sub", "{0} - {1}", lambda t, x, c: t.sub(x[0], x[1]), linear=_BOTH, memory=Memory(handed=(0,)), measured_as="add"
+    "sub",
+    "{0} - {1}",
+    lambda t, x, c: t.sub(x[0], x[1]),
+    linear=_BOTH,
+    memory=Memory(handed=(0,)),
+    measured_as="add",
+    fold=np.subtract,
 )
 mul = _binary(
     "mul",
@@ -157,6 +164,7 @@ mul = _binary(
     saved=(0, 1),
     memory=Memory(backward=_spread),
     commutative=True,
+    fold=np.multiply,
 )
 div = _binary(
     "div",
@@ -166,6 +174,7 @@ div = _binary(
     saved=(0, 1),
     memory=Memory(backward=lambda local: _spread(local) + local.result_bytes),
     takes_positive=True,
+    fold=np.divide,
 )
 
 
@@ -192,6 +201,7 @@ scale = Operator(
     evaluate=lambda t, x, c: t.scale(x[0], c.attrs["factor"]),
     emit=_scale,
     measured_as="mul_scalar",
+    fold=lambda x, factor: x * x.dtype.type(factor),
 )
 shift = Operator(
     "shift",
@@ -202,8 +212,17 @@ shift = Operator(
     evaluate=lambda t, x, c: t.shift(x[0], c.attrs["offset_by"]),
     emit=_shift,
     measured_as="add_scalar",
+    fold=lambda x, offset_by: x + x.dtype.type(offset_by),
 )
-neg = Operator("neg", "... -> ...", "map", emit="-{0}", linear=_FIRST, evaluate=lambda t, x, c: t.scale(x[0], -1.0))
+neg = Operator(
+    "neg",
+    "... -> ...",
+    "map",
+    emit="-{0}",
+    linear=_FIRST,
+    evaluate=lambda t, x, c: t.scale(x[0], -1.0),
+    fold=np.negative,
+)
 
 
 def _cast_dtype(dtypes: Sequence[DType], attrs: Attrs) -> DType:
@@ -216,6 +235,13 @@ def _cast(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays o
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and DType(call.attrs["dtype"]) is DType.BOOL:
         return x != 0
     return x.astype(np.int64) if isinstance(x, np.ndarray) and x.dtype.kind == "b" else x
+
+
+def _fold_cast(x: Any, dtype: str) -> Any:  # Any: arrays of any element type
+    """Half types are kept as float32 arrays of representable values; who folds has NumPy know bfloat16."""
+    to = DType(dtype)
+    folded = x.astype(to.torch_name)
+    return folded.astype(np.float32) if to.is_half else folded
 
 
 def _write_cast(node: Node, x: Sequence[Code], writing: Writing) -> Code:
@@ -231,6 +257,7 @@ cast = Operator(
     result_dtype=_cast_dtype,
     evaluate=_cast,
     emit=_write_cast,
+    fold=_fold_cast,
 )
 
 
@@ -256,6 +283,7 @@ where = Operator(
     differentiable=(1, 2),
     result_dtype=_chosen_dtype,
     evaluate=lambda t, x, c: t.where(x[0], x[1], x[2]),
+    fold=np.where,
 )
 
 
@@ -290,17 +318,32 @@ OPS = (
         defaults={"approximate": "none"},
     ),
     _unary("silu", "F.silu({0})", _silu, flops=5, is_activation=True),
-    _unary("tanh", "torch.tanh({0})", _tanh, flops=5, saved=("out",), is_activation=True),
+    _unary("tanh", "torch.tanh({0})", _tanh, flops=5, saved=("out",), is_activation=True, fold=np.tanh),
     _unary("sigmoid", "torch.sigmoid({0})", _sigmoid, flops=4, saved=("out",), is_activation=True),
-    _unary("exp", "torch.exp({0})", _exp, flops=4, saved=("out",)),
-    _unary("log", "torch.log({0})", _of(np.log, lambda x: 1 / x), flops=4, takes_positive=True),
+    _unary("exp", "torch.exp({0})", _exp, flops=4, saved=("out",), fold=np.exp),
+    _unary("log", "torch.log({0})", _of(np.log, lambda x: 1 / x), flops=4, takes_positive=True, fold=np.log),
     _unary("erf", "torch.erf({0})", _of(_erf, lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x)), flops=8),
-    _unary("sqrt", "torch.sqrt({0})", _of(np.sqrt, lambda x: 0.5 / np.sqrt(x)), saved=("out",), takes_positive=True),
-    _unary("rsqrt", "torch.rsqrt({0})", RSQRT.real, saved=("out",), memory=_AGAIN, takes_positive=True),
-    _unary("reciprocal", "torch.reciprocal({0})", _reciprocal, saved=("out",), takes_positive=True),
-    _unary("sin", "torch.sin({0})", _of(np.sin, np.cos), flops=4),
-    _unary("cos", "torch.cos({0})", _of(np.cos, lambda x: -np.sin(x)), flops=4),
-    _unary("abs", "torch.abs({0})", _of(np.abs, np.sign)),
+    _unary(
+        "sqrt",
+        "torch.sqrt({0})",
+        _of(np.sqrt, lambda x: 0.5 / np.sqrt(x)),
+        saved=("out",),
+        takes_positive=True,
+        fold=np.sqrt,
+    ),
+    _unary(
+        "rsqrt",
+        "torch.rsqrt({0})",
+        RSQRT.real,
+        saved=("out",),
+        memory=_AGAIN,
+        takes_positive=True,
+        fold=lambda x: 1 / np.sqrt(x),
+    ),
+    _unary("reciprocal", "torch.reciprocal({0})", _reciprocal, saved=("out",), takes_positive=True, fold=np.reciprocal),
+    _unary("sin", "torch.sin({0})", _of(np.sin, np.cos), flops=4, fold=np.sin),
+    _unary("cos", "torch.cos({0})", _of(np.cos, lambda x: -np.sin(x)), flops=4, fold=np.cos),
+    _unary("abs", "torch.abs({0})", _of(np.abs, np.sign), fold=np.abs),
     _unary(
         "pow",
         "{0}.pow({exponent})",
@@ -310,5 +353,6 @@ OPS = (
         memory=_AGAIN,
         measured_as="pow_scalar",
         takes_positive=True,
+        fold=lambda x, exponent: x ** x.dtype.type(exponent),
     ),
 )

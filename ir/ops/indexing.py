@@ -53,6 +53,7 @@ embedding = Operator(
     evaluate=lambda t, x, c: t.take(x[0], x[1], c.offset),
     emit=_write_embedding,
     constant_name="{0}_ids",
+    fold=lambda table, ids: table[ids],
 )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
+import numpy as np
+
 from ir.dims import Shape
 from ir.emission.code import Code, method, tuple_of
 from ir.emission.writing import Writing
@@ -149,6 +151,7 @@ reshape = Operator(
     strides=lambda attrs, x, shape: merged(x, shape),
     evaluate=lambda t, x, c: t.reshape(x[0], c.loops.result_shape),
     emit=_write_reshape,
+    fold=lambda x, shape: x.reshape(shape),
 )
 
 
@@ -179,6 +182,7 @@ permute = Operator(
     strides=lambda attrs, x, shape: tuple(x.strides[dim] for dim in attrs["perm"]),
     evaluate=lambda t, x, c: t.transpose(x[0], c.attrs["perm"]),
     emit=_write_permute,
+    fold=lambda x, perm: x.transpose(perm),
 )
 
 
@@ -214,6 +218,7 @@ expand = Operator(
     strides=_expand_strides,
     evaluate=lambda t, x, c: t.expand(x[0], c.loops.result_shape),
     emit=_write_expand,
+    fold=np.broadcast_to,
 )
 
 OPS = (reshape, permute, expand)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from ir.dims import Shape
 from ir.emission.code import ATOM, Code, call, method, tuple_of
 from ir.emission.writing import Writing
@@ -58,6 +60,7 @@ chunk = Operator(
     strides=lambda attrs, x, shape: x.strides,
     evaluate=_chunk,
     emit=lambda node, x, writing: Code(f"{chunks_code(node, x[0]).text}[{node.attr('index')}]"),
+    fold=lambda x, dim, parts, index: np.split(x, parts, dim)[index],
 )
 
 
@@ -147,6 +150,7 @@ slice_ = Operator(
     strides=lambda attrs, x, shape: x.strides,
     evaluate=lambda t, x, c: t.slice(x[0], c.attrs["dim"], c.attrs["start"], c.attrs["stop"]),
     emit=_write_slice,
+    fold=lambda x, dim, start, stop: x[(slice(None),) * dim + (slice(start, stop),)],
 )
 
 
@@ -191,6 +195,7 @@ concat = Operator(
     linear=(),  # all operands together; arity varies, so it is not declared as a set
     evaluate=lambda t, x, c: t.concat(x, c.attrs["dim"]),
     emit=_write_concat,
+    fold=lambda *x, dim: np.concatenate(x, dim),
 )
 
 OPS = (chunk, slice_, concat)

@@ -70,6 +70,7 @@ reduce_sum = Operator(
     ties=doubt_terms,
     evaluate=_sum,
     emit=_reduce("sum"),
+    fold=lambda x, dims, keepdim: x.sum(dims, keepdims=keepdim),
 )
 reduce_mean = Operator(
     "reduce_mean",
@@ -82,6 +83,7 @@ reduce_mean = Operator(
     backward_factor=1,
     evaluate=_mean,
     emit=_write_mean,
+    fold=lambda x, dims, keepdim: x.mean(dims, keepdims=keepdim),
 )
 
 OPS = (reduce_sum, reduce_mean)

@@ -59,10 +59,11 @@ class Lowering:
 
     def apply(self, op: str, *operands: Node, **attrs: Hashable) -> Node:
         """One operator, or its value where all operands are constants."""
-        value = fold(op, operands, attrs)
+        declared = OPERATORS[op]
+        value = fold(declared, operands, attrs)
         if value is None:
-            return self.builder.apply(OPERATORS[op], operands, attrs, self.name)
-        return self.const(value, OPERATORS[op].dtype_of([operand.type.dtype for operand in operands], attrs))
+            return self.builder.apply(declared, operands, attrs, self.name)
+        return self.const(value, declared.dtype_of([operand.type.dtype for operand in operands], attrs))
 
     def const(self, array: Any, dtype: DType | None = None) -> Node:  # Any: whatever NumPy can make an array of
         """A known array; bfloat16 values are kept as float32."""

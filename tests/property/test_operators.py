@@ -84,6 +84,16 @@ def test_a_split_operator_is_the_whole_operator(example: Example, splits: tuple[
         np.testing.assert_allclose(gradients[name], gradient, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("example", [example for example in EXAMPLES if example.declared.fold], ids=str)
+def test_an_operator_over_constants_is_the_operator(example: Example) -> None:
+    graph = serial(example)
+    values = drawn(graph, np.random.default_rng(2))
+    (_, node), *_ = graph.outputs
+    assert node.op.fold is not None
+    folded = node.op.fold(*(values[operand.name] for operand in node.operands), **node.attrs)
+    np.testing.assert_allclose(folded, evaluate(graph, values).gather()["y"], rtol=1e-12)
+
+
 @pytest.mark.parametrize(("example", "splits", "mesh"), [*cases((2, 3))])
 def test_splits_along_two_axes(example: Example, splits: tuple[Split, ...], mesh: Mesh) -> None:
     whole, pcg = parallel(example, splits, mesh)
