@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ir.types import DType
+from ir.builder import Builder
+from ir.graph import Graph
+from ir.types import DType, TensorType
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.memory.rows import fewer_rows
@@ -25,6 +27,18 @@ def test_rows_of_a_described_model() -> None:
     found = fewer_rows(whole, 4)
     assert found is not None
     assert found.digest == graph(model, 2, DType.F32, layout="exported").digest
+
+
+def test_rows_that_get_a_token() -> None:
+    def program(rows: int) -> Graph:
+        k = Builder()
+        token = k.expand(k.param("token", TensorType((1, 1, 8), DType.F32)), shape=(rows, 1, 8))
+        x = k.concat(token, k.input("x", TensorType((rows, 4, 8), DType.F32)), dim=1)
+        return k.graph({"y": k.linear(x, k.param("w", TensorType((8, 8), DType.F32)))})
+
+    found = fewer_rows(program(6), 3)
+    assert found is not None
+    assert found.digest == program(2).digest
 
 
 def test_rows_that_cannot_be_cut() -> None:
