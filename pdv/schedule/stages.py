@@ -17,12 +17,10 @@ from itertools import accumulate
 
 from ir.errors import UsageError
 from ir.graph import Graph, Node
-from pdv.search.blocks import split_blocks
+from pdv.search.blocks import FEWEST, longest_repeat, split_blocks
 
 NUMBERED = re.compile(r"^(.*?)\.(\d+)\.")
 REMEMBERED = 4  # graphs
-FEWEST = 2  # layers that make a stack
-WIDEST = 8  # blocks between bottlenecks that a layer may have
 SHARE = 0.5  # of all operators, that a stack must have for its layers to be the units of a pipeline
 
 
@@ -99,25 +97,12 @@ def _alike(prefix: str, numbers: set[int], trained: Sequence[Node]) -> bool:
 def _blocks(graph: Graph) -> Units:
     """Layers by structure, where equal blocks follow each other; else every block is a unit."""
     blocks = split_blocks(graph)
-    start, period, count = _repeated([block.key for block in blocks])
-    inside = sum(len(block.nodes) for block in blocks[start : start + period * count])
-    if count < FEWEST or inside < SHARE * sum(len(block.nodes) for block in blocks):
+    found = longest_repeat([block.key for block in blocks])
+    inside = sum(len(block.nodes) for block in blocks[found.start : found.stop])
+    if found.count < FEWEST or inside < SHARE * sum(len(block.nodes) for block in blocks):
         return Units({node: at for at, block in enumerate(blocks) for node in block.nodes}, len(blocks), layers=False)
-    place = [min(max((at - start) // period, -1), count) for at in range(len(blocks))]
-    return Units({node: place[at] for at, block in enumerate(blocks) for node in block.nodes}, count, layers=True)
-
-
-def _repeated(keys: Sequence[str]) -> tuple[int, int, int]:
-    """Start, period and count of the longest run of equal groups of keys; of equally long ones the shortest period."""
-    best = (0, 1, 0)
-    for period in range(1, min(WIDEST, len(keys) // FEWEST) + 1):
-        run = 0
-        for at in range(len(keys) - period):
-            run = run + 1 if keys[at] == keys[at + period] else 0
-            count = run // period + 1
-            if run and count * period > best[1] * best[2]:
-                best = (at - run + 1, period, count)
-    return best
+    place = [min(max((at - found.start) // found.period, -1), found.count) for at in range(len(blocks))]
+    return Units({node: place[at] for at, block in enumerate(blocks) for node in block.nodes}, found.count, layers=True)
 
 
 def cut(

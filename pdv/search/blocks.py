@@ -10,7 +10,7 @@ import hashlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ir.graph import Graph, Node, bottlenecks
@@ -21,6 +21,8 @@ from pdv.rewrite.rule import Rule
 
 SMALL = 8  # operators: what is smaller may be merged with its neighbours
 MOST = 40  # operators in a merged block
+WIDEST = 8  # blocks between bottlenecks that a layer may have
+FEWEST = 2  # layers that make a stack
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,42 @@ class Block:
     outputs: tuple[Node, ...]
     updates: tuple[Node, ...]
     key: str
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """``count`` equal stretches of ``period`` blocks each, behind each other, from block ``start`` on."""
+
+    start: int
+    period: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """The block behind the last."""
+        return self.start + self.period * self.count
+
+
+def repeats(keys: Sequence[str]) -> tuple[Repeat, ...]:
+    """All stretches that repeat, in order, the longest found first."""
+    found = longest_repeat(keys)
+    if found.count < FEWEST:
+        return ()
+    behind = (replace(one, start=one.start + found.stop) for one in repeats(keys[found.stop :]))
+    return (*repeats(keys[: found.start]), found, *behind)
+
+
+def longest_repeat(keys: Sequence[str]) -> Repeat:
+    """The longest stretch that repeats; of equally long ones the one of the shortest period."""
+    best = Repeat(0, 1, 0)
+    for period in range(1, min(WIDEST, len(keys) // FEWEST) + 1):
+        run = 0
+        for at in range(len(keys) - period):
+            run = run + 1 if keys[at] == keys[at + period] else 0
+            count = run // period + 1
+            if run and count * period > best.count * best.period:
+                best = Repeat(at - run + 1, period, count)
+    return best
 
 
 def split_blocks(graph: Graph, rules: Sequence[Rule] = ()) -> tuple[Block, ...]:

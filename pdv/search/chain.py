@@ -27,7 +27,8 @@ class ChainSolver(PricedChain):
         limit = self.problem.memory_limit if limit is None else limit
         free = self.at_price(0.0)
         if free.memory_bytes <= limit:
-            return self._solution(free, free.value, limit)
+            alike = self.alike(free)
+            return self._solution(alike if alike.memory_bytes <= limit else free, free.value, limit)
         best, bound = fitting(self, limit)
         return self._solution(best, bound, limit)
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ir.errors import NoPlanFitsError
 from ir.sharding import Sharding
+from pdv.config import UNIFORM_GAP
+from pdv.search.blocks import Repeat
 from pdv.search.priced_chain import Priced, PricedChain
 from pdv.search.refine import Part
 from pdv.search.refusals import too_large
@@ -61,7 +64,21 @@ def fitting(solver: PricedChain, limit: float) -> tuple[Priced, float]:
         mixed = _mixed(solver, limit, best)
         if mixed is not None and mixed.memory_bytes <= limit and mixed.cost_s < best.cost_s:
             best = mixed
+    best = _uniform(solver, limit, best)
     return best, min(bound, best.cost_s)
+
+
+def _uniform(solver: PricedChain, limit: float, best: Priced) -> Priced:
+    """A plan that costs little more and in which layers do alike, else in which they do in two ways, else the best."""
+    most = best.cost_s * (1 + UNIFORM_GAP)
+    for kinds in (1, 2):
+        if best.changes(solver.repeats) < kinds * len(solver.repeats):
+            break
+        plans = [_mixed(solver, limit, best, kinds), *map(solver.alike, solver.plans if kinds == 1 else ())]
+        near = [plan for plan in plans if plan and plan.memory_bytes <= limit and plan.cost_s <= most]
+        if near:
+            return min(near, key=_cost)
+    return best
 
 
 def _cost(plan: Priced) -> float:
@@ -105,7 +122,7 @@ def _refusal(solver: PricedChain, limit: float, bound_s: float) -> NoPlanFitsErr
 class _Front:
     """Undominated ways to reach one sharding: seconds, bytes, and for each where it comes from.
 
-    ``origin`` is [points, 3]: the front before (by number), its point, and the part taken.
+    ``origin`` is [points, 3]: the front before (by number), its point, and the way taken.
     """
 
     seconds: Table
@@ -113,29 +130,110 @@ class _Front:
     origin: np.ndarray[Any, np.dtype[np.int64]]
 
 
-def _mixed(solver: PricedChain, limit: float, best: Priced) -> Priced | None:
-    """The best plan whose blocks each do as in some of the plans (tied parameters as in ``best``)."""
+@dataclass(frozen=True)
+class _Way:
+    """What some blocks behind each other do, between two shardings; their seconds and bytes."""
+
+    parts: tuple[Part, ...]
+    seconds: float
+    num_bytes: float
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> _Way:
+        return cls(tuple(parts), sum(part.seconds for part in parts), sum(part.num_bytes for part in parts))
+
+    def times(self, count: int) -> _Way:
+        return _Way(self.parts * count, self.seconds * count, self.num_bytes * count)
+
+    def then(self, other: _Way) -> _Way:
+        return _Way(self.parts + other.parts, self.seconds + other.seconds, self.num_bytes + other.num_bytes)
+
+    @property
+    def source(self) -> Sharding | None:
+        return self.parts[0].source
+
+    @property
+    def sink(self) -> Sharding | None:
+        return self.parts[-1].sink
+
+
+def _mixed(solver: PricedChain, limit: float, best: Priced, kinds: int | None = None) -> Priced | None:
+    """The best plan whose blocks each do as in some of the plans (tied parameters as in ``best``).
+
+    Of a stretch that repeats, those that do alike follow each other, in as many ``kinds`` as are allowed, one or two.
+    """
     plans = [plan for plan in solver.plans if plan.tables.ties.fixed == best.tables.ties.fixed]
     options = _options(solver, plans, best.states)
     room = limit - solver.own(best.tables.ties, best.states)[1]
-    fronts: dict[Sharding | None, _Front] = {None: _Front(np.zeros(1), np.zeros(1), np.zeros((1, 3), dtype=np.int64))}
-    history = []
-    for block in solver.blocks:
-        history.append(fronts)
-        fronts = _advanced(fronts, options[block.key], room)
-        if not fronts:
-            return None
-    ends = [(front.seconds[0], sharding, 0) for sharding, front in fronts.items()]
-    _, at, point = min(ends, key=lambda end: (end[0], str(end[1])))
-    parts: list[Part] = []
-    for block, before in zip(reversed(solver.blocks), reversed(history), strict=True):
-        number, earlier, taken = fronts[at].origin[point]
-        parts.append(options[block.key][taken])
-        fronts, at, point = before, list(before)[number], int(earlier)
-    return solver.assembled(parts[::-1], best.states, best.price, best.value, best.tables)
+    links = [options[block.key] for block in solver.blocks]
+    for repeat in reversed(solver.repeats if kinds else ()):
+        links[repeat.start : repeat.stop] = [_repeated(links[repeat.start : repeat.stop], repeat, room, kinds or 1)]
+    fronts = _fronts(links, None, room)
+    if not fronts[-1]:
+        return None
+    parts = _traced(links, fronts, min(fronts[-1], key=lambda sink: (fronts[-1][sink].seconds[0], str(sink))), 0)
+    for repeat in solver.repeats:
+        parts[repeat.start : repeat.stop] = _grouped(parts[repeat.start : repeat.stop], repeat.period)
+    return solver.assembled(parts, best.states, best.price, best.value, best.tables)
 
 
-def _options(solver: PricedChain, plans: Sequence[Priced], states: tuple[int, ...]) -> dict[str, list[Part]]:
+def _grouped(parts: Sequence[Part], period: int) -> list[Part]:
+    """The same parts of a stretch that repeats, those that do alike between the same shardings behind each other."""
+    turns = [tuple(parts[at : at + period]) for at in range(0, len(parts), period)]
+    loops: dict[Sharding | None, list[tuple[Part, ...]]] = {}
+    for turn in turns:
+        if turn[0].source == turn[-1].sink:
+            loops.setdefault(turn[0].source, []).append(turn)
+    grouped: list[tuple[Part, ...]] = []
+    for turn in turns:
+        grouped += sorted(loops.pop(turn[0].source, []), key=turns.index)
+        if turn[0].source != turn[-1].sink:
+            grouped.append(turn)
+    grouped += sorted(loops.pop(turns[-1][-1].sink, []), key=turns.index)
+    return [part for turn in grouped for part in turn]
+
+
+def _entered(way: _Way, firsts: Sequence[_Way]) -> list[_Way]:
+    """The same way from each source from which its first block can do the same."""
+    like = [first.parts[0] for first in firsts if first.parts[0].is_like(way.parts[0])]
+    return [_Way.of((part, *way.parts[1:])) for part in like]
+
+
+def _repeated(links: Sequence[Sequence[_Way]], repeat: Repeat, room: float, kinds: int) -> list[_Way]:
+    """Each way through a stretch and back to the same sharding, as often as it repeats, from wherever it is entered.
+
+    With two ``kinds`` also each such way some times and then another, which takes less memory.
+    """
+    period = links[: repeat.period]
+    found: list[_Way] = []
+    for source in sorted({way.source for way in links[0]}, key=str):
+        fronts = _fronts(period, source, room / repeat.count if kinds == 1 else room)
+        points = range(len(fronts[-1][source].seconds) if source in fronts[-1] else 0)
+        around = [_Way.of(_traced(period, fronts, source, point)) for point in points]
+        found += [first.then(way.times(repeat.count - 1)) for way in around for first in _entered(way, links[0])]
+        for one, other in pairwise(_hull(around) if kinds > 1 else ()):
+            for first in _entered(one, links[0]):
+                for count in range(1, repeat.count):
+                    found.append(first.then(one.times(count - 1)).then(other.times(repeat.count - count)))
+    return _best_ways(found)
+
+
+def _hull(ways: Sequence[_Way]) -> list[_Way]:
+    """Of undominated ways, cheapest first, those that cost less than any two others taken in part."""
+    found: list[_Way] = []
+    for way in ways:
+        while len(found) > 1 and not _turns(found[-2], found[-1], way):
+            found.pop()
+        found.append(way)
+    return found
+
+
+def _turns(a: _Way, b: _Way, c: _Way) -> bool:
+    """Whether ``b`` lies below the line from ``a`` to ``c``, bytes over seconds."""
+    return (b.seconds - a.seconds) * (c.num_bytes - a.num_bytes) > (c.seconds - a.seconds) * (b.num_bytes - a.num_bytes)
+
+
+def _options(solver: PricedChain, plans: Sequence[Priced], states: tuple[int, ...]) -> dict[str, list[_Way]]:
     """By block key: what equal blocks do in any plan, and what they would do between any of their shardings there."""
     sources: dict[str, dict[Sharding | None, None]] = {}
     sinks: dict[str, dict[Sharding | None, None]] = {}
@@ -143,7 +241,7 @@ def _options(solver: PricedChain, plans: Sequence[Priced], states: tuple[int, ..
         for block, part in zip(solver.blocks, plan.parts, strict=True):
             sources.setdefault(block.key, {})[part.source] = None
             sinks.setdefault(block.key, {})[part.sink] = None
-    found: dict[str, list[Part]] = {}
+    found: dict[str, list[_Way]] = {}
     for block in solver.blocks:
         if block.key not in found:
             parts: list[Part] = []
@@ -153,35 +251,57 @@ def _options(solver: PricedChain, plans: Sequence[Priced], states: tuple[int, ..
                 columns = [known_sinks.index(s) for s in sinks[block.key] if s in known_sinks] or [0]
                 reached = [plan.tables.part(block, row, column, states) for row in rows for column in columns]
                 parts += [part for part in reached if part is not None]
-            found[block.key] = _best_parts(parts)
+            found[block.key] = _best_ways(_Way.of([part]) for part in parts)
     return found
 
 
-def _best_parts(parts: Iterable[Part]) -> list[Part]:
-    """Those that no other part between the same shardings beats."""
-    kept: list[Part] = []
-    for part in sorted(parts, key=lambda p: (str(p.source), str(p.sink), p.seconds, p.num_bytes)):
+def _best_ways(ways: Iterable[_Way]) -> list[_Way]:
+    """Those that no other way between the same shardings beats."""
+    kept: list[_Way] = []
+    for way in sorted(ways, key=lambda w: (str(w.source), str(w.sink), w.seconds, w.num_bytes)):
         last = kept[-1] if kept else None
-        same = last is not None and (last.source, last.sink) == (part.source, part.sink)
-        if last is None or not same or part.num_bytes < last.num_bytes:
-            kept.append(part)
+        same = last is not None and (last.source, last.sink) == (way.source, way.sink)
+        if last is None or not same or way.num_bytes < last.num_bytes:
+            kept.append(way)
     return kept
 
 
+def _fronts(
+    links: Sequence[Sequence[_Way]], source: Sharding | None, room: float
+) -> list[dict[Sharding | None, _Front]]:
+    """Before and behind each link, the undominated ways there from ``source``, by sharding."""
+    fronts = [{source: _Front(np.zeros(1), np.zeros(1), np.zeros((1, 3), dtype=np.int64))}]
+    for link in links:
+        fronts.append(_advanced(fronts[-1], link, room))
+    return fronts
+
+
+def _traced(
+    links: Sequence[Sequence[_Way]], fronts: Sequence[dict[Sharding | None, _Front]], sink: Sharding | None, point: int
+) -> list[Part]:
+    """What the blocks do on the way to a point of the last front."""
+    taken: list[_Way] = []
+    for number in range(len(links), 0, -1):
+        before, earlier, way = fronts[number][sink].origin[point]
+        taken.append(links[number - 1][way])
+        sink, point = list(fronts[number - 1])[before], int(earlier)
+    return [part for way in reversed(taken) for part in way.parts]
+
+
 def _advanced(
-    fronts: dict[Sharding | None, _Front], parts: Sequence[Part], room: float
+    fronts: dict[Sharding | None, _Front], ways: Sequence[_Way], room: float
 ) -> dict[Sharding | None, _Front]:
-    """The fronts behind one more block."""
+    """The fronts behind one more link."""
     numbers = {sharding: number for number, sharding in enumerate(fronts)}
     found: dict[Sharding | None, list[_Front]] = {}
-    for taken, part in enumerate(parts):
-        front = fronts.get(part.source)
+    for taken, way in enumerate(ways):
+        front = fronts.get(way.source)
         if front is None:
             continue
         points = np.arange(len(front.seconds))
-        origin = np.stack([np.full_like(points, numbers[part.source]), points, np.full_like(points, taken)], axis=1)
-        after = _Front(front.seconds + part.seconds, front.num_bytes + part.num_bytes, origin)
-        found.setdefault(part.sink, []).append(after)
+        origin = np.stack([np.full_like(points, numbers[way.source]), points, np.full_like(points, taken)], axis=1)
+        after = _Front(front.seconds + way.seconds, front.num_bytes + way.num_bytes, origin)
+        found.setdefault(way.sink, []).append(after)
     joined = {sharding: _undominated(reached, room) for sharding, reached in found.items()}
     return {sharding: front for sharding, front in joined.items() if len(front.seconds)}
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ir.graph import Graph
+from pdv.config import UNIFORM_GAP
 from pdv.pcg.plan_cost import whole_bytes
 from pdv.pcg.realize import realize
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import AlgebraicStep, Assignment, Problem, Realized
 from pdv.search.assemble import Choice, assemble
-from pdv.search.blocks import Block, split_blocks, tied_params
+from pdv.search.blocks import Block, Repeat, repeats, split_blocks, tied_params
 from pdv.search.priced_blocks import Stages
 from pdv.search.refine import TOLERANCE, Part, Tables
 from pdv.search.refusals import no_legal_plan
@@ -64,6 +65,14 @@ class Priced:
         """Seconds, bytes priced."""
         return self.cost_s + self.price * self.memory_bytes
 
+    def changes(self, repeats: Sequence[Repeat]) -> int:
+        """How often a stretch that repeats does otherwise than the time before."""
+        return sum(
+            any(not self.parts[at].is_like(self.parts[at + one.period]) for at in range(start, start + one.period))
+            for one in repeats
+            for start in range(one.start, one.stop - one.period, one.period)
+        )
+
 
 class PricedChain:
     """One problem at any price; block tables are remembered across prices and across equal blocks."""
@@ -78,6 +87,7 @@ class PricedChain:
         self._late = Noticed(late)
         blocks = split_blocks(problem.graph, problem.rules)
         self.blocks = tuple(replace(block, key=block.key + problem.pins.mark(block.nodes)) for block in blocks)
+        self.repeats = repeats([block.key for block in self.blocks])
         self._numbers = tied_params(problem.graph)
         self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), self._numbers)
         nodes = problem.graph.nodes
@@ -114,6 +124,19 @@ class PricedChain:
         if tables.ties.loose:
             return self._fixed(price, value, tables.ties.settled(self._readings(parts), price))
         return self.assembled(parts, states, price, value, tables)
+
+    def alike(self, plan: Priced) -> Priced:
+        """A plan of the same price whose repeated blocks do alike, if it costs little more than this one; else this."""
+        if not plan.changes(self.repeats):
+            return plan
+        most = plan.priced + UNIFORM_GAP * plan.cost_s
+        for entered in (True, False):
+            parts = plan.tables.settle_alike(plan.states, self.repeats, most, entered=entered)
+            if parts is not None:
+                found = self.assembled(parts, plan.states, plan.price, plan.value, plan.tables)
+                if found.priced <= most and not found.changes(self.repeats):
+                    return found
+        return plan
 
     def _fixed(self, price: float, value: float, ties: Ties) -> Priced:
         """The best plan with loose parameters fixed, each where its readers want it, until they want no other.

@@ -9,7 +9,7 @@ ICAPS 2016).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,8 +17,9 @@ import numpy as np
 
 from ir.graph import Node
 from ir.sharding import Sharding
-from pdv.search.blocks import Block
+from pdv.search.blocks import Block, Repeat
 from pdv.search.priced_blocks import LIMIT, Stage, Stages
+from pdv.search.solver.alike import cheapest_alike
 from pdv.search.solver.block_table import Solved, solve_model
 from pdv.search.solver.configs import Config
 from pdv.search.solver.min_plus import Path, at
@@ -32,6 +33,8 @@ SLACKS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 ROUNDS = 5
 GROWTH = 2
 LARGEST = 8 * LIMIT
+# How often the cheapest path on which equal layers do alike is looked up anew.
+LOOKS = 8
 # Rounding that sums of seconds may differ by.
 TOLERANCE = 1e-9
 
@@ -63,6 +66,14 @@ class Part:
         """Seconds, bytes priced."""
         return self.seconds + self.price * self.num_bytes
 
+    def is_like(self, other: Part) -> bool:
+        """True if an equal block does the same there, whatever sharding its source comes in."""
+        mine, others = (
+            (self.number, self.price, self.ties, self.sink),
+            (other.number, other.price, other.ties, other.sink),
+        )
+        return mine == others and self.configs == other.configs
+
 
 class Tables:
     """Every block at one price of memory."""
@@ -93,19 +104,51 @@ class Tables:
             if math.isinf(path.value):
                 return None
             states, steps = path.best()
-            late = self._stages.late()
-            wheres = [self._where(block, *step, states) for block, step in zip(self._bound.blocks, steps, strict=True)]
-            fresh = [key for key in dict.fromkeys(wheres) if key not in self._parts]
-            for key in fresh:
-                self._refine(*key, states)
-            if late or all(self._tables[key][where] <= self._entry(key, where) for key, where in fresh):
-                parts = [self._parts[key] for key in wheres]
-                if all(part is not None for part in parts):
-                    return states, [part for part in parts if part is not None]
-                unsolved = True
-                for at_block, part in zip(wheres, parts, strict=True):
-                    if part is None:
-                        self._tables[at_block[0]][at_block[1]] = math.inf
+            exact, parts = self._walked(states, steps)
+            if exact and parts is not None:
+                return states, parts
+            unsolved = unsolved or exact
+
+    def settle_alike(
+        self, states: tuple[int, ...], repeats: Sequence[Repeat], most: float, *, entered: bool
+    ) -> list[Part] | None:
+        """What each block does on the cheapest path whose stretches that repeat always end in the same shardings.
+
+        None if it costs more than ``most``, bytes priced, or is not known after a few looks.
+
+        Args:
+            states: of the tied axes.
+            repeats: the stretches.
+            most: seconds, bytes priced.
+            entered: whether each stretch may be entered from another sharding than it ends in.
+        """
+        for _ in range(LOOKS):
+            value, steps = cheapest_alike(self._path, states, repeats, entered=entered)
+            if not value <= most:
+                break
+            exact, parts = self._walked(states, steps)
+            if exact and parts is not None:
+                return parts
+        return None
+
+    def _walked(self, states: tuple[int, ...], steps: Sequence[tuple[int, int]]) -> tuple[bool, list[Part] | None]:
+        """Whether a path costs what its tables say, and what its blocks do; entries without are not gone again.
+
+        Entries that are but bounds are solved; if one turns out dearer, there may be a cheaper path.
+        """
+        late = self._stages.late()
+        wheres = [self._where(block, *step, states) for block, step in zip(self._bound.blocks, steps, strict=True)]
+        fresh = [key for key in dict.fromkeys(wheres) if key not in self._parts]
+        for key in fresh:
+            self._refine(*key, states)
+        if not late and any(self._tables[key][where] > self._entry(key, where) for key, where in fresh):
+            return False, None
+        parts = [self._parts[key] for key in wheres]
+        for at_block, part in zip(wheres, parts, strict=True):
+            if part is None:
+                self._tables[at_block[0]][at_block[1]] = math.inf
+        known = [part for part in parts if part is not None]
+        return True, known if len(known) == len(parts) else None
 
     @property
     def value(self) -> float:
