@@ -128,6 +128,14 @@ class Builder:
             return self._leaf(node.op.name, dict(node.attrs), node.type, node.needs_grad, node.name)
         return self.apply(node.op, operands, dict(node.attrs), node.name)
 
+    def rebuild(self, graph: Graph, make: Callable[[Node, tuple[Node, ...]], Node]) -> tuple[Graph, dict[Node, Node]]:
+        """The program of the nodes that ``make(node, new operands)`` gives, operands first; and what each became."""
+        made: dict[Node, Node] = {}
+        for node in graph.nodes:
+            made[node] = make(node, tuple(made[operand] for operand in node.operands))
+        outputs, updates = ({name: made[node] for name, node in named} for named in (graph.outputs, graph.updates))
+        return self.graph(outputs, updates, graph.name), made
+
     def _leaf(self, op: str, attrs: Mapping[str, Hashable], tensor: TensorType, needs_grad: bool, name: str) -> Node:
         names = tuple((f"d{i}",) for i in range(tensor.rank))
         loops = Loops((), names, {group[0]: size for group, size in zip(names, tensor.shape, strict=True)}, frozenset())

@@ -275,12 +275,16 @@ class CommonSizes(Ties):
 
     def _rebuild(self, graph: Graph, made: dict[Node, Node]) -> Graph:
         k = Builder()
-        for node in graph.nodes:
-            made[node] = self._rebuild_node(k, node, tuple(made[x] for x in node.operands))
-            if self.chosen is not None and made[node].type.shape != self._shape(self.dims[node]):
+
+        def make(node: Node, operands: tuple[Node, ...]) -> Node:
+            found = self._rebuild_node(k, node, operands)
+            if self.chosen is not None and found.type.shape != self._shape(self.dims[node]):
                 raise StuckError(f"{node.op.name} {node.name} does not scale")
-        outputs = {name: made[node] for name, node in graph.outputs}
-        return k.graph(outputs, {name: made[node] for name, node in graph.updates}, graph.name)
+            return found
+
+        rebuilt, became = k.rebuild(graph, make)
+        made |= became
+        return rebuilt
 
     def _rebuild_node(self, k: Builder, node: Node, operands: tuple[Node, ...]) -> Node:
         shape = node.type.shape if self.chosen is None else self._shape(self.dims[node])

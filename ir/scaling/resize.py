@@ -138,14 +138,15 @@ class Sizes(Ties):
         """
         sizes = self.values(changed)
         k = Builder()
-        made: dict[Node, Node] = {}
-        for node in self.graph.nodes:
+
+        def make(node: Node, operands: tuple[Node, ...]) -> Node:
             shape = tuple(self.size(factors, sizes) for factors in self.dims[node])
-            made[node] = self._rebuilt(k, node, tuple(made[x] for x in node.operands), shape)
-            if made[node].type.shape != shape:
-                raise ShapeError(f"{node.op.name} {node.name} gives {list(made[node].type.shape)}", f"{list(shape)}")
-        outputs = {name: made[node] for name, node in self.graph.outputs}
-        return k.graph(outputs, {name: made[node] for name, node in self.graph.updates}, self.graph.name), made
+            made = self._rebuilt(k, node, operands, shape)
+            if made.type.shape != shape:
+                raise ShapeError(f"{node.op.name} {node.name} gives {list(made.type.shape)}", f"{list(shape)}")
+            return made
+
+        return k.rebuild(self.graph, make)
 
     def _apply(self, relation: _Relation, sizes: dict[int, int], found: set[int]) -> bool:
         """Give the size that follows, if all that it follows from is known; False if it must wait."""

@@ -64,15 +64,14 @@ class _Names:
 
 def _renamed(graph: Graph, names: _Names) -> Graph:
     k = Builder()
-    made: dict[Node, Node] = {}
-    for node in graph.nodes:
-        if node.is_param:
-            attrs = {**node.attrs, "source": names.new(node.attr("source")), "view": _view(param_view(node), names)}
-            made[node] = k.param(names.new(str(attrs.pop("name"))), node.type, **attrs)  # type: ignore[arg-type]  # each as it was
-        else:
-            made[node] = k.copy(node, tuple(made[x] for x in node.operands))
-    outputs = {name: made[node] for name, node in graph.outputs}
-    return k.graph(outputs, {name: made[node] for name, node in graph.updates}, graph.name)
+
+    def make(node: Node, operands: tuple[Node, ...]) -> Node:
+        if not node.is_param:
+            return k.copy(node, operands)
+        attrs = {**node.attrs, "source": names.new(node.attr("source")), "view": _view(param_view(node), names)}
+        return k.param(names.new(str(attrs.pop("name"))), node.type, **attrs)  # type: ignore[arg-type]  # each as it was
+
+    return k.rebuild(graph, make)[0]
 
 
 def _view(view: View, names: _Names) -> View:

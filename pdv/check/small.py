@@ -150,12 +150,14 @@ class _Restored:
     def graph(self, graph: Graph) -> Graph:
         """The twin of one."""
         k = Builder()
-        for node in graph.nodes:
+
+        def make(node: Node, operands: tuple[Node, ...]) -> Node:
             twin = self._small.nodes[node]
-            operands = tuple(self.made[x] for x in node.operands)
-            self.made[node] = k.copy(replace(twin, attrs=self._attrs(node, twin, operands)), operands)
-        outputs = {name: self.made[node] for name, node in graph.outputs}
-        return k.graph(outputs, {name: self.made[node] for name, node in graph.updates}, graph.name)
+            return k.copy(replace(twin, attrs=self._attrs(node, twin, operands)), operands)
+
+        twins, made = k.rebuild(graph, make)
+        self.made |= made
+        return twins
 
     def _attrs(self, node: Node, twin: Node, operands: Sequence[Node]) -> dict[str, Any]:
         attrs = dict(twin.attrs)

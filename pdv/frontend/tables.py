@@ -143,14 +143,13 @@ def _rewritten(graph: Graph, tables: Tables) -> Graph:
         return graph
     of = {node: table for node, table in zip(constants, tables, strict=True) if table and _is_part(node, table)}
     k = Builder()
-    made: dict[Node, Node] = {}
-    for node in graph.nodes:
-        if node in of:
-            part = k.const(of[node].value, node.name, node.type.dtype)
-            for dim in of[node].dims:
-                part = k.slice(part, dim=dim, start=0, stop=node.type.shape[dim], name=node.name)
-            made[node] = part
-        else:
-            made[node] = k.copy(node, tuple(made[x] for x in node.operands))
-    outputs = {name: made[node] for name, node in graph.outputs}
-    return k.graph(outputs, {name: made[node] for name, node in graph.updates}, graph.name)
+
+    def make(node: Node, operands: tuple[Node, ...]) -> Node:
+        if node not in of:
+            return k.copy(node, operands)
+        part = k.const(of[node].value, node.name, node.type.dtype)
+        for dim in of[node].dims:
+            part = k.slice(part, dim=dim, start=0, stop=node.type.shape[dim], name=node.name)
+        return part
+
+    return k.rebuild(graph, make)[0]

@@ -17,11 +17,11 @@ def with_dtype(graph: Graph, dtype: DType) -> Graph:
     """
     own = _types(graph.params) or _types(graph.inputs)
     k = Builder()
-    new: dict[Node, Node] = {}
-    for node in graph.nodes:
-        new[node] = _leaf(k, node, own, dtype) if node.is_leaf else _inner(k, node, new, own, dtype)
-    outputs = {name: new[node] for name, node in graph.outputs}
-    return k.graph(outputs, {name: new[node] for name, node in graph.updates}, graph.name)
+
+    def make(node: Node, operands: tuple[Node, ...]) -> Node:
+        return _leaf(k, node, own, dtype) if node.is_leaf else _inner(k, node, operands, own, dtype)
+
+    return k.rebuild(graph, make)[0]
 
 
 def _types(leaves: tuple[Node, ...]) -> frozenset[DType]:
@@ -45,8 +45,7 @@ def _leaf(k: Builder, node: Node, own: frozenset[DType], dtype: DType) -> Node:
     )
 
 
-def _inner(k: Builder, node: Node, new: dict[Node, Node], own: frozenset[DType], dtype: DType) -> Node:
-    operands = tuple(new[operand] for operand in node.operands)
+def _inner(k: Builder, node: Node, operands: tuple[Node, ...], own: frozenset[DType], dtype: DType) -> Node:
     if not node.op.names_dtype:
         return k.copy(node, operands)
     after = dtype if node.type.dtype in own else node.type.dtype

@@ -38,18 +38,16 @@ def _made_by_operators(graph: Graph, tangled: Mapping[Node, TensorType]) -> Grap
         return graph
     k = Builder()
     bases: dict[str, Node] = {}
-    new: dict[Node, Node] = {node: k.copy(node, ()) for node in graph.inputs}
-    for node in graph.nodes:
-        if node in tangled:
-            source, base = str(node.attr("source")), tangled[node]
-            if source not in bases:
-                bases[source] = k.param(source, base, source=source, trainable=bool(node.attr("trainable")))
-            new[node] = _viewed(k, bases[source], param_view(node))
-        else:
-            new[node] = k.copy(node, tuple(new[operand] for operand in node.operands))
-    outputs = {name: new[node] for name, node in graph.outputs}
-    updates = {name: new[node] for name, node in graph.updates}
-    return k.graph(outputs, updates, graph.name)
+
+    def make(node: Node, operands: tuple[Node, ...]) -> Node:
+        if node not in tangled:
+            return k.copy(node, operands)
+        source, base = str(node.attr("source")), tangled[node]
+        if source not in bases:
+            bases[source] = k.param(source, base, source=source, trainable=bool(node.attr("trainable")))
+        return _viewed(k, bases[source], param_view(node))
+
+    return k.rebuild(graph, make)[0]
 
 
 def _tangled(graph: Graph) -> dict[Node, TensorType]:

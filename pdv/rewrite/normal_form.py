@@ -24,11 +24,7 @@ Step = Callable[[Builder, Node], Node | None]
 def normalized(graph: Graph, rules: Sequence[Rule | Step]) -> Graph:
     """g == g under rules that hold, to which none applies any more; inputs keep their order, also unused ones."""
     k = _NormalBuilder(rules)
-    new: dict[Node, Node] = {node: k.copy(node, ()) for node in graph.inputs}
-    for node in graph.nodes:
-        new[node] = k.copy(node, tuple(new[operand] for operand in node.operands))
-    outputs = {name: new[node] for name, node in graph.outputs}
-    return k.graph(outputs, {name: new[node] for name, node in graph.updates}, graph.name)
+    return k.rebuild(graph, k.copy)[0]
 
 
 def apply_rule(rule: Rule, k: Builder, node: Node) -> Node | None:

@@ -22,14 +22,7 @@ def lower(pcg: Graph, mesh: Mesh) -> tuple[Graph, Mesh]:
     """An equal PCG and its mesh, ready to be written."""
     renamed = {axis.name: f"{axis.name}_" if axis.name in GLOBALS | MODULE else axis.name for axis in mesh.axes}
     builder = Builder()
-    made: dict[Node, Node] = {}
-    for node in pcg.nodes:
-        made[node] = _lowered(builder, node, tuple(made[operand] for operand in node.operands), renamed)
-    graph = builder.graph(
-        {name: made[node] for name, node in pcg.outputs},
-        {name: made[node] for name, node in pcg.updates},
-        pcg.name,
-    )
+    graph, _ = builder.rebuild(pcg, lambda node, operands: _lowered(builder, node, operands, renamed))
     return whole_buffers(graph), Mesh(tuple(Axis(renamed[axis.name], axis.size) for axis in mesh.axes))
 
 
