@@ -7,7 +7,7 @@ tensor) and ``const`` (a known array). Structure is hashed bottom-up; names of i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -191,34 +191,6 @@ def bottlenecks(nodes: Sequence[Node], users: Mapping[Node, Sequence[Node]]) -> 
             found.append(at)
         reach = max(reach, end)
     return found
-
-
-def apply_view(array: np.ndarray[Any, Any], view: View) -> np.ndarray[Any, Any]:
-    """What a parameter reads of its one stored array."""
-    for step in view:
-        match step:
-            case ("permute", perm):
-                array = array.transpose(perm)
-            case ("chunk", dim, parts, index):
-                size = array.shape[dim] // parts
-                array = array.take(range(index * size, (index + 1) * size), axis=dim)
-            case ("slice", dim, start, stop, _):
-                array = array.take(range(start, stop), axis=dim)
-            case ("reshape", shape):
-                array = array.reshape(shape)
-            case _:
-                raise AssertionError(f"no such view step: {step}")
-    return array
-
-
-def read_stored(node: Node, stored: Callable[[str, View], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """What a parameter holds, given what each view of a stored tensor does."""
-    view = param_view(node)
-    if view and view[0][0] == "concat":
-        _, dim, parts = view[0]
-        joined = np.concatenate([stored(source, part) for source, part, _ in parts], axis=dim)
-        return apply_view(joined, view[1:])
-    return stored(str(node.attr("source")), view)
 
 
 def param_view(node: Node) -> View:

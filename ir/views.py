@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,8 +16,10 @@ import numpy as np
 
 from ir.dims import Shape
 from ir.errors import VerificationError
-from ir.graph import Graph, Node, View, ViewStep, apply_view, param_view, read_stored
-from ir.types import DType
+from ir.graph import Graph, Node, View, ViewStep, param_view
+from ir.operator import Operator
+from ir.ops import OPERATORS
+from ir.types import DType, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,38 @@ def _base(source: str, readers: list[tuple[Node, Reading]]) -> Base:
     (shape,), ((dtype, trainable),) = shapes, kinds
     assert shape is not None
     return Base(shape, steps, dtype, trainable)
+
+
+def view_calls(view: View) -> Iterator[tuple[Operator, dict[str, Hashable]]]:
+    """The steps of a view as operators with their attributes."""
+    for name, *values in view:
+        op = OPERATORS[name]
+        yield op, dict(zip(op.attrs, values, strict=False))  # a slice says also of how many elements it is
+
+
+def apply_view(array: np.ndarray[Any, Any], view: View) -> np.ndarray[Any, Any]:
+    """What a parameter reads of its one stored array."""
+    for op, attrs in view_calls(view):
+        assert op.fold is not None, f"no such view step: {op.name}"
+        array = op.fold(array, **attrs)
+    return array
+
+
+def read_stored(node: Node, stored: Callable[[str, View], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """What a parameter holds, given what each view of a stored tensor does."""
+    view = param_view(node)
+    if view and view[0][0] == "concat":
+        _, dim, parts = view[0]
+        joined = np.concatenate([stored(source, part) for source, part, _ in parts], axis=dim)
+        return apply_view(joined, view[1:])
+    return stored(str(node.attr("source")), view)
+
+
+def shape_after(shape: Shape, view: View) -> Shape:
+    """Shape of a view of what has this shape."""
+    for op, attrs in view_calls(view):
+        shape = op.solve(op.name, (TensorType(shape, DType.F32),), attrs).result_shape
+    return shape
 
 
 def shape_before(shape: Shape, view: View) -> Shape | None:

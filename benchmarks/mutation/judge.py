@@ -17,11 +17,12 @@ from benchmarks.mutation.plans import Right
 from ir.errors import PdvError, ShapeError, ShardingError, VerificationError
 from ir.evaluation.collectives import MOVES
 from ir.evaluation.interpret import SINGLE, Evaluation, evaluate
-from ir.graph import Graph, apply_view, read_stored
+from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.proof import exact
 from ir.proof.exact import verify_equal
 from ir.verify import check_outputs, infer_shardings
+from ir.views import apply_view, read_stored
 from pdv.check import check_text
 from pdv.emit.emission import Emission
 from pdv.frontend.program import Weights

@@ -23,11 +23,12 @@ from ir.evaluation.field import Field, Var
 from ir.evaluation.floats import FloatField
 from ir.evaluation.polynomial import ONE, Size
 from ir.evaluation.recording import Calls, Recorder
-from ir.graph import Graph, Node, View, apply_view, read_stored
+from ir.graph import Graph, Node, View
 from ir.mesh import Mesh
 from ir.sharding import Partial, Replicate, Shard, Sharding
 from ir.tape import Call
 from ir.verify import check_outputs, describe, infer_shardings, node_splits, split_degrees
+from ir.views import apply_view, read_stored
 
 SINGLE = Mesh(())
 Value = Var | Data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from ir.dims import Shape
 from ir.graph import Constant, Graph, Node, View
 from ir.mesh import Mesh
 from ir.types import DType
-from ir.views import is_column, readings, shape_before_step
+from ir.views import is_column, readings, shape_after, shape_before_step
 from pdv.emit.analysis.constants import STORED, constant_names
 from pdv.emit.analysis.fold import fold, value_of
 from pdv.emit.analysis.leaves import Reading
@@ -171,22 +171,5 @@ def shapes_before(view: View, after: Shape, source: str, shape_of: ShapeOf) -> l
     shapes: list[Shape] = [after]
     for at in range(len(view) - 1, -1, -1):
         before = shape_before_step(shapes[0], view[at])
-        shapes.insert(0, _shape_after(shape_of(source), view[:at]) if before is None else before)
+        shapes.insert(0, shape_after(shape_of(source), view[:at]) if before is None else before)
     return shapes
-
-
-def _shape_after(shape: Shape, view: Sequence[tuple[object, ...]]) -> Shape:
-    sizes = list(shape)
-    for step in view:
-        match step:
-            case ("permute", tuple(perm)):
-                sizes = [sizes[dim] for dim in perm]
-            case ("chunk", int(dim), int(parts), _):
-                sizes[dim] //= parts
-            case ("slice", int(dim), int(start), int(stop), _):
-                sizes[dim] = stop - start
-            case ("reshape", tuple(after)):
-                sizes = list(after)
-            case _:
-                raise AssertionError(f"no such view step: {step}")
-    return tuple(sizes)

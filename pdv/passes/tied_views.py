@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from ir.builder import Builder
 from ir.graph import Graph, Node, View, param_view
 from ir.types import TensorType
-from ir.views import Reading, box, is_column, overlap, readings, shape_before, sources_of
+from ir.views import Reading, box, is_column, overlap, readings, shape_before, sources_of, view_calls
 
 
 def untangle(graph: Graph) -> Graph:
@@ -89,16 +89,6 @@ def _joined(param: Node) -> bool:
 
 def _viewed(k: Builder, node: Node, view: View) -> Node:
     """A view as operators."""
-    for step in view:
-        match step:
-            case ("permute", perm):
-                node = k.permute(node, perm=perm)
-            case ("chunk", dim, parts, index):
-                node = k.chunk(node, dim=dim, parts=parts, index=index)
-            case ("slice", dim, start, stop, _):
-                node = k.slice(node, dim=dim, start=start, stop=stop)
-            case ("reshape", shape):
-                node = k.reshape(node, shape=shape)
-            case _:
-                raise AssertionError(f"no such view step: {step}")
+    for op, attrs in view_calls(view):
+        node = k.apply(op, (node,), attrs)
     return node
