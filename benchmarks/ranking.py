@@ -32,8 +32,7 @@ from pdv.cost.breakdown import PlanCost
 from pdv.cost.comm import AxisLink
 from pdv.cost.curves import Curves
 from pdv.emit.package import emit_package
-from pdv.pcg.plan_cost import plan_cost
-from pdv.pcg.realize import realize
+from pdv.pcg.plan_cost import plan_cost, realize
 from pdv.plan.derivation import replayed
 from pdv.prices import cost_model
 from pdv.problem import Problem

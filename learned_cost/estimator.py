@@ -20,6 +20,7 @@ from ir.cost_model import NOTHING, SOURCES, Estimate, NodeEstimate, Query
 from ir.operator import Work
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel, Subgraph
+from learned_cost.data.measured import Measurements
 from learned_cost.describe import DTYPES, backward_kernels, forward_kernels
 from learned_cost.devices.device import DeviceRecord
 from learned_cost.devices.host import CPU
@@ -43,17 +44,6 @@ class Predictor(Protocol):
 
     def predict(self, subgraphs: Sequence[Subgraph], device: DeviceRecord) -> Answer:
         """Of each subgraph on a device."""
-
-
-class Measured(Protocol):
-    """What ``learned_cost.data.measured.Measurements`` does."""
-
-    @property
-    def collectives(self) -> Mapping[tuple[str, str, int], tuple[tuple[str, float, float], ...]]:
-        """(collective, bytes, seconds) by device, interconnect and number of devices."""
-
-    def seconds(self, kernel: Kernel, device: DeviceRecord) -> tuple[float, float] | None:
-        """Median and deviation of this very kernel on this device, if it was measured."""
 
 
 class Analytic(Protocol):
@@ -89,7 +79,7 @@ class KernelCosts:
     analytic: Analytic
     identity: str
     predictor: Predictor | None = None
-    measured: Measured | None = None
+    measured: Measurements | None = None
     correlation: float = 0.5
     facts: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
     _nodes: dict[Key, NodeEstimate] = field(default_factory=dict, repr=False)

@@ -204,7 +204,7 @@ def publish(
     """Check weights, score them again, and write them with a model card and pictures as a folder for others."""
     from learned_cost.data.dataset import SHIPPED as PROFILES
     from learned_cost.files import check_folder
-    from learned_cost.training.publish import publish as write
+    from learned_cost.training.card import publish as write
     from learned_cost.weights import load_weights
 
     check_folder(output, overwrite=overwrite)
@@ -293,7 +293,7 @@ def _evaluated(
 
 def _draw(found: Evaluation, folder: Path) -> list[str]:
     from learned_cost.files import unwritable
-    from learned_cost.training.publish import draw
+    from learned_cost.training.card import draw
 
     try:
         folder.mkdir(exist_ok=True)

@@ -69,18 +69,26 @@ def read_yaml(path: Path) -> Source:
     if not path.is_file():
         kind = "is a folder, not a file" if path.is_dir() else "does not exist"
         raise ClusterError(f"{name} {kind}", mend="Give the path of a YAML file (examples/clusters has some)")
+    return parse_yaml(read_text(path, name, MAX_BYTES, "Give a cluster description"), name)
+
+
+def read_text(path: Path, name: str, most: int, wanted: str) -> str:
+    """The text of a file of at most so many bytes; `wanted` says what to give in place of a larger one.
+
+    Raises:
+        ClusterError: not readable, too large, or no text.
+    """
     try:
         with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+            raw = file.read(most + 1)
     except OSError as error:
-        raise ClusterError(f"{name} cannot be read ({error.strerror})") from error
-    if len(raw) > MAX_BYTES:
-        raise ClusterError(f"{name} is larger than 1 MiB", mend="Give a cluster description")
+        raise ClusterError(f"{name} cannot be read ({error.strerror})", mend="Give the path of a file") from error
+    if len(raw) > most:
+        raise ClusterError(f"{name} is larger than {most >> 20} MiB", mend=wanted)
     try:
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ClusterError(f"{name} is not text in UTF-8 (byte {error.start})") from error
-    return parse_yaml(text, name)
 
 
 def parse_yaml(text: str, name: str) -> Source:

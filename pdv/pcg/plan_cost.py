@@ -19,9 +19,17 @@ from ir.verify import infer_shardings, node_local_loops, node_splits
 from pdv.cost.breakdown import NodeCost, PlanCost
 from pdv.cost.comm import AxisLink, move_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
-from pdv.problem import TRAIN_COPIES, Problem
+from pdv.pcg.derive import derive
+from pdv.pcg.redistribute import Redistribution
+from pdv.problem import TRAIN_COPIES, Assignment, Problem, Realized
 
 FIXED_MOST = 128  # operators and leaves of a value that is computed from weights alone
+
+
+def realize(problem: Problem, assignment: Assignment, moves: Redistribution | None = None) -> Realized:
+    """Derive and price an assignment of the problem's own graph; ``moves`` where some are known already."""
+    derived = derive(problem, assignment, moves or Redistribution(problem.mesh, problem.axes))
+    return Realized(derived, plan_cost(problem, derived.pcg))
 
 
 def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:

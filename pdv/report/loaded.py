@@ -20,7 +20,7 @@ from pdv.cost.breakdown import PlanCost
 from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.guard import noted
-from pdv.pcg.realize import realize
+from pdv.pcg.plan_cost import realize
 from pdv.pins import RoleOf, load_pins
 from pdv.plan.derivation import operators, replayed
 from pdv.plan.document import read_problem

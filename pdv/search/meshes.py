@@ -12,7 +12,7 @@ from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster.units import MEMORY
 from pdv.cost.breakdown import PlanCost
-from pdv.pcg.realize import realize
+from pdv.pcg.plan_cost import realize
 from pdv.problem import Derived, Problem, Realized, Solution
 from pdv.search.refusals import too_large
 from pdv.search.solver.tables import TooWideError

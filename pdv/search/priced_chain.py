@@ -14,8 +14,7 @@ import numpy as np
 
 from ir.graph import Graph
 from pdv.config import UNIFORM_GAP
-from pdv.pcg.plan_cost import whole_bytes
-from pdv.pcg.realize import realize
+from pdv.pcg.plan_cost import realize, whole_bytes
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import AlgebraicStep, Assignment, Problem, Realized
 from pdv.search.assemble import Choice, assemble

@@ -1,12 +1,13 @@
 """One step of a workload in time. Entry point: ``simulate``.
 
 A single stage runs all its micro-batches on one set of streams; stages of a pipeline are put together from their
-chunks. Devices that wait for each other run at the pace of the slowest: its deviation is drawn (``stragglers``).
+chunks. Devices that wait for each other run at the pace of the slowest: its deviation is drawn (``factors``).
 """
 
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 
@@ -14,12 +15,13 @@ from pdv.problem.workload import Workload
 from pdv.schedule.order import Pass, Pipeline
 from pdv.simulate.calibration import CALIBRATION, Calibration
 from pdv.simulate.engine.pipeline import Durations, Timeline, compose
-from pdv.simulate.engine.stragglers import factors
 from pdv.simulate.engine.streams import Clocks, Parts
 from pdv.simulate.engine.task import BUBBLE, HOST, PICO, WAITING, Placed, picoseconds
 from pdv.simulate.result import Ran, Share, Simulation
 from pdv.simulate.stage import Lowered, Stage
 from pdv.simulate.uncertainty import Confidence, confidence
+
+SURE = 1e-12  # uniform numbers are kept this far from 0 and 1
 
 
 def simulate(
@@ -182,3 +184,20 @@ def _with(parts: Parts, late: int) -> Parts:
 def _add(parts: Parts, name: str, time: int) -> None:
     if time:
         parts[name] = parts.get(name, 0) + time
+
+
+def factors(
+    stages: int, devices: int, draws: int, std: float, seed: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """[stages, draws]: by what the slowest of a stage's devices is slower; never less than half of what a step takes.
+
+    The largest of n standard normals is drawn at once, by the inverse of its distribution function at the n-th root of
+    a uniform number, so that 100,000 devices cost no more than one. Draws are spread evenly (McKay et al.,
+    Technometrics 1979), for a few of them to have the mean of many.
+    """
+    rng = np.random.default_rng(seed)
+    spread = np.stack([rng.permutation(draws) for _ in range(stages)]) if draws else np.zeros((stages, 0))
+    uniform = np.clip((spread + rng.random((stages, draws))) / max(draws, 1), SURE, 1.0 - SURE)
+    normal = NormalDist()
+    largest = [[normal.inv_cdf(min(u ** (1.0 / devices), 1.0 - SURE)) for u in row] for row in uniform.tolist()]
+    return np.maximum(0.5, 1.0 + std * np.array(largest).reshape(stages, draws))

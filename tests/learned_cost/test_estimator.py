@@ -19,7 +19,7 @@ from learned_cost.data.kernel import DIMS, Kernel, Subgraph
 from learned_cost.data.measured import Measurements
 from learned_cost.describe import backward_kernels, forward_kernels
 from learned_cost.devices.device import DeviceRecord, record
-from learned_cost.estimator import NO_WEIGHTS, OUT_OF_RANGE, UNKNOWN_DEVICE_STD, KernelCosts, Measured, Place
+from learned_cost.estimator import NO_WEIGHTS, OUT_OF_RANGE, UNKNOWN_DEVICE_STD, KernelCosts, Place
 from learned_cost.evaluation.evaluate import Answer
 from pdv.cluster.presets import DEVICES
 from pdv.cost.compute import ComputeModel
@@ -43,7 +43,7 @@ class Halves:
 
 
 def costs(
-    *places: Place, predictor: Halves | None = None, measured: Measured | None = None, blind: bool = False
+    *places: Place, predictor: Halves | None = None, measured: Measurements | None = None, blind: bool = False
 ) -> KernelCosts:
     model = None if blind else predictor or Halves()
     return KernelCosts(places or (Place(A100),), ANALYTIC, "test", model, measured)

@@ -11,6 +11,7 @@ from pdv.cluster.detect.hosts import LINE, hostfile
 from pdv.cluster.detect.nccl import topology_xml
 from pdv.cluster.detect.nvidia import ESCAPES, topo_matrix
 from pdv.cluster.detect.slurm import topology_conf, topology_yaml
+from pdv.cluster.source import read_text
 
 MAX_BYTES = 2**22
 
@@ -21,17 +22,7 @@ def read_facts(path: Path) -> Facts:
     Raises:
         ClusterError: not a readable text, of no known kind, or damaged.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ClusterError(f"{path} cannot be read ({error.strerror})", mend="Give the path of a file") from error
-    if len(raw) > MAX_BYTES:
-        raise ClusterError(f"{path} is larger than 4 MiB", mend="Give one tool's output")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ClusterError(f"{path} is not text in UTF-8 (byte {error.start})") from error
-    return facts_of(text, str(path))
+    return facts_of(read_text(path, str(path), MAX_BYTES, "Give one tool's output"), str(path))
 
 
 def facts_of(text: str, name: str) -> Facts:

@@ -15,8 +15,7 @@ import numpy as np
 
 from ir.graph import Node
 from ir.operator import Split
-from pdv.pcg.plan_cost import whole_bytes
-from pdv.pcg.realize import realize
+from pdv.pcg.plan_cost import realize, whole_bytes
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Assignment, Problem, Storage
 from pdv.search.blocks import block_of, tied_params

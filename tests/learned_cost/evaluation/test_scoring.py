@@ -19,7 +19,7 @@ from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
 from learned_cost.evaluation.evaluate import Answer, Floats, Mask
 from learned_cost.evaluation.scoring import Evaluation, evaluate, select
-from learned_cost.training.publish import publish
+from learned_cost.training.card import publish
 from learned_cost.weights import Weights, load_weights, save_weights
 from tests.learned_cost.measurements import write
 

@@ -12,7 +12,7 @@ from pdv.cluster import Cluster, Device, Link, load_cluster
 from pdv.cluster.description import DeviceClass, Level, NodeGroup, Tier
 from pdv.cost.compute import ComputeModel
 from pdv.manual.configuration import configuration, workload
-from pdv.pcg.realize import realize
+from pdv.pcg.plan_cost import realize
 from pdv.problem import Problem
 from pdv.problem.workload import Execution, Overlap, Precision, Stages, Workload
 from pdv.search.strategies import Budget
