@@ -14,9 +14,9 @@ from ir.ops import OPERATORS
 from ir.types import TensorType
 from pdv.rewrite.generate.generalize import generalize
 from pdv.rewrite.generate.reach import Way, follows, ways
-from pdv.rewrite.generate.space import Class, Entry, Space, Step
+from pdv.rewrite.generate.space import Class, Entry, Space, Step, add_term
 from pdv.rewrite.generate.worlds import Slot, World
-from pdv.rewrite.law import Law, Operand, Term, applied, variables
+from pdv.rewrite.law import Law, Term, applied, variables
 
 STEPS = 3  # laws that may be needed, one after another, to explain an equation
 REPEATS = 1  # operands that may stand twice in a term, as in a·x + b·x
@@ -41,8 +41,13 @@ class Found:
 def explore(world: World, found: Found, *, max_ops: int, seed: int, report: Report) -> None:
     """Enumerate a world's terms of up to ``max_ops`` operators; add the laws that nothing known implies."""
     space = Space(world.shapes, world.values, seed)
-    for term in world.givens:
-        _add_given(space, world, found, term, seed)
+
+    def met(term: Term, entry: Entry, known: Class) -> None:
+        if follows(space, entry, found.by_root) is None and (law := _law(world, term, known, found, seed)) is not None:
+            found.keep(law)
+
+    for term in world.givens:  # which count as operands
+        add_term(space, term, met)
     top = min(max_ops, world.max_ops)
     for size in range(1, top + 1):
         report(f"{world.name}, {size} of {top} operators", None)
@@ -102,27 +107,6 @@ def _law(world: World, term: Term, known: Class, found: Found, seed: int) -> Law
     if law is not None:
         found.counts["proven"] += 1
     return law
-
-
-def _add_given(space: Space, world: World, found: Found, term: Term, seed: int) -> int:
-    """The class of a term that counts as an operand; all terms in it are added with it."""
-    if isinstance(term, Operand):
-        return next(member.number for member in space.classes if member.term == term)
-    children = [_add_given(space, world, found, operand, seed) for operand in term.operands]
-    entry = space.entry(term.op, space.concrete(Step(term.op, term.attrs)), children)
-    assert entry is not None, f"{term} does not type-check in {world.name}"
-    if entry in space.table:
-        return space.table[entry]
-    tensor, value, key = space.compute(entry)
-    known = space.known(key)
-    if known is None:
-        known = space.add_class(key, tensor, value, term, 0, (str(term),))
-    elif follows(space, entry, found.by_root) is None:
-        law = _law(world, term, known, found, seed)
-        if law is not None:
-            found.keep(law)
-    space.add_entry(entry, known)
-    return known.number
 
 
 def _in_order(space: Space, world: World, size: int) -> list[tuple[Step, tuple[int, ...]]]:

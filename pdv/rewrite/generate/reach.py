@@ -9,7 +9,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ir.dims import Shape
 from ir.errors import ShapeError
 from ir.ops import OPERATORS
 from pdv.rewrite.expression import Expression, Symbol, evaluate
@@ -118,20 +117,17 @@ def _bind_tuple(written: tuple[Expression, ...], value: Hashable, values: Values
 
 def _agree(space: Space, pattern: Apply, entry: Entry, values: Values) -> bool:
     """Whether the pattern's attributes, written or left out, are the entry's."""
-    shape = space.classes[entry.children[0]].tensor.shape
-    attrs = _attrs(space, pattern, values, shape, entry.children)
-    return attrs is not None and attrs == entry.attrs
+    found = _entry(space, pattern, values, entry.children)
+    return found is not None and found.attrs == entry.attrs
 
 
-def _attrs(
-    space: Space, term: Apply, values: Values, shape: Shape, children: Sequence[int]
-) -> tuple[tuple[str, Hashable], ...] | None:
+def _entry(space: Space, term: Apply, values: Values, children: Sequence[int]) -> Entry | None:
+    """The operator of a term over classes; None if it is no term at these values."""
     try:
         given = {name: hashable(evaluate(written, values)) for name, written in term.attrs}
     except (KeyError, ShapeError):  # no value, or none that a float holds
         return None
-    entry = space.entry(term.op, given, children)
-    return None if entry is None else entry.attrs
+    return space.entry(term.op, given, children)
 
 
 def _look_up(space: Space, term: Term, binding: Binding, values: Values, by_root: ByRoot, steps: int) -> int | None:
@@ -144,11 +140,7 @@ def _look_up(space: Space, term: Term, binding: Binding, values: Values, by_root
         if found is None:
             return None
         children.append(found)
-    try:
-        attrs = {name: hashable(evaluate(written, values)) for name, written in term.attrs}
-    except (KeyError, ShapeError):  # no value, or none that a float holds
-        return None
-    entry = space.entry(term.op, attrs, children)
+    entry = _entry(space, term, values, children)
     if entry is None or entry in space.table or steps == 0:
         return None if entry is None else space.table.get(entry)
     return follows(space, entry, by_root, steps)

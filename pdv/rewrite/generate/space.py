@@ -8,7 +8,7 @@ at all sizes is asked of ``check``, not decided here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,16 +165,20 @@ class Space:
         return found
 
 
-def add_term(space: Space, term: Term) -> int:
-    """The class of a term; all terms in it are added with it."""
+def add_term(space: Space, term: Term, met: Callable[[Term, Entry, Class], None] = lambda *_: None) -> int:
+    """The class of a term; all terms in it are added with it. ``met`` is told of one whose value another has."""
     if isinstance(term, Operand):
         return next(member.number for member in space.classes if member.term == term)
-    children = [add_term(space, operand) for operand in term.operands]
+    children = [add_term(space, operand, met) for operand in term.operands]
     entry = space.entry(term.op, space.concrete(Step(term.op, term.attrs)), children)
     assert entry is not None, f"{term} does not type-check"
     if entry not in space.table:
         tensor, value, key = space.compute(entry)
-        known = space.known(key) or space.add_class(key, tensor, value, term, 0, (str(term),))
+        known = space.known(key)
+        if known is None:
+            known = space.add_class(key, tensor, value, term, 0, (str(term),))
+        else:
+            met(term, entry, known)
         space.add_entry(entry, known)
     return space.table[entry]
 
