@@ -1,7 +1,8 @@
 """What the search asks of a cost model: seconds of an operator's work on one device, how sure they are, and from where.
 
-Decides the form of question and answer. Analytic answers are in ``pdv.cost.compute``, measured and learned ones in
-``learned_cost.estimator``. A model is asked in batches, and answers equal questions equally as long as it lives.
+Decides the form of question and answer, and how much arithmetic and traffic a loop nest means. Analytic answers are in
+``pdv.cost.compute``, measured and learned ones in ``learned_cost.estimator``. A model is asked in batches, and answers
+equal questions equally as long as it lives.
 """
 
 from __future__ import annotations
@@ -78,3 +79,48 @@ class CostModel(Protocol):
 
     def provenance(self) -> Mapping[str, Any]:  # Any: JSON
         """Name, hash and device records of what answers, for plan.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What running a node once does on one device, forward or backward."""
+
+    flops: float
+    bytes_moved: float
+    kernels: int
+
+
+def forward_work(op: Operator, loops: Loops, operands: Sequence[TensorType], result: TensorType) -> Work:
+    """Forward arithmetic and least memory traffic under ``loops`` (give local loops for one device's share)."""
+    if not op.kernel:
+        return Work(0.0, 0.0, 0)
+    flops = op.flops(loops) if op.flops else op.flops_per_point * loops.points
+    traffic = float(loops.size_of(loops.result) * result.dtype.itemsize)
+    traffic += sum(loops.size_of(dims) * t.dtype.itemsize for dims, t in zip(loops.operands, operands, strict=True))
+    if op.kind == "index":  # a gather reads the rows that it returns, not the table
+        traffic = 2.0 * loops.size_of(loops.result) * result.dtype.itemsize
+    return Work(flops, traffic, 1)
+
+
+def backward_work(
+    op: Operator, loops: Loops, operands: Sequence[TensorType], result: TensorType, wanted: Sequence[bool]
+) -> Work:
+    """Backward arithmetic and traffic; ``wanted[i]`` says whether operand ``i`` needs a gradient.
+
+    The gradient of a contraction by one operand is a contraction of the same size over the others.
+    """
+    count = sum(wanted)
+    if not op.kernel or count == 0:
+        return Work(0.0, 0.0, 0)
+    forward = forward_work(op, loops, operands, result)
+    if op.kind in ("contraction", "stencil") and op.backward_factor is None and len(operands) > 1:
+        return Work(forward.flops * count, forward.bytes_moved * count, count)
+    factor = 2.0 if op.backward_factor is None else op.backward_factor
+    grads = sum(
+        loops.size_of(dims) * t.dtype.itemsize
+        for dims, t, want in zip(loops.operands, operands, wanted, strict=True)
+        if want
+    )
+    if op.kind == "index":
+        return Work(forward.flops * factor, forward.bytes_moved, 1)
+    return Work(forward.flops * factor, forward.bytes_moved + grads, 1)

@@ -1,7 +1,7 @@
 """An operator is its loop nest; this file derives from it what everything else needs.
 
-Decides: result type, legal cuts (one loop along one axis), arithmetic and memory traffic.
-Does not decide: which cut to take (search), what a cut costs on a device (cost model).
+Decides: result type, legal cuts (one loop along one axis).
+Does not decide: which cut to take (search), what it costs (cost model).
 """
 
 from __future__ import annotations
@@ -73,9 +73,24 @@ class Operator:
         name: what printed graphs, rules and plans call it.
         loops: loop notation, or a rule that writes it from shapes and attributes.
         kind: how it computes; ``contraction`` is a sum of products and needs no ``evaluate``.
-        attrs: the attribute names it takes; names with a default in ``defaults`` may be left out.
+        attrs: the attribute names it takes.
+        defaults: of those that may be left out.
+        evaluate: the reference semantics on a ``Tape`` (float or exact), for kinds that are not derived.
+        fold: its result over arrays, given its attributes by name, in NumPy and in their element type; None where it is
+            left in a program though all it reads is known.
+        result_dtype: the result's type from operand types and attributes; default: the first operand's.
+        differentiable: operand numbers that receive a gradient (``None``: all floating ones).
+        commutative: True if its two operands may change places.
+        leaf: of a leaf, where its value comes from.
         linear: sets of operands that may be Partial together.
         offset_loop: the loop whose shard needs to know where it starts (masks, vocabulary slices).
+        transition: of a parallel operator, the states before and after along its axis.
+        dims_attr: the attribute that names dims of the first operand.
+        joins: True if its result is its operands, one behind the other along their ``dim``, each of a size of its own.
+        repeats: True if it writes an element to several places.
+        ties: what its attributes ask of sizes, told to an ``ir.scaling.ties.Ties``: (node, atoms of its loops, ties).
+        attrs_at: the attributes that change with sizes: (node, operands of other sizes, shape of the result there,
+            whether sizes are open) -> their values there.
         flops_per_point: floating-point operations per point of the loop nest.
         flops: the count where it is not a multiple of the points.
         backward_factor: backward flops over forward flops, where it is not derived (``None``: derived).
@@ -83,74 +98,73 @@ class Operator:
         memory: what its kernel holds beside operands and result, or a function of a ``Local`` that says so.
         strides: of a view, which launches nothing and moves nothing: the strides of its result, from attributes, the
             operand's layout and the result's shape; None from it where this operand has to be copied.
-        differentiable: operand numbers that receive a gradient (``None``: all floating ones).
-        evaluate: the reference semantics on a ``Tape`` (float or exact), for kinds that are not derived.
-        result_dtype: the result's type from operand types and attributes; default: the first operand's.
-        transition: of a parallel operator, the states before and after along its axis.
-        leaf: of a leaf, where its value comes from.
-        commutative: True if its two operands may change places.
         has_scores: True if it compares all pairs of rows (attention), in scores that a fused kernel never writes.
-        is_row_norm: True if it scales rows to a unit size; torch's function is told the size of the rows.
+        takes_positive: True if it is defined, or steady, for positive operands alone.
+        measured_as: what profiles of kernels call it, where not by its own name.
+        eager: the torch expression that profiles measure, where it is not what one device runs in a program.
+        emit: the torch expression: a template with ``{0}`` … operands and ``{attr}`` attributes, or a function of
+            (node, its operands' expressions, an ``ir.emission.writing.Writing``) where it depends on more than that.
         is_heavy: True if one of it is enough in a line of a program, though it is no product, window or lookup.
+        is_row_norm: True if it scales rows to a unit size; torch's function is told the size of the rows.
+        is_activation: True of a function of elements that models put behind products.
         bias_rank: of a product to which torch's function adds a bias, the dims of a bias that is added by itself:
             1 for [n], 3 for [c, 1, 1]; else 0.
-        ties: what its attributes ask of sizes, told to an ``ir.scaling.ties.Ties``: (node, atoms of its loops, ties).
-        attrs_at: the attributes that change with sizes: (node, operands of other sizes, shape of the result there,
-            whether sizes are open) -> their values there.
         statistics: of a norm whose first operand is normed by the others: the operators whose results these are where
             torch's function takes them too.
         result_name: what programs call its result where nothing else names it.
         constant_name: what they call a constant that it reads; ``{0}`` is the module of its first operand.
-        dims_attr: the attribute that names dims of the first operand.
-        joins: True if its result is its operands, one behind the other along their ``dim``, each of a size of its own.
-        is_activation: True of a function of elements that models put behind products.
-        eager: the torch expression that profiles measure, where it is not what one device runs in a program.
-        measured_as: what profiles of kernels call it, where not by its own name.
-        takes_positive: True if it is defined, or steady, for positive operands alone.
-        repeats: True if it writes an element to several places.
-        fold: its result over arrays, given its attributes by name, in NumPy and in their element type; None where it is
-            left in a program though all it reads is known.
-        emit: the torch expression: a template with ``{0}`` … operands and ``{attr}`` attributes, or a function of
-            (node, its operands' expressions, an ``ir.emission.writing.Writing``) where it depends on more than that.
     """
 
+    # what it computes
     name: str
     loops: str | LoopRule
     kind: Kind
-    emit: str | Callable[..., Code] = ""
     attrs: tuple[str, ...] = ()
     defaults: Mapping[str, Hashable] = field(default_factory=dict)
+    evaluate: Callable[[Tape, Sequence[Any], Call], Any] | None = None  # Any: arrays of the tape's field
+    fold: Callable[..., Any] | None = None  # Any: arrays of any element type
+    result_dtype: Callable[[Sequence[DType], Attrs], DType] | None = None
+    differentiable: tuple[int, ...] | None = None
+    commutative: bool = False
+    leaf: Leaf | None = None
+
+    # how it is sharded
     linear: tuple[frozenset[int], ...] = ()
     offset_loop: str | None = None
+    transition: Transition = STAYS
+
+    # what its attributes mean for sizes
+    dims_attr: str = ""
+    joins: bool = False
+    repeats: bool = False
+    ties: Callable[..., None] | None = None
+    attrs_at: Callable[..., dict[str, Hashable]] | None = None
+
+    # what it costs, and holds in memory
     flops_per_point: float = 1.0
     flops: Callable[[Loops], float] | None = None
     backward_factor: float | None = None
     saved: tuple[int | str, ...] = ()
     memory: Memory | Callable[..., Memory] = NOTHING
     strides: Callable[..., Sizes | None] | None = None
-    differentiable: tuple[int, ...] | None = None
-    evaluate: Callable[[Tape, Sequence[Any], Call], Any] | None = None  # Any: arrays of the tape's field
-    result_dtype: Callable[[Sequence[DType], Attrs], DType] | None = None
-    transition: Transition = STAYS
-    leaf: Leaf | None = None
-    commutative: bool = False
     has_scores: bool = False
-    is_row_norm: bool = False
+    takes_positive: bool = False
+    measured_as: str = ""
+    eager: str = ""
+
+    # how it is written
+    emit: str | Callable[..., Code] = ""
     is_heavy: bool = False
+    is_row_norm: bool = False
+    is_activation: bool = False
     bias_rank: int = 0
-    ties: Callable[..., None] | None = None
-    attrs_at: Callable[..., dict[str, Hashable]] | None = None
+    statistics: tuple[Operator, ...] = ()
     result_name: str = ""
     constant_name: str = ""
-    statistics: tuple[Operator, ...] = ()
-    dims_attr: str = ""
-    joins: bool = False
-    repeats: bool = False
-    eager: str = ""
-    measured_as: str = ""
-    takes_positive: bool = False
-    is_activation: bool = False
-    fold: Callable[..., Any] | None = None  # Any: arrays of any element type
+
+    def __post_init__(self) -> None:
+        unsaid = set(self.attrs) - NO_SIZES
+        assert self.kind == "leaf" or self.ties or not unsaid, f"whether {unsaid} of {self.name} name sizes is not said"
 
     def differentiates(self, place: int) -> bool:
         """Whether an operand (by number) receives a gradient, if it is of a floating type."""
@@ -190,10 +204,6 @@ class Operator:
     def reorders_dims(self) -> bool:
         """True if its result has the dims of its operand in another order."""
         return "perm" in self.attrs
-
-    def __post_init__(self) -> None:
-        unsaid = set(self.attrs) - NO_SIZES
-        assert self.kind == "leaf" or self.ties or not unsaid, f"whether {unsaid} of {self.name} name sizes is not said"
 
     @property
     def kernel(self) -> bool:
@@ -324,52 +334,7 @@ def _split_of_loop(loops: Loops, loop: str) -> Split | None:
     return Split(loop, tuple(states), Partial() if isinstance(result, Replicate) else result)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What running a node once does on one device, forward or backward."""
-
-    flops: float
-    bytes_moved: float
-    kernels: int
-
-
 def local_loops(loops: Loops, degrees: Mapping[str, int]) -> Loops:
     """The loop nest of one device when loop ``l`` is cut ``degrees[l]`` ways."""
     extents = {name: extent // degrees.get(name, 1) for name, extent in loops.extents.items()}
     return Loops(loops.operands, loops.result, extents, loops.whole)
-
-
-def forward_work(op: Operator, loops: Loops, operands: Sequence[TensorType], result: TensorType) -> Work:
-    """Forward arithmetic and least memory traffic under ``loops`` (give local loops for one device's share)."""
-    if not op.kernel:
-        return Work(0.0, 0.0, 0)
-    flops = op.flops(loops) if op.flops else op.flops_per_point * loops.points
-    traffic = float(loops.size_of(loops.result) * result.dtype.itemsize)
-    traffic += sum(loops.size_of(dims) * t.dtype.itemsize for dims, t in zip(loops.operands, operands, strict=True))
-    if op.kind == "index":  # a gather reads the rows that it returns, not the table
-        traffic = 2.0 * loops.size_of(loops.result) * result.dtype.itemsize
-    return Work(flops, traffic, 1)
-
-
-def backward_work(
-    op: Operator, loops: Loops, operands: Sequence[TensorType], result: TensorType, wanted: Sequence[bool]
-) -> Work:
-    """Backward arithmetic and traffic; ``wanted[i]`` says whether operand ``i`` needs a gradient.
-
-    The gradient of a contraction by one operand is a contraction of the same size over the others.
-    """
-    count = sum(wanted)
-    if not op.kernel or count == 0:
-        return Work(0.0, 0.0, 0)
-    forward = forward_work(op, loops, operands, result)
-    if op.kind in ("contraction", "stencil") and op.backward_factor is None and len(operands) > 1:
-        return Work(forward.flops * count, forward.bytes_moved * count, count)
-    factor = 2.0 if op.backward_factor is None else op.backward_factor
-    grads = sum(
-        loops.size_of(dims) * t.dtype.itemsize
-        for dims, t, want in zip(loops.operands, operands, wanted, strict=True)
-        if want
-    )
-    if op.kind == "index":
-        return Work(forward.flops * factor, forward.bytes_moved, 1)
-    return Work(forward.flops * factor, forward.bytes_moved + grads, 1)

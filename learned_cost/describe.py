@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from ir.cost_model import Work, backward_work, forward_work
 from ir.dims import Loops, Shape
-from ir.operator import Attrs, Operator, Work, backward_work, forward_work
+from ir.operator import Attrs, Operator
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel
 

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ir.cost_model import NOTHING, SOURCES, Estimate, NodeEstimate, Query
-from ir.operator import Work
+from ir.cost_model import NOTHING, SOURCES, Estimate, NodeEstimate, Query, Work
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel, Subgraph
 from learned_cost.data.measured import Measurements

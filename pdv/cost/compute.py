@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ir.cost_model import NOTHING, Estimate, NodeEstimate, Query
-from ir.operator import Work, backward_work, forward_work
+from ir.cost_model import NOTHING, Estimate, NodeEstimate, Query, Work, backward_work, forward_work
 from ir.types import DType, TensorType
 from pdv.cluster import Cluster, Device
 

@@ -15,11 +15,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ir.cost_model import CostModel
+from ir.cost_model import CostModel, forward_work
 from ir.errors import UsageError, did_you_mean
 from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
-from ir.operator import forward_work
 from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ir.cost_model import forward_work
 from ir.graph import Graph, Node
-from ir.operator import forward_work
 from ir.sharding import format_sharding
 from ir.verify import infer_shardings
 from pdv.cluster.units import MEMORY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ir.operator import forward_work
+from ir.cost_model import forward_work
 from tests.property.programs import EXAMPLES, Example
 
 PER_ELEMENT = 10

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from ir.builder import Builder
-from ir.cost_model import NOTHING, Query
+from ir.cost_model import NOTHING, Query, Work
 from ir.graph import Node
-from ir.operator import Work
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import DIMS, Kernel, Subgraph
 from learned_cost.data.measured import Measurements

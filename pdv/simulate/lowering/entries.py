@@ -9,8 +9,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ir.cost_model import backward_work
 from ir.graph import Graph, Node
-from ir.operator import Attrs, Split, backward_work
+from ir.operator import Attrs, Split
 from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, invariant, local_bytes, parse_sharding
 from ir.verify import node_local_loops, node_splits

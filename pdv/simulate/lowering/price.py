@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query
+from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query, Work
 from ir.graph import Node
-from ir.operator import Operator, Work
+from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, local_shape

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ir.operator import Work
+from ir.cost_model import Work
 from ir.types import DType
 from pdv.cost.compute import ADAMW_PASSES, ComputeModel
 from tests.pdv.worlds import DEVICE

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ir.cost_model import forward_work
 from ir.errors import ModelError
 from ir.graph import Graph
-from ir.operator import forward_work
 from ir.types import DType
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import count_parameters, graph

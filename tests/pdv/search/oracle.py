@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from ir.cost_model import backward_work, forward_work
 from ir.graph import Node
-from ir.operator import Split, backward_work, forward_work
+from ir.operator import Split
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, fits, invariant, local_bytes
 from ir.types import TensorType
 from ir.verify import divides, node_local_loops
