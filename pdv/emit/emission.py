@@ -28,7 +28,12 @@ ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor, by name."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_INIT = '''"""The sharded model: ``build()`` makes it."""
+_INIT = '''"""The sharded model, for a training script.
+
+build: the model with this process's share of the weights, on the processes that torchrun started, or whole on one.
+Model: its class. ``train_step`` is forward, loss and backward on one batch; ``full_state_dict`` and ``full_gradients``
+    give all weights and gradients, whole and under the source's names. Its parameters are DTensors.
+"""
 
 from .model import Model, build
 
@@ -67,7 +72,7 @@ class Emission:
         Raises:
             ShardingError: if it is not legal there.
         """
-        whole, named = lower(pcg, mesh)
+        whole, named = lower(pcg, mesh, sizes or ())
         graph, computed = (whole, {}) if train else fold(whole, named)
         return cls(pcg, mesh, graph if computed else whole, named, whole, computed, train, sizes or {})
 

@@ -22,6 +22,8 @@ from pdv.emit.analysis.names import unique
 from pdv.frontend.program import Weights
 from pdv.pcg.plan_cost import is_fixed
 
+FOLDED = "folded"  # last word of the stored name of what was computed
+
 Array = np.ndarray[Any, Any]  # Any: the element type is known only when a tensor is read
 
 
@@ -94,7 +96,7 @@ def _name(node: Node) -> str:
     """After the first parameter that it is made of."""
     while not node.is_leaf:
         node = node.operands[0]
-    return f"{sources_of(node)[0] if node.is_param else node.name or 'constant'}.folded"
+    return f"{sources_of(node)[0] if node.is_param else node.name or 'constant'}.{FOLDED}"
 
 
 def value_of(node: Node, weights: Weights) -> Array:

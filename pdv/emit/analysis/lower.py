@@ -6,7 +6,7 @@ the program needs for itself gets an underscore; a buffer that is overwritten is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ir.builder import Builder
 from ir.graph import Graph, Node
@@ -15,12 +15,14 @@ from ir.ops import OPERATORS
 from ir.ops.parallel import move
 from ir.sharding import Invariant, State
 from pdv.emit.analysis.reserved import GLOBALS, MODULE
+from pdv.frontend.program import BATCH
 from pdv.passes.tied_views import whole_buffers
 
 
-def lower(pcg: Graph, mesh: Mesh) -> tuple[Graph, Mesh]:
-    """An equal PCG and its mesh, ready to be written."""
-    renamed = {axis.name: f"{axis.name}_" if axis.name in GLOBALS | MODULE else axis.name for axis in mesh.axes}
+def lower(pcg: Graph, mesh: Mesh, sizes: Iterable[str] = ()) -> tuple[Graph, Mesh]:
+    """An equal PCG and its mesh, ready to be written; ``sizes`` are names of open ones, which no axis may have."""
+    taken = GLOBALS | MODULE | {BATCH, *sizes}
+    renamed = {axis.name: f"{axis.name}_" if axis.name in taken else axis.name for axis in mesh.axes}
     builder = Builder()
     graph, _ = builder.rebuild(pcg, lambda node, operands: _lowered(builder, node, operands, renamed))
     return whole_buffers(graph), Mesh(tuple(Axis(renamed[axis.name], axis.size) for axis in mesh.axes))

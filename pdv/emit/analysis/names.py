@@ -49,9 +49,18 @@ def plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9 .,:;/+*=<>@()\[\]_%~-]", "?", text)
 
 
+def together(name: str) -> str:
+    """``qkv_proj`` of ``q_proj_k_proj_v_proj``, the name of three that were joined; other names as they are."""
+    words = name.split("_")
+    heads, ends = words[0::2], words[1::2]
+    if len(heads) < 2 or len(heads) != len(ends) or len(set(ends)) > 1:
+        return name
+    return ("" if all(len(head) == 1 for head in heads) else "_").join(heads) + f"_{ends[0]}"
+
+
 def module_name(param: Node) -> str:
     """``q_proj`` of ``model.layers.0.self_attn.q_proj.weight``."""
     parts = [part for part in param.attr("name").split(".") if part and not part.isdigit()]
     if len(parts) > 1 and parts[-1] in ("weight", "bias"):
         parts.pop()
-    return identifier(parts[-1] if parts else "weight", "weight")
+    return identifier(together(parts[-1]) if parts else "weight", "weight")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ir.emission.code import Code, call
@@ -12,8 +12,9 @@ from ir.mesh import Mesh
 from ir.ops.parts import table_below
 from ir.sharding import Shard, parse_sharding
 from ir.views import is_column, readings, sources_of
+from pdv.emit.analysis.fold import FOLDED
 from pdv.emit.analysis.leaves import Reading
-from pdv.emit.analysis.names import identifier, string, unique
+from pdv.emit.analysis.names import identifier, string, together, unique
 from pdv.emit.analysis.outline import Run, own_params
 from pdv.emit.analysis.reserved import GLOBALS, MODULE
 from pdv.emit.analysis.shapes import Shapes
@@ -122,16 +123,43 @@ def declaration(
 
 
 def attribute_names(params: Sequence[Node], prefix: str, taken: Sequence[str] = ()) -> dict[Node, str]:
-    """An attribute for each parameter: its stored name after the prefix, made safe and distinct."""
+    """An attribute for each parameter: as much of its stored name after the prefix as tells it from the others."""
+    split = {param: _split_name(param.attr("name").removeprefix(f"{prefix}.")) for param in params}
+    modules = _short_names([module for module, _ in split.values()])
     names: dict[Node, str] = {}
     used = {*MODULE, *taken}
-    for param in params:
-        name = param.attr("name")
-        if prefix and name.startswith(prefix + "."):
-            name = name[len(prefix) + 1 :]
-        names[param] = unique(identifier(name, "weight"), used)
+    for param, (module, leaf) in split.items():
+        words = (*map(together, modules[module]), *leaf)
+        names[param] = unique(identifier(".".join(words), "weight"), used)
         used.add(names[param])
     return names
+
+
+Words = tuple[str, ...]
+
+
+def _split_name(name: str) -> tuple[Words, Words]:
+    """The module of a parameter and what it is there: ``("attn", "c_proj")`` and ``("weight",)``."""
+    words = tuple(name.split("."))
+    last = next((i for i in range(len(words) - 1, 0, -1) if not words[i].isdigit() and words[i] != FOLDED), 0)
+    return words[:last], words[last:]
+
+
+def _short_names(modules: Iterable[Words]) -> dict[Words, Words]:
+    """The last words of each module's name, as many as no other ends in, and as its siblings have."""
+    found = dict.fromkeys(modules, 0)
+    for module in found:
+        others = [other for other in found if other != module]
+        depth = min(1, len(module))
+        while depth < len(module) and (
+            module[-depth].isdigit() or any(other[-depth:] == module[-depth:] for other in others)
+        ):
+            depth += 1
+        found[module] = depth
+    deepest: dict[Words, int] = {}
+    for module, depth in found.items():
+        deepest[module[:-1]] = max(deepest.get(module[:-1], 0), depth)
+    return {module: module[len(module) - deepest[module[:-1]] :] if module else () for module in found}
 
 
 def axis_lines(lines: Sequence[str], axes: Sequence[str], indent: int = 8) -> list[str]:

@@ -178,7 +178,7 @@ class _Program:
         own = self._own_params()
         lists = [block.attribute for _, block in self._blocks]
         taken = [*self._setting.axes, *lists, *self._setting.constants.values()]
-        attributes = attribute_names(own, self._common_prefix(own), taken)
+        attributes = attribute_names(own, "", taken)
         inputs = self._input_names()
         results = tuple(reading.resolve(node) for _, node in self._graph.outputs)
         in_blocks = {node for run, _ in self._blocks for block in run.blocks for node in block}
@@ -210,16 +210,6 @@ class _Program:
             for param in own_params(self._setting.reading, block)
         }
         return [param for param in self._graph.params if param not in held]
-
-    def _common_prefix(self, params: Sequence[Node]) -> str:
-        """Leading name parts that all parameters of the model share."""
-        split = [param.attr("name").split(".") for param in params]
-        if len(split) < 2:
-            return ""
-        shared = 0
-        while all(len(parts) > shared + 1 for parts in split) and len({parts[shared] for parts in split}) == 1:
-            shared += 1
-        return ".".join(split[0][:shared])
 
     def _declarations(self, own: Sequence[Node], attributes: Mapping[Node, str]) -> list[str]:
         lines: list[str] = []
@@ -310,7 +300,7 @@ class _Program:
             f"            return self.compute({', '.join(inputs.values())})",
             "",
             f"    def compute(self, {given}) -> {result}:",
-            '        """What forward returns."""',
+            '        """The forward pass itself."""',
             *axes,
             *lines,
         ]

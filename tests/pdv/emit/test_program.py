@@ -251,14 +251,14 @@ def normed(batch: int) -> Graph:
 
 def test_a_norm_by_all_points_is_one_call(tmp_path: Path) -> None:
     text = emitted(normed(4), ALONE, tmp_path / "normed_pdv")
-    assert "batch_norm_of_all(h, local(self.weight), local(self.bias), 1e-05)" in text
+    assert "batch_norm_of_all(h, local(self.norm_weight), local(self.norm_bias), 1e-05)" in text
     assert "channel_mean" not in text
     model, x = build(tmp_path / "normed_pdv"), torch.randn(4, 4, 3, 3)
-    before = model.running_mean.clone()
-    weight, bias = model.weight, model.bias
+    before = model.norm_running_mean.clone()
+    weight, bias = model.norm_weight, model.norm_bias
     expected = torch.nn.functional.batch_norm(x.relu(), None, None, weight, bias, training=True)
     assert torch.allclose(model(x), expected, atol=1e-6)
-    assert torch.allclose(model.running_mean, 0.9 * before + 0.1 * x.relu().mean((0, 2, 3)), atol=1e-6)
+    assert torch.allclose(model.norm_running_mean, 0.9 * before + 0.1 * x.relu().mean((0, 2, 3)), atol=1e-6)
 
 
 def tracked(*, unbiased: bool = True, momentum: float = 0.25, returned: bool = False, kept: float = 0.75) -> Graph:
@@ -278,7 +278,8 @@ def tracked(*, unbiased: bool = True, momentum: float = 0.25, returned: bool = F
 
 def test_a_norm_with_running_statistics_is_torchs_own_call(tmp_path: Path) -> None:
     text = emitted(tracked(), ALONE, tmp_path / "tracked_pdv")
-    assert "self.variance, local(self.weight), local(self.bias), training=True, momentum=0.25, eps=0.001" in text
+    weights = "local(self.norm_weight), local(self.norm_bias)"
+    assert f"self.norm_variance, {weights}, training=True, momentum=0.25, eps=0.001" in " ".join(text.split())
     assert "overwrite" not in text
     assert "channel_mean" not in text
     model, inputs = build(tmp_path / "tracked_pdv"), [torch.randn(4, 4, 3, 3) for _ in range(2)]
@@ -288,12 +289,14 @@ def test_a_norm_with_running_statistics_is_torchs_own_call(tmp_path: Path) -> No
         points = x.relu().double().transpose(0, 1).flatten(1)
         expected["mean"] = 0.75 * expected["mean"] + 0.25 * points.mean(1)
         expected["variance"] = 0.75 * expected["variance"] + 0.25 * points.var(1)
-        z = torch.nn.functional.batch_norm(x.relu(), None, None, model.weight, model.bias, training=True, eps=1e-3)
+        z = torch.nn.functional.batch_norm(
+            x.relu(), None, None, model.norm_weight, model.norm_bias, training=True, eps=1e-3
+        )
         assert torch.allclose(y, z, atol=1e-6)
     for name, value in expected.items():
         assert torch.allclose(model.full_state_dict()[f"norm.{name}"].double(), value, atol=1e-6)
     torch.autograd.backward(torch.stack(outputs).square().sum())  # through calls whose buffers moved again since
-    assert model.weight.grad is not None
+    assert model.norm_weight.grad is not None
 
 
 @pytest.mark.parametrize(
@@ -315,11 +318,11 @@ def test_a_norm_by_stored_statistics_is_one_call(tmp_path: Path) -> None:
     text = emitted(k.graph({"y": y}), ALONE, tmp_path / "stored_pdv")
     assert ".operators import fused_batch_norm\n" in text
     model, inputs = build(tmp_path / "stored_pdv"), torch.randn(4, 4, 3, 3, requires_grad=True)
-    z = (inputs.relu() - model.mean.view(-1, 1, 1)) / (model.variance.exp() + 1e-3).sqrt().view(-1, 1, 1)
-    expected = z * model.weight.view(-1, 1, 1) + model.bias.view(-1, 1, 1)
+    z = (inputs.relu() - model.norm_mean.view(-1, 1, 1)) / (model.norm_variance.exp() + 1e-3).sqrt().view(-1, 1, 1)
+    expected = z * model.norm_weight.view(-1, 1, 1) + model.norm_bias.view(-1, 1, 1)
     found = model(inputs)
     assert torch.allclose(found, expected, atol=1e-5)
-    leaves = (inputs, model.weight, model.bias)
+    leaves = (inputs, model.norm_weight, model.norm_bias)
     for a, b in zip(*(torch.autograd.grad(y.sin().sum(), leaves) for y in (found, expected)), strict=True):
         assert torch.allclose(a, b, atol=1e-4)
 
