@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ir.graph import Graph
 from ir.mesh import Mesh
@@ -22,7 +22,7 @@ def header(document: Fields, graph: Graph, mesh: Mesh) -> str:
         "model": _hash(_at(document, "source", "hash")),
         "cluster": _text(_at(document, "cluster", "name")),
         "techniques": _techniques(_at(document, "techniques")),
-        "step": _step(_at(document, "predicted", "step_time_s")),
+        "step": _step(_at(document, "predicted", "step_time_s"), train=_at(document, "mode") != "infer"),
         "memory": _memory(_at(document, "predicted", "memory_bytes")),
         "search": _search(_at(document, "search")),
         "proof": _proof(_at(document, "proof")),
@@ -63,16 +63,26 @@ def _hash(value: object) -> str:
 
 def _techniques(value: object) -> str:
     if isinstance(value, Mapping):
-        return plain("; ".join(f"{', '.join(map(str, names))} over {axis}" for axis, names in value.items() if names))
+        return plain("; ".join(f"{_together(names)} over {axis}" for axis, names in value.items() if names))
     if isinstance(value, list | tuple):
-        return plain(", ".join(str(item) for item in value))
+        return plain(_together(value))
     return _text(value)
 
 
-def _step(value: object) -> str:
+def _together(names: Iterable[object]) -> str:
+    """``tensor parallel (column, row), ZeRO-2`` of names of which each has one kind in parentheses, or none."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        head, _, kind = str(name).removesuffix(")").partition(" (")
+        kinds.setdefault(head, []).extend([kind] if kind else [])
+    return ", ".join(f"{head} ({', '.join(found)})" if found else head for head, found in kinds.items())
+
+
+def _step(value: object, *, train: bool) -> str:
     if not isinstance(value, Mapping) or "mean" not in value:
         return ""
-    return f"predicted {seconds(float(value['mean']))} +- {seconds(float(value.get('std', 0.0)))} a training step"
+    mean, std = seconds(float(value["mean"])), seconds(float(value.get("std", 0.0)))
+    return f"predicted {mean} +- {std} a {'training step' if train else 'forward pass'}"
 
 
 def _memory(value: object) -> str:

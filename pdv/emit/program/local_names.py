@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from ir.graph import Node
 from ir.ops.parts import table_below
@@ -50,10 +51,11 @@ class _Naming:
             targets = statement.targets
             if statement.run is not None:
                 self._name_results(statement, index, holder)
-            for node in targets:
+            for place, node in enumerate(targets):
                 if node in self._names:
                     continue
-                self._names[node] = next(name for name in self._candidates(node) if self._is_free(name, holder, index))
+                wanted = chain(self._part_name(statement, place), self._candidates(node))
+                self._names[node] = next(name for name in wanted if self._is_free(name, holder, index))
                 holder[self._names[node]] = node
         return self._names
 
@@ -70,6 +72,13 @@ class _Naming:
             if name not in self._reserved:
                 self._names[last] = name
                 holder[name] = last
+
+    def _part_name(self, statement: Statement, place: int) -> list[str]:
+        """``q1`` for the first part of ``q``, where parts have no role of their own."""
+        if statement.kind != "chunk" or statement.value is None or statement.targets[place] in self._roles:
+            return []
+        whole = self._names.get(self._reading.operands(statement.value)[0], STREAM)
+        return [] if whole == STREAM else [f"{whole}{place + 1}"]
 
     def _is_free(self, name: str, holder: Mapping[str, Node], index: int) -> bool:
         if name in self._reserved:
