@@ -42,8 +42,39 @@ Item = Node | Run
 
 
 def outline(reading: Reading, shardings: Mapping[Node, Sharding]) -> tuple[Item, ...]:
-    """Every step once, in an order that can run, equal blocks folded into runs."""
-    return _Folding(reading, shardings, ordered_steps(reading)).run()
+    """Every step once, in an order that can run, equal blocks folded into runs.
+
+    Where a layer is left beside a run, moves are taken first of all that reads what they move: those of the stream then
+    stand between layers, where the first one and the last may have others.
+    """
+    steps = ordered_steps(reading)
+    items = _Folding(reading, shardings, steps).run()
+    largest = max((len(item.blocks[0]) for item in items if isinstance(item, Run)), default=len(steps))
+    if sum(not isinstance(item, Run) for item in items) < largest:
+        return items
+    others = _Folding(reading, shardings, _moved_first(reading, steps)).run()
+    return others if _saved(others) > _saved(items) else items
+
+
+def _saved(items: Sequence[Item]) -> int:
+    """How many steps are not written because others stand for them."""
+    return sum((len(item.blocks) - 1) * len(item.blocks[0]) for item in items if isinstance(item, Run))
+
+
+def _moved_first(reading: Reading, steps: Sequence[Node]) -> list[Node]:
+    """The same steps, each move of a value with a gradient right behind what it moves."""
+    moves: dict[Node, list[Node]] = {}
+    own = set(steps)
+    for node in steps:
+        if node.op.kind == "parallel" and node.needs_grad and reading.operands(node)[0] in own:
+            moves.setdefault(reading.operands(node)[0], []).append(node)
+    moved = {node for found in moves.values() for node in found}
+    order: list[Node] = []
+    waiting = [node for node in reversed(steps) if node not in moved]
+    while waiting:
+        order.append(waiting.pop())
+        waiting += reversed(moves.get(order[-1], ()))
+    return order
 
 
 def over(items: Sequence[Item], twins: Mapping[Node, Node]) -> tuple[Item, ...]:
@@ -164,6 +195,8 @@ class _Folding:
                 if (count - 1) * period >= MIN_SAVED:
                     for begin in range(first, min(first + period, last - count * period + 1)):
                         yield begin, period, count
+                        if begin - period >= start and self._enters(begin - period, period):
+                            yield begin - period, period, count + 1
 
     def _periods(self, start: int, stop: int) -> list[int]:
         """Distances between neighbours of one key: among them is the period of any run with a step of its own kind."""
@@ -191,6 +224,31 @@ class _Folding:
             return False
         pairs = zip(self._sources[i], self._sources[j], strict=True)
         return all(a == b or (a >= 0 and b >= 0 and i - a == j - b) for a, b in pairs)
+
+    def _enters(self, first: int, period: int) -> bool:
+        """Whether the steps from ``first`` on match those a period later, but for which values they take from before.
+
+        What a block takes from the one before it, the first one may take from anywhere.
+        """
+        taken: dict[int, int] = {}
+        for i in range(first, first + period):
+            if self._keys[i] != self._keys[i + period]:
+                return False
+            for a, b in zip(self._sources[i], self._sources[i + period], strict=True):
+                inside = b >= first + period
+                if (inside and a == b - period) or (not inside and a == b):
+                    continue
+                if (
+                    inside
+                    or not 0 <= a < first
+                    or taken.setdefault(b, a) != a
+                    or self._sharding(a) != self._sharding(b)
+                ):
+                    return False
+        return True
+
+    def _sharding(self, place: int) -> Sharding:
+        return self._shardings[self._steps[place]]
 
     def _key(self, node: Node) -> str:
         operands = [self._operand_key(operand) for operand in self._reading.operands(node)]
