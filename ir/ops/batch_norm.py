@@ -14,7 +14,7 @@ from ir.dims import Shape
 from ir.emission.code import Code, binary, call
 from ir.emission.writing import Writing
 from ir.errors import ShapeError
-from ir.graph import Node
+from ir.graph import Node, unmoved
 from ir.memory.layout import Memory
 from ir.memory.local import Local
 from ir.operator import Attrs, Operator
@@ -147,16 +147,9 @@ channel_variance = Operator(
 )
 
 
-def variance_below(node: Node) -> Node:
-    """What an ``unbiased`` reads, collectives apart."""
-    while node.op.kind == "parallel":
-        node = node.operands[0]
-    return node
-
-
 def _points_of(operand: Node) -> int:
     """Of a variance; 0 if it is none."""
-    variance = variance_below(operand)
+    variance = unmoved(operand)
     is_variance = variance.op is channel_variance
     return math.prod(variance.loops.extents[loop] for loop in variance.loops.contracted) if is_variance else 0
 
@@ -174,7 +167,7 @@ def points_at(node: Node, operand: Node) -> int:
 def _write_unbiased(node: Node, x: Sequence[Code], writing: Writing) -> Code:
     n = Code(str(node.attr("points")))
     if counts_variance(node):
-        image = variance_below(node.operands[0]).operands[0]
+        image = unmoved(node.operands[0]).operands[0]
         n = writing.count(image, (0, *range(2, image.type.rank)))
     return binary(x[0], "*", binary(n, "/", binary(n, "-", Code("1"))))
 

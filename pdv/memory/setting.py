@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ir.graph import Node
+from ir.graph import Node, unmoved
 from ir.memory.local import Local
 from ir.sharding import Replicate, Sharding, local_shape
 from ir.verify import infer_shardings
@@ -136,9 +136,7 @@ class Setting:
 
 def of_weights(node: Node) -> bool:
     """True of a parameter and of what moves it: each reader moves it for itself, when it reads it."""
-    while node.op.kind == "parallel":
-        node = node.operands[0]
-    return node.is_param
+    return unmoved(node).is_param
 
 
 def gathered_for_use(node: Node) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ir.builder import Builder
 from ir.evaluation.interpret import evaluate
-from ir.graph import Graph, Node
+from ir.graph import Graph, Node, unmoved
 from ir.mesh import Mesh
 from ir.sharding import Invariant, Shard, Sharding, format_sharding
 from ir.verify import infer_shardings
@@ -71,9 +71,7 @@ def _is_read(pcg: Graph, node: Node) -> bool:
 
 
 def _computes(node: Node) -> bool:
-    while node.op.kind == "parallel":
-        node = node.operands[0]
-    return not node.is_leaf
+    return not unmoved(node).is_leaf
 
 
 def _may_rest(sharding: Sharding) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from ir.graph import Node
+from ir.graph import Node, unmoved
 from ir.ops.parts import table_below
 from pdv.emit.analysis.constants import constant_names
 from pdv.emit.analysis.leaves import Reading
@@ -93,9 +93,7 @@ class _Naming:
         leaf = self._reading.leaf(node)
         if leaf is not None:
             yield module_name(leaf.base)
-        base = node
-        while base.op.kind == "parallel":
-            base = base.operands[0]
+        base = unmoved(node)
         if base.is_input:
             yield self._names.get(base, "inputs")
         if (table := table_below(base)) is not None:
