@@ -209,19 +209,15 @@ class Sizes(Ties):
         ranked = [node for node in self.graph.inputs if node.type.rank]
         if not ranked:
             return
-        first, *others = (node for node in ranked if node is ranked[0] or (node.attr("name"), 0) not in self._places())
+        named = {place for places in self.named.values() for place in places}
+        first, *others = (node for node in ranked if node is ranked[0] or (node.attr("name"), 0) not in named)
         made = [node for node in self._expanded() if self._is_new(node)]
         for node in (*others, *made):
-            own = self.atoms.flat(self.dims[node][0])
-            rows_of_own = len(own) == 1 and self.is_open(own[0]) and not self._is_related(own[0])
-            if node.type.shape[0] == first.type.shape[0] and rows_of_own:
+            if node.type.shape[0] == first.type.shape[0] and self._is_loose(self.dims[node][0]):
                 self.atoms.unify(self.dims[node][0], self.dims[first][0])
 
     def _expanded(self) -> list[Node]:
         return [node for node in self.graph.nodes if node.op.repeats]
-
-    def _places(self) -> set[tuple[str, int]]:
-        return {place for places in self.named.values() for place in places}
 
     def _tie_named(self) -> None:
         """Dims of a name are one size, and so is what is expanded to as many where nothing says otherwise."""
@@ -233,21 +229,23 @@ class Sizes(Ties):
             size = inputs[places[0][0]].type.shape[places[0][1]]
             for node in self._expanded():
                 for dim, (before, after) in enumerate(zip(node.operands[0].type.shape, node.type.shape, strict=True)):
-                    own = self.atoms.flat(self.dims[node][dim])
-                    loose = len(own) == 1 and self.is_open(own[0]) and not self._is_related(own[0])
-                    if before == 1 and after == size and loose and not self._is_from_input(own[0]):
-                        self.atoms.unify(self.dims[node][dim], first)
+                    own = self.dims[node][dim]
+                    if before == 1 and after == size and self._is_loose(own) and not self._is_from_input(own):
+                        self.atoms.unify(own, first)
 
     def _is_new(self, node: Node) -> bool:
         """True for an expand whose rows no input has."""
-        own = self.atoms.flat(self.dims[node][0]) if node.type.rank else ()
-        return node.operands[0].type.shape[:1] == (1,) and not any(map(self._is_from_input, own))
+        return node.operands[0].type.shape[:1] == (1,) and not self._is_from_input(self.dims[node][0])
 
-    def _is_related(self, atom: int) -> bool:
-        return any(atom in self.atoms.flat(relation.out) for relation in self._relations)
+    def _is_loose(self, factors: Factors) -> bool:
+        """True for an open size of its own, which follows from no other."""
+        atoms = self.atoms.flat(factors)
+        related = {atom for relation in self._relations for atom in self.atoms.flat(relation.out)}
+        return len(atoms) == 1 and self.is_open(atoms[0]) and atoms[0] not in related
 
-    def _is_from_input(self, atom: int) -> bool:
-        return any(atom in self.atoms.flat(factors) for node in self.graph.inputs for factors in self.dims[node])
+    def _is_from_input(self, factors: Factors) -> bool:
+        given = {a for node in self.graph.inputs for dim in self.dims[node] for a in self.atoms.flat(dim)}
+        return not given.isdisjoint(self.atoms.flat(factors))
 
     def _settle(self) -> None:
         """What follows from fixed sizes is fixed; what a fixed or divided size follows from is too."""

@@ -47,11 +47,11 @@ class Body:
         self._shapes = shapes
         self._attributes = attributes
         self._arguments = arguments
-        sizes = ScopeWriting(shapes, arguments)
-        writer = Writer(reading, sizes, attributes.leaves, arguments.get, lambda node: False)
+        writing = ScopeWriting(shapes, arguments)
+        writer = Writer(reading, writing, attributes.leaves, arguments.get, lambda node: False)
         self._say_sizes(writer)
         self._arranged: Arranged = arrange(scope, reading, writer)
-        names = variable_names(scope, self._arranged.statements, reading, arguments, reserved | sizes.used)
+        names = variable_names(scope, self._arranged.statements, reading, arguments, reserved | writing.used)
         self._names = names
         self._writer = replace(writer, name_of=names.get, biased=self._arranged.biased.__contains__)
 
@@ -127,4 +127,4 @@ class Body:
         """Write each step once over operands without names: then it is known which arguments must keep theirs."""
         for node in self._scope.steps:
             if isinstance(node, Node):
-                writer.sizes.write(node, [Code("()")] * len(node.operands))
+                writer.writing.write(node, [Code("()")] * len(node.operands))

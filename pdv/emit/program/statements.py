@@ -278,7 +278,7 @@ class _Arranging:
                 x, first, variance, *affine = self._reading.operands(node)
                 same = self._reading.operands(mean) == (x,) and self._reading.operands(variance) == (x, mean)
                 stored = all(self._reading.leaf(vector) is not None for vector in affine)
-                is_cut = self._writer.is_cut(mean, *mean.loops.contracted)
+                is_cut = self._writer.writing.cutting(mean, *mean.loops.contracted)
                 if same and stored and first is mean and variance in self._scope.steps and not is_cut:
                     return node
         return None

@@ -20,11 +20,11 @@ class Writer:
         attributes: what ``self`` calls parameters, buffers and constants.
         name_of: the variable that holds a value, None where it is written in place.
         biased: sums that are written as the bias of the product below them.
-        sizes: how the scope says sizes that are cut or open.
+        writing: how the scope says operators that are cut, and sizes that are open.
     """
 
     reading: Reading
-    sizes: ScopeWriting
+    writing: ScopeWriting
     attributes: Mapping[Node, str]
     name_of: Callable[[Node], str | None]
     biased: Callable[[Node], bool]
@@ -44,13 +44,9 @@ class Writer:
         operands = self.reading.operands(node)
         if self.biased(node):
             product, bias = operands
-            with_bias = replace(self.sizes, bias=self.leaf(bias, column=False))
+            with_bias = replace(self.writing, bias=self.leaf(bias, column=False))
             return with_bias.write(product, [self.operand(operand) for operand in self.reading.operands(product)])
-        return self.sizes.write(node, [self.operand(x) for x in operands])
-
-    def is_cut(self, node: Node, *loops: str) -> bool:
-        """Whether an axis cuts one of a node's loops."""
-        return bool(self.sizes.cutting(node, *loops))
+        return self.writing.write(node, [self.operand(x) for x in operands])
 
     def leaf(self, node: Node, *, making: bool = False, column: bool = True) -> Code:
         """A parameter on its way from storage, a buffer, or a constant; biases kept as vectors become columns last."""
@@ -80,4 +76,4 @@ class Writer:
         inner = self._chain(self.reading.resolve(node.operands[0]), making=False)
         leaf = self.reading.leaf(node)
         again = leaf is not None and leaf.regather and node.op.transition.gathers
-        return replace(self.sizes, regather=again).write(node, [inner])
+        return replace(self.writing, regather=again).write(node, [inner])
