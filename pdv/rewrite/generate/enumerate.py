@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from ir.ops import OPERATORS
 from ir.types import TensorType
 from pdv.rewrite.generate.generalize import generalize
-from pdv.rewrite.generate.reach import Way, follows, ways
+from pdv.rewrite.generate.reach import follows, ways
 from pdv.rewrite.generate.space import Class, Entry, Space, Step, add_term
 from pdv.rewrite.generate.worlds import Slot, World
 from pdv.rewrite.law import Law, Term, applied, variables
+from pdv.rewrite.rule import Rule
 
 STEPS = 3  # laws that may be needed, one after another, to explain an equation
 REPEATS = 1  # operands that may stand twice in a term, as in a·x + b·x
@@ -29,13 +30,13 @@ class Found:
 
     laws: list[Law] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    by_root: dict[str, list[Way]] = field(default_factory=dict)
+    by_root: dict[str, list[Rule]] = field(default_factory=dict)
 
     def keep(self, law: Law) -> None:
         """Add a proven law."""
         self.laws.append(law)
-        for way in ways(law):
-            self.by_root.setdefault(way.before.op, []).append(way)
+        for rule in ways(law):
+            self.by_root.setdefault(rule.before[0].op, []).append(rule)
 
 
 def explore(world: World, found: Found, *, max_ops: int, seed: int, report: Report) -> None:

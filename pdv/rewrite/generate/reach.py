@@ -6,8 +6,6 @@ Since an entry's children are classes, one step at the root stands for any rewri
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 from ir.errors import ShapeError
 from ir.ops import OPERATORS
@@ -15,44 +13,29 @@ from pdv.rewrite.expression import Expression, Symbol, evaluate
 from pdv.rewrite.generate.space import Entry, Space
 from pdv.rewrite.instantiate import hashable
 from pdv.rewrite.law import Apply, Law, Operand, Term, variables
-from pdv.rewrite.law import Shape as LawShape
 from pdv.rewrite.match import bind_shape
+from pdv.rewrite.rule import Rule
 
 Binding = dict[str, int]
 Values = dict[str, object]
-ByRoot = Mapping[str, Sequence["Way"]]
+ByRoot = Mapping[str, Sequence[Rule]]
 
 
-@dataclass(frozen=True)
-class Way:
-    """A law read in one direction."""
-
-    law: Law
-    before: Apply
-    after: Term
-
-    @cached_property
-    def shapes(self) -> Mapping[str, LawShape]:
-        """Of the operand variables that ``before`` binds."""
-        return {name: self.law.shapes[name] for name in variables(self.before)}
-
-
-def ways(law: Law) -> Iterator[Way]:
+def ways(law: Law) -> Iterator[Rule]:
     """Both directions of a law of one result, where the side read binds all that the other needs."""
-    (left,), (right,) = law.left, law.right
-    for before, after in ((left, right), (right, left)):
-        if isinstance(before, Apply) and set(variables(after)) <= set(variables(before)):
-            yield Way(law, before, after)
+    for (before,), after in ((law.left, law.right), (law.right, law.left)):
+        if isinstance(before, Apply) and set(variables(after[0])) <= set(variables(before)):
+            yield Rule(law.name, law, (before,), after)
 
 
 def follows(space: Space, entry: Entry, by_root: ByRoot, steps: int = 1) -> int | None:
     """A class that the entry is in because of ``steps`` laws one after another; None if there is none."""
-    for way in by_root.get(entry.op, ()):
-        for binding, asked in _match_entry(space, way.before, entry, {}):
-            values = _solve(space, way, binding, asked)
+    for rule in by_root.get(entry.op, ()):
+        for binding, asked in _match_entry(space, rule.before[0], entry, {}):
+            values = _solve(space, rule, binding, asked)
             if values is None:
                 continue
-            found = _look_up(space, way.after, binding, values, by_root, steps - 1)
+            found = _look_up(space, rule.after[0], binding, values, by_root, steps - 1)
             if found is not None:
                 return found
     return None
@@ -90,11 +73,11 @@ def _match_all(
             yield rest, asked + more
 
 
-def _solve(space: Space, way: Way, binding: Binding, asked: _Asked) -> Values | None:
+def _solve(space: Space, rule: Rule, binding: Binding, asked: _Asked) -> Values | None:
     """Values of all symbols, if shapes and attributes agree."""
     values: Values = {}
-    for name, shape in way.shapes.items():
-        tensor = space.classes[binding[name]].tensor
+    for name, number in binding.items():
+        shape, tensor = rule.law.shapes[name], space.classes[number].tensor
         if tensor.dtype != shape.dtype or not bind_shape(shape, tensor.shape, values):
             return None
     late: list[tuple[Apply, Entry]] = []

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from ir.errors import ShapeError
 from ir.graph import Graph
-from pdv.rewrite.generate.reach import Way, follows, ways
+from pdv.rewrite.generate.reach import follows, ways
 from pdv.rewrite.generate.space import Space, Step, add_term
 from pdv.rewrite.instantiate import instantiate
 from pdv.rewrite.law import Apply, Law, Operand, Term
+from pdv.rewrite.rule import Rule
 from pdv.rewrite.sample import Values, samples
 
 FOLDED = 4  # operators more than the other side has
@@ -67,10 +68,10 @@ def implied(law: Law, others: Sequence[Law], seed: int) -> bool:
     found = most_different(law, seed)
     if found is None:
         return False
-    by_root: dict[str, list[Way]] = {}
+    by_root: dict[str, list[Rule]] = {}
     for other in others:
-        for way in ways(other) if len(other.left) == 1 else ():
-            by_root.setdefault(way.before.op, []).append(way)
+        for rule in ways(other) if len(other.left) == 1 else ():
+            by_root.setdefault(rule.before[0].op, []).append(rule)
     for before, after in ((law.left[0], law.right[0]), (law.right[0], law.left[0])):
         space = Space(law.shapes, found, seed)
         add_term(space, after)
