@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
+from functools import cached_property
+
+JOINT = "+"
+"""Between the names of axes that are taken as one: ``"dp+tp"``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +22,12 @@ class Axis:
         assert self.size >= 1, f"axis {self.name} has size {self.size}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mesh:
-    """Axes from the slowest link to the fastest; rank = row-major index over them."""
+    """Axes from the slowest link to the fastest; rank = row-major index over them.
+
+    Several axes may be named as one, a *joint* axis, which a collective crosses at once; its ranks are row-major too.
+    """
 
     axes: tuple[Axis, ...]
 
@@ -53,9 +61,28 @@ class Mesh:
                 return position
         raise KeyError(name)
 
+    def positions(self, name: str) -> tuple[int, ...]:
+        """Positions, slow to fast, of the axes that a name stands for: one, or those of a joint axis.
+
+        Raises:
+            KeyError: if the mesh has no such axis, or a joint axis names its axes in another order.
+        """
+        found = tuple(self.index(part) for part in name.split(JOINT))
+        if any(before >= after for before, after in itertools.pairwise(found)):
+            raise KeyError(name)
+        return found
+
     def size(self, name: str) -> int:
-        """Size of the axis called ``name``."""
-        return self.axes[self.index(name)].size
+        """Devices along an axis, or along a joint one."""
+        return math.prod(self.axes[position].size for position in self.positions(name))
+
+    @cached_property
+    def spans(self) -> tuple[str, ...]:
+        """What a collective may cross: the axes in order, then each joint axis of two or more with several devices."""
+        names = [axis.name for axis in self.axes if axis.size > 1]
+        counts = range(2, len(names) + 1)
+        joint = [JOINT.join(found) for count in counts for found in itertools.combinations(names, count)]
+        return (*(axis.name for axis in self.axes), *joint)
 
     def __str__(self) -> str:
         return "x".join(f"{axis.name}={axis.size}" for axis in self.axes) or "single"

@@ -7,7 +7,7 @@ Shard <-> Shard, Invariant <-> Invariant, Replicate <-> Partial.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ir.mesh import Mesh
@@ -54,6 +54,16 @@ Sharding = tuple[State, ...]
 
 
 _DUALS: Mapping[type[State], State] = {Replicate: Partial(), Partial: Replicate()}
+
+
+def with_states(sharding: Sharding, positions: Sequence[int], state: State) -> Sharding:
+    """The sharding with one state on the axes at some positions."""
+    return tuple(state if at in positions else other for at, other in enumerate(sharding))
+
+
+def inner_states(sharding: Sharding, positions: Sequence[int]) -> Sharding:
+    """States on the axes that are faster than the first at ``positions``, and not among them."""
+    return tuple(state for at, state in enumerate(sharding) if at > positions[0] and at not in positions)
 
 
 def gradient_state(state: State) -> State:

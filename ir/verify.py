@@ -13,7 +13,18 @@ from ir.errors import ShardingError
 from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from ir.operator import Split, local_loops
-from ir.sharding import Invariant, Shard, Sharding, State, fits, format_sharding, invariant, parse_sharding
+from ir.sharding import (
+    Invariant,
+    Shard,
+    Sharding,
+    State,
+    fits,
+    format_sharding,
+    inner_states,
+    invariant,
+    parse_sharding,
+    with_states,
+)
 
 
 def infer_shardings(graph: Graph, mesh: Mesh) -> Mapping[Node, Sharding]:
@@ -135,22 +146,21 @@ def _infer(node: Node, operands: Sequence[Sharding], mesh: Mesh) -> Sharding:
 def _infer_parallel(node: Node, sharding: Sharding, mesh: Mesh) -> Sharding:
     name = node.attr("axis")
     try:
-        position = mesh.index(name)
+        positions = mesh.positions(name)
     except KeyError:
         raise ShardingError(f"{describe(node)} names axis {name!r}", f"The mesh is {mesh}") from None
     before, after = node.op.transition.states(node.attrs)
-    if sharding[position] != before:
-        raise ShardingError(
-            f"{describe(node)} on axis {name}: expected {before}, found {sharding[position]} (of {node.operands[0]!r})"
-        )
+    for position in positions:
+        if sharding[position] != before:
+            found = f"found {sharding[position]} (of {node.operands[0]!r})"
+            raise ShardingError(f"{describe(node)} on axis {name}: expected {before}, {found}")
     for state in (before, after):
-        inner = sharding[position + 1 :]
-        if isinstance(state, Shard) and state in inner:
+        if isinstance(state, Shard) and state in inner_states(sharding, positions):
             raise ShardingError(
                 f"{describe(node)} changes axis {name} on dim {state.dim}, which an inner axis cuts too",
                 "Axes cut a dim in mesh order, so the inner cut is undone first",
             )
-    return (*sharding[:position], after, *sharding[position + 1 :])
+    return with_states(sharding, positions, after)
 
 
 def _no_split(node: Node, axis: Axis, found: tuple[State, ...], options: Sequence[Split]) -> ShardingError:

@@ -175,7 +175,7 @@ def reversed_ranks(move: Move) -> Move:
 
     def run(group: Group, x: Any, given: Mapping[str, Any]) -> Any:
         grid = x.reshape(group.trials, *group.mesh.shape, *x.shape[1:])
-        turned = grid[(slice(None),) * (1 + group.axis) + (slice(None, None, -1),)]
+        turned = np.flip(grid, [1 + axis for axis in group.axes])
         return move(group, turned.reshape(x.shape), given)
 
     return run

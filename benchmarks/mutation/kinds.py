@@ -157,7 +157,7 @@ def offset_dropped(g: Graph, mesh: Mesh) -> Places:
 def first_block(g: Graph, mesh: Mesh) -> Places:
     """Every rank takes the first block of what is cut: of positions, a mask, a sequence, a weight."""
     for node in named(g, "partition"):
-        size = next(axis.size for axis in mesh.axes if axis.name == node.attr("axis"))
+        size = mesh.size(node.attr("axis"))
         if size > 1:
             yield one(node, partial(first_blocks, node.attr("dim"), size))
 

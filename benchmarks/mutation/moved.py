@@ -56,7 +56,7 @@ def constants(graph: Graph) -> list[tuple[Node, Any]]:  # Any: arrays of any typ
 def wrong_axis(g: Graph, mesh: Mesh) -> Places:
     """A collective along another axis."""
     for node in parallel(g):
-        yield from (one(node, attrs(axis=a.name), a.name) for a in mesh.axes if a.name != node.attr("axis"))
+        yield from (one(node, attrs(axis=name), name) for name in mesh.spans if name != node.attr("axis"))
 
 
 def wrong_dim(*names: str) -> Callable[[Graph, Mesh], Places]:

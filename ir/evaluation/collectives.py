@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,45 +21,50 @@ Total = Callable[[Data, tuple[int, ...]], Data]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One mesh axis as seen from arrays [trials · ranks, ...]; ``total`` sums in the field."""
+    """Mesh axes, slow to fast, as seen from arrays [trials · ranks, ...]; ``total`` sums in the field."""
 
     mesh: Mesh
-    axis: int
+    axes: tuple[int, ...]
     trials: int
     total: Total
 
     @property
     def size(self) -> int:
-        """Ranks along the axis."""
-        return self.mesh.shape[self.axis]
+        """Ranks along the axes."""
+        return math.prod(self.mesh.shape[axis] for axis in self.axes)
 
     def gather(self, x: Data, dim: int) -> Data:
-        """Every rank gets the blocks of its group, joined along ``dim``."""
-        size = self.size
-        split = self._split(x)
-        blocks = np.moveaxis(split, self._at, self._rank + dim)  # the axis now stands before dim
-        whole = blocks.reshape(*blocks.shape[: self._rank + dim], size * x.shape[dim + 1], *x.shape[dim + 2 :])
-        shape = (*split.shape[: self._at], size, *whole.shape[self._at :])
-        return self._join(np.broadcast_to(np.expand_dims(whole, self._at), shape))
+        """Every rank gets the blocks of its group, joined along ``dim``: those of the inner axes first."""
+        for axis in reversed(self.axes):
+            x = self._gather(x, axis, dim)
+        return x
 
     def slice(self, x: Data, dim: int) -> Data:
         """Every rank keeps its block along ``dim``."""
-        size = self.size
+        for axis in self.axes:
+            x = self._slice(x, axis, dim)
+        return x
+
+    def sum(self, x: Data) -> Data:
+        """Every rank gets the sum over its group."""
+        split, places = self._split(x), tuple(1 + axis for axis in self.axes)
+        return self._join(np.broadcast_to(np.expand_dims(self.total(split, places), places), split.shape))
+
+    def _gather(self, x: Data, axis: int, dim: int) -> Data:
+        size, at = self.mesh.shape[axis], 1 + axis
+        split = self._split(x)
+        blocks = np.moveaxis(split, at, self._rank + dim)  # the axis now stands before dim
+        whole = blocks.reshape(*blocks.shape[: self._rank + dim], size * x.shape[dim + 1], *x.shape[dim + 2 :])
+        shape = (*split.shape[:at], size, *whole.shape[at:])
+        return self._join(np.broadcast_to(np.expand_dims(whole, at), shape))
+
+    def _slice(self, x: Data, axis: int, dim: int) -> Data:
+        size, place = self.mesh.shape[axis], 1 + axis
         split = self._split(x)
         at = self._rank + dim + 1
         blocks = split.reshape(*split.shape[:at], size, split.shape[at] // size, *split.shape[at + 1 :])
         # the diagonal of (axis, block number), put back where the axis was
-        return self._join(np.moveaxis(np.diagonal(blocks, axis1=self._at, axis2=at), -1, self._at))
-
-    def sum(self, x: Data) -> Data:
-        """Every rank gets the sum over its group."""
-        split = self._split(x)
-        total = self.total(split, (self._at,))
-        return self._join(np.broadcast_to(np.expand_dims(total, self._at), split.shape))
-
-    @property
-    def _at(self) -> int:
-        return 1 + self.axis
+        return self._join(np.moveaxis(np.diagonal(blocks, axis1=place, axis2=at), -1, place))
 
     @property
     def _rank(self) -> int:
@@ -106,7 +112,7 @@ def cut(x: Data, sharding: Sharding, mesh: Mesh) -> Data:
     pieces = ranks.reshape(-1, *x.shape[1:])
     for axis, state in enumerate(sharding):  # outer axes first
         if isinstance(state, Shard):
-            pieces = Group(mesh, axis, x.shape[0], _no_sum).slice(pieces, state.dim)
+            pieces = Group(mesh, (axis,), x.shape[0], _no_sum).slice(pieces, state.dim)
     return pieces
 
 

@@ -143,7 +143,7 @@ class Evaluation:
         """[trials, *global] of what ranks hold: blocks joined, terms summed, the same checked to be the same."""
         whole = local
         for axis in reversed(range(len(sharding))):  # inner axes first
-            group = Group(self.mesh, axis, self.field.trials, self.field.sum)
+            group = Group(self.mesh, (axis,), self.field.trials, self.field.sum)
             state = sharding[axis]
             if isinstance(state, Shard):
                 whole = group.gather(whole, state.dim)
@@ -270,7 +270,7 @@ class _Run:
         def total(data: Data, axes: tuple[int, ...]) -> Data:
             return self.field.sum(data, axes) if isinstance(x, Var) else np.asarray(data.sum(axis=axes))
 
-        group = Group(self.mesh, self.mesh.index(node.attr("axis")), self.field.trials, total)
+        group = Group(self.mesh, self.mesh.positions(node.attr("axis")), self.field.trials, total)
         forward, dual = self.moves[node.op.name]
         result: Value = self.recorder.linear_map(
             x, lambda d: forward(group, d, node.attrs), lambda g: dual(group, g, node.attrs), group.size

@@ -73,6 +73,12 @@ class Distributed:
         """Wait for all."""
         return self._meet("barrier", group, (), (), lambda calls: None, async_op)
 
+    def new_subgroups_by_enumeration(self, ranks: Sequence[Sequence[int]]) -> tuple[Group, list[Group]]:
+        """The group of this rank, and all; every rank has to call it, as it would have to make them."""
+        groups = [Group(f"ranks {', '.join(map(str, found))}", tuple(found)) for found in ranks]
+        self._meet("new_subgroups", None, tuple(groups), (), lambda calls: None, False)
+        return next(group for group in groups if self._rank in group.ranks), groups
+
     # ---- Collectives ----
 
     def all_reduce(
@@ -218,6 +224,11 @@ class DeviceMesh:
         self.shape = tuple(sizes)
         self.mesh_dim_names = tuple(names)
         self._rank = rank
+
+    @property
+    def mesh(self) -> Tensor:
+        """The ranks, row-major."""
+        return torch.arange(math.prod(self.shape)).reshape(self.shape)
 
     @property
     def ndim(self) -> int:

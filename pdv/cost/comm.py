@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from ir.ops.parallel import transition_of
-from ir.transition import Collective, Communication
+from ir.transition import COLLECTIVES, Collective, Communication
 from pdv.cluster import Link, Route, Stage
 from pdv.cost.curves import Curves
 
@@ -46,6 +47,38 @@ def axis_link(size: int, route: Route, curves: Curves | None = None) -> AxisLink
     """The axis whose groups of ``size`` take this route."""
     plain = len(route.stages) < 2 and all(stage.exchange_bytes_per_s is None for stage in route.stages)
     return AxisLink(size, route.link, curves, () if plain else route.stages)
+
+
+@cache
+def joint_link(axes: tuple[AxisLink, ...]) -> AxisLink:
+    """Several axes, slow to fast, as one: their levels, outer to inner.
+
+    Where some have curves, the whole has one too: of collectives that take one axis after the other.
+    """
+    if len(axes) == 1:
+        return axes[0]
+    slowest = min((axis.link for axis in axes), key=lambda link: link.bandwidth_bytes_per_s)
+    stages = tuple(stage for axis in axes for stage in _stages(axis))
+    known = [axis.curves for axis in axes if axis.curves is not None]
+    curves = None
+    if known:
+        rows = [(name, 2.0**power, _by_axes(name, axes, 2.0**power)) for name in COLLECTIVES for power in range(8, 41)]
+        worst = max(known, key=lambda entry: entry.relative_std)
+        curves = Curves.of(rows, worst.source, worst.relative_std)
+    return AxisLink(math.prod(axis.size for axis in axes), slowest, curves, stages)
+
+
+def _by_axes(collective: Collective, axes: Sequence[AxisLink], num_bytes: float) -> float:
+    """One axis after the other, inner ones first: of what is gathered or scattered, outer axes move a part each."""
+    *outer, inner = axes
+    if collective == "all_to_all":
+        return sum(all_to_all_seconds(axis, num_bytes) for axis in axes)
+    if not outer:
+        return _SECONDS[collective](inner, num_bytes)
+    rest = _by_axes(collective, outer, num_bytes / inner.size)
+    if collective == "all_reduce":
+        return rest + reduce_scatter_seconds(inner, num_bytes) + all_gather_seconds(inner, num_bytes)
+    return rest + _SECONDS[collective](inner, num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

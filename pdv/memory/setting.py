@@ -65,8 +65,7 @@ class Setting:
 
     def size(self, axis: str) -> int:
         """Devices along an axis."""
-        mesh = self.workload.problem.mesh
-        return mesh.axes[mesh.index(axis)].size
+        return self.workload.problem.mesh.size(axis)
 
     @cached_property
     def chunks(self) -> tuple[tuple[Node, ...], ...]:

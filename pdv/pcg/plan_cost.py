@@ -131,7 +131,7 @@ def _parallel(problem: Problem, node: Node, shardings: Mapping[Node, Sharding]) 
     base = unmoved(node)
     if base.is_leaf and not base.needs_grad:
         return NodeCost(0.0, 0.0)  # whole on every device: any slice of it is at hand
-    axis = problem.axes[problem.mesh.index(node.attr("axis"))]
+    axis = problem.link(node.attr("axis"))
     forward_s, backward_s = move_seconds(
         node.op.name, axis, local_bytes(operand.type, shardings[operand], problem.mesh)
     )

@@ -1,8 +1,9 @@
 """redistribute(x, before, after): the cheapest chain of parallel operators between two shardings.
 
-Each step is one operator on one axis, each legal by the states it leaves; a chain of them is a composition of
-the cancellation and fusion laws (docs/architecture.md, States), so its order never changes what it computes, only what
-it costs. All chains of one tensor type are found together, as arrays over its shardings (``Routes``).
+Each step is one operator on one axis, or on several as one, each legal by the states it leaves; a chain of them is a
+composition of the cancellation and fusion laws (docs/architecture.md, States), so its order never changes what it
+computes, only what it costs. All chains of one tensor type are found together, as arrays over its shardings
+(``Routes``).
 """
 
 from __future__ import annotations
@@ -16,9 +17,20 @@ import numpy as np
 
 from ir.mesh import Mesh
 from ir.ops.parallel import move, transition_of
-from ir.sharding import Invariant, Partial, Replicate, Shard, Sharding, State, fits, shard_degrees
+from ir.sharding import (
+    Invariant,
+    Partial,
+    Replicate,
+    Shard,
+    Sharding,
+    State,
+    fits,
+    inner_states,
+    shard_degrees,
+    with_states,
+)
 from ir.types import TensorType
-from pdv.cost.comm import AxisLink, move_seconds
+from pdv.cost.comm import AxisLink, joint_link, move_seconds
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -26,6 +38,8 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 # Large enough that a line through this point and zero gives a collective's rate to full precision.
 MANY_BYTES = 2.0**40
+# A chain of more steps has to be cheaper by more than sums of seconds are rounded.
+ROUNDING = 1e-12
 
 
 class Step(NamedTuple):
@@ -58,7 +72,7 @@ class StateGraph:
         index: its number.
         degrees: [shardings, rank], into how many blocks each dim is cut.
         tails, heads: [edges] the shardings before and after.
-        kinds: [edges] which of ``operators`` it is, as (name, axis).
+        kinds: [edges] which of ``operators`` it is, as (name, axes).
         steps: [edges] the operator.
     """
 
@@ -68,7 +82,7 @@ class StateGraph:
     tails: Indices
     heads: Indices
     kinds: Indices
-    operators: tuple[tuple[str, int], ...]
+    operators: tuple[tuple[str, str], ...]
     steps: tuple[Step, ...]
 
     @classmethod
@@ -78,15 +92,15 @@ class StateGraph:
         shardings = tuple(itertools.product(states, repeat=len(mesh.axes)))
         index = {sharding: number for number, sharding in enumerate(shardings)}
         edges = sorted(_edges(mesh, shardings, index, states))
-        kinds = {kind: number for number, kind in enumerate(sorted({(e[3].name, e[2]) for e in edges}))}
+        kinds = {kind: number for number, kind in enumerate(sorted({(step.name, step.axis) for *_, step in edges}))}
         degrees = np.array([shard_degrees(s, mesh, rank) for s in shardings]).reshape(len(shardings), rank)
         return cls(
             shardings,
             index,
             degrees,
             np.array([tail for _, tail, _, _ in edges], dtype=np.int64),
-            np.array([head for head, _, _, _ in edges], dtype=np.int64),
-            np.array([kinds[step.name, axis] for _, _, axis, step in edges], dtype=np.int64),
+            np.array([head for head, *_ in edges], dtype=np.int64),
+            np.array([kinds[step.name, step.axis] for *_, step in edges], dtype=np.int64),
             tuple(kinds),
             tuple(step for *_, step in edges),
         )
@@ -110,19 +124,22 @@ class StateGraph:
 def _edges(
     mesh: Mesh, shardings: tuple[Sharding, ...], index: dict[Sharding, int], states: list[State]
 ) -> list[tuple[int, int, int, Step]]:
-    """(head, tail, axis, step) of every legal operator."""
+    """(head, tail, span, step) of every legal operator, on each axis and on axes in the same state as one."""
     edges = []
+    spans = [(number, name, mesh.positions(name)) for number, name in enumerate(mesh.spans)]
     for tail, sharding in enumerate(shardings):
-        for position, axis in enumerate(mesh.axes):
-            before, inner = sharding[position], sharding[position + 1 :]
+        for number, name, positions in spans:
+            before, inner = sharding[positions[0]], inner_states(sharding, positions)
+            if any(sharding[position] != before for position in positions[1:]):
+                continue
             if isinstance(before, Shard) and before in inner:
                 continue  # the inner cut of the same dim has to go first
             for target in states:
                 found = move(before, target)
                 if found is None or (isinstance(target, Shard) and target in inner):
                     continue
-                head = index[(*sharding[:position], target, *inner)]
-                edges.append((head, tail, position, Step(found[0], tuple(found[1].items()), axis.name)))
+                head = index[with_states(sharding, positions, target)]
+                edges.append((head, tail, number, Step(found[0], tuple(found[1].items()), name)))
     return edges
 
 
@@ -264,7 +281,7 @@ class Redistribution:
                 break
             offers = seconds[:, tails] + weights
             least = np.minimum.reduceat(offers, first, axis=1)
-            better = least < seconds[:, targets]
+            better = least < seconds[:, targets] * (1.0 - ROUNDING)
             if not better.any():
                 break
             rows, columns = np.nonzero(better)
@@ -280,21 +297,27 @@ class Redistribution:
 
     def _edge_seconds(self, states: StateGraph, edges: Indices, held: Seconds) -> tuple[Seconds, Seconds]:
         """[edges] seconds forward and backward: a line over a collective's bytes, or what the axis's curve says."""
+        links = [joint_link(tuple(self.axes[p] for p in self.mesh.positions(axis))) for _, axis in states.operators]
         lines = np.empty((len(states.operators), 2, 2))
-        for kind, (name, position) in enumerate(states.operators):
-            base = np.array(move_seconds(name, self.axes[position], 0.0))
+        for kind, ((name, _), link) in enumerate(zip(states.operators, links, strict=True)):
+            base = np.array(move_seconds(name, link, 0.0))
             lines[kind, 0] = base
-            lines[kind, 1] = (np.array(move_seconds(name, self.axes[position], MANY_BYTES)) - base) / MANY_BYTES
+            lines[kind, 1] = (np.array(move_seconds(name, link, MANY_BYTES)) - base) / MANY_BYTES
         kinds, sizes = states.kinds[edges], held[states.tails[edges]]
         found = lines[kinds]
         both: Seconds = found[:, 0] + found[:, 1] * sizes[:, None]
-        for kind, (name, position) in enumerate(states.operators):
-            if self.axes[position].curves is not None:
+        for kind, ((name, _), link) in enumerate(zip(states.operators, links, strict=True)):
+            if _is_curved(link):
                 here = np.flatnonzero(kinds == kind)
                 distinct, place = np.unique(sizes[here], return_inverse=True)
-                seconds = [move_seconds(name, self.axes[position], float(size)) for size in distinct]
+                seconds = [move_seconds(name, link, float(size)) for size in distinct]
                 both[here] = np.array(seconds, dtype=np.float64).reshape(-1, 2)[place]
         return both[:, 0], both[:, 1]
+
+
+def _is_curved(link: AxisLink) -> bool:
+    """Whether seconds are no line over bytes: measured or learned, or the cheapest of several algorithms."""
+    return link.curves is not None
 
 
 def _first(offers: Seconds, least: Seconds, starts: Indices, rows: Indices, columns: Indices) -> Indices:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ir.graph import Graph, Node
-from ir.mesh import Mesh
+from ir.mesh import JOINT, Mesh
 from ir.operator import Split
 from ir.sharding import Shard, Sharding
 from ir.verify import infer_shardings, node_splits
@@ -64,7 +64,7 @@ def _gathered_axes(graph: Graph, node: Node) -> set[str]:
     while waiting:
         for reader in graph.users[waiting.pop()]:
             if reader.op.transition.gathers:
-                axes.add(reader.attr("axis"))
+                axes.update(reader.attr("axis").split(JOINT))
             if reader.op.kind == "parallel":
                 waiting.append(reader)
     return axes

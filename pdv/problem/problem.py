@@ -15,7 +15,7 @@ from ir.operator import Split
 from ir.rows import by_rows
 from ir.sharding import Invariant, Shard, Sharding, State, fits, invariant
 from pdv.config import Mode
-from pdv.cost.comm import AxisLink
+from pdv.cost.comm import AxisLink, joint_link
 from pdv.rewrite.rule import Rule
 
 # AdamW keeps two moments of each weight, and training keeps its gradient (Loshchilov and Hutter, ICLR 2019).
@@ -118,6 +118,10 @@ class Problem:
         """
         outputs = {node for _, node in self.graph.outputs}
         return len(self.exits) > 1 and (len(outputs) > 1 or any(self.graph.users[node] for node in outputs))
+
+    def link(self, axis: str) -> AxisLink:
+        """The links of an axis, or of a joint one."""
+        return joint_link(tuple(self.axes[position] for position in self.mesh.positions(axis)))
 
     @property
     def train(self) -> bool:

@@ -55,7 +55,7 @@ def confidence(lowered: Lowered, parts: Sequence[Sequence[Parts]], step: int) ->
     stage, own = lowered.stages[stage_number], parts[stage_number][number]
     sums = _local(lowered, stage, number)
     links = stage.kind.links
-    curves_of = {axis.name: link.curves for axis, link in zip(links.mesh.axes, links.axes, strict=True)}
+    curves_of = {span: link.curves for span, link in zip(links.mesh.spans, links.axes, strict=True)}
     exposed_s, moved_s = 0.0, 0.0
     for name, time in own.items():
         if name not in OTHERS:

@@ -54,7 +54,7 @@ def scaled(move: Move, divide: bool = True) -> Move:
 
     def run(group: Group, x: Any, given: Mapping[str, Any]) -> Any:
         moved = move(group, x, given)
-        size = group.mesh.shape[group.axis]
+        size = group.size
         return moved * (pow(size, -1, 2**31 - 1) if divide else size) % (2**31 - 1)
 
     return run

@@ -90,3 +90,50 @@ def test_a_dim_is_cut_by_the_outer_axis_first(order: tuple[str, str]) -> None:
     else:
         with pytest.raises(ShardingError, match="inner axis cuts too"):
             verify_equal(whole, k.graph({"y": y}), mesh, scale=False)
+
+
+JOINT_MESHES = (Mesh.of(a=2, b=3), Mesh.of(a=2, c=3, b=2))
+
+
+@pytest.mark.parametrize("mesh", JOINT_MESHES, ids=str)
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
+def test_several_axes_as_one(pair: tuple[State, State], mesh: Mesh) -> None:
+    """A step along a joint axis is its steps along each: cuts from the outer axis in, joins from the inner axis out."""
+    tensor, square = TensorType((36, 12), DType.F32), TensorType((12, 12), DType.F32)
+    before, after = pair
+    inner_first = ("b", "a") if isinstance(before, Shard) else ("a", "b")
+    if isinstance(before, Shard) and isinstance(after, Shard):
+        return  # an exchange along both is no chain of exchanges: a dim would be cut out of order
+    programs = []
+    for axes in (("a+b",), inner_first):
+        k = Builder()
+        entered = k.param("x", tensor) if not isinstance(before, Partial) else None
+        x = entered if entered is not None else k.linear(
+            k.partition(k.param("x", tensor), dim=1, axis="a+b"), k.partition(k.param("v", square), dim=1, axis="a+b")
+        )  # fmt: skip
+        if isinstance(before, Shard):
+            x = k.partition(x, dim=before.dim, axis="a+b")
+        for axis in axes:
+            x = step(k, x, before, after, axis)
+        if isinstance(after, Replicate):
+            w = k.partition(k.param("w", TensorType((12, x.type.shape[-1]), DType.F32)), dim=0, axis="a+b")
+            x = k.combine(k.linear(x, w), dim=1, axis="a+b")
+        elif isinstance(after, Shard):
+            x = k.combine(x, dim=after.dim, axis="a+b")
+        programs.append(k.graph({"y": x}))
+    serial = Builder()
+    y = serial.param("x", tensor)
+    if isinstance(before, Partial):
+        y = serial.linear(y, serial.param("v", square))
+    if isinstance(after, Replicate):
+        y = serial.linear(y, serial.param("w", TensorType((12, y.type.shape[-1]), DType.F32)))
+    for program in programs:
+        verify_equal(serial.graph({"y": y}), program, mesh, scale=False)
+
+
+@pytest.mark.parametrize("axis", ["b+a", "a+d", "a+a", "a+"])
+def test_joint_axes_name_axes_in_mesh_order(axis: str) -> None:
+    k = Builder()
+    y = k.combine(k.partition(k.param("x", TENSOR), dim=0, axis=axis), dim=0, axis=axis)
+    with pytest.raises(ShardingError, match="names axis"):
+        verify_equal(source(PAIRS[0], 1, back=True), k.graph({"y": y}), JOINT_MESHES[0], scale=False)

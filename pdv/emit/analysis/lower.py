@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from ir.builder import Builder
 from ir.graph import Graph, Node
-from ir.mesh import Axis, Mesh
+from ir.mesh import JOINT, Axis, Mesh
 from ir.ops import OPERATORS
 from ir.ops.parallel import move
 from ir.sharding import Invariant, State
@@ -21,17 +21,22 @@ from pdv.passes.tied_views import whole_buffers
 
 def lower(pcg: Graph, mesh: Mesh, sizes: Iterable[str] = ()) -> tuple[Graph, Mesh]:
     """An equal PCG and its mesh, ready to be written; ``sizes`` are names of open ones, which no axis may have."""
-    taken = GLOBALS | MODULE | {BATCH, *sizes}
+    taken = GLOBALS | MODULE | {BATCH, *sizes, *(variable(span) for span in mesh.spans if JOINT in span)}
     renamed = {axis.name: f"{axis.name}_" if axis.name in taken else axis.name for axis in mesh.axes}
     builder = Builder()
     graph, _ = builder.rebuild(pcg, lambda node, operands: _lowered(builder, node, operands, renamed))
     return whole_buffers(graph), Mesh(tuple(Axis(renamed[axis.name], axis.size) for axis in mesh.axes))
 
 
+def variable(axis: str) -> str:
+    """What the program calls an axis, or a joint one: ``dp_tp``."""
+    return axis.replace(JOINT, "_")
+
+
 def _lowered(builder: Builder, node: Node, operands: tuple[Node, ...], renamed: Mapping[str, str]) -> Node:
     if node.op.kind != "parallel":
         return builder.copy(node, operands)
-    axis = renamed[node.attr("axis")]
+    axis = JOINT.join(renamed[name] for name in node.attr("axis").split(JOINT))
     if node.op.emit:
         return builder.apply(node.op, operands, {**node.attrs, "axis": axis}, node.name)
     before, after = node.op.transition.states(node.attrs)

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 
 from ir.emission.code import Code, call
 from ir.graph import Node, View, param_view
-from ir.mesh import Mesh
+from ir.mesh import JOINT, Mesh
 from ir.ops.parts import table_below
 from ir.sharding import Shard, parse_sharding
 from ir.views import is_column, readings, sources_of
 from pdv.emit.analysis.fold import FOLDED
 from pdv.emit.analysis.leaves import Reading
+from pdv.emit.analysis.lower import variable
 from pdv.emit.analysis.names import identifier, string, together, unique
 from pdv.emit.analysis.outline import Run, own_params
 from pdv.emit.analysis.reserved import GLOBALS, MODULE
 from pdv.emit.analysis.shapes import Shapes
 from pdv.emit.program.body import Attributes, Body
-from pdv.emit.program.code import statement
+from pdv.emit.program.code import WIDTH, signature, statement
 from pdv.emit.program.statements import Scope
 
 
@@ -35,12 +36,12 @@ class Setting:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Axis names, which are local variables of every forward function."""
-        return tuple(axis.name for axis in self.mesh.axes)
+        """Axes, and joint ones, as ``mesh[...]`` names them."""
+        return self.mesh.spans
 
     def reserved(self) -> frozenset[str]:
         """Names that no local variable may take."""
-        return GLOBALS | frozenset(self.axes)
+        return GLOBALS | {variable(axis) for axis in self.axes}
 
 
 @dataclass(frozen=True)
@@ -167,13 +168,16 @@ def axis_lines(lines: Sequence[str], axes: Sequence[str], indent: int = 8) -> li
     used = used_axes(lines, axes)
     if not used:
         return []
-    return [" " * indent + f"{', '.join(used)} = {', '.join(f'self.{axis}' for axis in used)}"]
+    names = [variable(axis) for axis in used]
+    return [" " * indent + f"{', '.join(names)} = {', '.join(f'self.{name}' for name in names)}"]
 
 
 def used_axes(lines: Sequence[str], axes: Sequence[str]) -> list[str]:
     """Axes that the code of some lines names (comments apart)."""
     words = {word for line in lines for word in re.findall(r"(?<![\w.\"'])\w+", line.split("  # ")[0])}
-    return [axis for axis in axes if axis in words and not all(line.lstrip().startswith("#") for line in lines)]
+    if all(line.lstrip().startswith("#") for line in lines):
+        return []
+    return [axis for axis in axes if variable(axis) in words]
 
 
 def block_class(
@@ -190,8 +194,6 @@ def block_class(
     scope = Scope(first, (*run.incoming[0], *run.fixed), run.outgoing[0], updates)
     body = Body(scope, reading, setting.shapes, Attributes(attributes, {}), arguments, setting.reserved())
     lines = body.lines()
-    given = ", ".join(f"{arguments[node]}: Tensor" for node in scope.arguments)
-    result = "Tensor" if len(scope.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(scope.results))}]"
     names = "prefix: str" if run.prefixes else "names: tuple[str, ...]"
     declared: list[str] = []
     number = 0
@@ -213,7 +215,7 @@ def block_class(
         *axis_attributes(axes),
         *declared,
         "",
-        f"    def forward(self, {given}) -> {result}:",
+        *signature("forward", (arguments[node] for node in scope.arguments), len(scope.results)),
         *axis_lines(lines, setting.axes),
         *lines,
     ]
@@ -221,11 +223,13 @@ def block_class(
 
 
 def axis_attributes(axes: Sequence[str]) -> list[str]:
-    """``self.dp, self.tp = mesh["dp"], mesh["tp"]``."""
+    """``self.dp, self.dp_tp = mesh["dp"], mesh["dp", "tp"]``."""
     if not axes:
         return []
-    left = ", ".join(f"self.{axis}" for axis in axes)
-    return [f"        {left} = {', '.join(f'mesh[{string(axis)}]' for axis in axes)}"]
+    keys = [", ".join(string(name) for name in axis.split(JOINT)) for axis in axes]
+    left, right = [f"self.{variable(axis)}" for axis in axes], [f"mesh[{key}]" for key in keys]
+    line = f"        {', '.join(left)} = {', '.join(right)}"
+    return [line] if len(line) <= WIDTH else [f"        {a} = {b}" for a, b in zip(left, right, strict=True)]
 
 
 def prefixed(suffix: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 
-from ir.emission.code import Code
+from ir.emission.code import Code, call
 
 WIDTH = 120
 
@@ -24,6 +25,12 @@ def statement(prefix: str, code: Code, indent: int, suffix: str = "") -> list[st
         for argument in code.arguments:
             lines += statement("", argument, indent + 4, ",")
     return [*lines, f"{pad}){suffix}"]
+
+
+def signature(name: str, arguments: Iterable[str], results: int, indent: int = 4) -> list[str]:
+    """The lines of ``def name(self, x: Tensor, …) -> Tensor:``, of several results a tuple."""
+    result = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+    return statement("def ", call(name, "self", *(f"{given}: Tensor" for given in arguments)), indent, f" -> {result}:")
 
 
 def with_comment(lines: list[str], comment: str) -> list[str]:

@@ -10,6 +10,7 @@ from ir.emission.code import ATOM, PRODUCT, Code, binary, call
 from ir.emission.writing import Writing
 from ir.graph import Node
 from ir.verify import node_splits
+from pdv.emit.analysis.lower import variable
 from pdv.emit.analysis.shapes import Dim, Factor, Shapes
 
 
@@ -48,7 +49,7 @@ class ScopeWriting(Writing):
             return super().write(node, operands)
         dims = [str(node.attr(name)) for name in node.op.transition.dims]
         options = ["regather=True"] if self.regather else []
-        return call(node.op.name, operands[0], *dims, node.attr("axis"), *options)
+        return call(node.op.name, operands[0], *dims, variable(node.attr("axis")), *options)
 
     def cutting(self, node: Node, *loops: str) -> tuple[str, ...]:
         """The axes that cut one of a node's loops, outer first."""

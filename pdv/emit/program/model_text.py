@@ -35,7 +35,7 @@ from pdv.emit.program.classes import (
     declaration,
     used_axes,
 )
-from pdv.emit.program.code import WIDTH, docstring, statement
+from pdv.emit.program.code import WIDTH, docstring, signature, statement
 from pdv.emit.program.expressions import UnsayableError
 from pdv.emit.program.statements import Scope
 from pdv.frontend.program import BATCH
@@ -285,21 +285,19 @@ class _Program:
         )
 
     def _forward(self, lines: Sequence[str], inputs: Mapping[Node, str], results: int) -> list[str]:
-        given = ", ".join(f"{name}: Tensor" for name in inputs.values())
-        result = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
         axes = axis_lines(lines, self._setting.axes)
         rows = self._batch_axes()
         note = f"this rank's rows of it (cut by {', then '.join(rows)})" if rows else "the same on every rank"
         doc = f'        """Takes the whole batch on every rank, returns {note}."""'
         if not any(param.attr("regather") for param in self._graph.params):
-            return [f"    def forward(self, {given}) -> {result}:", doc, *axes, *lines]
+            return [*signature("forward", inputs.values(), results), doc, *axes, *lines]
         return [
-            f"    def forward(self, {given}) -> {result}:",
+            *signature("forward", inputs.values(), results),
             doc,
             "        with regathering():  # gathered weights are dropped after use, and gathered again in backward",
             f"            return self.compute({', '.join(inputs.values())})",
             "",
-            f"    def compute(self, {given}) -> {result}:",
+            *signature("compute", inputs.values(), results),
             '        """The forward pass itself."""',
             *axes,
             *lines,

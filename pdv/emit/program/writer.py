@@ -9,6 +9,7 @@ from ir.emission.code import Code, call, method
 from ir.graph import Node
 from ir.views import is_column
 from pdv.emit.analysis.leaves import Reading
+from pdv.emit.analysis.lower import variable
 from pdv.emit.program.expressions import ScopeWriting
 
 
@@ -68,7 +69,7 @@ class Writer:
         axes: list[str] = []
         below = node
         while below.op.transition.only_names and (below is node or self.name_of(below) is None):
-            axes.insert(0, below.attr("axis"))
+            axes.insert(0, variable(below.attr("axis")))
             below = self.reading.resolve(below.operands[0])
         if below.is_leaf:
             attribute = Code(f"self.{self.attributes[below]}")

@@ -1,4 +1,4 @@
-"""The operators that move a tensor between its states along one mesh axis, each with its dual as gradient.
+"""The operators that move a tensor between its states along a mesh axis, each with its dual as gradient.
 
 Along an axis a tensor is Shard(dim): each rank holds a block; Invariant: each rank computes the same whole;
 Replicate: each rank uses a copy of the whole differently, so gradients are summands; or Partial: a summand.
@@ -19,7 +19,7 @@ What is gathered with ``regather=True`` inside ``regathering()`` is not kept for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import DeviceMesh
 from torch.multiprocessing.reductions import StorageWeakRef
 
 # torch 2.13 renamed both and deprecated the old names.
@@ -42,6 +43,20 @@ class Axis:
     size: int = 1
     rank: int = 0
     group: dist.ProcessGroup | None = None
+
+
+def join_axes(axes: Sequence[Axis], mesh: DeviceMesh | None) -> Axis:
+    """Several axes, slow to fast, as one; every rank has to ask for the same ones in the same order."""
+    name, size, rank, group = "_".join(axis.name for axis in axes), 1, 0, None
+    for axis in axes:
+        size, rank = size * axis.size, rank * axis.size + axis.rank
+    if mesh is not None and size == mesh.size():
+        group = dist.group.WORLD
+    elif mesh is not None and size > 1:
+        places = [(mesh.mesh_dim_names or ()).index(axis.name) for axis in axes]
+        ranks = mesh.mesh.movedim(places, list(range(-len(places), 0))).reshape(-1, size)
+        group, _ = dist.new_subgroups_by_enumeration(ranks.tolist())  # type: ignore[no-untyped-call]
+    return Axis(name, size, rank, group)
 
 
 def partition(x: Tensor, dim: int, axis: Axis) -> Tensor:

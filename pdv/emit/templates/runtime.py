@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .losses import LossFn, batch_loss
-from .parallel import Axis, combine, partition, replicate
+from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows
+from .parallel import Axis, combine, join_axes, replicate
 
 Batch = Tensor | Sequence[Tensor]
 Shapes = Mapping[str, Sequence[int | str]]
@@ -39,9 +39,15 @@ class Mesh:
     device_mesh: DeviceMesh | None = None
     origins: list[tuple[Tensor, Stored]] = field(default_factory=list, compare=False)
     """Which stored tensor each parameter and buffer is (a view of)."""
+    joint: dict[tuple[str, ...], Axis] = field(default_factory=dict, compare=False)
 
-    def __getitem__(self, name: str) -> Axis:
-        return next(axis for axis in self.axes if axis.name == name)
+    def __getitem__(self, name: str | tuple[str, ...]) -> Axis:
+        """An axis, or several as one: ``mesh["dp", "tp"]``."""
+        if isinstance(name, str):
+            return next(axis for axis in self.axes if axis.name == name)
+        if name not in self.joint:
+            self.joint[name] = join_axes([self[one] for one in name], self.device_mesh)
+        return self.joint[name]
 
     def tensor(self, stored: Stored, cuts: Mapping[str, int] | None = None) -> Tensor:
         """The piece of a stored tensor that this rank holds; ``cuts`` maps an axis to the dim that it shards."""
@@ -332,12 +338,12 @@ def train_step(
     """
     inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if rows == "local":
-        _check_rows(inputs, batch_axes)
-        inputs = [_combine_rows(x, batch_axes) for x in inputs]
+        check_rows(inputs, batch_axes)
+        inputs = [combine_rows(x, batch_axes) for x in inputs]
     elif isinstance(target, Tensor):
-        target = _own_rows(target, batch_axes)
+        target = own_rows(target, batch_axes)
     else:
-        target = [_own_rows(y, batch_axes) for y in target]
+        target = [own_rows(y, batch_axes) for y in target]
     loss = batch_loss(loss_fn, model(*inputs), target, batch_axes, reduction)
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
@@ -376,25 +382,3 @@ def _check_inputs(
             raise ValueError(
                 f"wrong-size: {name} = {found} in the shapes of the inputs. This program takes {name} {what}."
             )
-
-
-def _own_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:
-    for axis in axes:
-        x = partition(x, 0, axis)
-    return x
-
-
-def _combine_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:
-    for axis in reversed(axes):
-        x = combine(x, 0, axis)
-    return x
-
-
-def _check_rows(inputs: Sequence[Tensor], axes: Sequence[Axis]) -> None:
-    rows = torch.tensor([[x.size(0) for x in inputs]], device=inputs[0].device)
-    given = _combine_rows(rows, axes)
-    if (given != rows).any():
-        raise ValueError(
-            f"uneven-rows: the ranks along {', '.join(axis.name for axis in axes)} were given {given.tolist()} rows "
-            "of the inputs. Each must get as many as the others. Fill up, or drop, the last, smaller batch."
-        )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ir.graph import Node
-from ir.mesh import Axis
+from ir.mesh import JOINT, Axis
 from ir.operator import Split
 from ir.ops.parallel import transition_of
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, local_bytes
@@ -209,7 +209,8 @@ class ConfigTable:
         if chain is None or gathers is Pins().gathers:
             return True
         fetched = [step for step in chain.steps if transition_of(step.name).fetches]
-        return all(gathers(param, step.axis, storage.regather) for step in fetched)
+        axes = [axis for step in fetched for axis in step.axis.split(JOINT)]
+        return all(gathers(param, axis, storage.regather) for axis in axes)
 
     def _stored(self, param: Node, need: Sharding, storage: Storage, routes: Routes, *, keep: bool) -> Use | None:
         """A parameter that rests as ``storage`` and is read once, as ``need``."""

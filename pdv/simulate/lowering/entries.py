@@ -13,7 +13,7 @@ from ir.cost_model import backward_work
 from ir.graph import Graph, Node
 from ir.operator import Attrs, Split
 from ir.ops.parallel import transition_of
-from ir.sharding import Sharding, invariant, local_bytes, parse_sharding
+from ir.sharding import Sharding, invariant, local_bytes, parse_sharding, with_states
 from ir.verify import node_local_loops, node_splits
 from pdv.problem import Problem
 from pdv.problem.workload import Execution
@@ -31,7 +31,7 @@ class Entry:
         name: the operator.
         node: of local work one of them, of a move one of the values that are moved, of a leaf itself.
         form: a number for its type and states, by which readers of equal values are equal.
-        axis: of a move, the mesh axis's number; -1: no move.
+        axis: of a move, the number of its axis among the mesh's spans; -1: no move.
         bytes: that a device holds of the result.
         held: that a device holds of what is moved.
         backward: whether it has a gradient to work for.
@@ -141,9 +141,9 @@ class Entries:
     def _move(self, name: str, attrs: Attrs, value: Node, before: Entry, base: Entry | None) -> Entry:
         mesh, backward = self.problem.mesh, self.problem.train and value.needs_grad
         axis_name = str(attrs["axis"])
-        axis = mesh.index(axis_name)
+        axis = mesh.spans.index(axis_name)
         transition = transition_of(name)
-        sharding = (*before.sharding[:axis], transition.states(attrs)[1], *before.sharding[axis + 1 :])
+        sharding = with_states(before.sharding, mesh.positions(axis_name), transition.states(attrs)[1])
         role: Role = "move"
         if base is not None and not base.node.needs_grad:
             role = "nothing"  # whole on every device: any slice of it is at hand

@@ -5,6 +5,7 @@ Entry point: ``Links.of``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from pdv.cost.comm import (
     all_gather_seconds,
     all_reduce_seconds,
     choice,
+    joint_link,
     move_seconds,
     reduce_scatter_seconds,
 )
@@ -36,6 +38,7 @@ class Links:
     Attributes:
         devices: the kinds of devices of the stage: its classes.
         counts: how many devices each class has.
+        axes: each axis of the mesh, then each joint one (``Mesh.spans``).
         coupled: by axis, sets of classes whose devices meet in the axis's groups.
         streams: by axis and set, the streams that its collectives occupy: their own, and links shared with other axes.
     """
@@ -58,12 +61,15 @@ class Links:
         numbers: dict[Device, int] = {}
         known = {kind: numbers.setdefault(cluster.classes[kind].device, len(numbers)) for kind in dict.fromkeys(kinds)}
         classes = [known[kind] for kind in kinds]
-        axes = tuple(reached(axis, calibration) for axis in workload.axes[stage])
+        single = [reached(axis, calibration) for axis in workload.axes[stage]]
+        spans = [mesh.positions(name) for name in mesh.spans]
+        axes = tuple(joint_link(tuple(single[position] for position in span)) for span in spans)
         placed = np.array(classes).reshape(mesh.shape)
-        coupled = tuple(_coupled(placed, number) for number in range(len(axes)))
-        shared = [_resources(workload, first, number) for number in range(len(axes))]
+        coupled = tuple(_coupled(placed, span) for span in spans)
+        shared = [_resources(workload, first, span) for span in spans]
         counts = tuple(classes.count(number) for number in range(len(numbers)))
-        return cls(mesh, tuple(numbers), counts, axes, coupled, _streams(coupled, shared))
+        common = _common(shared[: len(mesh.axes)])
+        return cls(mesh, tuple(numbers), counts, axes, coupled, _streams(coupled, shared, common))
 
     @cached_property
     def num_streams(self) -> int:
@@ -146,11 +152,14 @@ def reached(axis: AxisLink, calibration: Calibration) -> AxisLink:
     return replace(axis, link=link, stages=stages)
 
 
-def _coupled(placed: np.ndarray[tuple[int, ...], np.dtype[np.int64]], axis: int) -> tuple[tuple[int, ...], ...]:
-    """Sets of classes that share groups along an axis, each sorted; together they are all classes."""
+def _coupled(
+    placed: np.ndarray[tuple[int, ...], np.dtype[np.int64]], span: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Sets of classes that share groups along some axes, each sorted; together they are all classes."""
     if not placed.any():
         return ((0,),)
-    groups = np.unique(np.moveaxis(placed, axis, -1).reshape(-1, placed.shape[axis]), axis=0)
+    size = math.prod(placed.shape[axis] for axis in span)
+    groups = np.unique(np.moveaxis(placed, span, range(-len(span), 0)).reshape(-1, size), axis=0)
     sets: list[set[int]] = []
     for row in groups:
         found = {int(number) for number in row}
@@ -160,23 +169,25 @@ def _coupled(placed: np.ndarray[tuple[int, ...], np.dtype[np.int64]], axis: int)
     return tuple(sorted(tuple(sorted(found)) for found in sets))
 
 
-def _resources(workload: Workload, first: int, axis: int) -> frozenset[str]:
-    """Links that the axis's groups share with others, as far as the group of the stage's first device shows."""
+def _resources(workload: Workload, first: int, span: tuple[int, ...]) -> frozenset[str]:
+    """Links that the groups along some axes share with others, as far as that of the stage's first device shows."""
     mesh = workload.problem.mesh
-    size = mesh.axes[axis].size
-    if size == 1:
-        return frozenset()
-    stride = int(np.prod(mesh.shape[axis + 1 :], dtype=np.int64))
-    return frozenset(find_route(workload.cluster, [first + i * stride for i in range(size)]).resources)
+    ranks = np.arange(first, first + mesh.num_devices).reshape(mesh.shape)
+    group = ranks[tuple(slice(None) if axis in span else 0 for axis in range(len(mesh.axes)))].flatten()
+    return frozenset() if len(group) == 1 else frozenset(find_route(workload.cluster, group.tolist()).resources)
+
+
+def _common(shared: Sequence[frozenset[str]]) -> list[str]:
+    """Links that several axes load; a joint axis is none beside its own axes, for it is waited for."""
+    names = sorted(frozenset().union(*shared))
+    return [name for name in names if sum(name in found for found in shared) > 1]
 
 
 def _streams(
-    coupled: Sequence[Sequence[tuple[int, ...]]], shared: Sequence[frozenset[str]]
+    coupled: Sequence[Sequence[tuple[int, ...]]], shared: Sequence[frozenset[str]], common: Sequence[str]
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """One stream for each axis and set of classes, and one for each link that several axes load."""
     count = sum(len(sets) for sets in coupled)
-    names = sorted(frozenset().union(*shared))
-    common = [name for name in names if sum(name in found for found in shared) > 1]
     number = {name: count + place for place, name in enumerate(common)}
     own = iter(range(count))
     return tuple(

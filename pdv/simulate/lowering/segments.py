@@ -244,7 +244,7 @@ class _Work:
         collective = transition_of(entry.name).communications[way].collective
         if not duration or collective is None:
             return ()
-        axis = self._links.mesh.axes[entry.axis].name
+        axis = self._links.mesh.spans[entry.axis]
         size = max(entry.held, entry.bytes)
         detail = (("bytes", size), ("algorithm", self._links.algorithm(collective, entry.axis, size)))
         waits = self._numbers(after, kind)
@@ -283,7 +283,7 @@ class _Work:
         for item in self._items if self._overlap.gathers else ():
             entry = item.entry
             if entry.role == "parameter" and (kind == GATHER or entry.regathers) and self._links.move(entry)[0]:
-                axis = self._links.mesh.axes[entry.axis].name
+                axis = self._links.mesh.spans[entry.axis]
                 for classes in self._links.coupled[entry.axis]:
                     number = self._number(item.place, kind, classes[0])
                     self.tasks.append(Task("wait", axis, classes, 0, after=(number,)))
@@ -294,7 +294,7 @@ class _Work:
             self.tasks.append(
                 Task(
                     name,
-                    self._links.mesh.axes[axis].name,
+                    self._links.mesh.spans[axis],
                     classes,
                     duration,
                     self._lowering.issue[1],

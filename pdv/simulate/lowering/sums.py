@@ -175,16 +175,16 @@ class Sums:
 
     def _collectives(self, name: str, axis: int, duration: int, issue: int) -> list[Task]:
         return [
-            Task(name, self.links.mesh.axes[axis].name, classes, duration, issue, self.links.streams[axis][place])
+            Task(name, self.links.mesh.spans[axis], classes, duration, issue, self.links.streams[axis][place])
             for place, classes in enumerate(self.links.coupled[axis])
         ]
 
 
 def barrier(links: Links) -> list[Task]:
-    """The step goes on when every collective behind compute is done."""
+    """The step goes on when every collective behind compute is done; no joint axis has any."""
     return [
-        Task("wait", links.mesh.axes[axis].name, classes, 0, streams=links.streams[axis][place])
-        for axis, sets in enumerate(links.coupled)
+        Task("wait", links.mesh.spans[axis], classes, 0, streams=links.streams[axis][place])
+        for axis, sets in enumerate(links.coupled[: len(links.mesh.axes)])
         for place, classes in enumerate(sets)
     ]
 

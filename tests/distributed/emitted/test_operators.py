@@ -73,11 +73,17 @@ def value(state: str, held: list[Tensor]) -> Tensor:
     return held[0]
 
 
-def run_cases(sizes: dict[str, int], dtype: torch.dtype) -> dict[tuple[str, Case], tuple[int, Tensor, Tensor | None]]:
-    """Per axis and case: this rank's place along the axis, its result, and its gradient."""
+Name = tuple[str, ...]  # of an axis, or of several as one
+
+
+def run_cases(
+    sizes: dict[str, int], dtype: torch.dtype, names: tuple[Name, ...] = ()
+) -> dict[tuple[Name, Case], tuple[int, Tensor, Tensor | None]]:
+    """Per axis (each alone, by default) and case: this rank's place along the axis, its result, and its gradient."""
     mesh = make_mesh(sizes, "cpu")
-    results: dict[tuple[str, Case], tuple[int, Tensor, Tensor | None]] = {}
-    for axis in mesh.axes:
+    results: dict[tuple[Name, Case], tuple[int, Tensor, Tensor | None]] = {}
+    for name in names or [(axis,) for axis in sizes]:
+        axis = mesh[name[0]] if len(name) == 1 else mesh[name]
         for seed, case in enumerate(CASES):
             x = pieces(case.before, axis.size, seed, dtype)[axis.rank]
             x = x.transpose(0, 2).contiguous().transpose(0, 2)  # the same values, other strides
@@ -86,17 +92,27 @@ def run_cases(sizes: dict[str, int], dtype: torch.dtype) -> dict[tuple[str, Case
             if dtype.is_floating_point:
                 grad = pieces(dual(case.after), axis.size, seed + 100, dtype)[axis.rank]
                 torch.autograd.backward(y, grad.transpose(1, 2).contiguous().transpose(1, 2))
-            results[axis.name, case] = axis.rank, y.detach(), x.grad
+            results[name, case] = axis.rank, y.detach(), x.grad
     return results
 
 
-@pytest.mark.parametrize("sizes", [{"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}], ids=str)
-def test_operators_keep_value_and_gradient(sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "names"),
+    [
+        ({"tp": 2}, ()),
+        ({"tp": 4}, ()),
+        ({"dp": 2, "tp": 2}, (("dp",), ("tp",), ("dp", "tp"))),
+        ({"dp": 2, "cp": 2, "tp": 2}, (("dp", "tp"), ("dp", "cp"))),
+    ],
+    ids=str,
+)
+def test_operators_keep_value_and_gradient(sizes: dict[str, int], names: tuple[Name, ...]) -> None:
     grid = torch.arange(math.prod(sizes.values())).reshape(*sizes.values())  # rank = row-major index over the axes
-    ranks = run_ranks(run_cases, grid.numel(), sizes, torch.float64)
+    ranks = run_ranks(run_cases, grid.numel(), sizes, torch.float64, names)
     for name, case in ranks[0]:
-        size = sizes[name]
-        for members in grid.movedim(list(sizes).index(name), -1).reshape(-1, size).tolist():
+        size = math.prod(sizes[axis] for axis in name)
+        places = [list(sizes).index(axis) for axis in name]
+        for members in grid.movedim(places, tuple(range(-len(places), 0))).reshape(-1, size).tolist():
             held = [ranks[rank][name, case] for rank in members]
             assert [place for place, _, _ in held] == list(range(size))
             seed = CASES.index(case)

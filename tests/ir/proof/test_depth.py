@@ -197,7 +197,7 @@ def test_gradients_between_layers_are_compared(axis: str) -> None:
 
     def wrong(group: Group, x: Data, attrs: Mapping[str, Any]) -> Data:
         """The dual of replicate, along ``axis``."""
-        return Group(group.mesh, group.mesh.index(axis), group.trials, group.total).sum(x)
+        return Group(group.mesh, group.mesh.positions(axis), group.trials, group.total).sum(x)
 
     moves = {**MOVES, "replicate": (MOVES["replicate"][0], wrong)}
     source = program(serial)

@@ -19,10 +19,12 @@ from pdv.cost.comm import (
     all_to_all_seconds,
     axis_link,
     choice,
+    joint_link,
     least_seconds,
     reduce_scatter_seconds,
     send_seconds,
 )
+from pdv.cost.curves import Curves
 
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 PRICES = {
@@ -133,3 +135,26 @@ def test_units_commute() -> None:
         route, first = find_route(other, range(4)), find_route(found[0], range(4))
         assert route.link.bandwidth_bytes_per_s == pytest.approx(first.link.bandwidth_bytes_per_s, rel=1e-12)
         assert route.link.latency_s == pytest.approx(first.link.latency_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_axes_as_one_cost_at_most_one_after_the_other_and_no_less_than_bandwidth(collective: Collective) -> None:
+    inside, outside = AxisLink(8, Link("in", 212e9, 2e-6)), AxisLink(4, Link("out", 25e9, 10e-6))
+    both = joint_link((outside, inside))
+    assert both.size == 32
+    for num_bytes in BYTES:
+        seconds = PRICES[collective](both, num_bytes)
+        assert least_seconds(collective, both, num_bytes) <= seconds
+        assert seconds <= (PRICES[collective](inside, num_bytes) + PRICES[collective](outside, num_bytes)) * (1 + 1e-9)
+
+
+def test_curves_of_axes_as_one_are_those_of_hierarchical_collectives() -> None:
+    rows = [(name, size, 1e-5 + size / 1e11) for name in COLLECTIVES for size in (1.0, 1e6, 1e12)]
+    inside = AxisLink(8, Link("in", 212e9, 2e-6), Curves.of(rows, "measured", 0.1))
+    outside = AxisLink(4, Link("out", 25e9, 10e-6))
+    both = joint_link((outside, inside))
+    assert both.curves is not None
+    assert (both.curves.source, both.curves.relative_std) == ("measured", 0.1)
+    size = 2.0**24
+    expected = 2 * all_gather_seconds(inside, size) + all_reduce_seconds(outside, size / 8)
+    assert all_reduce_seconds(both, size) == pytest.approx(expected, rel=1e-9)

@@ -339,3 +339,16 @@ def test_a_value_is_not_held_while_the_convolution_after_its_reader_runs(tmp_pat
     turned = k.conv2d(k.permute(h, perm=(0, 1, 3, 2)), w[1])
     text = emitted(k.graph({"y": turned}), ALONE, tmp_path / "turned_pdv")
     assert "F.conv2d(x.transpose(2, 3), " in text  # a view has no memory of its own
+
+
+def test_axes_as_one_have_a_name_of_their_own(tmp_path: Path) -> None:
+    """An axis that is called as two others together are keeps away from their name."""
+    k = Builder()
+    x = k.partition(k.input("x", floats(8, 4)), dim=0, axis="u+v")
+    w = k.replicate(k.param("w", floats(6, 4)), axis="u+v")
+    y = k.combine(k.linear(x, w), dim=0, axis="u+v")
+    text = emitted(k.graph({"y": y}), Mesh.of(u=2, v=2, u_v=2), tmp_path / "joint_pdv")
+    assert 'self.u_v = mesh["u", "v"]' in text
+    assert "combine(F.linear(partition(x, 0, u_v), local(self.w, u_v)), 0, u_v)" in text
+    assert 'make_mesh({"u": 2, "v": 2, "u_v_": 2}, device)' in text
+    assert build(tmp_path / "joint_pdv")(torch.ones(8, 4)).shape == (8, 6)

@@ -11,7 +11,7 @@ from ir.builder import Builder
 from ir.graph import Node
 from ir.mesh import Mesh
 from ir.proof.exact import verify_equal
-from ir.sharding import Invariant, Partial, Replicate, Shard, Sharding, State, invariant
+from ir.sharding import Invariant, Partial, Replicate, Shard, Sharding, State, invariant, parse_sharding
 from ir.verify import infer_shardings
 from pdv.pcg.redistribute import Chain, Redistribution, all_shardings
 from tests.pdv.worlds import f32, problem
@@ -112,3 +112,16 @@ def test_without_a_gradient_only_forward_is_paid() -> None:
     assert chain is not None
     assert chain.seconds == 0.0
     assert [step.name for step in chain.steps] == ["replicate"]
+
+
+def test_axes_in_the_same_state_are_crossed_at_once() -> None:
+    """One collective over both axes costs no more than one after the other, and is one operator."""
+    mesh = Mesh.of(a=2, b=2)
+    moves = moves_on(mesh)
+    for before, after in [("P,P", "I,I"), ("I,I", "R,R"), ("S0,S0", "R,R"), ("I,I", "S1,S1"), ("P,P", "S0,S0")]:
+        chain = moves.chain(TENSOR, parse_sharding(before), parse_sharding(after), gradient=True)
+        assert chain is not None
+        assert [step.axis for step in chain.steps] == ["a+b"], (before, after)
+    mixed = moves.chain(TENSOR, parse_sharding("P,S0"), parse_sharding("I,I"), gradient=True)
+    assert mixed is not None
+    assert {step.axis for step in mixed.steps} == {"a", "b"}
