@@ -37,14 +37,8 @@ class FloatField:
         """Nothing to do."""
         return x
 
-    def unary(self, function: Known, x: Data) -> tuple[Data, Callable[[], Data]]:
-        """f(x), and how to get f'(x)."""
+    def unary(self, function: Known, x: Data) -> tuple[Data, Callable[..., Data]]:
+        """f(x), and how to get f'(x); of rows the function of each, and its pullback."""
         return function.real(x)
 
-    def row(self, function: Known, x: Data) -> tuple[Data, Callable[[Data], Data]]:
-        """The function of each row, and its pullback."""
-        return function.real(x)
-
-    def row_reduce(self, function: Known, x: Data) -> tuple[Data, Callable[[Data], Data]]:
-        """The same to size one."""
-        return function.real(x)
+    row = row_reduce = unary

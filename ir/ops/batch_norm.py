@@ -99,17 +99,10 @@ def _norm_memory(local: Local) -> Memory:
     return Memory(saved=(0,)) if is_of_all else _STEP_BY_STEP
 
 
-def _shares(node: Node, writing: Writing) -> str:
+def _write_statistic(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    """``channel_mean(x, dp.size)``: this rank's term of it."""
     axes = writing.cutting(node, *node.loops.contracted)
-    return " * ".join(f"{axis}.size" for axis in axes) or "1"
-
-
-def _write_mean(node: Node, x: Sequence[Code], writing: Writing) -> Code:
-    return call("channel_mean", x[0], _shares(node, writing))
-
-
-def _write_variance(node: Node, x: Sequence[Code], writing: Writing) -> Code:
-    return call("channel_variance", *x, _shares(node, writing))
+    return call(node.op.name, *x, " * ".join(f"{axis}.size" for axis in axes) or "1")
 
 
 def _write_norm(node: Node, x: Sequence[Code], writing: Writing) -> Code:
@@ -132,7 +125,7 @@ channel_mean = Operator(
     backward_factor=1,
     evaluate=_channel_mean,
     result_name="mean",
-    emit=_write_mean,
+    emit=_write_statistic,
 )
 channel_variance = Operator(
     "channel_variance",
@@ -143,7 +136,7 @@ channel_variance = Operator(
     memory=_variance_memory,
     evaluate=_channel_variance,
     result_name="variance",
-    emit=_write_variance,
+    emit=_write_statistic,
 )
 
 

@@ -19,7 +19,7 @@ from ir.errors import ShapeError
 from ir.graph import Graph, Node
 from ir.ops.parts import table_below
 from ir.scaling.size_factors import Factors
-from ir.scaling.ties import Dims, Ties, where
+from ir.scaling.ties import Dims, Ties
 from ir.types import TensorType
 
 
@@ -182,18 +182,6 @@ class Sizes(Ties):
                 if dim not in self._tables.get(node, ()):
                     self.keep(factors, f"a {what} of shape {list(node.type.shape)} has {size} there")
         return dims
-
-    def joined(self, node: Node, dim: int) -> Factors:
-        """The dim that operands of sizes of their own make together."""
-        pieces = [self.dims[x][dim] for x in node.operands]
-        flat = {self.atoms.flat(factors) for factors in pieces}
-        if len(flat) == 1:
-            parts = self.atoms.new(len(pieces))
-            self.atoms.keep((parts,))
-            return (parts, *pieces[0])
-        out = (self.atoms.new(node.type.shape[dim]),)
-        self.follow(out, pieces, lambda *sizes: sum(sizes), where(node))
-        return out
 
     def follow(self, out: Factors, inputs: Sequence[Factors], compute: Callable[..., int], where: str) -> None:
         """``out`` is ``compute`` of the sizes of ``inputs``, at the node that ``where`` names."""

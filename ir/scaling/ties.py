@@ -68,19 +68,25 @@ class Ties:
         attrs = {**node.attrs, "shape": shape} if node.op.names_shape else dict(node.attrs)
         return attrs | (node.op.attrs_at(node, operands, shape, self.are_open) if node.op.attrs_at else {})
 
-    def keep(self, factors: Factors, reason: str) -> None:
+    def keep(self, factors: Factors, reason: str) -> None:  # noqa: ARG002  # told where sizes are open
         """These must not change; ``reason`` says why, in words."""
-        del reason
         self.atoms.keep(factors)
 
-    def follow(self, out: Factors, inputs: Sequence[Factors], compute: Callable[..., int], where: str) -> None:
+    def follow(self, out: Factors, inputs: Sequence[Factors], compute: Callable[..., int], where: str) -> None:  # noqa: ARG002
         """``out`` is ``compute`` of the sizes of ``inputs``, at the node that ``where`` names."""
-        del where
         self.atoms.follows(out[0], inputs, compute)
 
     def joined(self, node: Node, dim: int) -> Factors:
         """The dim that operands of sizes of their own make together."""
-        raise NotImplementedError(node, dim)
+        pieces = [self.dims[x][dim] for x in node.operands]
+        flat = {self.atoms.flat(factors) for factors in pieces}
+        if len(flat) == 1:
+            parts = self.atoms.new(len(pieces))
+            self.atoms.keep((parts,))
+            return (parts, *pieces[0])
+        out = (self.atoms.new(node.type.shape[dim]),)
+        self.follow(out, pieces, lambda *sizes: sum(sizes), where(node))
+        return out
 
 
 def _product(group: Group, loops: Loops) -> Factors:
