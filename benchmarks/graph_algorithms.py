@@ -27,7 +27,7 @@ from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.planning.problems import plan_problems
 from pdv.search.strategies.budget import Budget
-from pdv.search.strategies.pricing import Minimized, Task, strategy
+from pdv.search.strategies.pricing import Minimized, NetworkTask, strategy
 
 MODELS = (("gpt2", 64, 1024), ("inception-v3", 256, None))
 Sizes = Mapping[int, int]
@@ -105,9 +105,9 @@ class _Captured(Exception):  # no error: the search stops where its problem is k
 
 def network(model: str, batch: int, sequence: int | None) -> tuple[Scopes, Sizes]:
     """The variables of a model's search on 8x8 devices, and which terms mention which."""
-    kept: list[Task] = []
+    kept: list[NetworkTask] = []
 
-    def capture(task: Task) -> Minimized:
+    def capture(task: NetworkTask) -> Minimized:
         kept.append(task)
         raise _Captured
 

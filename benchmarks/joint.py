@@ -30,7 +30,7 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.pcg.plan_cost import plan_cost
 from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
-from pdv.search.meshes import Found, search_mesh
+from pdv.search.meshes import BestPlan, search_mesh
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget
 
@@ -98,7 +98,7 @@ CASES = (
 )
 
 
-Answer = tuple[Found | str, float]
+Answer = tuple[BestPlan | str, float]
 """A plan, or why there is none; and the CPU-seconds of the search."""
 
 
@@ -224,7 +224,7 @@ def price_alone(problem: Problem, graph: Graph) -> float:
     return plan_cost(on_one_device(problem, graph), graph).seconds
 
 
-def taken(found: Found) -> dict[str, int]:
+def taken(found: BestPlan) -> dict[str, int]:
     """How many blocks each rule was applied in, most first."""
     return dict(Counter(step.rule for step in found.solution.steps).most_common())
 

@@ -15,7 +15,7 @@ from ir.types import DType, TensorType
 from pdv.cluster import load_cluster
 from pdv.plan.derivation import replay, to_steps
 from pdv.planning.problems import plan_problems
-from pdv.rewrite.generate.select import implied
+from pdv.rewrite.generate.select import is_implied
 from pdv.rewrite.law import Law, parse_law
 from pdv.search.meshes import search_mesh
 
@@ -55,7 +55,7 @@ FUSIONS = ("fuse-linear-sharing-input", "fuse-matmul-sharing-input", "fuse-conv2
 def shown(laws: Sequence[Law]) -> dict[str, bool]:
     """Each law of the lectures, and each fusion: whether it follows from ``laws``, or is one of them."""
     single = [law for law in laws if len(law.left) == 1]
-    found = {law.name: all(implied(part, single, 2) for part in parts(law)) for law in LECTURES}
+    found = {law.name: all(is_implied(part, single, 2) for part in parts(law)) for law in LECTURES}
     return found | {name: any(is_fusion(law, name) for law in laws) for name in FUSIONS}
 
 

@@ -15,7 +15,7 @@ from ir.errors import ShapeError, VerificationError
 from ir.operator import Operator, Split
 from ir.ops import OPERATORS
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
-from pdv.rewrite.check_parallel import MESHES, Example, applied, examples, prove_rule, serial
+from pdv.rewrite.check_parallel import MESHES, Example, apply_rule, examples, prove_rule, serial
 from pdv.rewrite.parallel_rules import ParallelRule, parallel_rules
 
 PARALLEL_KINDS = ("operand's state changed", "result's state changed", "sum passed wrongly")
@@ -105,7 +105,7 @@ def confirmed(mutant: ParallelMutant) -> bool:
     """Whether one device and the ranks agree in float64, outputs and gradients, on every mesh that divides."""
     tried = 0
     for mesh in MESHES:
-        pair = applied(mutant.example, mutant.rule, mesh)
+        pair = apply_rule(mutant.example, mutant.rule, mesh)
         if pair is not None:
             tried += 1
             if not agree(*pair, tried, mesh=mesh):

@@ -21,7 +21,7 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.pcg.techniques import techniques
 from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
-from pdv.search.meshes import Found, search_mesh, search_meshes
+from pdv.search.meshes import BestPlan, search_mesh, search_meshes
 
 CLUSTERS: dict[str, str | dict[str, Any]] = {
     "laptop-4": "laptop-4.yaml",
@@ -124,7 +124,7 @@ def _expert_row(case: Case, cluster: Cluster, problem: Problem, roles: dict[str,
     return _row(case, cluster, name, found)
 
 
-def _row(case: Case, cluster: Cluster, plan: str, found: Found | None, **more: Any) -> dict[str, Any]:
+def _row(case: Case, cluster: Cluster, plan: str, found: BestPlan | None, **more: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model": case.model,
         "batch": case.batch,

@@ -33,7 +33,7 @@ from pdv.cost.comm import AxisLink
 from pdv.cost.curves import Curves
 from pdv.emit.package import emit_package
 from pdv.pcg.plan_cost import plan_cost, realize
-from pdv.plan.derivation import replayed
+from pdv.plan.derivation import replay_steps
 from pdv.prices import cost_model
 from pdv.problem import Problem
 
@@ -158,7 +158,7 @@ def here(row: Row, graph: Graph, processes: int, curves: Curves | None, cost: st
     """A measured plan, replayed as it was planned, on the machine as it is: its problem, PCG and cluster."""
     mesh = Mesh(tuple(Axis(axis, size) for axis, size in row["mesh"].items()))
     problem = problem_of(graph, mesh, speed=row["speed"])
-    rewritten, assignment = replayed(problem, json.loads(row["derivation"]))
+    rewritten, assignment = replay_steps(problem, json.loads(row["derivation"]))
     pcg = realize(replace(problem, graph=rewritten), assignment).derived.pcg
     assert pcg.digest == row["pcg_hash"], f"{row['key']} replays to another graph"
     cluster = load_cluster(machine(processes))

@@ -25,7 +25,7 @@ from pdv.frontend.program import Program
 from pdv.plan.derivation import to_steps
 from pdv.problem import Pins, Problem
 from pdv.rewrite.algebra import RULES
-from pdv.search.meshes import Found, search_mesh
+from pdv.search.meshes import BestPlan, search_mesh
 from pdv.search.strategies.budget import Budget
 
 CLUSTER = Path(__file__).parent.parent / "examples/clusters/laptop-4.yaml"
@@ -60,7 +60,7 @@ class Ready:
     """One plan: how it was asked for, and what a replay needs."""
 
     asked: str
-    found: Found
+    found: BestPlan
     steps: list[dict[str, Any]]
 
 

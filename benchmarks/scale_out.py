@@ -22,7 +22,7 @@ from benchmarks.record import Record, arguments, table
 from pdv.cluster import Cluster, Device, load_cluster
 from pdv.cost.compute import ComputeModel
 from pdv.frontend.arch.description import arch
-from pdv.manual.lattice import Choice, Lattice, best, points
+from pdv.manual.lattice import Lattice, SimulatedConfiguration, best, points
 from pdv.report.simulated import simulated_document
 
 ClusterOf = Callable[[int], Cluster]
@@ -103,7 +103,7 @@ def _compute_of(device: Device) -> ComputeModel:
     return ComputeModel((device,))
 
 
-def _told(choice: Choice) -> dict[str, Any]:
+def _told(choice: SimulatedConfiguration) -> dict[str, Any]:
     document = simulated_document(choice.work, choice.simulation, choice.memory, choice.given.text())
     return {
         "configuration": document["configuration"],

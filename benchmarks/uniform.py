@@ -91,7 +91,7 @@ def main() -> None:
 
 def measure(case: Case, graphs: Path) -> dict[str, Any]:
     """One row: what is written of the plan that is found, its price, and the CPU-seconds of its search."""
-    from pdv.emit.analysis.outline import Run
+    from pdv.emit.analysis.outline import BlockRun
     from pdv.emit.emission import Emission, shapes_in
     from pdv.frontend.program import Weights
     from pdv.search.meshes import search_meshes
@@ -104,7 +104,7 @@ def measure(case: Case, graphs: Path) -> dict[str, Any]:
     emission = Emission.of(found.pcg, solution.problem.mesh, train=True)
     shape_of = shapes_in(Weights())
     items = emission.items(shape_of)
-    runs = [len(item.blocks) for item in items if isinstance(item, Run)]
+    runs = [len(item.blocks) for item in items if isinstance(item, BlockRun)]
     return {
         "case": case.name,
         "layers": case.layers,

@@ -16,7 +16,7 @@ from ir.ops import OPERATORS
 from ir.types import DType, TensorType
 
 
-def _solved(
+def _solve_types(
     op: Operator, types: tuple[TensorType, ...], attrs: tuple[tuple[str, Hashable], ...], name: str
 ) -> tuple[Loops, TensorType]:
     """Loop nest and result of an operator; equal layers ask again and again.
@@ -71,7 +71,7 @@ class Builder:
             ShapeError: if the operands do not fit the operator's loops.
         """
         attrs = op.check_attrs(attrs)
-        loops, result = _solved(op, tuple(operand.type for operand in operands), tuple(attrs.items()), name)
+        loops, result = _solve_types(op, tuple(operand.type for operand in operands), tuple(attrs.items()), name)
         needed = (operand.needs_grad and op.differentiates(i) for i, operand in enumerate(operands))
         needs_grad = result.dtype.is_floating and any(needed)
         return self._intern(op, operands, attrs, result, loops, needs_grad, name)

@@ -1,4 +1,4 @@
-"""Which cost model a name stands for: learned, measured, a weight file or a profile folder. Entry point: ``chosen``."""
+"""Which cost model a name stands for: learned, measured, weights or profiles. Entry point: ``choose_cost_model``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Described:
     share: float = 1.0
 
 
-def chosen(choice: str, devices: Sequence[Described], analytic: Analytic) -> KernelCosts:
+def choose_cost_model(choice: str, devices: Sequence[Described], analytic: Analytic) -> KernelCosts:
     """The cost model that ``choice`` names, for these device classes.
 
     Args:

@@ -46,10 +46,12 @@ def backward_kernels(
         share = Work(work.flops / work.kernels, work.bytes_moved / work.kernels, 1)
         sizes = (m, k, n), (n, k, m) if is_transposed(loops) else (k, n, m)  # of x: dy w over n; of w: over m
         return tuple(_matmul(b, size, result.dtype, share) for size, want in zip(sizes, wanted, strict=True) if want)
-    return (_kernel(op, loops, result, attrs, _done(op, loops, operands, wanted, work), "backward"),)
+    return (_kernel(op, loops, result, attrs, _eager_backward(op, loops, operands, wanted, work), "backward"),)
 
 
-def _done(op: Operator, loops: Loops, operands: Sequence[TensorType], wanted: Sequence[bool], work: Work) -> Work:
+def _eager_backward(
+    op: Operator, loops: Loops, operands: Sequence[TensorType], wanted: Sequence[bool], work: Work
+) -> Work:
     """What eager PyTorch does of a backward: it hands gradients on without touching them where it can, as a view or as
     they are, and writes an embedding's gradient whole, rows that nobody looked up too.
     """

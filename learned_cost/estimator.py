@@ -90,7 +90,7 @@ class KernelCosts:
         keys = [_key(query) for query in queries]
         new = {key: query for key, query in zip(keys, queries, strict=True) if key not in known}
         if new:
-            described = [_described(query) for query in new.values()]
+            described = [_describe(query) for query in new.values()]
             self._price(dict(named for pair in described for part in pair for named in part))
             for key, (forward, backward) in zip(new, described, strict=True):
                 known[key] = NodeEstimate(self._sum(forward), self._sum(backward))
@@ -109,7 +109,7 @@ class KernelCosts:
         self._price(dict(kernels))
         return self._sum(kernels)
 
-    def moved(self, interconnect: str, size: int) -> tuple[tuple[str, float, float], ...]:
+    def move(self, interconnect: str, size: int) -> tuple[tuple[str, float, float], ...]:
         """(collective, bytes, seconds) measured among so many devices of a cluster of one kind, if they were."""
         if self.measured is None or len(self.places) != 1:
             return ()
@@ -160,7 +160,7 @@ class KernelCosts:
                 strict=True,
             ):
                 if known and math.isfinite(mean) and mean > 0.0:
-                    found[number] = _learned(mean / place.share, std, known_device=place.known)
+                    found[number] = _learn(mean / place.share, std, known_device=place.known)
         why = NO_WEIGHTS if self.predictor is None else OUT_OF_RANGE
         return [
             estimate or self.analytic.estimate(Work(kernel.flops, kernel.bytes, 1), _dtype(kernel), why)
@@ -168,7 +168,7 @@ class KernelCosts:
         ]
 
 
-def _learned(mean_s: float, std_log: float, *, known_device: bool) -> Estimate:
+def _learn(mean_s: float, std_log: float, *, known_device: bool) -> Estimate:
     """A prediction of log-normal form: its median, and the deviation of its logarithm relative to it."""
     if not known_device:
         std_log = math.hypot(std_log, UNKNOWN_DEVICE_STD)
@@ -186,7 +186,7 @@ def _key(query: Query) -> Key:
     return op.name, tuple(loops.extents.values()), operands, result, tuple(attrs.items()), wanted
 
 
-def _described(query: Query) -> tuple[list[Named], list[Named]]:
+def _describe(query: Query) -> tuple[list[Named], list[Named]]:
     """The kernels forward and backward, by name."""
     op, loops, operands, result, attrs, wanted = query
     forward = forward_kernels(op, loops, operands, result, attrs)

@@ -203,7 +203,7 @@ def _check_head(path: Path, description: Mapping[str, Any], kind: str | None) ->
         raise WeightsError(f"{path} is of kind {found!r}"[:200], f"Needed here: {kind or 'kernels or collectives'!r}")
 
 
-def trained(weights: Weights, what: str) -> list[str]:
+def training_facts(weights: Weights, what: str) -> list[str]:
     """Devices (``by_device``), sources or operators that weights have seen, those before a fine-tuning included."""
     training = weights.description.get("training", {})
     return sorted({*training.get(what, {}), *training.get("before", {}).get(what, {})})

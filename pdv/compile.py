@@ -30,7 +30,7 @@ from pdv.problem import Pins
 from pdv.problem.workload import workload_of_pcg
 from pdv.report.simulated import step_facts
 from pdv.rewrite.chosen import chosen_rules
-from pdv.search.meshes import Found
+from pdv.search.meshes import BestPlan
 
 
 @guarded("pdv.optimize")
@@ -110,7 +110,7 @@ def optimize(
     return replace(plan, document={**document, "run": run_document(plan)})
 
 
-def _prove(found: Found, document: Mapping[str, Any], source: Graph) -> Proof:
+def _prove(found: BestPlan, document: Mapping[str, Any], source: Graph) -> Proof:
     """The proof of a plan's own document: its derivation, replayed, is what was found, and equal to the source."""
     problem = read_problem(document, source)
     pcg = replay(problem, document["derivation"])
@@ -119,7 +119,7 @@ def _prove(found: Found, document: Mapping[str, Any], source: Graph) -> Proof:
     return verify_equal(source, pcg, problem.mesh, gradients=problem.train)
 
 
-def _simulate(found: Found, cluster: Cluster) -> dict[str, Any]:
+def _simulate(found: BestPlan, cluster: Cluster) -> dict[str, Any]:
     """What a step of the emitted program takes and holds, by events (docs/simulator.md)."""
     solution = found.solution
     return step_facts(workload_of_pcg(replace(solution.problem, graph=solution.graph), found.pcg, cluster))

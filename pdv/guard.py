@@ -1,6 +1,6 @@
 """Whatever goes wrong inside is one error that asks for a report, and the report is written: the door of every call.
 
-Entry points: ``guarded`` around what users call, ``noted`` where a graph becomes known, ``passing`` around the user's
+Entry points: ``guarded`` around what users call, ``note`` where a graph becomes known, ``passing`` around the user's
 own functions. A report has the traceback, the versions, and the graph without weights or large constants.
 """
 
@@ -66,12 +66,12 @@ def guarded(name: str) -> Iterator[None]:
     except Exception as error:
         if any(error is one for one in call.outside):
             raise
-        raise _reported(error, name, call.graph) from error
+        raise _report(error, name, call.graph) from error
     finally:
         _CALL.reset(token)
 
 
-def noted(graph: Graph) -> Graph:
+def note(graph: Graph) -> Graph:
     """The same graph; a report of this call will have it."""
     call = _CALL.get()
     if call is not None:
@@ -95,7 +95,7 @@ def passing(call: Callable[P, T]) -> Callable[P, T]:
     return called
 
 
-def _reported(error: Exception, name: str, graph: Graph | None) -> InternalError:
+def _report(error: Exception, name: str, graph: Graph | None) -> InternalError:
     """The error that says what, where in the code, and where the report lies."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
@@ -103,14 +103,14 @@ def _reported(error: Exception, name: str, graph: Graph | None) -> InternalError
     what = f"{type(error).__name__}{place}{': ' if said else ''}{said}"
     ours = "This is a fault of pdv, not yours"
     try:
-        folder = _written(error, name, graph)
+        folder = _write_report(error, name, graph)
     except (OSError, ValueError, MemoryError, RecursionError) as failure:
         return InternalError(what, ours, f"Please report it with its traceback; no report could be kept ({failure})")
     kept = "the traceback" if graph is None else "the traceback, and the graph without weights"
     return InternalError(what, ours, f"Please report it, with what lies in {folder} ({kept})", report=str(folder))
 
 
-def _written(error: Exception, name: str, graph: Graph | None) -> Path:
+def _write_report(error: Exception, name: str, graph: Graph | None) -> Path:
     """The folder of the report; equal failures have one.
 
     Raises:

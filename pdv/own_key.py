@@ -26,7 +26,7 @@ def own_key(folder: Path | None, warn: Callable[[str], None]) -> bytes | None:
         return None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _read(folder / FILE) or _made(folder)
+        return _read(folder / FILE) or _make(folder)
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else error
         warn(f"no key of your own can be had from {folder / FILE} ({said}): searches are not kept")
@@ -56,7 +56,7 @@ def _read(path: Path) -> bytes | None:
     return key
 
 
-def _made(folder: Path) -> bytes:
+def _make(folder: Path) -> bytes:
     """A new key, or the one that another run made meanwhile: a key appears whole, and the first one stays."""
     handle, name = tempfile.mkstemp(prefix=".", dir=folder)  # readable by its user alone
     try:

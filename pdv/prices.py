@@ -32,7 +32,7 @@ def cost_model(choice: str | os.PathLike[str] | None, devices: Sequence[Device])
     name = os.fspath(config.COST if choice is None else choice)
     if name == config.ANALYTIC:
         return analytic
-    from learned_cost.choose import Described, chosen
+    from learned_cost.choose import Described, choose_cost_model
 
     described = [
         Described(
@@ -45,7 +45,7 @@ def cost_model(choice: str | os.PathLike[str] | None, devices: Sequence[Device])
         )
         for device in devices
     ]
-    return chosen(name, described, analytic)
+    return choose_cost_model(name, described, analytic)
 
 
 def priced_by(document: Mapping[str, Any], cost: str | os.PathLike[str] | None) -> CostModel:
@@ -97,7 +97,7 @@ def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curve
     from learned_cost.collectives.curves import INTERCONNECTS, axis_curve
     from learned_cost.estimator import MOVED_STD, KernelCosts
 
-    measured = compute.moved(INTERCONNECTS.get(link, link), size) if isinstance(compute, KernelCosts) else ()
+    measured = compute.move(INTERCONNECTS.get(link, link), size) if isinstance(compute, KernelCosts) else ()
     if measured:
         return Curves.of(measured, "measured", MOVED_STD)
     found = [axis_curve(entry.device.name, link, size, entry.device.share) for entry in cluster.classes]

@@ -63,8 +63,8 @@ def contract(
     inner = [label for label in a_labels if label in b_labels and label not in out]
     rows = [label for label in a_labels if label not in b_labels]
     columns = [label for label in b_labels if label not in a_labels]
-    left = _grouped(a, a_labels, (batch, rows, inner))
-    right = _grouped(b, b_labels, (batch, inner, columns))
+    left = _group(a, a_labels, (batch, rows, inner))
+    right = _group(b, b_labels, (batch, inner, columns))
     found = [*batch, *rows, *columns]
     product = matmul(left, right).reshape([extents[label] for label in found])
     return product.transpose([found.index(label) for label in out])
@@ -79,7 +79,7 @@ def _sum_alone(
     return total(x, alone), tuple(label for at, label in enumerate(labels) if at not in alone)
 
 
-def _grouped(x: Data, labels: Labels, groups: Sequence[Sequence[str]]) -> Data:
+def _group(x: Data, labels: Labels, groups: Sequence[Sequence[str]]) -> Data:
     """``x`` with its dims gathered into one dim per group."""
     order = [labels.index(label) for group in groups for label in group]
     moved = x.transpose(order)

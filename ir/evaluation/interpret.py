@@ -196,7 +196,9 @@ def evaluate(
     field = field or FloatField()
     shardings = infer_shardings(graph, mesh)
     check_outputs(graph, shardings)
-    run = _Run(mesh, field, moves, Recorder(field, field.trials * mesh.num_devices), values, track_inputs, loops)
+    run = _Interpreter(
+        mesh, field, moves, Recorder(field, field.trials * mesh.num_devices), values, track_inputs, loops
+    )
     found: dict[Node, Value] = {}
     arrived: dict[Node, Value] = {}
     for node in graph.nodes:
@@ -214,7 +216,7 @@ def data_of(value: Value) -> Data:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Interpreter:
     mesh: Mesh
     field: Field
     moves: Moves
@@ -252,7 +254,7 @@ class _Run:
                 return self.recorder.known(cut(lifted, sharding, self.mesh), size)
             whole = np.broadcast_to(array, (trials, *node.type.shape))
         elif node.is_param:
-            whole = np.stack([read_stored(node, partial(self._stored, trial)) for trial in range(trials)])
+            whole = np.stack([read_stored(node, partial(self._store, trial)) for trial in range(trials)])
         else:
             whole = np.asarray(self.given[node.attr("name")]).reshape(trials, *node.type.shape)
         assert whole.shape[1:] == node.type.shape, f"{node} was given {whole.shape[1:]}"
@@ -262,7 +264,7 @@ class _Run:
         tracked = node.needs_grad or (self.track_inputs and node.is_input)
         return self.recorder.leaf(local, tracked=tracked)
 
-    def _stored(self, trial: int, source: str, view: View) -> Data:
+    def _store(self, trial: int, source: str, view: View) -> Data:
         stored = np.asarray(self.given[source])
         return apply_view(stored[trial] if self.field.trial_axis else stored, view)
 

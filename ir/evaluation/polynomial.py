@@ -30,13 +30,13 @@ class Size:
     def times(self, other: Size, terms: int = 1) -> Size:
         """Of a sum of ``terms`` products."""
         bits = self.bits + other.bits + math.log2(max(terms, 1))
-        return Size(self.degree + other.degree, bits, _kept(self.denominator * other.denominator))
+        return Size(self.degree + other.degree, bits, _keep(self.denominator * other.denominator))
 
     def plus(self, other: Size) -> Size:
         """Of a sum or a difference, or of an array that holds elements of both."""
         if self.denominator == other.denominator:
             return Size(max(self.degree, other.degree), max(self.bits, other.bits) + 1, self.denominator)
-        common = _kept(math.lcm(self.denominator, other.denominator))
+        common = _keep(math.lcm(self.denominator, other.denominator))
         grown = max((x.bits + _log2(common, x.denominator) for x in (self, other)), default=0.0)
         return Size(max(self.degree, other.degree), grown + 1, common)
 
@@ -46,7 +46,7 @@ class Size:
         return self.bits + 1 if self.denominator else math.inf
 
 
-def _kept(denominator: int) -> int:
+def _keep(denominator: int) -> int:
     return denominator if denominator.bit_length() <= MOST_DENOMINATOR_BITS else 0
 
 
@@ -59,7 +59,7 @@ def size_of(*values: Fraction | None) -> Size:
     known = [value for value in values if value is not None]
     denominator = 1
     for value in known:
-        denominator = _kept(math.lcm(denominator, value.denominator)) if denominator else 0
+        denominator = _keep(math.lcm(denominator, value.denominator)) if denominator else 0
     largest = max((abs(value) for value in known), default=Fraction(1))
     bits = math.log2(max(math.ceil(largest), 1)) + (math.log2(denominator) if denominator else 0.0)
     return Size(1 if len(known) < len(values) else 0, bits, denominator)

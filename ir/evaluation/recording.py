@@ -25,7 +25,7 @@ Pullback = Callable[[Data], Sequence[Data | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _RecordedStep:
     slot: int
     operands: tuple[Var, ...]
     pullback: Pullback
@@ -52,7 +52,7 @@ class Recorder:
         self.field = field
         self.worlds = worlds
         self.calls: dict[str, Calls] = {}
-        self._steps: list[_Step] = []
+        self._steps: list[_RecordedStep] = []
         self._slots = 0
 
     def leaf(self, data: Data, *, tracked: bool) -> Var:
@@ -123,7 +123,7 @@ class Recorder:
         return self._sum(x, y, -1)
 
     def _sum(self, x: Array, y: Array, sign: int) -> Array:
-        x, y = self._aligned(x, y)
+        x, y = self._align(x, y)
         if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
             return x + y if sign > 0 else x - y
         x, y = self._lift(x), self._lift(y)
@@ -137,7 +137,7 @@ class Recorder:
 
     def mul(self, x: Array, y: Array) -> Array:
         """See ``Tape.mul``."""
-        x, y = self._aligned(x, y)
+        x, y = self._align(x, y)
         if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
             return x * y
         x, y = self._lift(x), self._lift(y)
@@ -273,7 +273,7 @@ class Recorder:
     def where(self, mask: Array, x: Array, y: Array) -> Array:
         """See ``Tape.where``."""
         assert isinstance(mask, np.ndarray), "a mask is a boolean array, which no function of the field gives"
-        mask, x, y = self._aligned(mask, x, y)
+        mask, x, y = self._align(mask, x, y)
         if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
             return np.where(mask, x, y)
         x, y = self._lift(x), self._lift(y)
@@ -338,7 +338,7 @@ class Recorder:
             return Var(data, size)
         result = Var(data, size, self._slot())
         repeated = max(data.size // max(x.data.size, 1) for x in operands)  # a gradient is summed over what repeats
-        self._steps.append(_Step(result.slot, operands, pullback, factors, max(terms, repeated)))
+        self._steps.append(_RecordedStep(result.slot, operands, pullback, factors, max(terms, repeated)))
         return result
 
     def _scalar(self, value: float, ndim: int) -> Var:
@@ -357,7 +357,7 @@ class Recorder:
         largest = max(int(np.abs(x).max(initial=1)), 1)
         return Var(self.field.lift(x), Size(0, math.log2(largest)))
 
-    def _aligned(self, *xs: Array) -> list[Array]:
+    def _align(self, *xs: Array) -> list[Array]:
         """The operands with equal rank: ones put in after the world axis."""
         rank = max(len(x.shape) for x in xs)
         return [

@@ -62,7 +62,7 @@ def like(shape: Sizes, operands: Sequence[Layout]) -> Layout:
     return same if same is not None and same.dense else fresh(shape)
 
 
-def merged(before: Layout, after: Sizes) -> Sizes | None:
+def merge_strides(before: Layout, after: Sizes) -> Sizes | None:
     """Strides under which the same memory reads as shape ``after``; None if there are none."""
     runs: list[list[int]] = []  # [elements, innermost stride] of dims that lie one behind the other
     for size, stride in zip(before.shape, before.strides, strict=True):

@@ -14,7 +14,7 @@ from ir.emission.code import Code, method, tuple_of
 from ir.emission.writing import Writing
 from ir.errors import ShapeError
 from ir.graph import Node
-from ir.memory.layout import Layout, Sizes, merged
+from ir.memory.layout import Layout, Sizes, merge_strides
 from ir.operator import Attrs, Operator
 from ir.scaling.ties import Loops, Ties
 
@@ -148,7 +148,7 @@ reshape = Operator(
     attrs=("shape",),
     linear=_FIRST,
     ties=_keep_opaque,
-    strides=lambda attrs, x, shape: merged(x, shape),
+    strides=lambda attrs, x, shape: merge_strides(x, shape),
     evaluate=lambda t, x, c: t.reshape(x[0], c.loops.result_shape),
     emit=_write_reshape,
     fold=lambda x, shape: x.reshape(shape),

@@ -86,7 +86,7 @@ def _top_k(k: int, x: Data) -> tuple[Data, Callable[[Data], Data]]:
     return x * kept, lambda g: g * kept
 
 
-def _chosen(local: Local) -> float:
+def _choose(local: Local) -> float:
     """Indices: [rows, k], once of topk and once more of scatter, in the same memory."""
     return float(local.rows * int(local.node.attr("k")) * INDEX_BYTES)
 
@@ -99,7 +99,7 @@ top_k = Operator(  # the row with all but its k largest elements set to zero
     attrs=("k",),
     flops_per_point=5,
     saved=("out",),
-    memory=Memory(keeps=_chosen, forward=lambda local: local.result_bytes, saved=()),
+    memory=Memory(keeps=_choose, forward=lambda local: local.result_bytes, saved=()),
     ties=_more_than_chosen,
     evaluate=lambda t, x, c: t.row(Known(f"top_k:{c.attrs['k']}", partial(_top_k, c.attrs["k"])), x[0]),
 )

@@ -89,14 +89,14 @@ def _conv_flops(loops: Loops) -> float:
 def _conv2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
     x, w = operands
     e = call.loops.extents
-    seen = _seen(t, x, call, (e["kh"], e["kw"]), 0.0)
+    seen = _see_windows(t, x, call, (e["kh"], e["kw"]), 0.0)
     n = seen.shape[1]
     seen = t.reshape(seen, (n, e["g"], e["ci"], e["kh"], e["kw"], e["h'"], e["w'"]))
     kernels = t.reshape(w, (e["g"], e["co"], e["ci"], e["kh"], e["kw"]))
     return t.reshape(t.einsum("ngcijhw,gocij->ngohw", seen, kernels), call.loops.result_shape)
 
 
-def _seen(t: Tape, x: Any, call: Call, kernel: Pair, fill: float) -> Any:
+def _see_windows(t: Tape, x: Any, call: Call, kernel: Pair, fill: float) -> Any:
     """[n, c, h, w] -> [n, c, kh, kw, h', w']: what each window sees, ``fill`` outside."""
     for dim, padding in zip((2, 3), _pair(call.attrs["padding"]), strict=True):
         if padding:
@@ -158,14 +158,14 @@ def _largest(x: Data) -> tuple[Data, Callable[[Data], Data]]:
 
 def _max_pool2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     kernel = _pair(call.attrs["kernel"])
-    seen = t.transpose(_seen(t, operands[0], call, kernel, float("-inf")), (0, 1, 4, 5, 2, 3))
+    seen = t.transpose(_see_windows(t, operands[0], call, kernel, float("-inf")), (0, 1, 4, 5, 2, 3))
     rows = t.reshape(seen, (*seen.shape[1:5], math.prod(kernel)))
     return t.reshape(t.row_reduce(Known("max", _largest), rows), call.loops.result_shape)
 
 
 def _avg_pool2d(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     kernel = _pair(call.attrs["kernel"])
-    total = t.einsum("ncijhw->nchw", _seen(t, operands[0], call, kernel, 0.0))
+    total = t.einsum("ncijhw->nchw", _see_windows(t, operands[0], call, kernel, 0.0))
     return t.scale(total, 1.0 / math.prod(kernel))
 
 

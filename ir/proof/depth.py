@@ -57,12 +57,12 @@ def shorten(source: Graph, pcg: Graph, mesh: Mesh, kept: int = KEPT) -> Short:
         ShardingError: if ``pcg`` is no legal PCG for ``mesh``.
     """
     short = Short(source, pcg)
-    while (found := _shortened(short, mesh, kept)) is not None:
+    while (found := _shorten(short, mesh, kept)) is not None:
         short = found
     return short
 
 
-def _shortened(short: Short, mesh: Mesh, kept: int) -> Short | None:
+def _shorten(short: Short, mesh: Mesh, kept: int) -> Short | None:
     """The pair without the longest run; None if there is none, or its values are needed already."""
     if short.source.updates or short.pcg.updates:  # each overwrites a buffer of its own
         return None
@@ -260,7 +260,7 @@ class Chain:
         lines = []
         for number, node in enumerate(self.between(start, end)):
             operands = [named[x] if x in named else self._outside(x, local) for x in node.operands]
-            lines.append(f"{_described(node)} {operands} {self._outputs.get(node, '')}")
+            lines.append(f"{_describe(node)} {operands} {self._outputs.get(node, '')}")
             named[node] = f"%{number}"
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -269,12 +269,12 @@ class Chain:
         if not any(source in local for source in self._weights[node]):
             return node.digest
         if not node.is_param:
-            return f"{_described(node)}({', '.join(self._outside(x, local) for x in node.operands)})"
+            return f"{_describe(node)}({', '.join(self._outside(x, local) for x in node.operands)})"
         attrs = [f"{key}={value!s}" for key, value in node.attrs.items() if key not in ("name", "source", "view")]
         parts = [(local.get(part.source, part.source), part.view, part.shape) for part in readings(node)]
         joined = [step if step[0] != "concat" else step[:2] for step in param_view(node)]
         return f"param {parts} {joined} {attrs} {node.type}"
 
 
-def _described(node: Node) -> str:
+def _describe(node: Node) -> str:
     return f"{node.op.name} {[f'{key}={value!s}' for key, value in node.attrs.items()]} {node.type} {node.needs_grad}"

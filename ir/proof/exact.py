@@ -92,7 +92,7 @@ def verify_equal(
     whole = Short(source, pcg)
     for short in (shorten(source, pcg, mesh), whole) if scale else (whole,):
         pairs = [_Pair(short, small, key, gradients=gradients, moves=moves) for small in _smalls(short, mesh, scale)]
-        found = [pair.checked(trials) for pair in pairs]
+        found = [pair.check(trials) for pair in pairs]
         if None not in found or short is whole:
             break
     checked = [entry for entry in found if entry is not None]
@@ -154,7 +154,7 @@ class _Pair:
     gradients: bool
     moves: Moves
 
-    def checked(self, trials: int) -> tuple[float, tuple[int, ...]] | None:
+    def check(self, trials: int) -> tuple[float, tuple[int, ...]] | None:
         """(error bound, primes) if the programs agree; None if they do not between the layers that were left out.
 
         Raises:
@@ -218,7 +218,7 @@ def _check_signature(source: Graph, pcg: Graph) -> None:
         ("updates", [(n, x.type) for n, x in source.updates], [(n, x.type) for n, x in pcg.updates]),
     ):
         if left != right:
-            raise VerificationError(f"{what} of the plan are {_listed(right)}, of the source {_listed(left)}")
+            raise VerificationError(f"{what} of the plan are {_enumerate(right)}, of the source {_enumerate(left)}")
     unknown = {x for node in pcg.params for x in sources_of(node)} - {
         x for node in source.params for x in sources_of(node)
     }
@@ -241,7 +241,7 @@ def _check_indices(source: Graph, pcg: Graph) -> None:
             raise VerificationError(what, "Rows that the table has", check="values")
 
 
-def _listed(named: Sequence[tuple[Any, Any]]) -> str:
+def _enumerate(named: Sequence[tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}: {tensor}" for name, tensor in named) or "none"
 
 

@@ -22,8 +22,8 @@ def meshes_to_try(mesh: Mesh, turn: int) -> list[Mesh]:
     is on a mesh of other sizes, so that nothing is right only because two axes are equal; of a program too large for
     that, on two ranks of one axis.
     """
-    divided = _ranked(mesh, [tuple(n for n in range(min(size, 2), size + 1) if size % n == 0) for size in mesh.shape])
-    others = _ranked(mesh, [DEGREES if size > 1 else (1,) for size in mesh.shape])
+    divided = _rank(mesh, [tuple(n for n in range(min(size, 2), size + 1) if size % n == 0) for size in mesh.shape])
+    others = _rank(mesh, [DEGREES if size > 1 else (1,) for size in mesh.shape])
     own = [mesh] if mesh.num_devices <= MOST_RANKS else []
     first = [*own, *divided, *others, mesh][0]
     fewest = min([*divided, *others, mesh], key=lambda smaller: smaller.num_devices)
@@ -34,14 +34,14 @@ def meshes_to_try(mesh: Mesh, turn: int) -> list[Mesh]:
 def _pairs(mesh: Mesh) -> list[Mesh]:
     """Meshes of two ranks, along the last axis first."""
     cut = [at for at, size in enumerate(mesh.shape) if size > 1]
-    return [_sized(mesh, [2 if at == own else 1 for at in range(len(mesh.shape))]) for own in reversed(cut)]
+    return [_size(mesh, [2 if at == own else 1 for at in range(len(mesh.shape))]) for own in reversed(cut)]
 
 
-def _ranked(mesh: Mesh, sizes: Sequence[tuple[int, ...]]) -> list[Mesh]:
+def _rank(mesh: Mesh, sizes: Sequence[tuple[int, ...]]) -> list[Mesh]:
     """Meshes of these sizes on each axis: those of unequal axes first, then those of about ``FEW_RANKS`` ranks."""
     found = [shape for shape in product(*sizes) if math.prod(shape) <= MOST_RANKS]
     found.sort(key=lambda shape: (_equal_pairs(shape), abs(math.prod(shape) - FEW_RANKS), shape))
-    return [_sized(mesh, shape) for shape in found]
+    return [_size(mesh, shape) for shape in found]
 
 
 def _equal_pairs(shape: Sequence[int]) -> int:
@@ -49,5 +49,5 @@ def _equal_pairs(shape: Sequence[int]) -> int:
     return sum(one == other for at, one in enumerate(cut) for other in cut[:at])
 
 
-def _sized(mesh: Mesh, shape: Sequence[int]) -> Mesh:
+def _size(mesh: Mesh, shape: Sequence[int]) -> Mesh:
     return Mesh(tuple(Axis(axis.name, size) for axis, size in zip(mesh.axes, shape, strict=True)))

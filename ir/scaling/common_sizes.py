@@ -147,7 +147,7 @@ class CommonSizes(Ties):
         if not view or view[0][0] != "concat":
             return parts[0][-1]
         if view not in self._trails:
-            self._trails[view] = self._followed(self._joined([part[-1] for part in parts], view[0][1]), view[1:])
+            self._trails[view] = self._follow(self._join([part[-1] for part in parts], view[0][1]), view[1:])
         return self._trails[view][-1]
 
     def _base_dims(self, reading: Reading) -> Dims:
@@ -157,16 +157,16 @@ class CommonSizes(Ties):
     def _trail(self, reading: Reading, dims: Dims) -> list[Dims]:
         """Dims of the base, then after each further step of a view."""
         if reading not in self._trails:
-            self._trails[reading] = self._followed(dims, rest_of_view(reading, self.found[reading.source]))
+            self._trails[reading] = self._follow(dims, rest_of_view(reading, self.found[reading.source]))
         return self._trails[reading]
 
-    def _followed(self, dims: Dims, steps: View) -> list[Dims]:
+    def _follow(self, dims: Dims, steps: View) -> list[Dims]:
         trail = [dims]
         for step in steps:
-            trail.append(self._viewed(trail[-1], step))
+            trail.append(self._view(trail[-1], step))
         return trail
 
-    def _joined(self, parts: Sequence[Dims], dim: int) -> Dims:
+    def _join(self, parts: Sequence[Dims], dim: int) -> Dims:
         """Dims of several views joined along ``dim``, as those of the operator ``concat``."""
         first = parts[0]
         for other in parts[1:]:
@@ -174,7 +174,7 @@ class CommonSizes(Ties):
         joined = join_sizes(self.atoms, [part[dim] for part in parts], [self._extents(part)[dim] for part in parts])
         return (*first[:dim], joined, *first[dim + 1 :])
 
-    def _viewed(self, dims: Dims, step: Any) -> Dims:
+    def _view(self, dims: Dims, step: Any) -> Dims:
         """Dims after one view step."""
         match step:
             case ("permute", perm):
@@ -192,7 +192,7 @@ class CommonSizes(Ties):
             case ("reshape", shape):
                 after = self.fresh(shape)
                 for left, right in matched_dims(self._extents(dims), shape):
-                    self.atoms.unify(_joined(dims, left), _joined(after, right))
+                    self.atoms.unify(_join(dims, left), _join(after, right))
                 return after
         raise AssertionError(f"no such view step: {step}")
 
@@ -305,16 +305,16 @@ class CommonSizes(Ties):
         view = param_view(node)
         parts = [(reading, rest_of_view(reading, self.found[reading.source])) for reading in readings(node)]
         if self.chosen is not None:
-            parts = [(reading, self._scaled(rest, self._trails[reading])) for reading, rest in parts]
+            parts = [(reading, self._scale(rest, self._trails[reading])) for reading, rest in parts]
         if not view or view[0][0] != "concat":
             return parts[0][1]
         if self.chosen is None:
             return (("concat", view[0][1], tuple((r.source, rest, r.shape) for r, rest in parts)), *view[1:])
         shapes = [self._shape(self._trails[reading][-1]) for reading, _ in parts]
         joined = tuple((r.source, rest, shape) for (r, rest), shape in zip(parts, shapes, strict=True))
-        return (("concat", view[0][1], joined), *self._scaled(view[1:], self._trails[view]))
+        return (("concat", view[0][1], joined), *self._scale(view[1:], self._trails[view]))
 
-    def _scaled(self, steps: View, trail: Sequence[Dims]) -> View:
+    def _scale(self, steps: View, trail: Sequence[Dims]) -> View:
         """Steps of a view in the sizes chosen, given the dims before and after each."""
         found: list[ViewStep] = []
         for step, (before, after) in zip(steps, pairwise(trail), strict=True):
@@ -354,5 +354,5 @@ def _true_loops(made: Mapping[Node, Node], *, apart: bool) -> dict[Node, Loops]:
     return {small: node.loops for node, small in made.items()}
 
 
-def _joined(dims: Dims, which: Sequence[int]) -> Factors:
+def _join(dims: Dims, which: Sequence[int]) -> Factors:
     return tuple(atom for i in which for atom in dims[i])

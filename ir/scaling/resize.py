@@ -130,7 +130,7 @@ class Sizes(Ties):
         """A dim at the sizes given."""
         return math.prod(sizes[atom] for atom in self.atoms.flat(factors))
 
-    def resized(self, changed: Mapping[int, int]) -> tuple[Graph, dict[Node, Node]]:
+    def resize(self, changed: Mapping[int, int]) -> tuple[Graph, dict[Node, Node]]:
         """The program where some atoms have other sizes, and what its nodes became.
 
         Raises:
@@ -199,12 +199,12 @@ class Sizes(Ties):
             return
         named = {place for places in self.named.values() for place in places}
         first, *others = (node for node in ranked if node is ranked[0] or (node.attr("name"), 0) not in named)
-        made = [node for node in self._expanded() if self._is_new(node)]
+        made = [node for node in self._expand() if self._is_new(node)]
         for node in (*others, *made):
             if node.type.shape[0] == first.type.shape[0] and self._is_loose(self.dims[node][0]):
                 self.atoms.unify(self.dims[node][0], self.dims[first][0])
 
-    def _expanded(self) -> list[Node]:
+    def _expand(self) -> list[Node]:
         return [node for node in self.graph.nodes if node.op.repeats]
 
     def _tie_named(self) -> None:
@@ -215,7 +215,7 @@ class Sizes(Ties):
             for other in others:
                 self.atoms.unify(other, first)
             size = inputs[places[0][0]].type.shape[places[0][1]]
-            for node in self._expanded():
+            for node in self._expand():
                 for dim, (before, after) in enumerate(zip(node.operands[0].type.shape, node.type.shape, strict=True)):
                     own = self.dims[node][dim]
                     if before == 1 and after == size and self._is_loose(own) and not self._is_from_input(own):

@@ -54,7 +54,7 @@ class Ties:
         self.loops[node] = loops
         found = [_product(group, loops) for group in node.loops.result]
         if joined is not None:
-            found[joined] = self.joined(node, joined)
+            found[joined] = self.join(node, joined)
         if node.op.ties is not None:
             node.op.ties(node, loops, self)
         return tuple(found)
@@ -76,7 +76,7 @@ class Ties:
         """``out`` is ``compute`` of the sizes of ``inputs``, at the node that ``where`` names."""
         self.atoms.follows(out[0], inputs, compute)
 
-    def joined(self, node: Node, dim: int) -> Factors:
+    def join(self, node: Node, dim: int) -> Factors:
         """The dim that operands of sizes of their own make together."""
         pieces = [self.dims[x][dim] for x in node.operands]
         flat = {self.atoms.flat(factors) for factors in pieces}

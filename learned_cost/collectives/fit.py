@@ -49,11 +49,11 @@ def knots_of(cases: Cases, log_s: Floats, bins: int = BINS) -> Knots:
     low, high = order[begins + (counts - 1) // 2], order[begins + counts // 2]
     mean_size = np.add.reduceat(size[order], begins) / counts
     middle = 0.5 * (log_s[low] + log_s[high])
-    few = _thinned(cases.take(low), counts)
+    few = _thin(cases.take(low), counts)
     return Knots(cases.take(low[few]).with_bytes(2.0 ** mean_size[few]), middle[few], counts[few])
 
 
-def _thinned(cases: Cases, rows: Ints, most: int = MOST) -> Ints:
+def _thin(cases: Cases, rows: Ints, most: int = MOST) -> Ints:
     """At most ``most`` points of a system: drawn, those that stand for more rows first to stay."""
     _, system = distinct(cases.system, cases.gpu)
     random = np.random.default_rng(0).random(len(system)) * np.minimum(rows, 8)

@@ -1,6 +1,6 @@
 """Seconds of collectives on any system: α–β physics, a learned correction, and how sure both are. NumPy only.
 
-Entry points: ``load_collective_model``, its ``predict`` and ``adapted``. How the model is made is told in
+Entry points: ``load_collective_model``, its ``predict`` and ``adapt``. How the model is made is told in
 docs/collectives.md; ``learned_cost.collectives.fit`` fits it.
 """
 
@@ -95,12 +95,12 @@ class CollectiveModel:
         names = zip(cases.system, cases.gpu, strict=True)
         return np.array([systems.get(f"{a}|{b}", -1) for a, b in names], dtype=np.int64)
 
-    def adapted(self, rows: Table) -> CollectiveModel:
+    def adapt(self, rows: Table) -> CollectiveModel:
         """The same after measurements: α, 1/β and curves of their systems move by as much as they tell."""
         return self.given(cases_of(rows), np.log(rows.latency_s))
 
     def given(self, cases: Cases, log_s: Floats) -> CollectiveModel:
-        """As ``adapted``, of cases."""
+        """As ``adapt``, of cases."""
         vocabulary = self.vocabulary.copy()
         points = self._points(cases, vocabulary)[1]
         # as a system that will be known of, so that no estimate is lowered

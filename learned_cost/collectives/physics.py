@@ -75,7 +75,7 @@ class Facts:
     clock: Floats
 
 
-def _spread(values: list[Any], codes: Ints, dtype: type) -> NDArray[Any]:
+def _spread_levels(values: list[Any], codes: Ints, dtype: type) -> NDArray[Any]:
     return np.array(values, dtype=dtype)[codes]
 
 
@@ -91,23 +91,26 @@ def facts_of(cases: Cases) -> Facts:
     ]
     names = [COLLECTIVES.index(name) if name in COLLECTIVES else _nearest(name) for name in heads.collective]
     n = np.maximum(cases.n, 2.0)
-    collective = _spread(names, codes, int)
+    collective = _spread_levels(names, codes, int)
     reduces = collective == COLLECTIVES.index("all_reduce")
     direct = np.isin(collective, [COLLECTIVES.index(name) for name in ("send_recv", "all_to_all", *EXPERTS)])
     sends = collective == COLLECTIVES.index("send_recv")
     experts = np.isin(collective, [COLLECTIVES.index(name) for name in EXPERTS])
     share = np.where(reduces, 2.0, 1.0) * np.where(sends, 1.0, (n - 1) / n)
     steps = np.where(direct, 1.0, np.where(reduces, 2.0, 1.0) * (n - 1))
-    rate, kind = _spread([link.rate for link in links], codes, float), _spread([k.kind for k in links], codes, int)
-    switched = _spread([link.switched for link in links], codes, bool)
+    rate, kind = (
+        _spread_levels([link.rate for link in links], codes, float),
+        _spread_levels([k.kind for k in links], codes, int),
+    )
+    switched = _spread_levels([link.switched for link in links], codes, bool)
     adds = switched & reduces & (rate >= 400e9)  # NVLink 4's switches can add
-    integer = _spread([name == "int8" for name in heads.dtype], codes, bool)  # but not integers, in NCCL
+    integer = _spread_levels([name == "int8" for name in heads.dtype], codes, bool)  # but not integers, in NCCL
     wire = np.log(share * cases.bytes / rate)
     # Bytes that each device sends at least: an adding switch halves an all-reduce; a token for several experts of one
     # device is sent once, eight experts at most.
     least = np.where(adds, np.minimum(share, 1.0), np.where(experts, share / 8.0, share))
     return Facts(
-        _spread([library_class(name) for name in heads.library], codes, int),
+        _spread_levels([library_class(name) for name in heads.library], codes, int),
         kind,
         collective,
         wire,
@@ -116,11 +119,11 @@ def facts_of(cases: Cases) -> Facts:
         np.log2(n),
         np.log2(cases.nodes),
         np.where(adds & (n >= 8) & ~integer, 1.0, 0.0),
-        np.log(np.maximum(_spread([blocks_used(name) for name in heads.library], codes, float), 1.0) / 20.0)
-        * _spread([blocks_used(name) > 0 for name in heads.library], codes, float),
+        np.log(np.maximum(_spread_levels([blocks_used(name) for name in heads.library], codes, float), 1.0) / 20.0)
+        * _spread_levels([blocks_used(name) > 0 for name in heads.library], codes, float),
         np.log2(cases.bytes),
         np.log2(rate),
-        np.log2(_spread([link.clock for link in links], codes, float)),
+        np.log2(_spread_levels([link.clock for link in links], codes, float)),
     )
 
 

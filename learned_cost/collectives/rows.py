@@ -102,8 +102,8 @@ def cases_of(table: Table) -> Cases:
         return np.array(["" if name is None else name for name in found.tolist()], dtype=object)
 
     n = table["n_devices"].astype(np.float64)
-    per_node = np.minimum(_known(table, "devices_per_node", rows), n)
-    nodes = _known(table, "n_nodes", rows)
+    per_node = np.minimum(_known_value(table, "devices_per_node", rows), n)
+    nodes = _known_value(table, "n_nodes", rows)
     nodes = np.where(np.isfinite(nodes), nodes, np.where(np.isfinite(per_node), np.ceil(n / per_node), 1.0))
     per_node = np.where(np.isfinite(per_node), per_node, np.ceil(n / nodes))
     return Cases(
@@ -121,7 +121,7 @@ def cases_of(table: Table) -> Cases:
     )
 
 
-def _known(table: Table, name: str, rows: int) -> Floats:
+def _known_value(table: Table, name: str, rows: int) -> Floats:
     column = table[name].astype(np.float64) if name in table else np.full(rows, -1.0)
     return np.where(column >= 1.0, column, np.nan)
 

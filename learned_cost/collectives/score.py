@@ -63,13 +63,13 @@ def chosen_points(model: CollectiveModel, cases: Cases, *, each: bool = False, p
     model's own variance, summed over all rows. ``each`` chooses for every (collective, library) by itself.
     """
     if not each:
-        return _designed(model, cases, np.arange(len(cases)), points)
+        return _design(model, cases, np.arange(len(cases)), points)
     _, group = distinct(cases.collective, cases.library)
     parts = [np.flatnonzero(group == code) for code in range(int(group.max()) + 1)]
-    return np.sort(np.concatenate([_designed(model, cases, rows, points) for rows in parts]))
+    return np.sort(np.concatenate([_design(model, cases, rows, points) for rows in parts]))
 
 
-def _designed(model: CollectiveModel, cases: Cases, rows: Ints, points: int) -> Ints:
+def _design(model: CollectiveModel, cases: Cases, rows: Ints, points: int) -> Ints:
     if len(rows) <= 1:
         return rows
     some = cases.take(rows)

@@ -166,7 +166,7 @@ def _table(
         else:
             arrays[column.name] = _numbers(raw[column.name], column, path)
     table = Table(arrays, vocab)
-    return _checked(_by_record_name(table, devices), columns, devices, path, skipped, skip_bad=skip_bad)
+    return _check(_by_record_name(table, devices), columns, devices, path, skipped, skip_bad=skip_bad)
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -261,7 +261,7 @@ def _by_record_name(table: Table, devices: Mapping[str, DeviceRecord]) -> Table:
     return Table({**table.columns, "gpu": renamed[table["gpu"]]}, {**table.vocab, "gpu": tuple(used)})
 
 
-def _checked(
+def _check(
     table: Table,
     columns: Sequence[Column],
     devices: Mapping[str, DeviceRecord],

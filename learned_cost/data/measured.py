@@ -54,7 +54,7 @@ class Measurements:
             read = read_folder(folder)
             for key, row in () if read.kernels is None else _rows(read.kernels):
                 found.setdefault(key, []).append(row)
-            for place, one in () if read.collectives is None else _moved(read.collectives):
+            for place, one in () if read.collectives is None else _move(read.collectives):
                 moved.setdefault(place, []).append(one)
         rows = {key: (statistics.median(m for m, _ in every), max(s for _, s in every)) for key, every in found.items()}
         whole = {place: _medians(every) for place, every in moved.items()}
@@ -91,7 +91,7 @@ def _medians(rows: Sequence[Moved]) -> tuple[Moved, ...]:
     return tuple((*key, statistics.median(seconds)) for key, seconds in sorted(found.items()))
 
 
-def _moved(table: Table) -> list[tuple[tuple[str, str, int], Moved]]:
+def _move(table: Table) -> list[tuple[tuple[str, str, int], Moved]]:
     """Collectives among the devices of one node."""
     texts = [table.text(name).tolist() for name in ("gpu", "interconnect", "collective")]
     sizes, devices, nodes = (table[name].tolist() for name in ("bytes", "n_devices", "n_nodes"))

@@ -93,7 +93,7 @@ def record(name: str, folder: Path | None = None) -> DeviceRecord:
         DeviceError: if none has it, or a file is no record.
     """
     if folder is None and (FOLDER / f"{name}.yaml").is_file():
-        return _shipped(name)
+        return _read_shipped(name)
     records = load_records(folder)
     found = find(name, records.values())
     if found is None:
@@ -121,7 +121,7 @@ def load_records(folder: Path | None = None) -> dict[str, DeviceRecord]:
     Raises:
         DeviceError: if ``folder`` is none, a file is no record, or two records of it share a name.
     """
-    records = {path.stem: _shipped(path.stem) for path in sorted(FOLDER.glob("*.yaml"))}
+    records = {path.stem: _read_shipped(path.stem) for path in sorted(FOLDER.glob("*.yaml"))}
     if folder is None:
         return records
     if not folder.is_dir():
@@ -157,20 +157,20 @@ def read_record(path: Path) -> DeviceRecord:
     try:
         return DeviceRecord.model_validate(data)
     except ValidationError as error:
-        raise _explained(path, error) from error
+        raise _explain(path, error) from error
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is built in: ten times as fast
 
 
 @functools.cache
-def _shipped(name: str) -> DeviceRecord:
+def _read_shipped(name: str) -> DeviceRecord:
     entry = read_record(FOLDER / f"{name}.yaml")
     assert entry.name == name, f"devices/{name}.yaml calls itself {entry.name}"
     return entry
 
 
-def _explained(path: Path, error: ValidationError) -> DeviceError:
+def _explain(path: Path, error: ValidationError) -> DeviceError:
     """The first fault as file, field, what is allowed and the mend."""
     first = error.errors()[0]
     place = ".".join(str(step) for step in first["loc"]) or "the record"

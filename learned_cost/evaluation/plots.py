@@ -33,7 +33,7 @@ def pictures(measured_s: Floats, predicted_s: Floats, title: str) -> dict[str, b
             "plots need matplotlib, which is not installed", mend="pip install 'pipedejavu[learned]'"
         ) from None
     made = {}
-    for name, draw in ((PREDICTED, _predicted), (BY_SIZE, _by_size)):
+    for name, draw in ((PREDICTED, _predict), (BY_SIZE, _by_size)):
         figure = Figure(figsize=(6.0, 5.0), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
@@ -45,7 +45,7 @@ def pictures(measured_s: Floats, predicted_s: Floats, title: str) -> dict[str, b
     return made
 
 
-def _predicted(axes: Axes, measured: Floats, predicted: Floats) -> None:
+def _predict(axes: Axes, measured: Floats, predicted: Floats) -> None:
     low, high = float(min(measured.min(), predicted.min())), float(max(measured.max(), predicted.max()))
     axes.hexbin(measured, predicted, gridsize=80, xscale="log", yscale="log", bins="log", mincnt=1, cmap="viridis")
     axes.plot([low, high], [low, high], color="black", linewidth=0.8)

@@ -102,7 +102,7 @@ def evaluate(
     predicted: dict[str, NDArray[np.float64]] = {}
     if data.kernels is not None and kernels is not None:
         started = time.process_time()
-        guess = _predicted(kernels, data.kernels, data.devices)
+        guess = _predict(kernels, data.kernels, data.devices)
         spent = time.process_time() - started
         report["kernels"] = score_kernels(data.kernels, guess, seen=seen, known_ops=known_ops)
         report["kernels"]["rows_per_cpu_s"] = round(len(data.kernels) / max(spent, 1e-9))
@@ -125,7 +125,7 @@ def evaluate(
     return Evaluation(report, measured, predicted)
 
 
-def _predicted(model: KernelModel, table: Table, devices: Mapping[str, DeviceRecord]) -> Answer:
+def _predict(model: KernelModel, table: Table, devices: Mapping[str, DeviceRecord]) -> Answer:
     """Of all rows, in pieces: features take several times the memory of the rows."""
     pieces = [table.take(slice(begin, begin + PIECE)) for begin in range(0, len(table), PIECE)] or [table]
     found = [model.predict_table(piece, devices) for piece in pieces]

@@ -154,8 +154,8 @@ class Forward:
     def prior(self, features: Features, kernels: Codes) -> tuple[Array, Array, Array]:
         """(log seconds [n], log scale [n], departures from ``PRIOR_LOG_USE`` and the launch's [n, R + 1])."""
         codes = self._codes("prior.words", self.model["vocab"], features, kernels)
-        blind = self._scaled("blind", features.blind[kernels])
-        out = self._trunk("prior.trunk", [blind, self._embedded("prior.words", codes)])
+        blind = self._scale("blind", features.blind[kernels])
+        out = self._trunk("prior.trunk", [blind, self._embed("prior.words", codes)])
         count = len(RESOURCES)
         usual = self.by.array(features.resources[kernels]) + self.by.array(np.array(PRIOR_LOG_USE, dtype=np.float32))
         launch = self.by.rows(self.arrays["prior.launch.weight"], codes["stack"]) + out[:, count : count + 1]
@@ -171,29 +171,29 @@ class Forward:
         dtypes, _ = features.texts["dtype"]
         device = stand_ins(features, self.model["devices"], self.model["known"])[on, dtypes[kernels]]
         if (device > 0).any():
-            out = self._corrected(features, kernels, mean, scale, device)
+            out = self._correct(features, kernels, mean, scale, device)
             mean = mean + self.by.where(device > 0, out[:, 0], 0.0)
             scale = self.by.where(device > 0, out[:, 1] + SEEN_LOG_SCALE, scale)
         for code, name in enumerate(features.devices):
             here = np.flatnonzero(on == code)
             if name in self.model["adapters"] and len(here):
-                out = self._adapted(features, kernels[here], mean[here], name)
+                out = self._adapt(features, kernels[here], mean[here], name)
                 mean = self.by.put(mean, here, mean[here] + out[:, 0])
                 scale = self.by.put(scale, here, out[:, 1] + ADAPTED_LOG_SCALE)
         return self.by.above(mean, self.by.array(features.bound[kernels])) if self.physics else mean, scale
 
-    def _corrected(self, features: Features, kernels: Codes, mean: Array, scale: Array, device: Codes) -> Array:
-        words = self._embedded("words", self._codes("words", self.model["vocab"], features, kernels))
+    def _correct(self, features: Features, kernels: Codes, mean: Array, scale: Array, device: Codes) -> Array:
+        words = self._embed("words", self._codes("words", self.model["vocab"], features, kernels))
         relative = (self.by.array(features.resources[kernels]) - mean[:, None]) * float(self.physics)
-        numbers = [self._scaled(name, getattr(features, name)[kernels]) for name in ("blind", "own")]
+        numbers = [self._scale(name, getattr(features, name)[kernels]) for name in ("blind", "own")]
         base = [(mean - MIDDLE_LOG_S)[:, None], scale[:, None]]
         at = self.by.rows(self.arrays["device.weight"], device)
         return self._trunk("specialist", [*numbers, relative, *base, words, at])
 
-    def _adapted(self, features: Features, kernels: Codes, mean: Array, name: str) -> Array:
+    def _adapt(self, features: Features, kernels: Codes, mean: Array, name: str) -> Array:
         prefix = f"adapters.{module_name(name)}"
         codes = self._codes(f"{prefix}.words", self.model["adapters"][name], features, kernels)
-        blind, words = self._scaled("blind", features.blind[kernels]), self._embedded(f"{prefix}.words", codes)
+        blind, words = self._scale("blind", features.blind[kernels]), self._embed(f"{prefix}.words", codes)
         return self._trunk(f"{prefix}.trunk", [blind, (mean - MIDDLE_LOG_S)[:, None], words])
 
     def _fusion(self, features: Features, kernels: Codes, chosen: Codes, place: Codes, share: Array) -> Array:
@@ -201,7 +201,7 @@ class Forward:
         resources, fusion = self.by.array(features.resources[kernels]), self.model["fusion"]
         codes = self._codes("fusion.words", fusion["vocab"], features, kernels)
         relative = resources - self.by.log_sum_exp(resources)
-        numbers = [self._scaled("blind", features.blind[kernels]), self._embedded("fusion.words", codes), relative]
+        numbers = [self._scale("blind", features.blind[kernels]), self._embed("fusion.words", codes), relative]
         x = self.by.silu(self._linear("fusion.enter", self.by.join([*numbers, share])))
         edges = _edges_of(features, chosen, kernels)
         for layer in range(2 if fusion["edges"] else 0):
@@ -215,7 +215,7 @@ class Forward:
         mean = self.by.means(x[edges[0]], edges[1], len(x))
         return self._linear(f"{name}.lin_l", mean) + self.by.linear(x, self.arrays[f"{name}.lin_r.weight"])
 
-    def _scaled(self, name: str, values: NDArray[np.float32]) -> Array:
+    def _scale(self, name: str, values: NDArray[np.float32]) -> Array:
         scaled = (self.by.array(values) - self.arrays[f"{name}_mean"]) / self.arrays[f"{name}_std"]
         return self.by.clip(scaled, CLIP)
 
@@ -232,7 +232,7 @@ class Forward:
                 found[name] = self.by.words(prefix, name, table[codes[kernels]])
         return found
 
-    def _embedded(self, prefix: str, codes: Mapping[str, Codes]) -> Array:
+    def _embed(self, prefix: str, codes: Mapping[str, Codes]) -> Array:
         return self.by.join(self.by.rows(self.arrays[f"{prefix}.tables.{name}.weight"], codes[name]) for name in codes)
 
     def _linear(self, name: str, x: Array) -> Array:

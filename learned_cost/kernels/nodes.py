@@ -112,11 +112,11 @@ def of_table(table: Table, devices: Mapping[str, DeviceRecord]) -> Nodes:
         rows = np.flatnonzero(is_fused)
         subgraphs = [Subgraph.from_json(table.at("dims_json", int(row)) or "") for row in rows]
         inner = of_subgraphs(subgraphs, records[0])
-        columns = _joined(columns, inner)
+        columns = _join(columns, inner)
         order = np.argsort(np.concatenate([graph, rows[inner.graph]]), kind="stable")
         back = np.empty(len(order), dtype=np.int64)
         back[order] = np.arange(len(order))
-        columns = _taken(columns, order)
+        columns = _take(columns, order)
         graph = np.concatenate([graph, rows[inner.graph]])[order]
         edges = back[inner.edges + len(plain)]
         traffic[rows], fused[rows] = inner.traffic, inner.fused
@@ -143,12 +143,12 @@ def _columns_of(kernels: Sequence[Kernel]) -> Columns:
         "direction": (k.direction for k in kernels),
     }
     missing = np.full(len(kernels), -1, dtype=np.int64)
-    texts = {name: _coded(spelled[name]) if name in spelled else (missing, ()) for name in TEXTS}
+    texts = {name: _code(spelled[name]) if name in spelled else (missing, ()) for name in TEXTS}
     flops = np.array([kernel.flops for kernel in kernels], dtype=np.float64)
     return {"sizes": sizes, "flops": flops, "bytes": np.array([k.bytes for k in kernels], np.float64), "texts": texts}
 
 
-def _coded(values: Iterable[str | None]) -> tuple[Codes, tuple[str, ...]]:
+def _code(values: Iterable[str | None]) -> tuple[Codes, tuple[str, ...]]:
     place: dict[str, int] = {}
     codes = [-1 if value is None else place.setdefault(value, len(place)) for value in values]
     return np.array(codes, dtype=np.int64), tuple(place)
@@ -164,7 +164,7 @@ def _columns_of_rows(table: Table) -> Columns:
         "bytes": np.nan_to_num(np.asarray(table["bytes"], dtype=np.float64)),
         "texts": {
             "op": ops,
-            "kind": _renamed(ops, _kind),
+            "kind": _rename(ops, _kind),
             "dtype": _text(table, "dtype"),
             "kv_dtype": _text(table, "kv_dtype"),
             "stack": _stack(table),
@@ -200,9 +200,9 @@ def _text(table: Table, name: str) -> tuple[Codes, tuple[str, ...]]:
     return table[name].astype(np.int64), table.vocab[name]
 
 
-def _renamed(text: tuple[Codes, tuple[str, ...]], rename: Callable[[str], str]) -> tuple[Codes, tuple[str, ...]]:
+def _rename(text: tuple[Codes, tuple[str, ...]], rename: Callable[[str], str]) -> tuple[Codes, tuple[str, ...]]:
     codes, vocab = text
-    inner, names = _coded(rename(name) for name in vocab)
+    inner, names = _code(rename(name) for name in vocab)
     return np.append(inner, -1)[codes], names
 
 
@@ -236,7 +236,7 @@ def _direction(table: Table) -> tuple[Codes, tuple[str, ...]]:
     return np.where(codes < 0, names.index("forward"), codes), names
 
 
-def _joined(rows: Columns, nodes: Nodes) -> Columns:
+def _join(rows: Columns, nodes: Nodes) -> Columns:
     """Columns of rows, and below them those of the subgraphs' kernels."""
     texts = {}
     for name, (codes, vocab) in rows["texts"].items():
@@ -249,7 +249,7 @@ def _joined(rows: Columns, nodes: Nodes) -> Columns:
     return {"sizes": sizes, "texts": texts, **both}
 
 
-def _taken(columns: Columns, order: Codes) -> Columns:
+def _take(columns: Columns, order: Codes) -> Columns:
     return {
         "sizes": {name: sizes[order] for name, sizes in columns["sizes"].items()},
         "texts": {name: (codes[order], vocab) for name, (codes, vocab) in columns["texts"].items()},

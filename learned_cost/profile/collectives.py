@@ -41,19 +41,19 @@ def run(folder: Path, setting: Setting, device: torch.device, *, budget_s: float
     """
     until = time.monotonic() + budget_s
     if dist.get_rank():
-        return sum(1 for _ in _measured(device, set(), until))
+        return sum(1 for _ in _measure(device, set(), until))
     with Store(folder, "collectives") as store:
         done = {_key(row) for row in store.read() if row.get("run") and row.get("system") == system}
         count = 0
         store.reserve()
-        for name, size, seconds in _measured(device, done, until):
+        for name, size, seconds in _measure(device, done, until):
             store.append(_row(setting, name, size, seconds, per_node, system))
             count += 1
             store.reserve()
     return count
 
 
-def _measured(
+def _measure(
     device: torch.device, done: set[tuple[object, ...]], until: float
 ) -> Iterator[tuple[str, int, list[float]]]:
     """Name, bytes and samples of each; ranks go the way that rank 0 decides."""

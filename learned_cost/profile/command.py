@@ -19,7 +19,7 @@ from learned_cost.devices.device import FOLDER, DeviceRecord, load_records, reco
 from learned_cost.profile.detect import CACHE_BYTES, detect
 from learned_cost.profile.programs.groups import Group, Limits, OperatorGroup, SubgraphGroup
 from learned_cost.profile.programs.pieces import Piece
-from learned_cost.profile.programs.planned import shipped
+from learned_cost.profile.programs.planned import read_shipped
 from learned_cost.profile.programs.shapes import is_sampled
 from learned_cost.profile.rows import Setting
 from learned_cost.profile.session import GROUP_OF, Outcome, Progress, run
@@ -62,11 +62,11 @@ def measure(options: Options, planned: Planned | None = None, progress: Progress
         WriteError: if the folder cannot be written to.
     """
     device = torch_device(options.device, options.threads)
-    wanted = chosen(options.ops)
+    wanted = choose_groups(options.ops)
     known = here(options, device)
     setting = Setting.here(device, known)
     limits = Limits(setting, LONGEST_S[options.device], DTYPES[options.device])
-    pieces, graphs = planned or shipped()
+    pieces, graphs = planned or read_shipped()
     if planned is None and device.type == "cuda":  # the example models are in float32; GPUs train in bfloat16 as well
         pieces = [*pieces, *(piece.of_dtype(DType.BF16) for piece in pieces)]
     groups: list[Group] = [
@@ -131,7 +131,7 @@ def torch_device(name: str, threads: int) -> torch.device:
     return torch.device(name)
 
 
-def chosen(ops: tuple[str, ...]) -> set[str]:
+def choose_groups(ops: tuple[str, ...]) -> set[str]:
     """Groups by name; the profiles' names stand for the operators of ir that they measure.
 
     Raises:
@@ -184,7 +184,7 @@ def write(path: Path, text: str) -> None:
         raise WriteError(f"{path} cannot be written ({error.strerror})", mend="Choose another folder") from error
 
 
-def detected(device: str, threads: int, count: int, name: str, *, measured: bool) -> tuple[DeviceRecord, int]:
+def detect_record(device: str, threads: int, count: int, name: str, *, measured: bool) -> tuple[DeviceRecord, int]:
     """The record of the device at hand, renamed if a name is given, and how many there are.
 
     Raises:

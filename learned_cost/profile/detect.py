@@ -95,7 +95,7 @@ def _peaks(watch: Stopwatch, sizes: tuple[int, ...]) -> dict[Dtype, float]:
             continue  # emulated: larger products would take minutes
         best = max(_rate(watch, size, dtype) for size in sizes)
         if name == "fp32" or best > found["fp32"]:
-            found[name] = _rounded(best)
+            found[name] = _round_up(best)
     torch.backends.cuda.matmul.allow_tf32 = tf32
     return found
 
@@ -110,10 +110,10 @@ def _bandwidth(watch: Stopwatch, most: int) -> float:
     """Bytes a second of a sum of two arrays far beyond the cache."""
     count = min(most, 8 << 30 if watch.device.type == "cuda" else 256 << 20) // 12
     a, b, out = (torch.ones(count, device=watch.device) for _ in range(3))
-    return _rounded(12.0 * count / watch.measure(lambda: torch.add(a, b, out=out)).best_s)
+    return _round_up(12.0 * count / watch.measure(lambda: torch.add(a, b, out=out)).best_s)
 
 
-def _rounded(value: float) -> float:
+def _round_up(value: float) -> float:
     return float(f"{value:.3g}")
 
 

@@ -17,7 +17,7 @@ import torch
 from ir.ops import OPERATORS
 from learned_cost.data.kernel import FUSED
 from learned_cost.describe import measured_names
-from learned_cost.profile.programs.groups import Group, Task
+from learned_cost.profile.programs.groups import Group, RowTask
 from learned_cost.profile.programs.sampling import Fair
 from learned_cost.profile.rows import Setting, kernel_of, kernel_row, measured_key
 from learned_cost.profile.store import Row, Store
@@ -71,7 +71,7 @@ def run(
 
 
 def _one(
-    task: Task,
+    task: RowTask,
     group: Group,
     store: Store,
     setting: Setting,
@@ -98,7 +98,7 @@ def _one(
         group.learn(task.what, surprise(row))
 
 
-def _row(setting: Setting, task: Task, timing: Timing) -> Row:
+def _row(setting: Setting, task: RowTask, timing: Timing) -> Row:
     name = task.name
     return kernel_row(setting, task.what, timing, l2=task.l2, layout=task.layout, plan=task.plan, name=name)
 

@@ -52,9 +52,9 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._journal, os.O_RDWR | os.O_CREAT, 0o644)
         _lock(self._file, folder)
-        self.rows = self._recovered()
+        self.rows = self._recover()
         self.flush()
-        self._emptied()
+        self._empty()
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +105,7 @@ class Store:
                 beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
-        self._emptied()
+        self._empty()
         self._path, self._part, self.rows = path, [*self._part, *self.rows], []
         if len(self._part) >= PART_ROWS:
             self._path, self._part = None, []
@@ -118,7 +118,7 @@ class Store:
         """
         return [*read_rows(self.folder, self.name), *self.rows]
 
-    def _emptied(self) -> None:
+    def _empty(self) -> None:
         """Nothing in the journal, nor room reserved: the next row comes first."""
         os.ftruncate(self._file, 0)
         os.lseek(self._file, 0, os.SEEK_SET)
@@ -127,7 +127,7 @@ class Store:
         taken = [path.stem.rpartition("-")[2] for path in self.folder.glob(f"{self.name}-*.parquet")]
         return 1 + max((int(number) for number in taken if number.isdigit()), default=0)
 
-    def _recovered(self) -> list[Row]:
+    def _recover(self) -> list[Row]:
         """Rows that an ended run left in the journal; a line cut short is one that was not measured to its end."""
         kept: list[Row] = []
         written = {_identity(row) for row in read_rows(self.folder, self.name, last=True)}

@@ -59,7 +59,7 @@ class Stopwatch:
             return self._cold(run)
         stack = ""
         if self.device.type == "cuda":
-            replay = captured(run)
+            replay = capture(run)
             if replay is not None:
                 run, stack = replay, "cudagraph"
         first = min(self._sample(run, 1), self._sample(run, 1))
@@ -101,7 +101,7 @@ class Stopwatch:
         return max(quietest, 1e-9) / calls
 
 
-def captured(run: Callable[[], Any]) -> Callable[[], Any] | None:
+def capture(run: Callable[[], Any]) -> Callable[[], Any] | None:
     """``run`` as a CUDA graph, or None where it cannot be captured (it waits for the device, say).
 
     It is captured on the current stream, which must be the one that a backward's forward ran on: autograd goes back to

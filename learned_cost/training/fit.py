@@ -1,7 +1,7 @@
 """The training loop: AdamW on a warmed-up cosine, checkpoints that survive a kill, and the same result when resumed.
 
-Knows nothing of kernels: a ``Task`` has a module and the loss of some rows. What is learned from which rows is decided
-in ``learned_cost.training.train``.
+Knows nothing of kernels: a ``TrainingTask`` has a module and the loss of some rows. What is learned from which
+rows is decided in ``learned_cost.training.train``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FitConfig:
     budget_s: float | None = None
 
 
-class Task(Protocol):
+class TrainingTask(Protocol):
     """What is trained."""
 
     module: nn.Module
@@ -86,13 +86,13 @@ class Fitted:
     seconds: float = 0.0
 
 
-def shuffled(rows: int, epoch: int, seed: int) -> NDArray[np.int64]:
+def shuffle(rows: int, epoch: int, seed: int) -> NDArray[np.int64]:
     """A permutation that depends on epoch and seed alone; ``Task.order`` of most tasks."""
     return np.random.default_rng([seed, epoch]).permutation(rows).astype(np.int64)
 
 
 def fit(
-    task: Task,
+    task: TrainingTask,
     config: FitConfig,
     *,
     checkpoint: Path | None = None,
@@ -111,7 +111,7 @@ def fit(
     """
     if task.rows == 0:
         raise DataError("there are no rows to train on", mend="Give more data, or leave less of it out")
-    run = _Run(task, config, checkpoint)
+    run = _Training(task, config, checkpoint)
     if resume:
         run.restore()
     else:
@@ -132,10 +132,10 @@ def fit(
     return run.fitted
 
 
-class _Run:
+class _Training:
     """A training under way: the optimizer, where in which epoch it is, averaged weights."""
 
-    def __init__(self, task: Task, config: FitConfig, checkpoint: Path | None) -> None:
+    def __init__(self, task: TrainingTask, config: FitConfig, checkpoint: Path | None) -> None:
         self.task, self.config, self.checkpoint = task, config, checkpoint
         self.parameters = [p for p in task.module.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(

@@ -117,7 +117,7 @@ class GraphLearner:
             net.adapt(features.devices[code], vocab).requires_grad_(requires_grad=True)
         if np.diff(rows.start)[chosen].max() > 1:
             net.fusion = Fusion(features.blind.shape[1], vocab, edges=self.edges)
-        module.ranges = _widened(module.ranges, ranges_of(features, kernels))
+        module.ranges = _widen(module.ranges, ranges_of(features, kernels))
 
     def loss(self, module: nn.Module, rows: Rows, chosen: NDArray[np.int64]) -> Tensor:
         """Mean error of log seconds, and how badly the scale fits it."""
@@ -129,7 +129,7 @@ class GraphLearner:
     def predict(self, module: nn.Module, rows: Rows, chosen: NDArray[np.int64]) -> Answer:
         """Of the rows, in order."""
         assert isinstance(module, LearnedKernels)
-        mean, scale = _evaluated(module.net, rows, chosen)
+        mean, scale = _evaluate(module.net, rows, chosen)
         return answer(mean, scale, rows.features, chosen, rows.start, module.regime, module.calibration, module.ranges)
 
     def calibrate(self, module: nn.Module, rows: Rows, chosen: NDArray[np.int64]) -> None:
@@ -137,7 +137,7 @@ class GraphLearner:
         assert isinstance(module, LearnedKernels)
         names = zip(rows.features.devices, rows.features.chips, strict=True)
         regimes = np.array([module.regime(*name) for name in names])[rows.features.device[chosen]]
-        mean, scale = _evaluated(module.net, rows, chosen)
+        mean, scale = _evaluate(module.net, rows, chosen)
         error = np.abs(mean - rows.latency[chosen].numpy().astype(np.float64)) / np.exp(scale)
         families = family_of(rows.features, chosen, rows.start)
         for regime in np.unique(regimes):
@@ -236,9 +236,7 @@ def _widths(errors: NDArray[np.floating[Any]], families: NDArray[np.str_]) -> di
     return widths
 
 
-def _evaluated(
-    net: KernelNet, rows: Rows, chosen: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _evaluate(net: KernelNet, rows: Rows, chosen: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     net.eval()
     means, scales = [np.zeros(0)], [np.zeros(0)]
     with torch.no_grad():
@@ -255,7 +253,7 @@ def _words(features: Features, name: str, kernels: NDArray[np.int64]) -> tuple[s
     return tuple(sorted(vocab[code] for code in used if code >= 0))
 
 
-def _widened(known: Mapping[str, Sequence[float]], more: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
+def _widen(known: Mapping[str, Sequence[float]], more: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
     """Ranges that hold both: least and most of flops, then of bytes."""
     result = {op: tuple(limits) for op, limits in known.items()}
     for op, limits in more.items():

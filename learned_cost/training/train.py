@@ -28,7 +28,7 @@ from learned_cost.data.kernel import DIMS
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
 from learned_cost.evaluation.evaluate import Answer, Report, score_kernels
-from learned_cost.training.fit import FitConfig, Fitted, Progress, fit, shuffled
+from learned_cost.training.fit import FitConfig, Fitted, Progress, fit, shuffle
 from learned_cost.weights import Arrays, Weights, save_weights, stem
 
 VALIDATION = 0.05  # share of shapes held out for calibration where nothing else is
@@ -227,7 +227,7 @@ class KernelTask(Generic[F]):
 
     def order(self, epoch: int, seed: int) -> NDArray[np.int64]:
         """Shuffled."""
-        return shuffled(self.rows, epoch, seed)
+        return shuffle(self.rows, epoch, seed)
 
     def loss(self, rows: NDArray[np.int64]) -> Tensor:
         """The learner's."""

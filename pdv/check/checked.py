@@ -17,7 +17,7 @@ from ir.errors import VerificationError
 from ir.graph import Graph
 from ir.proof.depth import shorten
 from pdv.check.compare import TOLERANCE
-from pdv.check.fewer import renumbered
+from pdv.check.fewer import renumber
 from pdv.check.imports import Texts
 from pdv.check.reference import NotFiniteError
 from pdv.check.run import run, tensors_read
@@ -124,7 +124,7 @@ def _at_few_layers(source: Graph, emission: Emission, shape_of: ShapeOf) -> tupl
     short = shorten(source, emission.pcg, emission.pcg_mesh, KEPT)
     if not short.note:
         return None
-    old_names, (fewer_source, fewer_pcg) = renumbered(source, short.source, short.pcg)
+    old_names, (fewer_source, fewer_pcg) = renumber(source, short.source, short.pcg)
     fewer = emission.alike_of(fewer_pcg)
 
     def shape_of_kept(name: str) -> Shape:

@@ -91,7 +91,7 @@ class Distributed:
             for call in calls:
                 call.tensors[0].copy_(total)
 
-        return self._meet("all_reduce", group, (_described(tensor), op), (tensor,), carry, async_op)
+        return self._meet("all_reduce", group, (_describe(tensor), op), (tensor,), carry, async_op)
 
     def all_gather_into_tensor(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Group | None = None, async_op: bool = False
@@ -105,7 +105,7 @@ class Distributed:
                 call.tensors[0].view(-1).copy_(row)
 
         tensors = (output_tensor, input_tensor)
-        return self._meet("all_gather", group, (_described(input_tensor),), tensors, carry, async_op)
+        return self._meet("all_gather", group, (_describe(input_tensor),), tensors, carry, async_op)
 
     all_gather_single = all_gather_into_tensor  # its name from torch 2.13 on
 
@@ -120,7 +120,7 @@ class Distributed:
             for call, part in zip(calls, torch.split(total, output.numel()) if output.numel() else (), strict=False):
                 call.tensors[0].view(-1).copy_(part)
 
-        return self._meet("reduce_scatter", group, (_described(input), op), (output, input), carry, async_op)
+        return self._meet("reduce_scatter", group, (_describe(input), op), (output, input), carry, async_op)
 
     reduce_scatter_single = reduce_scatter_tensor  # its name from torch 2.13 on
 
@@ -134,7 +134,7 @@ class Distributed:
         parts = len(self._group(group).ranks)
         if output.numel() != input.numel() or output.dtype != input.dtype or (input.dim() and input.size(0) % parts):
             raise CollectiveError(
-                f"all_to_all over {parts} ranks from {_described(input)} into {_described(output)} does not fit"
+                f"all_to_all over {parts} ranks from {_describe(input)} into {_describe(output)} does not fit"
             )
 
         def carry(calls: Sequence[Call]) -> None:
@@ -142,7 +142,7 @@ class Distributed:
             for place, call in enumerate(calls):
                 call.tensors[0].view(-1).copy_(torch.cat([row[place] for row in sent]))
 
-        return self._meet("all_to_all", group, (_described(input),), (output, input), carry, async_op)
+        return self._meet("all_to_all", group, (_describe(input),), (output, input), carry, async_op)
 
     def broadcast(
         self, tensor: Tensor, src: int = 0, group: Group | None = None, async_op: bool = False
@@ -154,14 +154,14 @@ class Distributed:
             for call in calls:
                 call.tensors[0].copy_(value)
 
-        return self._meet("broadcast", group, (_described(tensor), src), (tensor,), carry, async_op)
+        return self._meet("broadcast", group, (_describe(tensor), src), (tensor,), carry, async_op)
 
     def all_gather(
         self, tensor_list: list[Tensor], tensor: Tensor, group: Group | None = None, async_op: bool = False
     ) -> Done | None:
         """``tensor_list``: every rank's ``tensor``."""
         if len(tensor_list) != len(self._group(group).ranks) or any(x.shape != tensor.shape for x in tensor_list):
-            raise CollectiveError(f"all_gather of {_described(tensor)} into {[_described(x) for x in tensor_list]}")
+            raise CollectiveError(f"all_gather of {_describe(tensor)} into {[_describe(x) for x in tensor_list]}")
 
         def carry(calls: Sequence[Call]) -> None:
             given = [call.tensors[0].clone() for call in calls]
@@ -169,7 +169,7 @@ class Distributed:
                 for target, value in zip(call.tensors[1:], given, strict=True):
                     target.copy_(value)
 
-        return self._meet("all_gather list", group, (_described(tensor),), (tensor, *tensor_list), carry, async_op)
+        return self._meet("all_gather list", group, (_describe(tensor),), (tensor, *tensor_list), carry, async_op)
 
     # ---- Inside ----
 
@@ -180,7 +180,7 @@ class Distributed:
         ranks = len(self._group(group).ranks)
         if whole.numel() != ranks * part.numel() or whole.dtype != part.dtype:
             raise CollectiveError(
-                f"{name} over {ranks} ranks between {_described(part)} and {_described(whole)} does not fit"
+                f"{name} over {ranks} ranks between {_describe(part)} and {_describe(whole)} does not fit"
             )
 
     def _meet(
@@ -213,7 +213,7 @@ def _total(tensors: Sequence[Tensor], op: str) -> Tensor:
     return total / len(tensors) if op == "avg" else total
 
 
-def _described(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{tensor.numel()} of {str(tensor.dtype).removeprefix('torch.')}"
 
 

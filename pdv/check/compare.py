@@ -96,10 +96,10 @@ class Comparison:
     def _state(self, observed: Observed, where: str) -> Iterator[Item]:
         """Buffers are updated as the source's; what is not updated is still what was stored."""
         for name, wanted in self.expected.updates.items():
-            yield Item(f"the new value of {name}", _held(observed, name, where), wanted, self.expected.largest)
+            yield Item(f"the new value of {name}", _hold(observed, name, where), wanted, self.expected.largest)
         for name, mask in self._read.items():
             if name not in self.expected.updates:
-                value = _held(observed, name, where)
+                value = _hold(observed, name, where)
                 wanted = self.given.stored[name]
                 if value.shape == wanted.shape:
                     value, wanted = value.reshape(-1)[mask], wanted.reshape(-1)[mask]
@@ -136,7 +136,7 @@ def own_rows(whole: Array, axes: Sequence[tuple[int, int]]) -> Array:
     return whole
 
 
-def _held(observed: Observed, name: str, where: str) -> Array:
+def _hold(observed: Observed, name: str, where: str) -> Array:
     if name not in observed.state:
         raise _differs(f"the emitted text's state has no {name}", where)
     return observed.state[name]

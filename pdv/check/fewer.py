@@ -1,6 +1,6 @@
 """A program with fewer of its equal layers, numbered as a model of so few would be.
 
-Entry point: ``renumbered``.
+Entry point: ``renumber``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ir.graph import Graph, Node, View, param_view
 from ir.views import sources_of
 
 
-def renumbered(whole: Graph, *short: Graph) -> tuple[Mapping[str, str], tuple[Graph, ...]]:
+def renumber(whole: Graph, *short: Graph) -> tuple[Mapping[str, str], tuple[Graph, ...]]:
     """New name of a stored tensor -> its name in ``whole``; and graphs with fewer layers, by their new names.
 
     Where ``h.3`` to ``h.10`` are left out, ``h.11`` becomes ``h.3``.
@@ -26,7 +26,7 @@ def renumbered(whole: Graph, *short: Graph) -> tuple[Mapping[str, str], tuple[Gr
     for layer in {layer for source in left_out for layer in _layers(source)} - there:
         gone.setdefault(layer.head, set()).add(layer.number)
     names = _Names(gone)
-    return {names.new(source): source for source in kept}, tuple(_renamed(graph, names) for graph in short)
+    return {names.new(source): source for source in kept}, tuple(_rename(graph, names) for graph in short)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Names:
         return ".".join(parts)
 
 
-def _renamed(graph: Graph, names: _Names) -> Graph:
+def _rename(graph: Graph, names: _Names) -> Graph:
     k = Builder()
 
     def make(node: Node, operands: tuple[Node, ...]) -> Node:

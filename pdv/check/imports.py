@@ -53,7 +53,7 @@ class Texts:
         return found
 
     @contextmanager
-    def imported(self, world: World[Any], rank: int, arrays: Arrays) -> Iterator[types.ModuleType]:
+    def import_model(self, world: World[Any], rank: int, arrays: Arrays) -> Iterator[types.ModuleType]:
         """``model.py`` as this rank imports it."""
         loader = _Rank(f"_pdv_rank_{next(_numbers)}", self._compiled, world, rank, arrays)
         try:

@@ -1,6 +1,6 @@
 """What a torch module makes of its example inputs: outputs, gradients, and buffers, of two calls one after the other.
 
-Entry points: ``copied``, before anything has run the module; ``run_module``.
+Entry points: ``copy_module``, before anything has run the module; ``run_module``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ir.dims import Shape
 from ir.errors import ModelError, first_line
-from pdv.frontend.torch.module import resized
+from pdv.frontend.torch.module import resize_inputs
 
 MOST_WEIGHTS = 1 << 24  # of a module that is copied, in elements
 _SPREAD = 0.1  # of what constant weights are moved by, so that no bias is zero and no scale is one
@@ -60,17 +60,17 @@ class Source:
         Raises:
             ModelError: if there are other tensors than shapes.
         """
-        found: Any = resized((self.args, dict(self.kwargs)), shapes)  # Any: the tree that was given
+        found: Any = resize_inputs((self.args, dict(self.kwargs)), shapes)  # Any: the tree that was given
         return replace(self, args=found[0], kwargs=found[1])
 
     def in_float64(self) -> Source:
         """The same, of float64 throughout."""
-        args, kwargs = tree_map(_widened, (self.args, dict(self.kwargs)))
+        args, kwargs = tree_map(_widen, (self.args, dict(self.kwargs)))
         return Source(copy.deepcopy(self.module).double(), args, kwargs)
 
 
 @dataclass(frozen=True)
-class Ran:
+class ModuleRun:
     """What came out; a tensor that has several names goes by the first.
 
     Attributes:
@@ -86,7 +86,7 @@ class Ran:
     second: list[Array]
 
 
-def copied(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Source | str:
+def copy_module(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Source | str:
     """The module and its arguments, none of their values constant; or why there is no copy."""
     held = [*module.parameters(), *module.buffers()]
     if any(nn.parameter.is_lazy(x) for x in held):
@@ -106,14 +106,14 @@ def copied(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             padded.append(name or type(part).__name__)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        given = tree_map(_varied, (args, dict(kwargs)))
+        given = tree_map(_vary, (args, dict(kwargs)))
         for tensor in (*own.parameters(), *_kept_buffers(own)):
             if tensor.is_floating_point() and _is_constant(tensor):
                 tensor.add_(_SPREAD * torch.rand_like(tensor))
     return Source(own, given[0], given[1], tuple(padded))
 
 
-def run_module(source: Source, cotangents: Sequence[Array], *, train: bool) -> Ran:
+def run_module(source: Source, cotangents: Sequence[Array], *, train: bool) -> ModuleRun:
     """Two calls of a module that nobody else uses.
 
     Raises:
@@ -136,7 +136,7 @@ def run_module(source: Source, cotangents: Sequence[Array], *, train: bool) -> R
             "",
             "See that two calls of it work, and that its outputs can be differentiated",
         ) from error
-    return Ran(found, gradients, state, second)
+    return ModuleRun(found, gradients, state, second)
 
 
 def _backward(outputs: Sequence[Tensor], cotangents: Sequence[Array]) -> None:
@@ -172,7 +172,7 @@ def _is_constant(x: Tensor) -> bool:
     return own and x.numel() > 0 and bool((x == x.reshape(-1)[0]).all())
 
 
-def _varied(value: Any) -> Any:  # Any: arguments need not be tensors
+def _vary(value: Any) -> Any:  # Any: arguments need not be tensors
     """A copy; random in place of zeros or ones throughout, at which much that is wrong does not show."""
     if not isinstance(value, Tensor):
         return value
@@ -181,5 +181,5 @@ def _varied(value: Any) -> Any:  # Any: arguments need not be tensors
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def _widened(value: Any) -> Any:  # Any: arguments need not be tensors
+def _widen(value: Any) -> Any:  # Any: arguments need not be tensors
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else copy.deepcopy(value)

@@ -17,7 +17,7 @@ from ir.errors import ModelError
 from ir.evaluation.interpret import Evaluation, evaluate
 from ir.graph import Graph
 from ir.views import Base, add_up, sources_of
-from pdv.check.module_run import Ran, Source, array, copied, run_module
+from pdv.check.module_run import ModuleRun, Source, array, copy_module, run_module
 from pdv.check.reference import largest
 from pdv.check.trainable import check_trainable
 from pdv.frontend.torch.module import ExampleInputs, call_arguments
@@ -47,12 +47,12 @@ def copy_of(
         if train:
             check_trainable(model.module())
         given = model.example_inputs if example_inputs is None else call_arguments(example_inputs)
-        return "the exported program has no example inputs" if given is None else copied(model.module(), *given)
+        return "the exported program has no example inputs" if given is None else copy_module(model.module(), *given)
     if example_inputs is None or not isinstance(model, torch.nn.Module):
         return "there is no module, or no example inputs"  # which its reader refuses
     if train:
         check_trainable(model)
-    return copied(model, *call_arguments(example_inputs))
+    return copy_module(model, *call_arguments(example_inputs))
 
 
 def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
@@ -92,7 +92,7 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
     return same + (but if train and source.padded else "")
 
 
-def _run_or_none(source: Source, cotangents: Sequence[Array], *, train: bool) -> Ran | None:
+def _run_or_none(source: Source, cotangents: Sequence[Array], *, train: bool) -> ModuleRun | None:
     """A run of a module in a type that is not its own, which it need not be able to do."""
     try:
         return run_module(source, cotangents, train=train)
@@ -100,7 +100,7 @@ def _run_or_none(source: Source, cotangents: Sequence[Array], *, train: bool) ->
         return None
 
 
-def _run_reading(graph: Graph, source: Source, cotangents: Sequence[Array], *, train: bool) -> Ran:
+def _run_reading(graph: Graph, source: Source, cotangents: Sequence[Array], *, train: bool) -> ModuleRun:
     """What the graph makes of the module's inputs and state, by the module's names."""
     inputs = {node.attr("name"): array(x) for node, x in zip(graph.inputs, source.tensors, strict=True)}
     stored = {name: array(x) for name, x in source.held.items()}
@@ -113,7 +113,7 @@ def _run_reading(graph: Graph, source: Source, cotangents: Sequence[Array], *, t
     firsts = source.first_names
     gradients = _gradients(graph, values, by_name, stored) if train else {}
     state = {firsts[name]: x for name, x in stored.items() if x.dtype.kind == "f"}
-    return Ran(
+    return ModuleRun(
         [first[name] for name in names],
         {firsts[name]: x for name, x in gradients.items()},
         {**state, **{firsts[name]: x for name, x in updates.items()}},
@@ -135,12 +135,12 @@ def _gradients(
     return {name: total.reshape(stored[name].shape) for name, total in add_up(by_node, found).items()}
 
 
-def _worst(found: Ran, wanted: Ran) -> float:
+def _worst(found: ModuleRun, wanted: ModuleRun) -> float:
     """The largest difference, of a tensor's largest element."""
     return max((error for error, _ in _differences(found, wanted)), default=0.0)
 
 
-def _differences(found: Ran, wanted: Ran) -> Iterator[tuple[float, str]]:
+def _differences(found: ModuleRun, wanted: ModuleRun) -> Iterator[tuple[float, str]]:
     for call, ours, theirs in (("", found.outputs, wanted.outputs), (" of a second call", found.second, wanted.second)):
         if len(ours) != len(theirs):
             yield math.inf, f"the number of outputs ({len(ours)}, and the module has {len(theirs)})"

@@ -69,7 +69,7 @@ def tensors_read(texts: Texts, ranks: int, shapes: Mapping[str, Shape]) -> set[s
 
     stored = Recorded({name: torch.empty(shape, device="meta").as_subclass(_Shaped) for name, shape in shapes.items()})
     try:
-        with texts.imported(World(ranks), 0, stored) as package:
+        with texts.import_model(World(ranks), 0, stored) as package:
             package.build("meta")
     except Exception as error:
         raise _not_running(RankError(0, error), texts) from error
@@ -99,8 +99,8 @@ def observe(
     world: World[tuple[Observed, Observed | None]] = World(pair.mesh.num_devices)
 
     def worker(rank: int) -> tuple[Observed, Observed | None]:
-        with texts.imported(world, rank, stored) as package:
-            return _observed(package, pair, given, train=train)
+        with texts.import_model(world, rank, stored) as package:
+            return _observe(package, pair, given, train=train)
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -112,7 +112,7 @@ def observe(
         torch.set_default_dtype(before)
 
 
-def _observed(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> tuple[Observed, Observed | None]:
+def _observe(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> tuple[Observed, Observed | None]:
     model = package.build("cpu")
     inputs = [torch.from_numpy(given.inputs[node.attr("name")]).clone() for node in pair.source.inputs]
     axes = _places(model)
@@ -121,11 +121,11 @@ def _observed(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> 
         gradients = {name: value.numpy() * given.weight for name, value in model.full_gradients().items()}
         first = Observed(_arrays(outputs), axes, gradients, _state(model), loss)
     else:
-        first = _called(model, inputs, stateful=train or bool(pair.source.updates))
-    return first, _called(model, inputs, stateful=True) if pair.source.updates else None
+        first = _call(model, inputs, stateful=train or bool(pair.source.updates))
+    return first, _call(model, inputs, stateful=True) if pair.source.updates else None
 
 
-def _called(model: Any, inputs: Sequence[Tensor], *, stateful: bool) -> Observed:
+def _call(model: Any, inputs: Sequence[Tensor], *, stateful: bool) -> Observed:
     """Outputs of a call that is not trained on, and the state behind it, if it is ``stateful``."""
     with torch.no_grad():
         outputs = _arrays(model(*inputs))

@@ -86,13 +86,13 @@ def at_sizes(text: str, emitted: str, other: str) -> str | None:
         return None
     found = tokens(text) if text != emitted else old
     rows = text.split("\n")
-    for token, number in reversed(list(_exchanged(found, old, new))):
+    for token, number in reversed(list(_exchange(found, old, new))):
         row, start, end = token.start[0] - 1, token.start[1], token.end[1]
         rows[row] = rows[row][:start] + number + rows[row][end:]
     return "\n".join(rows)
 
 
-def _exchanged(found: Sequence[Token], old: Sequence[Token], new: Sequence[Token]) -> list[tuple[Token, str]]:
+def _exchange(found: Sequence[Token], old: Sequence[Token], new: Sequence[Token]) -> list[tuple[Token, str]]:
     """Numbers of a text that become others, in order."""
     pairs: list[tuple[int, int]] = []
     if found is old:

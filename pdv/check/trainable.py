@@ -26,7 +26,7 @@ def check_trainable(module: nn.Module) -> None:
                 "Change gradients in the training loop, between train_step and the optimizer's step",
             )
     by_memory: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, tensor in _held(module):
+    for name, tensor in _tensors_of(module):
         by_memory.setdefault(storage_of(tensor), []).append((name, tensor))
     for group in by_memory.values():
         for name, tensor in group:
@@ -39,7 +39,7 @@ def check_trainable(module: nn.Module) -> None:
                 )
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Each parameter, buffer and plain attribute that is a tensor, once."""
     seen: set[int] = set()
     for path, part in module.named_modules():

@@ -52,7 +52,7 @@ def bench(
     under_torchrun = "WORLD_SIZE" in os.environ
     default = cluster.num_devices if cluster is not None else max(here, 2)
     world = int(os.environ["WORLD_SIZE"]) if under_torchrun else nproc or default
-    levels = asked(cluster, world, int(os.environ.get("LOCAL_WORLD_SIZE", world)), kind)
+    levels = levels_asked_for(cluster, world, int(os.environ.get("LOCAL_WORLD_SIZE", world)), kind)
     seconds = values.seconds(budget, "--budget")
     if under_torchrun:
         found = measure_links(levels, kind, seconds)
@@ -63,7 +63,7 @@ def bench(
     _tell(found, levels, file, cluster, output, kind, as_json=as_json)
 
 
-def asked(cluster: Cluster | None, world: int, per_node: int, kind: str) -> list[LevelAsked]:
+def levels_asked_for(cluster: Cluster | None, world: int, per_node: int, kind: str) -> list[LevelAsked]:
     """The levels to measure: a cluster's own, or nodes and what is in them.
 
     Raises:
@@ -192,7 +192,7 @@ def _write(
         content = _machine(levels, kind)
     links = {name: _link(fit, f"measured-{backend}") for name, fit in fits.items()}
     inside = [name for name in links if not _between_nodes(name, cluster)]
-    content["nodes"] = [_expanded(node) for node in content["nodes"]]
+    content["nodes"] = [_expand(node) for node in content["nodes"]]
     for node in content["nodes"]:
         for holder, name in zip((node, *node.get("parts", ())), inside, strict=False):
             holder["link"] = links[name]
@@ -204,7 +204,7 @@ def _write(
     write_cluster(content, heads, output)
 
 
-def _expanded(node: Any) -> dict[str, Any]:  # Any: YAML
+def _expand(node: Any) -> dict[str, Any]:  # Any: YAML
     """A node with its preset, if any, written out."""
     from pdv.cluster.presets import NODES
 
@@ -243,11 +243,11 @@ def _link(fit: Fit, name: str) -> dict[str, str]:
 
 def _machine(levels: Sequence[LevelAsked], kind: str) -> dict[str, Any]:  # Any: YAML
     """The machine at hand as `pdv cluster detect` describes it, with as many devices a node as were measured."""
-    from learned_cost.profile.command import cluster_of, detected
+    from learned_cost.profile.command import cluster_of, detect_record
 
     world = levels[0].span
     per_node = levels[0].stride if levels[0].name == "node" else world
-    found, _ = detected(kind, 1, per_node, "", measured=False)
+    found, _ = detect_record(kind, 1, per_node, "", measured=False)
     content = cluster_of(found, per_node)
     (node,) = content["nodes"]
     cores = len(os.sched_getaffinity(0))

@@ -126,10 +126,10 @@ def detect(
         return
     if device not in {"", "cpu", "cuda"}:
         raise UsageError(f"--device: {device!r} is not known", "Allowed: cpu, cuda; with --from a preset")
-    from learned_cost.profile.command import cluster_of, detected, keep
+    from learned_cost.profile.command import cluster_of, detect_record, keep
     from pdv.cluster.detect import write_cluster
 
-    found, devices = detected(device, threads, count, name, measured=measured)
+    found, devices = detect_record(device, threads, count, name, measured=measured)
     record_path = output.parent / "devices" / f"{found.name}.yaml"
     content = cluster_of(found, devices)
     if found.kind == "gpu":
@@ -167,7 +167,7 @@ def _join_by_nvidia_smi(content: dict[str, Any], device: str) -> None:  # Any: Y
 def _detect_from(inputs: list[Path], output: Path, device: str, network: str, *, as_json: bool) -> None:
     """A cluster file from what other tools wrote."""
     from ir.errors import did_you_mean
-    from pdv.cluster.detect import combined, read_facts, write_cluster
+    from pdv.cluster.detect import combine_facts, read_facts, write_cluster
     from pdv.cluster.drawing import drawing
     from pdv.cluster.presets import DEVICES, LINKS
 
@@ -176,7 +176,7 @@ def _detect_from(inputs: list[Path], output: Path, device: str, network: str, *,
             hint = did_you_mean(value, presets) or "Write any, and describe your own in the file"
             raise UsageError(f"{option}: there is no preset {value!r}", "`pdv cluster devices` lists them", hint)
     facts = [read_facts(path) for path in inputs]
-    content, notes = combined(facts, device or None, network or None)
+    content, notes = combine_facts(facts, device or None, network or None)
     told = [f"From {entry.kind} ({path.name})." for entry, path in zip(facts, inputs, strict=True)]
     cluster = write_cluster(content, (*told, *(f"Note: {note}." for note in notes)), output)
     if as_json:

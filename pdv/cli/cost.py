@@ -156,7 +156,7 @@ def evaluate(
         progress("reading measurements", None)
         dataset = select(_read(data, devices, skip_bad=skip_bad), devices=device or (), fold=fold)
         progress("predicting", None)
-        found, used = _evaluated(dataset, weights, collective_weights)
+        found, used = _evaluate(dataset, weights, collective_weights)
         drawn = [] if plots is None else _draw(found, plots)
     if as_json:
         print_json("cost evaluate", data=[str(path) for path in data], weights=used, plots=drawn, **found.report)
@@ -181,7 +181,7 @@ def show(
         raise WeightsError("no weights ship with this version", mend="`pdv cost train` makes some; name them")
     shown = [load_weights(path, None) for path in paths]
     if as_json:
-        print_json("cost show", weights=[_described(entry) for entry in shown])
+        print_json("cost show", weights=[_describe(entry) for entry in shown])
         return
     for number, entry in enumerate(shown):
         print("\n" * min(number, 1), end="")
@@ -215,7 +215,7 @@ def publish(
         dataset = _read(data or [PROFILES], devices, skip_bad=False)
         progress("scoring", None)
         own = (file, None) if checked.kind == "kernels" else (None, file)
-        found, _ = _evaluated(dataset, *own, parts=(checked.kind,))
+        found, _ = _evaluate(dataset, *own, parts=(checked.kind,))
         told = ", ".join(path.name for path in data) if data else "the shipped profiles"
         names = write(checked, found, output, evaluated_on=told, overwrite=overwrite)
     if as_json:
@@ -262,7 +262,7 @@ def _weights(path: Path | None, layout: str | None = None) -> Weights:
     return load_weights(path or FOLDER / "kernels", "kernels", features=layout)
 
 
-def _evaluated(
+def _evaluate(
     dataset: Dataset,
     weights: Path | None,
     collective_weights: Path | None,
@@ -271,7 +271,7 @@ def _evaluated(
 ) -> tuple[Evaluation, dict[str, Any]]:
     """The scores, and by what weights: name and digest by part."""
     from learned_cost.evaluation.scoring import evaluate as score
-    from learned_cost.weights import trained
+    from learned_cost.weights import training_facts
 
     kernels = collectives = None
     used: dict[str, Any] = {}
@@ -281,7 +281,11 @@ def _evaluated(
         from learned_cost.kernels.predict import Predictor
 
         found = _weights(weights)
-        kernels, seen, known_ops = Predictor.load(weights), trained(found, "by_device"), trained(found, "by_op")
+        kernels, seen, known_ops = (
+            Predictor.load(weights),
+            training_facts(found, "by_device"),
+            training_facts(found, "by_op"),
+        )
         used["kernels"] = {"name": found.name, "sha256": found.digest}
     if "collectives" in parts and dataset.collectives is not None:
         from learned_cost.collectives.model import load_collective_model
@@ -302,7 +306,7 @@ def _draw(found: Evaluation, folder: Path) -> list[str]:
     return [name for part in found.measured_s for name in draw(found, folder.name, part, folder)]
 
 
-def _described(entry: Weights) -> dict[str, Any]:
+def _describe(entry: Weights) -> dict[str, Any]:
     """Without the numbers' normalisation, which is long and means nothing to a reader."""
     rest = {key: value for key, value in entry.description.items() if key != "model"}
     return {"name": entry.name, **rest}

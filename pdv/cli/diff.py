@@ -44,7 +44,7 @@ def _document(path: Path, cluster: Path | None) -> dict[str, Any]:  # Any: JSON
     Raises:
         UsageError: if it is none.
     """
-    saved = _saved(path)
+    saved = _save(path)
     if saved is not None:
         if cluster is not None:
             raise UsageError(f"{path} is a simulation already", mend="Give packages, or leave --cluster out")
@@ -60,7 +60,7 @@ def _document(path: Path, cluster: Path | None) -> dict[str, Any]:  # Any: JSON
     return simulated_document(work, simulate(work), step_memory(work))
 
 
-def _saved(path: Path) -> dict[str, Any] | None:
+def _save(path: Path) -> dict[str, Any] | None:
     """What `pdv simulate --json` wrote, if the file is that."""
     from pdv.report.simulated import VERSION
 

@@ -84,7 +84,7 @@ def optimize(
     target = _target(output, model, arch, overwrite=overwrite)
     limit, compute_dtype, pinned = values.memory_bytes(memory_limit), values.dtype(dtype), values.axis_sizes(mesh)
     budget_s, sizes = values.seconds(budget, "--budget"), values.open_dims(dim)
-    devices, fixed = _loaded(cluster, pins, quiet=as_json)
+    devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
     options = (arch, batch, dim, mode, dtype, memory_limit, mesh, names[0], search, budget, seed, *names[1:])
     given = dict(zip(values.RECORDED, options, strict=True))
@@ -93,11 +93,11 @@ def optimize(
 
     values.check_limit(limit, devices.memory_bytes)
     with progress_bar(quiet=as_json) as progress:
-        source = model if arch is None else _described(arch, batch, compute_dtype)
+        source = model if arch is None else _describe(arch, batch, compute_dtype)
         plan = plan_model(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
             dtype=compute_dtype, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
-            seed=seed, cache=_kept(cache, no_cache=no_cache), rules=rules or None, cost=cost, progress=progress,
+            seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         if target is not None:
@@ -105,7 +105,7 @@ def optimize(
     _print(plan, target, as_json=as_json)
 
 
-def _loaded(cluster: Path, pins: Path | None, *, quiet: bool) -> tuple[Cluster, PinSet | None]:
+def _load(cluster: Path, pins: Path | None, *, quiet: bool) -> tuple[Cluster, PinSet | None]:
     """The files beside the model."""
     from pdv.cluster import load_cluster
     from pdv.pins import load_pins
@@ -130,7 +130,7 @@ def _target(output: Path | None, model: Path | None, arch: str | None, *, overwr
     return values.output_directory(output, model or Path("model"), overwrite=overwrite)
 
 
-def _described(arch: str, batch: int | None, dtype: str | None) -> Program:
+def _describe(arch: str, batch: int | None, dtype: str | None) -> Program:
     """A model without a file, in bfloat16 unless another type is asked for.
 
     Raises:
@@ -146,7 +146,7 @@ def _described(arch: str, batch: int | None, dtype: str | None) -> Program:
     return program(read(arch), batch, Type.from_name(dtype or "bfloat16"))
 
 
-def _kept(directory: Path | None, *, no_cache: bool) -> Cache | None:
+def _keep(directory: Path | None, *, no_cache: bool) -> Cache | None:
     """Where searches are kept, if anywhere."""
     from pdv.folders import cache_folder
     from pdv.plan.cache import open_cache

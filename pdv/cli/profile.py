@@ -65,7 +65,7 @@ def profile(
     if "collectives" in names:
         _collectives(options, as_json=as_json)
     else:
-        _kernels(options, _planned(model, cluster, batch), as_json=as_json)
+        _kernels(options, _plan(model, cluster, batch), as_json=as_json)
 
 
 def _kernels(options: Options, planned: tuple[list[Piece], list[tuple[str, Graph]]] | None, *, as_json: bool) -> None:
@@ -113,7 +113,7 @@ def _collectives(options: Options, *, as_json: bool) -> None:
         print_table({"rows": f"{rows} new, in {options.folder}"})
 
 
-def _planned(
+def _plan(
     model: Path | None, cluster: Path | None, batch: int | None
 ) -> tuple[list[Piece], list[tuple[str, Graph]]] | None:
     """Shapes and fusible parts of the best plan of a model."""

@@ -109,7 +109,7 @@ def list_rules(
             raise UsageError(what, "It goes with --fired", "Add --fired MODEL, or leave it out")
         _list_all(as_json=as_json)
         return
-    from pdv.rewrite.fired import fired as count
+    from pdv.rewrite.fired import find_fired as count
     from pdv.rewrite.library import all_rules
 
     with progress_bar(quiet=as_json) as progress:

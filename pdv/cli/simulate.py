@@ -130,11 +130,11 @@ def _of_settings(
 ) -> tuple[Workload, str]:
     """A configuration on a cluster, and its text with what was left out."""
     from pdv.cluster import load_cluster
-    from pdv.manual.configuration import completed, workload
+    from pdv.manual.configuration import complete, workload
     from pdv.prices import cost_model, with_curves
 
     devices = load_cluster(cluster)
-    given = completed(asked, devices.num_devices)
+    given = complete(asked, devices.num_devices)
     wanted = str(values.dtype(dtype))
     graph_of = read(wanted, given.tp)
     for entry in devices.classes:

@@ -46,11 +46,11 @@ def memory_bytes(text: str | None) -> int | None:
         return None
     from dataclasses import replace
 
-    from pdv.cluster.units import MEMORY, Problem
+    from pdv.cluster.units import MEMORY, ValueProblem
 
     try:
         return int(replace(MEMORY, low=2.0**20).parse(text))  # a limit may be far below any device
-    except Problem as problem:
+    except ValueProblem as problem:
         raise UsageError(f"--memory-limit: {problem.what}", problem.allowed, problem.mend) from None
 
 

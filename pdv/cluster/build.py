@@ -30,7 +30,7 @@ class Built:
     levels: tuple[Level, ...]
 
 
-def built(spec: ClusterSpec, source: Source) -> Built:
+def assemble_cluster(spec: ClusterSpec, source: Source) -> Built:
     """The parts of the cluster that a file describes.
 
     Raises:

@@ -27,7 +27,7 @@ MAX_FLOPS_PER_BYTE = 2000.0  # of memory bandwidth; dense float8 on a B200 is 56
 SLOW_STEP_S = 2e-4  # of GPUs; a network slower than this is not in one hall
 
 
-def checked(cluster: Cluster, spec: ClusterSpec, source: Source) -> tuple[str, ...]:
+def find_warnings(cluster: Cluster, spec: ClusterSpec, source: Source) -> tuple[str, ...]:
     """Warnings about what is possible but strange.
 
     Raises:

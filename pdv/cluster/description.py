@@ -127,7 +127,7 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Hop:
     """One level that a group crosses: `size` parts of the group, joined by `link` (bandwidth of each device).
 
     `exchange_bytes_per_s` is what a device reaches when all send to all, where that is not the link's bandwidth.
@@ -155,7 +155,7 @@ class Route:
     link: Link
     resources: tuple[str, ...]
     nodes: int
-    stages: tuple[Stage, ...]
+    stages: tuple[Hop, ...]
 
 
 @dataclass(frozen=True)

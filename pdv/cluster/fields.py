@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
 from ir.errors import did_you_mean
-from pdv.cluster.units import Problem, Quantity, shorten
+from pdv.cluster.units import Quantity, ValueProblem, shorten
 
 MAX_NAMES = 6  # of presets in a message
 MAX_COUNT = 2**16  # nodes of a kind, devices of a node
@@ -22,14 +22,16 @@ AXIS_NAME = re.compile(r"[a-z][a-z0-9_]{0,15}", re.ASCII)
 def name_of(value: object) -> str:
     """A name that may stand in messages and files."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise Problem(f"{shorten(value)} is no name", "Allowed: up to 64 letters, digits, spaces and any of _ . + -")
+        raise ValueProblem(
+            f"{shorten(value)} is no name", "Allowed: up to 64 letters, digits, spaces and any of _ . + -"
+        )
     return value
 
 
 def axis_name(value: object) -> str:
     """A name of a mesh axis, or of a level that may become one."""
     if not isinstance(value, str) or not AXIS_NAME.fullmatch(value) or keyword.iskeyword(value):
-        raise Problem(
+        raise ValueProblem(
             f"{shorten(value)} is no axis name",
             "Allowed: up to 16 lower-case letters, digits and _, no Python keyword, as the emitted program uses it",
         )
@@ -39,7 +41,7 @@ def axis_name(value: object) -> str:
 def dtype(value: object) -> str:
     """A dtype that peaks are given for."""
     if value not in DTYPES:
-        raise Problem(
+        raise ValueProblem(
             f"{shorten(value)} is no dtype", f"Allowed: {', '.join(DTYPES)}", did_you_mean(str(value), DTYPES)
         )
     return str(value)
@@ -65,7 +67,7 @@ def from_preset(value: object, presets: dict[str, Any], kind: str) -> object:
     """A preset's bare name as a mapping; unknown preset names are refused in both forms."""
     named = {"preset": value} if isinstance(value, str) else value
     if not isinstance(named, dict):
-        raise Problem(
+        raise ValueProblem(
             f"{shorten(value)} is no {kind}", f"Allowed: a preset's name or a mapping that describes the {kind}"
         )
     preset = named.get("preset")
@@ -74,7 +76,7 @@ def from_preset(value: object, presets: dict[str, Any], kind: str) -> object:
         near = names if len(names) <= MAX_NAMES else difflib.get_close_matches(str(preset), names, MAX_NAMES, 0.4)
         allowed = f"Presets like it: {', '.join(sorted(near))}" if near else f"There are {len(names)}"
         hint = did_you_mean(str(preset), names) or "Describe it by a mapping instead"
-        raise Problem(
+        raise ValueProblem(
             f"there is no {kind} preset {shorten(preset)}", f"{allowed} (`pdv cluster devices` lists all)", hint
         )
     return named
@@ -84,7 +86,9 @@ def require(spec: BaseModel, fields: tuple[str, ...], kind: str) -> None:
     """Whether a description without preset is complete."""
     missing = [field for field in fields if getattr(spec, field) is None]
     if missing:
-        raise Problem(f"the {kind} lacks {', '.join(missing)}", mend="Add it, or start from a preset by `preset: NAME`")
+        raise ValueProblem(
+            f"the {kind} lacks {', '.join(missing)}", mend="Add it, or start from a preset by `preset: NAME`"
+        )
 
 
 def first(own: float | None, base: float | None) -> float:

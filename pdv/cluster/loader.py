@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from ir.errors import ClusterError
 from pdv.cluster import schema
-from pdv.cluster.build import built
-from pdv.cluster.checks import checked
+from pdv.cluster.build import assemble_cluster
+from pdv.cluster.checks import find_warnings
 from pdv.cluster.description import Cluster
 from pdv.cluster.meshes import check_pinned_mesh, with_wired_links
 from pdv.cluster.routing.wires import check_reached
@@ -44,7 +44,7 @@ def build_cluster(source: Source, default_name: str) -> Cluster:
         spec = schema.ClusterSpec.model_validate(source.data)
     except ValidationError as error:
         raise _one_error(error, source) from None
-    shape = built(spec, source)
+    shape = assemble_cluster(spec, source)
     mesh = None if spec.mesh is None else tuple(spec.mesh.items())
     cluster = Cluster(
         spec.name or _clean(default_name),
@@ -59,7 +59,7 @@ def build_cluster(source: Source, default_name: str) -> Cluster:
     if cluster.wires:
         check_reached(cluster, source.where(("links",)))
         cluster = with_wired_links(cluster)
-    cluster = replace(cluster, warnings=checked(cluster, spec, source))
+    cluster = replace(cluster, warnings=find_warnings(cluster, spec, source))
     check_pinned_mesh(cluster, source.where(("mesh",)))
     return cluster
 

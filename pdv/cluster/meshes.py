@@ -39,12 +39,12 @@ def candidate_meshes(cluster: Cluster, max_axes: int = 3) -> tuple[MeshCandidate
     if cluster.mesh is not None:
         return (_with_routes(cluster, cluster.mesh),)
     ways: list[Sizes] = []
-    for levels in _merged(cluster.levels, max(2, max_axes)):
-        for combination in itertools.product(*([((name, size),), *_halved(name, size)] for name, size in levels)):
+    for levels in _merge(cluster.levels, max(2, max_axes)):
+        for combination in itertools.product(*([((name, size),), *_halve(name, size)] for name, size in levels)):
             sizes = tuple(itertools.chain.from_iterable(combination))
             if len(sizes) <= max(max_axes, min(2, len(cluster.levels))):
                 ways.append(sizes)
-    ways += _grouped(cluster)
+    ways += _group(cluster)
     if len(cluster.levels) > 1:
         ways.append(((cluster.levels[-1].name, cluster.num_devices),))
     found: dict[tuple[int, ...], Sizes] = {}
@@ -72,7 +72,7 @@ def check_pinned_mesh(cluster: Cluster, where: str) -> None:
         )
 
 
-def _merged(levels: tuple[Level, ...], max_axes: int) -> list[Sizes]:
+def _merge(levels: tuple[Level, ...], max_axes: int) -> list[Sizes]:
     """The levels; where there are more than axes, every way to put neighbours together, named by the innermost."""
     named = tuple((level.name, level.size) for level in levels)
     if len(named) <= max_axes:
@@ -84,14 +84,14 @@ def _merged(levels: tuple[Level, ...], max_axes: int) -> list[Sizes]:
     return ways
 
 
-def _halved(name: str, size: int) -> list[Sizes]:
+def _halve(name: str, size: int) -> list[Sizes]:
     """A level as two axes, outer first, for every factorization."""
     return [
         ((f"{name}0", outer), (f"{name}1", size // outer)) for outer in range(2, size // 2 + 1) if size % outer == 0
     ]
 
 
-def _grouped(cluster: Cluster) -> list[Sizes]:
+def _group(cluster: Cluster) -> list[Sizes]:
     """Two axes whose border lies inside a node: as many groups as it takes, over the network, of equal parts."""
     if len(cluster.levels) < 2:
         return []

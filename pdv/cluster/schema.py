@@ -30,7 +30,7 @@ from pdv.cluster.fields import (
     require,
 )
 from pdv.cluster.presets import DEVICES, LINKS, NODES
-from pdv.cluster.units import COMPUTE, LINK_BANDWIDTH, MEMORY, MEMORY_BANDWIDTH, TIME, Problem, shorten
+from pdv.cluster.units import COMPUTE, LINK_BANDWIDTH, MEMORY, MEMORY_BANDWIDTH, TIME, ValueProblem, shorten
 
 __all__ = ["MAX_COUNT", "ClusterSpec", "DeviceSpec", "LinkSpec", "NetworkSpec", "NodeSpec", "PartSpec", "WireSpec"]
 
@@ -60,7 +60,7 @@ class DeviceSpec(Spec):
         if self.preset is None:
             require(self, ("name", "memory", "peak", "memory_bandwidth", "launch_latency", "efficiency"), "device")
             if "float32" not in (self.peak or {}):
-                raise Problem(
+                raise ValueProblem(
                     "the device's peak lacks float32", mend="Add `float32: ... TFLOP/s`; other dtypes fall back to it"
                 )
         return self
@@ -194,7 +194,7 @@ class NodeSpec(Spec):
         around = self.devices
         for part in self.parts or ():
             if part.devices >= around or around % part.devices or part.devices == 1:
-                raise Problem(
+                raise ValueProblem(
                     f"parts of {part.devices} devices in {around}",
                     "Allowed: each part's devices divide those around it, and are fewer",
                     "Write parts from the largest to the smallest",
@@ -213,12 +213,12 @@ class WireSpec(Spec):
     def _ends(self) -> Self:
         for end in self.between:
             if not END.fullmatch(end):
-                raise Problem(
+                raise ValueProblem(
                     f"{shorten(end)} is no end of a link",
                     "Allowed: a device such as n0.g3 or n*.g3, or a switch's name",
                 )
         if self.between[0] == self.between[1]:
-            raise Problem(f"a link from {shorten(self.between[0])} to itself", mend="Name two ends")
+            raise ValueProblem(f"a link from {shorten(self.between[0])} to itself", mend="Name two ends")
         return self
 
 

@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from ir.errors import ClusterError, did_you_mean
-from pdv.cluster.units import Problem, shorten
+from pdv.cluster.units import ValueProblem, shorten
 
 MAX_BYTES = 2**20  # a cluster description has a few hundred
 MAX_DEPTH = 16
@@ -51,7 +51,7 @@ def common_mistake(
 ) -> tuple[str, str, str] | None:
     """What, allowed and mend of what may be wrong in any file: a value that a check of ours refused, or a key."""
     cause = problem.get("ctx", {}).get("error")
-    if isinstance(cause, Problem):
+    if isinstance(cause, ValueProblem):
         return cause.what, cause.allowed, cause.mend
     if problem["type"] == "extra_forbidden":
         known = known_keys(place[:-1])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 NUMBER_AND_UNIT = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?(?:e[+-]?[0-9]{1,2})?)\s*([^\s0-9.]\S*)?\s*", re.ASCII)
 
 
-class Problem(ValueError):
+class ValueProblem(ValueError):
     """What is wrong with one value of a description; the loader adds file and line to it."""
 
     def __init__(self, what: str, allowed: str = "", mend: str = "") -> None:
@@ -42,21 +42,21 @@ class Quantity:
         """
         match = NUMBER_AND_UNIT.fullmatch(value) if isinstance(value, str) else None
         if match is None or not match[2]:
-            raise Problem(
+            raise ValueProblem(
                 f"{shorten(value)} is not a {self.name} with its unit",
                 f"Allowed units: {', '.join(self.shown + self.also)}",
                 f"Write it like {self.example!r}",
             )
         if match[2] not in self.units:
             near = sorted(unit for unit in self.units if unit.lower() == match[2].lower())
-            raise Problem(
+            raise ValueProblem(
                 f"{shorten(value)} has the unit {shorten(match[2])}, which is none of {self.name}",
                 f"Allowed units: {', '.join(self.shown + self.also)} (b is bit, B is byte)",
                 f"Did you mean {' or '.join(near)}?" if near else f"Write it like {self.example!r}",
             )
         result = float(match[1]) * self.units[match[2]]
         if not self.low <= result <= self.high:
-            raise Problem(
+            raise ValueProblem(
                 f"{shorten(value)} is no plausible {self.name}",
                 f"Plausible are {self.format(self.low)} to {self.format(self.high)}",
                 "Check the unit",
@@ -76,7 +76,7 @@ def shorten(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _scaled(base: str, prefixes: Mapping[str, float], factor: float = 1.0) -> dict[str, float]:
+def _scale(base: str, prefixes: Mapping[str, float], factor: float = 1.0) -> dict[str, float]:
     return {prefix + base: size * factor for prefix, size in prefixes.items()}
 
 
@@ -85,14 +85,14 @@ BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 # The ranges are there to catch slips of a factor of 8 or 1000; they leave room for some years of hardware.
 MEMORY = Quantity(
-    "memory size", _scaled("B", DECIMAL) | _scaled("B", BINARY), ("MiB", "GiB", "TiB"), 2.0**26, 2.0**41, "80 GiB"
+    "memory size", _scale("B", DECIMAL) | _scale("B", BINARY), ("MiB", "GiB", "TiB"), 2.0**26, 2.0**41, "80 GiB"
 )
 MEMORY_BANDWIDTH = Quantity(
-    "memory bandwidth", _scaled("B/s", DECIMAL) | _scaled("B/s", BINARY), ("GB/s", "TB/s"), 1e9, 1e14, "2039 GB/s"
+    "memory bandwidth", _scale("B/s", DECIMAL) | _scale("B/s", BINARY), ("GB/s", "TB/s"), 1e9, 1e14, "2039 GB/s"
 )
 LINK_BANDWIDTH = Quantity(
     "link bandwidth",
-    _scaled("B/s", DECIMAL) | _scaled("b/s", DECIMAL, 1 / 8) | _scaled("bit/s", DECIMAL, 1 / 8),
+    _scale("B/s", DECIMAL) | _scale("b/s", DECIMAL, 1 / 8) | _scale("bit/s", DECIMAL, 1 / 8),
     ("kB/s", "MB/s", "GB/s"),
     1e5,
     5e12,
@@ -101,7 +101,7 @@ LINK_BANDWIDTH = Quantity(
 )
 COMPUTE = Quantity(
     "peak rate",
-    _scaled("FLOP/s", DECIMAL | {"P": 1e15}) | _scaled("FLOPS", DECIMAL | {"P": 1e15}),
+    _scale("FLOP/s", DECIMAL | {"P": 1e15}) | _scale("FLOPS", DECIMAL | {"P": 1e15}),
     ("GFLOP/s", "TFLOP/s", "PFLOP/s"),
     1e8,
     1e17,

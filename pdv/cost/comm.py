@@ -21,7 +21,7 @@ from typing import Literal
 
 from ir.ops.parallel import transition_of
 from ir.transition import COLLECTIVES, Collective, Communication
-from pdv.cluster import Link, Route, Stage
+from pdv.cluster import Hop, Link, Route
 from pdv.cost.curves import Curves
 
 # Share of a ring's bus bandwidth that a tree reaches: NCCL's own tuning model (src/graph/tuning.cc, 2.10 and later)
@@ -40,7 +40,7 @@ class AxisLink:
     size: int
     link: Link
     curves: Curves | None = None
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[Hop, ...] = ()
 
 
 def axis_link(size: int, route: Route, curves: Curves | None = None) -> AxisLink:
@@ -82,14 +82,16 @@ def _by_axes(collective: Collective, axes: Sequence[AxisLink], num_bytes: float)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AlgorithmChoice:
     """The algorithm taken, or the source of a curve that went before all of them; and its seconds."""
 
     algorithm: Algorithm
     seconds: float
 
 
-def choice(collective: Collective, axis: AxisLink, num_bytes: float, algorithm: Algorithm | None = None) -> Choice:
+def choice(
+    collective: Collective, axis: AxisLink, num_bytes: float, algorithm: Algorithm | None = None
+) -> AlgorithmChoice:
     """The cheapest algorithm, or ``algorithm``, for a collective of ``num_bytes`` on an axis of at least two.
 
     ``num_bytes`` count the larger side: the result of an all-gather, the input of the others.
@@ -97,9 +99,9 @@ def choice(collective: Collective, axis: AxisLink, num_bytes: float, algorithm: 
     Raises:
         ValueError: no such algorithm for this collective and axis.
     """
-    if algorithm is None and (known := _known(axis, collective, num_bytes)) is not None:
+    if algorithm is None and (known := _curve_choice(axis, collective, num_bytes)) is not None:
         assert axis.curves is not None, "known by its curves"
-        return Choice("measured" if axis.curves.source == "measured" else "learned", known)
+        return AlgorithmChoice("measured" if axis.curves.source == "measured" else "learned", known)
     choices = [entry for entry in _choices(collective, axis, num_bytes) if algorithm in {None, entry.algorithm}]
     if not choices:
         raise ValueError(f"no algorithm {algorithm!r} for {collective} over an axis of {axis.size}")
@@ -110,14 +112,14 @@ def all_gather_seconds(axis: AxisLink, result_bytes: float) -> float:
     """Everyone ends with ``result_bytes``: (n - 1) / n of them arrive; ring (n - 1) steps, doubling log2 n."""
     if axis.size == 1:
         return 0.0
-    if (known := _known(axis, "all_gather", result_bytes)) is not None:
+    if (known := _curve_choice(axis, "all_gather", result_bytes)) is not None:
         return known
     return _half(axis, result_bytes).seconds
 
 
 def reduce_scatter_seconds(axis: AxisLink, input_bytes: float) -> float:
     """The mirror of an all-gather: halving in place of doubling, the same bytes."""
-    if (known := _known(axis, "reduce_scatter", input_bytes)) is not None:
+    if (known := _curve_choice(axis, "reduce_scatter", input_bytes)) is not None:
         return known
     return all_gather_seconds(axis, input_bytes)
 
@@ -126,7 +128,7 @@ def all_reduce_seconds(axis: AxisLink, num_bytes: float) -> float:
     """Reduce-scatter, then all-gather (Rabenseifner), or a tree of the whole."""
     if axis.size == 1:
         return 0.0
-    if (known := _known(axis, "all_reduce", num_bytes)) is not None:
+    if (known := _curve_choice(axis, "all_reduce", num_bytes)) is not None:
         return known
     halves_s = reduce_scatter_seconds(axis, num_bytes) + all_gather_seconds(axis, num_bytes)
     return halves_s if axis.curves is not None else min(halves_s, _tree(axis, num_bytes))
@@ -136,7 +138,7 @@ def all_to_all_seconds(axis: AxisLink, local_bytes: float) -> float:
     """Everyone sends (n - 1) / n of its ``local_bytes``, pairwise."""
     if axis.size == 1:
         return 0.0
-    if (known := _known(axis, "all_to_all", local_bytes)) is not None:
+    if (known := _curve_choice(axis, "all_to_all", local_bytes)) is not None:
         return known
     return _pairwise(axis, local_bytes)
 
@@ -163,35 +165,38 @@ def least_seconds(collective: Collective, axis: AxisLink, num_bytes: float) -> f
     return 2 * least if collective == "all_reduce" else least
 
 
-def _known(axis: AxisLink, collective: str, num_bytes: float) -> float | None:
+def _curve_choice(axis: AxisLink, collective: str, num_bytes: float) -> float | None:
     """From the axis's curve, if there is one; an axis of one device moves nothing."""
     if axis.size == 1 or axis.curves is None or num_bytes == 0:
         return None
     return axis.curves.seconds(collective, num_bytes)
 
 
-def _choices(collective: Collective, axis: AxisLink, num_bytes: float) -> Sequence[Choice]:
+def _choices(collective: Collective, axis: AxisLink, num_bytes: float) -> Sequence[AlgorithmChoice]:
     if collective == "all_to_all":
-        return (Choice("pairwise", _pairwise(axis, num_bytes)),)
-    halves = [Choice("ring", _ring(axis, num_bytes))]
+        return (AlgorithmChoice("pairwise", _pairwise(axis, num_bytes)),)
+    halves = [AlgorithmChoice("ring", _ring(axis, num_bytes))]
     stages = _stages(axis)
     if len(stages) > 1:
-        halves.append(Choice("hierarchical", _by_levels(stages, num_bytes)))
+        halves.append(AlgorithmChoice("hierarchical", _by_levels(stages, num_bytes)))
     elif _is_power_of_two(axis.size):
-        halves.append(Choice("doubling", _by_levels(stages, num_bytes)))
+        halves.append(AlgorithmChoice("doubling", _by_levels(stages, num_bytes)))
     if collective != "all_reduce":
         return halves
-    return (*(Choice(half.algorithm, 2 * half.seconds) for half in halves), Choice("tree", _tree(axis, num_bytes)))
+    return (
+        *(AlgorithmChoice(half.algorithm, 2 * half.seconds) for half in halves),
+        AlgorithmChoice("tree", _tree(axis, num_bytes)),
+    )
 
 
-def _half(axis: AxisLink, num_bytes: float) -> Choice:
+def _half(axis: AxisLink, num_bytes: float) -> AlgorithmChoice:
     """The cheaper all-gather or reduce-scatter."""
     if len(axis.stages) <= 1:  # the usual case, on which searches spend their time
         doubling = _is_power_of_two(axis.size)
         steps = math.ceil(math.log2(axis.size)) if doubling else axis.size - 1
         moved = num_bytes * (axis.size - 1) / axis.size
         seconds = steps * axis.link.latency_s + moved / axis.link.bandwidth_bytes_per_s
-        return Choice("doubling" if doubling else "ring", seconds)
+        return AlgorithmChoice("doubling" if doubling else "ring", seconds)
     return min(_choices("all_gather", axis, num_bytes), key=lambda entry: entry.seconds)
 
 
@@ -208,7 +213,7 @@ def _ring(axis: AxisLink, num_bytes: float) -> float:
     return latency_s * (axis.size - 1) / axis.size + moved / axis.link.bandwidth_bytes_per_s
 
 
-def _by_levels(stages: Sequence[Stage], num_bytes: float) -> float:
+def _by_levels(stages: Sequence[Hop], num_bytes: float) -> float:
     """All-gather level by level, outer to inner, each among members that hold the same part of it."""
     seconds, held = 0.0, num_bytes / math.prod(stage.size for stage in stages)
     for stage in stages:
@@ -241,8 +246,8 @@ def _pairwise(axis: AxisLink, local_bytes: float) -> float:
     return latency_s + slowest_s
 
 
-def _stages(axis: AxisLink) -> tuple[Stage, ...]:
-    return axis.stages or (Stage(axis.size, axis.link),)
+def _stages(axis: AxisLink) -> tuple[Hop, ...]:
+    return axis.stages or (Hop(axis.size, axis.link),)
 
 
 def _is_power_of_two(size: int) -> bool:

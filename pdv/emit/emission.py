@@ -17,7 +17,7 @@ from pdv.emit.analysis.fold import fold, value_of
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.lower import lower
 from pdv.emit.analysis.open_sizes import NamedSizes
-from pdv.emit.analysis.outline import Item, Run, own_params
+from pdv.emit.analysis.outline import BlockRun, Item, own_params
 from pdv.emit.analysis.stored_views import stored_views
 from pdv.emit.program.header import header
 from pdv.emit.program.model_text import helpers_used, write_program
@@ -90,7 +90,7 @@ class Emission:
 
     def body(self, shape_of: ShapeOf) -> str:
         """model.py below its docstring."""
-        return self._written(shape_of)[0]
+        return self._write(shape_of)[0]
 
     def constants(self) -> dict[str, tuple[DType, Array]]:
         """What the program itself knows of the tensors that are stored."""
@@ -113,14 +113,14 @@ class Emission:
             load = partial(weights.load, source) if node is None else partial(value_of, node, weights)
             found[source] = params[0].type.dtype, load
         for name, (dtype, array) in self.constants().items():
-            found[name] = dtype, partial(_given, array)
+            found[name] = dtype, partial(_give, array)
         return found
 
     def items(self, shape_of: ShapeOf) -> tuple[Item, ...]:
         """The outline of the text."""
-        return self._written(shape_of)[1]
+        return self._write(shape_of)[1]
 
-    def _written(self, shape_of: ShapeOf) -> tuple[str, tuple[Item, ...]]:
+    def _write(self, shape_of: ShapeOf) -> tuple[str, tuple[Item, ...]]:
         if "written" not in self._memo:
             shapes = stored_shapes(self.graph, shape_of)
             self._memo["written"] = write_program(self.graph, self.mesh, shapes, sizes=self.sizes)
@@ -131,7 +131,7 @@ class Emission:
         reading = Reading(self.graph)
         pairs: list[tuple[Node, Node]] = []
         for item in self.items(shape_of):
-            if isinstance(item, Run):
+            if isinstance(item, BlockRun):
                 groups = [(*block, *own_params(reading, block)) for block in item.blocks]
                 for group, incoming in zip(groups[1:], item.incoming[1:], strict=True):
                     pairs += zip((*groups[0], *item.incoming[0]), (*group, *incoming), strict=True)
@@ -149,7 +149,7 @@ def module_texts(model: str) -> dict[str, str]:
     }
 
 
-def _given(array: Array) -> Array:
+def _give(array: Array) -> Array:
     return array
 
 

@@ -95,7 +95,7 @@ def scatter(k: Lowering, base: Node, dim: int, places: Node | TopK, values: Node
     return k.apply("top_k", x, k=values.k)
 
 
-def filled(k: Lowering, value: float, shape: Sequence[int], dtype: DType) -> Node:
+def fill(k: Lowering, value: float, shape: Sequence[int], dtype: DType) -> Node:
     """A constant tensor of one value."""
     return k.expand(k.const(np.asarray(value, np.float32), dtype), shape)
 
@@ -183,11 +183,11 @@ def training_batch_norm(
     told = k.apply("unbiased", variance, points=n) if unbiased and n > 1 else variance
     y = k.cast(batch_norm(k, image, mean, variance, *affine, eps=eps), x.type.dtype)
     pairs = zip(running, (mean, told), strict=True)
-    moved = [None if buffer is None else _moved(k, buffer, statistic, momentum) for buffer, statistic in pairs]
+    moved = [None if buffer is None else _move(k, buffer, statistic, momentum) for buffer, statistic in pairs]
     return y, moved[0], moved[1]
 
 
-def _moved(k: Lowering, buffer: Node, statistic: Node, momentum: float) -> Node:
+def _move(k: Lowering, buffer: Node, statistic: Node, momentum: float) -> Node:
     """The new value of a buffer, or of what an earlier norm has made of it."""
     share = short_float(momentum)
     new = k.add(k.scale(buffer, 1 - share), k.scale(statistic, share))

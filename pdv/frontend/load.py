@@ -56,7 +56,7 @@ def load_program(
             model, example_inputs, batch=batch, dims=dims or {}, dynamic_shapes=dynamic_shapes
         )
     check_updates(program.graph)
-    canonical = with_tables(program.mapped(canonicalize))
+    canonical = with_tables(program.map(canonicalize))
     check_steering(canonical.graph)
     return canonical
 

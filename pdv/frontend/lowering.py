@@ -160,7 +160,7 @@ class Lowering:
         return x if x.type.dtype is dtype else self.apply("cast", x, dtype=dtype.value)
 
     @staticmethod
-    def promoted(*values: Node) -> DType:
+    def promote(*values: Node) -> DType:
         """The type in which torch computes with tensors of several: the widest of the highest kind.
 
         Tensors without dims decide only where no other is of that kind.
@@ -174,7 +174,7 @@ class Lowering:
 
     def alike(self, *values: Node) -> tuple[Node, ...]:
         """The values, converted to the type in which torch computes with them together."""
-        dtype = self.promoted(*values)
+        dtype = self.promote(*values)
         return tuple(self.cast(value, dtype) for value in values)
 
     # Movement

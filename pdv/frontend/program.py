@@ -77,7 +77,7 @@ class Program:
     again: Callable[[Mapping[str, Shape]], Graph] | None = field(default=None, compare=False)
     sizes: Mapping[str, OpenSize] = field(default_factory=dict)
 
-    def mapped(self, change: Callable[[Graph], Graph]) -> Program:
+    def map(self, change: Callable[[Graph], Graph]) -> Program:
         """The program with its graph changed, also where it is read again."""
         again = self.again
         found = None if again is None else lambda shapes: change(again(shapes))

@@ -53,7 +53,7 @@ def with_tables(program: Program) -> Program:
         if tables is None or not any(tables):
             return program
         if sizes is tries[-1] or max(table.value.nbytes for table in tables if table) <= MOST_BYTES:
-            return program.mapped(partial(_rewritten, tables=tables))
+            return program.map(partial(_rewritten, tables=tables))
     return program
 
 

@@ -8,7 +8,7 @@ from ir.graph import Node
 from ir.ops.parallel import move
 from ir.sharding import Invariant, Partial, Shard, Sharding, State
 from ir.types import TensorType
-from pdv.pcg.redistribute import Chain, Redistribution, Step
+from pdv.pcg.redistribute import Chain, MoveStep, Redistribution
 
 
 @dataclass
@@ -18,7 +18,7 @@ class StraightMoves(Redistribution):
     def chain(self, tensor: TensorType, before: Sharding, after: Sharding, *, gradient: bool) -> Chain | None:
         """One operator an axis, sums first, then from the inner axis to the outer as far as cuts allow."""
         del tensor, gradient  # what it costs is not asked
-        steps: list[Step] = []
+        steps: list[MoveStep] = []
         states = list(before)
         while states != list(after):
             position = self._next(states, after)
@@ -30,10 +30,10 @@ class StraightMoves(Redistribution):
             self._step(states, position, after[position], steps)
         return Chain(0.0, 0.0, tuple(steps))
 
-    def _step(self, states: list[State], position: int, target: State, steps: list[Step]) -> None:
+    def _step(self, states: list[State], position: int, target: State, steps: list[MoveStep]) -> None:
         found = move(states[position], target)
         assert found is not None, (states, position, target)
-        steps.append(Step(found[0], tuple(found[1].items()), self.mesh.axes[position].name))
+        steps.append(MoveStep(found[0], tuple(found[1].items()), self.mesh.axes[position].name))
         states[position] = target
 
     def _next(self, states: list[State], after: Sharding) -> int | None:
@@ -41,11 +41,11 @@ class StraightMoves(Redistribution):
         changing = [place for place in reversed(range(len(states))) if states[place] != after[place]]
         changing.sort(key=lambda place: not isinstance(states[place], Partial))
         for place in changing:
-            if not self._blocked(states, after, place) and move(states[place], after[place]) is not None:
+            if not self._is_blocked(states, after, place) and move(states[place], after[place]) is not None:
                 return place
         return None
 
-    def _blocked(self, states: list[State], after: Sharding, place: int) -> bool:
+    def _is_blocked(self, states: list[State], after: Sharding, place: int) -> bool:
         """True if an inner axis cuts the dim in question, or if an outer one has to cut or gather it first."""
         inner = states[place + 1 :]
         if any(isinstance(state, Shard) and state in inner for state in (states[place], after[place])):
@@ -53,7 +53,7 @@ class StraightMoves(Redistribution):
         waiting = [outer for outer in range(place) if states[outer] != after[outer]]
         return isinstance(after[place], Shard) and any(after[place] in (states[at], after[at]) for at in waiting)
 
-    def _loosen(self, states: list[State], after: Sharding, steps: list[Step]) -> bool:
+    def _loosen(self, states: list[State], after: Sharding, steps: list[MoveStep]) -> bool:
         """Undo an inner cut that is in the way of an outer axis."""
         for place in reversed(range(len(states))):
             outer = [state for at in range(place) if states[at] != after[at] for state in (states[at], after[at])]

@@ -43,7 +43,7 @@ from pdv.problem.workload import (
     Workload,
 )
 from pdv.schedule.stages import cut
-from pdv.simulate.lowering.chunks import spread
+from pdv.simulate.lowering.chunks import spread_to_pcg
 
 PRECISIONS: Mapping[str, Precision] = {
     "as-emitted": AS_EMITTED,
@@ -100,7 +100,7 @@ class Configuration(BaseModel):
     def text(self) -> str:
         """What differs from the defaults: ``configuration(c.text()) == c``."""
         given = self.model_dump(exclude_defaults=True)
-        return ",".join(f"{key}={_written(value)}" for key, value in given.items())
+        return ",".join(f"{key}={_write(value)}" for key, value in given.items())
 
     @property
     def data(self) -> int:
@@ -198,13 +198,13 @@ def _read(key: str, value: str) -> object:
     return int(value)
 
 
-def _written(value: object) -> str:
+def _write(value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def completed(given: Configuration, devices: int) -> Configuration:
+def complete(given: Configuration, devices: int) -> Configuration:
     """With ``dp`` and ``batch`` filled in, and everything checked that needs no model.
 
     Raises:
@@ -243,7 +243,7 @@ def _check_schedule(given: Configuration) -> None:
     """What pipelines demand.
 
     Raises:
-        UsageError: as ``completed``.
+        UsageError: as ``complete``.
     """
     if given.schedule == "interleaved" and (given.vp == 1 or given.pp == 1):
         raise UsageError(
@@ -278,12 +278,12 @@ def workload(
     Raises:
         UsageError: if the configuration is none for this model and cluster.
     """
-    full = completed(given, cluster.num_devices)
+    full = complete(given, cluster.num_devices)
     graph = graph_of(full.micro_batch * full.data)
     check_model(graph, Degrees(full.tp, full.cp, full.ep, full.sp))
     mesh = full.mesh()
     links = tuple(tuple(known(axis) for axis in stage) for stage in axis_links(cluster, mesh, full.pp))
-    graph, derived = _derived(graph, mesh, full.uses(), full.zero == 3)
+    graph, derived = _derive(graph, mesh, full.uses(), full.zero == 3)
     slowest = min((entry.device for entry in cluster.classes), key=lambda device: device.peak("bfloat16"))
     problem = Problem(graph, mesh, links[0], compute_of(slowest))
     stages = _stages(graph, derived, full)
@@ -291,7 +291,7 @@ def workload(
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _derived(graph: Graph, mesh: Mesh, uses: tuple[Use, ...], resting: bool) -> tuple[Graph, Derived]:
+def _derive(graph: Graph, mesh: Mesh, uses: tuple[Use, ...], resting: bool) -> tuple[Graph, Derived]:
     """The graph as it is cut, and its PCG: equal for all schedules, recomputations and clusters."""
     if any(axis.name == "tp" for axis in mesh.axes):
         graph = heads_outermost(graph)
@@ -304,8 +304,8 @@ def _stages(graph: Graph, derived: Derived, given: Configuration) -> Stages:
     partition = given.partition if isinstance(given.partition, tuple) else None
     weight = _arithmetic if given.partition == "balanced" else None
     chunk_of, sizes, found = cut(graph, given.pp * given.vp, partition, weight)
-    chunks = spread(derived, chunk_of)
-    layers = spread(derived, found.of) if found.layers else {}
+    chunks = spread_to_pcg(derived, chunk_of)
+    layers = spread_to_pcg(derived, found.of) if found.layers else {}
     inside = {node: unit for node, unit in layers.items() if 0 <= unit < found.count}
     return Stages(given.pp, given.vp, chunks, sizes, inside)
 

@@ -63,16 +63,16 @@ class _Rewriting:
         assert made is not None, node
         (product, bias), k = made, self._k
         heads, parts = self._heads[node], int(node.attr("parts"))
-        value = k.linear(self._made[product.operands[0]], self._turned(product.operands[1], heads, parts))
+        value = k.linear(self._made[product.operands[0]], self._turn(product.operands[1], heads, parts))
         if bias is not None:
-            value = k.add(value, self._turned(bias, heads, parts))
+            value = k.add(value, self._turn(bias, heads, parts))
         *outer, width = value.type.shape
         apart = k.reshape(value, shape=(*outer, heads, width // heads), name=node.name)
         part = k.chunk(apart, dim=len(outer) + 1, parts=parts, index=node.attr("index"), name=node.name)
         joined: Node = k.reshape(part, shape=node.type.shape, name=node.name)
         return joined
 
-    def _turned(self, param: Node, heads: int, parts: int) -> Node:
+    def _turn(self, param: Node, heads: int, parts: int) -> Node:
         """The parameter with its first dim (p a d) read as (a p d)."""
         width, *inner = param.type.shape
         order = (1, 0, *range(2, 3 + len(inner)))

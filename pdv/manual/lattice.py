@@ -54,7 +54,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SimulatedConfiguration:
     """A configuration, simulated."""
 
     given: Configuration
@@ -121,7 +121,7 @@ def best(
     dtype: DType = DType.BF16,
     keep: int = 2,
     tries: int = 8,
-) -> list[Choice]:
+) -> list[SimulatedConfiguration]:
     """The ``keep`` first configurations that fit, of the order in which they are estimated; the fastest first.
 
     Args:
@@ -135,21 +135,21 @@ def best(
         keep: how many to simulate that fit.
         tries: how many to simulate at most.
     """
-    estimates = estimated(arch, cluster_of, devices, batch, compute_of, lattice or Lattice(), dtype)
+    estimates = estimate_lattice(arch, cluster_of, devices, batch, compute_of, lattice or Lattice(), dtype)
     limit = cluster_of(devices).memory_bytes * SLACK
     hopeful = sorted((e for e in estimates if e.memory_bytes <= limit), key=lambda e: (e.step_s, e.given.text()))
-    found: list[Choice] = []
+    found: list[SimulatedConfiguration] = []
     for estimate in hopeful[:tries]:
         work = _work(arch, estimate.given, cluster_of(devices), compute_of, dtype)
         memory = step_memory(work)
         if memory.fits:
-            found.append(Choice(estimate.given, work, simulate(work), memory))
+            found.append(SimulatedConfiguration(estimate.given, work, simulate(work), memory))
         if len(found) == keep:
             break
     return sorted(found, key=lambda choice: choice.simulation.step_s)
 
 
-def estimated(
+def estimate_lattice(
     arch: Arch,
     cluster_of: Callable[[int], Cluster],
     devices: int,

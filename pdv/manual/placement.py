@@ -38,7 +38,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         self.role = RoleOf()
-        self.fixed = _fixed(self.graph)
+        self.fixed = _fix(self.graph)
         self.columns = Columns(self.graph, self.fixed, self.splits)
 
     def run(self) -> dict[Node, tuple[Split, ...]]:
@@ -57,7 +57,7 @@ class Placement:
         chosen = []
         for position, use in enumerate(self.uses):
             legal = [split for split in options if self._divides(node, split, position, degrees)]
-            split = self._chosen(node, legal, position, use)
+            split = self._choose(node, legal, position, use)
             if split.loop is not None:
                 degrees[split.loop] = degrees.get(split.loop, 1) * self.mesh.axes[position].size
             chosen.append(split)
@@ -69,7 +69,7 @@ class Placement:
             return split.label == "none"
         return node.loops.extents[split.loop] % (degrees.get(split.loop, 1) * self.mesh.axes[position].size) == 0
 
-    def _chosen(self, node: Node, legal: list[Split], position: int, use: Use) -> Split:
+    def _choose(self, node: Node, legal: list[Split], position: int, use: Use) -> Split:
         match use:
             case "data":
                 return self._samples(node, legal)
@@ -189,7 +189,7 @@ def rest_cut(param: Node, states: Sequence[State], mesh: Mesh, uses: Sequence[Us
     return tuple(found)
 
 
-def _fixed(graph: Graph) -> set[Node]:
+def _fix(graph: Graph) -> set[Node]:
     """Parameters, constants, and what is made of them alone."""
     found: set[Node] = set()
     for node in graph.nodes:

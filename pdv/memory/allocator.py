@@ -29,26 +29,26 @@ CHANNEL_BYTES = 9.2 * MIB
 CHANNELS = 16  # as NCCL chooses inside a node of NVLinks; networks have fewer
 
 
-def rounded(num_bytes: float) -> float:
+def round_up(num_bytes: float) -> float:
     """A tensor's bytes as the caching allocator counts them."""
     return math.ceil(num_bytes / BLOCK_BYTES) * BLOCK_BYTES
 
 
-def reserved(peak_bytes: float, device: Device, flat_bytes: float = 0.0) -> float:
+def reserved_bytes(peak_bytes: float, device: Device, flat_bytes: float = 0.0) -> float:
     """What the allocator has taken from the device by the end of a step, where there is room.
 
     ``flat_bytes``: buffers in one piece, made when the peak is over. A cached block is only used again for what fits
     into it, and activations leave blocks of their own sizes, so these are taken from the device on top.
     """
-    return _taken(peak_bytes, device, flat_bytes, FRAGMENTATION)
+    return _take(peak_bytes, device, flat_bytes, FRAGMENTATION)
 
 
-def needed(peak_bytes: float, device: Device, flat_bytes: float = 0.0) -> float:
+def least_reserved_bytes(peak_bytes: float, device: Device, flat_bytes: float = 0.0) -> float:
     """The least that the allocator can do with: cached blocks given back, but for split ones."""
-    return max(_taken(peak_bytes, device, 0.0, STUCK), _taken(peak_bytes, device, flat_bytes, 0.0))
+    return max(_take(peak_bytes, device, 0.0, STUCK), _take(peak_bytes, device, flat_bytes, 0.0))
 
 
-def _taken(peak_bytes: float, device: Device, flat_bytes: float, share: float) -> float:
+def _take(peak_bytes: float, device: Device, flat_bytes: float, share: float) -> float:
     if device.kind == "cpu":
         return peak_bytes
     return math.ceil((peak_bytes * (1.0 + share) + flat_bytes) / (2 * MIB)) * 2 * MIB  # segments of 2 MiB

@@ -14,6 +14,6 @@ def fewer_rows(graph: Graph, share: int) -> Graph | None:
     if not all(atoms and sizes.atoms.extents[atoms[0]] % share == 0 for atoms in rows):
         return None
     try:
-        return sizes.resized({atoms[0]: sizes.atoms.extents[atoms[0]] // share for atoms in rows})[0]
+        return sizes.resize({atoms[0]: sizes.atoms.extents[atoms[0]] // share for atoms in rows})[0]
     except ShapeError:
         return None

@@ -49,7 +49,7 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     held[Holder("optimizer")] = sum(_optimizer(setting, leaf) for leaf in trained)
     if not setting.eager:
         held[Holder("gradients")] = gradients
-        held[Holder("collectives", "all_gather")] = _gathered(setting, chunks)
+        held[Holder("collectives", "all_gather")] = _gather(setting, chunks)
         step = sum(_cast(setting, leaf) for leaf in trained)
         return State(held, 0.0, step, step if setting.execution.zero else 0.0)
     weights = sorted((sizes[leaf] for leaf in trained), reverse=True)
@@ -68,7 +68,7 @@ def _leaves(setting: Setting, chunks: Iterable[int]) -> list[Node]:
     return list(found)
 
 
-def _gathered(setting: Setting, chunks: Iterable[int]) -> float:
+def _gather(setting: Setting, chunks: Iterable[int]) -> float:
     """Whole layers of weights that rest cut: the one at work, those gathered ahead of it, and one of gradients.
 
     What is in no layer is the outermost unit: gathered, and its gradients not reduced, as long as a micro-batch runs.

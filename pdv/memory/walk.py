@@ -58,13 +58,13 @@ class Walk:
         setting, heap = self.setting, self.heap
         read = [self._read(operand) for operand in node.operands]
         if node.op.kind == "parallel":
-            value = self._moved(node, read[0])
+            value = self._move(node, read[0])
         else:
             local = Local(
                 node, tuple(value.layout for value in read), fresh(setting.shape(node)), _itemsize(node), self.on_gpu
             )
             work = heap.allocate(local.memory.forward(local), self._holder("temporaries", node))
-            value = self._computed(local, read)
+            value = self._compute(local, read)
             scores = self._scores(node, local)
             heap.drop(work)
             if keep:
@@ -73,19 +73,19 @@ class Walk:
                 heap.drop(storage)
         self.values[node] = value
         for operand, one in zip(node.operands, read, strict=True):
-            self._done(operand, one)
+            self._release(operand, one)
         if not self.waiting[node]:
             self.forget(node)
 
-    def _computed(self, local: Local, read: Sequence[Value]) -> Value:
+    def _compute(self, local: Local, read: Sequence[Value]) -> Value:
         """The result of local work, allocated, or a view of what is read."""
         node, shape = local.node, local.result.shape
         if node.op.strides is not None:
             strides = node.op.strides(node.attrs, read[0].layout, shape)
             if strides is not None:
-                return self._shared(read[0], Layout(shape, strides))
+                return self._share(read[0], Layout(shape, strides))
         if self.setting.in_place(node):
-            return self._shared(read[0], read[0].layout)
+            return self._share(read[0], read[0].layout)
         layout = local.layout
         if self._inner(node):
             sources = dict.fromkeys(s for value in read for s in value.sources or (value.storage,))
@@ -93,23 +93,23 @@ class Walk:
         size = float(_size(shape) * _itemsize(node))
         return Value(self.heap.allocate(size, self._holder("activations", node)), layout)
 
-    def _shared(self, value: Value, layout: Layout) -> Value:
+    def _share(self, value: Value, layout: Layout) -> Value:
         """The same memory, read another way."""
         sources = tuple(self.heap.keep(source) for source in value.sources)
         return Value(self.heap.keep(value.storage), layout, sources)
 
-    def _moved(self, node: Node, read: Value) -> Value:
+    def _move(self, node: Node, read: Value) -> Value:
         """The result of a parallel operator."""
         setting = self.setting
         if setting.axis_size(node) == 1:
-            return self._shared(read, read.layout)
+            return self._share(read, read.layout)
         layout = fresh(setting.shape(node))
         num_bytes = float(layout.elements * _itemsize(node))
         dim = gathered_dim(node, backward=False)
         move = forward_move(node, read.layout, num_bytes, dim, self._backend)
         if move.alias:
             shared = node.op.transition.only_names or layout.elements == read.layout.elements
-            return self._shared(read, read.layout if shared else layout)
+            return self._share(read, read.layout if shared else layout)
         for_use = gathered_for_use(node)
         beside = self.heap.allocate(move.beside, self._holder("collectives", node))
         size = num_bytes if setting.eager or not for_use else 0.0  # a framework gathers layers of them: ``state``
@@ -171,12 +171,12 @@ class Walk:
         steps = chain(node)
         value = self._read(steps[0])
         for step in steps[1:]:
-            moved = self._moved(step, value)
+            moved = self._move(step, value)
             self.heap.drop(value.storage)
             value = moved
         return value
 
-    def _done(self, operand: Node, value: Value) -> None:
+    def _release(self, operand: Node, value: Value) -> None:
         """An operand was read."""
         if of_weights(operand) or operand.is_leaf:
             self.heap.drop(value.storage)
@@ -208,14 +208,14 @@ class Walk:
             if node.op.kind == "parallel":
                 given.append((node.operands[0], self._moved_back(node, grad)))
             else:
-                given = self._differentiated(node, grad)
+                given = self._differentiate(node, grad)
             self.heap.drop(grad)
         for storage in saved:
             self.heap.drop(storage)
         for operand, term in reversed(given):  # weights, which are moved last, are moved back first
             self._give(operand, term)
 
-    def _differentiated(self, node: Node, grad: Storage) -> list[tuple[Node, Storage]]:
+    def _differentiate(self, node: Node, grad: Storage) -> list[tuple[Node, Storage]]:
         """Gradients of the operands that need one."""
         setting, heap = self.setting, self.heap
         layouts = tuple(fresh(setting.shape(operand)) for operand in node.operands)
@@ -234,7 +234,7 @@ class Walk:
         node = local.node
         again = 0.0
         for operand in self.setting.saved(local, local.saved):
-            if self._dropped(operand) or self.setting.gathers_again(operand):
+            if self._drop(operand) or self.setting.gathers_again(operand):
                 again += self.setting.num_bytes(operand)
         if not self.setting.is_flash(node):
             q, k = (self.setting.shape(operand) for operand in node.operands[:2])
@@ -244,7 +244,7 @@ class Walk:
                 again += scores * (1 + (1 + 1 / _itemsize(node)) * self.setting.execution.dropout)
         return again
 
-    def _dropped(self, operand: Node) -> bool:
+    def _drop(self, operand: Node) -> bool:
         """True of a gathered weight that is gathered for each use (of a framework, layers of them are: ``state``)."""
         return self.setting.eager and gathered_for_use(operand)
 

@@ -120,13 +120,13 @@ def shrink_constant(k: Builder, node: Node) -> Node | None:
         if array is None:
             continue
         others = np.broadcast_shapes(*(x.type.shape for j, x in enumerate(operands) if j != i))
-        small = _without_leading_ones(_unrepeated(array, others))
+        small = _without_leading_ones(_drop_repeats(array, others))
         if small.shape != array.shape and np.broadcast_shapes(small.shape, others) == node.type.shape:
             operands[i] = k.const(small, operand.name, operand.type.dtype)
     return k.apply(node.op, tuple(operands), dict(node.attrs), node.name) if operands != list(node.operands) else None
 
 
-def _unrepeated(array: Array, others: tuple[int, ...]) -> Array:
+def _drop_repeats(array: Array, others: tuple[int, ...]) -> Array:
     """The array with size one in each dim along which it repeats and that `others` (aligned right) can give back."""
     for dim in range(array.ndim):
         from_right = array.ndim - dim
@@ -184,7 +184,7 @@ def repeated_ids(k: Builder, node: Node) -> Node | None:
     array = _array_of(ids)
     if array is None:
         return None
-    small = _unrepeated(array, array.shape)
+    small = _drop_repeats(array, array.shape)
     if small.shape == array.shape:
         return None
     rows = k.apply(node.op, (table, k.const(small, ids.name, ids.type.dtype)), dict(node.attrs), node.name)
@@ -207,7 +207,7 @@ def constant_mask(k: Builder, node: Node) -> Node | None:
     causal = np.tri(rows, columns, dtype=bool)
     if keep is not None and keep.shape[-2:] == (rows, columns) and (keep == causal).all():
         return k.attention(q, key, v, name=node.name, **{**attrs, "causal": True})
-    small = _unrepeated(array, (*q.type.shape[:-1], 0))  # torch's attention wants all columns, and two dims
+    small = _drop_repeats(array, (*q.type.shape[:-1], 0))  # torch's attention wants all columns, and two dims
     small = _without_leading_ones(small, but=2)
     if small.shape == array.shape:
         return None

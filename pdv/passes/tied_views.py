@@ -18,7 +18,7 @@ from ir.views import Reading, box, is_column, overlap, readings, shape_before, s
 
 def untangle(graph: Graph) -> Graph:
     """The same graph, with overlapping views of stored tensors made by operators."""
-    return _made_by_operators(graph, _tangled(graph))
+    return _made_by_operators(graph, _tangle(graph))
 
 
 def whole_buffers(graph: Graph) -> Graph:
@@ -45,12 +45,12 @@ def _made_by_operators(graph: Graph, tangled: Mapping[Node, TensorType]) -> Grap
         source, base = str(node.attr("source")), tangled[node]
         if source not in bases:
             bases[source] = k.param(source, base, source=source, trainable=bool(node.attr("trainable")))
-        return _viewed(k, bases[source], param_view(node))
+        return _view(k, bases[source], param_view(node))
 
     return k.rebuild(graph, make)[0]
 
 
-def _tangled(graph: Graph) -> dict[Node, TensorType]:
+def _tangle(graph: Graph) -> dict[Node, TensorType]:
     """Trained parameters of stored tensors of which two share an element, with the type of what is stored."""
     sources: dict[str, list[tuple[Node, Reading]]] = {}
     for param in graph.params:
@@ -61,7 +61,7 @@ def _tangled(graph: Graph) -> dict[Node, TensorType]:
     for readers in sources.values():
         if any(overlap(box(a), box(b)) for (_, a), (_, b) in itertools.combinations(readers, 2)):
             shapes = {shape_before(reading.shape, reading.view) for _, reading in readers} - {None}
-            if len(shapes) == 1 and not any(_joined(param) for param, _ in readers):
+            if len(shapes) == 1 and not any(_join(param) for param, _ in readers):
                 (shape,) = shapes
                 assert shape is not None
                 found |= {param: TensorType(shape, param.type.dtype) for param, _ in readers}
@@ -82,12 +82,12 @@ def _views_of_buffers(graph: Graph) -> dict[Node, TensorType]:
     return found
 
 
-def _joined(param: Node) -> bool:
+def _join(param: Node) -> bool:
     view = param_view(param)
     return bool(view) and view[0][0] == "concat"
 
 
-def _viewed(k: Builder, node: Node, view: View) -> Node:
+def _view(k: Builder, node: Node, view: View) -> Node:
     """A view as operators."""
     for op, attrs in view_calls(view):
         node = k.apply(op, (node,), attrs)

@@ -67,12 +67,11 @@ class _Derivation:
     def _split(self, node: Node) -> tuple[Node, Sharding]:
         splits = self._assignment.splits[node]
         operands = tuple(
-            self._moved(operand, tuple(split.operands[i] for split in splits))
-            for i, operand in enumerate(node.operands)
+            self._move(operand, tuple(split.operands[i] for split in splits)) for i, operand in enumerate(node.operands)
         )
         return self._builder.copy(node, operands), tuple(split.result for split in splits)
 
-    def _moved(self, value: Node, after: Sharding) -> Node:
+    def _move(self, value: Node, after: Sharding) -> Node:
         made, before = self._made[value]
         gradient = self._problem.train and value.needs_grad
         chain = self._moves.chain(value.type, before, after, gradient=gradient)
@@ -95,7 +94,7 @@ class _Derivation:
         return after
 
     def _leave(self, value: Node, after: Sharding) -> Node:
-        return self._moved(value, after if self._leaves is None else self._leaves(value, self._made[value][1]))
+        return self._move(value, after if self._leaves is None else self._leaves(value, self._made[value][1]))
 
 
 def exit_sharding(

@@ -136,13 +136,13 @@ def _parallel(problem: Problem, node: Node, shardings: Mapping[Node, Sharding]) 
         node.op.name, axis, local_bytes(operand.type, shardings[operand], problem.mesh)
     )
     if not (problem.train and node.needs_grad):
-        return _moved(axis, forward_s, 0.0)
+        return _move(axis, forward_s, 0.0)
     if base.is_param and base.attr("regather"):
         backward_s += forward_s
-    return _moved(axis, forward_s, backward_s)
+    return _move(axis, forward_s, backward_s)
 
 
-def _moved(axis: AxisLink, forward_s: float, backward_s: float) -> NodeCost:
+def _move(axis: AxisLink, forward_s: float, backward_s: float) -> NodeCost:
     seconds, curves = forward_s + backward_s, axis.curves
     if curves is None:
         return NodeCost(forward_s, backward_s, (Estimate(seconds, ROOFLINE_RELATIVE_STD * seconds),))
@@ -168,7 +168,7 @@ def _memory(problem: Problem, pcg: Graph, shardings: Mapping[Node, Sharding]) ->
             continue
         transient = max(transient, held(node) + sum(held(operand) for operand in node.operands))
         if problem.train and node.needs_grad:
-            saved |= dict.fromkeys(copy for value in _kept(node) if _is_activation(copy := _copy(value)))
+            saved |= dict.fromkeys(copy for value in _keep(node) if _is_activation(copy := _copy(value)))
     memory = {
         "weights": trained + whole_bytes(pcg),
         "activations": sum(held(node) for node in saved),
@@ -180,7 +180,7 @@ def _memory(problem: Problem, pcg: Graph, shardings: Mapping[Node, Sharding]) ->
     return memory
 
 
-def _kept(node: Node) -> list[Node]:
+def _keep(node: Node) -> list[Node]:
     """What autograd keeps of a node; it may be declared to keep an operand that this one leaves out."""
     saved = [kept for kept in node.op.saved if isinstance(kept, int) and kept < len(node.operands)]
     return [node.operands[kept] for kept in saved] + [node] * ("out" in node.op.saved)

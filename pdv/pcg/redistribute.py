@@ -42,7 +42,7 @@ MANY_BYTES = 2.0**40
 ROUNDING = 1e-12
 
 
-class Step(NamedTuple):
+class MoveStep(NamedTuple):
     """One parallel operator: its name, its dims, its axis."""
 
     name: str
@@ -55,7 +55,7 @@ class Chain(NamedTuple):
 
     forward_s: float
     backward_s: float
-    steps: tuple[Step, ...]
+    steps: tuple[MoveStep, ...]
 
     @property
     def seconds(self) -> float:
@@ -83,7 +83,7 @@ class StateGraph:
     heads: Indices
     kinds: Indices
     operators: tuple[tuple[str, str], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[MoveStep, ...]
 
     @classmethod
     def of(cls, mesh: Mesh, rank: int) -> StateGraph:
@@ -123,7 +123,7 @@ class StateGraph:
 
 def _edges(
     mesh: Mesh, shardings: tuple[Sharding, ...], index: dict[Sharding, int], states: list[State]
-) -> list[tuple[int, int, int, Step]]:
+) -> list[tuple[int, int, int, MoveStep]]:
     """(head, tail, span, step) of every legal operator, on each axis and on axes in the same state as one."""
     edges = []
     spans = [(number, name, mesh.positions(name)) for number, name in enumerate(mesh.spans)]
@@ -139,7 +139,7 @@ def _edges(
                 if found is None or (isinstance(target, Shard) and target in inner):
                     continue
                 head = index[with_states(sharding, positions, target)]
-                edges.append((head, tail, number, Step(found[0], tuple(found[1].items()), name)))
+                edges.append((head, tail, number, MoveStep(found[0], tuple(found[1].items()), name)))
     return edges
 
 
@@ -177,7 +177,7 @@ class Routes:
         """The chain between two vertices, or None."""
         if self.length[before, after] < 0:
             return None
-        steps: list[Step] = []
+        steps: list[MoveStep] = []
         at = after
         while at != before:
             edge = self.edge[before, at]
@@ -255,10 +255,10 @@ class Redistribution:
         if key not in self._routes:
             if tensor.rank not in self._graphs:
                 self._graphs[tensor.rank] = StateGraph.of(self.mesh, tensor.rank)
-            self._routes[key] = self._found(tensor, self._graphs[tensor.rank], gradient=gradient)
+            self._routes[key] = self._find(tensor, self._graphs[tensor.rank], gradient=gradient)
         return self._routes[key]
 
-    def _found(self, tensor: TensorType, states: StateGraph, *, gradient: bool) -> Routes:
+    def _find(self, tensor: TensorType, states: StateGraph, *, gradient: bool) -> Routes:
         """Bellman and Ford from all shardings at once: after n rounds, the cheapest chains of at most n steps.
 
         Of equally cheap chains the one of fewer steps is kept, then the one through the first tail.
@@ -288,9 +288,13 @@ class Redistribution:
             seconds[rows, targets[columns]] = least[better]
             length[rows, targets[columns]] = steps
             edge[rows, targets[columns]] = usable[_first(offers, least, first, rows, columns)]
-        length = _counted(length, edge, states.tails)
+        length = _count(length, edge, states.tails)
         staying = np.where(divides, 0.0, np.inf)
-        seconds, edge, length = _spread(seconds, starts, np.inf), _spread(edge, starts, -1), _spread(length, starts, -1)
+        seconds, edge, length = (
+            _spread_rows(seconds, starts, np.inf),
+            _spread_rows(edge, starts, -1),
+            _spread_rows(length, starts, -1),
+        )
         np.fill_diagonal(seconds, staying)
         np.fill_diagonal(length, np.where(divides, 0, -1))
         return _routes(states, seconds, edge, length, dict(zip(usable.tolist(), forward.tolist(), strict=True)), held)
@@ -331,7 +335,7 @@ def _first(offers: Seconds, least: Seconds, starts: Indices, rows: Indices, colu
     return found
 
 
-def _counted(length: Indices, edge: Indices, tails: Indices) -> Indices:
+def _count(length: Indices, edge: Indices, tails: Indices) -> Indices:
     """[starts, after] steps of the chains that last steps make.
 
     Where a chain to a tail became cheaper by less than the rounding of the whole, the whole still counts the old one.
@@ -345,7 +349,7 @@ def _counted(length: Indices, edge: Indices, tails: Indices) -> Indices:
     return found
 
 
-def _spread(rows: Any, starts: Indices, fill: float) -> Any:  # Any: arrays of seconds, or of indices
+def _spread_rows(rows: Any, starts: Indices, fill: float) -> Any:  # Any: arrays of seconds, or of indices
     """[before, after] from the rows of some ``starts``."""
     found = np.full((rows.shape[1], rows.shape[1]), fill, dtype=rows.dtype)
     found[starts] = rows
@@ -381,4 +385,4 @@ def all_shardings(tensor: TensorType, mesh: Mesh, states: tuple[State, ...] | No
     return tuple(sharding for sharding in found if fits(tensor, sharding, mesh))
 
 
-__all__ = ["Chain", "Redistribution", "Routes", "StateGraph", "Step", "all_shardings"]
+__all__ = ["Chain", "MoveStep", "Redistribution", "Routes", "StateGraph", "all_shardings"]

@@ -61,13 +61,13 @@ def join(constraints: Sequence[Constraint], role: RoleOf, name: str) -> Joined:
         rests=lambda param, storage: all(allowed(param, storage) for allowed in by_rest),
         gathers=lambda param, axis, regather: all(allowed(param, axis, regather) for allowed in by_gather),
         mark=lambda nodes: _mark(nodes, every, role),
-        loses=lambda before, after: not _kept(before, kept) <= _kept(after, kept),
+        loses=lambda before, after: not _keep(before, kept) <= _keep(after, kept),
         constraints=every,
         role=role,
     )
 
 
-def _kept(nodes: Sequence[Node], kept: frozenset[Key]) -> frozenset[Key]:
+def _keep(nodes: Sequence[Node], kept: frozenset[Key]) -> frozenset[Key]:
     return kept and kept & {key_of(node) for node in nodes}
 
 
@@ -80,7 +80,7 @@ def _mark(nodes: Sequence[Node], constraints: Sequence[Constraint], role: RoleOf
         for value in (node, *(operand for operand in node.operands if operand not in inside)):
             said.append(tuple(number for number, entry in enumerate(constraints) if _names(entry, value)))
             if follows and value not in inside:
-                said.append([sorted(places) for places in role.carried(value)])
+                said.append([sorted(places) for places in role.carry(value)])
     if not any(said):
         return ""
     return ":" + hashlib.sha256(repr(said).encode()).hexdigest()[:12]

@@ -96,7 +96,7 @@ def matching(pattern: str, known: Iterable[str]) -> list[str]:
     return [name for name in known if name == pattern or fnmatchcase(name, pattern)]
 
 
-def matched(where: str, kind: str, pattern: str, known: Iterable[str]) -> list[str]:
+def match_some(where: str, kind: str, pattern: str, known: Iterable[str]) -> list[str]:
     """As ``matching``, but something.
 
     Raises:

@@ -19,10 +19,10 @@ from pdv.pins.constraint import Constraint, join
 from pdv.pins.names import Names, source_of
 from pdv.pins.read import read_spec
 from pdv.pins.roles import RoleOf
-from pdv.pins.select import Selected, selected
+from pdv.pins.select import Selected, select
 from pdv.pins.spec import ForbidPin, OperatorPin, PinsSpec
 from pdv.pins.states import forbidden_state, tensor_constraints
-from pdv.pins.techniques import TECHNIQUES, followed, rests_so, splits_allowed
+from pdv.pins.techniques import TECHNIQUES, is_followed, rests_so, splits_allowed
 from pdv.problem import Pins, Storage
 
 # forbidden techniques that are about parameters at rest: whether they are gathered again in backward, None for either
@@ -126,7 +126,7 @@ class _Binding:
         technique, size = TECHNIQUES[name], self.mesh.size(axis)
         allowed, rests = splits_allowed(technique, size, self.role), rests_so(technique, size)
         position = self.mesh.index(axis)
-        if not followed(technique, size, self.role, self.names.operators):
+        if not is_followed(technique, size, self.role, self.names.operators):
             where, roles = self.pins.source.where(("techniques", axis)), " or ".join(technique.roles)
             what = f"{where}: {name} cuts nothing here: no operator has a cut for {roles} that divides by {size}"
             raise PinsError(what, mend="Choose another technique, or another size of the axis")
@@ -146,7 +146,7 @@ class _Binding:
 
     def _operators(self, number: int, pin: OperatorPin) -> Constraint:
         where = self.pins.source.where(("operators", number))
-        chosen = selected(pin.given(), self.names, where)
+        chosen = select(pin.given(), self.names, where)
         self._check_cut(where, chosen, pin.loop, pin.role)
 
         def split(node: Node, on: str, option: Split) -> bool:
@@ -162,7 +162,7 @@ class _Binding:
         label = f"{where} (forbid {_words(pin)})"
         if pin.tensor is not None and pin.state is not None:
             return forbidden_state(label, pin.tensor, pin.state, pin.axis, self.names)
-        chosen = selected(pin.given(), self.names, where)
+        chosen = select(pin.given(), self.names, where)
         if pin.technique in AT_REST:
             return self._forbidden_at_rest(label, where, pin, chosen)
         self._check_cut(where, chosen, pin.loop, None)  # what cannot happen may be forbidden

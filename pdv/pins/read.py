@@ -54,12 +54,12 @@ def _read(path: Path) -> Source:
 def _one_error(error: ValidationError, source: Source) -> PinsError:
     """The first problem by line; the others are counted."""
     (place, first), *others = source.by_line(error)
-    what, allowed, mend = common_mistake(first, place, _known_keys) or _explained(first)
+    what, allowed, mend = common_mistake(first, place, _known_keys) or _explain(first)
     more = f" (and {len(others)} more problems)" if others else ""
     return PinsError(f"{source.where(place)}: {what}{more}", allowed, mend)
 
 
-def _explained(problem: dict[str, Any]) -> tuple[str, str, str]:  # Any: pydantic's details
+def _explain(problem: dict[str, Any]) -> tuple[str, str, str]:  # Any: pydantic's details
     """What, allowed and mend for one error of pydantic."""
     value = problem["input"]
     shown = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else shorten(value)

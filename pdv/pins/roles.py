@@ -46,11 +46,11 @@ class RoleOf:
 
     def loops(self, node: Node) -> tuple[frozenset[str], frozenset[str]]:
         """Loops that walk samples, and loops that walk positions, of what a node reads."""
-        carried = [self.carried(operand) for operand in node.operands]
+        carried = [self.carry(operand) for operand in node.operands]
         samples = _outer(node.loops, [entry.samples for entry in carried])
         return samples, _outer(node.loops, [entry.positions for entry in carried]) - samples
 
-    def carried(self, node: Node) -> Carried:
+    def carry(self, node: Node) -> Carried:
         """Dims of a value that hold samples or positions."""
         waiting = [node]
         while waiting:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ir.graph import Node
-from pdv.pins.names import Key, Names, key_of, matched, matching, sources_read
+from pdv.pins.names import Key, Names, key_of, match_some, matching, sources_read
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Selected:
         return (self.sources or frozenset()) | (self.module or frozenset())
 
 
-def selected(given: Mapping[str, str], names: Names, where: str) -> Selected:
+def select(given: Mapping[str, str], names: Names, where: str) -> Selected:
     """What the fields of a selector mean together.
 
     Raises:
@@ -59,17 +59,19 @@ def selected(given: Mapping[str, str], names: Names, where: str) -> Selected:
     op = sources = module = named = None
     within: frozenset[Key] = frozenset()
     if "op" in given:
-        op = frozenset(matched(where, "operator", given["op"], dict.fromkeys(n.op.name for n in names.operators)))
+        op = frozenset(match_some(where, "operator", given["op"], dict.fromkeys(n.op.name for n in names.operators)))
     if "param" in given:
-        sources = frozenset(matched(where, "parameter", given["param"], names.params))
+        sources = frozenset(match_some(where, "parameter", given["param"], names.params))
     if "module" in given:
-        paths = matched(where, "module", given["module"], names.modules)
+        paths = match_some(where, "module", given["module"], names.modules)
         module = frozenset(source for path in paths for source in names.modules[path])
         within = frozenset(key_of(node) for path in paths for node in names.inside(path))
     if "name" in given:
-        found = set(matched(where, "operator", given["name"], dict.fromkeys(n.name for n in names.operators if n.name)))
+        found = set(
+            match_some(where, "operator", given["name"], dict.fromkeys(n.name for n in names.operators if n.name))
+        )
         named = frozenset(key_of(node) for node in names.operators if node.name in found)
     return Selected(op, sources, module, within, named)
 
 
-__all__ = ["Names", "Selected", "matching", "selected"]
+__all__ = ["Names", "Selected", "matching", "select"]

@@ -16,7 +16,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from ir.errors import did_you_mean
-from pdv.cluster.units import Problem, shorten
+from pdv.cluster.units import ValueProblem, shorten
 from pdv.pins.roles import ROLES
 from pdv.pins.techniques import TECHNIQUES
 
@@ -30,7 +30,7 @@ ZERO_1 = "zero-2 holds less and sends no more: write that"
 
 def _state(value: object) -> str:
     if not isinstance(value, str) or not STATE.fullmatch(value):
-        raise Problem(f"{shorten(value)} is no state of a tensor", "Allowed: shard N (N is a dim), cut, whole")
+        raise ValueProblem(f"{shorten(value)} is no state of a tensor", "Allowed: shard N (N is a dim), cut, whole")
     return value
 
 
@@ -39,13 +39,13 @@ def _one_of(what: str, known: tuple[str, ...]) -> BeforeValidator:
         if not isinstance(value, str) or value not in known:
             allowed = f"Allowed: {', '.join(known)}"
             mend = ZERO_1 if str(value).replace("-", "") == "zero1" else did_you_mean(str(value), known)
-            raise Problem(f"{shorten(value)} is no {what}", allowed, mend)
+            raise ValueProblem(f"{shorten(value)} is no {what}", allowed, mend)
         return value
 
     return BeforeValidator(check)
 
 
-def _listed(value: object) -> object:
+def _enumerate(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
@@ -84,9 +84,11 @@ class OperatorPin(Selector):
     @model_validator(mode="after")
     def _one_demand(self) -> Self:
         if (self.loop is None) == (self.role is None):
-            raise Problem("an operator's pin says either loop or role", "", "Write `loop: n`, or `role: tensor`")
+            raise ValueProblem("an operator's pin says either loop or role", "", "Write `loop: n`, or `role: tensor`")
         if not self.given():
-            raise Problem("names no operator", "Allowed: op, param, module, name", "Add `op: linear`, for instance")
+            raise ValueProblem(
+                "names no operator", "Allowed: op, param, module, name", "Add `op: linear`, for instance"
+            )
         return self
 
 
@@ -102,11 +104,15 @@ class ForbidPin(Selector):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if (self.tensor is None) != (self.state is None):
-            raise Problem("a forbidden state has both tensor and state", "", "Write `tensor: NAME, state: shard 0`")
+            raise ValueProblem(
+                "a forbidden state has both tensor and state", "", "Write `tensor: NAME, state: shard 0`"
+            )
         if not (self.given() or self.technique or self.tensor or self.axis):
-            raise Problem("forbids everything", "", "Name an operator, a technique, an axis, or a tensor and its state")
+            raise ValueProblem(
+                "forbids everything", "", "Name an operator, a technique, an axis, or a tensor and its state"
+            )
         if self.tensor is not None and (self.given() or self.technique or self.loop):
-            raise Problem("forbids a tensor's state and an operator's cut at once", "", "Write two entries")
+            raise ValueProblem("forbids a tensor's state and an operator's cut at once", "", "Write two entries")
         return self
 
 
@@ -114,7 +120,7 @@ class PinsSpec(_Strict):
     """A pins file."""
 
     mesh: dict[StrictStr, Size] | None = None
-    axes: dict[StrictStr, Annotated[list[RoleName], BeforeValidator(_listed)]] = Field(default_factory=dict)
+    axes: dict[StrictStr, Annotated[list[RoleName], BeforeValidator(_enumerate)]] = Field(default_factory=dict)
     techniques: dict[StrictStr, TechniqueName] = Field(default_factory=dict)
     tensors: dict[StrictStr, dict[StrictStr, State]] = Field(default_factory=dict)
     operators: list[OperatorPin] = Field(default_factory=list)

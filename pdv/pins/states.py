@@ -9,7 +9,7 @@ from ir.graph import Node, param_view
 from ir.operator import Split
 from ir.sharding import Invariant, Partial, Replicate, Shard, State
 from pdv.pins.constraint import Constraint
-from pdv.pins.names import Names, key_of, matched, matching, source_of
+from pdv.pins.names import Names, key_of, match_some, matching, source_of
 
 
 def tensor_constraints(where: str, pattern: str, states: Mapping[str, str], names: Names) -> list[Constraint]:
@@ -41,7 +41,7 @@ def forbidden_state(where: str, pattern: str, text: str, axis: str | None, names
 def _tensors(where: str, pattern: str, names: Names) -> tuple[list[str], dict[str, Node]]:
     """Parameters and values of a pattern, at least one of either."""
     everything = {**dict.fromkeys(names.params), **dict.fromkeys(names.values)}
-    matched(where, "parameter or value", pattern, everything)
+    match_some(where, "parameter or value", pattern, everything)
     values = {name: names.values[name] for name in matching(pattern, names.values)}
     return matching(pattern, names.params), values
 
@@ -71,7 +71,7 @@ def _constraint(
     def split(node: Node, on: str, option: Split) -> bool:
         if axis is not None and on != axis:
             return True
-        if key_of(node) in keys and not _made(node, text, option.result, forbidden=forbidden):
+        if key_of(node) in keys and not _make(node, text, option.result, forbidden=forbidden):
             return False
         return all(
             _read(operand, text, state) != forbidden
@@ -82,7 +82,7 @@ def _constraint(
     return Constraint(label, split=split, storage=storage, keys=keys, sources=sources, kept=keys)
 
 
-def _made(node: Node, text: str, state: State, *, forbidden: bool) -> bool:
+def _make(node: Node, text: str, state: State, *, forbidden: bool) -> bool:
     """What an operator may give: the state itself, or a pending sum, which is reduced straight into it."""
     if forbidden:
         return not _is(text, node.type.rank, state)

@@ -68,7 +68,7 @@ def splits_allowed(technique: Technique, size: int, role: RoleOf) -> Callable[[N
     return allowed
 
 
-def followed(technique: Technique, size: int, role: RoleOf, nodes: Iterable[Node]) -> bool:
+def is_followed(technique: Technique, size: int, role: RoleOf, nodes: Iterable[Node]) -> bool:
     """Whether any operator has a cut that the technique is about, and that divides."""
     if not technique.roles:
         return True

@@ -28,7 +28,7 @@ from ir.errors import NoPlanFitsError, PdvError
 from pdv import config
 from pdv.folders import state_folder
 from pdv.own_key import own_key
-from pdv.plan.derivation import replayed, to_steps
+from pdv.plan.derivation import replay_steps, to_steps
 from pdv.problem import AlgebraicStep, Problem, Solution
 from pdv.search.strategies.budget import Budget, Clock, Strategy
 
@@ -127,7 +127,7 @@ def open_cache(directory: Path, warn: Callable[[str], None]) -> Cache:
     return Cache(directory, warn, own_key(state_folder(os.environ), warn))
 
 
-def cached(strategy: Strategy, name: str, store: Cache, pins: str | None) -> Strategy:
+def with_cache(strategy: Strategy, name: str, store: Cache, pins: str | None) -> Strategy:
     """The strategy, asked only for what is not in the cache yet; what a budget cut short is not kept.
 
     ``pins`` is what the problems' pins say (None: nothing is pinned).
@@ -138,7 +138,7 @@ def cached(strategy: Strategy, name: str, store: Cache, pins: str | None) -> Str
         key = problem_key(problem, name, budget, pins)
         known = store.get(key)
         if known is not None:
-            solution = _restored(known, problem, store)
+            solution = _restore(known, problem, store)
             if solution is not None:
                 return solution
         clock = Clock(budget.seconds)
@@ -150,7 +150,7 @@ def cached(strategy: Strategy, name: str, store: Cache, pins: str | None) -> Str
                 store.put(key, {"refused": {**_parts(error), **limits}})
             raise
         if solution.complete:
-            store.put(key, {"solution": _written(solution)})
+            store.put(key, {"solution": _write(solution)})
         return solution
 
     return ask
@@ -192,7 +192,7 @@ def code_digest() -> str:
     return total.hexdigest()
 
 
-def _written(solution: Solution) -> Entry:
+def _write(solution: Solution) -> Entry:
     return {
         "algebra": [asdict(step) for step in solution.steps],
         "steps": to_steps(solution),
@@ -204,7 +204,7 @@ def _written(solution: Solution) -> Entry:
     }
 
 
-def _restored(entry: Entry, problem: Problem, store: Cache) -> Solution | None:
+def _restore(entry: Entry, problem: Problem, store: Cache) -> Solution | None:
     """The solution of an entry, replayed.
 
     Raises:
@@ -221,7 +221,7 @@ def _restored(entry: Entry, problem: Problem, store: Cache) -> Solution | None:
                 bound_s=float(refused["bound_s"]),
             )
         known = entry["solution"]
-        graph, assignment = replayed(problem, known["steps"])
+        graph, assignment = replay_steps(problem, known["steps"])
         return Solution(
             problem,
             graph,

@@ -9,12 +9,12 @@ from typing import Any
 from pdv.cluster.units import MEMORY
 from pdv.plan.seal import finite
 from pdv.problem import Problem
-from pdv.search.meshes import Found
+from pdv.search.meshes import BestPlan
 
 Document = dict[str, Any]  # Any: JSON
 
 
-def certificate_document(found: Found, problems: Sequence[Problem], pins: str | None = None) -> Document:
+def certificate_document(found: BestPlan, problems: Sequence[Problem], pins: str | None = None) -> Document:
     """The certificate as JSON; ``problems`` are all that were to be searched, in order, ``pins`` what they pin."""
     problem = found.solution.problem
     bound = min(found.lower_bound_s, found.cost.seconds)

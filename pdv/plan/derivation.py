@@ -130,7 +130,7 @@ def replay(problem: Problem, steps: Sequence[Step]) -> Graph:
     return pcg
 
 
-def replayed(problem: Problem, steps: Sequence[Step]) -> tuple[Graph, Assignment]:
+def replay_steps(problem: Problem, steps: Sequence[Step]) -> tuple[Graph, Assignment]:
     """The rewritten graph that ``steps`` make of ``problem.graph``, and what its nodes and parameters do.
 
     Raises:
@@ -170,11 +170,11 @@ def _replay_algebra(problem: Problem, steps: Sequence[Step]) -> Graph:
     graph = problem.graph
     for step in steps:
         if step["rule"] in rules:
-            graph = _applied(graph, rules[step["rule"]], step, tied)
+            graph = _apply(graph, rules[step["rule"]], step, tied)
     return graph
 
 
-def _applied(graph: Graph, rule: Rule, step: Step, tied: Collection[str]) -> Graph:
+def _apply(graph: Graph, rule: Rule, step: Step, tied: Collection[str]) -> Graph:
     """The graph with a rule applied at all sites at once; a site lists operators in the order of the rule's pattern."""
     nodes = operators(graph)
     fixed = {param for param in graph.params if param.attr("name") in tied}

@@ -16,7 +16,7 @@ from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from ir.sharding import format_sharding
 from ir.verify import infer_shardings
-from pdv.cluster import Cluster, Device, Link, Stage
+from pdv.cluster import Cluster, Device, Hop, Link
 from pdv.config import Mode
 from pdv.cost.breakdown import PlanCost
 from pdv.cost.comm import AxisLink
@@ -26,15 +26,15 @@ from pdv.cost.sources import cost_document, node_source
 from pdv.pcg.techniques import techniques
 from pdv.plan.certificate import certificate_document
 from pdv.plan.derivation import LEAVE, STORE, operators, to_steps
-from pdv.plan.seal import FORMAT_VERSION, Document, check_version, damaged, finite
+from pdv.plan.seal import FORMAT_VERSION, Document, check_version, damage_error, finite
 from pdv.problem import Assignment, Derived, Problem
 from pdv.rewrite.chosen import trusted_rules
 from pdv.rewrite.rule import by_name
-from pdv.search.meshes import Found
+from pdv.search.meshes import BestPlan
 
 
 def plan_document(
-    found: Found,
+    found: BestPlan,
     *,
     cluster: Cluster,
     strategy: str,
@@ -44,7 +44,7 @@ def plan_document(
 ) -> Document:
     """The document of a plan found for ``problems`` (one mesh each); the proof is added by whoever proves it."""
     solution = found.solution
-    steps = [described(step, solution.problem) for step in to_steps(solution)]
+    steps = [describe_step(step, solution.problem) for step in to_steps(solution)]
     certificate = certificate_document(found, problems or (solution.problem,), pins)
     return {
         **facts_document(
@@ -100,11 +100,11 @@ def facts_document(
         "pcg_hash": derived.pcg.digest,
         "operators": _operators(problem, graph, assignment, derived, cost),
         "cost_model": dict(problem.compute.provenance()),
-        "predicted": _predicted(cost, problem, cluster),
+        "predicted": _predict(cost, problem, cluster),
     }
 
 
-def _search(found: Found, strategy: str, seconds: float, certificate: Document) -> Document:
+def _search(found: BestPlan, strategy: str, seconds: float, certificate: Document) -> Document:
     """What was spent, and what it is worth."""
     return {
         "strategy": strategy,
@@ -134,7 +134,7 @@ def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel 
         rules = trusted_rules(document["laws"])
         return Problem(source, mesh, sized, compute, mode, rules=rules)
     except (UsageError, LookupError, TypeError, ValueError, AssertionError) as error:
-        raise damaged(error) from error
+        raise damage_error(error) from error
 
 
 def read_devices(document: Mapping[str, Any]) -> tuple[Device, ...]:
@@ -146,7 +146,7 @@ def read_devices(document: Mapping[str, Any]) -> tuple[Device, ...]:
     try:
         return tuple(Device(**entry["device"]) for entry in document["cluster"]["classes"])
     except (LookupError, TypeError, ValueError, AssertionError) as error:
-        raise damaged(error) from error
+        raise damage_error(error) from error
 
 
 def _link(entry: Mapping[str, Any]) -> Link:
@@ -158,8 +158,8 @@ def _curves(entry: Mapping[str, Any]) -> Curves | None:
     return Curves.from_dict(entry["curves"]) if "curves" in entry else None
 
 
-def _stages(entry: Mapping[str, Any]) -> tuple[Stage, ...]:
-    return tuple(Stage(**{**stage, "link": Link(**stage["link"])}) for stage in entry.get("stages", ()))
+def _stages(entry: Mapping[str, Any]) -> tuple[Hop, ...]:
+    return tuple(Hop(**{**stage, "link": Link(**stage["link"])}) for stage in entry.get("stages", ()))
 
 
 def _tensor(name: str, node: Node) -> Document:
@@ -167,7 +167,7 @@ def _tensor(name: str, node: Node) -> Document:
     return {"name": name, "shape": list(shape), "dtype": node.type.dtype.torch_name}
 
 
-def described(step: Document, problem: Problem) -> Document:
+def describe_step(step: Document, problem: Problem) -> Document:
     """A step of a derivation as plan.json has it, with its kind and law for readers."""
     rules = by_name(problem.rules)
     if step["rule"] in rules:
@@ -206,7 +206,7 @@ def _operators(
     return entries
 
 
-def _predicted(cost: PlanCost, problem: Problem, cluster: Cluster) -> Document:
+def _predict(cost: PlanCost, problem: Problem, cluster: Cluster) -> Document:
     return {
         "step_time_s": {"mean": cost.step_s, "std": cost.std_s},
         **cost_document(cost, problem.compute.provenance()),

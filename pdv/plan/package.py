@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ir.errors import UsageError, WriteError
 from ir.graph import Graph
 from ir.mesh import Mesh
-from pdv.guard import guarded, noted
-from pdv.plan.seal import DOCUMENT, damaged, parse_document, write_document
+from pdv.guard import guarded, note
+from pdv.plan.seal import DOCUMENT, damage_error, parse_document, write_document
 from pdv.plan.source import write_source
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Plan:
         def write(built: Path, document: Mapping[str, Any]) -> None:
             write_package(self.emission, document, self.weights, built)
 
-        return self._written(Path(directory).absolute(), write, overwrite=overwrite)
+        return self._write(Path(directory).absolute(), write, overwrite=overwrite)
 
     @guarded("Plan.save_plan")
     def save_plan(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -82,9 +82,9 @@ class Plan:
         Raises:
             UsageError: as ``save``.
         """
-        return self._written(Path(directory).absolute(), write_document, overwrite=overwrite)
+        return self._write(Path(directory).absolute(), write_document, overwrite=overwrite)
 
-    def _written(self, target: Path, write: Callable[[Path, Mapping[str, Any]], None], *, overwrite: bool) -> Path:
+    def _write(self, target: Path, write: Callable[[Path, Mapping[str, Any]], None], *, overwrite: bool) -> Path:
         """What ``write`` puts into a directory, given plan.json, and the source graph; whole or not at all."""
         check_target(target, overwrite=overwrite)
         try:
@@ -93,8 +93,8 @@ class Plan:
             try:
                 built = scratch / "package"
                 built.mkdir()
-                files = write_source(noted(self.source), built)
-                write(built, {**self._saved(), "files": files})
+                files = write_source(note(self.source), built)
+                write(built, {**self._save(), "files": files})
                 _move(built, target, aside=scratch / "replaced")
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -109,7 +109,7 @@ class Plan:
             package = self.save(Path(scratch) / package_name(str(self.document["source"]["name"])))
             return import_package(package).build(device=device, dtype=dtype)  # type: ignore[no-any-return]
 
-    def _saved(self) -> dict[str, Any]:
+    def _save(self) -> dict[str, Any]:
         """The document without how long planning took, so that equal plans are equal bytes (docs/decisions)."""
         return {**self.document, "search": {**self.document["search"], "seconds": None}}
 
@@ -141,7 +141,7 @@ def read_document(directory: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise damaged(error) from error
+        raise damage_error(error) from error
     return parse_document(text)
 
 

@@ -48,14 +48,14 @@ def parse_document(text: str) -> Document:
     try:
         document = json.loads(text, object_pairs_hook=_once_each, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise damaged(error) from error
+        raise damage_error(error) from error
     if not isinstance(document, dict):
-        raise damaged("it is no JSON object")
+        raise damage_error("it is no JSON object")
     check_version(document)
     try:
         found = checksum(document)
     except (ValueError, RecursionError) as error:  # a number that is infinite
-        raise damaged(error) from error
+        raise damage_error(error) from error
     if document.get(CHECKSUM) != found:
         raise VerificationError(
             f"{DOCUMENT} was changed after it was written: its checksum is of another content",
@@ -77,7 +77,7 @@ def check_version(document: Mapping[str, Any]) -> None:
         raise VerificationError(what, f"Allowed: {FORMAT_VERSION}, which this pdv writes", "Plan again")
 
 
-def damaged(error: object) -> VerificationError:
+def damage_error(error: object) -> VerificationError:
     """The error of a plan.json that says what no plan says."""
     said = repr(error) if isinstance(error, Exception) else str(error)
     return VerificationError(f"{DOCUMENT} is damaged: {said}", "The file that `pdv optimize` wrote", "Plan again")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ir.errors import UsageError
 from ir.graph import Graph
 from ir.types import DType
-from pdv.guard import Progress, noted
+from pdv.guard import Progress, note
 
 if TYPE_CHECKING:
     from pdv.frontend.program import Program
@@ -41,10 +41,10 @@ def read_model(
         source = copy_of(model, inputs, train=train)
         program = load_program(model, inputs, **sizes)
         progress("running what was read against the model", None)
-        reading = check_reading(noted(program.graph), source, train=train)
+        reading = check_reading(note(program.graph), source, train=train)
     name = _name_of(model)
-    program = program.mapped(lambda graph: _with_dtype(replace(graph, name=name), dtype))
-    noted(program.graph)
+    program = program.map(lambda graph: _with_dtype(replace(graph, name=name), dtype))
+    note(program.graph)
     return program, reading
 
 

@@ -15,9 +15,9 @@ from ir.graph import Graph
 from pdv.cluster import Cluster
 from pdv.guard import Progress
 from pdv.pins import contradiction
-from pdv.plan.cache import Cache, cached, open_cache
+from pdv.plan.cache import Cache, open_cache, with_cache
 from pdv.problem import Problem
-from pdv.search.meshes import Found, Needs, search_meshes
+from pdv.search.meshes import BestPlan, Needs, search_meshes
 from pdv.search.strategies import STRATEGIES, Strategy
 
 Again = Callable[[Graph, Cluster], Sequence[Problem]]
@@ -47,14 +47,14 @@ class Effort:
     def strategy(self, pins: str | None) -> Strategy:
         """What solves one problem."""
         strategy = STRATEGIES[self.search]
-        return strategy if self.cache is None else cached(strategy, self.search, self.cache, pins)
+        return strategy if self.cache is None else with_cache(strategy, self.search, self.cache, pins)
 
 
 @dataclass(frozen=True)
 class SearchResult:
     """What was found, and the CPU-seconds that it took."""
 
-    found: Found
+    found: BestPlan
     seconds: float
 
 

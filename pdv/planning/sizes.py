@@ -52,14 +52,14 @@ def _why_fixed(program: Program, opened: Opened, names: set[str]) -> str:
         most = opened.bounded({name: one.most for name, one in program.sizes.items()}).most
         for atom, name in atoms.items():
             wanted[atom] = _other(opened.sizes.atoms.extents[atom], most.get(name), odd=len(names) > 1)
-        there, _ = opened.sizes.resized(wanted)
+        there, _ = opened.sizes.resize(wanted)
         found = program.again({node.attr("name"): node.type.shape for node in there.inputs})
     except BROKEN as error:
         why = error.what if isinstance(error, PdvError) else repr(error)
-        return f"{_said(wanted, atoms, twice=twice)} cannot be read: {why}"
+        return f"{_say(wanted, atoms, twice=twice)} cannot be read: {why}"
     if found.digest == there.digest:
         return ""
-    return f"at {_said(wanted, atoms, twice=twice)} {_difference(there, found)}"
+    return f"at {_say(wanted, atoms, twice=twice)} {_difference(there, found)}"
 
 
 def _other(size: int, most: int | None, *, odd: bool) -> int:
@@ -69,7 +69,7 @@ def _other(size: int, most: int | None, *, odd: bool) -> int:
     return 2 * size if most is None else most if size < most else max(size // 2, 1)
 
 
-def _said(wanted: Mapping[int, int], atoms: Mapping[int, str], *, twice: bool) -> str:
+def _say(wanted: Mapping[int, int], atoms: Mapping[int, str], *, twice: bool) -> str:
     """``twice as many``; ``b = 9 and s = 17``."""
     if not wanted:
         return "other sizes"

@@ -141,10 +141,10 @@ class Workload:
 def workload_of_pcg(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:
     """What the emitted program of a PCG runs; ``problem`` is on the rewritten graph."""
     return Workload(
-        problem, pcg, cluster, Stages(), EMITTED, (problem.axes,), lambda device: _priced(problem.compute, device)
+        problem, pcg, cluster, Stages(), EMITTED, (problem.axes,), lambda device: _price(problem.compute, device)
     )  # fmt: skip
 
 
-def _priced(compute: CostModel, device: Device) -> CostModel:
+def _price(compute: CostModel, device: Device) -> CostModel:
     """By arithmetic each device by its own numbers; other models price the slowest of all."""
     return ComputeModel((device,)) if isinstance(compute, ComputeModel) else compute

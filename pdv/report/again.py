@@ -41,7 +41,7 @@ class Again:
         limit: float = math.inf,
     ) -> None:
         self._block = block
-        sources: tuple[Sharding, ...] = ((),) if block.source is None else (made(plan, block.source),)
+        sources: tuple[Sharding, ...] = ((),) if block.source is None else (made_in(plan, block.source),)
         network = BlockSolver(configs, Ties.together(tied), 0.0, sources, limit=limit, domain=domain).network(block)
         self._options, self._variables = network.options, network.variables
         kept: dict[Variable, Sequence[int]] = {}
@@ -50,7 +50,7 @@ class Again:
             states = tied[param].states
             kept[network.variables[param]] = [i for i, state in enumerate(states) if state.storage == stored]
         elsewhere = [_elsewhere(plan, block, tied[param], network.variables[param]) for param in network.tied]
-        factors = [_sliced(factor, kept) for factor in (*network.factors, *elsewhere)]
+        factors = [_slice_of(factor, kept) for factor in (*network.factors, *elsewhere)]
         sizes = {variable: len(kept.get(variable, range(size))) for variable, size in network.sizes.items()}
         self._elimination = eliminate(factors, sizes, (), limit=limit)
         priced = network.exact or not all(tied[param].exact for param in network.tied)
@@ -78,7 +78,7 @@ class Again:
         return {node: self._options[node][values[self._variables[node]]] for node in self._block.nodes}
 
 
-def made(plan: Loaded, node: Node) -> Sharding:
+def made_in(plan: Loaded, node: Node) -> Sharding:
     """The sharding in which a node makes its value."""
     return tuple(split.result for split in plan.assignment.splits[node])
 
@@ -96,7 +96,7 @@ def _elsewhere(plan: Loaded, block: Block, table: TiedTable, variable: Variable)
     return Factor((variable,), seconds)
 
 
-def _sliced(factor: Factor, kept: Mapping[Variable, Sequence[int]]) -> Factor:
+def _slice_of(factor: Factor, kept: Mapping[Variable, Sequence[int]]) -> Factor:
     table = factor.table
     for position, variable in enumerate(factor.variables):
         if variable in kept:

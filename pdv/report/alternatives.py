@@ -17,7 +17,7 @@ import numpy as np
 from ir.graph import Node
 from pdv.pcg.plan_cost import local_cost
 from pdv.pcg.redistribute import Redistribution
-from pdv.report.again import Again, Least, Splits, made
+from pdv.report.again import Again, Least, Splits, made_in
 from pdv.report.loaded import Loaded
 from pdv.search.blocks import Block, block_of, split_blocks, tied_params
 from pdv.search.solver.configs import ConfigTable
@@ -86,7 +86,7 @@ class Weighing:
         moves = Redistribution(plan.problem.mesh, plan.problem.axes)
         self._configs = ConfigTable(self._problem, moves, self._numbers)
         reads = [(x, (node, i)) for node in graph.nodes for i, x in enumerate(node.operands) if x in self._numbers]
-        self._tied = {
+        self._tie = {
             param: TiedTable(self._configs, param, [read for x, read in reads if x is param]) for param in self._numbers
         }
         self._known: dict[tuple[object, ...], dict[int, Weighed]] = {}
@@ -98,23 +98,23 @@ class Weighing:
         found: dict[Node, Weighed] = {}
         for block, following in zip_longest(self.blocks, self.blocks[1:]):
             inner = [node for node in block.nodes if node is not block.sink]
-            found |= self._weighed(block, inner)
+            found |= self._weigh(block, inner)
             if block.sink is not None and following is not None:
-                found |= self._weighed(self._joined(block, following), [block.sink])
+                found |= self._weigh(self._join(block, following), [block.sink])
         return found
 
-    def _weighed(self, block: Block, nodes: Sequence[Node]) -> dict[Node, Weighed]:
+    def _weigh(self, block: Block, nodes: Sequence[Node]) -> dict[Node, Weighed]:
         """Some operators of one block."""
         places = tuple(block.nodes.index(node) for node in nodes)
         splits = tuple(tuple(self._plan.splits(node).values()) for node in block.nodes)
         apart = tuple(self._apart(node) for node in nodes)
         key = (block.key, self._boundary(block), splits, places, apart)
         if key not in self._known:
-            solve = _Solve(self._plan, block, self._configs, self._tied)
-            self._known[key] = solve.weighed(dict(zip(places, apart, strict=True)))
+            solve = _Solve(self._plan, block, self._configs, self._tie)
+            self._known[key] = solve.weigh(dict(zip(places, apart, strict=True)))
         return {block.nodes[number]: weighed for number, weighed in self._known[key].items()}
 
-    def _joined(self, block: Block, following: Block) -> Block:
+    def _join(self, block: Block, following: Block) -> Block:
         """Two neighbours as one block."""
         both = (*block.nodes, *following.nodes)
         outputs, updates = (*block.outputs, *following.outputs), (*block.updates, *following.updates)
@@ -122,7 +122,7 @@ class Weighing:
         return replace(joined, key=joined.key + self._plan.problem.pins.mark(both))
 
     def _boundary(self, block: Block) -> object:
-        sharding = None if block.source is None else made(self._plan, block.source)
+        sharding = None if block.source is None else made_in(self._plan, block.source)
         stored = [self._plan.assignment.storage.get(param) for param in self._numbers]
         return sharding, tuple(stored)
 
@@ -134,20 +134,20 @@ class _Solve:
         self._plan = plan
         self._block = block
         self._configs = configs
-        self._tied = tied
-        self._chosen = {node: plan.assignment.splits[node] for node in block.nodes}
+        self._tie = tied
+        self._choose = {node: plan.assignment.splits[node] for node in block.nodes}
         self._domain = {node: self._numbers(node, lambda splits: True) for node in block.nodes}
         if block.sink is not None:
-            leaves = made(plan, block.sink)
+            leaves = made_in(plan, block.sink)
             self._domain[block.sink] = self._numbers(
                 block.sink, lambda splits: tuple(split.result for split in splits) == leaves
             )
 
-    def weighed(self, places: Mapping[int, bool]) -> dict[int, Weighed]:
+    def weigh(self, places: Mapping[int, bool]) -> dict[int, Weighed]:
         """The operators at some places of the block, and whether their alternatives' compute is told apart."""
         try:
             chosen_s = self._again(
-                {node: self._numbers(node, splits.__eq__) for node, splits in self._chosen.items()}
+                {node: self._numbers(node, splits.__eq__) for node, splits in self._choose.items()}
             ).value
             extras = self._extras(chosen_s)
         except TooWideError:
@@ -179,7 +179,7 @@ class _Solve:
         }
 
     def _weigh(self, node: Node, extras: Mapping[Node, Mapping[Splits, Extra]], apart: bool) -> Weighed:
-        own, options = self._chosen[node], extras[node]
+        own, options = self._choose[node], extras[node]
         others = [splits for splits in options if splits != own]
         best = min(others, key=lambda splits: (options[splits].seconds, _labels(splits)), default=None)
         found = None
@@ -196,12 +196,12 @@ class _Solve:
             return None
         problem = self._plan.problem
         return sum(
-            local_cost(problem, other, config.splits).seconds - local_cost(problem, other, self._chosen[other]).seconds
+            local_cost(problem, other, config.splits).seconds - local_cost(problem, other, self._choose[other]).seconds
             for other, config in again.configs().items()
         )
 
     def _again(self, domain: Mapping[Node, Sequence[int]], limit: float = np.inf) -> Again:
-        return Again(self._plan, self._block, self._configs, self._tied, domain, limit)
+        return Again(self._plan, self._block, self._configs, self._tie, domain, limit)
 
     def _numbers(self, node: Node, wanted: Callable[[Splits], bool]) -> list[int]:
         """Configurations by number."""

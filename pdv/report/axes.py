@@ -12,10 +12,10 @@ Document = Mapping[str, Any]  # Any: plan.json; docs/plan-format.md
 
 def axis_uses(document: Document) -> dict[str, str]:
     """By axis: its techniques, most used first, or that it is idle."""
-    return {axis: ", ".join(names) or _unnamed(document, axis) for axis, names in document["techniques"].items()}
+    return {axis: ", ".join(names) or _leave_unnamed(document, axis) for axis, names in document["techniques"].items()}
 
 
-def _unnamed(document: Document, axis: str) -> str:
+def _leave_unnamed(document: Document, axis: str) -> str:
     """Operators and parameters that are cut without being a technique are work shared, too."""
     place = [entry["name"] for entry in document["mesh"]].index(axis)
     cut = any(entry["splits"][axis] != "none" for entry in document["operators"])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdv.cluster.units import MEMORY
-from pdv.report.simulated import SMALL, ordered, part_text, seconds_text
+from pdv.report.simulated import SMALL, order_shares, part_text, seconds_text
 
 Document = dict[str, Any]  # Any: JSON
 SETTINGS = (
@@ -28,10 +28,10 @@ def diff_document(first: Mapping[str, Any], second: Mapping[str, Any]) -> Docume
         "std_s": [first["std_s"], second["std_s"]],
         "ratio": second["step_s"] / first["step_s"],
         "mfu": [first["mfu"], second["mfu"]],
-        "breakdown_s": _both(ordered(first["breakdown_s"]), ordered(second["breakdown_s"])),
+        "breakdown_s": _both(order_shares(first["breakdown_s"]), order_shares(second["breakdown_s"])),
         "peak_bytes": [first["peak_bytes"], second["peak_bytes"]],
         "fits": [first["fits"], second["fits"]],
-        "memory_by_kind_bytes": _both(_held(first), _held(second)),
+        "memory_by_kind_bytes": _both(_held_bytes(first), _held_bytes(second)),
     }
 
 
@@ -69,11 +69,11 @@ def _by_name(document: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, int
 
 
 def _both(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, list[float]]:
-    names = ordered({**other, **one})
+    names = order_shares({**other, **one})
     return {name: [one.get(name, 0.0), other.get(name, 0.0)] for name in names}
 
 
-def _held(document: Mapping[str, Any]) -> dict[str, float]:
+def _held_bytes(document: Mapping[str, Any]) -> dict[str, float]:
     """What the fullest stage holds."""
     entries = [entry["memory"] for entry in document["stages"] if entry["memory"]]
     fullest = max(entries, key=lambda memory: memory["total_bytes"] / memory["device_bytes"], default=None)

@@ -8,20 +8,20 @@ from typing import Any
 
 from pdv.cluster.units import MEMORY
 from pdv.report.axes import axis_uses
-from pdv.report.simulated import ordered, part_text
+from pdv.report.simulated import order_shares, part_text
 
 Document = Mapping[str, Any]  # Any: plan.json; docs/plan-format.md
 
 
 def explain_document(document: Document, why: Mapping[str, Any]) -> str:
     """The report of one plan.json, with what ``reasons`` says of it."""
-    return _joined(
+    return _join(
         _heading(document),
         _axes(document),
         _rewrites(why["rewrites"], document["predicted"]["step_time_s"]["mean"]),
         _time(document),
         _memory(document),
-        _simulated(document),
+        _simulate(document),
         _operators(why["operators"]),
         _storage(document),
     )
@@ -29,10 +29,10 @@ def explain_document(document: Document, why: Mapping[str, Any]) -> str:
 
 def explain_operators(entries: Sequence[Mapping[str, Any]]) -> str:
     """One section for each class of operators: its cut, its price, and every other cut."""
-    return _joined(*map(_in_detail, entries))
+    return _join(*map(_in_detail, entries))
 
 
-def _joined(*sections: list[str]) -> str:
+def _join(*sections: list[str]) -> str:
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 
@@ -61,8 +61,8 @@ def _rewrites(entries: Sequence[Mapping[str, Any]], step_s: float) -> list[str]:
     rows = []
     for entry in entries:
         without = entry["without_s"]
-        saved = "nothing fits" if without is None else _signed(without - step_s)
-        rows.append((entry["rule"], str(entry["sites"]), _signed(entry["alone_s"]), saved))
+        saved = "nothing fits" if without is None else _sign(without - step_s)
+        rows.append((entry["rule"], str(entry["sites"]), _sign(entry["alone_s"]), saved))
     header = ("rule", "sites", "alone ms", "without ms")
     notes = [
         "  alone: what it adds to a step of the whole model on one device; without: how much longer than this plan the",
@@ -119,7 +119,7 @@ def _memory(document: Document) -> list[str]:
     return [heading, *table(("lifetime", "bytes"), rows)]
 
 
-def _simulated(document: Document) -> list[str]:
+def _simulate(document: Document) -> list[str]:
     """A step of the emitted program by events; plans made before there was a simulator have none."""
     simulated = document.get("simulated")
     if simulated is None:
@@ -128,7 +128,7 @@ def _simulated(document: Document) -> list[str]:
     mean, std = simulated["step_s"], simulated["std_s"]
     rows = [
         (part_text(name), f"{seconds * 1e3:.4g}", f"{100 * _share(seconds, mean):.1f}%")
-        for name, seconds in ordered(simulated["breakdown_s"]).items()
+        for name, seconds in order_shares(simulated["breakdown_s"]).items()
     ]
     verdict = "fits" if simulated["fits"] else "does not fit"
     return [
@@ -178,14 +178,14 @@ def _in_detail(entry: Mapping[str, Any]) -> list[str]:
         return [*lines, "  no other cut is possible between the same boundary shardings (within the pins, if any)"]
     parts = ""
     if rejected["extra_compute_s"] is not None:
-        compute, moved = _signed(rejected["extra_compute_s"]), _signed(rejected["extra_communication_s"])
+        compute, moved = _sign(rejected["extra_compute_s"]), _sign(rejected["extra_communication_s"])
         parts = f" (compute {compute}, communication {moved})"
     more = f"{_more(rejected)} ms a step each{parts}"
     lines.append(f"  best rejected: {_other_cut(entry)}, {more}")
     for axis, options in entry["instead"].items():
         ranked = sorted(options.items(), key=lambda item: (item[1] is None, item[1] and item[1]["extra_s"], item[0]))
         rows = [
-            (_meant(label, entry["loops"]), "not possible" if extra is None else f"{_more(extra)} ms")
+            (_label(label, entry["loops"]), "not possible" if extra is None else f"{_more(extra)} ms")
             for label, extra in ranked
         ]
         lines += [f"  along {axis}, instead of {entry['splits'][axis]}:", *("  " + line for line in table(None, rows))]
@@ -210,7 +210,7 @@ def _loop(name: str, loop: Mapping[str, Any]) -> str:
     return f"{name}={loop['extent']}" + (f" ({loop['role']})" if loop["role"] else " (whole)")
 
 
-def _meant(label: str, loops: Mapping[str, Any]) -> str:
+def _label(label: str, loops: Mapping[str, Any]) -> str:
     """A cut's label with what it is for."""
     if label in loops:
         return f"{label} ({loops[label]['role']})"
@@ -225,10 +225,10 @@ def _few(names: Iterable[str]) -> str:
 
 def _more(extra: Mapping[str, Any]) -> str:
     """Milliseconds more, or at least so many."""
-    return ("" if extra["exact"] else "≥ ") + _signed(extra["extra_s"])
+    return ("" if extra["exact"] else "≥ ") + _sign(extra["extra_s"])
 
 
-def _signed(seconds: float) -> str:
+def _sign(seconds: float) -> str:
     """Milliseconds with a sign."""
     return f"{seconds * 1e3:+.4g}" if abs(seconds) > 1e-12 else "0"
 

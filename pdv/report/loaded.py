@@ -19,13 +19,13 @@ from pdv.cluster.routing.route import find_route
 from pdv.cost.breakdown import PlanCost
 from pdv.cost.comm import axis_link
 from pdv.cost.compute import ComputeModel
-from pdv.guard import noted
+from pdv.guard import note
 from pdv.pcg.plan_cost import realize
 from pdv.pins import RoleOf, load_pins
-from pdv.plan.derivation import operators, replayed
+from pdv.plan.derivation import operators, replay_steps
 from pdv.plan.document import read_problem
 from pdv.plan.package import read_document
-from pdv.plan.seal import damaged
+from pdv.plan.seal import damage_error
 from pdv.plan.source import GRAPH, read_source
 from pdv.problem import Assignment, Derived, Problem
 from pdv.problem.workload import Workload, workload_of_pcg
@@ -73,7 +73,7 @@ def load_plan(directory: str | os.PathLike[str], compute: CostModel | None = Non
         UsageError: if the directory is no package.
         VerificationError: if the plan does not replay.
     """
-    return loaded(*read_planned(directory), compute)
+    return load_document(*read_planned(directory), compute)
 
 
 def read_planned(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], Graph]:
@@ -86,24 +86,24 @@ def read_planned(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], Gra
     document = read_document(directory)
     files, described = document.get("files"), document.get("source")
     if not isinstance(files, Mapping) or not isinstance(described, Mapping):
-        raise damaged("it does not say which source it is of")
-    source = noted(read_source(Path(directory), files))
+        raise damage_error("it does not say which source it is of")
+    source = note(read_source(Path(directory), files))
     if source.digest != described.get("hash"):
         raise VerificationError(f"{Path(directory) / GRAPH} is not the graph that was planned", "", "Plan again")
     return document, source
 
 
-def loaded(document: Document, graph: Graph, compute: CostModel | None = None) -> Loaded:
+def load_document(document: Document, graph: Graph, compute: CostModel | None = None) -> Loaded:
     """The same of a document and its source graph.
 
     Raises:
         VerificationError: if the document misses a field, or the plan does not replay.
     """
-    source = _limited(read_problem(document, graph, compute), document)
+    source = _limit(read_problem(document, graph, compute), document)
     try:
-        rewritten, assignment = replayed(source, document["derivation"])
+        rewritten, assignment = replay_steps(source, document["derivation"])
     except (KeyError, TypeError) as error:
-        raise damaged(error) from error
+        raise damage_error(error) from error
     problem = replace(source, graph=rewritten, leaving=assignment.leaving)
     made = realize(problem, assignment)
     shardings = infer_shardings(made.derived.pcg, problem.mesh)
@@ -135,7 +135,7 @@ def workload_of_plan(
     return work if compute_of is None else replace(work, compute_of=compute_of)
 
 
-def _limited(problem: Problem, document: Document) -> Problem:
+def _limit(problem: Problem, document: Document) -> Problem:
     """The problem with the memory limit and the pins that the certificate names."""
     try:
         space = document["search"]["certificate"]["space"]
@@ -143,4 +143,4 @@ def _limited(problem: Problem, document: Document) -> Problem:
         pins = problem.pins if content is None else load_pins(json.loads(content)).on(problem.graph, problem.mesh)
         return replace(problem, memory_limit=float("inf") if limit is None else float(limit), pins=pins)
     except (LookupError, TypeError, ValueError, PdvError) as error:
-        raise damaged(error) from error
+        raise damage_error(error) from error

@@ -84,10 +84,10 @@ def _entry(plan: Loaded, node: Node, weighed: Weighed | None) -> Entry:
             for axis, split in zip(axes, plan.assignment.splits[node], strict=True)
             if split.loop is not None
         },
-        "rejected": _rejected(plan, weighed),
+        "rejected": _reject(plan, weighed),
         "too_wide": weighed is not None and weighed.wide,
         "instead": {
-            axis.name: {label: _told(extra) for label, extra in sorted(options.items())}
+            axis.name: {label: _as_dict(extra) for label, extra in sorted(options.items())}
             for axis, options in zip(axes, weighed.by_axis if weighed else (), strict=False)
         },
     }
@@ -99,7 +99,7 @@ def _loops(plan: Loaded, node: Node) -> Entry:
     return {name: {"extent": size, "role": roles.get(name)} for name, size in node.loops.extents.items()}
 
 
-def _rejected(plan: Loaded, weighed: Weighed | None) -> Entry | None:
+def _reject(plan: Loaded, weighed: Weighed | None) -> Entry | None:
     """The best alternative: its splits, and what the step would take more for each such operator."""
     if weighed is None or weighed.best is None:
         return None
@@ -107,17 +107,17 @@ def _rejected(plan: Loaded, weighed: Weighed | None) -> Entry | None:
     names: Mapping[str, str] = dict(zip((axis.name for axis in plan.problem.mesh.axes), best.splits, strict=True))
     return {
         "splits": names,
-        "extra_s": _rounded(best.extra.seconds),
+        "extra_s": _round_up(best.extra.seconds),
         "exact": best.extra.exact,
-        "extra_compute_s": _rounded(best.compute_s),
-        "extra_communication_s": _rounded(best.communication_s),
+        "extra_compute_s": _round_up(best.compute_s),
+        "extra_communication_s": _round_up(best.communication_s),
     }
 
 
-def _told(extra: Extra | None) -> Entry | None:
-    return None if extra is None else {"extra_s": _rounded(extra.seconds), "exact": extra.exact}
+def _as_dict(extra: Extra | None) -> Entry | None:
+    return None if extra is None else {"extra_s": _round_up(extra.seconds), "exact": extra.exact}
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _round_up(seconds: float | None) -> float | None:
     """To 9 digits: sums of the same numbers in another order are the same reason."""
     return None if seconds is None else float(f"{seconds:.9g}") if abs(seconds) > 1e-15 else 0.0

@@ -21,8 +21,8 @@ from pdv.passes.precision import with_dtype
 from pdv.problem import Problem
 from pdv.problem.workload import Recompute, Workload, workload_of_pcg
 from pdv.schedule.stages import units
-from pdv.search.meshes import Found, NearestTooLargeError, search_meshes
-from pdv.simulate.lowering.chunks import spread
+from pdv.search.meshes import BestPlan, NearestTooLargeError, search_meshes
+from pdv.simulate.lowering.chunks import spread_to_pcg
 
 MICRO_BATCHES = (2, 4, 8, 16)
 MOST_DEVICES = 64  # times as many as there are
@@ -50,11 +50,11 @@ def needed_bytes(work: Workload) -> float:
     return step_memory(work).worst.least_bytes
 
 
-def need_of(cluster: Cluster) -> Callable[[Found], float]:
+def need_of(cluster: Cluster) -> Callable[[BestPlan], float]:
     """What a plan's emitted program takes of a device of ``cluster``."""
     known: dict[str, float] = {}
 
-    def of(found: Found) -> float:
+    def of(found: BestPlan) -> float:
         if found.pcg.digest not in known:
             known[found.pcg.digest] = needed_bytes(_work(found, cluster))
         return known[found.pcg.digest]
@@ -81,8 +81,8 @@ def find_remedies(
     """Changes that were tried, in order of disturbance; of each kind the mildest that fits, or the last tried."""
     found: list[Remedy] = []
     if problems(graph, cluster)[0].train:
-        found += _mildest(_accumulated(problems, graph, cluster, limit))
-        found += _recomputed(error, cluster, limit)
+        found += _mildest(_accumulate(problems, graph, cluster, limit))
+        found += _recompute(error, cluster, limit)
     if any(node.type.dtype is DType.F32 and node.needs_grad for node in graph.params):
         narrow = _smallest(problems, with_dtype(graph, DType.BF16), cluster)
         found += [] if narrow is None else [Remedy("--dtype bfloat16", narrow, narrow <= limit)]
@@ -99,7 +99,7 @@ def _mildest(ways: Iterator[Remedy]) -> list[Remedy]:
     return [] if last is None else [last]
 
 
-def _accumulated(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -> Iterator[Remedy]:
+def _accumulate(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -> Iterator[Remedy]:
     """Gradients of several smaller batches added up, one optimizer step behind them."""
     for count in MICRO_BATCHES:
         smaller = fewer_rows(graph, count)
@@ -111,14 +111,16 @@ def _accumulated(problems: Problems, graph: Graph, cluster: Cluster, limit: floa
         yield Remedy(f"the batch in {count} parts, their gradients added up", needed, needed <= limit)
 
 
-def _recomputed(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[Remedy]:
+def _recompute(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[Remedy]:
     """The nearest plan with layers, or attention alone, run again in backward."""
     if not isinstance(error, NearestTooLargeError):
         return []
     nearest = error.nearest
     work = _work(nearest, cluster)
     layers = units(nearest.solution.graph)
-    inside = {node: unit for node, unit in spread(nearest.derived, layers.of).items() if 0 <= unit < layers.count}
+    inside = {
+        node: unit for node, unit in spread_to_pcg(nearest.derived, layers.of).items() if 0 <= unit < layers.count
+    }
     found = []
     kinds: tuple[tuple[Recompute, str], ...] = (
         ("selective", "attention's inside recomputed"),
@@ -141,14 +143,14 @@ def _larger(problems: Problems, graph: Graph, cluster: Cluster, needed: float, l
     """More of the same nodes, by powers of two from where all would fit if it were cut evenly."""
     times = 2 ** max(1, math.ceil(math.log2(needed / limit))) if 0 < needed < math.inf else 2
     while times <= MOST_DEVICES:
-        larger = multiplied(cluster, times)
+        larger = multiply_nodes(cluster, times)
         found = _smallest(problems, graph, larger)
         if found is not None:
             yield Remedy(f"{larger.num_devices} devices", found, found <= limit)
         times *= 2
 
 
-def multiplied(cluster: Cluster, times: int) -> Cluster:
+def multiply_nodes(cluster: Cluster, times: int) -> Cluster:
     """As many times the nodes; of a single node, its devices."""
     outer, *inner = cluster.levels
     levels = (replace(outer, size=outer.size * times), *inner)
@@ -176,7 +178,7 @@ def multiplied(cluster: Cluster, times: int) -> Cluster:
 def _smallest(problems: Problems, graph: Graph, cluster: Cluster, micro_batches: int = 1) -> float | None:
     """What the best plan that fits needs, or else the smallest one; None if no plan was found at all."""
 
-    def of(found: Found) -> float:
+    def of(found: BestPlan) -> float:
         work = _work(found, cluster)
         return needed_bytes(replace(work, execution=replace(work.execution, micro_batches=micro_batches)))
 
@@ -186,7 +188,7 @@ def _smallest(problems: Problems, graph: Graph, cluster: Cluster, micro_batches:
         return None if math.isinf(error.needed_bytes) else error.needed_bytes
 
 
-def _work(found: Found, cluster: Cluster) -> Workload:
+def _work(found: BestPlan, cluster: Cluster) -> Workload:
     """A plan as its emitted program runs it."""
     solution = found.solution
     return workload_of_pcg(replace(solution.problem, graph=solution.graph), found.pcg, cluster)

@@ -8,7 +8,7 @@ from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.pcg.plan_cost import plan_cost
-from pdv.plan.derivation import replayed
+from pdv.plan.derivation import replay_steps
 from pdv.problem import Problem
 from pdv.report.loaded import Loaded
 from pdv.search.meshes import search_mesh
@@ -39,7 +39,7 @@ def brought(plan: Loaded) -> list[Brought]:
     equations: dict[str, str] = {}
     before = one_device_s(plan.source, plan.source.graph)
     for number, step in enumerate(steps, start=1):
-        after = one_device_s(plan.source, replayed(plan.source, steps[:number])[0])
+        after = one_device_s(plan.source, replay_steps(plan.source, steps[:number])[0])
         alone[step["rule"]] = alone.get(step["rule"], 0.0) + after - before
         sites[step["rule"]] = sites.get(step["rule"], 0) + len(step["sites"])
         equations[step["rule"]] = step["law"]

@@ -13,7 +13,7 @@ from ir.errors import UsageError
 from pdv.cluster import Cluster
 from pdv.guard import guarded
 from pdv.plan.package import read_document
-from pdv.plan.seal import damaged
+from pdv.plan.seal import damage_error
 from pdv.prices import cost_model, priced_by
 from pdv.report.explain import explain_document, explain_operators
 from pdv.report.loaded import load_plan
@@ -45,7 +45,7 @@ def explain(
     try:
         return explain_document(read_document(directory), told)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(error) from error
+        raise damage_error(error) from error
 
 
 @guarded("pdv.explain")
@@ -62,7 +62,7 @@ def explanation(
         plan = load_plan(directory, priced_by(read_document(directory), cost))
         return reasons(plan) if operator is None else {"operators": operators_called(plan, operator)}
     except (KeyError, TypeError) as error:
-        raise damaged(error) from error
+        raise damage_error(error) from error
 
 
 @guarded("pdv simulate")
@@ -89,4 +89,4 @@ def saved_workload(
             )
         return workload_of_plan(plan, cluster, None if cluster is None else lambda device: cost_model(cost, [device]))
     except (KeyError, TypeError) as error:
-        raise damaged(error) from error
+        raise damage_error(error) from error

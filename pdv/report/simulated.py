@@ -48,7 +48,7 @@ def step_facts(workload: Workload) -> Document:
     return {
         "step_s": step.step_s,
         "std_s": step.std_s,
-        "breakdown_s": ordered(step.totals),
+        "breakdown_s": order_shares(step.totals),
         "peak_bytes": {entry.device.name: entry.total_bytes for entry in memory.stages},
         "fits": memory.fits,
     }
@@ -86,7 +86,7 @@ def simulated_document(
         "model_flops": flops,
         "flops_per_s_per_device": flops / simulation.step_s / devices,
         "mfu": flops / simulation.step_s / peak,
-        "breakdown_s": ordered(simulation.totals),
+        "breakdown_s": order_shares(simulation.totals),
         "sources_s": dict(simulation.seconds_by_source),
         "stages": _stages(simulation.breakdown, memory.stages),
         "fits": memory.fits,
@@ -101,7 +101,7 @@ def model_flops(graph: Graph) -> float:
     return sum(forward_work(n.op, n.loops, [x.type for x in n.operands], n.type).flops for n in counted if n.operands)
 
 
-def ordered(parts: Mapping[str, float]) -> dict[str, float]:
+def order_shares(parts: Mapping[str, float]) -> dict[str, float]:
     """By the order of reports, communication after compute."""
     names = [name for name in ORDER if name in parts]
     others = sorted((name for name in parts if name not in ORDER), key=lambda name: -parts[name])
@@ -135,7 +135,7 @@ def _stages(shares: Sequence[Share], memory: Sequence[StageMemory]) -> list[Docu
             "stage": share.stage,
             "device": share.device,
             "count": share.count,
-            "breakdown_s": ordered(share.seconds),
+            "breakdown_s": order_shares(share.seconds),
             "memory": _memory(found.get((share.stage, share.device))),
         }
         for share in shares
@@ -184,7 +184,7 @@ def simulated_text(document: Mapping[str, Any]) -> str:
         "cluster": f"{cluster['name']}, {cluster['num_devices']} devices",
         **({"settings": document["configuration"]} if document["configuration"] else {}),
         "runs as": f"{degrees}, {_steps(pipeline)}",
-        "step": f"{seconds_text(document['step_s'])} ± {seconds_text(document['std_s'])} ({_priced(document)})",
+        "step": f"{seconds_text(document['step_s'])} ± {seconds_text(document['std_s'])} ({_price(document)})",
         "speed": _speed(document),
         "memory": "; ".join(memory_lines(document)),
     }
@@ -202,7 +202,7 @@ def _steps(pipeline: Mapping[str, Any]) -> str:
     return text + (f", recomputation {pipeline['recompute']}" if pipeline["recompute"] != "none" else "")
 
 
-def _priced(document: Mapping[str, Any]) -> str:
+def _price(document: Mapping[str, Any]) -> str:
     total = sum(document["sources_s"].values())
     shares = sorted(document["sources_s"].items(), key=lambda item: -item[1])
     return ", ".join(f"{100 * seconds / total:.0f} % {name}" for name, seconds in shares if total) or "nothing to price"
@@ -238,7 +238,7 @@ def _memory_line(entry: Mapping[str, Any], stages: int) -> str:
 def time_table(document: Mapping[str, Any]) -> list[str]:
     """Where the mean device's time goes."""
     step = document["step_s"]
-    parts = [(name, time) for name, time in ordered(document["breakdown_s"]).items() if time > SMALL * step]
+    parts = [(name, time) for name, time in order_shares(document["breakdown_s"]).items() if time > SMALL * step]
     width = max((len(part_text(name)) for name, _ in parts), default=0)
     rows = [
         f"  {part_text(name):<{width}}  {seconds_text(time):>9}  {100 * time / step:5.1f} %" for name, time in parts
@@ -254,7 +254,7 @@ def part_text(name: str) -> str:
 def _stage_table(document: Mapping[str, Any]) -> list[str]:
     """By stage, where stages differ by more than a hundredth in any part."""
     stages, step = document["stages"], document["step_s"]
-    names = [name for name, time in ordered(document["breakdown_s"]).items() if time > 0.002 * step]
+    names = [name for name, time in order_shares(document["breakdown_s"]).items() if time > 0.002 * step]
     columns = [[entry["breakdown_s"].get(name, 0.0) for entry in stages] for name in names]
     if len(stages) == 1 or all(max(column) - min(column) < 0.01 * step for column in columns):
         return []
@@ -265,10 +265,10 @@ def _stage_table(document: Mapping[str, Any]) -> list[str]:
         times = "".join(f"{100 * column[number] / step:9.1f} %" for column in columns)
         held = MEMORY.format(entry["memory"]["total_bytes"]) if entry["memory"] else ""
         rows.append(f"  {entry['stage']:<7}{times}{held:>13}")
-    return ["", "by stage", head, *_abridged(rows)]
+    return ["", "by stage", head, *_abridge(rows)]
 
 
-def _abridged(rows: list[str], most: int = 12) -> list[str]:
+def _abridge(rows: list[str], most: int = 12) -> list[str]:
     """First and last rows of many."""
     if len(rows) <= most:
         return rows

@@ -15,7 +15,7 @@ from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.proof.exact import verify_equal
 from pdv.rewrite.instantiate import instantiate
-from pdv.rewrite.law import Law, applied, parse_law
+from pdv.rewrite.law import Law, apply, parse_law
 from pdv.rewrite.sample import samples
 
 ALONE = Mesh(())
@@ -47,7 +47,7 @@ def check_law(law: Law, *, seed: int = 0, instances: int = INSTANCES, hopeless: 
     Raises:
         VerificationError: if it is false at one of them, or type-checks at fewer than ``fewest``.
     """
-    for term in {term for side in (*law.left, *law.right) for term in applied(side) if term.repeated}:
+    for term in {term for side in (*law.left, *law.right) for term in apply(side) if term.repeated}:
         (attr, _), *_ = term.attrs
         one, two = f"{term.op}({term.op}(x, {attr}=c), {attr}=d)", f"{term.op}(x, {attr}=c * d)"
         check_law(parse_law(f"repeated-{term.op}: {one} == {two} for x[*s]"), seed=seed)

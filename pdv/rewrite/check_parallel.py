@@ -20,7 +20,7 @@ from ir.proof.exact import verify_equal
 from ir.sharding import Invariant, Partial, Shard
 from ir.types import DType, TensorType
 from ir.verify import divides
-from pdv.rewrite.parallel_rules import ParallelRule, moved, parallel_rules
+from pdv.rewrite.parallel_rules import ParallelRule, move_to, parallel_rules
 
 DEGREES = (2, 3, 4)
 MESHES = (*(Mesh.of(a=degree) for degree in DEGREES), Mesh.of(a=2, b=2))
@@ -135,7 +135,7 @@ def prove_rule(example: Example, rule: ParallelRule, *, seed: int) -> None:
         VerificationError: naming the rule, if it is false.
     """
     for mesh in MESHES:
-        pair = applied(example, rule, mesh)
+        pair = apply_rule(example, rule, mesh)
         if pair is None:
             continue
         try:
@@ -145,21 +145,21 @@ def prove_rule(example: Example, rule: ParallelRule, *, seed: int) -> None:
             raise VerificationError(f"{rule.name} is false on {mesh}: {error.what}", check=check) from error
 
 
-def applied(example: Example, rule: ParallelRule, mesh: Mesh) -> tuple[Graph, Graph] | None:
+def apply_rule(example: Example, rule: ParallelRule, mesh: Mesh) -> tuple[Graph, Graph] | None:
     """The operator on one device and under the rule on every axis of ``mesh``; None where that does not divide."""
     whole = serial(example, rule)
     node = whole.outputs[0][1]
     if not divides(node.loops, (rule.split,) * len(mesh.axes), mesh):
         return None
     k = Builder()
-    operands = _entered(k, example, rule, mesh)
+    operands = _enter(k, example, rule, mesh)
     result = k.copy(node, operands)
     for axis in reversed(mesh.axes):  # entered outer axis first, left inner axis first
         result = rule.leave(k, result, axis.name)
     return whole, k.graph({"y": result})
 
 
-def _entered(k: Builder, example: Example, rule: ParallelRule, mesh: Mesh) -> tuple[Node, ...]:
+def _enter(k: Builder, example: Example, rule: ParallelRule, mesh: Mesh) -> tuple[Node, ...]:
     """Operands in the states that the rule needs along every axis."""
     states = rule.split.operands
     found = []
@@ -167,7 +167,7 @@ def _entered(k: Builder, example: Example, rule: ParallelRule, mesh: Mesh) -> tu
         pending = isinstance(state, Partial)
         operand = _leaf(k, at, _terms(tensor) if pending else tensor)
         for axis in mesh.axes:
-            operand = moved(k, operand, Invariant(), Shard(0) if pending else state, axis.name)
+            operand = move_to(k, operand, Invariant(), Shard(0) if pending else state, axis.name)
         found.append(k.reduce_sum(operand, dims=(0,), keepdim=False) if pending else operand)
     return tuple(found)
 

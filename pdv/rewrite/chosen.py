@@ -26,7 +26,7 @@ def chosen_rules(names: Name | Sequence[Name] | None) -> tuple[Rule, ...]:
     listed = [names] if isinstance(names, str | os.PathLike) else list(names)
     found: dict[str, Rule] = {}
     for name in listed:
-        for rule in _named(name):
+        for rule in _name(name):
             known = found.setdefault(rule.name, rule)
             if str(known.law) != str(rule.law):
                 what = f"{name}: a law of another file is called {rule.law.name}, and says something else"
@@ -56,7 +56,7 @@ def trusted_rules(laws: Sequence[str]) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def _named(name: Name) -> tuple[Rule, ...]:
+def _name(name: Name) -> tuple[Rule, ...]:
     if name == NONE:
         return ()
     if name == SHIPPED:

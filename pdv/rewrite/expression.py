@@ -48,7 +48,7 @@ class Compound:
 
     def __str__(self) -> str:
         first, *_ = terms = [
-            f"({term})" if isinstance(term, Compound) and term.sign in "+*/" != self.sign else written(term)
+            f"({term})" if isinstance(term, Compound) and term.sign in "+*/" != self.sign else write(term)
             for term in self.terms
         ]
         match self.sign:
@@ -75,10 +75,10 @@ DOTS = Literal(...)
 Expression = Symbol | Star | Compound | Literal | tuple["Expression", ...]
 
 
-def written(expression: Expression) -> str:
+def write(expression: Expression) -> str:
     """An expression as it is read."""
     if isinstance(expression, tuple):
-        inside = ", ".join(map(written, expression))
+        inside = ", ".join(map(write, expression))
         return f"({inside},)" if len(expression) == 1 else f"({inside})"
     return str(expression)
 
@@ -111,7 +111,7 @@ def evaluate(expression: Expression, values: Mapping[str, object], *, exact: boo
         case Compound("prod", (run,)):
             return math.prod(cast("tuple[int, ...]", evaluate(run, values)))
         case Compound(sign, terms):
-            return _counted(sign, [_number(evaluate(term, values, exact=exact)) for term in terms], exact=exact)
+            return _count(sign, [_number(evaluate(term, values, exact=exact)) for term in terms], exact=exact)
         case _:
             found: list[object] = []
             for item in expression:
@@ -141,7 +141,7 @@ def _picked(run: object, at: object) -> tuple[object, ...]:
     return tuple(run[place] for place in at)
 
 
-def _counted(sign: str, numbers: Sequence[int | float], *, exact: bool) -> int | float:
+def _count(sign: str, numbers: Sequence[int | float], *, exact: bool) -> int | float:
     """The sum, product or quotient of numbers; if ``exact``, of the rationals that they stand for.
 
     Raises:

@@ -22,7 +22,7 @@ class Fired:
     uses: int
 
 
-def fired(rules: Sequence[Rule], graph: Graph, derivation: Sequence[Mapping[str, Any]]) -> list[Fired]:
+def find_fired(rules: Sequence[Rule], graph: Graph, derivation: Sequence[Mapping[str, Any]]) -> list[Fired]:
     """The rules that match the source or are used, most used first; ``derivation`` is a plan document's."""
     nodes = [node for node in graph.nodes if not node.is_leaf]
     where = Where(nodes, graph.users, lambda node: not node.is_leaf)

@@ -72,7 +72,7 @@ def build(
         rounded = [attr for attr, written in term.attrs if is_rounded(written)]
         attrs |= {attr: short_float(cast(float, attrs[attr]), operands[0].type.dtype) for attr in rounded}
     try:
-        node = k.apply(op, operands, resolved(op, attrs, operands[0].type.shape), name)
+        node = k.apply(op, operands, resolve_attrs(op, attrs, operands[0].type.shape), name)
     except (AssertionError, IndexError, TypeError, ValueError) as error:  # attributes that do not fit the operands
         raise ShapeError(f"{term} over {[str(operand.type) for operand in operands]}: {error}") from error
     if 0 in node.type.shape:
@@ -80,7 +80,7 @@ def build(
     return node
 
 
-def resolved(op: Operator, attrs: Mapping[str, Hashable], shape: Shape) -> dict[str, Hashable]:
+def resolve_attrs(op: Operator, attrs: Mapping[str, Hashable], shape: Shape) -> dict[str, Hashable]:
     """Attributes with dims counted from the front; ``shape`` is the first operand's.
 
     Raises:

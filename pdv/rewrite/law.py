@@ -29,7 +29,7 @@ from typing import cast
 
 from ir.errors import UsageError
 from ir.types import DType
-from pdv.rewrite.expression import Expression, Literal, Star, Symbol, leaves, parse_expression, written
+from pdv.rewrite.expression import Expression, Literal, Star, Symbol, leaves, parse_expression, write
 
 ROLES = ("mask", "moved", "number")
 
@@ -54,7 +54,7 @@ class Apply:
     repeated: bool = False
 
     def __str__(self) -> str:
-        given = [*map(str, self.operands), *(f"{name}={written(value)}" for name, value in self.attrs)]
+        given = [*map(str, self.operands), *(f"{name}={write(value)}" for name, value in self.attrs)]
         return f"{self.op}{'[...]' * self.repeated}({', '.join(given)})"
 
 
@@ -123,12 +123,12 @@ class Law:
         return found
 
 
-def applied(term: Term) -> Iterator[Apply]:
+def apply(term: Term) -> Iterator[Apply]:
     """A term's operators, outermost first, then operand by operand: the order of a match's nodes."""
     if isinstance(term, Apply):
         yield term
         for operand in term.operands:
-            yield from applied(operand)
+            yield from apply(operand)
 
 
 def variables(term: Term) -> Iterator[str]:

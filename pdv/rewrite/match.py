@@ -40,7 +40,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Bindings:
     """What is bound so far; never changed in place, for alternatives share it."""
 
     nodes: tuple[Node, ...] = ()
@@ -55,7 +55,7 @@ class _Search:
     users: Users
     at: Sequence[Node] | None  # the nodes that must be matched, in order
 
-    def roots(self, rule: Rule, number: int, found: _Found) -> Iterator[_Found]:
+    def roots(self, rule: Rule, number: int, found: _Bindings) -> Iterator[_Bindings]:
         """All ways to match the roots from ``number`` on."""
         if number == len(rule.before):
             yield found
@@ -64,7 +64,7 @@ class _Search:
             for following in self.term(rule.before[number], candidate, found):
                 yield from self.roots(rule, number + 1, following)
 
-    def _candidates(self, rule: Rule, number: int, found: _Found) -> Sequence[Node]:
+    def _candidates(self, rule: Rule, number: int, found: _Bindings) -> Sequence[Node]:
         if self.at is not None:
             return self.at[len(found.nodes) : len(found.nodes) + 1]
         variable, ops = rule.anchors[number - 1]
@@ -75,28 +75,28 @@ class _Search:
         taken = set(found.nodes)
         return [node for node in level if node not in taken]
 
-    def term(self, term: Term, node: Node, found: _Found) -> Iterator[_Found]:
+    def term(self, term: Term, node: Node, found: _Bindings) -> Iterator[_Bindings]:
         """All ways to match ``term`` with ``node``."""
         if isinstance(term, Operand):
             bound = found.operands.get(term.name)
             if bound is None:
-                yield _Found(found.nodes, found.terms, {**found.operands, term.name: node}, found.products)
+                yield _Bindings(found.nodes, found.terms, {**found.operands, term.name: node}, found.products)
             elif bound is node:
                 yield found
             return
         if term.repeated:
             product, node = _peeled(term, node)
             products = {**found.products, str(term.attrs[0][1]): product}
-            yield from self.term(term.operands[0], node, _Found(found.nodes, found.terms, found.operands, products))
+            yield from self.term(term.operands[0], node, _Bindings(found.nodes, found.terms, found.operands, products))
             return
         if not self._fits(term, node, found):
             return
-        grown = _Found((*found.nodes, node), (*found.terms, term), found.operands, found.products)
+        grown = _Bindings((*found.nodes, node), (*found.terms, term), found.operands, found.products)
         yield from self._operands(term, node.operands, 0, grown)
         if OPERATORS[term.op].commutative and node.operands[0] is not node.operands[1]:
             yield from self._operands(term, node.operands[::-1], 0, grown)
 
-    def _fits(self, term: Apply, node: Node, found: _Found) -> bool:
+    def _fits(self, term: Apply, node: Node, found: _Bindings) -> bool:
         if node.op.name != term.op or len(node.operands) != len(term.operands) or not self.inside(node):
             return False
         if self.at is not None and self.at[len(found.nodes)] is not node:
@@ -108,7 +108,7 @@ class _Search:
             if isinstance(written, Literal)
         )
 
-    def _operands(self, term: Apply, operands: Sequence[Node], number: int, found: _Found) -> Iterator[_Found]:
+    def _operands(self, term: Apply, operands: Sequence[Node], number: int, found: _Bindings) -> Iterator[_Bindings]:
         if number == len(operands):
             yield found
             return
@@ -145,15 +145,15 @@ def matches(
     starts = [0]
     for size in rule.sizes:
         starts.append(starts[-1] + size)
-    for first in search.term(rule.before[0], node, _Found()):
+    for first in search.term(rule.before[0], node, _Bindings()):
         for found in search.roots(rule, 1, first):
             roots = tuple(found.nodes[start] for start in starts[:-1])
-            values = _solved(rule, found)
+            values = _solve(rule, found)
             if values is not None and len(set(roots)) == len(roots):
                 yield Match(rule, found.nodes, roots, found.operands, values)
 
 
-def _solved(rule: Rule, found: _Found) -> Values | None:
+def _solve(rule: Rule, found: _Bindings) -> Values | None:
     """Values of all symbols, or None if shapes or attributes do not fit."""
     values: Values = dict(found.products)
     floating: DType | None = None
@@ -202,7 +202,7 @@ def bind_shape(shape: LawShape, extents: Shape, values: Values) -> bool:
     return True
 
 
-def _attributes(found: _Found, values: Values) -> bool:
+def _attributes(found: _Bindings, values: Values) -> bool:
     """Attributes bind their variables; those that compute from others are compared last."""
     waiting: list[tuple[Expression, object]] = []
     for term, node in zip(found.terms, found.nodes, strict=True):
@@ -214,14 +214,14 @@ def _attributes(found: _Found, values: Values) -> bool:
                     return False
             elif isinstance(written[name], Compound):
                 waiting.append((written[name], value))
-            elif not isinstance(written[name], Literal) and not _unified(
+            elif not isinstance(written[name], Literal) and not _unify(
                 term.op, name, written[name], value, values, rank
             ):
                 return False
     return all(_gives(written, values, value) for written, value in waiting)
 
 
-def _unified(op: str, name: str, written: Expression, value: object, values: Values, rank: int) -> bool:
+def _unify(op: str, name: str, written: Expression, value: object, values: Values, rank: int) -> bool:
     match written:
         case Literal(expected):
             return _dim(op, name, expected, rank) == value
@@ -255,7 +255,7 @@ def _tuple_unified(
             if not isinstance(run, tuple) or value[at : at + len(run)] != run:
                 return False
             at += len(run)
-        elif at >= len(value) or not _unified(op, name, item, value[at], values, rank):
+        elif at >= len(value) or not _unify(op, name, item, value[at], values, rank):
             return False
         else:
             at += 1

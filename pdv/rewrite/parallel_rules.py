@@ -45,8 +45,8 @@ class ParallelRule:
                 for x, s in zip(operands, self.split.operands, strict=True)
             ]
             return f"{self.op}({', '.join(inside)}) == reduce({self.op}({', '.join(operands)}), a)"
-        inside = [_written(x, Invariant(), state) for x, state in zip(operands, self.split.operands, strict=True)]
-        right = _written(f"{self.op}({', '.join(inside)})", self.split.result, Invariant())
+        inside = [_write(x, Invariant(), state) for x, state in zip(operands, self.split.operands, strict=True)]
+        right = _write(f"{self.op}({', '.join(inside)})", self.split.result, Invariant())
         return f"{self.op}({', '.join(operands)}) == {right}"
 
     def apply(self, k: Builder, node: Node, operands: tuple[Node, ...], axis: str) -> Node:
@@ -58,11 +58,11 @@ class ParallelRule:
         """Operands, Invariant along ``axis``, in the states that the split needs."""
         assert not self.passes_sum, "a pending sum needs a Partial operand, which no Invariant one becomes"
         states = zip(operands, self.split.operands, strict=True)
-        return tuple(moved(k, operand, Invariant(), state, axis) for operand, state in states)
+        return tuple(move_to(k, operand, Invariant(), state, axis) for operand, state in states)
 
     def leave(self, k: Builder, result: Node, axis: str) -> Node:
         """The split's result made Invariant along ``axis``."""
-        return moved(k, result, self.split.result, Invariant(), axis)
+        return move_to(k, result, self.split.result, Invariant(), axis)
 
 
 def parallel_rules(node: Node) -> tuple[ParallelRule, ...]:
@@ -70,7 +70,7 @@ def parallel_rules(node: Node) -> tuple[ParallelRule, ...]:
     return tuple(ParallelRule(node.op.name, split) for split in node.op.splits(node.loops))
 
 
-def moved(k: Builder, node: Node, before: State, after: State, axis: str) -> Node:
+def move_to(k: Builder, node: Node, before: State, after: State, axis: str) -> Node:
     """``node``, in state ``before`` along ``axis``, taken to ``after`` by the one operator that does."""
     if before == after:
         return node
@@ -81,7 +81,7 @@ def moved(k: Builder, node: Node, before: State, after: State, axis: str) -> Nod
     return result
 
 
-def _written(text: str, before: State, after: State) -> str:
+def _write(text: str, before: State, after: State) -> str:
     if before == after:
         return text
     found = move(before, after)

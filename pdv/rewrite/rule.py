@@ -14,7 +14,7 @@ from ir.graph import Node
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from pdv.rewrite.expression import Expression, Literal, Symbol, leaves
-from pdv.rewrite.law import Apply, Law, Operand, Term, applied, variables
+from pdv.rewrite.law import Apply, Law, Operand, Term, apply, variables
 
 REVERSED = "~"
 HEAVY = ("contraction", "stencil", "row")  # kinds of operators for which blocks are worth merging
@@ -56,13 +56,13 @@ class Rule:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Operators in each root's pattern."""
-        return tuple(sum(1 for _ in applied(root)) for root in self.before)
+        return tuple(sum(1 for _ in apply(root)) for root in self.before)
 
     @cached_property
     def needs(self) -> Counter[str]:
         """At least so many operators of each name are there where it matches (equal terms may be one node)."""
         found: Counter[str] = Counter()
-        for term in {term for root in self.before for term in applied(root)}:
+        for term in {term for root in self.before for term in apply(root)}:
             found[term.op] += 1
         return found
 
@@ -70,8 +70,7 @@ class Rule:
     def spans(self) -> bool:
         """True if it is worth a block of its own: more than one operator, heavy ones among them, and no more after."""
         before, after = (
-            [term.op for term in {term for root in side for term in applied(root)}]
-            for side in (self.before, self.after)
+            [term.op for term in {term for root in side for term in apply(root)}] for side in (self.before, self.after)
         )
         heavy, then = (sum(OPERATORS[op].kind in HEAVY for op in ops) for ops in (before, after))
         return len(before) > 1 and heavy >= max(1, then)
@@ -101,8 +100,8 @@ def rules_of(law: Law) -> tuple[Rule, ...]:
     found = []
     for name, before, after in sides:
         pattern = tuple(term for term in before if isinstance(term, Apply))
-        listed = not any(term.repeated for root in pattern for term in applied(root))
-        if len(pattern) == len(before) and listed and _tells(law, pattern, after) and _connected(pattern):
+        listed = not any(term.repeated for root in pattern for term in apply(root))
+        if len(pattern) == len(before) and listed and _tells(law, pattern, after) and _connect(pattern):
             found.append(Rule(name, law, pattern, after))
     return tuple(found)
 
@@ -115,17 +114,15 @@ def _tells(law: Law, pattern: Iterable[Apply], after: Iterable[Term]) -> bool:
     bound |= {name for name in operands if law.shapes[name].role == "number"}
     wanted: set[str] = set()
     for root in pattern:
-        for term in applied(root):
+        for term in apply(root):
             for _, written in term.attrs:
                 bound |= set(_plain(written))
                 wanted |= _names(written)
-    wanted |= {
-        name for term in after for part in applied(term) for _, written in part.attrs for name in _names(written)
-    }
+    wanted |= {name for term in after for part in apply(term) for _, written in part.attrs for name in _names(written)}
     return wanted <= bound
 
 
-def _connected(pattern: tuple[Apply, ...]) -> bool:
+def _connect(pattern: tuple[Apply, ...]) -> bool:
     known = set(variables(pattern[0])) if pattern else set()
     for root in pattern[1:]:
         if known.isdisjoint(variables(root)):

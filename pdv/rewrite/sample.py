@@ -29,7 +29,7 @@ def _shape(rng: random.Random, values: Mapping[str, object]) -> object:
     )
 
 
-def _expanded(rng: random.Random, values: Mapping[str, object]) -> object:
+def _expand(rng: random.Random, values: Mapping[str, object]) -> object:
     return tuple(size if size > 1 else rng.choice((2, 3)) for size in _leading(values))
 
 
@@ -97,17 +97,17 @@ def samples(law: Law, seed: int) -> Iterator[Values]:
         first: tuple[int, ...] = ()
         for number, star in enumerate(stars):
             first = first if number else tuple(_extents(rng, run, step, 1 if permuted and round_ % 2 else round_))
-            values[star] = _varied(rng, first) if rng.random() < 0.7 and len(stars) > 1 else first
+            values[star] = _vary(rng, first) if rng.random() < 0.7 and len(stars) > 1 else first
         values |= zip(law.extents, _extents(rng, len(law.extents), step, round_), strict=True)
         for name, attr in variables.items():
             if attr in _LATE:
-                drawn = _expanded if attr == "shape" and expands else _DRAWS[attr]
+                drawn = _expand if attr == "shape" and expands else _DRAWS[attr]
                 values[name] = drawn(rng, values)
         yield values
         round_ += 1
 
 
-def _varied(rng: random.Random, run: tuple[int, ...]) -> tuple[int, ...]:
+def _vary(rng: random.Random, run: tuple[int, ...]) -> tuple[int, ...]:
     """Dims that go with ``run``: fewer of them and ones, as in broadcasting, or one dim longer, as in joining."""
     if run and rng.random() < 0.5:
         at = rng.randrange(len(run))

@@ -137,11 +137,11 @@ def cut(
         )
     ends = list(accumulate(sizes))
     chunk_of_unit = [next(chunk for chunk, end in enumerate(ends) if unit < end) for unit in range(found.count)]
-    of = {node: chunk_of_unit[unit] for node, unit in _clipped(found)}
+    of = {node: chunk_of_unit[unit] for node, unit in _clip(found)}
     return of, tuple(sizes), found
 
 
-def _clipped(found: Units) -> list[tuple[Node, int]]:
+def _clip(found: Units) -> list[tuple[Node, int]]:
     """Operators with their unit, those before the first and behind the last with these."""
     return [(node, min(max(unit, 0), found.count - 1)) for node, unit in found.of.items()]
 
@@ -154,9 +154,9 @@ def _sizes(
     if weight is None and found.layers:
         return even(found.count, chunks)
     weights = [0.0] * found.count
-    for node, unit in _clipped(found):
+    for node, unit in _clip(found):
         weights[unit] += weight(node) if weight is not None else float(node.loops.points)
-    return balanced(weights, chunks)
+    return balance(weights, chunks)
 
 
 def even(count: int, chunks: int) -> list[int]:
@@ -165,7 +165,7 @@ def even(count: int, chunks: int) -> list[int]:
     return [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def balanced(weights: Sequence[float], chunks: int) -> list[int]:
+def balance(weights: Sequence[float], chunks: int) -> list[int]:
     """Runs of units whose heaviest is as light as can be; none is empty.
 
     The least bound that a greedy packing keeps, by bisection over the sums of runs.
@@ -173,15 +173,15 @@ def balanced(weights: Sequence[float], chunks: int) -> list[int]:
     low, high = max(weights), sum(weights)
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if len(_packed(weights, middle)) <= chunks else (middle, high)
-    sizes = _packed(weights, high)
+        low, high = (low, middle) if len(_pack(weights, middle)) <= chunks else (middle, high)
+    sizes = _pack(weights, high)
     while len(sizes) < chunks:  # a run of several gives its last unit away
         place = max(range(len(sizes)), key=lambda at: sizes[at])
         sizes[place : place + 1] = [sizes[place] - sizes[place] // 2, sizes[place] // 2]
     return sizes
 
 
-def _packed(weights: Sequence[float], bound: float) -> list[int]:
+def _pack(weights: Sequence[float], bound: float) -> list[int]:
     sizes, filled = [0], 0.0
     for weight in weights:
         if sizes[-1] and filled + weight > bound * (1 + 1e-12):

@@ -15,7 +15,7 @@ from pdv.search.variants.variants import Variant
 
 
 @dataclass(frozen=True)
-class Choice:
+class VariantChoice:
     """One block of the graph: the variant taken, and the configuration of each of its nodes.
 
     ``price`` of memory (seconds per byte) says where its parameters rest.
@@ -52,7 +52,7 @@ def rewritten_graph(graph: Graph, variants: Sequence[tuple[Block, Variant]]) -> 
 
 
 def assemble(
-    graph: Graph, choices: Sequence[Choice], tied: Mapping[Node, Storage]
+    graph: Graph, choices: Sequence[VariantChoice], tied: Mapping[Node, Storage]
 ) -> tuple[Graph, Assignment, tuple[AlgebraicStep, ...]]:
     """The rewritten graph, what each of its nodes and parameters does, and the rules applied per block."""
     rewritten, new = rewritten_graph(graph, [(choice.block, choice.variant) for choice in choices])

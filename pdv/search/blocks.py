@@ -90,7 +90,7 @@ def split_blocks(graph: Graph, rules: Sequence[Rule] = ()) -> tuple[Block, ...]:
     nodes = _in_place(graph)
     if not nodes:
         return ()  # a program that returns what comes in
-    ends = _merged(nodes, [*bottlenecks(nodes, graph.users), len(nodes) - 1], graph, rules)
+    ends = _merge(nodes, [*bottlenecks(nodes, graph.users), len(nodes) - 1], graph, rules)
     tied = _read_across(tied_params(graph), nodes, ends, graph)
     blocks: list[Block] = []
     start = 0
@@ -113,7 +113,7 @@ def _read_across(tied: dict[Node, int], nodes: Sequence[Node], ends: Sequence[in
     return {param: number for param, number in tied.items() if len(homes[param]) > 1}
 
 
-def _merged(nodes: Sequence[Node], ends: list[int], graph: Graph, rules: Sequence[Rule]) -> list[int]:
+def _merge(nodes: Sequence[Node], ends: list[int], graph: Graph, rules: Sequence[Rule]) -> list[int]:
     """The ends that no match spans, as long as blocks stay small.
 
     Only matches with an operator that computes much count (``Rule.spans``), and only between blocks that were small

@@ -20,7 +20,7 @@ from ir.sharding import Sharding
 from pdv.config import UNIFORM_GAP
 from pdv.search.blocks import Repeat
 from pdv.search.priced_chain import Priced, PricedChain
-from pdv.search.refine import Part
+from pdv.search.refine import BlockChoice
 from pdv.search.refusals import too_large
 from pdv.search.solver.tables import Table
 
@@ -61,7 +61,7 @@ def fitting(solver: PricedChain, limit: float) -> tuple[Priced, float]:
     bound = _bound(solver, limit)
     best = min(_within(solver, limit), key=_cost)
     if best.cost_s - bound > GAP * best.cost_s:
-        mixed = _mixed(solver, limit, best)
+        mixed = _mix(solver, limit, best)
         if mixed is not None and mixed.memory_bytes <= limit and mixed.cost_s < best.cost_s:
             best = mixed
     best = _uniform(solver, limit, best)
@@ -74,7 +74,7 @@ def _uniform(solver: PricedChain, limit: float, best: Priced) -> Priced:
     for kinds in (1, 2):
         if best.changes(solver.repeats) < kinds * len(solver.repeats):
             break
-        plans = [_mixed(solver, limit, best, kinds), *map(solver.alike, solver.plans if kinds == 1 else ())]
+        plans = [_mix(solver, limit, best, kinds), *map(solver.alike, solver.plans if kinds == 1 else ())]
         near = [plan for plan in plans if plan and plan.memory_bytes <= limit and plan.cost_s <= most]
         if near:
             return min(near, key=_cost)
@@ -134,12 +134,12 @@ class _Front:
 class _Way:
     """What some blocks behind each other do, between two shardings; their seconds and bytes."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[BlockChoice, ...]
     seconds: float
     num_bytes: float
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> _Way:
+    def of(cls, parts: Sequence[BlockChoice]) -> _Way:
         return cls(tuple(parts), sum(part.seconds for part in parts), sum(part.num_bytes for part in parts))
 
     def times(self, count: int) -> _Way:
@@ -157,7 +157,7 @@ class _Way:
         return self.parts[-1].sink
 
 
-def _mixed(solver: PricedChain, limit: float, best: Priced, kinds: int | None = None) -> Priced | None:
+def _mix(solver: PricedChain, limit: float, best: Priced, kinds: int | None = None) -> Priced | None:
     """The best plan whose blocks each do as in some of the plans (tied parameters as in ``best``).
 
     Of a stretch that repeats, those that do alike follow each other, in as many ``kinds`` as are allowed, one or two.
@@ -167,24 +167,24 @@ def _mixed(solver: PricedChain, limit: float, best: Priced, kinds: int | None = 
     room = limit - solver.own(best.tables.ties, best.states)[1]
     links = [options[block.key] for block in solver.blocks]
     for repeat in reversed(solver.repeats if kinds else ()):
-        links[repeat.start : repeat.stop] = [_repeated(links[repeat.start : repeat.stop], repeat, room, kinds or 1)]
+        links[repeat.start : repeat.stop] = [_find_repeat(links[repeat.start : repeat.stop], repeat, room, kinds or 1)]
     fronts = _fronts(links, None, room)
     if not fronts[-1]:
         return None
-    parts = _traced(links, fronts, min(fronts[-1], key=lambda sink: (fronts[-1][sink].seconds[0], str(sink))), 0)
+    parts = _trace(links, fronts, min(fronts[-1], key=lambda sink: (fronts[-1][sink].seconds[0], str(sink))), 0)
     for repeat in solver.repeats:
-        parts[repeat.start : repeat.stop] = _grouped(parts[repeat.start : repeat.stop], repeat.period)
-    return solver.assembled(parts, best.states, best.price, best.value, best.tables)
+        parts[repeat.start : repeat.stop] = _group(parts[repeat.start : repeat.stop], repeat.period)
+    return solver.assemble(parts, best.states, best.price, best.value, best.tables)
 
 
-def _grouped(parts: Sequence[Part], period: int) -> list[Part]:
+def _group(parts: Sequence[BlockChoice], period: int) -> list[BlockChoice]:
     """The same parts of a stretch that repeats, those that do alike between the same shardings behind each other."""
     turns = [tuple(parts[at : at + period]) for at in range(0, len(parts), period)]
-    loops: dict[Sharding | None, list[tuple[Part, ...]]] = {}
+    loops: dict[Sharding | None, list[tuple[BlockChoice, ...]]] = {}
     for turn in turns:
         if turn[0].source == turn[-1].sink:
             loops.setdefault(turn[0].source, []).append(turn)
-    grouped: list[tuple[Part, ...]] = []
+    grouped: list[tuple[BlockChoice, ...]] = []
     for turn in turns:
         grouped += sorted(loops.pop(turn[0].source, []), key=turns.index)
         if turn[0].source != turn[-1].sink:
@@ -193,13 +193,13 @@ def _grouped(parts: Sequence[Part], period: int) -> list[Part]:
     return [part for turn in grouped for part in turn]
 
 
-def _entered(way: _Way, firsts: Sequence[_Way]) -> list[_Way]:
+def _enter(way: _Way, firsts: Sequence[_Way]) -> list[_Way]:
     """The same way from each source from which its first block can do the same."""
     like = [first.parts[0] for first in firsts if first.parts[0].is_like(way.parts[0])]
     return [_Way.of((part, *way.parts[1:])) for part in like]
 
 
-def _repeated(links: Sequence[Sequence[_Way]], repeat: Repeat, room: float, kinds: int) -> list[_Way]:
+def _find_repeat(links: Sequence[Sequence[_Way]], repeat: Repeat, room: float, kinds: int) -> list[_Way]:
     """Each way through a stretch and back to the same sharding, as often as it repeats, from wherever it is entered.
 
     With two ``kinds`` also each such way some times and then another, which takes less memory.
@@ -209,10 +209,10 @@ def _repeated(links: Sequence[Sequence[_Way]], repeat: Repeat, room: float, kind
     for source in sorted({way.source for way in links[0]}, key=str):
         fronts = _fronts(period, source, room / repeat.count if kinds == 1 else room)
         points = range(len(fronts[-1][source].seconds) if source in fronts[-1] else 0)
-        around = [_Way.of(_traced(period, fronts, source, point)) for point in points]
-        found += [first.then(way.times(repeat.count - 1)) for way in around for first in _entered(way, links[0])]
+        around = [_Way.of(_trace(period, fronts, source, point)) for point in points]
+        found += [first.then(way.times(repeat.count - 1)) for way in around for first in _enter(way, links[0])]
         for one, other in pairwise(_hull(around) if kinds > 1 else ()):
-            for first in _entered(one, links[0]):
+            for first in _enter(one, links[0]):
                 for count in range(1, repeat.count):
                     found.append(first.then(one.times(count - 1)).then(other.times(repeat.count - count)))
     return _best_ways(found)
@@ -244,7 +244,7 @@ def _options(solver: PricedChain, plans: Sequence[Priced], states: tuple[int, ..
     found: dict[str, list[_Way]] = {}
     for block in solver.blocks:
         if block.key not in found:
-            parts: list[Part] = []
+            parts: list[BlockChoice] = []
             for plan in plans:
                 known_sources, known_sinks = plan.tables.boundary(block.key)
                 rows = [known_sources.index(s) for s in sources[block.key] if s in known_sources] or [0]
@@ -272,13 +272,13 @@ def _fronts(
     """Before and behind each link, the undominated ways there from ``source``, by sharding."""
     fronts = [{source: _Front(np.zeros(1), np.zeros(1), np.zeros((1, 3), dtype=np.int64))}]
     for link in links:
-        fronts.append(_advanced(fronts[-1], link, room))
+        fronts.append(_advance(fronts[-1], link, room))
     return fronts
 
 
-def _traced(
+def _trace(
     links: Sequence[Sequence[_Way]], fronts: Sequence[dict[Sharding | None, _Front]], sink: Sharding | None, point: int
-) -> list[Part]:
+) -> list[BlockChoice]:
     """What the blocks do on the way to a point of the last front."""
     taken: list[_Way] = []
     for number in range(len(links), 0, -1):
@@ -288,9 +288,7 @@ def _traced(
     return [part for way in reversed(taken) for part in way.parts]
 
 
-def _advanced(
-    fronts: dict[Sharding | None, _Front], ways: Sequence[_Way], room: float
-) -> dict[Sharding | None, _Front]:
+def _advance(fronts: dict[Sharding | None, _Front], ways: Sequence[_Way], room: float) -> dict[Sharding | None, _Front]:
     """The fronts behind one more link."""
     numbers = {sharding: number for number, sharding in enumerate(fronts)}
     found: dict[Sharding | None, list[_Front]] = {}
@@ -302,11 +300,11 @@ def _advanced(
         origin = np.stack([np.full_like(points, numbers[way.source]), points, np.full_like(points, taken)], axis=1)
         after = _Front(front.seconds + way.seconds, front.num_bytes + way.num_bytes, origin)
         found.setdefault(way.sink, []).append(after)
-    joined = {sharding: _undominated(reached, room) for sharding, reached in found.items()}
+    joined = {sharding: _drop_dominated(reached, room) for sharding, reached in found.items()}
     return {sharding: front for sharding, front in joined.items() if len(front.seconds)}
 
 
-def _undominated(fronts: Sequence[_Front], room: float) -> _Front:
+def _drop_dominated(fronts: Sequence[_Front], room: float) -> _Front:
     """The points that fit and that no other beats, cheapest first; of those in one step of bytes the cheapest."""
     seconds = np.concatenate([front.seconds for front in fronts])
     num_bytes = np.concatenate([front.num_bytes for front in fronts])

@@ -17,18 +17,18 @@ from pdv.problem import Derived, Problem, Realized, Solution
 from pdv.search.refusals import too_large
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.backtrack import backtrack
-from pdv.search.strategies.budget import Budget, Clock, Known, Strategy
+from pdv.search.strategies.budget import Budget, Clock, EarlierSearches, Strategy
 
 CLASSES = 5  # of plans, by the size of their working sets
 ROUNDS = 6  # of a tighter limit, where plans need more than the search thinks
 CLOSE = 0.999  # of the limit that would just do
-Needs = Callable[["Found"], float]
+Needs = Callable[["BestPlan"], float]
 """What a device needs for a plan; by default what the search priced, working set included."""
 FREELY = Budget()
 
 
 @dataclass(frozen=True)
-class Found:
+class BestPlan:
     """The best solution over all meshes tried, its derived graph and price, and the least of their lower bounds.
 
     It is not ``complete`` if a mesh was left out, or the search on one cut short.
@@ -57,7 +57,7 @@ class Found:
 class NearestTooLargeError(NoPlanFitsError):
     """No plan fits; ``nearest`` is the smallest one found."""
 
-    def __init__(self, problem: Problem, needed: float, nearest: Found, bound_s: float) -> None:
+    def __init__(self, problem: Problem, needed: float, nearest: BestPlan, bound_s: float) -> None:
         super().__init__(
             f"the smallest plan found on {problem.mesh} {too_large(needed, problem.memory_limit)}",
             mend="Use more devices, or a smaller batch",
@@ -75,7 +75,7 @@ def search_meshes(
     strategy: Strategy = backtrack,
     seed: int = 0,
     needs: Needs | None = None,
-) -> Found:
+) -> BestPlan:
     """The cheapest plan over several meshes of one cluster; ``budget_s`` of wall time spent, the best so far.
 
     ``needs`` says what a plan really takes of a device, and has the last word on whether it fits.
@@ -87,7 +87,7 @@ def search_meshes(
     Raises:
         NoPlanFitsError: the one of the mesh that comes nearest, if none fits.
     """
-    best: Found | None = None
+    best: BestPlan | None = None
     refused: list[NoPlanFitsError] = []
     bounds: list[float] = []
     states = 0
@@ -122,7 +122,7 @@ def search_meshes(
 
 def search_mesh(
     problem: Problem, strategy: Strategy = backtrack, budget: Budget = FREELY, needs: Needs | None = None
-) -> Found:
+) -> BestPlan:
     """The best plan on one mesh whose peak, working set included, is within the limit.
 
     With ``needs`` that is the last word: a plan that needs more than was priced is searched for again under a tighter
@@ -132,19 +132,19 @@ def search_mesh(
         NoPlanFitsError: if none does.
     """
     if needs is None or math.isinf(problem.memory_limit):
-        return _priced(problem, strategy, budget, _peak)
+        return _price(problem, strategy, budget, _peak)
     try:
-        found = _priced(problem, strategy, budget, needs)
+        found = _price(problem, strategy, budget, needs)
     except NoPlanFitsError as error:
         return _smallest(problem, strategy, budget, needs, error)
     return found
 
 
-def _peak(found: Found) -> float:
+def _peak(found: BestPlan) -> float:
     return found.cost.peak_bytes
 
 
-def _smallest(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs, error: NoPlanFitsError) -> Found:
+def _smallest(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs, error: NoPlanFitsError) -> BestPlan:
     """The smallest plan by its price, if it fits after all.
 
     Raises:
@@ -153,7 +153,7 @@ def _smallest(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs
     if math.isinf(error.needed_bytes) or isinstance(error, NearestTooLargeError):
         raise error
     try:
-        found = _found(replace(problem, memory_limit=error.needed_bytes * (1 + 1e-9)), strategy, budget)
+        found = _find(replace(problem, memory_limit=error.needed_bytes * (1 + 1e-9)), strategy, budget)
     except NoPlanFitsError:
         raise error from None
     needed = needs(found)
@@ -162,7 +162,7 @@ def _smallest(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs
     raise NearestTooLargeError(problem, needed, found, error.bound_s)
 
 
-def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) -> Found:
+def _price(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) -> BestPlan:
     """The best plan whose peak, by ``needs``, is within the limit.
 
     The search prices what stays allocated. Where a plan's largest working set does not fit on top of that, plans are
@@ -174,12 +174,12 @@ def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) 
         NoPlanFitsError: if none does.
     """
     limit = problem.memory_limit
-    knowing = replace(budget, known=Known())
-    first = _found(problem, strategy, knowing)
+    knowing = replace(budget, known=EarlierSearches())
+    first = _find(problem, strategy, knowing)
     if needs(first) <= limit:
         return first
     if needs is not _peak and first.cost.peak_bytes <= limit:
-        return _tightened(problem, strategy, budget, knowing, needs, first)
+        return _tighten(problem, strategy, budget, knowing, needs, first)
     tried, bounds, nearest, cut = [first], [], needs(first), False
     share = replace(budget, seconds=budget.seconds / CLASSES)
     for least, below in _working_sets(first.cost.memory["transient"]):
@@ -187,7 +187,7 @@ def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) 
             continue  # nothing would be left for what stays
         room = replace(problem, memory_limit=limit - least, working_limit=_under(below))
         try:
-            found = _found(room, strategy, replace(share, known=knowing.known) if math.isinf(below) else share)
+            found = _find(room, strategy, replace(share, known=knowing.known) if math.isinf(below) else share)
         except NoPlanFitsError as error:
             nearest = min(nearest, error.needed_bytes + least)
             bounds.append(error.bound_s)
@@ -197,12 +197,12 @@ def _priced(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) 
         bounds.append(found.lower_bound_s)
         if needs(found) > limit:
             with suppress(NoPlanFitsError):
-                tried.append(_found(replace(room, working_limit=least), strategy, share))
+                tried.append(_find(replace(room, working_limit=least), strategy, share))
     fitting = [found for found in tried if needs(found) <= limit]
     bound = max(first.lower_bound_s, min(bounds, default=math.inf))
     cut = cut or not all(found.complete for found in tried)
     if not fitting and needs is not _peak:
-        return _tightened(problem, strategy, budget, knowing, needs, min(tried, key=needs))
+        return _tighten(problem, strategy, budget, knowing, needs, min(tried, key=needs))
     if not fitting:
         raise _no_peak_fits(problem, nearest, bound, cut=cut)
     best = min(fitting, key=lambda found: found.cost.seconds)
@@ -221,9 +221,9 @@ def _no_peak_fits(problem: Problem, nearest: float, bound_s: float, *, cut: bool
     )
 
 
-def _tightened(
-    problem: Problem, strategy: Strategy, budget: Budget, knowing: Budget, needs: Needs, first: Found
-) -> Found:
+def _tighten(
+    problem: Problem, strategy: Strategy, budget: Budget, knowing: Budget, needs: Needs, first: BestPlan
+) -> BestPlan:
     """A plan under a limit lowered until what it needs is within the problem's own.
 
     ``knowing`` is the budget with what the search for ``first`` left.
@@ -237,12 +237,12 @@ def _tightened(
         within = min(within, last.solution.memory_bytes) * CLOSE * min(1.0, limit / needs(last))
         tighter = replace(problem, memory_limit=within)
         try:
-            last = _found(tighter, strategy, knowing)
+            last = _find(tighter, strategy, knowing)
         except NoPlanFitsError as error:
             if error.needed_bytes < math.inf and nearest.solution.memory_bytes > error.needed_bytes * (1 + 1e-6):
                 smallest = replace(problem, memory_limit=error.needed_bytes * (1 + 1e-9))
                 with suppress(NoPlanFitsError):
-                    last = _found(smallest, strategy, budget)
+                    last = _find(smallest, strategy, budget)
                     nearest = min(nearest, last, key=needs)
             break
         nearest = min(nearest, last, key=needs)
@@ -265,7 +265,7 @@ def _working_sets(largest: float) -> list[tuple[float, float]]:
     return list(zip(ends[1:], ends, strict=False))
 
 
-def _found(problem: Problem, strategy: Strategy, budget: Budget) -> Found:
+def _find(problem: Problem, strategy: Strategy, budget: Budget) -> BestPlan:
     """The best plan by what stays allocated.
 
     Raises:
@@ -279,10 +279,12 @@ def _found(problem: Problem, strategy: Strategy, budget: Budget) -> Found:
             mend="Pin a mesh with fewer axes",
             bound_s=0.0,
         ) from error
-    made = solution.realized or realized(solution)
-    return Found(solution, made.derived, made.cost, solution.lower_bound_s, solution.states, complete=solution.complete)
+    made = solution.realized or realize_solution(solution)
+    return BestPlan(
+        solution, made.derived, made.cost, solution.lower_bound_s, solution.states, complete=solution.complete
+    )
 
 
-def realized(solution: Solution) -> Realized:
+def realize_solution(solution: Solution) -> Realized:
     """The PCG of a solution with its price, made afresh."""
     return realize(replace(solution.problem, graph=solution.graph), solution.assignment)

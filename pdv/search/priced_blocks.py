@@ -15,7 +15,7 @@ from pdv.problem import Problem
 from pdv.search.blocks import Block
 from pdv.search.solver.block_table import Solved, solve_model
 from pdv.search.solver.configs import ConfigTable
-from pdv.search.solver.min_plus import Entry, Path
+from pdv.search.solver.min_plus import Path, PathBlock
 from pdv.search.solver.network import BlockModel
 from pdv.search.solver.tables import Table
 from pdv.search.solver.ties import Ties
@@ -28,7 +28,7 @@ LIMIT = 2_000_000
 
 
 @dataclass(frozen=True)
-class Stage:
+class PricedBlocks:
     """Every block at one price. ``portfolios`` are by block key; their variants are numbered as ``numbers`` says."""
 
     blocks: Sequence[Block]
@@ -43,7 +43,7 @@ class Stage:
         entries = []
         for block in self.blocks:
             found = self.portfolios[block.key]
-            entries.append(Entry(block.key, found.sources, found.sinks, found.table))
+            entries.append(PathBlock(block.key, found.sources, found.sinks, found.table))
         return Path(entries, self.own)
 
     @cached_property
@@ -58,7 +58,7 @@ class Stage:
         return all(solved.exact for found in self.portfolios.values() for solved in found.solved)
 
 
-class Stages:
+class BlockPricer:
     """Solves one problem's blocks; variants are explored once, models built once, and priced each time."""
 
     def __init__(
@@ -90,22 +90,22 @@ class Stages:
         """True if rewrites were left out because it was late: what else there is, no bound here speaks of."""
         return self._late.noticed
 
-    def bounded(self, price: float) -> Stage:
+    def bounded(self, price: float) -> PricedBlocks:
         """Over everything, with tables of limited size."""
         found = {}
         for key, block in self._first.items():
             if key not in self.variants:
                 self._explore(block)
-            found[key] = [self._solved(key, number, price) for number in range(len(self.variants[key]))]
+            found[key] = [self._solve(key, number, price) for number in range(len(self.variants[key]))]
         return self._stage(price, found, {key: tuple(range(len(solved))) for key, solved in found.items()})
 
-    def fixed(self, ties: Ties) -> Stages:
+    def fixed(self, ties: Ties) -> BlockPricer:
         """The same variants, with loose parameters fixed."""
-        found = Stages(self.problem, self.blocks, self.configs, ties, self.late)
+        found = BlockPricer(self.problem, self.blocks, self.configs, ties, self.late)
         found.variants = self.variants
         return found
 
-    def _solved(self, key: str, number: int, price: float) -> Solved:
+    def _solve(self, key: str, number: int, price: float) -> Solved:
         if price == 0.0 and (key, number) in self._free:
             return self._free[key, number]
         if (key, number) not in self._models:
@@ -143,9 +143,9 @@ class Stages:
 
     def _stage(
         self, price: float, found: Mapping[str, Sequence[Solved]], numbers: Mapping[str, tuple[int, ...]]
-    ) -> Stage:
+    ) -> PricedBlocks:
         portfolios = {}
         for key, solved in found.items():
             rules = [self.variants[key][number].rules for number in numbers[key]]
             portfolios[key] = portfolio(list(zip(rules, solved, strict=True)))
-        return Stage(self.blocks, portfolios, numbers, self.ties.axes, self.ties.own(price))
+        return PricedBlocks(self.blocks, portfolios, numbers, self.ties.axes, self.ties.own(price))

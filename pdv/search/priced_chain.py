@@ -17,10 +17,10 @@ from pdv.config import UNIFORM_GAP
 from pdv.pcg.plan_cost import realize, whole_bytes
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import AlgebraicStep, Assignment, Problem, Realized
-from pdv.search.assemble import Choice, assemble
+from pdv.search.assemble import VariantChoice, assemble
 from pdv.search.blocks import Block, Repeat, repeats, split_blocks, tied_params
-from pdv.search.priced_blocks import Stages
-from pdv.search.refine import TOLERANCE, Part, Tables
+from pdv.search.priced_blocks import BlockPricer
+from pdv.search.refine import TOLERANCE, BlockChoice, Tables
 from pdv.search.refusals import no_legal_plan
 from pdv.search.solver.configs import ConfigTable
 from pdv.search.solver.tables import TooWideError
@@ -54,7 +54,7 @@ class Priced:
     value: float
     cost_s: float
     memory_bytes: float
-    parts: tuple[Part, ...]
+    parts: tuple[BlockChoice, ...]
     states: tuple[int, ...]
     tables: Tables
     made: Made | None = None
@@ -93,7 +93,7 @@ class PricedChain:
         self.tied = {param: TiedTable(self.configs, param, reads(nodes, param)) for param in self._numbers}
         self.whole_bytes = whole_bytes(problem.graph)
         ties = Ties.of(self.tied, self.blocks, self.configs, problem.mesh)
-        self._stages = Stages(problem, self.blocks, self.configs, ties, self._late)
+        self._stages = BlockPricer(problem, self.blocks, self.configs, ties, self._late)
         self.plans: list[Priced] = []
 
     def at_price(self, price: float) -> Priced:
@@ -121,8 +121,8 @@ class PricedChain:
         states, parts = settled
         value = tables.value + price * self.whole_bytes
         if tables.ties.loose:
-            return self._fixed(price, value, tables.ties.settled(self._readings(parts), price))
-        return self.assembled(parts, states, price, value, tables)
+            return self._fix(price, value, tables.ties.settled(self._readings(parts), price))
+        return self.assemble(parts, states, price, value, tables)
 
     def alike(self, plan: Priced) -> Priced:
         """A plan of the same price whose repeated blocks do alike, if it costs little more than this one; else this."""
@@ -132,12 +132,12 @@ class PricedChain:
         for entered in (True, False):
             parts = plan.tables.settle_alike(plan.states, self.repeats, most, entered=entered)
             if parts is not None:
-                found = self.assembled(parts, plan.states, plan.price, plan.value, plan.tables)
+                found = self.assemble(parts, plan.states, plan.price, plan.value, plan.tables)
                 if found.priced <= most and not found.changes(self.repeats):
                     return found
         return plan
 
-    def _fixed(self, price: float, value: float, ties: Ties) -> Priced:
+    def _fix(self, price: float, value: float, ties: Ties) -> Priced:
         """The best plan with loose parameters fixed, each where its readers want it, until they want no other.
 
         Raises:
@@ -145,7 +145,7 @@ class PricedChain:
         """
         best: Priced | None = None
         for _ in range(FIXINGS):
-            found = self._with(price, value, ties) or (None if best else self._with(price, value, self._dived(price)))
+            found = self._with(price, value, ties) or (None if best else self._with(price, value, self._dive(price)))
             if found is None or (best is not None and found.priced >= best.priced * (1 - TOLERANCE)):
                 break
             best, before = found, ties
@@ -164,9 +164,9 @@ class PricedChain:
             return None
         tables = Tables(stages, price, bound)
         settled = tables.settle()
-        return None if settled is None else self.assembled(settled[1], settled[0], price, value, tables)
+        return None if settled is None else self.assemble(settled[1], settled[0], price, value, tables)
 
-    def _dived(self, price: float) -> Ties:
+    def _dive(self, price: float) -> Ties:
         """Loose parameters fixed one after another, each in the first of its cheapest states that leaves a plan.
 
         Raises:
@@ -183,7 +183,7 @@ class PricedChain:
             ties = found
         return ties
 
-    def _readings(self, parts: Sequence[Part]) -> Counter[Reading]:
+    def _readings(self, parts: Sequence[BlockChoice]) -> Counter[Reading]:
         """How often loose parameters are read, and as what, by what each block does."""
         loose, found = set(self._stages.ties.loose), Counter[Reading]()
         for block, part in zip(self.blocks, parts, strict=True):
@@ -219,8 +219,8 @@ class PricedChain:
         """True once no more should be tried."""
         return self._late()
 
-    def assembled(
-        self, parts: Sequence[Part], states: tuple[int, ...], price: float, value: float, tables: Tables
+    def assemble(
+        self, parts: Sequence[BlockChoice], states: tuple[int, ...], price: float, value: float, tables: Tables
     ) -> Priced:
         """The plan made of these parts, with its own price: their sum, or if that is but a bound, the PCG's."""
         if not self.exact or not all(table.exact for table in self.tied.values()):
@@ -237,10 +237,10 @@ class PricedChain:
         seconds, held = ties.own_parts(states)
         return seconds, self.whole_bytes + held
 
-    def made(self, parts: Sequence[Part], states: Sequence[int], ties: Ties) -> Made:
+    def made(self, parts: Sequence[BlockChoice], states: Sequence[int], ties: Ties) -> Made:
         """The rewritten graph of these parts, its assignment, and both made into a PCG."""
         choices = [
-            Choice(block, self._variant(block, part.number), part.configs, part.price)
+            VariantChoice(block, self._variant(block, part.number), part.configs, part.price)
             for block, part in zip(self.blocks, parts, strict=True)
         ]
         settled = {**dict(zip(ties.axes, states, strict=True)), **ties.fixed}

@@ -18,7 +18,7 @@ import numpy as np
 from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.search.blocks import Block, Repeat
-from pdv.search.priced_blocks import LIMIT, Stage, Stages
+from pdv.search.priced_blocks import LIMIT, BlockPricer, PricedBlocks
 from pdv.search.solver.alike import cheapest_alike
 from pdv.search.solver.block_table import Solved, solve_model
 from pdv.search.solver.configs import Config
@@ -43,7 +43,7 @@ Where = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class BlockChoice:
     """What one block of a plan does: a variant (by number), its nodes' configurations, and what it costs.
 
     ``source`` and ``sink`` are the shardings at its boundary; ``price`` says where its parameters rest; the block costs
@@ -66,7 +66,7 @@ class Part:
         """Seconds, bytes priced."""
         return self.seconds + self.price * self.num_bytes
 
-    def is_like(self, other: Part) -> bool:
+    def is_like(self, other: BlockChoice) -> bool:
         """True if an equal block does the same there, whatever sharding its source comes in."""
         mine, others = (
             (self.number, self.price, self.ties, self.sink),
@@ -78,12 +78,12 @@ class Part:
 class Tables:
     """Every block at one price of memory."""
 
-    def __init__(self, stages: Stages, price: float, bound: Stage) -> None:
+    def __init__(self, stages: BlockPricer, price: float, bound: PricedBlocks) -> None:
         self.price = price
         self._stages = stages
         self._bound = bound
         self._tables = {key: found.table.copy() for key, found in bound.portfolios.items()}
-        self._parts: dict[tuple[str, Where], Part | None] = {}
+        self._parts: dict[tuple[str, Where], BlockChoice | None] = {}
         self._value = -math.inf
 
     @property
@@ -91,7 +91,7 @@ class Tables:
         """Who decides tied parameters here."""
         return self._stages.ties
 
-    def settle(self) -> tuple[tuple[int, ...], list[Part]] | None:
+    def settle(self) -> tuple[tuple[int, ...], list[BlockChoice]] | None:
         """(states of the tied axes, what each block does) on the cheapest path; None if no path can be solved.
 
         An entry that cannot be solved is gone around; what all plans cost at least is then known from before. When it
@@ -111,7 +111,7 @@ class Tables:
 
     def settle_alike(
         self, states: tuple[int, ...], repeats: Sequence[Repeat], most: float, *, entered: bool
-    ) -> list[Part] | None:
+    ) -> list[BlockChoice] | None:
         """What each block does on the cheapest path whose stretches that repeat always end in the same shardings.
 
         None if it costs more than ``most``, bytes priced, or is not known after a few looks.
@@ -131,7 +131,9 @@ class Tables:
                 return parts
         return None
 
-    def _walked(self, states: tuple[int, ...], steps: Sequence[tuple[int, int]]) -> tuple[bool, list[Part] | None]:
+    def _walked(
+        self, states: tuple[int, ...], steps: Sequence[tuple[int, int]]
+    ) -> tuple[bool, list[BlockChoice] | None]:
         """Whether a path costs what its tables say, and what its blocks do; entries without are not gone again.
 
         Entries that are but bounds are solved; if one turns out dearer, there may be a cheaper path.
@@ -155,7 +157,7 @@ class Tables:
         """What every plan costs at least, bytes priced, as ``settle`` found."""
         return self._value
 
-    def part(self, block: Block, source: int, sink: int, states: tuple[int, ...]) -> Part | None:
+    def part(self, block: Block, source: int, sink: int, states: tuple[int, ...]) -> BlockChoice | None:
         """What a block does between two shardings (by number in its portfolio); None where that is not known."""
         key = self._where(block, source, sink, states)
         if key not in self._parts and all(solved.exact for solved in self._bound.portfolios[block.key].solved):
@@ -185,7 +187,7 @@ class Tables:
     def _refine(self, key: str, where: Where, states: tuple[int, ...]) -> None:
         """Solve one entry: its variants from the lowest bound on, until the next bound is no better."""
         found = self._bound.portfolios[key]
-        best: Part | None = None
+        best: BlockChoice | None = None
         floor = math.inf
         by_param = dict(zip(self._stages.ties.axes, states, strict=True))
         candidates = []
@@ -202,7 +204,7 @@ class Tables:
             # a rewrite must pay for itself: ties keep the graph that the user wrote
             if best is not None and bound >= best.value * (1 - TOLERANCE):
                 break
-            part = _Entry(self._stages, self.price, number, solved, own, by_param).part()
+            part = _TableEntry(self._stages, self.price, number, solved, own, by_param).part()
             if part is None:
                 floor = min(floor, bound)
                 continue
@@ -215,17 +217,17 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _TableEntry:
     """One entry of one variant's table."""
 
-    stages: Stages
+    stages: BlockPricer
     price: float
     number: int
     solved: Solved
     where: Where
     states: Mapping[Node, int]
 
-    def part(self) -> Part | None:
+    def part(self) -> BlockChoice | None:
         """Solved exactly if it can be, else as well as it can be; None if not at all."""
         if self.solved.exact:
             return self._read(self.solved, self.where, float(self.solved.table[self.where]))
@@ -238,7 +240,7 @@ class _Entry:
             if best is not None and best.value <= least * (1 + TOLERANCE):
                 break
             most = best.value if best is not None else least * (1 + SLACKS[-1])
-            domain = self._left(bound, context, most)
+            domain = self._leave(bound, context, most)
             if domain is None:  # nothing is left below the cut
                 least = most
                 continue
@@ -265,11 +267,11 @@ class _Entry:
 
     def _context_of(self, solved: Solved) -> Table:
         context = np.full(solved.table.shape, np.inf)
-        if self._reached(solved):
+        if self._reach(solved):
             context[self._at(solved)] = 0.0
         return context
 
-    def _reached(self, solved: Solved) -> bool:
+    def _reach(self, solved: Solved) -> bool:
         return self._sink is None or self._sink in solved.sinks
 
     @property
@@ -281,25 +283,25 @@ class _Entry:
         return (0, solved.sinks.index(self._sink) if self._sink is not None else 0, *self.where[2:])
 
     def _value(self, solved: Solved) -> float:
-        return float(solved.table[self._at(solved)]) if self._reached(solved) else math.inf
+        return float(solved.table[self._at(solved)]) if self._reach(solved) else math.inf
 
-    def _near(self, bound: Solved, context: Table) -> Part | None:
+    def _near(self, bound: Solved, context: Table) -> BlockChoice | None:
         """The best of what comes close to a bound; None if that is too much to solve."""
         least = float((bound.table + context).min())
         marginals = bound.marginals(context)
         for slack in SLACKS:
-            domain = _kept(marginals, least * (1 + slack))
+            domain = _cheap_enough(marginals, least * (1 + slack))
             if domain is None:
                 continue
             solved = self._solve(domain, optimistic=False, limit=LIMIT)
             if not solved.whole:
-                return self._guessed(solved, least)
+                return self._guess(solved, least)
             value = self._value(solved)
             if math.isfinite(value):
                 return self._read(solved, self._at(solved), value, least=least)
         return None
 
-    def _guessed(self, bound: Solved, least: float) -> Part | None:
+    def _guess(self, bound: Solved, least: float) -> BlockChoice | None:
         """What a bound reads back, priced; where plans are alike, it often is one."""
         if not math.isfinite(self._value(bound)):
             return None
@@ -312,8 +314,8 @@ class _Entry:
         value = self._value(solved) if solved.whole else math.inf
         return self._read(solved, self._at(solved), value, least=least)
 
-    def _left(self, bound: Solved, context: Table, most: float) -> Domain | None:
-        return _kept(bound.marginals(context), most)
+    def _leave(self, bound: Solved, context: Table, most: float) -> Domain | None:
+        return _cheap_enough(bound.marginals(context), most)
 
     def _solve(self, domain: Domain, *, optimistic: bool, limit: int) -> Solved:
         """What is left of the block, from its one source."""
@@ -324,12 +326,12 @@ class _Entry:
         )
         return solve_model(model, stages.ties, self.price, limit=limit)
 
-    def _read(self, solved: Solved, where: Where, value: float, *, least: float | None = None) -> Part | None:
+    def _read(self, solved: Solved, where: Where, value: float, *, least: float | None = None) -> BlockChoice | None:
         if not math.isfinite(value):
             return None
         values = solved.values_for(where[0], where[1], self.states)
         num_bytes = solved.model.bytes_of(values, self.price)
-        return Part(
+        return BlockChoice(
             self.number,
             tuple(solved.configs[node][values[solved.variables[node]]] for node in solved.block.nodes),
             self.solved.sources[self.where[0]] if self.solved.block.source is not None else None,
@@ -342,7 +344,7 @@ class _Entry:
         )
 
 
-def _kept(marginals: Mapping[Node, Table], most: float) -> Domain | None:
+def _cheap_enough(marginals: Mapping[Node, Table], most: float) -> Domain | None:
     """The configurations that cost at most so much; None if some node has none."""
     left = {node: np.flatnonzero(table <= most * (1 + TOLERANCE)).tolist() for node, table in marginals.items()}
     return left if all(left.values()) else None

@@ -44,7 +44,7 @@ class Share:
 
 
 @dataclass
-class Ran:
+class RunResult:
     """A step without stragglers.
 
     Attributes:
@@ -82,7 +82,7 @@ class Simulation:
     breakdown: tuple[Share, ...]
     seconds_by_source: Mapping[Source, float]
     lowered: Lowered = field(repr=False, compare=False)
-    ran: Ran = field(repr=False, compare=False)
+    ran: RunResult = field(repr=False, compare=False)
 
     @property
     def step_s(self) -> float:

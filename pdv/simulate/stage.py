@@ -19,9 +19,9 @@ from pdv.simulate.engine.pipeline import Sends
 from pdv.simulate.engine.streams import Clocks, Engine, Parts
 from pdv.simulate.engine.task import COMPUTE, Placed, Segment, Task, picoseconds
 from pdv.simulate.lowering.entries import Nodes
-from pdv.simulate.lowering.links import Links, reached
+from pdv.simulate.lowering.links import Links, at_reached_rate
 from pdv.simulate.lowering.price import DevicePrices, Price
-from pdv.simulate.lowering.programs import Lowering, Program
+from pdv.simulate.lowering.programs import ChunkProgram, Lowering
 from pdv.simulate.lowering.runs import Chunks
 from pdv.simulate.lowering.segments import Segments
 from pdv.simulate.lowering.sums import Sums
@@ -54,7 +54,7 @@ class Stage:
     number: int
     kind: Kind
     chunks: tuple[int, ...]
-    programs: tuple[Program, ...]
+    programs: tuple[ChunkProgram, ...]
     sums: Sums
     tail: Segment
 
@@ -88,12 +88,12 @@ class Lowered:
         links = Links.of(self.workload, number, self.calibration)
         key = (links.devices, links.counts, links.axes, links.coupled, links.streams)
         if key not in self._kinds:
-            prices = tuple(self._priced(device) for device in links.devices)
+            prices = tuple(self._price(device) for device in links.devices)
             segments = Segments(links, prices, self.workload.execution, self.calibration)
             self._kinds[key] = Kind(links, prices, segments, Engine())
         return self._kinds[key]
 
-    def _priced(self, device: Device) -> DevicePrices:
+    def _price(self, device: Device) -> DevicePrices:
         if device not in self._prices:
             compute = self.workload.compute_of(device)
             self._prices[device] = DevicePrices.of(
@@ -113,25 +113,28 @@ class Lowered:
             program = Lowering(self.nodes, kind.segments).program(self.chunks.runs[chunk], part)
             program = self._with_sums(program, part, kind)
             programs.append(self._with_loss(program, kind) if chunk == stages.chunks - 1 else program)
-        tail = sums.tail(kind.prices, self._tied(number), kind.segments.issue[0]) if self._train else Segment(())
+        tail = sums.tail(kind.prices, self._tie(number), kind.segments.issue[0]) if self._train else Segment(())
         return Stage(number, kind, own, tuple(programs), sums, tail)
 
     @property
     def _train(self) -> bool:
         return self.workload.problem.train
 
-    def _with_sums(self, program: Program, sums: Sums, kind: Kind) -> Program:
+    def _with_sums(self, program: ChunkProgram, sums: Sums, kind: Kind) -> ChunkProgram:
         """Gradients added up behind each backward pass, and summed over devices where that cannot wait."""
         if not self._train:
             return program
         issue = kind.segments.issue[1]
         beside = self.workload.execution.overlap.gradients
-        tasks = (*(sums.summed(issue) if sums.each_time and not beside else ()), *sums.accumulation(kind.prices, issue))
+        tasks = (
+            *(sums.sum_tasks(issue) if sums.each_time and not beside else ()),
+            *sums.accumulation(kind.prices, issue),
+        )
         added = (Placed(kind.segments.made(tasks, "accumulate")),) if tasks else ()
         backward = program.last if sums.each_time and beside else program.backward
-        return Program(program.forward, (*backward, *added), (*program.last, *added))
+        return ChunkProgram(program.forward, (*backward, *added), (*program.last, *added))
 
-    def _with_loss(self, program: Program, kind: Kind) -> Program:
+    def _with_loss(self, program: ChunkProgram, kind: Kind) -> ChunkProgram:
         """The loss behind the last chunk, and before its backward; sums of rows that vocabulary cuts."""
         if not self._train:
             return program
@@ -139,7 +142,7 @@ class Lowered:
         ahead, behind = loss_segments(
             kind.segments, [price.loss(outputs) for price in kind.prices], self._row_sums(kind)
         )
-        return Program(
+        return ChunkProgram(
             (*program.forward, Placed(ahead)),
             (Placed(behind), *program.backward),
             (Placed(behind), *program.last),
@@ -184,9 +187,9 @@ class Lowered:
         return Sends(forward, backward)
 
     def _pair(self, first: int, second: int) -> AxisLink:
-        return reached(AxisLink(2, find_route(self.workload.cluster, (first, second)).link), self.calibration)
+        return at_reached_rate(AxisLink(2, find_route(self.workload.cluster, (first, second)).link), self.calibration)
 
-    def _tied(self, number: int) -> int:
+    def _tie(self, number: int) -> int:
         """Sums of the gradients of parameters that other stages use as well."""
         stages, size = self.workload.stages, self.workload.problem.mesh.num_devices
         seconds = 0.0
@@ -222,7 +225,7 @@ class Lowered:
             clocks = Clocks.quiet(len(links.devices), links.num_streams)
             stage.kind.engine.run(program, clocks)
             duration = max(clocks.compute)
-            parts = tuple(padded(own, duration - at) for own, at in zip(clocks.parts, clocks.compute, strict=True))
+            parts = tuple(pad_task(own, duration - at) for own, at in zip(clocks.parts, clocks.compute, strict=True))
             behind = max([0, *(at - duration for at in clocks.streams)])
             known = stage.kind.timed[program] = Timed(duration, behind, parts)
         return known
@@ -246,7 +249,7 @@ def loss_segments(segments: Segments, losses: Sequence[Price], sums: Sequence[Ta
     return found[0], found[1]
 
 
-def padded(parts: Parts, time: int, part: str = "waiting") -> Parts:
+def pad_task(parts: Parts, time: int, part: str = "waiting") -> Parts:
     """With some more time of a kind."""
     return {**parts, part: parts.get(part, 0) + time} if time else parts
 

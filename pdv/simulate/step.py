@@ -17,7 +17,7 @@ from pdv.simulate.calibration import CALIBRATION, Calibration
 from pdv.simulate.engine.pipeline import Durations, Timeline, compose
 from pdv.simulate.engine.streams import Clocks, Parts
 from pdv.simulate.engine.task import BUBBLE, HOST, PICO, WAITING, Placed, picoseconds
-from pdv.simulate.result import Ran, Share, Simulation
+from pdv.simulate.result import RunResult, Share, Simulation
 from pdv.simulate.stage import Lowered, Stage
 from pdv.simulate.uncertainty import Confidence, confidence
 
@@ -38,13 +38,13 @@ def simulate(
     Raises:
         ShardingError: if the workload's graph is no PCG of its mesh.
     """
-    return simulated(Lowered(workload, calibration), draws, seed)
+    return simulate_lowered(Lowered(workload, calibration), draws, seed)
 
 
-def simulated(lowered: Lowered, draws: int = 16, seed: int = 0) -> Simulation:
+def simulate_lowered(lowered: Lowered, draws: int = 16, seed: int = 0) -> Simulation:
     """The same of what is lowered already."""
     ran = run(lowered)
-    slowed_s = _drawn(lowered, ran, draws, seed)
+    slowed_s = _draw(lowered, ran, draws, seed)
     late = max(0, picoseconds(float(np.mean(slowed_s)) - ran.end / PICO)) if draws else 0
     straggler_std_s = float(np.std(slowed_s)) if draws else 0.0
     step = ran.end + late
@@ -59,14 +59,14 @@ def simulated(lowered: Lowered, draws: int = 16, seed: int = 0) -> Simulation:
     return Simulation(step, std_s, straggler_std_s, tuple(shares), sure.by_source, lowered, ran)
 
 
-def run(lowered: Lowered) -> Ran:
+def run(lowered: Lowered) -> RunResult:
     """A step in which no device is slower than another of its class."""
     workload, stage = lowered.workload, lowered.stages[0]
     devices = [device for stage in lowered.stages for device in stage.kind.links.devices]
     on_gpu = any(device.kind == "gpu" for device in devices)
     outside = picoseconds(lowered.calibration.host_step_s) if on_gpu else 0  # a CPU's is in its kernels' times
     if workload.stages.chunks > 1:
-        return _pipelined(lowered, outside)
+        return _pipeline(lowered, outside)
     passes = stage.passes(workload.execution.micro_batches, train=workload.problem.train)
     clocks = Clocks.quiet(len(stage.kind.links.devices), stage.kind.links.num_streams)
     for segments in passes:
@@ -77,10 +77,10 @@ def run(lowered: Lowered) -> Ran:
     for parts, at in zip(clocks.parts, clocks.compute, strict=True):
         _add(parts, WAITING, end - at)
         _add(parts, HOST, outside)
-    return Ran(end + outside, [clocks.parts], [body], [end - body])
+    return RunResult(end + outside, [clocks.parts], [body], [end - body])
 
 
-def _pipelined(lowered: Lowered, outside: int) -> Ran:
+def _pipeline(lowered: Lowered, outside: int) -> RunResult:
     workload, stages = lowered.workload, lowered.stages
     durations = chunk_durations(lowered)
     line = compose(pipeline_of(workload), durations, lowered.sends, blocking=not workload.execution.overlap.transfers)
@@ -107,7 +107,7 @@ def _pipelined(lowered: Lowered, outside: int) -> Ran:
             _add(parts, BUBBLE, end - at)
             _add(parts, HOST, outside)
     tail = [max(clocks.compute) - begin for clocks, begin in zip(tails, begins, strict=True)]
-    return Ran(end + outside, found, list(line.ends), tail, line, tails)
+    return RunResult(end + outside, found, list(line.ends), tail, line, tails)
 
 
 def chunk_durations(lowered: Lowered) -> list[Durations]:
@@ -148,7 +148,7 @@ def _way(step: Pass, final: int) -> int:
     return 0 if not step.backward else 2 if step.micro_batch == final else 1
 
 
-def _drawn(lowered: Lowered, ran: Ran, draws: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _draw(lowered: Lowered, ran: RunResult, draws: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Seconds of the step in each draw."""
     size = lowered.workload.problem.mesh.num_devices
     slow = factors(len(lowered.stages), size, draws, lowered.calibration.straggler_std, seed)

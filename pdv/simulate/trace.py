@@ -14,7 +14,7 @@ from pdv.memory import StepMemory
 from pdv.schedule.order import Pass
 from pdv.simulate.engine.streams import Clocks, simulate_tasks
 from pdv.simulate.engine.task import TRANSFER, Placed, Task
-from pdv.simulate.result import Ran, Simulation
+from pdv.simulate.result import RunResult, Simulation
 from pdv.simulate.stage import Lowered, Stage
 
 Event = dict[str, Any]  # Any: JSON
@@ -34,7 +34,7 @@ def trace(simulation: Simulation, memory: StepMemory | None = None) -> dict[str,
 
 
 class _Drawing:
-    def __init__(self, lowered: Lowered, ran: Ran) -> None:
+    def __init__(self, lowered: Lowered, ran: RunResult) -> None:
         self._lowered, self._ran = lowered, ran
         self.events: list[Event] = []
         self._threads: dict[tuple[int, int], str] = {}
@@ -64,9 +64,9 @@ class _Drawing:
             for number, device in enumerate(stage.kind.links.devices):
                 count = stage.kind.links.counts[number]
                 name = f"stage {stage.number}: {count} x {device.name}"
-                yield _named("process_name", self._process(stage.number, number), 0, name)
+                yield _name("process_name", self._process(stage.number, number), 0, name)
         for (process, thread), name in sorted(self._threads.items()):
-            yield _named("thread_name", process, thread, name)
+            yield _name("thread_name", process, thread, name)
 
     def hold(self, memory: StepMemory) -> None:
         """A counter for each class: the most of each pass while it runs, what stays behind it after."""
@@ -182,5 +182,5 @@ def _title(step: Pass) -> str:
     return f"{'backward' if step.backward else 'forward'} {step.micro_batch}, chunk {step.chunk}"
 
 
-def _named(kind: str, process: int, thread: int, name: str) -> Event:
+def _name(kind: str, process: int, thread: int, name: str) -> Event:
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}

@@ -16,7 +16,7 @@ from pdv import config
 from pdv.cluster import Cluster, candidate_meshes
 from pdv.pins import PinSet, load_pins
 from pdv.plan.certificate import statement
-from pdv.plan.document import described, facts_document
+from pdv.plan.document import describe_step, facts_document
 from pdv.plan.seal import CHECKSUM
 from pdv.prices import priced_axes
 from pdv.report.loaded import Loaded, workload_of_plan
@@ -42,7 +42,7 @@ def check_fields(plan: Loaded, *, priced: bool) -> None:
     wrong = _axes(plan, cluster, priced=priced)
     if wrong:
         raise VerificationError(f"plan.json: {wrong}", "What follows from the cluster", "Plan again")
-    expected = _expected(plan, cluster, priced=priced)
+    expected = _expect(plan, cluster, priced=priced)
     found = {name: value for name, value in document.items() if name not in UNCHECKED}
     if not priced:
         expected, found = _without_prices(expected), _without_prices(found)
@@ -52,9 +52,9 @@ def check_fields(plan: Loaded, *, priced: bool) -> None:
         raise VerificationError(f"plan.json: {wrong}", "What follows from the plan", "Plan again")
 
 
-def _expected(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
+def _expect(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
     steps = [
-        described({name: step[name] for name in ("rule", "bindings", "sites")}, plan.source)
+        describe_step({name: step[name] for name in ("rule", "bindings", "sites")}, plan.source)
         for step in plan.document["derivation"]
     ]
     facts = facts_document(plan.source, plan.graph, plan.assignment, plan.derived, plan.cost, steps, cluster=cluster)

@@ -76,11 +76,11 @@ def _differs(text: str, found: bytes) -> str:
     expected = text.encode().split(b"\n")
     for number, (one, other) in enumerate(zip_longest(expected, found.split(b"\n")), 1):
         if one != other:
-            return f"{number}: {_shown(other, one)} for {_shown(one, other)}"
+            return f"{number}: {_excerpt(other, one)} for {_excerpt(one, other)}"
     raise AssertionError("equal files differ")
 
 
-def _shown(line: bytes | None, other: bytes | None) -> str:
+def _excerpt(line: bytes | None, other: bytes | None) -> str:
     """A line near the first byte at which it differs from another; None stands behind the last line."""
     if line is None:
         return "the end"

@@ -27,9 +27,9 @@ from pdv.frontend.program import Weights
 from pdv.guard import guarded
 from pdv.plan.package import read_document
 from pdv.plan.proofs import checked_document, proof_document
-from pdv.plan.seal import damaged
+from pdv.plan.seal import damage_error
 from pdv.prices import priced_by
-from pdv.report.loaded import Document, Loaded, loaded, read_planned
+from pdv.report.loaded import Document, Loaded, load_document, read_planned
 from pdv.verification.fields import check_fields, difference
 from pdv.verification.files import check_no_program, check_program, edited_program
 from pdv.verification.weights import check_weights, read_stored
@@ -79,7 +79,7 @@ def verify(
     with _refusing():
         document, source = read_planned(folder)
         compute = _compute(document, cost)
-        plan = loaded(document, source, compute)
+        plan = load_document(document, source, compute)
         check_fields(plan, priced=compute is not None)
         proof = _proof(plan, source)
         files = _check_files(folder, plan, run=run, allow_edits=allow_edits)
@@ -170,4 +170,4 @@ def _refusing() -> Iterator[None]:
     except (UsageError, VerificationError):
         raise
     except (PdvError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise damaged(error) from error
+        raise damage_error(error) from error

@@ -20,7 +20,7 @@ from pdv.emit.emission import Emission
 from pdv.emit.package import WEIGHTS
 from pdv.emit.weights import CODES, Stored, digest_of, head, in_order
 from pdv.frontend.program import Weights
-from pdv.plan.seal import damaged
+from pdv.plan.seal import damage_error
 
 PIECE = 1 << 20  # bytes read at a time
 _MEND = "Restore it, or write the package again with pdv optimize"
@@ -33,12 +33,12 @@ def read_stored(said: object) -> dict[str, Stored]:
         VerificationError: if it is none.
     """
     if not isinstance(said, Mapping):
-        raise damaged("weights is no object")
+        raise damage_error("weights is no object")
     found = {}
     for name, entry in said.items():
         shape = entry["shape"] if isinstance(entry, Mapping) and set(entry) == set(Stored._fields) else None
         if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-            raise damaged(f"weights.{name} is {entry!r}")
+            raise damage_error(f"weights.{name} is {entry!r}")
         found[name] = Stored(entry["dtype"], tuple(shape), entry["sha256"])
     return found
 
@@ -126,12 +126,12 @@ def _check_shapes(program: Emission, stored: Mapping[str, Stored]) -> None:
     """Every parameter is a view of what is stored."""
     for param in program.graph.params:
         for source, view, shape in readings(param):
-            if viewed(stored[source].shape, view) != shape:
+            if view_shape(stored[source].shape, view) != shape:
                 what = f"plan.json: weights.{source} has the shape {list(stored[source].shape)}"
                 raise VerificationError(f"{what}, of which the plan's {param.attr('name')} is no view", "", _MEND)
 
 
-def viewed(shape: Shape, view: View) -> Shape | None:
+def view_shape(shape: Shape, view: View) -> Shape | None:
     """The shape of a view; None if there is no such view of this shape."""
     for step in view:
         match step:

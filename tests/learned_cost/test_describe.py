@@ -13,8 +13,8 @@ from learned_cost.data.kernel import ROLES, Kernel, Subgraph
 from learned_cost.describe import backward_kernels, forward_kernels
 from learned_cost.profile.programs.library import can_call
 from learned_cost.profile.programs.pieces import Piece
-from learned_cost.profile.programs.planned import shipped
-from learned_cost.profile.programs.shapes import is_sampled, sampled
+from learned_cost.profile.programs.planned import read_shipped
+from learned_cost.profile.programs.shapes import is_sampled, sample_piece
 
 F32 = DType.F32
 
@@ -48,7 +48,7 @@ def test_only_wanted_gradients_are_computed() -> None:
 @pytest.mark.parametrize("op", [*filter(is_sampled, OPERATORS)])
 def test_every_operator_gives_a_sensible_kernel(op: str) -> None:
     for seed in range(3):
-        piece = sampled(op, seed, (F32, DType.BF16))
+        piece = sample_piece(op, seed, (F32, DType.BF16))
         for kernel in (piece.forward, *piece.backward):
             assert kernel.bytes > 0 or (kernel.direction == "backward" and OPERATORS[op].hands_on_gradient)
             assert kernel.flops >= 0
@@ -86,13 +86,13 @@ def test_what_is_measured_are_operators_that_run() -> None:
     runs = {op.name for op in OPERATORS.values() if op.kernel and op.kind not in ("leaf", "parallel")}
     calls = {name for name in runs if can_call(OPERATORS[name])}
     assert len(calls) > 0.9 * len(runs)
-    pieces, graphs = shipped()
+    pieces, graphs = read_shipped()
     assert {piece.op for piece in pieces} <= calls
     assert len(graphs) > 50
 
 
 def test_subgraphs_are_text() -> None:
-    first, second = linear(2, 3, 4).forward, sampled("gelu", 0, (F32,)).forward
+    first, second = linear(2, 3, 4).forward, sample_piece("gelu", 0, (F32,)).forward
     graph = Subgraph((first, second), ((0, 1),), fused=True, bytes=100.0)
     assert Subgraph.from_json(graph.to_json()) == graph
     assert graph.traffic == 100.0

@@ -168,10 +168,10 @@ def test_parameters_cost_a_cpu_what_was_measured_and_a_gpu_what_the_roofline_say
 def test_measured_collectives_are_of_one_kind_of_device_and_as_many() -> None:
     rows = (("all_reduce", 1024.0, 1e-4),)
     measured = Measurements({}, "mine", "0" * 64, {(A100.name, "NVLink3+NVSwitch", 2): rows})
-    assert costs(measured=measured).moved("NVLink3+NVSwitch", 2) == rows
-    assert costs(measured=measured).moved("NVLink3+NVSwitch", 4) == ()
-    assert costs(Place(A100), Place(T4), measured=measured).moved("NVLink3+NVSwitch", 2) == ()
-    assert costs().moved("NVLink3+NVSwitch", 2) == ()
+    assert costs(measured=measured).move("NVLink3+NVSwitch", 2) == rows
+    assert costs(measured=measured).move("NVLink3+NVSwitch", 4) == ()
+    assert costs(Place(A100), Place(T4), measured=measured).move("NVLink3+NVSwitch", 2) == ()
+    assert costs().move("NVLink3+NVSwitch", 2) == ()
 
 
 def test_a_profile_is_read_as_its_rows_are_asked(tmp_path: Path) -> None:

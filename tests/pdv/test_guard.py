@@ -14,7 +14,7 @@ from ir.builder import Builder
 from ir.errors import InternalError, PdvError, UsageError, WriteError
 from ir.text import constants, parse_graph
 from pdv.frontend.program import Program
-from pdv.guard import MOST_REPORTS, guarded, noted
+from pdv.guard import MOST_REPORTS, guarded, note
 from pdv.plan.package import Plan
 from tests.pdv.emit.graphs import random_weights
 from tests.pdv.worlds import cluster, f32, mlp
@@ -104,7 +104,7 @@ def test_a_report_has_no_weights_and_no_large_constants(reports: Path) -> None:
     secret = np.full((5, 5), 31415.5, dtype=np.float32)
     x = k.linear(k.input("x", f32(5, 5)), k.param("w", f32(5, 5)))
     graph = k.graph({"y": k.add(x, k.const(secret))})
-    fail = guarded("test")(lambda: noted(graph) and raising(KeyError())())
+    fail = guarded("test")(lambda: note(graph) and raising(KeyError())())
     with pytest.raises(InternalError) as caught:
         fail()
     text = (Path(caught.value.report) / "source.graph").read_text()

@@ -16,7 +16,7 @@ from pdv.problem import Problem, Solution
 from pdv.rewrite.algebra import RULES
 from pdv.search import meshes
 from pdv.search.chain import ChainSolver
-from pdv.search.meshes import Found, search_mesh, search_meshes
+from pdv.search.meshes import BestPlan, search_mesh, search_meshes
 from pdv.search.strategies import STRATEGIES
 from pdv.search.strategies.budget import Budget, Strategy
 from pdv.search.strategies.together import together
@@ -55,11 +55,11 @@ def drawn(seed: int) -> tuple[list[Problem], np.random.Generator]:
     return [problem(graph, MESHES[i], rules=RULES) for i in chosen], rng
 
 
-def seconds(found: Found | None) -> float:
+def seconds(found: BestPlan | None) -> float:
     return math.inf if found is None else found.cost.seconds
 
 
-def searched(problems: list[Problem], strategy: Strategy, budget_s: float = math.inf) -> tuple[Found | None, float]:
+def searched(problems: list[Problem], strategy: Strategy, budget_s: float = math.inf) -> tuple[BestPlan | None, float]:
     """What was found, and the bound stated for all plans."""
     try:
         found = search_meshes(problems, strategy=strategy, budget_s=budget_s)

@@ -30,7 +30,7 @@ from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.memory import step_memory
 from pdv.problem.workload import Execution
-from pdv.search.meshes import Found, NearestTooLargeError, search_mesh
+from pdv.search.meshes import BestPlan, NearestTooLargeError, search_mesh
 from tests.pdv import worlds
 from tests.pdv.emit.graphs import random_weights
 from tests.pdv.simulate.workloads import of_pcg
@@ -54,7 +54,7 @@ def ranks() -> Iterator[None]:
         os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def needs(found: Found) -> float:
+def needs(found: BestPlan) -> float:
     solution = found.solution
     problem = replace(solution.problem, graph=solution.graph)
     return step_memory(of_pcg(problem, found.pcg, Execution())).worst.least_bytes

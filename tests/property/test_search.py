@@ -23,7 +23,7 @@ from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Problem, Solution
 from pdv.search import priced_blocks, refine
 from pdv.search.chain import ChainSolver
-from pdv.search.meshes import realized, search_mesh
+from pdv.search.meshes import realize_solution, search_mesh
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies import Budget
 from pdv.search.strategies.backtrack import backtrack
@@ -61,7 +61,7 @@ def check_solved(best: float, solution: Solution, *, exact: bool) -> None:
     if exact:
         assert solution.cost_s == pytest.approx(best, rel=1e-9)
         assert solution.lower_bound_s == pytest.approx(best, rel=1e-9)
-    assert plan_cost(solution.problem, realized(solution).derived.pcg).seconds == solution.cost_s
+    assert plan_cost(solution.problem, realize_solution(solution).derived.pcg).seconds == solution.cost_s
 
 
 def check_limits(of: Problem, shares: tuple[float, ...]) -> None:
@@ -252,6 +252,6 @@ def test_readers_that_can_do_nothing_are_no_plan() -> None:
 def test_what_is_found_is_equal_to_its_source() -> None:
     for seed in range(8):
         of = drawn(seed, (*ONE_AXIS, *TWO_AXES), most=5)
-        pcg = realized(backtrack(of, Budget())).derived.pcg
+        pcg = realize_solution(backtrack(of, Budget())).derived.pcg
         check_returned(pcg, infer_shardings(pcg, of.mesh))
         verify_equal(of.graph, pcg, of.mesh, gradients=of.train)

@@ -11,7 +11,7 @@ from ir.proof.exact import verify_equal
 from pdv import config
 from pdv.rewrite.algebra import RULES
 from pdv.search.chain import ChainSolver
-from pdv.search.meshes import realized, search_mesh
+from pdv.search.meshes import realize_solution, search_mesh
 from pdv.search.solver import ties
 from pdv.search.solver.tables import TooWideError, table_of
 from tests.pdv.search.oracle import Oracle, TooManyPlansError, decided
@@ -51,7 +51,7 @@ def test_the_bound_holds_however_ties_are_decided(start: int, room: int, monkeyp
             continue
         solution = solver.solve()
         assert solution.lower_bound_s <= best * (1 + 1e-9) <= solution.cost_s * (1 + 2e-9)
-        pcg = realized(solution).derived.pcg
+        pcg = realize_solution(solution).derived.pcg
         verify_equal(of.graph, pcg, of.mesh, gradients=True)
         checked += 1
         loose += not solver.exact

@@ -14,8 +14,8 @@ from ir.builder import Builder
 from ir.graph import Graph, Node
 from ir.types import TensorType
 from learned_cost.data.kernel import Kernel, Subgraph
-from learned_cost.profile.programs.groups import Limits, Task
-from learned_cost.profile.programs.subgraphs import described, inputs_of, vector
+from learned_cost.profile.programs.groups import Limits, RowTask
+from learned_cost.profile.programs.subgraphs import describe_graph, inputs_of, vector
 
 Build = Callable[[Builder, TensorType, int], tuple[Node, ...]]  # over [rows, width] and another width
 Run = Callable[[Sequence[Tensor]], object]
@@ -95,7 +95,7 @@ class TritonGroup:
     name: str = field(default="triton", init=False)
     _turns: int = field(default=0, init=False)
 
-    def turn(self) -> Sequence[Task] | None:
+    def turn(self) -> Sequence[RowTask] | None:
         """One kernel at one shape, with warm and with cold caches."""
         name = list(FUSIONS)[self._turns % len(FUSIONS)]
         rng = random.Random(self._turns)
@@ -104,7 +104,7 @@ class TritonGroup:
         rows = max(1, min(round(2 ** rng.uniform(0, 14)), (1 << 24) // width))
         t = TensorType((rows, width), rng.choice(self.limits.dtypes))
         graph = fusion(name, t, rng.choice((128, 512, 1024, 4096)))
-        what = described(graph, fused=True, stack="triton")
+        what = describe_graph(graph, fused=True, stack="triton")
         setting = self.limits.setting
         if setting.roofline_s(what.flops, what.traffic, what.kernels[0].dtype) > self.limits.seconds:
             return ()
@@ -113,7 +113,7 @@ class TritonGroup:
             operands, run = inputs_of(graph, device), runs()[name]
             return lambda: run(operands)
 
-        return [Task(what, prepare, name=name), Task(what, prepare, "cold", name=name)]
+        return [RowTask(what, prepare, name=name), RowTask(what, prepare, "cold", name=name)]
 
     def learn(self, what: Kernel | Subgraph, surprise: float) -> None:
         """Which kernel is next does not depend on it."""

@@ -1,6 +1,6 @@
 """What takes turns in a profiling run: the operators, compiled subgraphs with their parts, and our own kernels.
 
-A group hands out the rows of one turn after the other as ``Task``s; a task that is in the folder already is skipped.
+A group hands out the rows of one turn after the other as ``RowTask``s; a task that is in the folder already is skipped.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from learned_cost.describe import DTYPES
 from learned_cost.profile.programs.library import can_call
 from learned_cost.profile.programs.pieces import Piece, jobs
 from learned_cost.profile.programs.sampling import Pool
-from learned_cost.profile.programs.shapes import is_sampled, sampled
-from learned_cost.profile.programs.subgraphs import compiled, described, eager, random_pattern
+from learned_cost.profile.programs.shapes import is_sampled, sample_piece
+from learned_cost.profile.programs.subgraphs import compile_graph, describe_graph, eager, random_pattern
 from learned_cost.profile.rows import Setting
 from learned_cost.profile.timing import Caches
 
@@ -31,7 +31,7 @@ SHARE_OF_MEMORY = 0.1  # of the device, that the operands of one piece may take
 
 
 @dataclass(frozen=True)
-class Task:
+class RowTask:
     """One row to be: what it describes, and how to make ready a call that runs it."""
 
     what: Kernel | Subgraph
@@ -48,7 +48,7 @@ class Group(Protocol):
     name: str
     weight: float
 
-    def turn(self) -> Sequence[Task] | None:
+    def turn(self) -> Sequence[RowTask] | None:
         """The next rows, or None: nothing left."""
 
     def learn(self, what: Kernel | Subgraph, surprise: float) -> None:
@@ -93,7 +93,7 @@ class OperatorGroup:
         self.name = self.op
         self._pool = Pool([piece for piece in self.planned if self.limits.allow(piece)], self.plans_first)
 
-    def turn(self) -> Sequence[Task] | None:
+    def turn(self) -> Sequence[RowTask] | None:
         """Forward and backward of a shape, of one in three with cold caches too."""
         if len(self._pool.pieces) < BATCH // 4 and is_sampled(self.op):
             self._refill()
@@ -113,16 +113,16 @@ class OperatorGroup:
         """The pool with another batch of sampled candidates, which are the same in every run."""
         seeds = range(self._batch * BATCH, (self._batch + 1) * BATCH)
         self._batch += 1
-        fresh = [sampled(self.op, seed, self.limits.dtypes) for seed in seeds]
+        fresh = [sample_piece(self.op, seed, self.limits.dtypes) for seed in seeds]
         allowed = [piece for piece in fresh if self.limits.allow(piece)]
         old = self._pool
         self._pool = Pool([*old.pieces, *allowed], self.plans_first, old.places, old.surprise)
 
 
-def tasks_of(piece: Piece, *, cold: bool = False, forward_only: bool = False) -> Iterator[Task]:
+def tasks_of(piece: Piece, *, cold: bool = False, forward_only: bool = False) -> Iterator[RowTask]:
     """The rows of a piece."""
     for job in jobs(piece):
-        yield Task(job.kernel, job.prepare, "cold" if cold else "warm", job.layout, job.plan)
+        yield RowTask(job.kernel, job.prepare, "cold" if cold else "warm", job.layout, job.plan)
         if forward_only:
             return
 
@@ -140,7 +140,7 @@ class SubgraphGroup:
     def __post_init__(self) -> None:
         self._waiting = deque(self.planned)
 
-    def turn(self) -> Sequence[Task] | None:
+    def turn(self) -> Sequence[RowTask] | None:
         """A graph compiled, operator by operator, and its operators alone."""
         plan, graph = self._next()
         tasks = [_whole(graph, plan, fused=True), _whole(graph, plan, fused=False)]
@@ -165,10 +165,10 @@ class SubgraphGroup:
                 return "", graph
 
     def _fits(self, graph: Graph) -> bool:
-        what = described(graph, fused=True, stack="inductor")
+        what = describe_graph(graph, fused=True, stack="inductor")
         return self.limits.setting.roofline_s(what.flops, what.traffic, what.kernels[0].dtype) <= self.limits.seconds
 
 
-def _whole(graph: Graph, plan: str, *, fused: bool) -> Task:
-    run, stack = (compiled, "inductor") if fused else (eager, "torch")
-    return Task(described(graph, fused=fused, stack=stack), lambda device: run(graph, device), plan=plan)
+def _whole(graph: Graph, plan: str, *, fused: bool) -> RowTask:
+    run, stack = (compile_graph, "inductor") if fused else (eager, "torch")
+    return RowTask(describe_graph(graph, fused=fused, stack=stack), lambda device: run(graph, device), plan=plan)

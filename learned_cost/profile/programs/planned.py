@@ -1,7 +1,7 @@
 """Shapes of real plans: what each operator of a model is on one device, whole and under every legal cut.
 
-``of_pcg`` derives them from a plan; ``shipped`` reads those of the example models, which come with the package so that
-profiling needs no model (benchmarks/profile_shapes.py derived and wrote them).
+``of_pcg`` derives them from a plan; ``read_shipped`` reads those of the example models, which come with the
+package so that profiling needs no model (benchmarks/profile_shapes.py derived and wrote them).
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def segments(graph: Graph) -> list[Graph]:
     for node in graph.nodes:
         if node.op.kind not in FUSIBLE or node.op.has_scores:
             continue
-        members = _grown(node, uses, outputs)
+        members = _grow(node, uses, outputs)
         if 2 <= sum(member.op.kernel for member in members) <= MAX_SEGMENT:
             part = _part(node, members)
             found.setdefault(part.digest, part)
     return list(found.values())
 
 
-def _grown(last: Node, uses: dict[Node, int], outputs: set[Node]) -> set[Node]:
+def _grow(last: Node, uses: dict[Node, int], outputs: set[Node]) -> set[Node]:
     """The operators that end in ``last`` and whose values nobody else reads."""
     members, waiting = {last}, [last]
     while waiting and len(members) < MAX_SEGMENT:
@@ -100,7 +100,7 @@ def _part(last: Node, members: set[Node]) -> Graph:
 # ---- As a file ----
 
 
-def shipped(path: Path = FILE) -> tuple[list[Piece], list[tuple[str, Graph]]]:
+def read_shipped(path: Path = FILE) -> tuple[list[Piece], list[tuple[str, Graph]]]:
     """Pieces and segments of the example models.
 
     Raises:
@@ -126,8 +126,8 @@ def shipped(path: Path = FILE) -> tuple[list[Piece], list[tuple[str, Graph]]]:
 
 
 def _attrs(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[str, Hashable], ...]:  # Any: JSON
-    return tuple((str(name), _frozen(value)) for name, value in pairs)
+    return tuple((str(name), _freeze(value)) for name, value in pairs)
 
 
-def _frozen(value: Any) -> Hashable:  # Any: JSON
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+def _freeze(value: Any) -> Hashable:  # Any: JSON
+    return tuple(_freeze(item) for item in value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Random local shapes of each operator, log-uniform over what models use. Entry point: ``sampled``.
+"""Random local shapes of each operator, log-uniform over what models use. Entry point: ``sample_piece``.
 
 Most sizes are multiples of a power of two, as models have them; some are not, as uneven cuts leave them.
 """
@@ -45,7 +45,7 @@ def _dense(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
     return (TensorType((m, k), dtype), TensorType((n, k), dtype)), {}
 
 
-def _batched(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
+def _batch(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
     b, m, n, k = _size(rng, 2, 256), _size(rng, 1, 2048), _size(rng, 8, 2048), _size(rng, 8, 1024)
     return (TensorType((b, m, k), dtype), TensorType((b, k, n), dtype)), {}
 
@@ -109,7 +109,7 @@ def _lookup(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
     return (table, TensorType((_size(rng, 1, 16384),), DType.I64)), {}
 
 
-def _joined(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
+def _join(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
     return (_rows(rng, dtype),) * 2, {"dim": rng.choice((0, 1))}
 
 
@@ -117,12 +117,12 @@ def _maker(op: Operator) -> Maker | None:
     """Who draws shapes of an operator, by what it declares; None if nobody does."""
     found: Mapping[Maker, bool] = {
         _dense: op.is_dense,
-        _batched: op.kind == "contraction",
+        _batch: op.kind == "contraction",
         _attention: op.has_scores,
         _convolution: op.kind == "stencil" and op.bias_rank > 0,
         _pool: op.kind == "stencil",
         _lookup: op.looks_up_rows,
-        _joined: op.joins,
+        _join: op.joins,
         _norm: op.is_row_norm,
         _reduction: op.kind == "row" and bool(op.dims_attr),
         _channel_norm: op.kind == "map" and callable(op.loops),
@@ -138,7 +138,7 @@ def is_sampled(op: str) -> bool:
     return _maker(OPERATORS[op]) is not None
 
 
-def sampled(name: str, seed: int, dtypes: tuple[DType, ...]) -> Piece:
+def sample_piece(name: str, seed: int, dtypes: tuple[DType, ...]) -> Piece:
     """The piece of a seed: the same in every run."""
     op, rng = OPERATORS[name], random.Random(f"{name} {seed}")
     maker = _maker(op)

@@ -1,7 +1,8 @@
 """Small graphs of operators as compilers fuse them: of real models, and random ones of the same families.
 
 Each is an ir graph, so that what a plan contains and what is measured are described alike. Entry points: ``patterns``
-and ``random_pattern`` build graphs; ``described`` says what one is to a cost model; ``compiled`` and ``eager`` run one.
+and ``random_pattern`` build graphs; ``describe_graph`` says what one is to a cost model; ``compile_graph``
+and ``eager`` run one.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def linear_activation(k: Builder, rng: random.Random, t: TensorType) -> Node:
     return k.add(y, k.input("r", y.type)) if rng.random() < 0.4 else y
 
 
-def gated(k: Builder, rng: random.Random, t: TensorType) -> Node:
+def gated_graph(k: Builder, rng: random.Random, t: TensorType) -> Node:
     """silu(x u) * (x v), as Llama's feed-forward layer, or on values that are there."""
     if rng.random() < 0.5:
         return k.mul(k.silu(k.input("u", t)), k.input("v", t))
@@ -148,12 +149,14 @@ FAMILIES: tuple[Family, ...] = (
     softmax_chain,
     reduction,
     linear_activation,
-    gated,
+    gated_graph,
     rotary,
     mlp,
     elementwise,
 )
-PRODUCTS: frozenset[Family] = frozenset({linear_activation, gated, mlp})  # smaller ones, or they take seconds on a CPU
+PRODUCTS: frozenset[Family] = frozenset(
+    {linear_activation, gated_graph, mlp}
+)  # smaller ones, or they take seconds on a CPU
 
 
 def random_pattern(seed: int, dtype: DType = DType.F32, *, most: int = 1 << 22) -> tuple[str, Graph]:
@@ -170,7 +173,7 @@ def random_pattern(seed: int, dtype: DType = DType.F32, *, most: int = 1 << 22) 
     return family.__name__, k.graph({"out": result})
 
 
-def described(graph: Graph, *, fused: bool, stack: str) -> Subgraph:
+def describe_graph(graph: Graph, *, fused: bool, stack: str) -> Subgraph:
     """The graph as kernels and edges; ``bytes`` counts what enters and leaves. Views hand edges on."""
     kernels: list[Kernel] = []
     place: dict[Node, int | None] = {}  # node -> its kernel, through views; None: it enters
@@ -202,7 +205,7 @@ def inputs_of(graph: Graph, device: torch.device) -> list[Tensor]:
     ]
 
 
-def compiled(graph: Graph, device: torch.device) -> Callable[[], Any]:  # Any: results are dropped
+def compile_graph(graph: Graph, device: torch.device) -> Callable[[], Any]:  # Any: results are dropped
     """The graph fused by inductor, run on operands of its own.
 
     The compiler is called on the graph itself: a training step passes the guards of ``torch.compile`` once, not per
@@ -229,12 +232,12 @@ def callable_of(graph: Graph) -> fx.GraphModule:
         values[node] = made.placeholder(f"x{position}")
     for node in graph.nodes:
         if not node.is_leaf:
-            values[node] = _traced(made, node, [values[operand] for operand in node.operands])
+            values[node] = _trace(made, node, [values[operand] for operand in node.operands])
     made.output(tuple(values[node] for _, node in graph.outputs))
     return fx.GraphModule(torch.nn.Module(), made)
 
 
-def _traced(graph: fx.Graph, node: Node, operands: Sequence[fx.Node]) -> fx.Node:
+def _trace(graph: fx.Graph, node: Node, operands: Sequence[fx.Node]) -> fx.Node:
     """The calls of an operator, traced, put into the graph."""
     tracer = fx.proxy.GraphAppendingTracer(graph)
     result = call_of(node)(*(fx.Proxy(operand, tracer) for operand in operands))

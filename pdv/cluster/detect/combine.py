@@ -24,7 +24,7 @@ NETWORKS = {
 }
 
 
-def combined(facts: Sequence[Facts], device: str | None, network: str | None) -> tuple[Content, tuple[str, ...]]:
+def combine_facts(facts: Sequence[Facts], device: str | None, network: str | None) -> tuple[Content, tuple[str, ...]]:
     """A cluster file's content, and notes on what had to be left out.
 
     Args:

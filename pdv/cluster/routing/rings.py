@@ -18,7 +18,7 @@ LEAST_RING = 0.05  # of the first ring's rate: a thinner one is not worth its st
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class LinkGraph:
     """Directed edges by start, with bytes/s and seconds of each; and the link's name of an edge ("": not a link)."""
 
     devices: Mapping[str, int]
@@ -43,7 +43,7 @@ class _Path:
     edges: tuple[Edge, ...]
 
 
-def rings_of(graph: Graph, members: Sequence[str]) -> tuple[Ring, ...]:
+def rings_of(graph: LinkGraph, members: Sequence[str]) -> tuple[Ring, ...]:
     """The widest ring through all members, then the widest in what it leaves, while that is worth it."""
     left = dict(graph.capacity)
     rings: list[Ring] = []
@@ -65,7 +65,7 @@ def rings_of(graph: Graph, members: Sequence[str]) -> tuple[Ring, ...]:
     return tuple(rings)
 
 
-def exchange_loads(graph: Graph, groups: Sequence[Sequence[str]]) -> list[dict[Edge, float]]:
+def exchange_loads(graph: LinkGraph, groups: Sequence[Sequence[str]]) -> list[dict[Edge, float]]:
     """What each group puts on each link while its members send all to all, each pair by its widest path.
 
     In units of what one device sends.
@@ -110,7 +110,7 @@ def _nearness(path: _Path | None) -> tuple[float, int]:
     return (0.0, 0) if path is None else (path.width, -len(path.edges))
 
 
-def _paths(graph: Graph, left: Mapping[Edge, float], start: str, stops: Sequence[str]) -> dict[str, _Path]:
+def _paths(graph: LinkGraph, left: Mapping[Edge, float], start: str, stops: Sequence[str]) -> dict[str, _Path]:
     """The widest paths to `stops`; through other devices, which would have to forward, only where no other leads.
 
     Without `stops`: to all devices that links reach without forwarding.
@@ -122,7 +122,7 @@ def _paths(graph: Graph, left: Mapping[Edge, float], start: str, stops: Sequence
 
 
 def _widest(
-    graph: Graph, left: Mapping[Edge, float], start: str, stops: Sequence[str], *, forward: bool
+    graph: LinkGraph, left: Mapping[Edge, float], start: str, stops: Sequence[str], *, forward: bool
 ) -> dict[str, _Path]:
     """The widest path to each device that is reached at all, of the equally wide the one with fewest edges.
 

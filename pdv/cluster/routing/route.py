@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, groupby
 
-from pdv.cluster.description import Cluster, Level, Link, NodeGroup, Route, Stage
+from pdv.cluster.description import Cluster, Hop, Level, Link, NodeGroup, Route
 from pdv.cluster.routing.wires import wired_route
 
 REMEMBERED = 1 << 14  # routes: simulations ask for the same again
@@ -60,11 +60,11 @@ def _route_of(cluster: Cluster, ranks: tuple[int, ...]) -> Route:
 
 def _route(crossings: Sequence[_Crossing], nodes: int) -> Route:
     """Of the levels crossed, outer to inner."""
-    stages: list[Stage] = []
+    stages: list[Hop] = []
     below = 1  # members of the group below one part of the stage
     for crossing in reversed(crossings):
         ring = min(rate for _, rate in crossing.uplinks)
-        stages.append(Stage(crossing.parts, Link(crossing.name, ring / below, crossing.latency_s)))
+        stages.append(Hop(crossing.parts, Link(crossing.name, ring / below, crossing.latency_s)))
         below *= crossing.parts
     bandwidth = min(rate for crossing in crossings for _, rate in crossing.uplinks)
     latency = max(crossing.latency_s for crossing in crossings)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ir.errors import ClusterError
-from pdv.cluster.description import Cluster, Link, Route, Stage
-from pdv.cluster.routing.rings import PORT, Edge, Graph, Ring, exchange_loads, rings_of
+from pdv.cluster.description import Cluster, Hop, Link, Route
+from pdv.cluster.routing.rings import PORT, Edge, LinkGraph, Ring, exchange_loads, rings_of
 
 Uplink = Callable[[Sequence[str], str, str, Link, float], None]
 
@@ -61,7 +61,7 @@ def wired_route(cluster: Cluster, ranks: tuple[int, ...], nodes: int) -> Route:
     resources = tuple(sorted({f"{min(edge)}-{max(edge)}:{graph.names[edge]}" for edge in used if graph.names[edge]}))
     slowest = max(traffic.exchange_load[edge] / graph.capacity[edge] for edge in sent)
     exchange = (len(ranks) - 1) / len(ranks) / slowest
-    return Route(link, resources, nodes, (Stage(len(ranks), link, exchange),))
+    return Route(link, resources, nodes, (Hop(len(ranks), link, exchange),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _traffic(cluster: Cluster, groups: tuple[tuple[str, ...], ...]) -> _Traffic:
     return _Traffic(rings, load, exchanges, exchange_load)
 
 
-def _fair(graph: Graph, cluster: Cluster, group: Sequence[str]) -> Graph:
+def _fair(graph: LinkGraph, cluster: Cluster, group: Sequence[str]) -> LinkGraph:
     """The graph with the group's share of each node's network ports, so that its rings do not count on more."""
     members = Counter(device.partition(".")[0] for device in group)
     if len(members) == 1:
@@ -107,13 +107,13 @@ def _fair(graph: Graph, cluster: Cluster, group: Sequence[str]) -> Graph:
 
 
 @lru_cache(maxsize=8)
-def graph_of(cluster: Cluster) -> Graph:
+def graph_of(cluster: Cluster) -> LinkGraph:
     """The tree of the cluster and its wires, as one graph.
 
     A joint that shares an uplink has a vertex for each direction, so that no path turns round in it.
     """
     devices = {device: number for number, device in enumerate(devices_of(cluster))}
-    graph = Graph(devices, {}, {}, {}, {})
+    graph = LinkGraph(devices, {}, {}, {}, {})
 
     def add(start: str, stop: str, rate: float, latency_s: float, name: str) -> None:
         edge = (start, stop)

@@ -37,7 +37,7 @@ def fold(pcg: Graph, mesh: Mesh) -> tuple[Graph, dict[str, Node]]:
     values: dict[str, Node] = {}
     for node in pcg.inputs:
         new[node] = k.copy(node, ())
-    needed = _needed(pcg, chosen)
+    needed = _find_needed(pcg, chosen)
     for node in (node for node in pcg.nodes if node in needed):
         if node in chosen:
             name = unique(_name(node), values)
@@ -78,7 +78,7 @@ def _may_rest(sharding: Sharding) -> bool:
     return all(isinstance(state, Shard | Invariant) for state in sharding)
 
 
-def _needed(pcg: Graph, chosen: set[Node]) -> set[Node]:
+def _find_needed(pcg: Graph, chosen: set[Node]) -> set[Node]:
     """What is still computed, or read."""
     found: set[Node] = set(pcg.inputs)
     stack = list(pcg.roots)

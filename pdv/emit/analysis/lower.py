@@ -24,7 +24,7 @@ def lower(pcg: Graph, mesh: Mesh, sizes: Iterable[str] = ()) -> tuple[Graph, Mes
     taken = GLOBALS | MODULE | {BATCH, *sizes, *(variable(span) for span in mesh.spans if JOINT in span)}
     renamed = {axis.name: f"{axis.name}_" if axis.name in taken else axis.name for axis in mesh.axes}
     builder = Builder()
-    graph, _ = builder.rebuild(pcg, lambda node, operands: _lowered(builder, node, operands, renamed))
+    graph, _ = builder.rebuild(pcg, lambda node, operands: _lower_all(builder, node, operands, renamed))
     return whole_buffers(graph), Mesh(tuple(Axis(renamed[axis.name], axis.size) for axis in mesh.axes))
 
 
@@ -33,7 +33,7 @@ def variable(axis: str) -> str:
     return axis.replace(JOINT, "_")
 
 
-def _lowered(builder: Builder, node: Node, operands: tuple[Node, ...], renamed: Mapping[str, str]) -> Node:
+def _lower_all(builder: Builder, node: Node, operands: tuple[Node, ...], renamed: Mapping[str, str]) -> Node:
     if node.op.kind != "parallel":
         return builder.copy(node, operands)
     axis = JOINT.join(renamed[name] for name in node.attr("axis").split(JOINT))

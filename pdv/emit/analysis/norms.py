@@ -35,7 +35,7 @@ def tracking(norm: Node, reading: Reading, updates: Mapping[Node, str]) -> Track
     unbiased = _only([user for user in reading.users[variance] if user is not norm], "points")
     if unbiased is None or unbiased.attr("points") != points:
         return None
-    first, second = (_moved(mean, (norm, variance), reading, updates), _moved(unbiased, (), reading, updates))
+    first, second = (_move(mean, (norm, variance), reading, updates), _move(unbiased, (), reading, updates))
     if first is None or second is None:
         return None
     momentum = first.factor
@@ -55,7 +55,7 @@ class _Move:
     steps: tuple[Node, ...]
 
 
-def _moved(statistic: Node, norm: Sequence[Node], reading: Reading, updates: Mapping[Node, str]) -> _Move | None:
+def _move(statistic: Node, norm: Sequence[Node], reading: Reading, updates: Mapping[Node, str]) -> _Move | None:
     """How a buffer follows a statistic that ``norm`` (itself and its variance) reads besides."""
     scaled = _only([user for user in reading.users[statistic] if user not in norm], "factor")
     if scaled is None or len(reading.users[scaled]) != 1:

@@ -51,7 +51,7 @@ class Opened:
         """What the program's sentence about its shapes ends with."""
         free = [self._meaning(name) for name in self.named if name in self.symbols]
         found = [f"where {' and '.join(free)}"] if free else []
-        found += [f"for {self._planned(name)}: {reason}" for name, reason in self.fixed.items() if reason]
+        found += [f"for {self._plan(name)}: {reason}" for name, reason in self.fixed.items() if reason]
         return f", {'; '.join(found)}." if found else "."
 
     def _meaning(self, name: str) -> str:
@@ -62,13 +62,13 @@ class Opened:
         places = [f"dim {dim} of {node}" for node, dim in self.named[name]]
         return f"{name} is the size of {' and '.join(places)}{most}"
 
-    def _planned(self, name: str) -> str:
+    def _plan(self, name: str) -> str:
         """``batches of 8 rows``, ``s = 128``."""
         where, dim = self.named[name][0]
         count = next(node.type.shape[dim] for node in self.graph.inputs if node.attr("name") == where)
         return f"batches of {count} row{'s' if count > 1 else ''}" if name == BATCH else f"{name} = {count}"
 
-    def closed(self, reasons: Mapping[str, str]) -> Opened:
+    def close(self, reasons: Mapping[str, str]) -> Opened:
         """The same program with all open that has no reason to be fixed."""
         left = {name: places for name, places in self.named.items() if name not in reasons}
         found = open_sizes(self.graph, left)
@@ -107,7 +107,7 @@ class Opened:
         for first in (0, len(self.symbols))[:count]:
             times = dict(zip(self.symbols, islice(primes, first, None), strict=False))
             changed = {atom: self.sizes.atoms.extents[atom] * times[name] for name, atom in self.symbols.items()}
-            graph, made = self.sizes.resized(changed)
+            graph, made = self.sizes.resize(changed)
             found.append((graph, self._shapes(graph, made, mesh, changed, self._laws(changed)), made))
         return found
 

@@ -20,7 +20,7 @@ MIN_SAVED = 6  # steps; a class for less is harder to read than the repetition
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """Equal blocks in a row.
 
     Attributes:
@@ -38,7 +38,7 @@ class Run:
     prefixes: tuple[str, ...] | None
 
 
-Item = Node | Run
+Item = Node | BlockRun
 
 
 def outline(reading: Reading, shardings: Mapping[Node, Sharding]) -> tuple[Item, ...]:
@@ -49,16 +49,16 @@ def outline(reading: Reading, shardings: Mapping[Node, Sharding]) -> tuple[Item,
     """
     steps = ordered_steps(reading)
     items = _Folding(reading, shardings, steps).run()
-    largest = max((len(item.blocks[0]) for item in items if isinstance(item, Run)), default=len(steps))
-    if sum(not isinstance(item, Run) for item in items) < largest:
+    largest = max((len(item.blocks[0]) for item in items if isinstance(item, BlockRun)), default=len(steps))
+    if sum(not isinstance(item, BlockRun) for item in items) < largest:
         return items
     others = _Folding(reading, shardings, _moved_first(reading, steps)).run()
-    return others if _saved(others) > _saved(items) else items
+    return others if _save(others) > _save(items) else items
 
 
-def _saved(items: Sequence[Item]) -> int:
+def _save(items: Sequence[Item]) -> int:
     """How many steps are not written because others stand for them."""
-    return sum((len(item.blocks) - 1) * len(item.blocks[0]) for item in items if isinstance(item, Run))
+    return sum((len(item.blocks) - 1) * len(item.blocks[0]) for item in items if isinstance(item, BlockRun))
 
 
 def _moved_first(reading: Reading, steps: Sequence[Node]) -> list[Node]:
@@ -87,8 +87,8 @@ def over(items: Sequence[Item], twins: Mapping[Node, Node]) -> tuple[Item, ...]:
         return tuple(all_of(group) for group in groups)
 
     return tuple(
-        Run(each(item.blocks), each(item.incoming), each(item.outgoing), all_of(item.fixed), item.prefixes)
-        if isinstance(item, Run)
+        BlockRun(each(item.blocks), each(item.incoming), each(item.outgoing), all_of(item.fixed), item.prefixes)
+        if isinstance(item, BlockRun)
         else twins[item]
         for item in items
     )
@@ -170,9 +170,9 @@ class _Folding:
         yield run
         yield from self._fold(first + period * len(run.blocks), stop)
 
-    def _best(self, start: int, stop: int) -> tuple[int, int, Run] | None:
+    def _best(self, start: int, stop: int) -> tuple[int, int, BlockRun] | None:
         """(first step, period, run) that saves most; what could save less than one that is known is not made."""
-        best: tuple[int, int, Run] | None = None
+        best: tuple[int, int, BlockRun] | None = None
         most: tuple[float, ...] = (0.0,)
         candidates = sorted(self._candidates(start, stop), key=lambda found: -(found[2] - 1) * found[1])
         for begin, period, count in candidates:
@@ -266,7 +266,7 @@ class _Folding:
         """True if one step alone reads the parameter."""
         return leaf.base.is_param and len(self._reading.readers(leaf.base)) == 1
 
-    def _make(self, begin: int, period: int, count: int) -> Run | None:
+    def _make(self, begin: int, period: int, count: int) -> BlockRun | None:
         """The run of ``count`` blocks, or None if values cross its blocks in a way that a loop cannot say."""
         stop = begin + period * count
         blocks = tuple(tuple(self._steps[begin + r * period : begin + (r + 1) * period]) for r in range(count))
@@ -296,7 +296,7 @@ class _Folding:
         if stop > len(self._steps):
             return None
         leaving = tuple(tuple(block[place] for place in outgoing) for block in blocks)
-        return Run(blocks, tuple(moving), leaving, tuple(fixed), self._prefixes(blocks))
+        return BlockRun(blocks, tuple(moving), leaving, tuple(fixed), self._prefixes(blocks))
 
     def _outgoing(self, begin: int, period: int, count: int) -> tuple[int, ...] | None:
         """Places in a block of the values it leaves; None if a block before the last leaves one to a later reader."""

@@ -10,7 +10,7 @@ from ir.graph import Node
 from ir.ops.batch_norm import fused_batch_norm
 from ir.ops.parts import chunks_code
 from pdv.emit.analysis.leaves import Reading
-from pdv.emit.analysis.outline import Run
+from pdv.emit.analysis.outline import BlockRun
 from pdv.emit.analysis.shapes import Shapes
 from pdv.emit.program.code import statement, with_comment
 from pdv.emit.program.expressions import ScopeWriting
@@ -27,7 +27,7 @@ class Attributes:
     """What ``self`` holds: parameters, buffers and constants by node, module lists by run."""
 
     leaves: Mapping[Node, str]
-    runs: Mapping[Run, str]
+    runs: Mapping[BlockRun, str]
 
 
 class Body:

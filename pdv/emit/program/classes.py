@@ -16,7 +16,7 @@ from pdv.emit.analysis.fold import FOLDED
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.lower import variable
 from pdv.emit.analysis.names import identifier, string, together, unique
-from pdv.emit.analysis.outline import Run, own_params
+from pdv.emit.analysis.outline import BlockRun, own_params
 from pdv.emit.analysis.reserved import GLOBALS, MODULE
 from pdv.emit.analysis.shapes import Shapes
 from pdv.emit.program.body import Attributes, Body
@@ -39,7 +39,7 @@ class Setting:
         """Axes, and joint ones, as ``mesh[...]`` names them."""
         return self.mesh.spans
 
-    def reserved(self) -> frozenset[str]:
+    def reserve(self) -> frozenset[str]:
         """Names that no local variable may take."""
         return GLOBALS | {variable(axis) for axis in self.axes}
 
@@ -72,13 +72,13 @@ def stored_code(param: Node, keys: Sequence[str], shapes_of: Mapping[str, Sequen
     if is_column(param):
         return Code(f"weights[{keys[0]}]")
     found = [
-        _viewed(f"weights[{key}]", reading.view, shapes_of[reading.source])
+        _view(f"weights[{key}]", reading.view, shapes_of[reading.source])
         for key, reading in zip(keys, readings(param), strict=True)
     ]
     view = param_view(param)
     if view and view[0][0] == "concat":
         joined = call("join", str(view[0][1]), *found)
-        return joined if len(view) == 1 else Code(_viewed(joined.text, view[1:], _joined_shape(param)))
+        return joined if len(view) == 1 else Code(_view(joined.text, view[1:], _joined_shape(param)))
     return Code(found[0])
 
 
@@ -89,7 +89,7 @@ def _joined_shape(param: Node) -> list[int]:
     return [sum(shape[dim] for shape in shapes) if i == dim else size for i, size in enumerate(shapes[0])]
 
 
-def _viewed(text: str, view: View, shape: Sequence[int]) -> str:
+def _view(text: str, view: View, shape: Sequence[int]) -> str:
     """The expression with the steps of a view applied; shape: of what it is taken of."""
     sizes = list(shape)
     for step in view:
@@ -181,7 +181,7 @@ def used_axes(lines: Sequence[str], axes: Sequence[str]) -> list[str]:
 
 
 def block_class(
-    run: Run, name: str, attribute: str, setting: Setting, shapes_of: Mapping[str, Sequence[int]]
+    run: BlockRun, name: str, attribute: str, setting: Setting, shapes_of: Mapping[str, Sequence[int]]
 ) -> BlockClass:
     """The class of a run of equal blocks, written from its first block."""
     reading = setting.reading
@@ -192,7 +192,7 @@ def block_class(
     arguments = argument_names(run, setting)
     updates = {node: setting.updates[node] for node in first if node in setting.updates}
     scope = Scope(first, (*run.incoming[0], *run.fixed), run.outgoing[0], updates)
-    body = Body(scope, reading, setting.shapes, Attributes(attributes, {}), arguments, setting.reserved())
+    body = Body(scope, reading, setting.shapes, Attributes(attributes, {}), arguments, setting.reserve())
     lines = body.lines()
     names = "prefix: str" if run.prefixes else "names: tuple[str, ...]"
     declared: list[str] = []
@@ -200,7 +200,7 @@ def block_class(
     for param in params:
         keys = []
         for source in sources_of(param):
-            keys.append(f"names[{number}]" if not run.prefixes else prefixed(source[len(prefix) + 1 :]))
+            keys.append(f"names[{number}]" if not run.prefixes else prefix_code(source[len(prefix) + 1 :]))
             number += 1
         declared += declaration(param, attributes[param], keys, setting.mesh, shapes_of)
     axes = used_axes(lines, setting.axes)
@@ -232,17 +232,17 @@ def axis_attributes(axes: Sequence[str]) -> list[str]:
     return [line] if len(line) <= WIDTH else [f"        {a} = {b}" for a, b in zip(left, right, strict=True)]
 
 
-def prefixed(suffix: str) -> str:
+def prefix_code(suffix: str) -> str:
     """The stored name ``prefix.suffix`` as an expression over ``prefix``."""
     if suffix.isascii() and all(c.isalnum() or c in "._-" for c in suffix):
         return f'f"{{prefix}}.{suffix}"'
     return f"prefix + {string('.' + suffix)}"
 
 
-def argument_names(run: Run, setting: Setting) -> dict[Node, str]:
+def argument_names(run: BlockRun, setting: Setting) -> dict[Node, str]:
     """Names of what a block is given: ``x`` for the stream, then by what it is."""
     names: dict[Node, str] = {}
-    used = set(setting.reserved())
+    used = set(setting.reserve())
     for node in run.incoming[0]:
         names[node] = unique("x" if not names else "y", used)
         used.add(names[node])

@@ -17,7 +17,7 @@ def header(document: Fields, graph: Graph, mesh: Mesh) -> str:
     """The module docstring; what the plan's document does not say is left out."""
     shape = " x ".join(f"{axis.name}={axis.size}" for axis in mesh.axes) or "one device"
     name = plain(str(_at(document, "source", "name") or graph.name))
-    lines = [_filled(f'"""{name}, sharded for the mesh {shape} ({_processes(mesh)}), or whole on one.'), ""]
+    lines = [_fill(f'"""{name}, sharded for the mesh {shape} ({_processes(mesh)}), or whole on one.'), ""]
     facts = {
         "model": _hash(_at(document, "source", "hash")),
         "cluster": _text(_at(document, "cluster", "name")),
@@ -29,13 +29,13 @@ def header(document: Fields, graph: Graph, mesh: Mesh) -> str:
         "command": _text(_at(document, "command")),
     }
     width = max(len(key) for key in facts)
-    known = [_filled(f"{key:<{width}}  {text}", width + 2) for key, text in facts.items() if text]
+    known = [_fill(f"{key:<{width}}  {text}", width + 2) for key, text in facts.items() if text]
     lines += [*known, *([""] if known else [])]
     lines += ["Written by pdv; edit it as you like. parallel.py explains the operators that name an axis.", '"""']
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _filled(text: str, indent: int = 0) -> str:
+def _fill(text: str, indent: int = 0) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent)
 
 

@@ -21,7 +21,7 @@ from pdv.emit.analysis.constants import constant_buffers
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.names import identifier, plain, string, unique
 from pdv.emit.analysis.open_sizes import NamedSizes, Opened, open_sizes
-from pdv.emit.analysis.outline import Item, Run, graph_updates, outline, over, own_names, own_params
+from pdv.emit.analysis.outline import BlockRun, Item, graph_updates, outline, over, own_names, own_params
 from pdv.emit.analysis.reserved import HELPERS, MODULE, PARALLEL, RUNTIME
 from pdv.emit.analysis.shapes import Shapes
 from pdv.emit.program.body import Attributes, Body
@@ -65,7 +65,7 @@ def write_program(
     """
     last: list[tuple[str, tuple[Item, ...]]] = []
     for opened in _openings(graph, sizes or {}):
-        found = _written(opened, mesh, stored_shapes, items)
+        found = _write(opened, mesh, stored_shapes, items)
         if len({text for text, _ in found}) == 1:
             return found[0]
         last = found or last
@@ -76,16 +76,16 @@ def _openings(graph: Graph, said: NamedSizes) -> Iterator[Opened]:
     """What may be left open, most first: all that the plan leaves open, the batch alone, nothing."""
     places = {name: tuple((str(where), int(dim)) for where, dim in one["inputs"]) for name, one in said.items()}
     reasons = {name: plain(str(one["fixed_by"])) for name, one in said.items() if one["fixed_by"]}
-    opened = open_sizes(graph, places if said else None).closed(reasons)
+    opened = open_sizes(graph, places if said else None).close(reasons)
     most = {name: one["most"] for name, one in said.items()}
     for names in ([], [name for name in opened.named if name != BATCH], list(opened.named)):
         unsaid = {name: UNSAID for name in names if name in opened.symbols}
         if unsaid or not names:
             with suppress(ShapeError):
-                yield (opened.closed(unsaid) if unsaid else opened).bounded(most)
+                yield (opened.close(unsaid) if unsaid else opened).bounded(most)
 
 
-def _written(
+def _write(
     opened: Opened, mesh: Mesh, stored_shapes: Mapping[str, Sequence[int]], items: Sequence[Item] | None
 ) -> list[tuple[str, tuple[Item, ...]]]:
     """The text, and its outline, at each choice of open sizes; none if it cannot be said."""
@@ -139,9 +139,9 @@ class _Program:
 
     # ---- Classes ----
 
-    def _block_classes(self) -> list[tuple[Run, BlockClass]]:
-        runs = [item for item in self._items if isinstance(item, Run)]
-        found: list[tuple[Run, BlockClass]] = []
+    def _block_classes(self) -> list[tuple[BlockRun, BlockClass]]:
+        runs = [item for item in self._items if isinstance(item, BlockRun)]
+        found: list[tuple[BlockRun, BlockClass]] = []
         attributes: list[str] = [*MODULE]
         for number, run in enumerate(runs):
             name = "Block" if len(runs) == 1 else f"Block{number + 1}"
@@ -150,7 +150,7 @@ class _Program:
             found.append((run, block_class(run, name, attribute, self._setting, self._stored_shapes)))
         return found
 
-    def _list_name(self, run: Run) -> str:
+    def _list_name(self, run: BlockRun) -> str:
         """``layers`` of ``model.layers.0``: what the model called its list."""
         if run.prefixes is None:
             return "blocks"
@@ -167,7 +167,7 @@ class _Program:
                 tables.append((f"{self._table(block)} = (", *rows, ")"))
         return tables
 
-    def _source_names(self, run: Run) -> list[list[str]]:
+    def _source_names(self, run: BlockRun) -> list[list[str]]:
         return [own_names(self._setting.reading, block) for block in run.blocks]
 
     def _table(self, block: BlockClass) -> str:
@@ -186,7 +186,7 @@ class _Program:
         scope = Scope(self._items, self._graph.inputs, results, updates)
         leaves = {**attributes, **self._setting.constants}
         held = Attributes(leaves, {run: block.attribute for run, block in self._blocks})
-        body = Body(scope, reading, self._shapes, held, inputs, self._setting.reserved())
+        body = Body(scope, reading, self._shapes, held, inputs, self._setting.reserve())
         lines = body.lines()
         axes = used_axes(lines, self._setting.axes)
         return [
@@ -223,7 +223,7 @@ class _Program:
             lines += self._module_list(run, block)
         return lines
 
-    def _module_list(self, run: Run, block: BlockClass) -> list[str]:
+    def _module_list(self, run: BlockRun, block: BlockClass) -> list[str]:
         if run.prefixes is not None:
             key, loop = _prefixes_text(run.prefixes)
         elif self._source_names(run)[0]:
@@ -240,7 +240,7 @@ class _Program:
 
     def _input_names(self) -> dict[Node, str]:
         names: dict[Node, str] = {}
-        used = set(self._setting.reserved())
+        used = set(self._setting.reserve())
         for node in self._graph.inputs:
             names[node] = unique(identifier(node.attr("name"), "x"), used)
             used.add(names[node])

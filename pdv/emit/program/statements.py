@@ -16,7 +16,7 @@ from ir.graph import Node
 from ir.views import is_column
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.norms import Tracking, tracking
-from pdv.emit.analysis.outline import Item, Run
+from pdv.emit.analysis.outline import BlockRun, Item
 from pdv.emit.program.code import WIDTH
 from pdv.emit.program.writer import Writer
 
@@ -39,7 +39,7 @@ class Statement:
     targets: tuple[Node, ...]
     reads: tuple[Node, ...]
     value: Node | None = None
-    run: Run | None = None
+    run: BlockRun | None = None
     update: str = ""
     tracking: Tracking | None = None
 
@@ -90,15 +90,15 @@ class _Arranging:
         self._inlined: set[Node] = set()
         self._biased: set[Node] = set()
         self._statements: list[Statement] = []
-        self._done: set[Node] = set()
-        self._reached: set[Node] = set()
+        self._release: set[Node] = set()
+        self._reach: set[Node] = set()
         self._deferred: list[Statement] = []  # new values of buffers whose old ones are read further on
 
     def run(self) -> Arranged:
         for item in self._scope.steps:
-            if isinstance(item, Run):
+            if isinstance(item, BlockRun):
                 self._run(item)
-            elif item not in self._done:
+            elif item not in self._release:
                 self._step(item)
         results = self._scope.results
         if self._deferred:
@@ -118,7 +118,7 @@ class _Arranging:
     def _count_reads(self) -> dict[Node, int]:
         reads: dict[Node, int] = {}
         for item in self._scope.steps:
-            if isinstance(item, Run):
+            if isinstance(item, BlockRun):
                 operands: Sequence[Node] = (*item.incoming[0], *item.fixed)
             else:
                 operands = self._reading.operands(item)
@@ -149,8 +149,8 @@ class _Arranging:
         if node in self._given:
             return (node,)
         if self._is_shared_leaf(node):
-            if node not in self._done:
-                self._done.add(node)
+            if node not in self._release:
+                self._release.add(node)
                 below = self._leaf_reads(node.operands[0]) if not node.is_leaf else ()
                 self._statements.append(Statement("assign", (node,), below, node))
             return (node,)
@@ -159,8 +159,8 @@ class _Arranging:
     # ---- Steps ----
 
     def _step(self, node: Node) -> None:
-        self._reached.add(node)
-        normed = self._normed(node)
+        self._reach.add(node)
+        normed = self._fuse_norm(node)
         if normed is not None:
             self._norm(normed)
             return
@@ -182,7 +182,7 @@ class _Arranging:
                 self._flush(operand)
         siblings = self._siblings(node)
         if siblings:
-            self._done.update(siblings)
+            self._release.update(siblings)
             self._emit("chunk", siblings, node)
         elif node in self._scope.updates:
             if self._is_read_on(self._scope.updates[node]):
@@ -207,7 +207,7 @@ class _Arranging:
             for node in self._reading.readers(param)
         }
         waiting = {node for pending in self._pending for node in self._within(pending)}
-        return not readers <= self._reached or not readers.isdisjoint(waiting)
+        return not readers <= self._reach or not readers.isdisjoint(waiting)
 
     def _within(self, node: Node) -> list[Node]:
         """The steps that an expression holds."""
@@ -271,7 +271,7 @@ class _Arranging:
         found = tuple(parts[index] for index in sorted(parts) if self._reads.get(parts[index]))
         return found if len(found) == node.attr("parts") else ()
 
-    def _normed(self, mean: Node) -> Node | None:
+    def _fuse_norm(self, mean: Node) -> Node | None:
         """The batch norm by this mean, if all points of a channel are on one device: a call of torch's gives both."""
         for node in self._reading.users[mean]:
             if node.op.statistics[:1] == (mean.op,) and node in self._scope.steps:
@@ -288,13 +288,13 @@ class _Arranging:
         x, mean, variance, *affine = self._reading.operands(node)
         self._flush(x)
         reads = [x, *(variable for leaf in affine for variable in self._leaf_reads(leaf))]
-        self._done.update((node, variance))
+        self._release.update((node, variance))
         tracked = tracking(node, self._reading, self._scope.updates)
         targets = (node, mean, variance) if tracked is None else (node,)
-        self._done.update(tracked.steps if tracked else ())
+        self._release.update(tracked.steps if tracked else ())
         self._statements.append(Statement("norm", targets, tuple(dict.fromkeys(reads)), node, tracking=tracked))
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: BlockRun) -> None:
         for node in (*run.incoming[0], *run.fixed):
             self._flush(node)
         reads = [*run.incoming[0]]

@@ -143,7 +143,7 @@ def _slice(x: Tensor, dim: int, axis: Axis) -> Tensor:
 def _all_gather(x: Tensor, dim: int, axis: Axis) -> Tensor:
     blocks = x.new_empty((axis.size, *x.shape))
     _gather_single(blocks.view(-1), x.contiguous().view(-1), group=axis.group)
-    return _joined(blocks, dim)
+    return _join(blocks, dim)
 
 
 def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
@@ -163,7 +163,7 @@ def _all_to_all(x: Tensor, src: int, dst: int, axis: Axis) -> Tensor:
     sent = _blocks(x, dst, axis)
     received = x.new_empty(sent.shape)
     dist.all_to_all_single(received, sent, group=axis.group)
-    return _joined(received, src)
+    return _join(received, src)
 
 
 def _blocks(x: Tensor, dim: int, axis: Axis) -> Tensor:
@@ -172,7 +172,7 @@ def _blocks(x: Tensor, dim: int, axis: Axis) -> Tensor:
     return _row_major(x.view(split).movedim(dim, 0))  # a dim can be split whatever the strides
 
 
-def _joined(blocks: Tensor, dim: int) -> Tensor:
+def _join(blocks: Tensor, dim: int) -> Tensor:
     """The blocks of all ranks, [axis.size, *block], one behind another along ``dim``."""
     return blocks.flatten(0, 1) if dim == 0 else torch.cat(blocks.unbind(), dim)
 

@@ -308,11 +308,11 @@ class ParallelModule(nn.Module):
             if value is None:
                 continue
             if isinstance(value, DTensor):
-                value = self._combined(value)
+                value = self._combine(value)
             stored.write(value, found, rest=rest)
         return found
 
-    def _combined(self, x: DTensor) -> Tensor:
+    def _combine(self, x: DTensor) -> Tensor:
         """All of a parameter: as ``full_tensor``, by this file's own collectives."""
         piece = x.to_local()
         for axis, placement in reversed(list(zip(self.mesh.axes, x.placements, strict=True))):  # inner axis first

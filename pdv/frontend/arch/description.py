@@ -134,7 +134,7 @@ def _complete(text: str, kind: str, given: dict[str, int], name: str) -> Arch:
         bool(given.get("tied", kind in ("gpt", "bert"))),
         name or kind,
     )
-    return _checked(text, made)
+    return _check(text, made)
 
 
 def _ffn(kind: str, hidden: int) -> int:
@@ -142,7 +142,7 @@ def _ffn(kind: str, hidden: int) -> int:
     return 4 * hidden if kind in ("gpt", "bert") else -(-8 * hidden // (3 * 256)) * 256
 
 
-def _checked(text: str, made: Arch) -> Arch:
+def _check(text: str, made: Arch) -> Arch:
     if made.heads % made.kv_heads:
         raise ModelError(
             f"--arch {text!r}: {made.heads} heads do not share {made.kv_heads} key and value heads",

@@ -72,11 +72,11 @@ def program(arch: Arch, batch: int, dtype: DType = DType.F32) -> Program:
 
 def count_parameters(arch: Arch) -> int:
     """Weights of the program, a tied one once, the vocabulary as it is."""
-    one, two = (_trained(arch, layers) for layers in (1, 2))
+    one, two = (_train(arch, layers) for layers in (1, 2))
     return one + (two - one) * (arch.layers - 1)
 
 
-def _trained(arch: Arch, layers: int) -> int:
+def _train(arch: Arch, layers: int) -> int:
     graph = build(with_layers(arch, layers), 1, DType.BF16, exported=True, padded=1)
     return sum(math.prod(node.type.shape) for node in graph.params)
 
@@ -99,7 +99,7 @@ class _Model:
         """ids [b, s] -> logits [b, s, v]."""
         ids = self.k.input("input_ids", TensorType((self.batch, self.arch.seq), DType.I64))
         layer = {"gpt": self._gpt_layer, "bert": self._bert_layer}.get(self.arch.kind, self._llama_layer)
-        x = self._embedded(ids)
+        x = self._embed(ids)
         for number in range(self.arch.layers):
             x = layer(x, f"{self.names.layer}.{number}")
         return self.k.graph({"logits": self._head(x)}, name=self.arch.name or self.arch.kind)
@@ -113,7 +113,7 @@ class _Model:
         tied = self.arch.tied and self.arch.kind != "llama"
         return self.param(self.names.head if tied else self.names.tokens, self.vocab, self.arch.hidden)
 
-    def _embedded(self, ids: Node) -> Node:
+    def _embed(self, ids: Node) -> Node:
         """[b, s] -> [b, s, h]."""
         k, a = self.k, self.arch
         x: Node = k.embedding(self.table, ids, name="embedding")
@@ -216,13 +216,15 @@ class _Model:
             self.heads(self.product(normed, f"{at}.self_attn.{name}_proj", count * a.head), count)
             for name, count in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads))
         )
-        y = self.attention(self._turned(q), self._shared(self._turned(key)), self._shared(value), causal=True)
+        y = self.attention(
+            self._rotate(q), self._repeat_heads(self._rotate(key)), self._repeat_heads(value), causal=True
+        )
         x = k.add(x, self.product(y, f"{at}.self_attn.o_proj", a.hidden), name="residual")
         normed = self.norm(x, f"{at}.post_attention_layernorm")
-        inside = self._gated if a.kind == "llama" else self._dense_mixture if self.exported else self._mixture
+        inside = self._gate if a.kind == "llama" else self._dense_mixture if self.exported else self._mixture
         return _node(k.add(x, inside(normed, f"{at}.mlp"), name="residual"))
 
-    def _turned(self, x: Node) -> Node:
+    def _rotate(self, x: Node) -> Node:
         """Rotary positions (Su et al., 2021) of [b, a, s, d]: x cos + (-x₂, x₁) sin."""
         k, d = self.k, self.arch.head
         first, second = (k.slice(x, dim=3, start=i, stop=i + d // 2, name="half") for i in (0, d // 2))
@@ -230,7 +232,7 @@ class _Model:
         straight = k.mul(x, self.cos, name="rotary")
         return _node(k.add(straight, k.mul(turned, self.sin, name="rotary"), name="rotary"))
 
-    def _shared(self, x: Node) -> Node:
+    def _repeat_heads(self, x: Node) -> Node:
         """[b, g, s, d] -> [b, a, s, d]: each head of keys or values for all queries of its group."""
         b, g, s, d = x.type.shape
         if g == self.arch.heads:
@@ -239,7 +241,7 @@ class _Model:
         spread = self.k.expand(apart, shape=(b, g, self.arch.heads // g, s, d), name="group")
         return _node(self.k.reshape(spread, shape=(b, self.arch.heads, s, d), name="group"))
 
-    def _gated(self, x: Node, at: str) -> Node:
+    def _gate(self, x: Node, at: str) -> Node:
         """down(silu(gate x) · up x)."""
         k, f = self.k, self.arch.ffn
         gate = k.silu(self.product(x, f"{at}.gate_proj", f), name="silu")
@@ -287,19 +289,19 @@ class _Model:
         copies = k.expand(copies, shape=(b, a.seq, a.topk, a.hidden), name="copies")
         dealt = k.reshape(copies, shape=(b, each, a.experts, a.hidden), name="dealt")
         sent = k.permute(dealt, perm=(2, 0, 1, 3), name="dispatched")  # [e, b, c, h]
-        both = k.matmul(sent, self._stacked(f"{at}.experts.gate_up_proj", a.hidden, 2 * a.ffn), name="up")
+        both = k.matmul(sent, self._stack(f"{at}.experts.gate_up_proj", a.hidden, 2 * a.ffn), name="up")
         both = k.reshape(both, shape=(a.experts, b, each, a.ffn, 2), name="gate_up")
         gate, up = (k.chunk(both, dim=4, parts=2, index=i, name="gate_up") for i in range(2))
         inside = k.mul(k.silu(gate, name="silu"), up, name="gated")
         inside = k.reshape(inside, shape=(a.experts, b, each, a.ffn), name="gated")
-        down = k.matmul(inside, self._stacked(f"{at}.experts.down_proj", a.ffn, a.hidden), name="down")
+        down = k.matmul(inside, self._stack(f"{at}.experts.down_proj", a.ffn, a.hidden), name="down")
         back = k.permute(down, perm=(1, 2, 0, 3), name="returned")
         back = k.reshape(back, shape=(b, a.seq, a.topk, a.hidden), name="returned")
         share = k.slice(self._chances(x, at), dim=2, start=0, stop=a.topk, name="share")
         share = k.reshape(share, shape=(b, a.seq, a.topk, 1), name="share")
         return _node(k.reduce_sum(k.mul(back, share, name="shared"), dims=(2,), keepdim=False, name="summed"))
 
-    def _stacked(self, name: str, inner: int, outer: int) -> Node:
+    def _stack(self, name: str, inner: int, outer: int) -> Node:
         """An expert's weights as [e, 1, in, out], for every sample."""
         e = self.arch.experts
         view = (("permute", (0, 2, 1)), ("reshape", (e, 1, inner, outer)))

@@ -39,7 +39,7 @@ def operand(k: Lowering, value: Scalar, dtype: DType) -> Node:
 
 def operands(k: Lowering, *values: Scalar) -> tuple[Node, ...]:
     """Tensors and numbers in the type in which ATen computes with them: a tensor wins over a number."""
-    dtype = k.promoted(*(value for value in values if isinstance(value, Node)))
+    dtype = k.promote(*(value for value in values if isinstance(value, Node)))
     return tuple(operand(k, value, dtype) for value in values)
 
 
@@ -384,7 +384,7 @@ HANDLERS: Mapping[str, Handler] = {
     ),
     "aten.scatter.src": layers.scatter,
     "aten.zeros_like.default": lambda k, x, *, dtype=None, **placement: to_copy(
-        k, layers.filled(k, 0.0, x.type.shape, x.type.dtype), dtype=dtype
+        k, layers.fill(k, 0.0, x.type.shape, x.type.dtype), dtype=dtype
     ),
     "aten.batch_norm.default": batch_norm,
     "aten._native_batch_norm_legit_functional.default": functional_batch_norm,

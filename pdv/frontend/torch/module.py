@@ -55,14 +55,14 @@ def load_module_or_export(
     if dynamic_shapes is not None:
         found = open_dims(export_module(module, example_inputs, dynamic_shapes=dynamic_shapes), dynamic_shapes)
     given = tree_map(lambda value: _resize(value, batch), example_inputs)
-    given = resized(given, planned_shapes(given, found, dims or {})) if dims else given
+    given = resize_inputs(given, planned_shapes(given, found, dims or {})) if dims else given
     program = load_exported_program(export_module(module, given))
 
     def again(shapes: Mapping[str, Shape]) -> Graph:
         wanted = [shapes[node.attr("name")] for node in program.graph.inputs]
-        return load_exported_program(export_module(module, resized(given, wanted))).graph
+        return load_exported_program(export_module(module, resize_inputs(given, wanted))).graph
 
-    return replace(program, again=again, sizes=_named(found, program.graph))
+    return replace(program, again=again, sizes=_name(found, program.graph))
 
 
 def _static(
@@ -92,7 +92,7 @@ def _inputs_of(program: ExportedProgram) -> ExampleInputs:
     return inputs
 
 
-def _named(found: Mapping[str, NamedDims], graph: Graph) -> dict[str, OpenSize]:
+def _name(found: Mapping[str, NamedDims], graph: Graph) -> dict[str, OpenSize]:
     """The sizes that are left open besides the batch, dim 0 of the first input that has dims; it, too, if bounded."""
     inputs = [node.attr("name") for node in graph.inputs]
     first = next((node.attr("name") for node in graph.inputs if node.type.rank), "")
@@ -122,11 +122,11 @@ def export_module(
         raise ModelError(
             f"{type(module).__name__} cannot be exported: {first_line(error)}",
             "",
-            _suggested(error) or "See that torch.export.export(module, example_inputs) works",
+            _suggest(error) or "See that torch.export.export(module, example_inputs) works",
         ) from error
 
 
-def _suggested(error: Exception) -> str:
+def _suggest(error: Exception) -> str:
     """The dims that torch would take in place of those given, if it says so."""
     _, found, rest = str(error).partition("Suggested fixes:\n")
     lines = [line.strip() for line in rest.splitlines() if line.startswith("  ")]
@@ -149,7 +149,7 @@ def call_arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict
     return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
 
 
-def resized(inputs: ExampleInputs, shapes: Sequence[Shape]) -> ExampleInputs:
+def resize_inputs(inputs: ExampleInputs, shapes: Sequence[Shape]) -> ExampleInputs:
     """The inputs with their tensors repeated, or cut, to these shapes, in order.
 
     Raises:

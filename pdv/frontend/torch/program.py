@@ -52,11 +52,11 @@ def load_exported_program(program: ExportedProgram) -> Program:
         UnsupportedOperatorsError: naming every operator that has no declaration.
     """
     with stopped_gradients(program), without_spare_names(program):
-        decomposed = _decomposed(program)
+        decomposed = _decompose(program)
     return _ProgramLowering(decomposed).run()
 
 
-def _decomposed(program: ExportedProgram) -> ExportedProgram:
+def _decompose(program: ExportedProgram) -> ExportedProgram:
     try:
         return cast(ExportedProgram, program.run_decompositions({}))
     except Exception as error:  # whatever torch asserts about programs
@@ -124,7 +124,7 @@ class _ProgramLowering:
         if spec.kind is InputKind.USER_INPUT:
             return self.k.builder.input(node.name, tensor)
         source = str(spec.target)
-        stored = self._stored(spec)
+        stored = self._store(spec)
         is_param = spec.kind is InputKind.PARAMETER
         is_state = spec.kind is InputKind.BUFFER and bool(spec.persistent) and tensor.dtype.is_floating
         if not (is_param or is_state or stored.is_meta):
@@ -133,7 +133,7 @@ class _ProgramLowering:
         self.loaders.setdefault(name, partial(_to_numpy, stored, name))
         return self.k.builder.param(name, tensor, trainable=is_param and stored.requires_grad)
 
-    def _stored(self, spec: InputSpec) -> torch.Tensor:
+    def _store(self, spec: InputSpec) -> torch.Tensor:
         name = str(spec.target)
         table = self.program.state_dict if name in self.program.state_dict else self.program.constants
         if not isinstance(table.get(name), torch.Tensor):

@@ -14,9 +14,9 @@ from ir.ops import OPERATORS
 from ir.types import TensorType
 from pdv.rewrite.generate.generalize import generalize
 from pdv.rewrite.generate.reach import follows, ways
-from pdv.rewrite.generate.space import Class, Entry, Space, Step, add_term
+from pdv.rewrite.generate.space import Application, Class, OperatorForm, Space, add_term
 from pdv.rewrite.generate.worlds import Slot, World
-from pdv.rewrite.law import Law, Term, applied, variables
+from pdv.rewrite.law import Law, Term, apply, variables
 from pdv.rewrite.rule import Rule
 
 STEPS = 3  # laws that may be needed, one after another, to explain an equation
@@ -25,7 +25,7 @@ Report = Callable[[str, float | None], None]
 
 
 @dataclass
-class Found:
+class KeptLaws:
     """Laws kept so far over all worlds, and counts of what was looked at."""
 
     laws: list[Law] = field(default_factory=list)
@@ -39,11 +39,11 @@ class Found:
             self.by_root.setdefault(rule.before[0].op, []).append(rule)
 
 
-def explore(world: World, found: Found, *, max_ops: int, seed: int, report: Report) -> None:
+def explore(world: World, found: KeptLaws, *, max_ops: int, seed: int, report: Report) -> None:
     """Enumerate a world's terms of up to ``max_ops`` operators; add the laws that nothing known implies."""
     space = Space(world.shapes, world.values, seed)
 
-    def met(term: Term, entry: Entry, known: Class) -> None:
+    def met(term: Term, entry: Application, known: Class) -> None:
         if follows(space, entry, found.by_root) is None and (law := _law(world, term, known, found, seed)) is not None:
             found.keep(law)
 
@@ -62,7 +62,9 @@ def explore(world: World, found: Found, *, max_ops: int, seed: int, report: Repo
                 _discover(space, world, found, step, children, seed)
 
 
-def _settle(space: Space, found: Found, step: Step, children: Sequence[int], size: int, steps: int = 1) -> bool:
+def _settle(
+    space: Space, found: KeptLaws, step: OperatorForm, children: Sequence[int], size: int, steps: int = 1
+) -> bool:
     """Whether a term is of no interest: no term, met before, zero, the first of its value, or explained by laws."""
     entry = space.entry(step.op, space.concrete(step), children)
     if entry is None or entry in space.table:
@@ -83,7 +85,9 @@ def _settle(space: Space, found: Found, step: Step, children: Sequence[int], siz
     return False
 
 
-def _discover(space: Space, world: World, found: Found, step: Step, children: Sequence[int], seed: int) -> None:
+def _discover(
+    space: Space, world: World, found: KeptLaws, step: OperatorForm, children: Sequence[int], seed: int
+) -> None:
     """A term whose value another has, for no reason that is known: a law, if it is one at all sizes."""
     entry = space.entry(step.op, space.concrete(step), children)
     assert entry is not None, step
@@ -95,7 +99,7 @@ def _discover(space: Space, world: World, found: Found, step: Step, children: Se
         space.add_entry(entry, known)
 
 
-def _law(world: World, term: Term, known: Class, found: Found, seed: int) -> Law | None:
+def _law(world: World, term: Term, known: Class, found: KeptLaws, seed: int) -> Law | None:
     """The candidate ``term == representative``, generalised and proven; None if it does not hold at other sizes."""
     found.counts["candidates"] += 1
     used, other = (tuple(dict.fromkeys(variables(each))) for each in (term, known.term))
@@ -110,9 +114,9 @@ def _law(world: World, term: Term, known: Class, found: Found, seed: int) -> Law
     return law
 
 
-def _in_order(space: Space, world: World, size: int) -> list[tuple[Step, tuple[int, ...]]]:
+def _in_order(space: Space, world: World, size: int) -> list[tuple[OperatorForm, tuple[int, ...]]]:
     """What a law of a simpler term may explain comes later: operands that stand twice, operands that are terms."""
-    found: list[tuple[int, int, Step, tuple[int, ...]]] = []
+    found: list[tuple[int, int, OperatorForm, tuple[int, ...]]] = []
     for step, children in _candidates(space, world, size):
         leaves = _leaves(space, children)
         if len(set(children)) < len(children) or any(
@@ -120,7 +124,7 @@ def _in_order(space: Space, world: World, size: int) -> list[tuple[Step, tuple[i
         ):
             continue  # x + x, x · f(x): no law of programs needs them
         repeats = len(leaves) - len(set(leaves))
-        inside = [part.op for child in children for part in applied(space.classes[child].term)]
+        inside = [part.op for child in children for part in apply(space.classes[child].term)]
         if repeats <= REPEATS and not (step.op in world.flat and step.op in inside):
             found.append((repeats, len(inside), step, children))
     found.sort(key=lambda candidate: candidate[:2])
@@ -137,7 +141,7 @@ def _leaves(space: Space, children: Sequence[int]) -> tuple[str, ...]:
     return tuple(leaf for child in children for leaf in space.classes[child].leaves)
 
 
-def _candidates(space: Space, world: World, size: int) -> Iterator[tuple[Step, tuple[int, ...]]]:
+def _candidates(space: Space, world: World, size: int) -> Iterator[tuple[OperatorForm, tuple[int, ...]]]:
     """Steps over classes whose sizes add up to ``size - 1``; those of an earlier size first."""
     groups = _by_size_and_type(space)
     for step, slots in world.steps:
@@ -148,8 +152,8 @@ def _candidates(space: Space, world: World, size: int) -> Iterator[tuple[Step, t
 
 
 def _over(
-    space: Space, step: Step, slots: Sequence[Slot], choices: Sequence[Sequence[int]]
-) -> Iterator[tuple[Step, tuple[int, ...]]]:
+    space: Space, step: OperatorForm, slots: Sequence[Slot], choices: Sequence[Sequence[int]]
+) -> Iterator[tuple[OperatorForm, tuple[int, ...]]]:
     """All children of one list of types, if these fit at all."""
     fixed = {slot: number for number, slot in ((c.number, str(c.term)) for c in space.classes[:64])}
     first = _fill(slots, [choice[0] for choice in choices], fixed)
@@ -184,4 +188,4 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-__all__ = ["Entry", "Found", "explore"]
+__all__ = ["Application", "KeptLaws", "explore"]

@@ -50,11 +50,11 @@ def _fusions(law: Law, joined: Apply, whole: Term, seed: int) -> Iterator[Law]:
     chunks = tuple(
         Apply("chunk", (whole,), (("dim", dim), ("parts", Literal(2)), ("index", Literal(at)))) for at in (0, 1)
     )
-    alike = {name: _renamed(shape, {there: here}) for name, shape in law.shapes.items()}
+    alike = {name: _rename(shape, {there: here}) for name, shape in law.shapes.items()}
     yield replace(law, left=(first, second), right=chunks, shapes=alike)
 
 
-def _renamed(shape: Shape, names: Mapping[Symbol, Symbol]) -> Shape:
+def _rename(shape: Shape, names: Mapping[Symbol, Symbol]) -> Shape:
     dims = tuple(names.get(dim, dim) if isinstance(dim, Symbol) else dim for dim in shape.dims)
     return replace(shape, dims=dims)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ir.ops import OPERATORS
 from pdv.rewrite.check import holds
 from pdv.rewrite.expression import Compound, Expression, Literal, Scalar, Star, Symbol
-from pdv.rewrite.law import Apply, Law, Operand, Shape, Term, applied
+from pdv.rewrite.law import Apply, Law, Operand, Shape, Term, apply
 
 STAR = Star("s")
 _FREE = {"dim": "d", "dims": "dims", "perm": "perm", "shape": "shape", "parts": "parts", "index": "i"}
@@ -25,7 +25,7 @@ def generalize(law: Law, values: Mapping[str, object], *, seed: int) -> Law | No
     base = _true_at_all(law, values, seed)
     if base is None:
         return None
-    for wider in _starred(base):
+    for wider in _star(base):
         if _is_sound(wider) and holds(wider, seed=seed):
             base = wider
             break
@@ -91,7 +91,7 @@ def _apart(law: Law, name: str, extent: str) -> Law | None:
     return replace(law, shapes={**law.shapes, name: replace(shape, dims=dims)})
 
 
-def _starred(law: Law) -> Iterator[Law]:
+def _star(law: Law) -> Iterator[Law]:
     """The law with leading dims left open, boldest first: each operand's its own, so that they may broadcast."""
     shapes = list(law.shapes.values())
     if len({len(shape.dims) for shape in shapes}) == 1 and shapes[0].dims and _is_joining(law):
@@ -110,7 +110,7 @@ def _starred(law: Law) -> Iterator[Law]:
 
 def _is_joining(law: Law) -> bool:
     """Whether operands of any dims may stand here, for nothing broadcasts: terms are joined, cut, and mapped."""
-    ops = {OPERATORS[part.op] for term in (*law.left, *law.right) for part in applied(term)}
+    ops = {OPERATORS[part.op] for term in (*law.left, *law.right) for part in apply(term)}
     dims = {written for _, name, written in law.attrs if name == "dim"}
     return (
         any(op.joins for op in ops)

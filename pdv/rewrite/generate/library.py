@@ -14,13 +14,13 @@ from ir.operator import Operator
 from ir.ops import OPERATORS
 from pdv.rewrite.check import check_law, holds, proven
 from pdv.rewrite.expression import Symbol
-from pdv.rewrite.generate.enumerate import Found, Report, explore
+from pdv.rewrite.generate.enumerate import KeptLaws, Report, explore
 from pdv.rewrite.generate.fuse import fusions
 from pdv.rewrite.generate.menu import WORLDS
-from pdv.rewrite.generate.names import named
-from pdv.rewrite.generate.select import independent, oriented, profitable
+from pdv.rewrite.generate.names import name_laws
+from pdv.rewrite.generate.select import independent, orient, profitable
 from pdv.rewrite.generate.worlds import World
-from pdv.rewrite.law import Apply, Law, Operand, Term, applied
+from pdv.rewrite.law import Apply, Law, Operand, Term, apply
 
 MAX_OPS = 4
 AGAIN = (1, 2, 3)  # seeds further on: a law that hardly ever type-checks may be proven with one and not with another
@@ -53,7 +53,7 @@ def generate(
         written: laws that are there already: what they imply is left out, and their names are theirs.
         report: called with a stage and the share done.
     """
-    found = Found()
+    found = KeptLaws()
     for number, world in enumerate(worlds):
         share = number / len(worlds)
         explore(world, found, max_ops=max_ops, seed=seed, report=lambda stage, _: report(stage, share))  # noqa: B023
@@ -62,9 +62,9 @@ def generate(
     laws += [fused for law in found.laws for fused in fusions(law, seed=seed)]
     found.counts["of use"] = len(laws)
     laws = independent(list({_key(law): law for law in laws}.values()), seed, written)
-    laws = [oriented(spread, seed) for law in laws for spread in _for_each_function(law, seed)]
+    laws = [orient(spread, seed) for law in laws for spread in _for_each_function(law, seed)]
     laws = [law for law in laws if all(_proves(law, seed + more) for more in AGAIN)]
-    shipped = named(laws, taken={law.name for law in written})
+    shipped = name_laws(laws, taken={law.name for law in written})
     found.counts["kept"] = len(shipped)
     return Generated(tuple(proven(law, seed=seed) for law in shipped), found.counts)
 
@@ -82,7 +82,7 @@ def _key(law: Law) -> str:
 
 
 def _for_each_function(law: Law, seed: int) -> list[Law]:
-    if not any(OPERATORS[part.op].is_activation for term in (*law.left, *law.right) for part in applied(term)):
+    if not any(OPERATORS[part.op].is_activation for term in (*law.left, *law.right) for part in apply(term)):
         return [law]
     return [other for op in ACTIVATIONS if holds(other := _with_function(law, op), seed=seed)]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import count
 
 from pdv.rewrite.generate.select import FOLDED
-from pdv.rewrite.law import Apply, Law, applied
+from pdv.rewrite.law import Apply, Law, apply
 
 
-def named(laws: Iterable[Law], taken: Collection[str] = ()) -> list[Law]:
+def name_laws(laws: Iterable[Law], taken: Collection[str] = ()) -> list[Law]:
     """The laws with names, each its own; which of several alike gets which number depends on their text alone.
 
     Names in ``taken`` are left to others.
@@ -31,26 +31,30 @@ def named(laws: Iterable[Law], taken: Collection[str] = ()) -> list[Law]:
 def effect(law: Law) -> str:
     """What a law does, left to right, in words."""
     if len(law.left) > 1:
-        return _fused(law)
+        return _fuse(law)
     (left,), (right,) = law.left, law.right
     assert isinstance(left, Apply), law
     if not isinstance(right, Apply):
-        return _cancelled(left)
-    before, after = (Counter(part.op for part in applied(term)) for term in (left, right))
+        return _cancel(left)
+    before, after = (Counter(part.op for part in apply(term)) for term in (left, right))
     gone, new = before - after, after - before
     if after.total() >= before.total() + FOLDED:
-        return f"fold-{_listed(gone)}-into-{_listed(before - gone)}" if before != gone else f"unfold-{_listed(gone)}"
+        return (
+            f"fold-{_enumerate(gone)}-into-{_enumerate(before - gone)}"
+            if before != gone
+            else f"unfold-{_enumerate(gone)}"
+        )
     if new and gone:
-        return f"fuse-{_listed(gone)}-into-{_listed(new)}"
+        return f"fuse-{_enumerate(gone)}-into-{_enumerate(new)}"
     if left.op != right.op:
         return f"move-{left.op}-past-{right.op}"
     if set(before) == {left.op}:
         return f"fuse-{left.op}" if before != after else f"associate-{left.op}"
-    inner = next((part.op for part in applied(left) if part.op != left.op), left.op)
-    return f"cancel-{_listed(gone)}-in-{left.op}" if gone else f"move-{inner}-across-{left.op}"
+    inner = next((part.op for part in apply(left) if part.op != left.op), left.op)
+    return f"cancel-{_enumerate(gone)}-in-{left.op}" if gone else f"move-{inner}-across-{left.op}"
 
 
-def _fused(law: Law) -> str:
+def _fuse(law: Law) -> str:
     first, second = law.left[:2]
     assert isinstance(first, Apply)
     assert isinstance(second, Apply)
@@ -60,10 +64,10 @@ def _fused(law: Law) -> str:
     return f"fuse-{first.op}-sharing-{('input', 'weight')[min(shared, 1)]}-by-{reader.op}"
 
 
-def _cancelled(left: Apply) -> str:
+def _cancel(left: Apply) -> str:
     inner = [operand for operand in left.operands if isinstance(operand, Apply)]
     return f"cancel-{left.op}-of-{inner[0].op}" if inner else f"cancel-{left.op}"
 
 
-def _listed(ops: Counter[str]) -> str:
+def _enumerate(ops: Counter[str]) -> str:
     return "-".join(ops)

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from ir.errors import ShapeError
 from ir.ops import OPERATORS
 from pdv.rewrite.expression import Expression, Symbol, evaluate
-from pdv.rewrite.generate.space import Entry, Space
+from pdv.rewrite.generate.space import Application, Space
 from pdv.rewrite.instantiate import hashable
 from pdv.rewrite.law import Apply, Law, Operand, Term, variables
 from pdv.rewrite.match import bind_shape
@@ -28,7 +28,7 @@ def ways(law: Law) -> Iterator[Rule]:
             yield Rule(law.name, law, (before,), after)
 
 
-def follows(space: Space, entry: Entry, by_root: ByRoot, steps: int = 1) -> int | None:
+def follows(space: Space, entry: Application, by_root: ByRoot, steps: int = 1) -> int | None:
     """A class that the entry is in because of ``steps`` laws one after another; None if there is none."""
     for rule in by_root.get(entry.op, ()):
         for binding, asked in _match_entry(space, rule.before[0], entry, {}):
@@ -41,7 +41,7 @@ def follows(space: Space, entry: Entry, by_root: ByRoot, steps: int = 1) -> int 
     return None
 
 
-_Asked = tuple[tuple[Apply, Entry], ...]
+_Asked = tuple[tuple[Apply, Application], ...]
 
 
 def _match(space: Space, pattern: Term, number: int, binding: Binding) -> Iterator[tuple[Binding, _Asked]]:
@@ -54,7 +54,9 @@ def _match(space: Space, pattern: Term, number: int, binding: Binding) -> Iterat
             yield from _match_entry(space, pattern, entry, binding)
 
 
-def _match_entry(space: Space, pattern: Apply, entry: Entry, binding: Binding) -> Iterator[tuple[Binding, _Asked]]:
+def _match_entry(
+    space: Space, pattern: Apply, entry: Application, binding: Binding
+) -> Iterator[tuple[Binding, _Asked]]:
     if len(pattern.operands) != len(entry.children):
         return
     yield from _match_all(space, pattern, entry, pattern.operands, entry.children, binding)
@@ -63,7 +65,12 @@ def _match_entry(space: Space, pattern: Apply, entry: Entry, binding: Binding) -
 
 
 def _match_all(
-    space: Space, pattern: Apply, entry: Entry, operands: Sequence[Term], children: Sequence[int], binding: Binding
+    space: Space,
+    pattern: Apply,
+    entry: Application,
+    operands: Sequence[Term],
+    children: Sequence[int],
+    binding: Binding,
 ) -> Iterator[tuple[Binding, _Asked]]:
     if not operands:
         yield binding, ((pattern, entry),)
@@ -80,7 +87,7 @@ def _solve(space: Space, rule: Rule, binding: Binding, asked: _Asked) -> Values 
         shape, tensor = rule.law.shapes[name], space.classes[number].tensor
         if tensor.dtype != shape.dtype or not bind_shape(shape, tensor.shape, values):
             return None
-    late: list[tuple[Apply, Entry]] = []
+    late: list[tuple[Apply, Application]] = []
     for pattern, entry in asked:
         for name, written in pattern.attrs:
             if isinstance(written, Symbol) and values.setdefault(written.name, entry.attr(name)) != entry.attr(name):
@@ -98,13 +105,13 @@ def _bind_tuple(written: tuple[Expression, ...], value: Hashable, values: Values
                 values.setdefault(item.name, part)
 
 
-def _agree(space: Space, pattern: Apply, entry: Entry, values: Values) -> bool:
+def _agree(space: Space, pattern: Apply, entry: Application, values: Values) -> bool:
     """Whether the pattern's attributes, written or left out, are the entry's."""
     found = _entry(space, pattern, values, entry.children)
     return found is not None and found.attrs == entry.attrs
 
 
-def _entry(space: Space, term: Apply, values: Values, children: Sequence[int]) -> Entry | None:
+def _entry(space: Space, term: Apply, values: Values, children: Sequence[int]) -> Application | None:
     """The operator of a term over classes; None if it is no term at these values."""
     try:
         given = {name: hashable(evaluate(written, values)) for name, written in term.attrs}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ir.errors import ShapeError
 from ir.graph import Graph
 from pdv.rewrite.generate.reach import follows, ways
-from pdv.rewrite.generate.space import Space, Step, add_term
+from pdv.rewrite.generate.space import OperatorForm, Space, add_term
 from pdv.rewrite.instantiate import instantiate
 from pdv.rewrite.law import Apply, Law, Operand, Term
 from pdv.rewrite.rule import Rule
@@ -29,7 +29,7 @@ def profitable(law: Law, seed: int) -> bool:
     return any(_work(left) != _work(right) for left, right, _ in instances(law, seed))
 
 
-def oriented(law: Law, seed: int) -> Law:
+def orient(law: Law, seed: int) -> Law:
     """The side of more operators, or else of more elements computed, on the left.
 
     A side that is much longer does arithmetic on weights, once: that is what a law folds into, so it is on the right.
@@ -58,12 +58,12 @@ def independent(laws: Sequence[Law], seed: int, known: Sequence[Law] = ()) -> li
     """
     left = list(laws)
     for law in sorted(laws, key=lambda law: (-_size(law), str(law))):
-        if len(law.left) == 1 and implied(law, [*known, *(other for other in left if other is not law)], seed):
+        if len(law.left) == 1 and is_implied(law, [*known, *(other for other in left if other is not law)], seed):
             left.remove(law)
     return left
 
 
-def implied(law: Law, others: Sequence[Law], seed: int) -> bool:
+def is_implied(law: Law, others: Sequence[Law], seed: int) -> bool:
     """Whether the left side's root, in a space of both sides' terms alone, follows by others from the right."""
     found = most_different(law, seed)
     if found is None:
@@ -77,7 +77,7 @@ def implied(law: Law, others: Sequence[Law], seed: int) -> bool:
         add_term(space, after)
         if isinstance(before, Apply):
             children = [add_term(space, operand) for operand in before.operands]
-            entry = space.entry(before.op, space.concrete(Step(before.op, before.attrs)), children)
+            entry = space.entry(before.op, space.concrete(OperatorForm(before.op, before.attrs)), children)
             assert entry is not None, law
             if any(follows(space, entry, by_root, steps) is not None for steps in (1, 2)):
                 return True

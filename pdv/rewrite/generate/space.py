@@ -25,7 +25,7 @@ from ir.proof.primes import draw_primes
 from ir.tape import Call
 from ir.types import TensorType
 from pdv.rewrite.expression import Expression, evaluate
-from pdv.rewrite.instantiate import dims_of, resolved
+from pdv.rewrite.instantiate import dims_of, resolve_attrs
 from pdv.rewrite.law import Apply, Operand, Term
 from pdv.rewrite.law import Shape as LawShape
 
@@ -34,7 +34,7 @@ Attrs = tuple[tuple[str, Hashable], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Application:
     """An operator over classes; attributes resolved (all of them, dims from the front)."""
 
     op: str
@@ -56,11 +56,11 @@ class Class:
     term: Term
     size: int
     leaves: tuple[str, ...]
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Application] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OperatorForm:
     """An operator with attributes, as a world offers it."""
 
     op: str
@@ -77,9 +77,9 @@ class Space:
         self.values = values
         self.field = PrimeField(str(seed), draw_primes(f"terms/{seed}", TRIALS))
         self.classes: list[Class] = []
-        self.table: dict[Entry, int] = {}
-        self._found: dict[bytes, int] = {}
-        self._solved: dict[tuple[str, Attrs, tuple[TensorType, ...]], _Solved | None] = {}
+        self.table: dict[Application, int] = {}
+        self._find: dict[bytes, int] = {}
+        self._solve: dict[tuple[str, Attrs, tuple[TensorType, ...]], _Solved | None] = {}
         for name, shape in shapes.items():
             self._leaf(name, shape)
 
@@ -97,35 +97,35 @@ class Space:
         """A new class."""
         found = Class(len(self.classes), tensor, value, term, size, leaves)
         self.classes.append(found)
-        self._found[key] = found.number
+        self._find[key] = found.number
         return found
 
     def known(self, key: bytes) -> Class | None:
         """The class of a value."""
-        number = self._found.get(key)
+        number = self._find.get(key)
         return None if number is None else self.classes[number]
 
-    def add_entry(self, entry: Entry, to: Class) -> None:
+    def add_entry(self, entry: Application, to: Class) -> None:
         """``entry`` is known to be in a class."""
         self.table[entry] = to.number
         to.entries.append(entry)
 
-    def entry(self, op: str, attrs: Mapping[str, Hashable], children: Sequence[int]) -> Entry | None:
+    def entry(self, op: str, attrs: Mapping[str, Hashable], children: Sequence[int]) -> Application | None:
         """The entry of an operator over classes; None where it does not type-check."""
         solved = self.solve(op, attrs, [self.classes[child].tensor for child in children])
         if solved is None:
             return None
         ordered = tuple(sorted(children)) if OPERATORS[op].commutative else tuple(children)
-        return Entry(op, solved[2], ordered)
+        return Application(op, solved[2], ordered)
 
     def solve(self, op: str, attrs: Mapping[str, Hashable], types: Sequence[TensorType]) -> _Solved | None:
         """Loops, result type and resolved attributes; None where the operands do not fit."""
         key = (op, tuple(attrs.items()), tuple(types))
-        if key not in self._solved:
-            self._solved[key] = _solve(OPERATORS[op], attrs, types)
-        return self._solved[key]
+        if key not in self._solve:
+            self._solve[key] = _solve(OPERATORS[op], attrs, types)
+        return self._solve[key]
 
-    def compute(self, entry: Entry) -> tuple[TensorType, Any, bytes]:
+    def compute(self, entry: Application) -> tuple[TensorType, Any, bytes]:
         """Type, value and fingerprint of an entry."""
         members = [self.classes[child] for child in entry.children]
         solved = self.solve(entry.op, dict(entry.attrs), [member.tensor for member in members])
@@ -151,11 +151,11 @@ class Space:
         digest.update(np.ascontiguousarray(data).tobytes())
         return digest.digest()
 
-    def term_of(self, step: Step, children: Sequence[int]) -> Apply:
+    def term_of(self, step: OperatorForm, children: Sequence[int]) -> Apply:
         """The term of a step over classes' representatives."""
         return Apply(step.op, tuple(self.classes[child].term for child in children), step.attrs)
 
-    def concrete(self, step: Step) -> dict[str, Hashable]:
+    def concrete(self, step: OperatorForm) -> dict[str, Hashable]:
         """The step's attributes at this world's sizes."""
         found: dict[str, Hashable] = {}
         for name, written in step.attrs:
@@ -165,12 +165,12 @@ class Space:
         return found
 
 
-def add_term(space: Space, term: Term, met: Callable[[Term, Entry, Class], None] = lambda *_: None) -> int:
+def add_term(space: Space, term: Term, met: Callable[[Term, Application, Class], None] = lambda *_: None) -> int:
     """The class of a term; all terms in it are added with it. ``met`` is told of one whose value another has."""
     if isinstance(term, Operand):
         return next(member.number for member in space.classes if member.term == term)
     children = [add_term(space, operand, met) for operand in term.operands]
-    entry = space.entry(term.op, space.concrete(Step(term.op, term.attrs)), children)
+    entry = space.entry(term.op, space.concrete(OperatorForm(term.op, term.attrs)), children)
     assert entry is not None, f"{term} does not type-check"
     if entry not in space.table:
         tensor, value, key = space.compute(entry)
@@ -185,7 +185,7 @@ def add_term(space: Space, term: Term, met: Callable[[Term, Entry, Class], None]
 
 def _solve(op: Operator, attrs: Mapping[str, Hashable], types: Sequence[TensorType]) -> _Solved | None:
     try:
-        given = op.check_attrs(resolved(op, attrs, types[0].shape))
+        given = op.check_attrs(resolve_attrs(op, attrs, types[0].shape))
         loops = op.solve(op.name, types, given)
         result = op.result_type(loops, types, given)
     except (ShapeError, AssertionError, IndexError, TypeError, ValueError):  # attributes that do not fit the operands

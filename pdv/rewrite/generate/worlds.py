@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pdv.rewrite.generate.space import Step
+from pdv.rewrite.generate.space import OperatorForm
 from pdv.rewrite.law import Apply, Law, Operand, Shape, Term, parse_law
 
 Slot = str | None
@@ -50,9 +50,9 @@ class World:
         return {name: shape for name, shape in self._read.shapes.items() if name != "_"}
 
     @cached_property
-    def steps(self) -> tuple[tuple[Step, tuple[Slot, ...]], ...]:
+    def steps(self) -> tuple[tuple[OperatorForm, tuple[Slot, ...]], ...]:
         """Operators with attributes, and their slots."""
-        return tuple((Step(term.op, term.attrs), _slots(term)) for term in self._applied if _is_step(term))
+        return tuple((OperatorForm(term.op, term.attrs), _slots(term)) for term in self._applied if _is_step(term))
 
     @cached_property
     def givens(self) -> tuple[Term, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pdv.search.blocks import Repeat
-from pdv.search.solver.min_plus import Entry, Path, at
+from pdv.search.solver.min_plus import Path, PathBlock, at
 from pdv.search.solver.tables import Table
 
 Steps = list[tuple[int, int]]
@@ -58,19 +58,19 @@ def _at_states(table: Table, states: Sequence[int]) -> Table:
 class _Cycles:
     """A stretch of blocks that repeats: of each of its sources, the cost and the steps back to the same."""
 
-    first: Entry
+    first: PathBlock
     count: int
     costs: Table
     steps: Sequence[Steps]
 
     @classmethod
-    def of(cls, stretch: Sequence[Entry], count: int) -> _Cycles:
+    def of(cls, stretch: Sequence[PathBlock], count: int) -> _Cycles:
         """The cycles of a stretch that repeats so often."""
         paths = [_around(stretch, source) for source in range(len(stretch[0].sources))]
         costs = np.array([path.value for path in paths])
         return cls(stretch[0], count, costs, [_inside(stretch, at, path) for at, path in enumerate(paths)])
 
-    def entry(self, *, entered: bool) -> Entry:
+    def entry(self, *, entered: bool) -> PathBlock:
         """All of it from each source to the sharding in which it ends."""
         number = len(self.costs)
         table: Table = np.full((number, number), np.inf)
@@ -82,7 +82,7 @@ class _Cycles:
         return replace(self.first, block=f"{self.count} x {self.first.block}", sinks=self.first.sources, table=table)
 
 
-def _inside(stretch: Sequence[Entry], source: int, around: Path) -> Steps:
+def _inside(stretch: Sequence[PathBlock], source: int, around: Path) -> Steps:
     """The cheapest steps from a source back to the same; none if there are none."""
     if not np.isfinite(around.value):
         return []
@@ -92,7 +92,7 @@ def _inside(stretch: Sequence[Entry], source: int, around: Path) -> Steps:
     return list(zip(sources, sinks, strict=True))
 
 
-def _around(stretch: Sequence[Entry], source: int) -> Path:
+def _around(stretch: Sequence[PathBlock], source: int) -> Path:
     """The stretch from one source back to the same; the cost is infinite where its last block cannot end there."""
     sharding = stretch[0].sources[source]
     entries = [replace(stretch[0], sources=((),), table=stretch[0].table[[source]]), *stretch[1:]]

@@ -69,9 +69,9 @@ class Solved:
             spread = context[:, columns]
         found = self.elimination.marginals(spread.reshape(self.elimination.table.shape))
         least = min((float(table.min()) for table in found.values() if table.size), default=0.0)
-        return {node: self._spread(node, found, least) for node in self.block.nodes}
+        return {node: self._spread_over(node, found, least) for node in self.block.nodes}
 
-    def _spread(self, node: Node, found: Mapping[Variable, Table], least: float) -> Table:
+    def _spread_over(self, node: Node, found: Mapping[Variable, Table], least: float) -> Table:
         variable = self.variables[node]
         own = found.get(variable, np.full(len(self.configs[node]), least))  # of one value, if it has no marginal
         if self.model.domain is None:

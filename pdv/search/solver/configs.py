@@ -22,7 +22,7 @@ from ir.verify import divides, split_degrees
 from pdv.pcg.plan_cost import local_costs
 from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
 from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
-from pdv.search.solver.elimination import Known
+from pdv.search.solver.elimination import BucketCache
 from pdv.search.solver.tables import Factor
 
 
@@ -74,12 +74,12 @@ class ConfigTable:
         self.problem = problem
         self.moves = moves
         self.states = 0
-        self.moved: dict[Hashable, Any] = {}  # Any: ``network.Moved``, what moving alike values costs
+        self.move: dict[Hashable, Any] = {}  # Any: ``network.Moved``, what moving alike values costs
         # tables that blocks share, by the keys of what they are made of
-        self.known = Known()
+        self.known = BucketCache()
         self.free: dict[tuple[Hashable, int], Factor] = {}
         self.own: dict[tuple[Hashable, float], Factor] = {}  # by kind and price: seconds of each configuration
-        self._tied = frozenset(tied)
+        self._tie = frozenset(tied)
         self._configs: dict[Node, tuple[Config, ...]] = {}
         self._kinds: dict[Hashable, int] = {}
         self._kind_of: dict[Node, int] = {}
@@ -109,7 +109,7 @@ class ConfigTable:
         """Equal for nodes whose configurations are equal: where nothing is pinned, those alike in what is priced."""
         if self.problem.pins != Pins():
             return node
-        read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tied) for x in node.operands)
+        read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tie) for x in node.operands)
         return node.op.name, tuple(node.attrs.items()), node.type, node.needs_grad, read
 
     def keeps(self, reader: Node, operand: int) -> bool:
@@ -136,7 +136,9 @@ class ConfigTable:
     def _config(self, node: Node, splits: tuple[Split, ...], seconds: float) -> Config | None:
         result = tuple(split.result for split in splits)
         needs = tuple(tuple(split.operands[i] for split in splits) for i in range(len(node.operands)))
-        held = [self._held(x.type, need) for x, need in zip((node, *node.operands), (result, *needs), strict=True)]
+        held = [
+            self._held_bytes(x.type, need) for x, need in zip((node, *node.operands), (result, *needs), strict=True)
+        ]
         working = sum(held)
         if working > self.problem.working_limit or math.isinf(working):
             return None
@@ -147,14 +149,14 @@ class ConfigTable:
                 continue
             if any(isinstance(state, Partial) for state in need):
                 return None  # no leaf is a sum of terms
-            if leaf.needs_grad and leaf not in self._tied:
+            if leaf.needs_grad and leaf not in self._tie:
                 uses = self._leaf(leaf, need, keep=self.keeps(node, number))
                 if not uses:
                     return None
                 leaves.append((number, uses))
         return Config(splits, needs, result, seconds, memory, tuple(leaves))
 
-    def _held(self, tensor: TensorType, sharding: Sharding) -> float:
+    def _held_bytes(self, tensor: TensorType, sharding: Sharding) -> float:
         """Bytes of one device's piece; infinite where the cut is not even."""
         key = tensor, sharding
         held = self._pieces.get(key)
@@ -168,17 +170,17 @@ class ConfigTable:
         key = (param.type if self.problem.pins == Pins() else param, need, keep)
         if key not in self._uses:
             routes = self.moves.routes(param.type, gradient=self.problem.train)
-            uses = [self._stored(param, need, storage, routes, keep=keep) for storage in self.storages(param)]
-            self._uses[key] = tuple(_undominated([use for use in uses if use is not None]))
+            uses = [self._store(param, need, storage, routes, keep=keep) for storage in self.storages(param)]
+            self._uses[key] = tuple(_drop_dominated([use for use in uses if use is not None]))
         return self._uses[key]
 
     def storages(self, param: Node) -> list[Storage]:
         """Where a parameter may rest: Invariant first, then cut; cut ones with and without regathering."""
         if param not in self._storages:
-            self._storages[param] = self._allowed(param)
+            self._storages[param] = self._is_allowed(param)
         return self._storages[param]
 
-    def _allowed(self, param: Node) -> list[Storage]:
+    def _is_allowed(self, param: Node) -> list[Storage]:
         mesh, pins = self.problem.mesh, self.problem.pins
         states: tuple[State, ...] = (Invariant(), *(Shard(dim) for dim in range(param.type.rank)))
         found = []
@@ -212,7 +214,7 @@ class ConfigTable:
         axes = [axis for step in fetched for axis in step.axis.split(JOINT)]
         return all(gathers(param, axis, storage.regather) for axis in axes)
 
-    def _stored(self, param: Node, need: Sharding, storage: Storage, routes: Routes, *, keep: bool) -> Use | None:
+    def _store(self, param: Node, need: Sharding, storage: Storage, routes: Routes, *, keep: bool) -> Use | None:
         """A parameter that rests as ``storage`` and is read once, as ``need``."""
         before, after = routes.states.index[storage.sharding], routes.states.index[need]
         gathered = bool(routes.gathered[before, after])
@@ -229,7 +231,7 @@ class ConfigTable:
         return Use(seconds, memory, storage)
 
 
-def _undominated(uses: list[Use]) -> list[Use]:
+def _drop_dominated(uses: list[Use]) -> list[Use]:
     """Uses that no other one beats in both seconds and bytes; the first of equals stays."""
     kept: list[Use] = []
     for use in sorted(uses, key=lambda u: (u.seconds, u.memory_bytes)):

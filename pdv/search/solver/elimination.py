@@ -124,7 +124,7 @@ def eliminate(
     keep: Sequence[Variable],
     *,
     limit: float = math.inf,
-    known: Known | None = None,
+    known: BucketCache | None = None,
 ) -> Elimination:
     """min over all other variables of the sum of the factors, as a table over ``keep`` (in that order).
 
@@ -136,15 +136,15 @@ def eliminate(
     """
     # a variable with one value is no choice: it would only add axes to tables, of which NumPy allows 64
     settled = frozenset(variable for variable, size in sizes.items() if size == 1 and variable not in keep)
-    known = Known() if known is None else known
+    known = BucketCache() if known is None else known
     fixed = [known.fixed(factor, settled) for factor in factors]
-    found = _eliminated(fixed, sizes, keep, settled, limit, known, fold=True)
-    found = found or _eliminated(fixed, sizes, keep, settled, limit, known, fold=False)
+    found = _eliminate(fixed, sizes, keep, settled, limit, known, fold=True)
+    found = found or _eliminate(fixed, sizes, keep, settled, limit, known, fold=False)
     assert found is not None, "what may be split has an end"
     return found
 
 
-class Known:
+class BucketCache:
     """Buckets minimized before, by the keys of the tables in them: alike parts of blocks, and variants, share these.
 
     What was known longest is forgotten where it takes too much memory.
@@ -153,7 +153,7 @@ class Known:
     def __init__(self) -> None:
         self.num_bytes = 0
         self._buckets: dict[Hashable, tuple[Argmin, Factor]] = {}
-        self._fixed: dict[Hashable, Factor] = {}
+        self._fix: dict[Hashable, Factor] = {}
 
     def fixed(self, factor: Factor, settled: frozenset[Variable]) -> Factor:
         """The factor without the axes of variables that have one value."""
@@ -162,11 +162,11 @@ class Known:
             return factor
         at = tuple(0 if v in settled else slice(None) for v in factor.variables)
         key = factor.key, tuple(v in settled for v in factor.variables)
-        if key not in self._fixed:
-            self._fixed[key] = Factor(left, np.asarray(factor.table[at]))
-        return replace(self._fixed[key], variables=left)
+        if key not in self._fix:
+            self._fix[key] = Factor(left, np.asarray(factor.table[at]))
+        return replace(self._fix[key], variables=left)
 
-    def minimized(
+    def minimize(
         self, factors: tuple[Factor, ...], neighbours: tuple[Variable, ...], variable: Variable, sizes: Sizes
     ) -> tuple[Argmin, Factor]:
         """(argmin, min) over ``variable`` of the sum of factors, the latter as a factor over the neighbours."""
@@ -184,13 +184,13 @@ class Known:
         return best, replace(message, variables=neighbours)
 
 
-def _eliminated(
+def _eliminate(
     factors: Sequence[Factor],
     sizes: Sizes,
     keep: Sequence[Variable],
     settled: frozenset[Variable],
     limit: float,
-    known: Known,
+    known: BucketCache,
     *,
     fold: bool,
 ) -> Elimination | None:
@@ -211,8 +211,8 @@ def _eliminated(
         else:
             return None
         exact = exact and len(parts) == 1
-        for part in _levelled(parts, variable, sizes):
-            bucket = _minimized(part, variable, sizes, known)
+        for part in _level(parts, variable, sizes):
+            bucket = _minimize(part, variable, sizes, known)
             pool.add((bucket.message, len(buckets)))
             buckets.append(bucket)
         near = {other for factor, _ in touching for other in factor.variables}
@@ -276,7 +276,7 @@ def _parts(
     return [members for _, members in parts]
 
 
-def _levelled(
+def _level(
     parts: list[list[tuple[Factor, int]]], variable: Variable, sizes: Mapping[Variable, int]
 ) -> list[list[tuple[Factor, int]]]:
     """The same parts, with what each says about the variable alone replaced by the mean over parts; the sum stays."""
@@ -293,8 +293,8 @@ def _levelled(
     return [[*part, (Factor((variable,), shift), -1)] for part, shift in zip(parts, shifts, strict=True)]
 
 
-def _minimized(entries: Sequence[tuple[Factor, int]], variable: Variable, sizes: Sizes, known: Known) -> _Bucket:
+def _minimize(entries: Sequence[tuple[Factor, int]], variable: Variable, sizes: Sizes, known: BucketCache) -> _Bucket:
     factors = tuple(factor for factor, _ in entries)
     neighbours = tuple(sorted({v for factor in factors for v in factor.variables} - {variable}))
-    best, message = known.minimized(factors, neighbours, variable, sizes)
+    best, message = known.minimize(factors, neighbours, variable, sizes)
     return _Bucket(variable, neighbours, factors, tuple(sender for _, sender in entries if sender >= 0), best, message)

@@ -21,7 +21,7 @@ Choices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class PathBlock:
     """One block of a path: its key, its table, and what the table's rows and columns stand for.
 
     Equal blocks, of one key, have the same sources and sinks.
@@ -37,7 +37,7 @@ class Entry:
 class Path:
     """A chain of blocks. ``own`` is [tied…]: what the tied parameters' states cost by themselves."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[PathBlock]
     own: Table
 
     @cached_property

@@ -16,7 +16,7 @@ from ir.graph import Node
 from ir.sharding import Sharding, invariant
 from pdv.search.blocks import Block
 from pdv.search.solver.configs import Config, ConfigTable
-from pdv.search.solver.elimination import Known
+from pdv.search.solver.elimination import BucketCache
 from pdv.search.solver.reshard_cost import Moving, Reader
 from pdv.search.solver.tables import Factor, PricedFactor, Variable
 from pdv.search.solver.ties import Ties
@@ -49,7 +49,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MoveCost:
     """What moving one value costs, its variables numbered from zero: its own, its readers', then ``helpers``.
 
     ``helpers`` are (size, how many values differ where memory is free); the rest as ``Moving`` says.
@@ -83,7 +83,7 @@ class BlockModel:
         self._configs = configs
         self._ties = ties
         self._optimistic = optimistic
-        self.options = {node: _left(configs.of(node), node, domain) for node in block.nodes}
+        self.options = {node: _remaining(configs.of(node), node, domain) for node in block.nodes}
         made = {node: tuple(config.result for config in self.options[node]) for node in block.nodes}
         if block.source is not None:
             made[block.source] = self.sources
@@ -100,7 +100,7 @@ class BlockModel:
         self.exact = not self._inexact and all(ties.tables[param].exact for param in (*self.tied, *self.inside))
 
     @property
-    def known(self) -> Known:
+    def known(self) -> BucketCache:
         """Parts of blocks that were minimized before, for this problem."""
         return self._configs.known
 
@@ -160,14 +160,12 @@ class BlockModel:
             reads = tuple((local[node], kinds[node], i, self._configs.keeps(node, i)) for node, i in readers[value])
             saved = "out" in value.op.saved
             key = (value.type, value.needs_grad, saved, kinds[value], reads, tuple(leaves), optimistic, limit)
-            if key not in self._configs.moved:
-                self._configs.moved[key] = self._moved(
-                    value, shardings, readers[value], leaves, local, optimistic, limit
-                )
-            found = self._configs.moved[key]
+            if key not in self._configs.move:
+                self._configs.move[key] = self._move(value, shardings, readers[value], leaves, local, optimistic, limit)
+            found = self._configs.move[key]
             self._inexact |= found.inexact
             self._relaxed |= found.relaxed
-            factors += self._renamed(found, [self.variables[node] for node in local])
+            factors += self._rename(found, [self.variables[node] for node in local])
         return factors
 
     def _kind(self, node: Node) -> Hashable:
@@ -177,7 +175,7 @@ class BlockModel:
         left = None if self.domain is None else tuple(self.domain[node])
         return self._configs.kind(node), left
 
-    def _moved(
+    def _move(
         self,
         value: Node,
         shardings: Sequence[Sharding],
@@ -186,7 +184,7 @@ class BlockModel:
         local: Mapping[Node, Variable],
         optimistic: bool,
         limit: float,
-    ) -> Moved:
+    ) -> MoveCost:
         """The factors of a value, its variables numbered as ``local``, helpers behind them."""
         helpers: list[tuple[int, int]] = []
 
@@ -200,9 +198,9 @@ class BlockModel:
             for node, i in readers
         ]
         factors = moving.factors(value, local[value], shardings, reading, leaves, helper)
-        return Moved(tuple(factors), tuple(helpers), bool(moving.inexact), bool(moving.relaxed))
+        return MoveCost(tuple(factors), tuple(helpers), bool(moving.inexact), bool(moving.relaxed))
 
-    def _renamed(self, moved: Moved, variables: list[Variable]) -> Iterator[PricedFactor]:
+    def _rename(self, moved: MoveCost, variables: list[Variable]) -> Iterator[PricedFactor]:
         for size, freely in moved.helpers:
             variable = max(self.sizes) + 1
             self.sizes[variable], self._freely[variable] = size, freely
@@ -236,5 +234,5 @@ class BlockModel:
         return [(node, i) for node in self.block.nodes for i, operand in enumerate(node.operands) if operand is value]
 
 
-def _left(options: tuple[Config, ...], node: Node, domain: Domain | None) -> tuple[Config, ...]:
+def _remaining(options: tuple[Config, ...], node: Node, domain: Domain | None) -> tuple[Config, ...]:
     return options if domain is None else tuple(options[i] for i in domain[node])

@@ -15,7 +15,7 @@ from ir.sharding import Sharding
 from pdv.pcg.derive import exit_sharding
 from pdv.pcg.redistribute import Indices, Routes
 from pdv.search.solver.configs import ConfigTable
-from pdv.search.solver.sharing import EXACT_WANTS, Ways
+from pdv.search.solver.sharing import EXACT_WANTS, ReshardChains
 from pdv.search.solver.tables import PricedFactor, Table, Variable
 
 Helper = Callable[[int, int], Variable]
@@ -68,15 +68,15 @@ class Moving:
             return []  # nothing makes it: the plan is impossible, whatever moves cost
         gradient = self.configs.problem.train and value.needs_grad
         routes = self.configs.moves.routes(value.type, gradient=gradient)
-        ways = {before: Ways(routes, before) for before in dict.fromkeys(made)}
+        ways = {before: ReshardChains(routes, before) for before in dict.fromkeys(made)}
         exits = {before: self._exits(value, before, leaves) for before in ways}
         kept_where_made = gradient and "out" in value.op.saved
-        moved = _Moved(
+        moved = _ValueMoves(
             self, value, routes, source, tuple(made), tuple(readers), len(leaves), ways, exits, kept_where_made
         )
         if len(readers) < 2:
             return moved.single()
-        return moved.pair() if moved.wants == 2 else moved.shared(helper)
+        return moved.pair() if moved.wants == 2 else moved.share(helper)
 
     def _exits(self, value: Node, before: Sharding, leaves: Sequence[Sequence[Sharding]]) -> list[Sharding] | None:
         """Where the value goes to leave the program; None if it cannot."""
@@ -91,7 +91,7 @@ class Moving:
 
 
 @dataclass(frozen=True)
-class _Moved:
+class _ValueMoves:
     """One value, its readers, and the ways from every sharding in which it may be made.
 
     ``kept_where_made`` says that the value's own node holds it until backward, so that readers of that copy need not.
@@ -104,7 +104,7 @@ class _Moved:
     made: tuple[Sharding, ...]
     readers: tuple[Reader, ...]
     leaves: int
-    ways: dict[Sharding, Ways]
+    ways: dict[Sharding, ReshardChains]
     exits: dict[Sharding, list[Sharding] | None]
     kept_where_made: bool
 
@@ -147,7 +147,7 @@ class _Moved:
             else:
                 row = np.array([way.together_s([need, *leaving]) for need in wants])
             small[before] = row[columns]
-        return [PricedFactor(alone.variables, self._stacked(small), alone.num_bytes)]
+        return [PricedFactor(alone.variables, self._stack(small), alone.num_bytes)]
 
     def pair(self) -> list[PricedFactor]:
         """Two readers: the way to the first is paid, and what the second adds."""
@@ -159,14 +159,14 @@ class _Moved:
         for before, way in self.ways.items():
             cost = way.seconds(needs)[:, None] + way.rest(needs, needs_too)
             same = way.copy(needs)[:, None] == way.copy(needs_too)[None, :]
-            again = np.where(same & one.keeps, 0.0, self._held(way, needs_too)[None, :]) * other.keeps
-            kept = (self._held(way, needs) * one.keeps)[:, None] + again
+            again = np.where(same & one.keeps, 0.0, self._held_bytes(way, needs_too)[None, :]) * other.keeps
+            kept = (self._held_bytes(way, needs) * one.keeps)[:, None] + again
             seconds[before], held[before] = (table[np.ix_(columns, columns_too)] for table in (cost, kept))
         scope: tuple[Variable, ...] = (self.source, one.variable, other.variable)
         if one.variable == other.variable:  # one node reads it twice
             seconds, held = ({m: t.diagonal() for m, t in tables.items()} for tables in (seconds, held))
             scope = scope[:2]
-        return [PricedFactor(scope, self._stacked(seconds), self._stacked(held) if self.keepers else None)]
+        return [PricedFactor(scope, self._stack(seconds), self._stack(held) if self.keepers else None)]
 
     def apart(self) -> list[PricedFactor]:
         """Each reader alone, at its share of the cost: a lower bound, for all together cost the dearest at least."""
@@ -195,13 +195,13 @@ class _Moved:
             held = held[spread]
         return PricedFactor((self.source, self.readers[number].variable), cost[spread], held)
 
-    def shared(self, helper: Helper) -> list[PricedFactor]:
+    def share(self, helper: Helper) -> list[PricedFactor]:
         """A helper names one want or two, the way to which is paid once, and says whose copy is held once for all."""
         distinct = np.array(list(dict.fromkeys(int(need) for needs, _ in self.needs for need in needs)), dtype=np.int64)
         largest = len(self.made) * max(len(columns) for _, columns in self.needs)
-        at, once, loose = self._named(len(distinct))
+        at, once, loose = self._name(len(distinct))
         if at.shape[1] > 1 and largest * len(at) * len(once) > self.moving.entries:
-            at, once, loose = self._named(len(distinct), most=1)
+            at, once, loose = self._name(len(distinct), most=1)
         if largest * len(at) * len(once) > self.moving.entries:
             return self.apart()
         if self.wants > EXACT_WANTS[at.shape[1]]:
@@ -216,22 +216,22 @@ class _Moved:
             if names.shape[1] > 1:
                 named = named + way.rest(distinct, distinct)[at[:, 0], at[:, 1]]
             own[before] = np.tile(named + rest, len(once))
-            kept[before] = np.concatenate([self._held_once(way, names, choice) for choice in once])
-        memory = self._stacked(kept) if any(map(any, once)) else None
-        factors = [PricedFactor((self.source, variable), self._stacked(own), memory)]
+            kept[before] = np.concatenate([self._bytes_held_once(way, names, choice) for choice in once])
+        memory = self._stack(kept) if any(map(any, once)) else None
+        factors = [PricedFactor((self.source, variable), self._stack(own), memory)]
         for number, reader in enumerate(self.readers):
             added, held = {}, {}
             needs, columns = self.needs[number]
             for before, way in self.ways.items():
                 added[before] = np.tile(way.rest(names, needs)[:, columns] / sharers, (len(once), 1))
                 if reader.keeps:
-                    again = [self._held_again(way, names, needs, choice) / holders for choice in once]
+                    again = [self._bytes_held_again(way, names, needs, choice) / holders for choice in once]
                     held[before] = np.concatenate(again)[:, columns]
             scope = (self.source, variable, reader.variable)
-            factors.append(PricedFactor(scope, self._stacked(added), self._stacked(held) if reader.keeps else None))
+            factors.append(PricedFactor(scope, self._stack(added), self._stack(held) if reader.keeps else None))
         return factors
 
-    def _named(self, count: int, most: int = 2) -> tuple[Indices, Sequence[tuple[bool, ...]], bool]:
+    def _name(self, count: int, most: int = 2) -> tuple[Indices, Sequence[tuple[bool, ...]], bool]:
         """What a helper may name: [names, one or two] of ``count`` wants, which copies are held, whether it bounds."""
         two = most > 1 and EXACT_WANTS[1] < self.wants <= EXACT_WANTS[2]
         at = np.array(list(itertools.combinations_with_replacement(range(count), 1 + two)), dtype=np.int64)
@@ -245,17 +245,17 @@ class _Moved:
             return (False,)
         return (True,) if self.keepers == self.wants else (False, True)
 
-    def _held_once(self, way: Ways, names: Indices, choice: tuple[bool, ...]) -> Table:
+    def _bytes_held_once(self, way: ReshardChains, names: Indices, choice: tuple[bool, ...]) -> Table:
         """[names] bytes of the named copies that are held, each counted once."""
-        held = self._held(way, names[:, 0]) * choice[0]
+        held = self._held_bytes(way, names[:, 0]) * choice[0]
         if len(choice) > 1 and choice[1]:
             counted = (way.copy(names[:, 0]) == way.copy(names[:, 1])) & choice[0]
-            held = held + np.where(counted, 0.0, self._held(way, names[:, 1]))
+            held = held + np.where(counted, 0.0, self._held_bytes(way, names[:, 1]))
         return held
 
-    def _held_again(self, way: Ways, names: Indices, needs: Indices, choice: tuple[bool, ...]) -> Table:
+    def _bytes_held_again(self, way: ReshardChains, names: Indices, needs: Indices, choice: tuple[bool, ...]) -> Table:
         """[names, needs] bytes that a reader holds beyond the named copies."""
-        memory = np.broadcast_to(self._held(way, needs)[None, :], (len(names), len(needs)))
+        memory = np.broadcast_to(self._held_bytes(way, needs)[None, :], (len(names), len(needs)))
         for position, chosen in enumerate(choice):
             if chosen:
                 same = way.copy(names[:, position])[:, None] == way.copy(needs)[None, :]
@@ -266,11 +266,11 @@ class _Moved:
         leaving = self.exits[before]
         return math.inf if leaving is None else max(self.ways[before].together_s([after]) for after in leaving)
 
-    def _held(self, way: Ways, needs: Indices) -> Table:
+    def _held_bytes(self, way: ReshardChains, needs: Indices) -> Table:
         """[needs] bytes of what a keeping reader holds; nothing where the value's own node holds that copy."""
         held = way.bytes(needs)
         return np.where(way.copy(needs) == way.start, 0.0, held) if self.kept_where_made else held
 
-    def _stacked(self, small: dict[Sharding, Table]) -> Table:
+    def _stack(self, small: dict[Sharding, Table]) -> Table:
         """[made, …] from one table per sharding."""
         return np.stack([small[before] for before in self.made])

@@ -18,7 +18,7 @@ from pdv.pcg.redistribute import Flags, Indices, Routes, Seconds
 EXACT_WANTS = {1: 3, 2: 5}  # by how many are named
 
 
-class Ways:
+class ReshardChains:
     """All shortest chains from one sharding of a tensor."""
 
     def __init__(self, routes: Routes, before: Sharding) -> None:

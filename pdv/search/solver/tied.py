@@ -18,7 +18,7 @@ from ir.sharding import Invariant, Replicate, Shard, Sharding, State
 from pdv.pcg.redistribute import all_shardings
 from pdv.problem import Pins, Storage
 from pdv.search.solver.configs import ConfigTable
-from pdv.search.solver.sharing import EXACT_WANTS, Ways
+from pdv.search.solver.sharing import EXACT_WANTS, ReshardChains
 from pdv.search.solver.tables import Table, check_room
 
 MOST_STATES = 8192  # with a want named
@@ -103,13 +103,13 @@ class TiedTable:
             named = [state.named for state in group]
             rows = slice(row, row + len(named))
             seconds[rows] = self._rests_s(storage, named, list(columns)) / sharers
-            seconds[rows, ~self._allowed(storage, list(columns))] = np.inf
-            held[rows] = 0.0 if storage.regather else self._copied(storage, list(columns)) / keepers
+            seconds[rows, ~self._allowed_needs(storage, list(columns))] = np.inf
+            held[rows] = 0.0 if storage.regather else self._copied_bytes(storage, list(columns)) / keepers
             row += len(named)
         spread = [columns[need] for need in needs]
         return seconds[:, spread], held[:, spread] if keep else None
 
-    def _allowed(self, storage: Storage, needs: Sequence[Sharding]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _allowed_needs(self, storage: Storage, needs: Sequence[Sharding]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """[needs] whether the pins let the parameter be gathered so far."""
         problem = self._configs.problem
         if problem.pins.gathers is Pins().gathers:
@@ -131,15 +131,15 @@ class TiedTable:
         rest: Table = ways.rest(names, rows) + again
         return rest
 
-    def _copied(self, storage: Storage, needs: Sequence[Sharding]) -> Table:
+    def _copied_bytes(self, storage: Storage, needs: Sequence[Sharding]) -> Table:
         """[needs] bytes of gathered copies."""
         ways = self._ways(storage)
         rows = ways.rows(needs)
         return np.where(ways.gathered(rows), ways.bytes(rows), 0.0)
 
-    def _ways(self, storage: Storage) -> Ways:
+    def _ways(self, storage: Storage) -> ReshardChains:
         routes = self._configs.moves.routes(self.param.type, gradient=self._configs.problem.train)
-        return Ways(routes, storage.sharding)
+        return ReshardChains(routes, storage.sharding)
 
 
 def reads(nodes: Sequence[Node], param: Node) -> list[tuple[Node, int]]:

@@ -17,7 +17,7 @@ from ir.sharding import Partial, Shard
 from pdv.search.solver.tables import Table
 from pdv.search.strategies.decode import Decoder
 from pdv.search.strategies.network import Flat, Values
-from pdv.search.strategies.pricing import Minimized, Task, strategy
+from pdv.search.strategies.pricing import Minimized, NetworkTask, strategy
 
 FIRST = 16  # random knobs before the model is asked
 TRIALS = 80
@@ -28,7 +28,7 @@ STRENGTH = 8.0  # a full preference, in mean costs of an operator
 KINDS = 3
 
 
-def minimize(task: Task) -> Minimized:
+def minimize(task: NetworkTask) -> Minimized:
     """The best plan that any knobs gave; no bound is known."""
     flat = task.flat
     knobs = _Knobs(flat)
@@ -55,7 +55,7 @@ def minimize(task: Task) -> Minimized:
             best, least = values, value
             task.offer(best, least)
     assert best is not None
-    best = flat.polished(best)
+    best = flat.polish(best)
     return Minimized(best if flat.value(best) < flat.illegal else None)
 
 
@@ -86,7 +86,7 @@ class _Knobs:
         """Greedy under preferences, then bettered choice by choice."""
         shifts = [counts @ (0.5 - point) * 2 * self._unit for counts in self._counts]
         taken, _ = self._decoder.run(lambda number, added: (added + shifts[number]).argmin(axis=1), 1)
-        return self._flat.polished(self._decoder.values(taken[0]), rounds=1)
+        return self._flat.polish(self._decoder.values(taken[0]), rounds=1)
 
 
 def _kind(split: Split) -> int | None:

@@ -12,7 +12,7 @@ from pdv.search.chain import ChainSolver
 
 
 @dataclass
-class Known:
+class EarlierSearches:
     """What searches of one problem leave for the next ones, under other limits of memory.
 
     Attributes:
@@ -43,7 +43,7 @@ class Budget:
     on_best: Callable[[float, float], None] = lambda cpu_s, cost_s: None
     effort: float = 1.0
     most_s: float | None = None
-    known: Known | None = field(default=None, compare=False, repr=False)
+    known: EarlierSearches | None = field(default=None, compare=False, repr=False)
 
     def steps(self, default: int) -> int:
         """How many of something to do."""

@@ -81,7 +81,7 @@ def _rows(term: Term, at: tuple[int, ...], table: Table, variable: Variable, cho
     return rows
 
 
-def started(flat: Flat) -> Values:
+def find_start(flat: Flat) -> Values:
     """The better of two plans to start from: the greedy one, and the one that cuts samples wherever it can."""
     names = {variable: node for node, variable in flat.network.variables.items()}
     favour = []

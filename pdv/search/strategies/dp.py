@@ -15,22 +15,22 @@ from collections.abc import Mapping, Sequence
 from pdv.search.solver.elimination import Elimination, eliminate
 from pdv.search.solver.tables import Factor, Variable
 from pdv.search.strategies.network import Values
-from pdv.search.strategies.pricing import Minimized, Task, strategy
+from pdv.search.strategies.pricing import Minimized, NetworkTask, strategy
 
 
-def minimize(task: Task) -> Minimized:
+def minimize(task: NetworkTask) -> Minimized:
     """The least value there is: exact, and its own certificate. It is not cut short.
 
     Raises:
         TooWideError: if the graph is too wide for elimination.
     """
-    values, value = eliminated(task.flat.factors, task.flat.sizes)
+    values, value = minimize_exactly(task.flat.factors, task.flat.sizes)
     if not math.isfinite(value):
         return Minimized(None, value)
     return Minimized({variable: values[variable] for variable in task.flat.choices}, value)
 
 
-def eliminated(factors: Sequence[Factor], sizes: Mapping[Variable, int]) -> tuple[Values, float]:
+def minimize_exactly(factors: Sequence[Factor], sizes: Mapping[Variable, int]) -> tuple[Values, float]:
     """The least sum of the factors and where it is.
 
     Raises:

@@ -16,9 +16,9 @@ import numpy as np
 
 from pdv.search.solver.tables import Factor
 from pdv.search.strategies.budget import Clock
-from pdv.search.strategies.decode import started
+from pdv.search.strategies.decode import find_start
 from pdv.search.strategies.network import Flat, Values
-from pdv.search.strategies.pricing import Minimized, Task, strategy
+from pdv.search.strategies.pricing import Minimized, NetworkTask, strategy
 
 if TYPE_CHECKING:
     import torch
@@ -34,21 +34,21 @@ ROUND_EVERY = 50
 BESIDE = 1 << 16  # entries of tables laid side by side, at most (half a MB)
 
 
-def minimize(task: Task) -> Minimized:
+def minimize(task: NetworkTask) -> Minimized:
     """The best rounding of several relaxed descents; no bound is known."""
     flat = task.flat
-    best = dict(task.start) if task.start is not None else started(flat)
+    best = dict(task.start) if task.start is not None else find_start(flat)
     least = flat.value(best)
     task.offer(best, least)
     relaxed = _Relaxed(flat, penalty=PENALTY * least)
     for restart in range(RESTARTS):
         for values in relaxed.descend(task, task.clock.share(RESTARTS - restart), {} if restart else best):
-            polished = flat.polished(values, rounds=2)
+            polished = flat.polish(values, rounds=2)
             value = flat.value(polished)
             if value < least:
                 best, least = polished, value
                 task.offer(best, least)
-    best = flat.polished(best)
+    best = flat.polish(best)
     return Minimized(best if flat.value(best) < flat.illegal else None)
 
 
@@ -78,7 +78,7 @@ class _Relaxed:
                 scopes = [[self._order[variable] for variable in factor.variables] for factor in factors]
                 self._groups.append((scaled, torch.tensor(scopes)))
 
-    def descend(self, task: Task, clock: Clock, start: Values) -> Iterator[Values]:
+    def descend(self, task: NetworkTask, clock: Clock, start: Values) -> Iterator[Values]:
         """Roundings on the way of one annealed descent from random logits, those of ``start`` raised."""
         import torch
 
@@ -95,7 +95,7 @@ class _Relaxed:
             temperature = HOTTEST * (COLDEST / HOTTEST) ** over
             chances = torch.softmax((logits / temperature).masked_fill(outside, -torch.inf), dim=1)
             optimizer.zero_grad()
-            self._expected(chances).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._expect(chances).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimizer.step()
             if step % ROUND_EVERY == 0 or over >= 1.0:
                 likeliest = chances.argmax(dim=1).tolist()
@@ -103,7 +103,7 @@ class _Relaxed:
             if over >= 1.0:
                 return
 
-    def _expected(self, chances: torch.Tensor) -> torch.Tensor:
+    def _expect(self, chances: torch.Tensor) -> torch.Tensor:
         """A plan's mean cost, in units of the penalty."""
         import torch
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pdv.search.solver.tables import Table, Variable
 from pdv.search.strategies.network import Flat, Term, Values
-from pdv.search.strategies.pricing import Minimized, Task, strategy
+from pdv.search.strategies.pricing import Minimized, NetworkTask, strategy
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -48,7 +48,7 @@ class _Program:
         self.right.append(right)
 
 
-def minimize(task: Task) -> Minimized:
+def minimize(task: NetworkTask) -> Minimized:
     """The best plan that HiGHS finds in time, and the bound that it proves (its dual bound)."""
     flat = task.flat
     program = _Program()

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 
 from pdv.search.strategies.budget import Clock
-from pdv.search.strategies.decode import started
+from pdv.search.strategies.decode import find_start
 from pdv.search.strategies.network import Values
-from pdv.search.strategies.pricing import Minimized, Task, strategy
+from pdv.search.strategies.pricing import Minimized, NetworkTask, strategy
 
 RUNS = 4
 PROPOSALS = 400  # of each run, per choice
@@ -22,19 +22,19 @@ COLDEST = 1e-6  # temperature of the last proposals, in costs of the first plan
 HOTTEST = 1e-4
 
 
-def minimize(task: Task) -> Minimized:
+def minimize(task: NetworkTask) -> Minimized:
     """The best of several annealed chains; no bound is known."""
     flat = task.flat
-    best = dict(task.start) if task.start is not None else started(flat)
+    best = dict(task.start) if task.start is not None else find_start(flat)
     least = flat.value(best)
     task.offer(best, least)
     for run in range(RUNS):
         best, least = _anneal(task, task.clock.share(RUNS - run), best, least)
-    best = flat.polished(best)
+    best = flat.polish(best)
     return Minimized(best if flat.value(best) < flat.illegal else None)
 
 
-def _anneal(task: Task, clock: Clock, best: Values, least: float) -> tuple[Values, float]:
+def _anneal(task: NetworkTask, clock: Clock, best: Values, least: float) -> tuple[Values, float]:
     """One chain from the best plan known; (best, least) after it."""
     flat, rng, scale = task.flat, task.rng, least
     free = [variable for variable in flat.choices if flat.sizes[variable] > 1]

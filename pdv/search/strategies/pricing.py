@@ -26,7 +26,7 @@ OFFER_SHARE = 0.99  # a plan on the way is priced as a whole if it is 1 % better
 
 
 @dataclass
-class Task:
+class NetworkTask:
     """One network to minimize.
 
     Attributes:
@@ -51,7 +51,7 @@ class Minimized:
     bound: float = float("-inf")
 
 
-Minimizer = Callable[[Task], Minimized]
+Minimizer = Callable[[NetworkTask], Minimized]
 
 
 def strategy(minimize: Minimizer) -> Strategy:
@@ -150,7 +150,7 @@ class _Search:
                 self._take(self._flattened.plan(flat, values))
 
         clock = Clock(max(0.0, share * self._clock.left_s))
-        task = Task(flat, self._rng, self._start, clock, offer, self._budget.steps)
+        task = NetworkTask(flat, self._rng, self._start, clock, offer, self._budget.steps)
         found = self._minimize(task)
         if found.values is None or flat.value(found.values) >= flat.illegal:
             raise no_legal_plan(self._problem) if found.bound == float("inf") else self._unfound()
@@ -176,7 +176,7 @@ class _Search:
         if not self._flattened.exact:  # prices are above the true ones somewhere: solve those that are below
             flat = self._flattened.at(flat.price, optimistic=True)
             clock = Clock(max(0.0, self._clock.left_s))
-            task = Task(flat, self._rng, None, clock, lambda values, value: None, self._budget.steps)
+            task = NetworkTask(flat, self._rng, None, clock, lambda values, value: None, self._budget.steps)
             bound = self._minimize(task).bound
         if flat.price > 0.0:
             bound += flat.price * (self._flattened.whole_bytes - self._problem.memory_limit)

@@ -15,7 +15,7 @@ from ir.graph import Node
 from pdv.search.solver.tables import Table
 from pdv.search.strategies.decode import Decoder, Indices
 from pdv.search.strategies.network import Flat, Values
-from pdv.search.strategies.pricing import Minimized, Task, strategy
+from pdv.search.strategies.pricing import Minimized, NetworkTask, strategy
 
 BATCH = 16
 UPDATES = 150
@@ -24,7 +24,7 @@ MEAN_DECAY = 0.9  # of the running mean
 FLATTENING = 3e-3  # pull towards equal chances (an entropy bonus), so that no draw dies out early
 
 
-def minimize(task: Task) -> Minimized:
+def minimize(task: NetworkTask) -> Minimized:
     """The best plan drawn, its single choices bettered at the end; no bound is known."""
     flat = task.flat
     policy = _Policy(flat, task.rng)
@@ -44,7 +44,7 @@ def minimize(task: Task) -> Minimized:
         spread = float(rewards.std()) or 1.0
         policy.learn((rewards - mean) / spread)
     assert best is not None
-    best = flat.polished(best)
+    best = flat.polish(best)
     return Minimized(best if flat.value(best) < flat.illegal else None)
 
 

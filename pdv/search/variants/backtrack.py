@@ -95,11 +95,11 @@ def explore(
 
     least = survey.least_seconds if survey is not None else lambda block: 0.0
     exploration = _Exploration(block, rules, tied, tables, least, deadline)
-    chosen = _chosen(exploration.run(first), MAX_VARIANTS)
+    chosen = _choose(exploration.run(first), MAX_VARIANTS)
     return [(variant, solved[variant] if variant in solved else solve(variant.block)) for variant in chosen]
 
 
-def _chosen(found: Sequence[tuple[Variant, Sequence[Table]]], most: int) -> list[Variant]:
+def _choose(found: Sequence[tuple[Variant, Sequence[Table]]], most: int) -> list[Variant]:
     """The first, then one after another the variant that saves most over those chosen, as long as one saves."""
     (first, known), *rest = found
     chosen = [first]
@@ -129,20 +129,20 @@ class _Exploration:
     ) -> None:
         self._block = block
         self._rules = rules
-        self._tied = tied
+        self._tie = tied
         self._tables = tables
         self._least = least
         self._deadline = deadline
         self._builder = builder_of(block)
         self._canonical: dict[Node, str] = {} if block.source is None else {block.source: block.source.digest}
-        self._seen: set[tuple[str, ...]] = set()
+        self._wait_for: set[tuple[str, ...]] = set()
         self._queue: list[tuple[float, int, Variant, bool]] = []  # (cost or bound, order of arrival, _, priced)
         self._arrivals = 0
         self._best = 1.0
 
     def run(self, first: Variant) -> list[tuple[Variant, Sequence[Table]]]:
         """Variants that were priced, the first one first."""
-        self._seen.add(self._key(first))
+        self._wait_for.add(self._key(first))
         behind_first = list(self._following(first))
         if not behind_first:
             return [(first, ())]
@@ -177,12 +177,12 @@ class _Exploration:
         for rule in self._rules:
             before = variant
             for number in range(ROUNDS):
-                following = apply_rule(before, rule, self._tied, self._builder)
+                following = apply_rule(before, rule, self._tie, self._builder)
                 if following is None or len(following.block.nodes) > most:
                     break
                 key = self._key(following)
-                if key not in self._seen:
-                    self._seen.add(key)
+                if key not in self._wait_for:
+                    self._wait_for.add(key)
                     yield following
                 elif number == 0:
                     break
@@ -195,12 +195,12 @@ class _Exploration:
                 below = [self._canonical.get(operand, operand.digest) for operand in node.operands]
                 if node.op.commutative:
                     below.sort()
-                text = f"{_said(node)} {node.type} {below}"
+                text = f"{_signature(node)} {node.type} {below}"
                 self._canonical[node] = hashlib.sha256(text.encode()).hexdigest()[:24]
         return tuple(self._canonical.get(root, root.digest) for root in variant.roots)
 
 
-def _said(node: Node) -> str:
+def _signature(node: Node) -> str:
     """Operator and attributes; a chunk as the slice that it is."""
     if node.op.takes_part:
         dim, index = node.attr("dim"), node.attr("index")

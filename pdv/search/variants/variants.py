@@ -94,14 +94,14 @@ def applied_rule(
     block = variant.block
     where = Where(block.nodes, variant.users, variant.inside.__contains__, tied)
     found = found_matches(rule, where)
-    k.moved.clear()
+    k.move.clear()
     new: dict[Node, Node] = {}
     while found and not new:
         try:
             new = rewritten(k, block.nodes, found, lambda node: node)
         except CircleError as circle:
             found = tuple(match for match in found if match is not circle.match)
-    if not new or not k.moved.isdisjoint(tied):
+    if not new or not k.move.isdisjoint(tied):
         return None
     following = _following(variant, rule, new, tied)
     return None if following is None else (following, found)
@@ -113,7 +113,7 @@ def _following(variant: Variant, rule: Rule, new: Mapping[Node, Node], tied: dic
     outputs = tuple(new.get(node, node) for node in block.outputs)
     updates = tuple(new.get(node, node) for node in block.updates)
     sink = None if block.sink is None else new[block.sink]
-    nodes = _ordered([*outputs, *updates, *([] if sink is None else [sink])], block.source)
+    nodes = _order([*outputs, *updates, *([] if sink is None else [sink])], block.source)
     if sink is not None and sink.is_leaf:
         return None
     reads = Counter(operand for node in nodes for operand in node.operands if operand.is_leaf and operand.needs_grad)
@@ -122,7 +122,7 @@ def _following(variant: Variant, rule: Rule, new: Mapping[Node, Node], tied: dic
     return Variant(block_of(block.source, nodes, sink, outputs, updates, tied), (*variant.rules, rule.name))
 
 
-def _ordered(roots: list[Node], source: Node | None) -> tuple[Node, ...]:
+def _order(roots: list[Node], source: Node | None) -> tuple[Node, ...]:
     """Operators that ``roots`` need, operands first, down to leaves and the source."""
     order: dict[Node, None] = {}
     for root in roots:

@@ -45,7 +45,7 @@ class Timeline:
     sends: list[tuple[Pass, Time, Time]] = field(default_factory=list)
 
 
-class Step(NamedTuple):
+class OrderedPass(NamedTuple):
     """A pass in an order in which all can be worked out; ``needed`` is the place of the one whose result it takes."""
 
     taken: Pass
@@ -105,23 +105,23 @@ def _wait(waits: dict[str, int], waited: int, sending: int) -> None:
 
 
 @lru_cache(maxsize=16)
-def sequence(pipeline: Pipeline) -> tuple[Step, ...]:
+def sequence(pipeline: Pipeline) -> tuple[OrderedPass, ...]:
     """All passes of all stages, each behind those that it needs: stage after stage, each as far as it gets."""
     order = orders(pipeline)
     final, last = pipeline.micro_batches - 1, pipeline.stages * pipeline.virtual - 1
     places: dict[Pass, int] = {}
-    steps: list[Step] = []
+    steps: list[OrderedPass] = []
     done = [0] * len(order)
     while True:
         before = len(steps)
         for stage, passes in enumerate(order):
             for taken in islice(passes, done[stage], None):
-                needed = _needed(taken, last)
+                needed = _pass_before(taken, last)
                 if needed is not None and needed not in places:
                     break
                 places[taken] = len(steps)
                 way = (2 if taken.micro_batch == final else 1) if taken.backward else 0
-                steps.append(Step(taken, stage, way, -1 if needed is None else places[needed]))
+                steps.append(OrderedPass(taken, stage, way, -1 if needed is None else places[needed]))
                 done[stage] += 1
         if len(steps) == before:
             break
@@ -129,7 +129,7 @@ def sequence(pipeline: Pipeline) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _needed(taken: Pass, last: int) -> Pass | None:
+def _pass_before(taken: Pass, last: int) -> Pass | None:
     """The pass whose result this one takes."""
     chunk, micro_batch, backward = taken
     if not backward:

@@ -85,7 +85,7 @@ class Engine:
         known = self._known.setdefault((segment, state), [])
         effect = next((effect for effect in known if _holds(effect, host)), None)
         if effect is None:
-            effect = _simulated(segment, offset, clocks)
+            effect = _simulate(segment, offset, clocks)
             self.runs += 1
             known.append(effect)
         _apply(effect, segment, offset, clocks, base)
@@ -106,7 +106,7 @@ def _holds(effect: _Effect, host: tuple[int, ...]) -> bool:
     return all(now <= then + more for now, then, more in zip(host, effect.host, effect.margin, strict=True))
 
 
-def _simulated(segment: Segment, offset: int, before: Clocks) -> _Effect:
+def _simulate(segment: Segment, offset: int, before: Clocks) -> _Effect:
     base = before.compute[0]
     clocks = Clocks(
         list(before.compute), list(before.host), list(before.streams), before.ready.copy(), [{} for _ in before.compute]
@@ -145,7 +145,7 @@ def simulate_tasks(segment: Segment, offset: int, clocks: Clocks, watch: Watch |
     for task in segment.tasks:
         _, part, classes, duration, issue, streams, blocks, makes, after, slows, _ = task
         free = max([compute[number] for number in classes]) if len(classes) > 1 else compute[classes[0]]
-        start, cause = _awaited(task, offset, clocks, free) if streams or after else (free, "")
+        start, cause = _await(task, offset, clocks, free) if streams or after else (free, "")
         awaited = start
         for number in classes:
             host[number] = issued = host[number] + issue
@@ -174,7 +174,7 @@ def simulate_tasks(segment: Segment, offset: int, clocks: Clocks, watch: Watch |
     return margin, bound
 
 
-def _awaited(task: Task, offset: int, clocks: Clocks, free: int) -> tuple[int, str]:
+def _await(task: Task, offset: int, clocks: Clocks, free: int) -> tuple[int, str]:
     """When what a task needs is there, and what its compute streams wait for until then."""
     start, cause = free, ""
     for stream in task.streams[:1] if task.blocks and task.duration else task.streams:

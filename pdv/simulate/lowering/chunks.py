@@ -8,7 +8,7 @@ from ir.graph import Node
 from pdv.problem import Derived
 
 
-def spread(derived: Derived, of: Mapping[Node, int]) -> dict[Node, int]:
+def spread_to_pcg(derived: Derived, of: Mapping[Node, int]) -> dict[Node, int]:
     """What ``of`` says of serial operators, said of the PCG's nodes.
 
     A sum is taken where its terms are made; any other move is part of its first reader, so that what passes from a

@@ -40,7 +40,7 @@ def fusion(run: Sequence[Node], nodes: Nodes) -> Fusion:
     found = dict.fromkeys(run, ALONE)
     for number, fused in enumerate(members):
         if len(fused) > 1:
-            share = _left(fused, number, group, nodes)
+            share = _remaining_traffic(fused, number, group, nodes)
             found |= {node: (share, node is fused[0]) for node in fused}
     return tuple(found.values())
 
@@ -52,7 +52,7 @@ def _kernels(value: Node, inside: Mapping[Node, int]) -> list[Node]:
     return [kernel for operand in value.operands for kernel in _kernels(operand, inside)]
 
 
-def _left(fused: Sequence[Node], number: int, group: Mapping[Node, int], nodes: Nodes) -> float:
+def _remaining_traffic(fused: Sequence[Node], number: int, group: Mapping[Node, int], nodes: Nodes) -> float:
     """The part of the operators' own traffic that one kernel has."""
     own = sum(nodes.of[value].bytes for node in fused for value in (node, *node.operands))
     outside = {value for node in fused for value in node.operands if group.get(value) != number}

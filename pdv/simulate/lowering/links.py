@@ -61,11 +61,11 @@ class Links:
         numbers: dict[Device, int] = {}
         known = {kind: numbers.setdefault(cluster.classes[kind].device, len(numbers)) for kind in dict.fromkeys(kinds)}
         classes = [known[kind] for kind in kinds]
-        single = [reached(axis, calibration) for axis in workload.axes[stage]]
+        single = [at_reached_rate(axis, calibration) for axis in workload.axes[stage]]
         spans = [mesh.positions(name) for name in mesh.spans]
         axes = tuple(joint_link(tuple(single[position] for position in span)) for span in spans)
         placed = np.array(classes).reshape(mesh.shape)
-        coupled = tuple(_coupled(placed, span) for span in spans)
+        coupled = tuple(_couple(placed, span) for span in spans)
         shared = [_resources(workload, first, span) for span in spans]
         counts = tuple(classes.count(number) for number in range(len(numbers)))
         common = _common(shared[: len(mesh.axes)])
@@ -132,7 +132,7 @@ class Links:
         return int(np.prod([self.axes[axis].size for axis in axes], dtype=np.int64))
 
 
-def reached(axis: AxisLink, calibration: Calibration) -> AxisLink:
+def at_reached_rate(axis: AxisLink, calibration: Calibration) -> AxisLink:
     """The axis at what collectives reach inside a step; curves that were measured on the spot have reached it."""
     if axis.size == 1:
         return axis
@@ -152,7 +152,7 @@ def reached(axis: AxisLink, calibration: Calibration) -> AxisLink:
     return replace(axis, link=link, stages=stages)
 
 
-def _coupled(
+def _couple(
     placed: np.ndarray[tuple[int, ...], np.dtype[np.int64]], span: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
     """Sets of classes that share groups along some axes, each sorted; together they are all classes."""

@@ -10,13 +10,13 @@ from ir.graph import Node
 from pdv.simulate.engine.task import Placed
 from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.fusion import fusion
-from pdv.simulate.lowering.runs import Run
+from pdv.simulate.lowering.runs import NodeRun
 from pdv.simulate.lowering.segments import KINDS, Due, Item, Segments, Waits
 from pdv.simulate.lowering.sums import Sums
 
 
 @dataclass(frozen=True)
-class Program:
+class ChunkProgram:
     """One chunk on one kind of stage: what runs forward, backward, and in the last micro-batch's backward."""
 
     forward: tuple[Placed, ...]
@@ -30,32 +30,32 @@ class Lowering:
     def __init__(self, nodes: Nodes, segments: Segments) -> None:
         self.nodes, self.segments = nodes, segments
 
-    def program(self, runs: Sequence[Run], sums: Sums) -> Program:
+    def program(self, runs: Sequence[NodeRun], sums: Sums) -> ChunkProgram:
         """The segments of one chunk."""
         items = self._items(runs)
         ahead = self.segments.execution.overlap.gathers
-        forward, backward, last = self.segments.begun(), self.segments.begun(), self.segments.begun()
+        forward, backward, last = self.segments.host_start(), self.segments.host_start(), self.segments.host_start()
         for number, run in enumerate(runs):
             window = [*range(ahead + 1)] if number == 0 else [number + ahead]
             early = [(n - number, items[n]) for n in window if ahead and n < len(runs)]
-            forward.append(self._placed("forward", items[number], run, early, ()))
+            forward.append(self._place("forward", items[number], run, early, ()))
         if not self.nodes.problem.train:
-            return Program(tuple(forward), (), ())
+            return ChunkProgram(tuple(forward), (), ())
         buckets = sums.buckets(runs) if self.segments.execution.overlap.gradients else {}
         for number in reversed(range(len(runs))):
             top = number == len(runs) - 1
             window = [number - n for n in range(ahead + 1)] if top else [number - ahead]
             early = [(n - number, items[n]) for n in window if ahead and n >= 0]
             arguments = (items[number], runs[number], early)
-            backward.append(self._placed("backward", *arguments, ()))
+            backward.append(self._place("backward", *arguments, ()))
             start = runs[number].start
             due = tuple((i.place - start, *one) for i in items[number] for one in buckets.get(i.place, ()))
-            last.append(self._placed("backward", *arguments, due) if due else backward[-1])
-        return Program(tuple(forward), tuple(backward), tuple(last))
+            last.append(self._place("backward", *arguments, due) if due else backward[-1])
+        return ChunkProgram(tuple(forward), tuple(backward), tuple(last))
 
     # ---- What waits for what ----
 
-    def _items(self, runs: Sequence[Run]) -> list[tuple[Item, ...]]:
+    def _items(self, runs: Sequence[NodeRun]) -> list[tuple[Item, ...]]:
         """Nodes with their waits; only moves that run beside compute are ever waited for."""
         plain = not self.segments.execution.overlap.activations
         place: dict[Node, int] = {node: run.start + i for run in runs for i, node in enumerate(run.nodes)}
@@ -64,16 +64,16 @@ class Lowering:
             return [tuple(Item(of[n], run.start + i) for i, n in enumerate(run.nodes)) for run in runs]
         waits: dict[Node, Waits] = {}
         for node in place:
-            found = dict.fromkeys(w for operand in node.operands for w in self._seen(operand, 0, waits, place))
+            found = dict.fromkeys(w for operand in node.operands for w in self._wait_for(operand, 0, waits, place))
             waits[node] = tuple(found)
         behind: dict[Node, Waits] = {}
         users = self.nodes.pcg.users
         for node in reversed(place):
             readers = [user for user in users[node] if user in place and of[user].backward]
-            behind[node] = tuple(dict.fromkeys(w for user in readers for w in self._seen(user, 1, behind, place)))
+            behind[node] = tuple(dict.fromkeys(w for user in readers for w in self._wait_for(user, 1, behind, place)))
         return [tuple(Item(of[n], run.start + i, waits[n], behind[n]) for i, n in enumerate(run.nodes)) for run in runs]
 
-    def _seen(self, node: Node, way: int, waits: dict[Node, Waits], place: dict[Node, int]) -> Waits:
+    def _wait_for(self, node: Node, way: int, waits: dict[Node, Waits], place: dict[Node, int]) -> Waits:
         """What a reader of a node's value (or of its gradient) waits for: kernels are done when it starts."""
         if node not in place:
             return ()
@@ -86,11 +86,11 @@ class Lowering:
 
     # ---- Segments where they stand ----
 
-    def _placed(
+    def _place(
         self,
         phase: Literal["forward", "backward"],
         items: tuple[Item, ...],
-        run: Run,
+        run: NodeRun,
         early: Sequence[tuple[int, tuple[Item, ...]]],
         due: Due,
     ) -> Placed:

@@ -18,7 +18,7 @@ EACH = 8  # operators of a run where the layers are not known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class NodeRun:
     """Nodes of one layer, in order; ``start`` is the place of the first in its chunk, ``layer`` whether it is one."""
 
     nodes: tuple[Node, ...]
@@ -67,16 +67,16 @@ class Chunks:
         return tuple(map(tuple, found))
 
     @cached_property
-    def runs(self) -> tuple[tuple[Run, ...], ...]:
+    def runs(self) -> tuple[tuple[NodeRun, ...], ...]:
         """By chunk, its operators in runs of one layer each."""
         return tuple(self._cut(nodes) for nodes in self.nodes)
 
-    def _cut(self, nodes: Sequence[Node]) -> tuple[Run, ...]:
+    def _cut(self, nodes: Sequence[Node]) -> tuple[NodeRun, ...]:
         operators = [node for node in nodes if not node.is_leaf]
         if not operators:
             return ()
         if self._stages.layer_of:
-            layers = _filled([self._stages.layer_of.get(node, -1) for node in operators])
+            layers = _fill([self._stages.layer_of.get(node, -1) for node in operators])
             known = [layer >= 0 for layer in layers]
         else:  # so many operators each, the moves before one with it
             before = accumulate((node.op.kind != "parallel" for node in operators), initial=0)
@@ -101,7 +101,7 @@ class Chunks:
         return tuple(Crossing(f, b) for f, b in zip(forward[:-1], backward[:-1], strict=True))
 
 
-def _filled(layers: list[int]) -> list[int]:
+def _fill(layers: list[int]) -> list[int]:
     """Nodes without a layer that stand inside of one belong to it."""
     labelled = [at for at, layer in enumerate(layers) if layer >= 0]
     for before, after in pairwise(labelled):
@@ -110,11 +110,11 @@ def _filled(layers: list[int]) -> list[int]:
     return layers
 
 
-def _runs(operators: Sequence[Node], ends: Sequence[int], layers: Sequence[bool]) -> tuple[Run, ...]:
+def _runs(operators: Sequence[Node], ends: Sequence[int], layers: Sequence[bool]) -> tuple[NodeRun, ...]:
     starts = [0, *(end + 1 for end in ends)]
     stops = [*(end + 1 for end in ends), len(operators)]
     return tuple(
-        Run(tuple(operators[start:stop]), start, layer)
+        NodeRun(tuple(operators[start:stop]), start, layer)
         for start, stop, layer in zip(starts, stops, layers, strict=True)
         if stop > start
     )

@@ -89,15 +89,15 @@ class Segments:
         if segment is None:
             work = _Work(self, items, start, fused)
             tasks = work.forward(gathers) if phase == "forward" else work.backward(gathers, due, again=layer)
-            segment = self._known[key] = Segment(self._bounded(tasks), phase)
+            segment = self._known[key] = Segment(self._bound(tasks), phase)
         return segment
 
-    def begun(self) -> list[Placed]:
+    def host_start(self) -> list[Placed]:
         """What the host does before it issues a pass."""
         everyone = tuple(range(len(self.links.devices)))
         return [Placed(self.made((Task("begin", HOST, everyone, 0, self.begin),), "begin"))] if self.begin else []
 
-    def _bounded(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
+    def _bound(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
         """What runs behind compute slows it at most as long as it lasts, however much longer the sending takes."""
         if not any(task.slows for task in tasks):
             return tuple(tasks)

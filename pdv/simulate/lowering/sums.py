@@ -16,7 +16,7 @@ from pdv.simulate.engine.task import COMPUTE, OPTIMIZER, Segment, Task, picoseco
 from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.links import Links
 from pdv.simulate.lowering.price import DevicePrices
-from pdv.simulate.lowering.runs import Run
+from pdv.simulate.lowering.runs import NodeRun
 
 Bucket = tuple[int, int]
 """(axis under which it counts, picoseconds)"""
@@ -59,7 +59,7 @@ class Sums:
         own = self.execution.precision.gradient
         return 1.0 if own is None else own / node.type.dtype.itemsize
 
-    def buckets(self, runs: Sequence[Run]) -> dict[int, tuple[Bucket, ...]]:
+    def buckets(self, runs: Sequence[NodeRun]) -> dict[int, tuple[Bucket, ...]]:
         """By place in the chunk: buckets that are full once backward has come down to it."""
         waiting: dict[tuple[int, ...], float] = {}
         found: dict[int, tuple[Bucket, ...]] = {}
@@ -96,7 +96,7 @@ class Sums:
         """Whether each micro-batch's gradients are summed: who keeps a part of them cannot add up the whole."""
         return self.execution.zero == 2 and self.execution.micro_batches > 1
 
-    def summed(self, issue: int) -> list[Task]:
+    def sum_tasks(self, issue: int) -> list[Task]:
         """Sums of gradients that are waited for, in buckets."""
         tasks: list[Task] = []
         for axes, (gradient, _) in self.by_axes().items():
@@ -112,7 +112,7 @@ class Sums:
         """
         tasks = barrier(self.links)
         if not (self.execution.overlap.gradients or self.each_time):
-            tasks += self.summed(issue)
+            tasks += self.sum_tasks(issue)
         everyone = tuple(range(len(prices)))
         if tied:
             tasks.append(Task("tied gradients", "tied", everyone, tied, issue))

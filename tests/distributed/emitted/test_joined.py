@@ -19,7 +19,7 @@ from pdv.plan.package import import_package
 from pdv.problem import Pins
 from pdv.rewrite.algebra import RULES
 from pdv.search.chain import ChainSolver
-from pdv.search.meshes import realized
+from pdv.search.meshes import realize_solution
 from tests.distributed.harness import run_ranks
 from tests.pdv.emit.test_joined import WIDTH, encoder, stored
 from tests.pdv.worlds import problem
@@ -48,7 +48,7 @@ def test_a_joined_parameter_on_two_processes(tmp_path: Path, storage: str) -> No
         storage=lambda param, axis, rests: rests == state,
     )
     of = problem(encoder(), Mesh.of(a=2), rules=RULES, pins=pins)
-    pcg = realized(ChainSolver(of).solve()).derived.pcg
+    pcg = realize_solution(ChainSolver(of).solve()).derived.pcg
     values = stored(of.graph)
     weights = Weights({name: partial(values.__getitem__, name) for name in values})
     emit_package(pcg, of.mesh, {}, weights, tmp_path)

@@ -162,7 +162,7 @@ def on_simulated_ranks(package: Path, mesh: Mesh, ids: Tensor, target: Tensor) -
     world: World[Step] = World(mesh.num_devices)
 
     def worker(rank: int) -> Step:
-        with texts.imported(world, rank, stored) as module:
+        with texts.import_model(world, rank, stored) as module:
             return step_of_package(module.build("cpu"), ids, target.double())
 
     before = torch.get_default_dtype()

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from ir.memory.layout import Layout, fresh, like, merged
+from ir.memory.layout import Layout, fresh, like, merge_strides
 
 SHAPES = [(4, 6), (2, 3, 4), (24,), (1, 24), (2, 1, 12), (6, 4, 1), (3, 8), (2, 2, 6), (12, 2), (2, 3, 2, 2)]
 
@@ -19,7 +19,7 @@ def test_merging_dims_is_what_torch_does(before: tuple[int, ...]) -> None:
         x = torch.empty(before).permute(perm)
         layout = Layout(tuple(x.shape), x.stride())
         for after in SHAPES:
-            found = merged(layout, after)
+            found = merge_strides(layout, after)
             try:
                 expected = x.view(after)
             except RuntimeError:

@@ -41,7 +41,7 @@ def test_a_program_at_another_batch_is_the_one_made_at_it() -> None:
     sizes.fix_others([batch])
     assert not sizes.open_atoms(graph.inputs[0], 1)
     for rows in (16, 3):
-        assert sizes.resized({batch: rows})[0].digest == model(rows).digest
+        assert sizes.resize({batch: rows})[0].digest == model(rows).digest
 
 
 def test_what_a_parameter_fixes_is_told() -> None:
@@ -59,7 +59,7 @@ def test_sizes_that_follow_from_each_other_must_agree() -> None:
     graph = k.graph({"y": k.add(k.slice(x, dim=0, start=1, stop=8), y)})
     sizes = Sizes(graph)
     (rows,), (fewer,) = (sizes.open_atoms(node, 0) for node in graph.inputs)
-    small, _ = sizes.resized({rows: 4})
+    small, _ = sizes.resize({rows: 4})
     assert [node.type.shape for node in small.inputs] == [(4, 4), (3, 4)]
     with pytest.raises(ShapeError, match="does not follow its operands"):
-        sizes.resized({rows: 4, fewer: 7})
+        sizes.resize({rows: 4, fewer: 7})

@@ -71,7 +71,7 @@ def test_a_new_system_is_less_sure_and_three_points_mend_it() -> None:
     cases = cases_of(table)
     points = chosen_points(fitted(), cases)
     rest = np.setdiff1d(np.arange(len(table)), points)
-    after, after_std = fitted().adapted(table.take(points)).predict(table.take(rest))
+    after, after_std = fitted().adapt(table.take(points)).predict(table.take(rest))
     assert len(points) == 3
     assert errors(mean[rest], table.take(rest)).mean() > 0.3
     assert errors(after, table.take(rest)).mean() < 0.7 * errors(mean[rest], table.take(rest)).mean()
@@ -90,7 +90,7 @@ def test_three_points_of_each_library_and_collective_are_better_still() -> None:
 def test_what_it_is_given_of_one_system_leaves_others_alone() -> None:
     table, others = table_of({"odd": ODD}), table_of({"slow": SYSTEMS["slow"]})
     before, _ = fitted().predict(others)
-    after, _ = fitted().adapted(table).predict(others)
+    after, _ = fitted().adapt(table).predict(others)
     assert np.abs(after - before).max() < 0.1
 
 

@@ -16,8 +16,8 @@ from learned_cost.data.dataset import read_folder
 from learned_cost.data.kernel import Subgraph
 from learned_cost.devices.device import record
 from learned_cost.profile.command import Options as CommandOptions
-from learned_cost.profile.command import chosen, cluster_of, here, keep, torch_device
-from learned_cost.profile.programs.groups import Limits, OperatorGroup, SubgraphGroup, Task, tasks_of
+from learned_cost.profile.command import choose_groups, cluster_of, here, keep, torch_device
+from learned_cost.profile.programs.groups import Limits, OperatorGroup, RowTask, SubgraphGroup, tasks_of
 from learned_cost.profile.programs.pieces import Piece
 from learned_cost.profile.rows import Setting, fold, kernel_of, kernel_row, measured_key
 from learned_cost.profile.session import learn_from, run
@@ -99,7 +99,7 @@ def test_what_cannot_be_run_is_counted(tmp_path: Path, watch: Stopwatch) -> None
     class Broken(Few):
         def turn(self) -> Any:
             piece = self._pool.take()
-            return None if piece is None else [Task(piece.forward, broken)]
+            return None if piece is None else [RowTask(piece.forward, broken)]
 
     with Store(tmp_path) as store:
         outcome = run(store, [Broken("relu", LIMITS, planned=some_pieces(2))], SETTING, watch, budget_s=5.0)
@@ -152,10 +152,10 @@ def test_time_of_other_processes_does_not_count(watch: Stopwatch) -> None:
 
 
 def test_names_of_operators() -> None:
-    assert chosen(("bmm", "layernorm", "subgraph")) == {"matmul", "layer_norm", "subgraph"}
-    assert {"linear", "triton", "subgraph"} <= chosen(())
+    assert choose_groups(("bmm", "layernorm", "subgraph")) == {"matmul", "layer_norm", "subgraph"}
+    assert {"linear", "triton", "subgraph"} <= choose_groups(())
     with pytest.raises(UsageError, match="Did you mean 'linear'"):
-        chosen(("liner",))
+        choose_groups(("liner",))
 
 
 def test_there_is_no_gpu_here() -> None:

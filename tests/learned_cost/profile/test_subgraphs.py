@@ -10,12 +10,12 @@ from ir.builder import Builder
 from ir.graph import Graph
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Subgraph
-from learned_cost.profile.programs.planned import of_pcg, segments, shipped
+from learned_cost.profile.programs.planned import of_pcg, read_shipped, segments
 from learned_cost.profile.programs.subgraphs import (
     FAMILIES,
     callable_of,
-    compiled,
-    described,
+    compile_graph,
+    describe_graph,
     eager,
     inputs_of,
     random_pattern,
@@ -37,7 +37,7 @@ def block() -> Graph:
 
 
 def test_described_by_kernels_and_edges() -> None:
-    what = described(block(), fused=True, stack="inductor")
+    what = describe_graph(block(), fused=True, stack="inductor")
     assert [kernel.op for kernel in what.kernels] == ["layernorm", "linear", "add", "gelu", "add"]
     assert what.edges == ((0, 1), (1, 2), (2, 3), (3, 4))  # a view hands its edge on
     assert what.traffic == 4 * (2 * 48 + 64 + 3 * 8)  # x and the result, the matrix, three vectors
@@ -52,7 +52,7 @@ def test_random_patterns_are_of_their_seed_and_run(seed: int) -> None:
     assert (name, graph.digest) == (FAMILIES[seed].__name__, random_pattern(seed, most=1 << 10)[1].digest)
     (out,) = callable_of(graph)(*inputs_of(graph, CPU))
     assert out.shape == graph.outputs[0][1].type.shape
-    what = described(graph, fused=True, stack="inductor")
+    what = describe_graph(graph, fused=True, stack="inductor")
     assert 2 <= len(what.kernels) <= 12
     assert {end for edge in what.edges for end in edge} == set(range(len(what.kernels)))
 
@@ -79,7 +79,7 @@ def test_shapes_are_kept_in_a_file(tmp_path: object) -> None:
     path = Path(str(tmp_path)) / "shapes.json.gz"
     pieces, parts = cuts(block(), "mine", (2,)), segments(block())
     write(path, pieces, [("mine", part) for part in parts])
-    found, graphs = shipped(path)
+    found, graphs = read_shipped(path)
     assert found == pieces
     assert [graph.digest for _, graph in graphs] == [part.digest for part in parts]
 
@@ -99,9 +99,12 @@ def test_compiled_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = block()
     values = inputs_of(graph, CPU)
     monkeypatch.setattr(module, "inputs_of", lambda graph, device: values)
-    run, plain = compiled(graph, CPU), eager(graph, CPU)
+    run, plain = compile_graph(graph, CPU), eager(graph, CPU)
     torch.testing.assert_close(run()[0], plain()[0])
-    fused, single = described(graph, fused=True, stack="inductor"), described(graph, fused=False, stack="torch")
+    fused, single = (
+        describe_graph(graph, fused=True, stack="inductor"),
+        describe_graph(graph, fused=False, stack="torch"),
+    )
     assert fused.fused
     assert not single.fused
     assert fused.traffic < single.traffic

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ir.errors import DataError, WeightsError, WriteError
-from learned_cost.training.fit import FitConfig, Fitted, fit, shuffled
+from learned_cost.training.fit import FitConfig, Fitted, fit, shuffle
 from learned_cost.weights import load_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ class Regression:
         return len(self.x)
 
     def order(self, epoch: int, seed: int) -> NDArray[np.int64]:
-        return shuffled(self.rows, epoch, seed)
+        return shuffle(self.rows, epoch, seed)
 
     def loss(self, rows: NDArray[np.int64]) -> Tensor:
         time.sleep(self.pause_s)

@@ -18,7 +18,7 @@ from learned_cost.data.table import Table
 from learned_cost.training.fit import FitConfig
 from learned_cost.training.train import Trained, TrainOptions, shape_hash, split, train
 from learned_cost.weights import load_weights
-from learned_cost.weights import trained as seen_by
+from learned_cost.weights import training_facts as seen_by
 from tests.learned_cost.linear_learner import LinearLearner
 from tests.learned_cost.measurements import kernel_columns, write
 

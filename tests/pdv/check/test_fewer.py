@@ -13,7 +13,7 @@ from ir.mesh import Mesh
 from ir.proof.depth import shorten
 from ir.views import sources_of
 from pdv.check import check_text, checked
-from pdv.check.fewer import renumbered
+from pdv.check.fewer import renumber
 from pdv.check.imports import Texts
 from pdv.emit.emission import Emission, module_texts
 from pdv.frontend.program import Weights
@@ -64,7 +64,7 @@ def test_a_layer_that_is_not_built_is_named() -> None:
 
 def test_layers_are_numbered_as_in_a_model_of_so_few() -> None:
     short = shorten(deep(), cut(), MESH, checked.KEPT)
-    old_names, (source, pcg) = renumbered(deep(), short.source, short.pcg)
+    old_names, (source, pcg) = renumber(deep(), short.source, short.pcg)
     for graph in (source, pcg):
         names = {name for node in graph.params for name in sources_of(node)}
         numbers = {int(name.split(".")[1]) for name in names if name.startswith("h.")}
@@ -79,7 +79,7 @@ def test_a_layer_behind_those_left_out_moves_up() -> None:
         params = [k.param(f"h.{n}.{part}", floats(2)) for n in numbers for part in ("0.w", "1.b")]
         return k.graph({f"y{at}": k.relu(param) for at, param in enumerate([*params, k.param("tail.7.w", floats(2))])})
 
-    old_names, (short,) = renumbered(named(0, 1, 2, 3, 4), named(0, 1, 4))
+    old_names, (short,) = renumber(named(0, 1, 2, 3, 4), named(0, 1, 4))
     assert old_names["h.2.1.b"] == "h.4.1.b"
     assert old_names["tail.7.w"] == "tail.7.w"
     assert [node.attr("name") for node in short.params][4:] == ["h.2.0.w", "h.2.1.b", "tail.7.w"]

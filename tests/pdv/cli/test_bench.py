@@ -32,22 +32,22 @@ def measured(levels: list[LevelAsked]) -> Measured:
 
 
 def test_levels_of_a_torchrun() -> None:
-    assert bench.asked(None, 8, 4, "cuda") == [LevelAsked("node", 4, 8), LevelAsked("gpu", 1, 4)]
-    assert bench.asked(None, 4, 4, "cpu") == [LevelAsked("core", 1, 4)]
+    assert bench.levels_asked_for(None, 8, 4, "cuda") == [LevelAsked("node", 4, 8), LevelAsked("gpu", 1, 4)]
+    assert bench.levels_asked_for(None, 4, 4, "cpu") == [LevelAsked("core", 1, 4)]
     cluster = load_cluster(PARTS)
-    assert bench.asked(cluster, 16, 8, "cuda") == [
+    assert bench.levels_asked_for(cluster, 16, 8, "cuda") == [
         LevelAsked("node", 8, 16), LevelAsked("socket", 4, 8), LevelAsked("gpu", 1, 4)
     ]  # fmt: skip
     for world, message in ((1, "nobody to talk to"), (8, "8 processes for the 16 devices")):
         with pytest.raises(UsageError, match=message):
-            bench.asked(cluster, world, world, "cuda")
+            bench.levels_asked_for(cluster, world, world, "cuda")
 
 
 def test_measured_links_take_the_place_of_those_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, output = tmp_path / "in.yaml", tmp_path / "out.yaml"
     file.write_text(yaml.safe_dump(PARTS))
     cluster = load_cluster(file)
-    levels = bench.asked(cluster, 16, 8, "cuda")
+    levels = bench.levels_asked_for(cluster, 16, 8, "cuda")
     bench._tell(measured(levels), levels, file, cluster, output, "cuda", as_json=False)
     found = load_cluster(output)
     rates = [(level.name, level.link.bandwidth_bytes_per_s, level.link.latency_s) for level in found.levels]

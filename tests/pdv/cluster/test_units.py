@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdv.cluster.units import COMPUTE, LINK_BANDWIDTH, MEMORY, MEMORY_BANDWIDTH, TIME, Problem, Quantity
+from pdv.cluster.units import COMPUTE, LINK_BANDWIDTH, MEMORY, MEMORY_BANDWIDTH, TIME, Quantity, ValueProblem
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_reads(quantity: Quantity, text: str, value: float) -> None:
     ],
 )
 def test_refuses(quantity: Quantity, value: object) -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(ValueProblem) as caught:
         quantity.parse(value)
     assert len(str(caught.value.what)) < 200
 
 
 def test_a_slip_of_case_is_suggested() -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(ValueProblem) as caught:
         LINK_BANDWIDTH.parse("450 gb/s")
     assert caught.value.mend == "Did you mean GB/s or Gb/s?"
 

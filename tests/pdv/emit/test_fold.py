@@ -21,7 +21,7 @@ from pdv.plan.derivation import replay, to_steps
 from pdv.plan.package import import_package
 from pdv.rewrite.algebra import RULES
 from pdv.search.chain import ChainSolver
-from pdv.search.meshes import realized
+from pdv.search.meshes import realize_solution
 from tests.pdv.worlds import f32, problem
 
 
@@ -50,7 +50,7 @@ def stored(graph: Graph) -> dict[str, np.ndarray]:
 def test_norms_are_folded_and_branches_fused(tmp_path: Path, widths: tuple[int, ...]) -> None:
     of = problem(branches(widths), Mesh(()), mode="infer", rules=RULES)
     solution = ChainSolver(of).solve()
-    pcg = realized(solution).derived.pcg
+    pcg = realize_solution(solution).derived.pcg
     steps = to_steps(solution)
     assert replay(of, steps).digest == pcg.digest
     verify_equal(of.graph, pcg, of.mesh, gradients=False)

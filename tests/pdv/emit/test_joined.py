@@ -20,7 +20,7 @@ from pdv.plan.derivation import replay, to_steps
 from pdv.plan.package import import_package
 from pdv.rewrite.algebra import RULES
 from pdv.search.chain import ChainSolver
-from pdv.search.meshes import realized
+from pdv.search.meshes import realize_solution
 from tests.pdv.worlds import f32, problem
 
 WIDTH, HEADS = 24, 4
@@ -54,7 +54,7 @@ def stored(graph: Graph) -> dict[str, np.ndarray]:
 def test_joined_parameters_run_train_and_are_saved_as_the_source_has_them(tmp_path: Path, kv: int) -> None:
     of = problem(encoder(kv=kv), Mesh(()), rules=RULES)
     solution = ChainSolver(of).solve()
-    pcg = realized(solution).derived.pcg
+    pcg = realize_solution(solution).derived.pcg
     steps = to_steps(solution)
     assert {step["rule"] for step in steps} & {"fuse-three-biased-linears", "fuse-biased-linears"}
     assert replay(of, steps).digest == pcg.digest

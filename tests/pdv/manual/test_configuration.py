@@ -14,7 +14,7 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.cost.compute import ComputeModel
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
-from pdv.manual.configuration import Configuration, completed, configuration, workload
+from pdv.manual.configuration import Configuration, complete, configuration, workload
 from pdv.problem.workload import MIXED, Workload
 
 GPT = "gpt:layers=3,hidden=64,heads=8,seq=16,vocab=128"
@@ -162,8 +162,8 @@ def test_settings_read_back() -> None:
         tp=8, pp=4, zero=1, recompute="full", micro_batch=2, batch=64, partition=(4, 4, 5, 3), sp=True, flash=False
     )
     assert configuration(given.text()) == given
-    assert completed(given, 64).data == 2
-    assert completed(given, 64).execution().precision == MIXED
+    assert complete(given, 64).data == 2
+    assert complete(given, 64).execution().precision == MIXED
 
 
 @pytest.mark.parametrize(

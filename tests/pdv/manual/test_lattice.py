@@ -6,7 +6,7 @@ import pytest
 
 from pdv.cost.compute import ComputeModel
 from pdv.frontend.arch.description import arch
-from pdv.manual.lattice import Lattice, best, estimated, points
+from pdv.manual.lattice import Lattice, best, estimate_lattice, points
 from pdv.memory import step_memory
 from pdv.simulate.step import simulate
 from tests.pdv.manual.test_configuration import cluster, made
@@ -30,7 +30,7 @@ def test_estimates_are_near_what_is_simulated() -> None:
     """At sizes where a micro-batch is more than host gaps: they order the lattice, so a fifth is near enough."""
     described = arch("gpt:layers=12,hidden=4096,heads=32,seq=2048,vocab=51200")
     lattice = Lattice(tp=(4,), pp=(2,), vp=(1,), micro_batch=(2,), recompute=("full",))
-    (estimate,) = estimated(described, cluster, 8, 16, compute, lattice)
+    (estimate,) = estimate_lattice(described, cluster, 8, 16, compute, lattice)
     work = made(described.text(), estimate.given.text(), 8)
     assert estimate.step_s == pytest.approx(simulate(work).step_s, rel=0.2)
     assert estimate.memory_bytes == pytest.approx(step_memory(work).worst.total_bytes, rel=0.2)

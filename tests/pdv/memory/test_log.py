@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdv.memory.allocator import rounded
+from pdv.memory.allocator import round_up
 from pdv.memory.log import Heap, Holder, Log
 
 A, B = Holder("activations", "relu", 1), Holder("temporaries")
@@ -31,7 +31,7 @@ def test_a_storage_is_freed_by_its_last_reference() -> None:
 
 
 def test_a_gpu_rounds_sizes() -> None:
-    heap = Heap(rounded)
+    heap = Heap(round_up)
     heap.allocate(1, A)
     heap.allocate(512, A)
     heap.allocate(513, A)

@@ -21,7 +21,7 @@ from pdv.pins import contradiction, load_pins
 from pdv.problem import Pins, Problem
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.rule import Rule
-from pdv.search.meshes import Found, search_mesh
+from pdv.search.meshes import BestPlan, search_mesh
 from tests.conftest import Golden
 from tests.pdv import worlds
 from tests.pdv.pins.graphs import gpt
@@ -46,7 +46,7 @@ def problem(
     return worlds.problem(graph(layers), mesh, pins=bound, rules=rules, memory_limit=memory_limit)
 
 
-def planned(pins: Content | Path, rules: tuple[Rule, ...] = ()) -> Found:
+def planned(pins: Content | Path, rules: tuple[Rule, ...] = ()) -> BestPlan:
     """The plan found; every constraint holds in it."""
     found = search_mesh(problem(pins, rules=rules))
     solution = found.solution
@@ -68,13 +68,13 @@ def refused(pins: Content | Path, *, memory_limit: float = float("inf")) -> Pins
     return blamed
 
 
-def labels(found: Found, op: str, axis: str) -> list[str]:
+def labels(found: BestPlan, op: str, axis: str) -> list[str]:
     position = found.solution.problem.mesh.index(axis)
     splits = found.solution.assignment.splits
     return [splits[node][position].label for node in found.solution.graph.nodes if node.op.name == op]
 
 
-def rests(found: Found, name: str) -> str:
+def rests(found: BestPlan, name: str) -> str:
     (param,) = [node for node in found.solution.graph.params if node.attr("source") == name]
     storage = found.solution.assignment.storage.get(param)
     return format_sharding(storage.sharding) if storage else "I,I"
@@ -181,7 +181,7 @@ def test_variants_of_which_pins_leave_other_sinks_are_compared() -> None:
     assert search_mesh(worlds.problem(two, mesh, rules=RULES, pins=pins)).gap == 0.0
 
 
-def _states_read(found: Found) -> list[State]:
+def _states_read(found: BestPlan) -> list[State]:
     """States along dp in which results of blocks are read, where cut along samples."""
     splits = found.solution.assignment.splits
     read = []

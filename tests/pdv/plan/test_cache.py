@@ -20,7 +20,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.folders import cache_folder, state_folder
 from pdv.own_key import own_key
 from pdv.plan import cache as module
-from pdv.plan.cache import Cache, cached, open_cache, problem_key
+from pdv.plan.cache import Cache, open_cache, problem_key, with_cache
 from pdv.plan.derivation import to_steps
 from pdv.problem import Problem, Solution
 from pdv.rewrite.algebra import RULES
@@ -58,7 +58,7 @@ def store(directory: Path, warn: Callable[[str], None] = silent) -> Cache:
 
 def test_a_second_search_is_a_replay(tmp_path: Path) -> None:
     counted = Counted()
-    strategy = cached(counted, "backtrack", store(tmp_path), None)
+    strategy = with_cache(counted, "backtrack", store(tmp_path), None)
     first = search_meshes(PROBLEMS, strategy=strategy)
     assert counted.times == 2
     second = search_meshes(PROBLEMS, strategy=strategy)
@@ -77,16 +77,16 @@ def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
         return backtrack(problem, budget)
 
     with pytest.raises(KeyboardInterrupt):
-        search_meshes(PROBLEMS, strategy=cached(interrupted, "backtrack", store(tmp_path), None))
+        search_meshes(PROBLEMS, strategy=with_cache(interrupted, "backtrack", store(tmp_path), None))
     counted = Counted()
-    search_meshes(PROBLEMS, strategy=cached(counted, "backtrack", store(tmp_path), None))
+    search_meshes(PROBLEMS, strategy=with_cache(counted, "backtrack", store(tmp_path), None))
     assert counted.times == 1
 
 
 def test_a_refusal_is_remembered(tmp_path: Path) -> None:
     tight = replace(PROBLEMS[0], memory_limit=10.0)
     counted = Counted()
-    strategy = cached(counted, "backtrack", store(tmp_path), None)
+    strategy = with_cache(counted, "backtrack", store(tmp_path), None)
     messages = []
     for _ in range(2):
         with pytest.raises(NoPlanFitsError) as caught:
@@ -98,7 +98,7 @@ def test_a_refusal_is_remembered(tmp_path: Path) -> None:
 
 def test_what_a_budget_cut_short_is_not_kept(tmp_path: Path) -> None:
     counted = Counted(lambda problem, budget: replace(backtrack(problem, budget), complete=False))
-    strategy = cached(counted, "backtrack", store(tmp_path), None)
+    strategy = with_cache(counted, "backtrack", store(tmp_path), None)
     for _ in range(2):
         strategy(PROBLEMS[0], Budget())
     assert counted.times == 2
@@ -149,7 +149,7 @@ DAMAGE: dict[str, Callable[[str], str]] = {
 def test_a_damaged_entry_is_ignored_and_written_again(name: str, tmp_path: Path) -> None:
     warnings: list[str] = []
     counted = Counted()
-    strategy = cached(counted, "backtrack", store(tmp_path, warnings.append), None)
+    strategy = with_cache(counted, "backtrack", store(tmp_path, warnings.append), None)
     first = strategy(PROBLEMS[0], Budget())
     (path,) = tmp_path.rglob("*.json")
     path.write_text(DAMAGE[name](path.read_text()))
@@ -167,7 +167,7 @@ def test_an_entry_that_does_not_replay_is_ignored(tmp_path: Path) -> None:
     entry = {"steps": [{"rule": "split-linear-q", "bindings": {"axis": "a"}, "sites": [0]}], "algebra": []}
     kept.put(key, {"solution": entry | dict.fromkeys(["cost_s", "memory_bytes", "lower_bound_s"], 1.0)})
     counted = Counted()
-    cached(counted, "backtrack", kept, None)(PROBLEMS[0], Budget())
+    with_cache(counted, "backtrack", kept, None)(PROBLEMS[0], Budget())
     assert (counted.times, len(warnings)) == (1, 1)
     assert "does not replay" in warnings[0]
 
@@ -175,7 +175,7 @@ def test_an_entry_that_does_not_replay_is_ignored(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     warnings: list[str] = []
-    cached(backtrack, "backtrack", store(tmp_path / "file", warnings.append), None)(PROBLEMS[0], Budget())
+    with_cache(backtrack, "backtrack", store(tmp_path / "file", warnings.append), None)(PROBLEMS[0], Budget())
     assert any("cannot be written" in warning for warning in warnings)
 
 
@@ -211,7 +211,7 @@ def forged(text: str) -> str:
 def test_a_forged_bound_is_not_believed(tmp_path: Path) -> None:
     warnings: list[str] = []
     counted = Counted(lambda problem, budget: replace(backtrack(problem, budget), lower_bound_s=1e-9))
-    strategy = cached(counted, "backtrack", store(tmp_path, warnings.append), None)
+    strategy = with_cache(counted, "backtrack", store(tmp_path, warnings.append), None)
     strategy(PROBLEMS[0], Budget())
     (path,) = tmp_path.rglob("*.json")
     path.write_text(forged(path.read_text()))
@@ -321,7 +321,7 @@ def test_a_search_prunes(tmp_path: Path) -> None:
     kept.put("old", {"x": 1})
     (path,) = tmp_path.rglob("*.json")
     os.utime(path, (1e9, 1e9))
-    cached(backtrack, "backtrack", kept, None)
+    with_cache(backtrack, "backtrack", kept, None)
     assert not path.exists()
 
 

@@ -19,7 +19,7 @@ from ir.proof.exact import verify_equal
 from pdv.plan.derivation import LEAVE, replay, to_steps
 from pdv.problem import Problem
 from pdv.rewrite.algebra import RULES
-from pdv.search.meshes import Found, search_mesh
+from pdv.search.meshes import BestPlan, search_mesh
 from tests.conftest import Golden
 from tests.pdv.worlds import attention_block, f32, mlp, problem
 
@@ -27,7 +27,7 @@ Steps = list[dict[str, Any]]  # Any: JSON
 FOUR, TWO_TWO = Mesh.of(a=4), Mesh.of(a=2, b=2)
 
 
-def planned(graph: Graph, mesh: Mesh, share: float | None = None) -> Found:
+def planned(graph: Graph, mesh: Mesh, share: float | None = None) -> BestPlan:
     """A plan, with the given share of the memory that it would take if it could."""
     of = problem(graph, mesh, rules=RULES)
     if share is not None:
@@ -35,12 +35,12 @@ def planned(graph: Graph, mesh: Mesh, share: float | None = None) -> Found:
     return search_mesh(of)
 
 
-def steps_of(found: Found) -> Steps:
+def steps_of(found: BestPlan) -> Steps:
     loaded: Steps = json.loads(json.dumps(to_steps(found.solution), allow_nan=False))
     return loaded
 
 
-CASES: dict[str, Callable[[], Found]] = {
+CASES: dict[str, Callable[[], BestPlan]] = {
     "mlp on 4": lambda: planned(mlp(width=24, batch=8), FOUR),
     "mlp on 2x2, little memory": lambda: planned(mlp(width=24, batch=8), TWO_TWO, share=0.96),
     "attention on 4": lambda: planned(attention_block(batch=4, heads=4), FOUR),
@@ -86,7 +86,7 @@ def with_sharding(step: dict[str, Any], sharding: str) -> dict[str, Any]:
     return {**step, "bindings": {"sharding": sharding}}
 
 
-def text(found: Found) -> str:
+def text(found: BestPlan) -> str:
     lines = [f"{found.solution.problem.graph.name} on {found.solution.problem.mesh}"]
     for step in to_steps(found.solution):
         bindings = "".join(f" {key}={value}" for key, value in step["bindings"].items())
@@ -106,7 +106,7 @@ def test_a_fused_product_is_taken_apart_where_that_lets_heads_be_cut(golden: Gol
 
 
 @cache
-def base() -> Found:
+def base() -> BestPlan:
     """A plan with steps of every kind."""
     return planned(attention_block(batch=1), Mesh.of(a=2))
 

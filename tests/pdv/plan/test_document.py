@@ -16,7 +16,7 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.plan.derivation import replay
 from pdv.plan.document import plan_document, read_problem
 from pdv.planning.problems import plan_problems
-from pdv.search.meshes import Found, search_meshes
+from pdv.search.meshes import BestPlan, search_meshes
 from tests.pdv.worlds import attention_block
 
 GRAPH = attention_block(batch=4)
@@ -36,7 +36,7 @@ def cluster() -> Cluster:
 
 
 @cache
-def found() -> Found:
+def found() -> BestPlan:
     return search_meshes(plan_problems(GRAPH, cluster(), mode="train"))
 
 

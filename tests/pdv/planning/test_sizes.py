@@ -88,4 +88,4 @@ def test_a_source_of_one_size_is_doubted_where_numbers_may_follow_from_it() -> N
 
 
 def test_another_type_leaves_the_same_open() -> None:
-    assert why_fixed(program("mean").mapped(lambda graph: with_dtype(graph, DType.BF16))) == ""
+    assert why_fixed(program("mean").map(lambda graph: with_dtype(graph, DType.BF16))) == ""

@@ -11,7 +11,7 @@ from pdv.cluster import Cluster, Device, load_cluster
 from pdv.cost.compute import ComputeModel
 from pdv.plan.document import plan_document
 from pdv.planning.problems import plan_problems
-from pdv.report.loaded import Loaded, loaded, workload_of_plan
+from pdv.report.loaded import Loaded, load_document, workload_of_plan
 from pdv.search.meshes import search_meshes
 from pdv.simulate.engine.task import PICO
 from pdv.simulate.stage import Lowered
@@ -30,7 +30,7 @@ def plan() -> Loaded:
     found = search_meshes(plan_problems(graph, cluster(), mode="train", memory_limit=float("inf")))
     document = plan_document(found, cluster=cluster(), strategy="backtrack", seconds=0.0)
     document["search"]["certificate"]["space"]["pins"] = None
-    return loaded(json.loads(json.dumps(document)), graph)
+    return load_document(json.loads(json.dumps(document)), graph)
 
 
 def test_on_its_own_cluster_it_takes_what_the_plan_says_and_the_loss(plan: Loaded) -> None:

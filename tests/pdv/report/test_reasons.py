@@ -19,7 +19,7 @@ from pdv.problem import Pins, Problem
 from pdv.report.alternatives import Weighing
 from pdv.report.axes import IDLE, UNNAMED, axis_uses
 from pdv.report.explain import explain_document, explain_operators
-from pdv.report.loaded import Loaded, loaded
+from pdv.report.loaded import Loaded, load_document
 from pdv.report.reasons import operator_classes, operators_called, reasons
 from pdv.report.shares import shares
 from pdv.rewrite.algebra import RULES
@@ -37,7 +37,7 @@ def told(problem: Problem, pins: str | None = None) -> Loaded:
     device = {field.name: getattr(worlds.DEVICE, field.name) for field in fields(worlds.DEVICE)}
     device["peak_flops"] = dict(worlds.DEVICE.peak_flops)
     document["cluster"] = {"name": "toys", "classes": [{"device": device, "count": 1}]}
-    plan = loaded(json.loads(json.dumps(document)), problem.graph)
+    plan = load_document(json.loads(json.dumps(document)), problem.graph)
     assert plan.cost.seconds == pytest.approx(found.cost.seconds)
     return plan
 

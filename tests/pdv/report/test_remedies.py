@@ -12,7 +12,7 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.cluster.routing.route import find_route
 from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
-from pdv.report.remedies import Problems, find_remedies, multiplied, need_of, with_remedies
+from pdv.report.remedies import Problems, find_remedies, multiply_nodes, need_of, with_remedies
 from pdv.search.meshes import search_meshes
 from tests.pdv import worlds
 
@@ -65,9 +65,9 @@ def test_what_a_plan_needs_has_the_last_word() -> None:
 
 def test_more_of_the_same_nodes() -> None:
     one = load_cluster(LAPTOP)
-    more = multiplied(one, 4)
+    more = multiply_nodes(one, 4)
     assert more.num_devices == 8
     nodes = {"nodes": [{"count": 2, "devices": 8, "device": "a100-80gb-sxm", "link": "nvlink3"}], "network": "ib-hdr"}
-    several = multiplied(load_cluster(nodes), 2)
+    several = multiply_nodes(load_cluster(nodes), 2)
     assert (several.num_nodes, several.num_devices) == (4, 32)
     assert find_route(several, (0, 8)).link.bandwidth_bytes_per_s > 0

@@ -11,7 +11,7 @@ from ir.types import DType
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.report.diff import diff_document, diff_text
-from pdv.report.simulated import count_text, model_flops, ordered, seconds_text, simulated_text
+from pdv.report.simulated import count_text, model_flops, order_shares, seconds_text, simulated_text
 from tests.conftest import Golden
 
 GIB = 2.0**30
@@ -90,7 +90,7 @@ def test_a_plan_does_not_differ_from_itself(document: dict[str, Any]) -> None:
 
 def test_communication_stands_behind_compute() -> None:
     parts = {"bubble": 1.0, "dp": 1.0, "tp": 2.0, "optimizer": 1.0, "compute": 1.0, "recomputation": 1.0}
-    assert list(ordered(parts)) == ["compute", "recomputation", "tp", "dp", "optimizer", "bubble"]
+    assert list(order_shares(parts)) == ["compute", "recomputation", "tp", "dp", "optimizer", "bubble"]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(12.34, "12.3 s"), (2e-3, "2 ms"), (5e-7, "0.5 µs"), (1234.0, "1234 s")])

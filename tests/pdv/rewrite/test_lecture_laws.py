@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.lectures import FUSIONS, LECTURES, is_fusion, megatron
 from pdv.rewrite.check import check_law
-from pdv.rewrite.generate.select import implied
+from pdv.rewrite.generate.select import is_implied
 from pdv.rewrite.law import Law, parse_law
 from pdv.rewrite.library import laws
 
@@ -14,7 +14,7 @@ from pdv.rewrite.library import laws
 @pytest.mark.parametrize("law", LECTURES, ids=lambda law: law.name)
 def test_a_law_of_the_lectures_is_a_case_of_one_in_the_library(law: Law) -> None:
     check_law(law, seed=2)
-    assert implied(law, [law for law in laws() if len(law.left) == 1], 2)
+    assert is_implied(law, [law for law in laws() if len(law.left) == 1], 2)
 
 
 FALSE = (
@@ -25,7 +25,7 @@ FALSE = (
 
 @pytest.mark.parametrize("text", FALSE)
 def test_what_is_false_follows_from_no_law(text: str) -> None:
-    assert not implied(parse_law(text), [law for law in laws() if len(law.left) == 1], 2)
+    assert not is_implied(parse_law(text), [law for law in laws() if len(law.left) == 1], 2)
 
 
 @pytest.mark.parametrize("name", FUSIONS)

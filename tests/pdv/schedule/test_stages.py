@@ -12,7 +12,7 @@ from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
-from pdv.schedule.stages import balanced, cut, even, units
+from pdv.schedule.stages import balance, cut, even, units
 
 
 def chain(widths: list[int]) -> Graph:
@@ -95,7 +95,7 @@ def best(weights: list[float], chunks: int) -> float:
 def test_balanced_is_the_best_there_is(numbers: list[int], data: st.DataObject) -> None:
     weights = [float(number) for number in numbers]
     chunks = data.draw(st.integers(1, len(weights)))
-    sizes = balanced(weights, chunks)
+    sizes = balance(weights, chunks)
     assert len(sizes) == chunks
     assert min(sizes) > 0
     heaviest, at = 0.0, 0

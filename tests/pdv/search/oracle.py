@@ -25,7 +25,7 @@ from ir.types import TensorType
 from ir.verify import divides, node_local_loops
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.derive import exit_sharding
-from pdv.pcg.redistribute import Chain, Redistribution, Step
+from pdv.pcg.redistribute import Chain, MoveStep, Redistribution
 from pdv.problem import TRAIN_COPIES, Assignment, Problem, Storage
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -246,9 +246,11 @@ class Oracle:
                 self._known[key] = self._moved(value, made, needs, readers)
         return self._known[key]
 
-    def _tree(self, value: Node, before: Sharding, targets: Sequence[Sharding]) -> dict[tuple[Step, ...], float] | None:
+    def _tree(
+        self, value: Node, before: Sharding, targets: Sequence[Sharding]
+    ) -> dict[tuple[MoveStep, ...], float] | None:
         """Seconds of every step that some chain takes; chains share their first steps."""
-        tree: dict[tuple[Step, ...], float] = {}
+        tree: dict[tuple[MoveStep, ...], float] = {}
         gradient = self._backward(value)
         for target in targets:
             chain = self.moves.chain(value.type, before, target, gradient=gradient)
@@ -262,7 +264,7 @@ class Oracle:
                 spent = part
         return tree
 
-    def _prefix_seconds(self, value: Node, before: Sharding, prefix: tuple[Step, ...]) -> float:
+    def _prefix_seconds(self, value: Node, before: Sharding, prefix: tuple[MoveStep, ...]) -> float:
         gradient = self._backward(value)
         found = [
             c for c in chains_from(self.moves, value.type, before, gradient=gradient).values() if c.steps == prefix
@@ -290,7 +292,7 @@ class Oracle:
             kept.add(())
         return sum(tree.values()), sum(self._held(value, made, steps) for steps in kept)
 
-    def _copy(self, value: Node, made: Sharding, need: Sharding) -> tuple[Step, ...]:
+    def _copy(self, value: Node, made: Sharding, need: Sharding) -> tuple[MoveStep, ...]:
         """The steps that lead to the copy which is read; replicate makes none."""
         chain = self.moves.chain(value.type, made, need, gradient=self._backward(value))
         assert chain is not None
@@ -299,7 +301,7 @@ class Oracle:
             steps = steps[:-1]
         return steps
 
-    def _held(self, value: Node, made: Sharding, steps: tuple[Step, ...]) -> float:
+    def _held(self, value: Node, made: Sharding, steps: tuple[MoveStep, ...]) -> float:
         chains = chains_from(self.moves, value.type, made, gradient=self._backward(value))
         sharding = next(after for after, chain in chains.items() if chain.steps == steps)
         return float(local_bytes(value.type, sharding, self.problem.mesh))
@@ -335,7 +337,7 @@ class Oracle:
             )
         return seconds, memory
 
-    def _again(self, param: Node, before: Sharding, prefix: tuple[Step, ...]) -> float:
+    def _again(self, param: Node, before: Sharding, prefix: tuple[MoveStep, ...]) -> float:
         """Forward seconds of the last step of a prefix."""
         chains = chains_from(self.moves, param.type, before, gradient=self.problem.train).values()
         spent = {chain.steps: chain.forward_s for chain in chains}

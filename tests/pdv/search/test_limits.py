@@ -15,7 +15,7 @@ from ir.sharding import Invariant, Shard, State
 from pdv.cluster.units import MEMORY
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Pins, Problem
-from pdv.search.meshes import Found, search_mesh, search_meshes
+from pdv.search.meshes import BestPlan, search_mesh, search_meshes
 from pdv.search.solver.configs import ConfigTable
 from tests.pdv.worlds import DEVICE, attention_block, mlp, problem
 
@@ -40,16 +40,16 @@ def whole(param: Node, axis: str, state: State) -> bool:
     return isinstance(state, Invariant)
 
 
-def stored_cut(found: Found) -> int:
+def stored_cut(found: BestPlan) -> int:
     storages = found.solution.assignment.storage.values()
     return sum(isinstance(state, Shard) for storage in storages for state in storage.sharding)
 
 
-def regathered(found: Found) -> int:
+def regathered(found: BestPlan) -> int:
     return sum(storage.regather for storage in found.solution.assignment.storage.values())
 
 
-def plan(of: Problem) -> Found:
+def plan(of: Problem) -> BestPlan:
     found = search_mesh(of)
     verify_equal(of.graph, found.pcg, of.mesh, trials=1)
     return found

@@ -17,7 +17,7 @@ from ir.proof.exact import verify_equal
 from pdv.emit.program import header
 from pdv.pcg.plan_cost import plan_cost
 from pdv.problem import Pins, Problem, Solution
-from pdv.search.meshes import realized, search_meshes
+from pdv.search.meshes import realize_solution, search_meshes
 from pdv.search.strategies import STRATEGIES, Budget
 from pdv.search.strategies.network import Flattened
 from tests.pdv.search.oracle import Oracle, TooManyPlansError, decided
@@ -61,7 +61,7 @@ def small(count: int) -> tuple[tuple[Problem, float], ...]:
 def legal(solution: Solution) -> Solution:
     """What is said of it is true: it computes what its source computes, at the price stated."""
     of = solution.problem
-    pcg = realized(solution).derived.pcg
+    pcg = realize_solution(solution).derived.pcg
     verify_equal(of.graph, pcg, of.mesh, gradients=of.train, trials=1)
     cost = plan_cost(replace(of, graph=solution.graph), pcg)
     assert (cost.seconds, cost.memory_bytes) == (solution.cost_s, solution.memory_bytes)

@@ -17,7 +17,7 @@ from pdv.search.blocks import Repeat, repeats
 from pdv.search.chain import ChainSolver
 from pdv.search.memory import fitting
 from pdv.search.solver.alike import cheapest_alike
-from pdv.search.solver.min_plus import Entry, Path
+from pdv.search.solver.min_plus import Path, PathBlock
 from tests.pdv.search.test_limits import SAMPLES
 from tests.pdv.worlds import f32, mlp, problem
 
@@ -43,10 +43,10 @@ def test_all_stretches_that_repeat_are_found_in_order() -> None:
 @pytest.mark.parametrize("entered", [False, True])
 def test_the_cheapest_path_that_does_alike_is_that_of_all_of_them(seed: int, *, entered: bool) -> None:
     rng = np.random.default_rng(seed)
-    first = Entry("first", ((),), STATES, rng.random((1, 3)))
-    one = Entry("one", STATES, STATES[:2], rng.random((3, 2)))
-    other = Entry("other", STATES, STATES, rng.random((3, 3)))
-    last = Entry("last", STATES, ((),), rng.random((3, 1)))
+    first = PathBlock("first", ((),), STATES, rng.random((1, 3)))
+    one = PathBlock("one", STATES, STATES[:2], rng.random((3, 2)))
+    other = PathBlock("other", STATES, STATES, rng.random((3, 3)))
+    last = PathBlock("last", STATES, ((),), rng.random((3, 1)))
     path = Path([first, *[one, other] * 3, last], np.zeros(()))
     value, steps = cheapest_alike(path, (), [Repeat(1, 2, 3)], entered=entered)
     cycles = [

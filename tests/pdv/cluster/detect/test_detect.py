@@ -11,7 +11,7 @@ import pytest
 from ir.errors import ClusterError, UsageError
 from pdv.cli import app as cli
 from pdv.cluster import load_cluster
-from pdv.cluster.detect import combined, facts_of, read_facts
+from pdv.cluster.detect import combine_facts, facts_of, read_facts
 from pdv.cluster.detect.hosts import expand
 from pdv.cluster.detect.nvidia import run_nvidia_smi
 from pdv.cluster.routing.route import find_route
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, str | None, dict[str, Any]]] = {  #
 
 
 def content(*names: str, device: str | None = "a100-80gb-sxm", network: str | None = None) -> dict[str, Any]:
-    return combined([read_facts(INPUTS / name) for name in names], device, network)[0]
+    return combine_facts([read_facts(INPUTS / name) for name in names], device, network)[0]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -80,7 +80,7 @@ def test_ports_and_their_rate_are_from_nccl() -> None:
 
 def test_hosts_of_unequal_slots_are_kinds_of_nodes() -> None:
     facts = facts_of("a slots=8\nb slots=8\nc slots=4\n", "hostfile")
-    found, notes = combined([facts], "t4", "ethernet-25g")
+    found, notes = combine_facts([facts], "t4", "ethernet-25g")
     assert [(node["count"], node["devices"], node["link"]) for node in found["nodes"]] == [
         (2, 8, "pcie3"),
         (1, 4, "pcie3"),

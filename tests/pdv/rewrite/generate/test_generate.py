@@ -9,13 +9,13 @@ import pytest
 
 from pdv.rewrite import library
 from pdv.rewrite.check import check_law
-from pdv.rewrite.generate.enumerate import Found, explore
+from pdv.rewrite.generate.enumerate import KeptLaws, explore
 from pdv.rewrite.generate.fuse import fusions
 from pdv.rewrite.generate.generalize import generalize
 from pdv.rewrite.generate.library import generate, written_library
 from pdv.rewrite.generate.menu import WORLDS
-from pdv.rewrite.generate.names import named
-from pdv.rewrite.generate.select import implied, independent, oriented, profitable
+from pdv.rewrite.generate.names import name_laws
+from pdv.rewrite.generate.select import independent, is_implied, orient, profitable
 from pdv.rewrite.generate.worlds import World
 from pdv.rewrite.law import Law, parse_law
 from pdv.rewrite.library import written_laws
@@ -33,7 +33,7 @@ SMALL = (
 
 
 def found_in(*worlds: World, max_ops: int = 3) -> list[Law]:
-    found = Found()
+    found = KeptLaws()
     for world in worlds:
         explore(world, found, max_ops=max_ops, seed=0, report=lambda stage, share: None)
     return found.laws
@@ -57,7 +57,7 @@ FUSED = (
 def test_what_joins_two_products_gives_their_fusion() -> None:
     (law,) = laws("j: concat(linear(x, u), linear(x, v), dim=-1) == linear(x, concat(u, v, dim=0)) "
                   "for x[*s, k] u[n, k] v[m, k]")  # fmt: skip
-    by_slice, by_chunk = named(fusions(law, seed=0))
+    by_slice, by_chunk = name_laws(fusions(law, seed=0))
     assert str(by_slice) == f"fuse-linear-sharing-input-by-slice: {FUSED}"
     assert by_chunk.name == "fuse-linear-sharing-input-by-chunk"
 
@@ -106,7 +106,7 @@ def test_a_law_that_moves_work_is_shipped() -> None:
 
 
 def test_the_side_of_more_work_is_on_the_left() -> None:
-    law = oriented(
+    law = orient(
         parse_law("d: linear(x, add(u, v)) == add(linear(x, u), linear(x, v)) for x[*s, k] u[n, k] v[n, k]"), 0
     )
     assert str(law.left[0]).startswith("add(")
@@ -120,8 +120,8 @@ def test_what_follows_from_other_laws_goes() -> None:
         "for x[t, k]"
     )
     assert [law.name for law in independent(laws(general, special, twice), 0)] == ["general"]
-    assert implied(*_split(laws(special, general)), 0)
-    assert not implied(*_split(laws(general, special)), 0)
+    assert is_implied(*_split(laws(special, general)), 0)
+    assert not is_implied(*_split(laws(general, special)), 0)
 
 
 def _split(given: Sequence[Law]) -> tuple[Law, Sequence[Law]]:
@@ -151,7 +151,7 @@ def test_names_tell_effects_and_are_each_their_own() -> None:
         "f: matmul(x, permute(w, perm=(1, 0))) == linear(x, w) for x[*s, k] w[n, k]",
         "g: matmul(matmul(x, y), z) == matmul(x, matmul(y, z)) for x[*s, t, k] y[*s, k, n] z[*s, n, p]",
     )
-    assert [law.name for law in named(laws(*texts), taken=("fuse-scale",))] == [
+    assert [law.name for law in name_laws(laws(*texts), taken=("fuse-scale",))] == [
         "cancel-permute-of-permute",
         "move-chunk-past-relu",
         "associate-matmul",

@@ -92,7 +92,7 @@ def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     factors, sizes = network(1)
     plain = eliminate(factors, sizes, (4, 1))
     monkeypatch.setattr(elimination, "MOST_KNOWN_BYTES", 0)
-    known = elimination.Known()
+    known = elimination.BucketCache()
     for _ in range(2):
         assert (eliminate(factors, sizes, (4, 1), known=known).table == plain.table).all()
     assert known.num_bytes == 0

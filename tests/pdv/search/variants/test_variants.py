@@ -11,7 +11,7 @@ from ir.proof.exact import verify_equal
 from pdv.rewrite.algebra import RULES
 from pdv.search.blocks import split_blocks, tied_params
 from pdv.search.chain import ChainSolver
-from pdv.search.meshes import realized
+from pdv.search.meshes import realize_solution
 from pdv.search.variants.backtrack import explore
 from pdv.search.variants.survey import Survey
 from pdv.search.variants.variants import Variant
@@ -58,7 +58,7 @@ def test_a_fused_product_is_taken_apart_where_heads_can_be_cut(mesh: Mesh, taken
     of = problem(attention_block(batch=1), mesh, rules=RULES)
     solution = ChainSolver(of).solve()
     assert {step.rule for step in solution.steps} == taken
-    verify_equal(of.graph, realized(solution).derived.pcg, mesh, trials=1)
+    verify_equal(of.graph, realize_solution(solution).derived.pcg, mesh, trials=1)
 
 
 def test_rewrites_never_cost() -> None:
