@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from benchmarks.few_shot import FewShot, choose
+from benchmarks.measured.few_shot import FewShot, choose
 from benchmarks.record import Record, arguments, table
 from learned_cost.data.dataset import Dataset, read_folders
 from learned_cost.data.kernel import family

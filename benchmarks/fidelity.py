@@ -2,7 +2,7 @@
 
     python benchmarks/fidelity.py --runs FILE.csv [--json OUT] [--cost learned] [--fit] [--smoke]
 
-Each row of the file is simulated from what it states alone (`benchmarks.published`), and compared with what was
+Each row of the file is simulated from what it states alone (`benchmarks.published.runs`), and compared with what was
 measured. Constants of `pdv/simulate/calibration.py` are the only ones fitted: on the groups of one half, so figures are
 given for the other half as well. A group is all plans of one model on the same devices at the same batch. Where a row
 leaves open how large a micro-batch is, the simulator chooses as a user would: the fastest that fits.
@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity_fit import fit
-from benchmarks.published import Refused, Run, read_runs
-from benchmarks.published_simulate import Simulated, simulate_runs
+from benchmarks.published.fit import fit
+from benchmarks.published.runs import Refused, Run, read_runs
+from benchmarks.published.simulate import Simulated, simulate_runs
 from benchmarks.record import Record, arguments, table
 from pdv.simulate.calibration import CALIBRATION
 

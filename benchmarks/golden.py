@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.models.shapes import program
 from benchmarks.plans import CASES, CLUSTERS, Case, load
 from benchmarks.record import Record, arguments
-from benchmarks.shapes import program
 
 if TYPE_CHECKING:
     from pdv.plan.package import Plan

@@ -18,8 +18,8 @@ from typing import Any
 import networkx as nx
 
 from benchmarks.joint import CLUSTERS
+from benchmarks.models.shapes import program
 from benchmarks.record import Record, arguments, table
-from benchmarks.shapes import program
 from ir.graph import Graph, Node, bottlenecks
 from ir.types import DType
 from pdv.cluster import load_cluster

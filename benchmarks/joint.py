@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.models.shapes import program
 from benchmarks.record import Record, arguments, table
-from benchmarks.shapes import program
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from ir.mesh import Mesh

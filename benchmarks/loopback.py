@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measured.many_plans import GROUPS, program_of
 from benchmarks.ranking import COLLECTIVE_STD, here, links
-from benchmarks.ranking_plans import GROUPS, program_of
 from benchmarks.record import ROOT, Record, arguments, table
 from ir.graph import Graph
 from pdv.cost.curves import Curves

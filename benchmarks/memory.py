@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py [--smoke] [--json OUT] [--models gpt2,bert] [--sizes small,full] [--plans one,zero+tp]
 
-Each case is one model under one plan, forced by pins (benchmarks/techniques.py), on as many processes. On a CPU torch's
-profiler counts every allocation; on GPUs ``torch.cuda.max_memory_allocated`` is read. Ranks hold the same, so the least
-of several steps and ranks counts: gloo's threads let go of a collective's tensors late where cores are busy.
+Each case is one model under one plan, forced by pins (benchmarks/models/techniques.py), on as many processes. On a CPU
+torch's profiler counts every allocation; on GPUs ``torch.cuda.max_memory_allocated`` is read. Ranks hold the same, so
+the least of several steps and ranks counts: gloo's threads let go of a collective's tensors late where cores are busy.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.models.techniques import DP_TP, DP_TP_SP, TP_SP, ZERO2, ZERO4, ZERO_TP, Technique, forced_plan
 from benchmarks.record import ROOT, Record, arguments, table
-from benchmarks.techniques import DP_TP, DP_TP_SP, TP_SP, ZERO2, ZERO4, ZERO_TP, Technique, forced_plan
 
 if TYPE_CHECKING:
     from pdv.frontend.program import Program
@@ -119,7 +119,7 @@ def run_case(program: Program, technique: Technique, scratch: Path) -> dict[str,
 
 def predict(program: Program, technique: Technique, pcg: Any) -> StageMemory:
     """What ``step_memory`` says of the emitted program, run as it is."""
-    from benchmarks.techniques import CLUSTER
+    from benchmarks.models.techniques import CLUSTER
     from pdv.cluster import load_cluster
     from pdv.cost.comm import AxisLink
     from pdv.cost.compute import ComputeModel
@@ -160,8 +160,8 @@ def measure_here(scratch: Path) -> None:
     """One rank's part."""
     import torch
 
-    from benchmarks.allocations import training_peak
-    from benchmarks.observe import load_package
+    from benchmarks.measured.allocations import training_peak
+    from benchmarks.measured.parity import load_package
 
     facts = json.loads((scratch / "facts.json").read_text())
     torch.manual_seed(0)

@@ -3,7 +3,7 @@
     python benchmarks/parity.py [--smoke] [--json OUT] [--models gpt2,bert] [--size full] [--steps 20]
 
 Each model goes through both frontends, and on each mesh runs a plan that mixes techniques, forced by pins
-(benchmarks/techniques.py), on CPU processes with gloo. Differences are relative, in float32.
+(benchmarks/models/techniques.py), on CPU processes with gloo. Differences are relative, in float32.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any, get_args
 
+from benchmarks.models.techniques import TP_SP, ZERO2, ZERO4, ZERO_TP, ZERO_TP_8, Technique, forced_plan
 from benchmarks.record import ROOT, Record, arguments, table
-from benchmarks.techniques import TP_SP, ZERO2, ZERO4, ZERO_TP, ZERO_TP_8, Technique, forced_plan
 
 TECHNIQUES = {"2": TP_SP, "4": ZERO4, "2x2": ZERO_TP, "2x4": ZERO_TP_8}
 # 197 tokens are odd, and images have no sequence: no sequence to cut
@@ -62,7 +62,7 @@ def show(record: Record) -> None:
 
 def run_model(record: Record, name: str, size: Any, steps: int, meshes: list[str], frontends: list[str]) -> None:
     """All cases of one model against one reference run."""
-    from benchmarks.observe import Frontend, load_model, reference
+    from benchmarks.measured.parity import Frontend, load_model, reference
 
     expected = reference(name, size, steps=steps)
     for frontend in (one for one in get_args(Frontend) if one in frontends):
@@ -80,7 +80,7 @@ def run_case(program: Any, technique: Technique, expected: Any, scratch: Path) -
     """Emit one plan, train it under torchrun, compare its first rank's view with the reference."""
     import torch
 
-    from benchmarks.observe import compare
+    from benchmarks.measured.parity import compare
     from pdv.emit.package import emit_package
 
     started = time.monotonic()
@@ -107,7 +107,7 @@ def observe_here(folder: Path) -> None:
     """One rank's part: observe, and leave what the first rank saw."""
     import torch
 
-    from benchmarks.observe import observe_package
+    from benchmarks.measured.parity import observe_package
 
     batches, targets = torch.load(folder / "data.pt", weights_only=True)
     observed = observe_package(folder / "emitted_pdv", batches, targets)

@@ -86,7 +86,7 @@ def optimize_gpt2(scratch: Path, size: str) -> dict[str, Any]:
 
 def export_llama(folder: Path, layers: int) -> dict[str, float]:
     """Llama-3-8B's shape through torch.export to a canonical graph, left in ``folder`` as text."""
-    from benchmarks.shapes import llama
+    from benchmarks.models.shapes import llama
     from pdv.frontend import load_program
     from pdv.plan.source import write_source
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.experts import Role, expert
+from benchmarks.models.experts import Role, expert
+from benchmarks.models.shapes import program
 from benchmarks.record import ROOT, Record, arguments, table
-from benchmarks.shapes import program
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Cluster, load_cluster

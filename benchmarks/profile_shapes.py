@@ -14,8 +14,8 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.ranking_plans import program_of
-from benchmarks.shapes import program
+from benchmarks.measured.many_plans import program_of
+from benchmarks.models.shapes import program
 from ir.cost_model import Query
 from ir.graph import Graph, Node
 from ir.operator import local_loops

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cost_speed import usable
-from benchmarks.ranking_plans import GROUPS, Group, module_of, plans_of, problem_of, program_of
-from benchmarks.ranking_run import on_ranks, run_collectives, run_packages
+from benchmarks.measured.many_plans import GROUPS, Group, module_of, plans_of, problem_of, program_of
+from benchmarks.measured.run_packages import on_ranks, run_collectives, run_packages
 from benchmarks.record import Record, arguments, table
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh

@@ -18,11 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks import parallel_mutations
-from benchmarks.floats import agree
-from benchmarks.lectures import megatron, shown
-from benchmarks.mutations import KINDS, mutants
-from benchmarks.parallel_mutations import PARALLEL_KINDS, parallel_mutants
+from benchmarks.mutation import of_rules as parallel_mutations
+from benchmarks.mutation.floats import agree
+from benchmarks.mutation.lectures import megatron, shown
+from benchmarks.mutation.of_laws import KINDS, mutants
+from benchmarks.mutation.of_rules import PARALLEL_KINDS, parallel_mutants
 from benchmarks.record import Record, arguments, table
 from ir.errors import ShapeError, VerificationError
 from pdv.plan.proofs import proof_statement

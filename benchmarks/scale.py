@@ -110,7 +110,7 @@ def run(case: Case, scratch: Path) -> dict[str, Any]:
 
 def export(case: Case, folder: Path) -> dict[str, float]:
     """The canonical graph of a case, as text."""
-    from benchmarks import shapes
+    from benchmarks.models import shapes
     from pdv.frontend import load_program
     from pdv.plan.source import write_source
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.joint import CLUSTERS, Case
+from benchmarks.models.shapes import program
 from benchmarks.record import Record, arguments, table
-from benchmarks.shapes import program
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Cluster, load_cluster

@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 import pdv
-from benchmarks.devices import default_device, label, one_device
+from benchmarks.measured.devices import default_device, label, one_device
+from benchmarks.measured.timing import sample, summary
 from benchmarks.models import Size, build, token_ids
 from benchmarks.record import Record, arguments, table
-from benchmarks.timing import sample, summary
 from pdv.config import Mode
 from pdv.plan.package import import_package
 

@@ -120,7 +120,7 @@ def measure(case: Case, graphs: Path) -> dict[str, Any]:
 
 def graph_of(case: Case, graphs: Path) -> Graph:
     """The model's canonical graph, exported where the folder does not hold it yet."""
-    from benchmarks.shapes import program
+    from benchmarks.models.shapes import program
     from pdv.plan.source import read_source, write_source
 
     folder = graphs / f"{case.model}-{case.batch}-{case.sequence}"

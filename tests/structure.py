@@ -4,7 +4,7 @@
 
 Every measure has a limit that it is on its way to (`tests/structure.json`: what it was when last recorded, and the
 limit). It may fall and not rise: what rises fails, here and in the tests; `--renew` records what fell, and
-draws the imports in docs/architecture.md anew. Entry points: ``measures``, ``main``.
+draws the imports and the folders in docs/architecture.md anew. Entry points: ``measures``, ``main``.
 """
 
 from __future__ import annotations
@@ -169,9 +169,21 @@ def diagram() -> str:
     return "\n".join(["```mermaid", "flowchart TD", *arrows, "```"])
 
 
-def drawn(page: str) -> str:
-    """The diagram of a page, as it stands there."""
-    start = page.index("```mermaid")
+def tree() -> str:
+    """The folders of the packages, each with the first sentence of its docstring."""
+    lines = []
+    for module in modules().values():
+        if module.path.name == "__init__.py":
+            depth = module.name.count(".")
+            name = "  " * depth + module.name.rpartition(".")[2] + "/"
+            first = (ast.get_docstring(module.tree) or "").split("\n")[0]
+            lines.append(f"{name:<16}{first.split('. ')[0].removesuffix('.')}")
+    return "\n".join(["```text", *lines, "```"])
+
+
+def drawn(page: str, kind: str = "mermaid") -> str:
+    """The diagram of a page, or its tree of folders (``text``), as it stands there."""
+    start = page.index(f"```{kind}")
     return page[start : page.index("```", start + 3) + 3]
 
 
@@ -328,7 +340,8 @@ def main() -> None:
     if options.renew:
         RECORD.write_text(json.dumps(fallen(found, recorded), indent=2) + "\n", encoding="utf-8")
         page = ARCHITECTURE.read_text(encoding="utf-8")
-        ARCHITECTURE.write_text(page.replace(drawn(page), diagram()), encoding="utf-8")
+        page = page.replace(drawn(page), diagram()).replace(drawn(page, "text"), tree())
+        ARCHITECTURE.write_text(page, encoding="utf-8")
     elif fallen(found, recorded) != recorded:
         print("counts have fallen: record that with python -m tests.structure --renew")
     if risen := grown(found, recorded):

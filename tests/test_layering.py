@@ -8,7 +8,19 @@ import sys
 
 import pytest
 
-from tests.structure import ARCHITECTURE, LAYERS, PACKAGES, ROOT, Module, diagram, drawn, imports, layer_of, modules
+from tests.structure import (
+    ARCHITECTURE,
+    LAYERS,
+    PACKAGES,
+    ROOT,
+    Module,
+    diagram,
+    drawn,
+    imports,
+    layer_of,
+    modules,
+    tree,
+)
 
 # package -> packages of ours it may import; a lazy import counts too
 ALLOWED = {"ir": {"ir"}, "learned_cost": {"ir", "learned_cost"}, "pdv": {"ir", "pdv"}}
@@ -73,6 +85,7 @@ def test_every_module_has_a_layer() -> None:
 def test_the_diagram_is_that_of_the_code() -> None:
     page = ARCHITECTURE.read_text(encoding="utf-8")
     assert drawn(page) == diagram(), "python -m tests.structure --renew draws it anew"
+    assert drawn(page, "text") == tree(), "python -m tests.structure --renew writes it anew"
 
 
 def test_when_an_import_happens_is_seen() -> None:

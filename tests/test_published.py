@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from benchmarks.published import Unreadable, arch_of, default_heads, measured_s, parameters, partition_of, run_of
-from benchmarks.published_cluster import bandwidth, cluster_of, devices_of
+from benchmarks.published.cluster import bandwidth, cluster_of, devices_of
+from benchmarks.published.runs import Unreadable, arch_of, default_heads, measured_s, parameters, partition_of, run_of
 
 ROW = {
     "model": "GPT-2 345M", "params": "0.355e9", "layers": "24", "hidden": "1024", "heads": "16", "seq": "1024",

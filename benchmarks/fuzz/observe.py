@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.fuzz.module import example, generator
 from benchmarks.fuzz.spec import ModuleSpec
-from benchmarks.observe import load_package
+from benchmarks.measured.parity import load_package
 
 TOLERANCE = {"float64": 1e-7, "float32": 2e-3}
 """Of the largest element of the same tensor. Differences are 1e-12 and 1e-5, or of order one."""

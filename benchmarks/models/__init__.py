@@ -2,7 +2,7 @@
 
 Each has random weights (fixed seed), takes plain tensors and returns one plain tensor, has no dropout and no cache, and
 exists in two sizes: `small` for tests (every dim divides by 8 where the architecture lets it) and `full`, the
-published size. Entry point: `build(name, size)`; models of which only shapes are read are in `benchmarks.shapes`.
+published size. Entry point: `build(name, size)`; models of which only shapes are read are in `shapes`.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def make_mixtral(size: Size, batch: int | None) -> Built:
     """Mixtral: grouped-query attention, and a mixture of experts in place of each feed-forward layer.
 
     Experts run dense (see `benchmarks.models.mixture`). `full` is Mixtral-8x7B (mistralai/Mixtral-8x7B-v0.1,
-    config.json), 47 billion weights, cut to one layer; all 32 layers are in `benchmarks.shapes`.
+    config.json), 47 billion weights, cut to one layer; all 32 layers are in `benchmarks.models.shapes`.
     """
     from benchmarks.models.mixture import mixtral
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from benchmarks.mutations import mutants
+from benchmarks.mutation.of_laws import mutants
 from benchmarks.rules import confirmed
 from ir.errors import PdvError, VerificationError
 from ir.evaluation.rational import rational

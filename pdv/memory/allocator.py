@@ -14,7 +14,7 @@ MIB = float(2**20)
 
 # What the caching allocator has taken from the device beside what tensors need at the peak, as a share of that: blocks
 # of sizes that nobody asks for just then. Fitted on nvidia-smi's readings of runs of Megatron-DeepSpeed
-# (benchmarks/published.py, set "bloom"), which leave room to spare; where none is left the allocator gives cached
+# (benchmarks/published/runs.py, set "bloom"), which leave room to spare; where none is left the allocator gives cached
 # blocks back before it fails, all but split ones: runs that were seen to fit, and not to fit, put the rest between.
 FRAGMENTATION = 0.23
 STUCK = 0.1

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.observe import Frontend, compare, load_model, observe_package, reference
-from benchmarks.techniques import (
+from benchmarks.measured.parity import Frontend, compare, load_model, observe_package, reference
+from benchmarks.models.techniques import (
     CONTEXT,
     DP_TP,
     DP_TP_SP,

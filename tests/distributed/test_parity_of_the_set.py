@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.observe import Frontend
-from benchmarks.techniques import DP_TP, TP_SP, ZERO2, ZERO_TP, Technique
+from benchmarks.measured.parity import Frontend
+from benchmarks.models.techniques import DP_TP, TP_SP, ZERO2, ZERO_TP, Technique
 from tests.distributed.test_parity import check_training
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import pdv
-from benchmarks.devices import one_device, preset
+from benchmarks.measured.devices import one_device, preset
 from benchmarks.models import build
-from benchmarks.techniques import ZERO4, forced_plan
+from benchmarks.models.techniques import ZERO4, forced_plan
 from pdv.emit.package import emit_package
 from pdv.frontend import load_program
 from pdv.plan.package import Plan, import_package

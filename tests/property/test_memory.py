@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from benchmarks.allocations import changes, held_bytes, peak_of
+from benchmarks.measured.allocations import changes, held_bytes, peak_of
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from ir.mesh import Mesh

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.export import Dim
 
-from benchmarks.observe import load_package
-from benchmarks.techniques import CONTEXT, TP_SP, ZERO_TP_8, Technique, forced_plan
+from benchmarks.measured.parity import load_package
+from benchmarks.models.techniques import CONTEXT, TP_SP, ZERO_TP_8, Technique, forced_plan
 from ir.mesh import Mesh
 from pdv.check.imports import Texts
 from pdv.check.ranks import World

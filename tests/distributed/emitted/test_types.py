@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import build
-from benchmarks.techniques import TP_SP, ZERO2, Technique, forced_plan
+from benchmarks.models.techniques import TP_SP, ZERO2, Technique, forced_plan
 from ir.types import DType
 from pdv.emit.package import emit_package
 from pdv.frontend import load_program

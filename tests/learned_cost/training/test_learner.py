@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.few_shot import FewShot, choose
+from benchmarks.measured.few_shot import FewShot, choose
 from ir.errors import WeightsError
 from learned_cost.data.dataset import Dataset
 from learned_cost.data.kernel import Subgraph

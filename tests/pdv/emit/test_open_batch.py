@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.observe import load_package
+from benchmarks.measured.parity import load_package
 from ir.builder import Builder
 from ir.graph import Graph, Node
 from ir.mesh import Mesh

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from benchmarks.observe import load_package
+from benchmarks.measured.parity import load_package
 from ir.errors import ModelError, UsageError
 from ir.mesh import Mesh
 from pdv.emit.package import emit_package

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.observe import load_package
+from benchmarks.measured.parity import load_package
 from ir.builder import Builder
 from ir.errors import ModelError
 from ir.graph import Graph

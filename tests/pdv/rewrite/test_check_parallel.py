@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.parallel_mutations import claiming
+from benchmarks.mutation.of_rules import claiming
 from ir.errors import VerificationError
 from ir.operator import Split
 from ir.ops import OPERATORS

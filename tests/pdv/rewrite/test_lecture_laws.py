@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lectures import FUSIONS, LECTURES, is_fusion, megatron
+from benchmarks.mutation.lectures import FUSIONS, LECTURES, is_fusion, megatron
 from pdv.rewrite.check import check_law
 from pdv.rewrite.generate.select import is_implied
 from pdv.rewrite.law import Law, parse_law

@@ -20,7 +20,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.problem import Pins, Problem
 from pdv.search.meshes import search_mesh
 
-CLUSTER = Path(__file__).parent.parent / "examples/clusters/laptop-4.yaml"
+CLUSTER = Path(__file__).parents[2] / "examples/clusters/laptop-4.yaml"
 NORMS = ("layer_norm", "rms_norm")
 INSIDE = ("linear", "conv2d", "attention", "matmul")
 

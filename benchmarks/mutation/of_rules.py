@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from benchmarks.floats import agree
+from benchmarks.mutation.floats import agree
 from ir.dims import Loops
 from ir.errors import ShapeError, VerificationError
 from ir.operator import Operator, Split

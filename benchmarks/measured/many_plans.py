@@ -28,7 +28,7 @@ from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import BestPlan, search_mesh
 from pdv.search.strategies.budget import Budget
 
-CLUSTER = Path(__file__).parent.parent / "examples/clusters/laptop-4.yaml"
+CLUSTER = Path(__file__).parents[2] / "examples/clusters/laptop-4.yaml"
 HEAVY = ("linear", "conv2d", "attention", "matmul")
 # Bytes per second that plans are made for: of shared memory, of gloo on one machine, of a slow network
 SPEEDS = (2e10, 4.3e8, 2e7)

@@ -16,8 +16,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.published import Run
-from benchmarks.published_simulate import openings, workload_of
+from benchmarks.published.runs import Run
+from benchmarks.published.simulate import openings, workload_of
 from ir.errors import PdvError
 from pdv.problem.workload import Workload
 from pdv.simulate.calibration import CALIBRATION, Calibration

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from benchmarks.published import Refused, Run
+from benchmarks.published.runs import Refused, Run
 from ir.cost_model import CostModel
 from ir.errors import PdvError
 from ir.types import DType

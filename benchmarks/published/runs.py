@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.published_cluster import cluster_of
+from benchmarks.published.cluster import cluster_of
 
 Row = Mapping[str, str]
 MEASURED = ("measured(value)", "measured")

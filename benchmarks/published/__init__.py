@@ -1,0 +1,1 @@
+"""Published training runs, and the simulator on them."""
