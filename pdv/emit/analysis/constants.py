@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ir.graph import Node
+from ir.mesh import JOINT
 from ir.ops.parts import table_below
 from ir.transition import Communication
 from pdv.emit.analysis.leaves import Reading
@@ -39,7 +40,8 @@ def constant_buffers(reading: Reading) -> dict[Node, Buffer]:
             continue
         cut = all(link.op.transition.forward is Communication.SLICE for link in leaf.chain)
         assert cut, f"a constant is only ever cut: {leaf}"
-        cuts = ", ".join(f"{string(link.attr('axis'))}: {link.attr('dim')}" for link in leaf.chain)
+        pairs = [(axis, link.attr("dim")) for link in leaf.chain for axis in link.attr("axis").split(JOINT)]
+        cuts = ", ".join(f"{string(axis)}: {dim}" for axis, dim in pairs)
         attribute = unique(names[leaf.base], [buffer.attribute for buffer in found.values()])
         found[node] = Buffer(attribute, STORED + names[leaf.base], f"{{{cuts}}}" if cuts else "")
     return found
@@ -57,7 +59,7 @@ def constant_names(reading: Reading) -> dict[Node, str]:
 def _constant_name(reading: Reading, node: Node) -> str:
     for user in _readers(reading, node):
         name, first = user.op.constant_name, reading.leaf(reading.operands(user)[0])
-        if first is not None:
+        if first is not None and not first.base.is_const:
             name = name.format(module_name(first.base))
         if name and "{" not in name:
             return name

@@ -352,3 +352,20 @@ def test_axes_as_one_have_a_name_of_their_own(tmp_path: Path) -> None:
     assert "combine(F.linear(partition(x, 0, u_v), local(self.w, u_v)), 0, u_v)" in text
     assert 'make_mesh({"u": 2, "v": 2, "u_v_": 2}, device)' in text
     assert build(tmp_path / "joint_pdv")(torch.ones(8, 4)).shape == (8, 6)
+
+
+def test_constants_are_cut_along_every_axis_of_a_joint_one(tmp_path: Path) -> None:
+    k = Builder()
+    x = k.partition(k.input("x", floats(8, 4)), dim=0, axis="u+v")
+    c = k.partition(k.const(np.full((8, 4), 2, np.float32)), dim=0, axis="u+v")
+    y = k.combine(k.mul(x, c), dim=0, axis="u+v")
+    text = emitted(k.graph({"y": y}), Mesh.of(u=2, v=2), tmp_path / "cut_pdv")
+    assert 'mesh.tensor(weights["constants.constant"], {"u": 0, "v": 0})' in text
+
+
+def test_ids_of_a_table_that_is_a_constant_have_a_name(tmp_path: Path) -> None:
+    k = Builder()
+    table, ids = k.const(np.full((8, 4), 2, np.float32)), k.const(np.arange(3))
+    y = k.add(k.embedding(table, ids), k.input("x", floats(3, 4)))
+    text = emitted(k.graph({"y": y}), ALONE, tmp_path / "table_pdv")
+    assert "F.embedding(self.constant_2, self.constant) + x" in text
