@@ -20,7 +20,7 @@ from functools import cache
 from typing import Literal
 
 from ir.ops.parallel import transition_of
-from ir.transition import COLLECTIVES, Collective, Communication
+from ir.transition import Collective, Communication
 from pdv.cluster import Hop, Link, Route
 from pdv.cost.curves import Curves
 
@@ -35,12 +35,14 @@ class AxisLink:
     """One mesh axis as collectives see it; ``curves``, where there are some, go before the link's α and β.
 
     ``stages`` are the levels that it crosses, outer to inner; without them it is one, ``size`` members on ``link``.
+    ``parts`` are the axes of a joint one that is known by their curves; ``curves`` are then the least certain of them.
     """
 
     size: int
     link: Link
     curves: Curves | None = None
     stages: tuple[Hop, ...] = ()
+    parts: tuple[AxisLink, ...] = ()
 
 
 def axis_link(size: int, route: Route, curves: Curves | None = None) -> AxisLink:
@@ -53,32 +55,30 @@ def axis_link(size: int, route: Route, curves: Curves | None = None) -> AxisLink
 def joint_link(axes: tuple[AxisLink, ...]) -> AxisLink:
     """Several axes, slow to fast, as one: their levels, outer to inner.
 
-    Where some have curves, the whole has one too: of collectives that take one axis after the other.
+    Where some have curves, the whole is known by them: as collectives that take one axis after the other.
     """
     if len(axes) == 1:
         return axes[0]
     slowest = min((axis.link for axis in axes), key=lambda link: link.bandwidth_bytes_per_s)
     stages = tuple(stage for axis in axes for stage in _stages(axis))
     known = [axis.curves for axis in axes if axis.curves is not None]
-    curves = None
-    if known:
-        rows = [(name, 2.0**power, _by_axes(name, axes, 2.0**power)) for name in COLLECTIVES for power in range(8, 41)]
-        worst = max(known, key=lambda entry: entry.relative_std)
-        curves = Curves.of(rows, worst.source, worst.relative_std)
-    return AxisLink(math.prod(axis.size for axis in axes), slowest, curves, stages)
+    worst = max(known, key=lambda entry: entry.relative_std, default=None)
+    size = math.prod(axis.size for axis in axes)
+    return AxisLink(size, slowest, worst, stages, axes if known else ())
 
 
 def _by_axes(collective: Collective, axes: Sequence[AxisLink], num_bytes: float) -> float:
     """One axis after the other, inner ones first: of what is gathered or scattered, outer axes move a part each."""
     *outer, inner = axes
-    if collective == "all_to_all":
-        return sum(all_to_all_seconds(axis, num_bytes) for axis in axes)
     if not outer:
         return _SECONDS[collective](inner, num_bytes)
-    rest = _by_axes(collective, outer, num_bytes / inner.size)
-    if collective == "all_reduce":
-        return rest + reduce_scatter_seconds(inner, num_bytes) + all_gather_seconds(inner, num_bytes)
-    return rest + _SECONDS[collective](inner, num_bytes)
+    if collective == "all_to_all":
+        return _by_axes(collective, outer, num_bytes) + all_to_all_seconds(inner, num_bytes)
+    part = _by_axes(collective, outer, num_bytes / inner.size)
+    if collective != "all_reduce":
+        return part + _SECONDS[collective](inner, num_bytes)
+    whole = _by_axes(collective, outer, num_bytes) + all_reduce_seconds(inner, num_bytes)
+    return min(whole, part + reduce_scatter_seconds(inner, num_bytes) + all_gather_seconds(inner, num_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +165,12 @@ def least_seconds(collective: Collective, axis: AxisLink, num_bytes: float) -> f
     return 2 * least if collective == "all_reduce" else least
 
 
-def _curve_choice(axis: AxisLink, collective: str, num_bytes: float) -> float | None:
+def _curve_choice(axis: AxisLink, collective: Collective, num_bytes: float) -> float | None:
     """From the axis's curve, if there is one; an axis of one device moves nothing."""
     if axis.size == 1 or axis.curves is None or num_bytes == 0:
         return None
+    if axis.parts:
+        return _by_axes(collective, axis.parts, num_bytes)
     return axis.curves.seconds(collective, num_bytes)
 
 
