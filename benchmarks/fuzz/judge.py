@@ -66,7 +66,7 @@ class Judge:
         self.spec = spec
         self.processes = processes
         self.progress = progress
-        self._expect: dict[bool, list[Step]] = {}
+        self._expected: dict[bool, list[Step]] = {}
 
     @cached_property
     def data(self) -> Data:
@@ -164,9 +164,9 @@ class Judge:
 
     def _own(self, *, train: bool) -> list[Step]:
         """What the module itself does."""
-        if train not in self._expect:
-            self._expect[train] = observe_module(Module(self.spec), replace(self.data, train=train))
-        return self._expect[train]
+        if train not in self._expected:
+            self._expected[train] = observe_module(Module(self.spec), replace(self.data, train=train))
+        return self._expected[train]
 
     def _guarded(self, stage: str, run: Callable[[], Any]) -> Any:  # Any: what ``run`` gives
         """That, or the verdict of what it raises."""

@@ -40,10 +40,10 @@ class Shrinking:
     def __init__(self, graphs: Sequence[Graph], mesh: Mesh, *, symbols: bool = False, alike: Alike = ()) -> None:
         self._graphs = graphs
         self._mesh = mesh
-        self._find = bases(graphs)
+        self._found = bases(graphs)
         for graph in graphs:
             infer_shardings(graph, mesh if is_parallel(graph) else Mesh(()))  # name nodes and sizes as the user does
-        sizes = CommonSizes(self._find, mesh, mesh, shared_constants(graphs) if symbols else None, alike)
+        sizes = CommonSizes(self._found, mesh, mesh, shared_constants(graphs) if symbols else None, alike)
         try:
             sizes.unify(graphs)
             self._sizes: CommonSizes | None = sizes
@@ -52,7 +52,7 @@ class Shrinking:
 
     def full(self) -> Small:
         """The graphs as they are."""
-        return CommonSizes(self._find, self._mesh, self._mesh, None).rebuilt(self._graphs)
+        return CommonSizes(self._found, self._mesh, self._mesh, None).rebuilt(self._graphs)
 
     def at(self, turn: int) -> Small:
         """The graphs at small common sizes, where they have any; those of turn 0, and their mesh, are not those of 1.

@@ -74,7 +74,7 @@ class World(Generic[T]):
         self.size = size
         self._turns = [threading.Lock() for _ in range(size)]  # a rank whose lock is released runs
         self._ready = [True] * size
-        self._release = [False] * size
+        self._done = [False] * size
         self._open: dict[Group, _Meeting] = {}
         self._results: list[Any] = [None] * size
         self._failure: RankError | None = None
@@ -138,7 +138,7 @@ class World(Generic[T]):
             pass
         except BaseException as error:  # noqa: BLE001  # whatever it is, who started the ranks shall see it
             self._failure = self._failure or RankError(rank, error)
-        self._release[rank] = True
+        self._done[rank] = True
         self._pass_on(rank)
 
     def _pass_on(self, rank: int) -> None:
@@ -146,20 +146,20 @@ class World(Generic[T]):
         for _ in range(2):
             for step in range(1, self.size + 1):
                 other = (rank + step) % self.size
-                if not self._release[other] and (self._ready[other] or self._failure is not None):
+                if not self._done[other] and (self._ready[other] or self._failure is not None):
                     self._turns[other].release()
                     return
-            if all(self._release):
+            if all(self._done):
                 self._finished.set()
                 return
-            self._failure = RankError(self._release.index(False), CollectiveError(self._standstill()))
+            self._failure = RankError(self._done.index(False), CollectiveError(self._standstill()))
 
     def _standstill(self) -> str:
         waits = []
         for meeting in self._open.values():
             (name,) = {call.name for call in meeting.calls.values()}
             missing = [member for member in meeting.group.ranks if member not in meeting.calls]
-            done = " (finished)" if all(self._release[member] for member in missing) else ""
+            done = " (finished)" if all(self._done[member] for member in missing) else ""
             waits.append(f"{_ranks(meeting.calls)} in {name} over {meeting.group.name} for {_ranks(missing)}{done}")
         return f"ranks wait for one another: {'; '.join(waits)}"
 

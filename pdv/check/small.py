@@ -178,7 +178,7 @@ class _Views:
     """The views of small parameters, whole, and the shapes of the small stored tensors that they are of."""
 
     def __init__(self, found: Mapping[str, Base], small: Mapping[str, Base], shape_of: ShapeOf) -> None:
-        self._find = found
+        self._found = found
         self._small = small
         self._shape_of = shape_of
         self._prefixes: dict[str, View] = {}
@@ -199,7 +199,7 @@ class _Views:
     def _prefix(self, source: str, view: View) -> View:
         """What all readers share of their views, at small sizes."""
         if source not in self._prefixes:
-            base = self._find[source]
+            base = self._found[source]
             steps = view[: base.steps]
             before = shapes_before(steps, base.shape, source, self._shape_of)[:-1]
             shape = self._small[source].shape

@@ -172,7 +172,7 @@ class _Search:
         self.base = sum(kept.held.values())
         self.now = self.base
         self.in_flight: dict[int, int] = defaultdict(int)  # micro-batches by chunk
-        self.host_start: dict[int, bool] = {}  # chunks whose gradients are there
+        self.begun: dict[int, bool] = {}  # chunks whose gradients are there
         self._peaks: dict[tuple[int, bool, bool], tuple[float, int, float]] = {}
         self._marked: tuple[Log, int, dict[int, int], tuple[int, ...]] | None = None
 
@@ -189,7 +189,7 @@ class _Search:
         self.best.curve.append(Point(turn, before + most, self.now))
         self.in_flight[turn.chunk] += -1 if turn.backward else 1
         if turn.backward:
-            self.host_start[turn.chunk] = True
+            self.begun[turn.chunk] = True
 
     def optimizer(self) -> None:
         """The optimizer's step, with all gradients there."""
@@ -202,7 +202,7 @@ class _Search:
 
     def _log(self, turn: Pass) -> tuple[Log, tuple[float, int, float]]:
         """The changes of a turn, and their (most, where, end), worked out once."""
-        one, later = self.known[turn.chunk], self.host_start.get(turn.chunk, False)
+        one, later = self.known[turn.chunk], self.begun.get(turn.chunk, False)
         log = one.forward if not turn.backward else one.later if later else one.backward
         key = turn.chunk, turn.backward, turn.backward and later
         if key not in self._peaks:
@@ -212,7 +212,7 @@ class _Search:
     def _mark(self, num_bytes: float, when: str, log: Log, at: int) -> None:
         """A new peak, after ``at`` changes of a turn's log."""
         self.best.num_bytes, self.best.when = num_bytes, when
-        self._marked = log, at, dict(self.in_flight), tuple(self.host_start)
+        self._marked = log, at, dict(self.in_flight), tuple(self.begun)
 
     def found(self) -> _Peak:
         """The peak with its holders: what stays, what is in flight, and what the turn has made (or freed) by then."""

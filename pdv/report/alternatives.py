@@ -86,7 +86,7 @@ class Weighing:
         moves = Redistribution(plan.problem.mesh, plan.problem.axes)
         self._configs = ConfigTable(self._problem, moves, self._numbers)
         reads = [(x, (node, i)) for node in graph.nodes for i, x in enumerate(node.operands) if x in self._numbers]
-        self._tie = {
+        self._tied = {
             param: TiedTable(self._configs, param, [read for x, read in reads if x is param]) for param in self._numbers
         }
         self._known: dict[tuple[object, ...], dict[int, Weighed]] = {}
@@ -110,7 +110,7 @@ class Weighing:
         apart = tuple(self._apart(node) for node in nodes)
         key = (block.key, self._boundary(block), splits, places, apart)
         if key not in self._known:
-            solve = _Solve(self._plan, block, self._configs, self._tie)
+            solve = _Solve(self._plan, block, self._configs, self._tied)
             self._known[key] = solve.weigh(dict(zip(places, apart, strict=True)))
         return {block.nodes[number]: weighed for number, weighed in self._known[key].items()}
 
@@ -134,8 +134,8 @@ class _Solve:
         self._plan = plan
         self._block = block
         self._configs = configs
-        self._tie = tied
-        self._choose = {node: plan.assignment.splits[node] for node in block.nodes}
+        self._tied = tied
+        self._chosen = {node: plan.assignment.splits[node] for node in block.nodes}
         self._domain = {node: self._numbers(node, lambda splits: True) for node in block.nodes}
         if block.sink is not None:
             leaves = made_in(plan, block.sink)
@@ -147,7 +147,7 @@ class _Solve:
         """The operators at some places of the block, and whether their alternatives' compute is told apart."""
         try:
             chosen_s = self._again(
-                {node: self._numbers(node, splits.__eq__) for node, splits in self._choose.items()}
+                {node: self._numbers(node, splits.__eq__) for node, splits in self._chosen.items()}
             ).value
             extras = self._extras(chosen_s)
         except TooWideError:
@@ -179,7 +179,7 @@ class _Solve:
         }
 
     def _weigh(self, node: Node, extras: Mapping[Node, Mapping[Splits, Extra]], apart: bool) -> Weighed:
-        own, options = self._choose[node], extras[node]
+        own, options = self._chosen[node], extras[node]
         others = [splits for splits in options if splits != own]
         best = min(others, key=lambda splits: (options[splits].seconds, _labels(splits)), default=None)
         found = None
@@ -196,12 +196,12 @@ class _Solve:
             return None
         problem = self._plan.problem
         return sum(
-            local_cost(problem, other, config.splits).seconds - local_cost(problem, other, self._choose[other]).seconds
+            local_cost(problem, other, config.splits).seconds - local_cost(problem, other, self._chosen[other]).seconds
             for other, config in again.configs().items()
         )
 
     def _again(self, domain: Mapping[Node, Sequence[int]], limit: float = np.inf) -> Again:
-        return Again(self._plan, self._block, self._configs, self._tie, domain, limit)
+        return Again(self._plan, self._block, self._configs, self._tied, domain, limit)
 
     def _numbers(self, node: Node, wanted: Callable[[Splits], bool]) -> list[int]:
         """Configurations by number."""

@@ -25,7 +25,7 @@ class RewriteBuilder(Builder):
 
     def __init__(self, known: Iterable[Node] = ()) -> None:
         super().__init__()
-        self.move: set[Node] = set()
+        self.moved: set[Node] = set()
         self._nodes.update((node.digest, node) for node in known)
 
     def apply(self, op: Any, operands: tuple[Node, ...], attrs: Mapping[str, Any], name: str = "") -> Node:
@@ -67,7 +67,7 @@ class RewriteBuilder(Builder):
         return self._param(params[0], name, made, (("concat", made.attr("dim"), parts),), params)
 
     def _param(self, like: Node, name: str, made: Node, view: View, params: Sequence[Node]) -> Node:
-        self.move.update(params)
+        self.moved.update(params)
         source = name if len(params) > 1 else like.attr("source")
         return self.param(name, made.type, source=source, view=view, trainable=like.attr("trainable"))
 
@@ -153,7 +153,7 @@ def applies(match: Match, fixed: Collection[Node] = ()) -> bool:
     pairs = list(zip(made, match.roots, strict=True))
     if any(new.type != old.type or new.needs_grad != old.needs_grad for new, old in pairs):
         return False
-    return k.move.isdisjoint(fixed) and any(new.digest != old.digest for new, old in pairs)
+    return k.moved.isdisjoint(fixed) and any(new.digest != old.digest for new, old in pairs)
 
 
 class CircleError(Exception):

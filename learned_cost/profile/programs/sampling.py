@@ -44,7 +44,7 @@ class Pool:
         self._candidates = np.array([place(piece.forward) for piece in self.pieces]).reshape(
             len(self.pieces), len(DIMS) + 3
         )
-        self._plan = np.array([bool(piece.plan) for piece in self.pieces])
+        self._planned = np.array([bool(piece.plan) for piece in self.pieces])
         self._turns = 0
 
     def learn(self, kernel: Kernel, surprise: float) -> None:
@@ -57,13 +57,13 @@ class Pool:
         if not self.pieces:
             return None
         scores = self._scores()
-        if self._plan.any() and (self.plans_first or self._turns % 2 == 0):
-            scores[~self._plan] = -np.inf
+        if self._planned.any() and (self.plans_first or self._turns % 2 == 0):
+            scores[~self._planned] = -np.inf
         self._turns += 1
         index = int(np.argmax(scores))
         piece = self.pieces.pop(index)
         self._candidates = np.delete(self._candidates, index, axis=0)
-        self._plan = np.delete(self._plan, index)
+        self._planned = np.delete(self._planned, index)
         return piece
 
     def _scores(self) -> Vector:

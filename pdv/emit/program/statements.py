@@ -90,15 +90,15 @@ class _Arranging:
         self._inlined: set[Node] = set()
         self._biased: set[Node] = set()
         self._statements: list[Statement] = []
-        self._release: set[Node] = set()
-        self._reach: set[Node] = set()
+        self._done: set[Node] = set()
+        self._reached: set[Node] = set()
         self._deferred: list[Statement] = []  # new values of buffers whose old ones are read further on
 
     def run(self) -> Arranged:
         for item in self._scope.steps:
             if isinstance(item, BlockRun):
                 self._run(item)
-            elif item not in self._release:
+            elif item not in self._done:
                 self._step(item)
         results = self._scope.results
         if self._deferred:
@@ -149,8 +149,8 @@ class _Arranging:
         if node in self._given:
             return (node,)
         if self._is_shared_leaf(node):
-            if node not in self._release:
-                self._release.add(node)
+            if node not in self._done:
+                self._done.add(node)
                 below = self._leaf_reads(node.operands[0]) if not node.is_leaf else ()
                 self._statements.append(Statement("assign", (node,), below, node))
             return (node,)
@@ -159,7 +159,7 @@ class _Arranging:
     # ---- Steps ----
 
     def _step(self, node: Node) -> None:
-        self._reach.add(node)
+        self._reached.add(node)
         normed = self._fuse_norm(node)
         if normed is not None:
             self._norm(normed)
@@ -182,7 +182,7 @@ class _Arranging:
                 self._flush(operand)
         siblings = self._siblings(node)
         if siblings:
-            self._release.update(siblings)
+            self._done.update(siblings)
             self._emit("chunk", siblings, node)
         elif node in self._scope.updates:
             if self._is_read_on(self._scope.updates[node]):
@@ -207,7 +207,7 @@ class _Arranging:
             for node in self._reading.readers(param)
         }
         waiting = {node for pending in self._pending for node in self._within(pending)}
-        return not readers <= self._reach or not readers.isdisjoint(waiting)
+        return not readers <= self._reached or not readers.isdisjoint(waiting)
 
     def _within(self, node: Node) -> list[Node]:
         """The steps that an expression holds."""
@@ -288,10 +288,10 @@ class _Arranging:
         x, mean, variance, *affine = self._reading.operands(node)
         self._flush(x)
         reads = [x, *(variable for leaf in affine for variable in self._leaf_reads(leaf))]
-        self._release.update((node, variance))
+        self._done.update((node, variance))
         tracked = tracking(node, self._reading, self._scope.updates)
         targets = (node, mean, variance) if tracked is None else (node,)
-        self._release.update(tracked.steps if tracked else ())
+        self._done.update(tracked.steps if tracked else ())
         self._statements.append(Statement("norm", targets, tuple(dict.fromkeys(reads)), node, tracking=tracked))
 
     def _run(self, run: BlockRun) -> None:

@@ -78,8 +78,8 @@ class Space:
         self.field = PrimeField(str(seed), draw_primes(f"terms/{seed}", TRIALS))
         self.classes: list[Class] = []
         self.table: dict[Application, int] = {}
-        self._find: dict[bytes, int] = {}
-        self._solve: dict[tuple[str, Attrs, tuple[TensorType, ...]], _Solved | None] = {}
+        self._found: dict[bytes, int] = {}
+        self._solved: dict[tuple[str, Attrs, tuple[TensorType, ...]], _Solved | None] = {}
         for name, shape in shapes.items():
             self._leaf(name, shape)
 
@@ -97,12 +97,12 @@ class Space:
         """A new class."""
         found = Class(len(self.classes), tensor, value, term, size, leaves)
         self.classes.append(found)
-        self._find[key] = found.number
+        self._found[key] = found.number
         return found
 
     def known(self, key: bytes) -> Class | None:
         """The class of a value."""
-        number = self._find.get(key)
+        number = self._found.get(key)
         return None if number is None else self.classes[number]
 
     def add_entry(self, entry: Application, to: Class) -> None:
@@ -121,9 +121,9 @@ class Space:
     def solve(self, op: str, attrs: Mapping[str, Hashable], types: Sequence[TensorType]) -> _Solved | None:
         """Loops, result type and resolved attributes; None where the operands do not fit."""
         key = (op, tuple(attrs.items()), tuple(types))
-        if key not in self._solve:
-            self._solve[key] = _solve(OPERATORS[op], attrs, types)
-        return self._solve[key]
+        if key not in self._solved:
+            self._solved[key] = _solve(OPERATORS[op], attrs, types)
+        return self._solved[key]
 
     def compute(self, entry: Application) -> tuple[TensorType, Any, bytes]:
         """Type, value and fingerprint of an entry."""

@@ -74,12 +74,12 @@ class ConfigTable:
         self.problem = problem
         self.moves = moves
         self.states = 0
-        self.move: dict[Hashable, Any] = {}  # Any: ``network.Moved``, what moving alike values costs
+        self.moved: dict[Hashable, Any] = {}  # Any: ``network.MoveCost``, what moving alike values costs
         # tables that blocks share, by the keys of what they are made of
         self.known = BucketCache()
         self.free: dict[tuple[Hashable, int], Factor] = {}
         self.own: dict[tuple[Hashable, float], Factor] = {}  # by kind and price: seconds of each configuration
-        self._tie = frozenset(tied)
+        self._tied = frozenset(tied)
         self._configs: dict[Node, tuple[Config, ...]] = {}
         self._kinds: dict[Hashable, int] = {}
         self._kind_of: dict[Node, int] = {}
@@ -109,7 +109,7 @@ class ConfigTable:
         """Equal for nodes whose configurations are equal: where nothing is pinned, those alike in what is priced."""
         if self.problem.pins != Pins():
             return node
-        read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tie) for x in node.operands)
+        read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tied) for x in node.operands)
         return node.op.name, tuple(node.attrs.items()), node.type, node.needs_grad, read
 
     def keeps(self, reader: Node, operand: int) -> bool:
@@ -149,7 +149,7 @@ class ConfigTable:
                 continue
             if any(isinstance(state, Partial) for state in need):
                 return None  # no leaf is a sum of terms
-            if leaf.needs_grad and leaf not in self._tie:
+            if leaf.needs_grad and leaf not in self._tied:
                 uses = self._leaf(leaf, need, keep=self.keeps(node, number))
                 if not uses:
                     return None

@@ -153,7 +153,7 @@ class BucketCache:
     def __init__(self) -> None:
         self.num_bytes = 0
         self._buckets: dict[Hashable, tuple[Argmin, Factor]] = {}
-        self._fix: dict[Hashable, Factor] = {}
+        self._fixed: dict[Hashable, Factor] = {}
 
     def fixed(self, factor: Factor, settled: frozenset[Variable]) -> Factor:
         """The factor without the axes of variables that have one value."""
@@ -162,9 +162,9 @@ class BucketCache:
             return factor
         at = tuple(0 if v in settled else slice(None) for v in factor.variables)
         key = factor.key, tuple(v in settled for v in factor.variables)
-        if key not in self._fix:
-            self._fix[key] = Factor(left, np.asarray(factor.table[at]))
-        return replace(self._fix[key], variables=left)
+        if key not in self._fixed:
+            self._fixed[key] = Factor(left, np.asarray(factor.table[at]))
+        return replace(self._fixed[key], variables=left)
 
     def minimize(
         self, factors: tuple[Factor, ...], neighbours: tuple[Variable, ...], variable: Variable, sizes: Sizes

@@ -160,9 +160,11 @@ class BlockModel:
             reads = tuple((local[node], kinds[node], i, self._configs.keeps(node, i)) for node, i in readers[value])
             saved = "out" in value.op.saved
             key = (value.type, value.needs_grad, saved, kinds[value], reads, tuple(leaves), optimistic, limit)
-            if key not in self._configs.move:
-                self._configs.move[key] = self._move(value, shardings, readers[value], leaves, local, optimistic, limit)
-            found = self._configs.move[key]
+            if key not in self._configs.moved:
+                self._configs.moved[key] = self._move(
+                    value, shardings, readers[value], leaves, local, optimistic, limit
+                )
+            found = self._configs.moved[key]
             self._inexact |= found.inexact
             self._relaxed |= found.relaxed
             factors += self._rename(found, [self.variables[node] for node in local])

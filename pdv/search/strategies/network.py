@@ -136,14 +136,14 @@ class Flattened:
         graph = problem.graph
         numbers = tied_params(graph)
         self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), numbers)
-        self._tie = {param: TiedTable(self.configs, param, reads(graph.nodes, param)) for param in numbers}
+        self._tied = {param: TiedTable(self.configs, param, reads(graph.nodes, param)) for param in numbers}
         self.nodes = tuple(node for node in graph.nodes if not node.is_leaf)
         outputs = tuple(node for _, node in graph.outputs if not node.is_leaf)
         updates = tuple(node for _, node in graph.updates if not node.is_leaf)
         self._block = block_of(None, self.nodes, None, outputs, updates, numbers)
         self.whole_bytes = whole_bytes(graph)
         wants = [len(graph.users[node]) + sum(node is root for root in graph.roots) for node in self.nodes]
-        self.exact = max(wants, default=0) <= EXACT_WANTS[2] and all(table.exact for table in self._tie.values())
+        self.exact = max(wants, default=0) <= EXACT_WANTS[2] and all(table.exact for table in self._tied.values())
 
     def at(self, price: float, *, optimistic: bool = False) -> Flat:
         """The network at a price; an ``optimistic`` one bounds every plan's cost from below (``sharing``).
@@ -151,12 +151,12 @@ class Flattened:
         Raises:
             NoPlanFitsError: if pins leave some operator no configuration.
         """
-        network = BlockSolver(self.configs, Ties.together(self._tie), price, ((),), optimistic=optimistic).network(
+        network = BlockSolver(self.configs, Ties.together(self._tied), price, ((),), optimistic=optimistic).network(
             self._block
         )
         if not all(network.sizes.values()):
             raise no_legal_plan(self.problem)
-        own = [Factor((network.variables[p],), self._tie[p].own(price)) for p in network.tied]
+        own = [Factor((network.variables[p],), self._tied[p].own(price)) for p in network.tied]
         factors = (*network.factors, *own)
         illegal = 2 * sum(float(f.table[np.isfinite(f.table)].max(initial=0.0)) for f in factors) + 1e-9
         return Flat(
@@ -167,7 +167,7 @@ class Flattened:
         """Variables in program order."""
         order: dict[Variable, None] = {}
         for node in self.nodes:
-            order |= dict.fromkeys(network.variables[operand] for operand in node.operands if operand in self._tie)
+            order |= dict.fromkeys(network.variables[operand] for operand in node.operands if operand in self._tied)
             order[network.variables[node]] = None
         return tuple(order)
 
@@ -177,7 +177,7 @@ class Flattened:
         splits: dict[Node, tuple[Split, ...]] = {}
         storage: dict[Node, Storage] = {}
         for param in network.tied:
-            storage[param] = self._tie[param].states[values[network.variables[param]]].storage
+            storage[param] = self._tied[param].states[values[network.variables[param]]].storage
         for node in self.nodes:
             config = network.options[node][values[network.variables[node]]]
             splits[node] = config.splits

@@ -129,20 +129,20 @@ class _Exploration:
     ) -> None:
         self._block = block
         self._rules = rules
-        self._tie = tied
+        self._tied = tied
         self._tables = tables
         self._least = least
         self._deadline = deadline
         self._builder = builder_of(block)
         self._canonical: dict[Node, str] = {} if block.source is None else {block.source: block.source.digest}
-        self._wait_for: set[tuple[str, ...]] = set()
+        self._seen: set[tuple[str, ...]] = set()
         self._queue: list[tuple[float, int, Variant, bool]] = []  # (cost or bound, order of arrival, _, priced)
         self._arrivals = 0
         self._best = 1.0
 
     def run(self, first: Variant) -> list[tuple[Variant, Sequence[Table]]]:
         """Variants that were priced, the first one first."""
-        self._wait_for.add(self._key(first))
+        self._seen.add(self._key(first))
         behind_first = list(self._following(first))
         if not behind_first:
             return [(first, ())]
@@ -177,12 +177,12 @@ class _Exploration:
         for rule in self._rules:
             before = variant
             for number in range(ROUNDS):
-                following = apply_rule(before, rule, self._tie, self._builder)
+                following = apply_rule(before, rule, self._tied, self._builder)
                 if following is None or len(following.block.nodes) > most:
                     break
                 key = self._key(following)
-                if key not in self._wait_for:
-                    self._wait_for.add(key)
+                if key not in self._seen:
+                    self._seen.add(key)
                     yield following
                 elif number == 0:
                     break

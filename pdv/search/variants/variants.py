@@ -94,14 +94,14 @@ def applied_rule(
     block = variant.block
     where = Where(block.nodes, variant.users, variant.inside.__contains__, tied)
     found = found_matches(rule, where)
-    k.move.clear()
+    k.moved.clear()
     new: dict[Node, Node] = {}
     while found and not new:
         try:
             new = rewritten(k, block.nodes, found, lambda node: node)
         except CircleError as circle:
             found = tuple(match for match in found if match is not circle.match)
-    if not new or not k.move.isdisjoint(tied):
+    if not new or not k.moved.isdisjoint(tied):
         return None
     following = _following(variant, rule, new, tied)
     return None if following is None else (following, found)
