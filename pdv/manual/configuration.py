@@ -28,6 +28,7 @@ from pdv.manual.groups import axis_links
 from pdv.manual.interleave import heads_outermost
 from pdv.manual.placement import Use, place
 from pdv.pcg.derive import derive
+from pdv.pcg.spread import spread_to_pcg
 from pdv.problem import Derived, Problem
 from pdv.problem.workload import (
     AS_EMITTED,
@@ -43,7 +44,6 @@ from pdv.problem.workload import (
     Workload,
 )
 from pdv.schedule.stages import cut
-from pdv.simulate.lowering.chunks import spread_to_pcg
 
 PRECISIONS: Mapping[str, Precision] = {
     "as-emitted": AS_EMITTED,

@@ -116,6 +116,9 @@ class Stages:
         return self.count * self.virtual
 
 
+ONE_STAGE = Stages()
+
+
 @dataclass(frozen=True)
 class Workload:
     """All that a simulation reads.
@@ -141,7 +144,7 @@ class Workload:
 def workload_of_pcg(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:
     """What the emitted program of a PCG runs; ``problem`` is on the rewritten graph."""
     return Workload(
-        problem, pcg, cluster, Stages(), EMITTED, (problem.axes,), lambda device: _price(problem.compute, device)
+        problem, pcg, cluster, ONE_STAGE, EMITTED, (problem.axes,), lambda device: _price(problem.compute, device)
     )  # fmt: skip
 
 

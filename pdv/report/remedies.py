@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
+from ir.scaling.rows import fewer_rows
 from ir.types import DType
 from pdv.cluster import Cluster
 from pdv.cluster.units import MEMORY
-from pdv.memory.rows import fewer_rows
 from pdv.memory.step import step_memory
 from pdv.passes.precision import with_dtype
+from pdv.pcg.spread import spread_to_pcg
 from pdv.problem import Problem
 from pdv.problem.workload import Recompute, Workload, workload_of_pcg
 from pdv.schedule.stages import units
 from pdv.search.meshes import BestPlan, NearestTooLargeError, search_meshes
-from pdv.simulate.lowering.chunks import spread_to_pcg
 
 MICRO_BATCHES = (2, 4, 8, 16)
 MOST_DEVICES = 64  # times as many as there are

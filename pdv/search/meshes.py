@@ -14,6 +14,7 @@ from pdv.cluster.units import MEMORY
 from pdv.cost.breakdown import PlanCost
 from pdv.pcg.plan_cost import realize
 from pdv.problem import Derived, Problem, Realized, Solution
+from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages
 from pdv.search.refusals import too_large
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.backtrack import backtrack
@@ -31,7 +32,8 @@ FREELY = Budget()
 class BestPlan:
     """The best solution over all meshes tried, its derived graph and price, and the least of their lower bounds.
 
-    It is not ``complete`` if a mesh was left out, or the search on one cut short.
+    It is not ``complete`` if a mesh was left out, or the search on one cut short. ``stages`` speaks of operators of the
+    solution's graph, which is that of one micro-batch where ``execution`` says that there are several.
     """
 
     solution: Solution
@@ -41,6 +43,8 @@ class BestPlan:
     states: int
     meshes: int = 1
     complete: bool = True
+    stages: Stages = ONE_STAGE
+    execution: Execution = EMITTED
 
     @property
     def pcg(self) -> Graph:

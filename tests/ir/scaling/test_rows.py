@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ir.builder import Builder
 from ir.graph import Graph
+from ir.scaling.rows import fewer_rows
 from ir.types import DType, TensorType
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
-from pdv.memory.rows import fewer_rows
 from tests.pdv import worlds
 
 
