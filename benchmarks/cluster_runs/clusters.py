@@ -1,0 +1,106 @@
+"""The clusters: hosts, what joins them, and what a device gets of a core; and how each is described to pdv.
+
+Links are described by what they carry: the line rate less what Ethernet, IP and TCP add (3.6 % of 1,500 bytes), with
+the latency of one step of gloo's collectives, as the preset ``loopback-gloo`` has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+PAYLOAD = 1448 / 1514 * 0.99  # TCP payload of a full Ethernet frame; 1 % for acknowledgements of what flows back
+LATENCY = "750 us"  # pdv.cluster.presets, loopback-gloo
+CORES = 2
+Described = dict[str, Any]  # Any: YAML
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts with so many processes each.
+
+    Attributes:
+        rates: Mbit/s of each host's port, None: not shaped.
+        pairs: Mbit/s between two hosts where the pairs have links of their own, by the smaller and the larger index.
+        shares: of each host: what a process may take of a core, where that is limited.
+    """
+
+    name: str
+    processes: tuple[int, ...]
+    rates: tuple[float | None, ...]
+    pairs: dict[tuple[int, int], float] = field(default_factory=dict)
+    shares: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Processes."""
+        return sum(self.processes)
+
+    def host_of(self, rank: int) -> int:
+        """The host on which a rank runs."""
+        return [host for host, count in enumerate(self.processes) for _ in range(count)][rank]
+
+    def share_of(self, host: int) -> float:
+        """Of a core, what one process of a host gets while all compute."""
+        return self.shares[host] if self.shares else min(1.0, CORES / self.size)
+
+    def describe(self) -> Described:
+        """The content of the cluster file."""
+        if self.pairs:
+            return self._pairs_described()
+        hosts = len(self.processes)
+        nodes = [self._node(host) for host in range(hosts)]
+        if hosts == 1:
+            return {"name": self.name, "nodes": nodes}
+        if len(set(self.rates)) == 1:
+            return {"name": self.name, "nodes": _merge(nodes), "network": _link("port", self.rates[0])}
+        ports = [
+            {"between": [f"n{host}.g0", "switch"], "link": _link(f"port-{rate:g}", rate, "375 us")}
+            for host, rate in enumerate(self.rates)
+        ]
+        return {"name": self.name, "nodes": _merge(nodes), "links": ports}
+
+    def _node(self, host: int) -> Described:
+        node = {"devices": self.processes[host], "device": {"preset": "cpu-core", "share": self.share_of(host)}}
+        return node | ({"link": "loopback-gloo"} if self.processes[host] > 1 else {})
+
+    def _pairs_described(self) -> Described:
+        """Two nodes of two devices: neighbours by the slow links, and each with one device of the other node."""
+        slow, fast = min(self.pairs.values()), max(self.pairs.values())
+        node = {"count": 2, "devices": 2, "device": {"preset": "cpu-core", "share": self.share_of(0)}}
+        direct = [
+            {"between": [f"n0.g{i}", f"n1.g{i}"], "link": _link("direct", fast)}
+            for i in range(2)
+        ]  # fmt: skip
+        nodes = [node | {"link": _link("neighbour", slow)}]
+        return {"name": self.name, "nodes": nodes, "network": _link("cross", slow), "links": direct}
+
+
+def _link(name: str, mbit: float | None, latency: str = LATENCY) -> Described:
+    assert mbit is not None, f"{name} has no rate"
+    return {"name": name, "bandwidth": f"{mbit * PAYLOAD:.6g} Mb/s", "latency": latency}
+
+
+def _merge(nodes: list[Described]) -> list[Described]:
+    """Equal nodes as one entry with a count."""
+    kinds = [node for i, node in enumerate(nodes) if node not in nodes[:i]]
+    return [{"count": nodes.count(kind), **kind} for kind in kinds]
+
+
+def _two_hosts(name: str, mbit: float, shares: tuple[float, ...] = ()) -> Cluster:
+    return Cluster(name, (2, 2), (mbit, mbit), shares=shares)
+
+
+FAST_PAIRS = {(0, 1): 100.0, (0, 2): 1000.0, (0, 3): 100.0, (1, 2): 100.0, (1, 3): 1000.0, (2, 3): 100.0}
+CLUSTERS: dict[str, Cluster] = {
+    cluster.name: cluster
+    for cluster in (
+        Cluster("loopback", (4,), (None,)),
+        _two_hosts("1gbit", 1000),
+        _two_hosts("100mbit", 100),
+        Cluster("star", (1, 1, 1, 1), (200, 200, 200, 200)),
+        Cluster("slow-member", (1, 1, 1, 1), (50, 400, 400, 400)),
+        Cluster("fast-pairs", (1, 1, 1, 1), (None, None, None, None), FAST_PAIRS),
+        _two_hosts("unequal", 1000, (0.7, 0.3)),
+    )
+}
