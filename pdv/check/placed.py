@@ -39,6 +39,7 @@ _ALLOWED = {
     "is_floating_point",
     "requires_grad_",
 }
+_GRAD: Any = Tensor.grad  # a property
 
 
 class DTensor(Tensor):
@@ -72,11 +73,19 @@ class DTensor(Tensor):
             return DTensor.from_local(super().detach(), None, self.placements)
 
     @property
-    def grad(self) -> DTensor | None:  # type: ignore[override]
+    def grad(self) -> Tensor | None:
         """The gradient, placed alike."""
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
             found: Tensor | None = super().grad
         return None if found is None else DTensor.from_local(found, None, self.placements)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        placements = getattr(value, "placements", None)
+        if value is not None and placements != self.placements:
+            raise TypeError(f"a gradient placed as {placements} of a parameter placed as {self.placements}")
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            _GRAD.__set__(self, value)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

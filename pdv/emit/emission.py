@@ -28,6 +28,7 @@ ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor, by name."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_BESIDE = ("parallel.py", "runtime.py", "gradients.py", "losses.py", "stored.py")
 _INIT = '''"""The sharded model, for a training script.
 
 build: the model with this process's share of the weights, on the processes that torchrun started, or whole on one.
@@ -141,7 +142,7 @@ class Emission:
 
 def module_texts(model: str) -> dict[str, str]:
     """The Python files of a package, by name; model: the text of model.py."""
-    beside = ("parallel.py", "runtime.py", "losses.py", *(["operators.py"] if helpers_used(model) else []))
+    beside = (*_BESIDE, *(["operators.py"] if helpers_used(model) else []))
     return {
         "model.py": model,
         "__init__.py": _INIT,

@@ -8,11 +8,12 @@ from pathlib import Path
 from ir.ops.parallel import OPS
 
 _MODULE = """
-    T_destination add_module apply batch_axes bfloat16 buffers call_super_init children compile compute cpu cuda double
-    dump_patches eval extra_repr float forward full_gradients full_state_dict get_buffer get_extra_state get_parameter
-    get_submodule half ipu load_state_dict mesh modules mtia named_buffers named_children named_modules
-    named_parameters parameters register_buffer register_module register_parameter requires_grad_ set_extra_state
-    set_submodule share_memory state_dict to to_empty train train_step training type xpu zero_grad
+    add_module apply batch_axes bfloat16 buffers call_super_init check_in_sync children compile compute cpu cuda
+    data_rank data_world double dump_patches eval extra_repr float flush forward full_gradients full_state_dict
+    get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict mesh modules mtia named_buffers
+    named_children named_modules named_parameters no_sync parameters parameters_in_graph register_buffer
+    register_module register_parameter requires_grad_ self_check set_extra_state set_submodule shard_batch
+    share_memory state_dict T_destination to to_empty train train_step training type xpu zero_grad
 """
 MODULE = frozenset(_MODULE.split())
 """Attributes that nn.Module and the class above the model call their own."""

@@ -19,7 +19,8 @@ What is gathered with ``regather=True`` inside ``regathering()`` is not kept for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,29 +35,66 @@ from torch.multiprocessing.reductions import StorageWeakRef
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+NONE: Mapping[str, Any] = {}
+
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of the device mesh, as this rank sees it."""
+    """One direction of the device mesh, as this rank sees it.
+
+    levels: where links differ, axes that are this one together, slow to fast, such as hosts and the devices of one;
+    sums then go through a slow level with the fewest bytes.
+    """
 
     name: str
     size: int = 1
     rank: int = 0
     group: dist.ProcessGroup | None = None
+    levels: tuple[Axis, ...] = ()
 
 
-def join_axes(axes: Sequence[Axis], mesh: DeviceMesh | None) -> Axis:
-    """Several axes, slow to fast, as one; every rank has to ask for the same ones in the same order."""
+def join_axes(axes: Sequence[Axis], mesh: DeviceMesh | None, levels: Mapping[str, Sequence[int]] = NONE) -> Axis:
+    """Several axes, slow to fast, as one; every rank has to ask for the same ones in the same order.
+
+    levels: sizes of an axis' levels, slow to fast, by name of the axis, such as ``{"dp_tp": (2, 4)}``.
+    """
     name, size, rank, group = "_".join(axis.name for axis in axes), 1, 0, None
     for axis in axes:
         size, rank = size * axis.size, rank * axis.size + axis.rank
-    if mesh is not None and size == mesh.size():
+    if mesh is None or size == 1:
+        return Axis(name, size, rank)
+    places = [(mesh.mesh_dim_names or ()).index(axis.name) for axis in axes]
+    ranks = mesh.mesh.movedim(places, list(range(-len(places), 0))).reshape(-1, size)
+    if len(axes) == 1:
+        group = axes[0].group
+    elif size == mesh.size():
         group = dist.group.WORLD
-    elif mesh is not None and size > 1:
-        places = [(mesh.mesh_dim_names or ()).index(axis.name) for axis in axes]
-        ranks = mesh.mesh.movedim(places, list(range(-len(places), 0))).reshape(-1, size)
-        group, _ = dist.new_subgroups_by_enumeration(ranks.tolist())  # type: ignore[no-untyped-call]
-    return Axis(name, size, rank, group)
+    else:
+        group = _own_group(ranks)
+    return Axis(name, size, rank, group, _split_levels(name, levels.get(name, ()), rank, ranks))
+
+
+def _split_levels(name: str, sizes: Sequence[int], rank: int, ranks: Tensor) -> tuple[Axis, ...]:
+    """An axis as several, slow to fast, of these sizes; ranks: [groups, axis.size]."""
+    if not sizes:
+        return ()
+    if math.prod(sizes) != ranks.size(1):
+        raise ValueError(
+            f"wrong-levels: axis {name} of size {ranks.size(1)} has levels of sizes {tuple(sizes)}. "
+            f"Their product must be {ranks.size(1)}. Mend them where the mesh is made, or leave them out."
+        )
+    found = []
+    for at, size in enumerate(sizes):
+        inner = math.prod(sizes[at + 1 :])
+        rows = ranks.reshape(-1, size, inner).transpose(1, 2).reshape(-1, size)
+        found.append(Axis(f"{name}.{at}", size, rank // inner % size, _own_group(rows)))
+    return tuple(level for level in found if level.size > 1)
+
+
+def _own_group(ranks: Tensor) -> dist.ProcessGroup:
+    """The group that this process is in, of those that are the rows."""
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(ranks.tolist())[0]  # type: ignore[no-untyped-call]
+    return group
 
 
 def partition(x: Tensor, dim: int, axis: Axis) -> Tensor:
@@ -148,8 +186,44 @@ def _all_gather(x: Tensor, dim: int, axis: Axis) -> Tensor:
 
 def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
     total = _row_major(x)
-    dist.all_reduce(total, group=axis.group)
+    if not axis.levels:
+        dist.all_reduce(total, group=axis.group)
+        return total
+    for _ in all_reduce_steps(total.view(-1), [axis]):
+        pass
     return total
+
+
+def all_reduce_steps(x: Tensor, axes: Sequence[Axis]) -> Iterator[bool]:
+    """Sum ``x`` [n] over axes, fastest first, in place.
+
+    It stops behind each collective that it starts, and waits for it when it goes on. Where it yields True, that is
+    soon, and more is to be started.
+    """
+    for at, axis in reversed(list(enumerate(axes))):
+        if len(axis.levels) > 1 and x.numel() >= axis.size:
+            yield from _all_reduce_by_levels(x, axis.levels)
+            continue
+        work = dist.all_reduce(x, group=axis.group, async_op=True)
+        yield at > 0
+        work.wait()
+
+
+def _all_reduce_by_levels(x: Tensor, levels: Sequence[Axis]) -> Iterator[bool]:
+    """Each rank of the fastest level sums its part of ``x`` over the slower ones."""
+    *slower, inner = levels
+    rest = -x.numel() % inner.size
+    whole = torch.cat([x, x.new_zeros(rest)]) if rest else x
+    part = x.new_empty(whole.numel() // inner.size)
+    work = _scatter_single(part, whole, group=inner.group, async_op=True)
+    yield True
+    work.wait()
+    yield from all_reduce_steps(part, slower)
+    work = _gather_single(whole, part, group=inner.group, async_op=True)
+    yield False
+    work.wait()
+    if rest:
+        x.copy_(whole[: x.numel()])
 
 
 def _reduce_scatter(x: Tensor, dim: int, axis: Axis) -> Tensor:

@@ -1,30 +1,36 @@
-"""What surrounds the model: the mesh of this run, parameters from their stored slices, and one training step."""
+"""What surrounds the model: the mesh of this run, parameters from their stored slices, and one training step.
+
+Stored tensors are read by ``stored.py``, gradients are summed by ``gradients.py``.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from .gradients import GradientSums, Leaves, local
 from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows
-from .parallel import Axis, combine, join_axes, replicate
+from .parallel import NONE, Axis, combine, join_axes
+from .stored import Stored, Weights, join
+
+__all__ = ["Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh", "train_step"]
 
 Batch = Tensor | Sequence[Tensor]
 Shapes = Mapping[str, Sequence[int | str]]
 Cuts = Mapping[str, Sequence[str]]
 Bounds = Mapping[str, int]
-NONE: Mapping[str, Any] = {}
+Levels = Mapping[str, Sequence[int]]
 
 
 # ---- The mesh ----
@@ -40,13 +46,15 @@ class Mesh:
     origins: list[tuple[Tensor, Stored]] = field(default_factory=list, compare=False)
     """Which stored tensor each parameter and buffer is (a view of)."""
     joint: dict[tuple[str, ...], Axis] = field(default_factory=dict, compare=False)
+    levels: Levels = field(default_factory=dict, compare=False)
+    sums: GradientSums = field(default_factory=GradientSums, compare=False)
 
     def __getitem__(self, name: str | tuple[str, ...]) -> Axis:
         """An axis, or several as one: ``mesh["dp", "tp"]``."""
         if isinstance(name, str):
             return next(axis for axis in self.axes if axis.name == name)
         if name not in self.joint:
-            self.joint[name] = join_axes([self[one] for one in name], self.device_mesh)
+            self.joint[name] = join_axes([self[one] for one in name], self.device_mesh, self.levels)
         return self.joint[name]
 
     def tensor(self, stored: Stored, cuts: Mapping[str, int] | None = None) -> Tensor:
@@ -65,6 +73,8 @@ class Mesh:
             placements: list[Placement] = [Replicate() if dim is None else Shard(dim) for dim in dims]
             piece = DTensor.from_local(piece, self.device_mesh, placements, run_check=False)
         parameter = nn.Parameter(piece)
+        if self.device_mesh is not None:
+            parameter.leaves = Leaves(self.sums)  # type: ignore[attr-defined]
         self.origins.append((parameter, stored))
         return parameter
 
@@ -75,8 +85,18 @@ class Mesh:
         return buffer
 
 
-def make_mesh(sizes: Mapping[str, int], device: str | torch.device | None = None) -> Mesh:
+def make_mesh(
+    sizes: Mapping[str, int],
+    device: str | torch.device | None = None,
+    *,
+    levels: Levels = NONE,
+    bucket_mb: float | None = None,
+) -> Mesh:
     """The mesh of the processes that torchrun started; a single process gets every axis with size one.
+
+    levels: of axes that run through links of different speeds, the sizes of their levels, slow to fast, such as hosts
+    and devices of one: ``{"dp": (2, 4), "dp_tp": (2, 4)}``. Sums over such an axis take its levels one by one.
+    bucket_mb: how many MiB of gradients are summed at once; default is 4 on CPUs, 25 elsewhere.
 
     Raises:
         RuntimeError: if the number of processes is neither one nor that of the mesh.
@@ -97,147 +117,10 @@ def make_mesh(sizes: Mapping[str, int], device: str | torch.device | None = None
     if not dist.is_initialized():
         dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
     mesh = init_device_mesh(kind.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    axes = (Axis(name, size, mesh.get_local_rank(name), mesh.get_group(name)) for name, size in sizes.items())
-    return Mesh(tuple(axes), kind, mesh)
-
-
-# ---- Weights: read lazily, and only the slice that this rank holds ----
-
-
-class Weights:
-    """A safetensors file; ``weights[name]`` names a stored tensor without reading it.
-
-    dtype: what floating-point tensors are read as; default is as they are stored.
-    """
-
-    def __init__(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
-        self.file: Any = safe_open(str(path), framework="pt", device="cpu")  # Any: safetensors ships no types
-        self.dtype = dtype
-
-    def __getitem__(self, name: str) -> Stored:
-        dims = tuple((d, 0, n) for d, n in enumerate(self.file.get_slice(name).get_shape()))
-        return Stored(self.file, name, dims, self.dtype)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A view of a stored tensor: per dim of the view, (dim of the stored tensor, start, stop).
-
-    What is reshaped or joined is a view of ``base``, whose dims in turn are those of the reshaped or joined tensor.
-    """
-
-    file: Any  # an open safetensors file
-    name: str
-    dims: tuple[tuple[int, int, int], ...]
-    dtype: torch.dtype | None = None
-    base: Stored | Joined | None = None
-    base_shape: tuple[int, ...] = ()
-
-    def permute(self, *perm: int) -> Stored:
-        """As ``Tensor.permute``."""
-        return replace(self, dims=tuple(self.dims[dim] for dim in perm))
-
-    def reshape(self, *shape: int) -> Stored:
-        """As ``Tensor.reshape``; what is cut from it is cut after reading the whole."""
-        dims = tuple((dim, 0, size) for dim, size in enumerate(shape))
-        return replace(self, dims=dims, base=self, base_shape=shape)
-
-    def narrow(self, dim: int, start: int, length: int) -> Stored:
-        """As ``Tensor.narrow``."""
-        source, first, stop = self.dims[dim]
-        assert 0 <= start <= stop - first - length, f"{self.name}: [{start}, +{length}) of {stop - first}"
-        cut = (source, first + start, first + start + length)
-        return replace(self, dims=(*self.dims[:dim], cut, *self.dims[dim + 1 :]))
-
-    def cut(self, dim: int, axis: Axis) -> Stored:
-        """The block along ``dim`` that this rank holds."""
-        _, start, stop = self.dims[dim]
-        block, rest = divmod(stop - start, axis.size)
-        assert rest == 0, f"{self.name}: dim {dim} of size {stop - start} over axis {axis.name} of size {axis.size}"
-        return self.narrow(dim, axis.rank * block, block)
-
-    def read(self, device: torch.device) -> Tensor:
-        """The values, row-major, in memory of their own."""
-        view = self.view()
-        dtype = self.dtype if self.dtype is not None and view.is_floating_point() else view.dtype
-        return torch.empty(view.shape, dtype=dtype, device=device).copy_(view)
-
-    def view(self) -> Tensor:
-        """The values as they are stored."""
-        ranges = self._ranges()
-        if self.base is not None:
-            piece = self.base.view().reshape(self.base_shape)[ranges]
-        else:
-            piece = self.file.get_slice(self.name)[ranges] if ranges else self.file.get_tensor(self.name)
-        return piece.permute([source for source, _, _ in self.dims])
-
-    def write(self, value: Tensor, wholes: dict[str, Tensor], *, rest: bool) -> None:
-        """Put ``value``, all of this view, where it belongs in the stored tensors, by name.
-
-        Of what is new, the ``rest`` is as it is stored, or else zero.
-        """
-        value = value.permute([[source for source, _, _ in self.dims].index(dim) for dim in range(len(self.dims))])
-        if self.base is not None:
-            self.base.write(value.reshape(self.base.shape), wholes, rest=rest)
-            return
-        if self.name not in wholes:
-            whole = value.new_zeros(self.file.get_slice(self.name).get_shape())
-            partial = rest and value.numel() < whole.numel()
-            wholes[self.name] = whole.copy_(self.file.get_tensor(self.name)) if partial else whole
-        wholes[self.name][self._ranges()].copy_(value)
-
-    @property
-    def shape(self) -> list[int]:
-        """Of the view."""
-        return [stop - start for _, start, stop in self.dims]
-
-    def _ranges(self) -> tuple[slice, ...]:
-        return tuple(slice(start, stop) for _, start, stop in sorted(self.dims))
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Views of stored tensors, one behind another along ``dim``."""
-
-    parts: tuple[Stored, ...]
-    dim: int
-
-    @property
-    def shape(self) -> list[int]:
-        """Of all together."""
-        shape = self.parts[0].shape
-        shape[self.dim] = sum(part.shape[self.dim] for part in self.parts)
-        return shape
-
-    def view(self) -> Tensor:
-        """The values as they are stored."""
-        return torch.cat([part.view() for part in self.parts], self.dim)
-
-    def write(self, value: Tensor, wholes: dict[str, Tensor], *, rest: bool) -> None:
-        """As ``Stored.write``."""
-        sizes = [part.shape[self.dim] for part in self.parts]
-        for part, piece in zip(self.parts, torch.split(value, sizes, self.dim), strict=True):
-            part.write(piece, wholes, rest=rest)
-
-
-def join(dim: int, *parts: Stored) -> Stored:
-    """Several stored tensors as one, as ``torch.cat``."""
-    joined = Joined(parts, dim)
-    dims = tuple((d, 0, size) for d, size in enumerate(joined.shape))
-    names = " and ".join(part.name for part in parts)
-    return Stored(parts[0].file, names, dims, parts[0].dtype, joined, tuple(joined.shape))
-
-
-def local(parameter: Tensor, *axes: Axis) -> Tensor:
-    """The piece of a parameter that this rank holds, for the forward pass; its gradient is the same piece.
-
-    Along ``axes`` each rank uses it differently, as of different data: there its gradients are summed.
-    """
-    if isinstance(parameter, DTensor):
-        parameter = parameter.to_local(grad_placements=parameter.placements)
-    for axis in axes:
-        parameter = replicate(parameter, axis)
-    return parameter
+    plain = [Axis(name, size, mesh.get_local_rank(name), mesh.get_group(name)) for name, size in sizes.items()]
+    axes = [join_axes([axis], mesh, levels) if axis.name in levels else axis for axis in plain]
+    bucket_mb = bucket_mb or (4 if kind.type == "cpu" else 25)
+    return Mesh(tuple(axes), kind, mesh, levels=levels, sums=GradientSums(mesh, int(bucket_mb * 2**20)))
 
 
 # ---- Training ----
@@ -282,6 +165,27 @@ class ParallelModule(nn.Module):
         them, with ``reduction="sum"``.
         """
         return train_step(self, inputs, target, loss_fn, self.batch_axes, reduction=reduction, rows=rows)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Context of backward passes whose gradients wait, unsummed, for the next one outside it, or for ``flush``.
+
+        For several backward passes before a step: all but the last inside. What waits is dropped by ``zero_grad`` of
+        the model, not by that of an optimizer.
+        """
+        return self.mesh.sums.hold()
+
+    def flush(self) -> None:
+        """Sum all gradients that wait. All ranks must call it."""
+        self.mesh.sums.flush()
+
+    def parameters_in_graph(self) -> AbstractContextManager[None]:
+        """Context of forward passes after which ``torch.autograd.grad`` knows the parameters; sums are slower there."""
+        return self.mesh.sums.without_leaves()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of any module; gradients that were not summed yet are dropped."""
+        self.mesh.sums.drop()
+        super().zero_grad(set_to_none)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Every parameter and buffer, whole, under the name and in the layout of the source model.

@@ -113,7 +113,7 @@ MISTAKES = (
     ("convnet", "model.py", "x = F.relu(x)\n", "x = x\n", "output"),
     ("convnet", "model.py", "padding=1", "padding=0", "output"),
     ("convnet", "model.py", 'mesh.buffer(weights["running"])', 'mesh.parameter(weights["running"])', "DTensor"),
-    ("transformer", "parallel.py", "lambda g: _all_reduce(g, axis))", "_same)", "gradient"),
+    ("convnet", "parallel.py", "lambda g: _all_reduce(g, axis))", "_same)", "gradient"),
     ("transformer", "parallel.py", "lambda t: _all_reduce(t, axis), _same",
      "lambda t: _all_reduce(t, axis), lambda g: _all_reduce(g, axis)", "gradient"),
     ("transformer", "parallel.py", "lambda g: _reduce_scatter(g, dim, axis)",
@@ -121,8 +121,10 @@ MISTAKES = (
     ("transformer", "parallel.py", "axis.rank * block, block", "(axis.size - 1 - axis.rank) * block, block", ""),
     ("transformer", "operators.py", "ids = ids - block * table.size(0)", "ids = ids - block", "output"),
     ("transformer", "runtime.py", "stored = stored.cut(cuts[axis.name], axis)", "stored = stored", ""),
-    ("transformer", "runtime.py", "for axis in axes:\n        parameter = replicate(parameter, axis)",
-     "pass", "gradient"),
+    ("transformer", "gradients.py", "all_reduce_steps(self.flat, self.leaves[0].axes)", "iter(())", "gradient"),
+    ("transformer", "gradients.py", "self.sums.add_leaf(parameter, tuple(axis for axis in axes if axis.size > 1))",
+     "self.sums.add_leaf(parameter, axes[:1])", "gradient"),
+    ("transformer", "gradients.py", "torch.split(self.flat, ", "torch.split(self.flat.flip(0), ", "gradient"),
 )  # fmt: skip
 
 

@@ -1,0 +1,237 @@
+"""Sums of gradients over ranks: in buckets, started while backward still runs. Entry point: ``local``.
+
+A forward pass reads a parameter through a *leaf*, a plain tensor in the same memory. Backward gives a leaf what this
+rank contributes to the gradient. Contributions to be summed over the same axes wait in a bucket; a full bucket is
+summed behind the rest of backward, and at the end of backward every ``parameter.grad`` is a part of a bucket's sum.
+Buckets are filled in the order in which backward meets the leaves, which is the same on all ranks, since all run one
+program. Hooks of ``parameter.register_post_accumulate_grad_hook`` are called when the gradient is final.
+
+Autograd's graph holds leaves in place of parameters. So gradients by parameters, ``torch.autograd.grad(loss,
+parameters)``, ``backward(inputs=parameters)`` and derivatives of gradients, need a forward pass inside
+``model.parameters_in_graph()``, in which each parameter is summed by itself. A parameter that
+``torch.func.functional_call`` exchanges, or that has a hook of ``register_hook``, is summed by itself always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from .parallel import Axis, all_reduce_steps, replicate
+
+
+def local(parameter: Tensor, *axes: Axis) -> Tensor:
+    """The piece of a parameter that this rank holds, for the forward pass; its gradient is the same piece.
+
+    Along ``axes`` each rank uses it differently, as of different data: there its gradients are summed.
+    """
+    leaves = getattr(parameter, "leaves", None)
+    if leaves is not None and leaves.sums.use_leaves and not parameter._backward_hooks:  # noqa: SLF001
+        return leaves.get(parameter, axes).tensor  # type: ignore[no-any-return]
+    if isinstance(parameter, DTensor):
+        parameter = parameter.to_local(grad_placements=parameter.placements)
+    for axis in axes:
+        parameter = replicate(parameter, axis)
+    return parameter
+
+
+@dataclass(eq=False)
+class Leaf:
+    """A tensor in the memory of a parameter, and the axes over which its gradient is summed."""
+
+    tensor: Tensor
+    parameter: Tensor
+    axes: tuple[Axis, ...]
+    in_bucket: bool = False
+
+    def take(self) -> Tensor:
+        """What backward gave it, which it gives away."""
+        grad = self.tensor.grad
+        assert grad is not None, "asked of leaves with gradients"
+        self.tensor.grad, self.in_bucket = None, False
+        return grad.detach()
+
+
+class Leaves:
+    """The leaves of one parameter, one for each list of axes that it is used with."""
+
+    def __init__(self, sums: GradientSums) -> None:
+        self.sums = sums
+        self._by_axes: dict[tuple[Axis, ...], Leaf] = {}
+
+    def get(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:
+        """The leaf for these axes, trained if the parameter is."""
+        leaf = self._by_axes.get(axes)
+        if leaf is None:
+            leaf = self._by_axes[axes] = self.sums.add_leaf(parameter, tuple(axis for axis in axes if axis.size > 1))
+        if leaf.tensor.requires_grad != parameter.requires_grad:
+            leaf.tensor.requires_grad_(parameter.requires_grad)
+        return leaf
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Nothing of it is copied or saved with a parameter: the copy is summed by itself."""
+        return type(None), ()
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Contributions of one type, to be summed over the same axes."""
+
+    leaves: list[Leaf] = field(default_factory=list)
+    num_bytes: int = 0
+    flat: Tensor | None = None
+    steps: Iterator[bool] = field(default_factory=lambda: iter(()))
+    is_quick: bool = False
+    """Whether what it waits for now is soon done, and more has to be started then."""
+
+    def start(self) -> None:
+        """Start to sum what the leaves hold, which they give away."""
+        parts = [leaf.take().reshape(-1) for leaf in self.leaves]
+        self.flat = torch.cat(parts)  # a copy of one, too: others may read the same memory in backward
+        self.steps = all_reduce_steps(self.flat, self.leaves[0].axes)
+        self.advance()
+
+    def advance(self) -> bool:
+        """Wait for the collective that runs, and start the next; False if there is none."""
+        quick = next(self.steps, None)
+        self.is_quick = bool(quick)
+        return quick is not None
+
+    def pieces(self) -> Iterator[tuple[Leaf, Tensor]]:
+        """The sum for each leaf, as a view."""
+        assert self.flat is not None, "started"
+        parts = torch.split(self.flat, [leaf.tensor.numel() for leaf in self.leaves])
+        for leaf, part in zip(self.leaves, parts, strict=True):
+            yield leaf, part.view(leaf.tensor.shape)
+
+
+class GradientSums:
+    """The leaves of a model, and the buckets in which their gradients are summed.
+
+    bucket_bytes: a bucket is started once it holds so much.
+    """
+
+    def __init__(self, device_mesh: DeviceMesh | None = None, bucket_bytes: int = 25 << 20) -> None:
+        self.device_mesh, self.bucket_bytes = device_mesh, bucket_bytes
+        self.use_leaves = True
+        self._leaves: list[Leaf] = []
+        self._filling: dict[tuple[object, ...], Bucket] = {}
+        self._running: list[Bucket] = []
+        self._holds = 0
+        self._backward = -1  # autograd's number of the pass at whose end ``flush`` is called
+
+    def add_leaf(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:
+        """A leaf of a parameter, a DTensor, that is summed over these axes."""
+        assert isinstance(parameter, DTensor), "on one process there is nothing to sum"
+        with torch.inference_mode(False), torch.no_grad():
+            leaf = Leaf(parameter.to_local().detach().requires_grad_(), parameter, axes)
+        sums, itself = ref(self), ref(leaf)  # Python's collector does not see into what a hook holds
+        hook = partial(_receive, sums, itself)
+        leaf.tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._leaves.append(leaf)
+        return leaf
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Context of backward passes whose gradients wait, unsummed, for the next one outside, or for ``flush``."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
+    @contextmanager
+    def without_leaves(self) -> Iterator[None]:
+        """Context of forward passes that read the parameters themselves, so that autograd's graph has them."""
+        before, self.use_leaves = self.use_leaves, False
+        try:
+            yield
+        finally:
+            self.use_leaves = before
+
+    def drop(self) -> None:
+        """Forget what waits."""
+        self._filling, self._running = {}, []
+        for leaf in self._leaves:
+            leaf.tensor.grad, leaf.in_bucket = None, False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are gradients that were not summed yet."""
+        return any(leaf.tensor.grad is not None for leaf in self._leaves)
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Sum everything that waits; every ``parameter.grad`` is final then. All ranks must call it."""
+        self._backward = -1
+        waiting = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
+        for leaf in waiting:
+            if leaf.axes and not leaf.in_bucket:
+                self._put(leaf)
+        for bucket in self._filling.values():
+            self._start(bucket)
+        done, self._running, self._filling = self._running, [], {}
+        going = done
+        while going:  # bucket after bucket, one step each: all ranks in this order
+            going = [bucket for bucket in going if bucket.advance()]
+        summed = [pair for bucket in done for pair in bucket.pieces()]
+        summed += [(leaf, leaf.take()) for leaf in waiting if not leaf.axes]
+        parameters: dict[int, Tensor] = {}
+        for leaf, piece in summed:
+            self._give(leaf.parameter, piece)
+            parameters[id(leaf.parameter)] = leaf.parameter
+        for parameter in parameters.values():
+            for hook in (parameter._post_accumulate_grad_hooks or {}).values():  # noqa: SLF001
+                hook(parameter)
+
+    @torch.no_grad()
+    def receive(self, leaf: Leaf) -> None:
+        """What autograd calls when it has added all of a backward pass to the gradient of a leaf."""
+        if self._holds:
+            return
+        backward = torch._C._current_graph_task_id()  # noqa: SLF001
+        if backward != self._backward:
+            self._backward = backward
+            torch.autograd.Variable._execution_engine.queue_callback(self.flush)  # noqa: SLF001
+        if leaf.axes and not leaf.in_bucket:
+            self._put(leaf)
+
+    def _put(self, leaf: Leaf) -> None:
+        grad = leaf.tensor.grad
+        assert grad is not None, "called for leaves with gradients"
+        key = (*(axis.name for axis in leaf.axes), grad.dtype, grad.device)
+        bucket = self._filling.setdefault(key, Bucket())
+        bucket.leaves.append(leaf)
+        bucket.num_bytes += grad.numel() * grad.element_size()
+        leaf.in_bucket = True
+        if bucket.num_bytes >= self.bucket_bytes:
+            self._start(self._filling.pop(key))
+
+    def _start(self, bucket: Bucket) -> None:
+        for earlier in self._running:
+            if earlier.is_quick:
+                earlier.advance()
+        bucket.start()
+        self._running.append(bucket)
+
+    def _give(self, parameter: Tensor, piece: Tensor) -> None:
+        assert isinstance(parameter, DTensor), "leaves are those of DTensors"
+        if isinstance(parameter.grad, DTensor) and parameter.grad.placements == parameter.placements:
+            parameter.grad.to_local().add_(piece)
+            return
+        grad = DTensor.from_local(piece, self.device_mesh, parameter.placements, run_check=False)
+        parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+
+
+def _receive(sums: ref[GradientSums], leaf: ref[Leaf], _: Tensor) -> None:
+    held, given = sums(), leaf()
+    if held is not None and given is not None:
+        held.receive(given)

@@ -1,0 +1,137 @@
+"""Weights: read lazily, through views, and only the slice that this rank holds. Entry points: ``Weights``, ``join``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from .parallel import Axis
+
+
+class Weights:
+    """A safetensors file; ``weights[name]`` names a stored tensor without reading it.
+
+    dtype: what floating-point tensors are read as; default is as they are stored.
+    """
+
+    def __init__(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
+        self.file: Any = safe_open(str(path), framework="pt", device="cpu")  # Any: safetensors ships no types
+        self.dtype = dtype
+
+    def __getitem__(self, name: str) -> Stored:
+        dims = tuple((d, 0, n) for d, n in enumerate(self.file.get_slice(name).get_shape()))
+        return Stored(self.file, name, dims, self.dtype)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A view of a stored tensor: per dim of the view, (dim of the stored tensor, start, stop).
+
+    What is reshaped or joined is a view of ``base``, whose dims in turn are those of the reshaped or joined tensor.
+    """
+
+    file: Any  # an open safetensors file
+    name: str
+    dims: tuple[tuple[int, int, int], ...]
+    dtype: torch.dtype | None = None
+    base: Stored | Joined | None = None
+    base_shape: tuple[int, ...] = ()
+
+    def permute(self, *perm: int) -> Stored:
+        """As ``Tensor.permute``."""
+        return replace(self, dims=tuple(self.dims[dim] for dim in perm))
+
+    def reshape(self, *shape: int) -> Stored:
+        """As ``Tensor.reshape``; what is cut from it is cut after reading the whole."""
+        dims = tuple((dim, 0, size) for dim, size in enumerate(shape))
+        return replace(self, dims=dims, base=self, base_shape=shape)
+
+    def narrow(self, dim: int, start: int, length: int) -> Stored:
+        """As ``Tensor.narrow``."""
+        source, first, stop = self.dims[dim]
+        assert 0 <= start <= stop - first - length, f"{self.name}: [{start}, +{length}) of {stop - first}"
+        cut = (source, first + start, first + start + length)
+        return replace(self, dims=(*self.dims[:dim], cut, *self.dims[dim + 1 :]))
+
+    def cut(self, dim: int, axis: Axis) -> Stored:
+        """The block along ``dim`` that this rank holds."""
+        _, start, stop = self.dims[dim]
+        block, rest = divmod(stop - start, axis.size)
+        assert rest == 0, f"{self.name}: dim {dim} of size {stop - start} over axis {axis.name} of size {axis.size}"
+        return self.narrow(dim, axis.rank * block, block)
+
+    def read(self, device: torch.device) -> Tensor:
+        """The values, row-major, in memory of their own."""
+        view = self.view()
+        dtype = self.dtype if self.dtype is not None and view.is_floating_point() else view.dtype
+        return torch.empty(view.shape, dtype=dtype, device=device).copy_(view)
+
+    def view(self) -> Tensor:
+        """The values as they are stored."""
+        ranges = self._ranges()
+        if self.base is not None:
+            piece = self.base.view().reshape(self.base_shape)[ranges]
+        else:
+            piece = self.file.get_slice(self.name)[ranges] if ranges else self.file.get_tensor(self.name)
+        return piece.permute([source for source, _, _ in self.dims])
+
+    def write(self, value: Tensor, wholes: dict[str, Tensor], *, rest: bool) -> None:
+        """Put ``value``, all of this view, where it belongs in the stored tensors, by name.
+
+        Of what is new, the ``rest`` is as it is stored, or else zero.
+        """
+        value = value.permute([[source for source, _, _ in self.dims].index(dim) for dim in range(len(self.dims))])
+        if self.base is not None:
+            self.base.write(value.reshape(self.base.shape), wholes, rest=rest)
+            return
+        if self.name not in wholes:
+            whole = value.new_zeros(self.file.get_slice(self.name).get_shape())
+            partial = rest and value.numel() < whole.numel()
+            wholes[self.name] = whole.copy_(self.file.get_tensor(self.name)) if partial else whole
+        wholes[self.name][self._ranges()].copy_(value)
+
+    @property
+    def shape(self) -> list[int]:
+        """Of the view."""
+        return [stop - start for _, start, stop in self.dims]
+
+    def _ranges(self) -> tuple[slice, ...]:
+        return tuple(slice(start, stop) for _, start, stop in sorted(self.dims))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Views of stored tensors, one behind another along ``dim``."""
+
+    parts: tuple[Stored, ...]
+    dim: int
+
+    @property
+    def shape(self) -> list[int]:
+        """Of all together."""
+        shape = self.parts[0].shape
+        shape[self.dim] = sum(part.shape[self.dim] for part in self.parts)
+        return shape
+
+    def view(self) -> Tensor:
+        """The values as they are stored."""
+        return torch.cat([part.view() for part in self.parts], self.dim)
+
+    def write(self, value: Tensor, wholes: dict[str, Tensor], *, rest: bool) -> None:
+        """As ``Stored.write``."""
+        sizes = [part.shape[self.dim] for part in self.parts]
+        for part, piece in zip(self.parts, torch.split(value, sizes, self.dim), strict=True):
+            part.write(piece, wholes, rest=rest)
+
+
+def join(dim: int, *parts: Stored) -> Stored:
+    """Several stored tensors as one, as ``torch.cat``."""
+    joined = Joined(parts, dim)
+    dims = tuple((d, 0, size) for d, size in enumerate(joined.shape))
+    names = " and ".join(part.name for part in parts)
+    return Stored(parts[0].file, names, dims, parts[0].dtype, joined, tuple(joined.shape))
