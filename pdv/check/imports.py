@@ -130,6 +130,7 @@ def _outside(world: World[Any], rank: int, arrays: Arrays) -> dict[str, Any]:
     doubled.__dict__.update(vars(torch))
     doubled.__dict__.update(dict.fromkeys(FLOATS, torch.float64), distributed=dist)
     doubled.__dict__["__getattr__"] = lambda name: getattr(torch, name)
+    hooks = {f"register_optimizer_step_{when}_hook": lambda hook: None for when in ("pre", "post")}
     system = types.ModuleType("os")
     system.__dict__.update({**vars(os), "environ": environ})
     return {
@@ -137,6 +138,7 @@ def _outside(world: World[Any], rank: int, arrays: Arrays) -> dict[str, Any]:
         "torch.distributed": dist,
         "torch.distributed.device_mesh": device_mesh,
         "torch.distributed.tensor": tensor,
+        "torch.optim.optimizer": types.SimpleNamespace(**hooks),  # those of torch would outlive the rank
         "safetensors": types.SimpleNamespace(safe_open=safe_open),
         "os": system,
     }

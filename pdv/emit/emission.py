@@ -28,7 +28,7 @@ ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor, by name."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_BESIDE = ("parallel.py", "runtime.py", "gradients.py", "losses.py", "stored.py")
+_BESIDE = ("parallel.py", "runtime.py", "gradients.py", "losses.py", "optimizers.py", "stored.py")
 _INIT = '''"""The sharded model, for a training script.
 
 build: the model with this process's share of the weights, on the processes that torchrun started, or whole on one.

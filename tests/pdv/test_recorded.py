@@ -24,7 +24,16 @@ from tests.pdv.worlds import cluster
 if TYPE_CHECKING:
     from pdv.plan.package import Plan
 
-COPIED = {"__init__.py", "gradients.py", "losses.py", "operators.py", "parallel.py", "runtime.py", "stored.py"}
+COPIED = {
+    "__init__.py",
+    "gradients.py",
+    "losses.py",
+    "operators.py",
+    "optimizers.py",
+    "parallel.py",
+    "runtime.py",
+    "stored.py",
+}
 """Files that are the same in every package that has them."""
 
 

@@ -62,7 +62,8 @@ def test_a_plan_without_a_program_verifies_and_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.py", "parallel.py", "runtime.py", "gradients.py", "stored.py", "losses.py", "__init__.py"]
+    "name",
+    ["model.py", "parallel.py", "runtime.py", "gradients.py", "stored.py", "losses.py", "optimizers.py", "__init__.py"],
 )
 def test_an_edited_file_is_named_with_its_line(name: str, package: Path) -> None:
     lines = (package / name).read_text(encoding="utf-8").split("\n")

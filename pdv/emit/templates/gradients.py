@@ -61,10 +61,11 @@ class Leaf:
 
 
 class Leaves:
-    """The leaves of one parameter, one for each list of axes that it is used with."""
+    """The leaves of one parameter, one for each list of axes that it is used with, and its shard for optimizers."""
 
     def __init__(self, sums: GradientSums) -> None:
         self.sums = sums
+        self._shard: Tensor | None = None
         self._by_axes: dict[tuple[Axis, ...], Leaf] = {}
 
     def get(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:
@@ -75,6 +76,13 @@ class Leaves:
         if leaf.tensor.requires_grad != parameter.requires_grad:
             leaf.tensor.requires_grad_(parameter.requires_grad)
         return leaf
+
+    def shard(self, parameter: DTensor) -> Tensor:
+        """A tensor in the memory of the parameter that no graph knows."""
+        if self._shard is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._shard = parameter.to_local().detach()
+        return self._shard
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Nothing of it is copied or saved with a parameter: the copy is summed by itself."""

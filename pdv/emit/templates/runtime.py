@@ -1,6 +1,6 @@
 """What surrounds the model: the mesh of this run, parameters from their stored slices, and one training step.
 
-Stored tensors are read by ``stored.py``, gradients are summed by ``gradients.py``.
+Stored tensors are read by ``stored.py``, gradients summed by ``gradients.py``; ``optimizers.py`` makes steps fast.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .gradients import GradientSums, Leaves, local
 from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows
+from .optimizers import step_on_local_tensors
 from .parallel import NONE, Axis, combine, join_axes
 from .stored import Stored, Weights, join
 
@@ -116,6 +117,7 @@ def make_mesh(
         torch.cuda.set_device(kind)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
+    step_on_local_tensors()
     mesh = init_device_mesh(kind.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     plain = [Axis(name, size, mesh.get_local_rank(name), mesh.get_group(name)) for name, size in sizes.items()]
     axes = [join_axes([axis], mesh, levels) if axis.name in levels else axis for axis in plain]

@@ -1,0 +1,164 @@
+"""Optimizers of torch on emitted parameters: steps as on one process, at plain speed, and DTensors before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, optim
+from torch.distributed.tensor import DTensor
+
+from pdv.emit.templates import optimizers
+from pdv.emit.templates.parallel import partition, reduce
+from pdv.emit.templates.runtime import ParallelModule, Weights, local, make_mesh
+from tests.distributed.harness import run_ranks
+
+pytestmark = pytest.mark.distributed
+MESH = {"dp": 1, "tp": 2}
+Make = Callable[[Iterable[Any]], optim.Optimizer]  # Any: parameters or groups
+
+OPTIMIZERS: dict[str, Make] = {
+    **{each.__name__: partial(each, lr=0.01) for each in optimizers.ELEMENT_BY_ELEMENT},
+    "momentum": partial(optim.SGD, lr=0.01, momentum=0.9, weight_decay=0.1),
+    "amsgrad": partial(optim.AdamW, lr=0.01, amsgrad=True),
+    "foreach": partial(optim.AdamW, lr=0.01, foreach=True),
+    "fused": partial(optim.AdamW, lr=0.01, fused=True),
+    "centered": partial(optim.RMSprop, lr=0.01, centered=True, momentum=0.5),
+}
+
+
+class Small(ParallelModule):
+    """A weight that is cut, one that is whole, and one number."""
+
+    def __init__(self, path: Path, sizes: dict[str, int]) -> None:
+        mesh = make_mesh(sizes, "cpu")
+        super().__init__(mesh, ("dp",))
+        self.dp, self.tp, weights = mesh["dp"], mesh["tp"], Weights(path)
+        self.cut = mesh.parameter(weights["w"], {"tp": 0})
+        self.bias = mesh.parameter(weights["b"], {"tp": 0})
+        self.number = mesh.parameter(weights["n"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = partition(x, 0, self.dp) * local(self.number, self.dp, self.tp)
+        return torch.nn.functional.linear(x, local(self.cut, self.dp), local(self.bias, self.dp))
+
+
+def loss_of(model: Small, step: int) -> Tensor:
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+    return reduce(reduce((model(x) + 1).square().sum(), model.dp), model.tp)
+
+
+def states(model: Small, optimizer: optim.Optimizer) -> dict[str, Tensor]:
+    """Parameters and what the optimizer keeps of them, whole; all that has the shape of a parameter is a DTensor."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        for key, value in {"": parameter, **optimizer.state[parameter]}.items():
+            if isinstance(value, Tensor):
+                placed = model.mesh.device_mesh is not None and key not in optimizers.ONE_NUMBER
+                assert isinstance(value, DTensor) == placed, (name, key)
+                found[f"{name}.{key}"] = (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+    return found
+
+
+def steps(path: Path, sizes: dict[str, int], name: str) -> dict[str, Tensor]:
+    model = Small(path, sizes)
+    parameters = list(model.parameters())
+    optimizer = OPTIMIZERS[name]([{"params": parameters[:1], "lr": 0.02}, {"params": parameters[1:2]}])
+    groups = [group["params"] for group in optimizer.param_groups]
+    schedule = optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for step in range(4):
+        if step == 1:  # parameters that join later
+            optimizer.add_param_group({"params": parameters[2:]})
+        if step == 2:  # a state that was saved
+            optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model, step))
+        optimizer.step()
+        schedule.step()
+    assert all(group["params"] is params for group, params in zip(optimizer.param_groups, groups, strict=False))
+    assert [p for group in optimizer.param_groups for p in group["params"]] == parameters
+    return states(model, optimizer)
+
+
+def closure(path: Path, sizes: dict[str, int]) -> dict[str, Tensor]:
+    model = Small(path, sizes)
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+
+    def evaluate() -> float:
+        assert [p for group in optimizer.param_groups for p in group["params"]] == list(model.parameters())
+        optimizer.zero_grad()
+        loss = loss_of(model, 0)
+        torch.autograd.backward(loss)
+        return loss.item()
+
+    before = optimizer.step(evaluate)
+    assert before is not None
+    assert optimizer.step(closure=evaluate) < before
+    return states(model, optimizer)
+
+
+def run_all(path: Path, sizes: dict[str, int]) -> dict[str, dict[str, Tensor]]:
+    found = {name: steps(path, sizes, name) for name in OPTIMIZERS}
+    return {**found, "closure": closure(path, sizes)}
+
+
+def failures(path: Path) -> None:
+    """A step that fails leaves parameters behind once it is saved; gradients that wait are no step's."""
+    model = Small(path, MESH)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.autograd.backward(loss_of(model, 0))
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = "no number"
+    with pytest.raises(TypeError):
+        optimizer.step()
+    assert all(isinstance(state["momentum_buffer"], DTensor) for state in optimizer.state_dict()["state"].values())
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+    with model.no_sync():
+        torch.autograd.backward(loss_of(model, 1))
+    with pytest.raises(RuntimeError, match="unsummed-gradients"):
+        optimizer.step()
+
+
+def exchanged(path: Path) -> dict[str, list[bool]]:
+    """Of an optimizer of torch, and of a class of one's own: whether its step sees DTensors."""
+    seen: dict[str, list[bool]] = {}
+
+    class Own(optim.SGD):
+        pass
+
+    for each in (optim.SGD, Own):
+        model = Small(path, MESH)
+        optimizer = each(model.parameters(), lr=0.1)
+        hook = partial(_record, seen.setdefault(each.__name__, []))
+        optimizer.register_step_pre_hook(hook)  # after those of all optimizers
+        torch.autograd.backward(loss_of(model, 0))
+        optimizer.step()
+    return seen
+
+
+def _record(seen: list[bool], optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+    del args, kwargs
+    seen += [isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"]]
+
+
+def run_on_ranks(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, list[bool]]]:
+    failures(path)
+    return run_all(path, MESH), exchanged(path)
+
+
+def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = {"w": torch.randn(8, 6, generator=generator, dtype=torch.float64), "b": torch.arange(8.0).double()}
+    save_file({**values, "n": torch.tensor(1.5, dtype=torch.float64)}, tmp_path / "weights")
+    wanted = run_all(tmp_path / "weights", {"dp": 1, "tp": 1})
+    for found, seen in run_ranks(run_on_ranks, 2, tmp_path / "weights"):
+        assert seen == {"SGD": [False] * 3, "Own": [True] * 3}
+        for name, tensors in wanted.items():
+            assert found[name].keys() == tensors.keys()
+            for key, tensor in tensors.items():
+                torch.testing.assert_close(found[name][key], tensor, rtol=1e-10, atol=1e-12, msg=f"{name}: {key}")
