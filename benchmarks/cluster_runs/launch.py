@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
-def plan_package(task: str, cluster: Cluster, directory: Path) -> Row:
-    """Write the package that pdv plans for a task on a cluster; what it predicted, and its seconds."""
-    words = [sys.executable, "-m", "benchmarks.cluster_runs.plan", task, cluster.name, str(directory)]
-    started = time.monotonic()
+def write_packages(task: str, cluster: Cluster, folder: Path, candidates: Sequence[str]) -> Row:
+    """Write the package that pdv plans for a task on a cluster, and its candidates; what was predicted of each."""
+    words = [sys.executable, "-m", "benchmarks.cluster_runs.plan", task, cluster.name, str(folder), *candidates]
     done = subprocess.run(words, check=False, env=environment(), capture_output=True, text=True, timeout=PLAN_S)
     if done.returncode:
         raise RuntimeError(f"planning {task} for {cluster.name} failed: {done.stderr.strip()[-2000:]}")
-    found: Row = json.loads((directory.parent / f"{directory.name}.json").read_text())
-    return found | {"planning_s": time.monotonic() - started}
+    found: Row = json.loads((folder / "plans.json").read_text())
+    return found
 
 
 def run_ranks(machine: Machine, spec: Row, limit_s: float) -> Row:

@@ -24,14 +24,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.cluster_runs.clusters import CLUSTERS
 from benchmarks.cluster_runs.models import TASKS, Task
-from benchmarks.cluster_runs.profile import profile_step
-from benchmarks.cluster_runs.strategies import OWN, Strategy, package, strategies_for
+from benchmarks.cluster_runs.profile import measure_links, profile_step
+from benchmarks.cluster_runs.strategies import OWN, Strategy, is_own, packages_in, strategies_for
 from benchmarks.cluster_runs.trainers import Place, Settings, Trainer
 
 Row = dict[str, Any]  # Any: JSON
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 SCALE_FLOOR = 1e-3  # of the largest gradient: what is far smaller is rounding (a key's bias has a gradient of zero)
-HOPELESS = 2.5  # times the best step so far: a first step this slow ends the tuning of a setting
+HOPELESS = 1.5  # times the best step so far: a setting this slow in one step is not stepped again
 FINALISTS = 1.6  # times the best tuned step: what is slower is stepped in every fourth round only
 RARE = 4
 BEHIND = 2.0  # times the best step so far: a strategy whose start is this slow is not tuned further
@@ -93,12 +93,14 @@ def tune(strategy: Strategy, place: Place, best_s: float, steps: int) -> tuple[f
     """The best settings of a strategy, one dimension after the other; its step, and all that was tried."""
     tried: list[Row] = []
     rows, world = place.task.batch()[1].size(0), dist.get_world_size()
-    assert strategy.name == OWN or strategy.allows(strategy.start(), rows, world), strategy.start()
+    assert is_own(strategy.name) or strategy.allows(strategy.start(), rows, world), strategy.start()
 
     def seconds(settings: Settings, bound: float) -> float:
         trainer = strategy.make(place, settings)
-        first = slowest([timed(trainer)[0]])[0]
-        found = first if first > HOPELESS * bound else min(slowest([timed(trainer)[0] for _ in range(steps)]))
+        timed(trainer)  # makes buffers, learns shapes
+        found = slowest([timed(trainer)[0]])[0]
+        if found < HOPELESS * bound:
+            found = min(found, *slowest([timed(trainer)[0] for _ in range(steps)]))
         tried.append({"settings": settings, "step_s": found})
         return found
 
@@ -123,12 +125,10 @@ def run(spec: Row) -> Row:
     speeds = tuple(cluster.share_of(cluster.host_of(rank)) for rank in range(cluster.size))
     place = Place(task, speeds, mesh_of)
     expected = reference(task)
-    known: list[Strategy] = [
-        *([package(spec["package"])] if spec["package"] else []),
-        *strategies_for(task.name, cluster),
-    ]
-    if spec["only"]:
-        known = [one for one in known if one.name in (OWN, *spec["only"])]
+    experts = [one for one in strategies_for(task.name, cluster) if not spec["only"] or one.name in spec["only"]]
+    known = [*packages_in(spec["folder_of_plans"], spec["plans"]), *experts]
+    links = measure_links(slowest)
+    say(f"  links: {links}")
     found: dict[str, Row] = {}
     best_s = float("inf")
     for strategy in known:
@@ -147,7 +147,7 @@ def run(spec: Row) -> Row:
     alternate(trainers, rare, found, spec["rounds"])
     for name, trainer in trainers.items():
         found[name]["profile"] = profile_step(trainer, slowest)
-    return {"strategies": found}
+    return {"links": links, "strategies": found}
 
 
 def alternate(trainers: dict[str, Trainer], rare: set[str], found: dict[str, Row], rounds: int) -> None:

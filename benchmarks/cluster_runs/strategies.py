@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,13 @@ def strategies_for(task: str, cluster: Cluster) -> list[Strategy]:
     ]
 
 
-def package(directory: str) -> Strategy:
-    """An emitted package."""
-    return Strategy(OWN, Package, {"package": directory})
+def packages_in(folder: str, names: Iterable[str]) -> list[Strategy]:
+    """Emitted packages: the plan found, and candidates that were pinned."""
+    return [
+        Strategy(OWN if name == "plan" else f"{OWN} {name}", Package, {"package": f"{folder}/{name}"}) for name in names
+    ]
+
+
+def is_own(name: str) -> bool:
+    """Whether a program is one of pdv's."""
+    return name.split(maxsplit=1)[0] == OWN
