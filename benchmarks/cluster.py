@@ -61,7 +61,7 @@ def main() -> None:
     for task, name in options.cell or [(task, name) for name in options.clusters for task in options.tasks]:
         if any((row["task"], row["cluster"]) == (task, name) for row in record.rows):
             continue
-        if lacking := missing(CLUSTERS[name]):
+        if lacking := missing(CLUSTERS[name], quotas=options.quotas):
             print(f"{task} on {name} is left out: {lacking}")
             continue
         record.rows.append(run_cell(task, CLUSTERS[name], options))

@@ -34,7 +34,7 @@ SCALE_FLOOR = 1e-3  # of the largest gradient: what is far smaller is rounding (
 HOPELESS = 1.5  # times the best step so far: a setting this slow in one step is not stepped again
 FINALISTS = 1.6  # times the best tuned step: what is slower is stepped in every fourth round only
 RARE = 4
-BEHIND = 2.0  # times the best step so far: a strategy whose start is this slow is not tuned further
+BEHIND = 3.0  # times the best step so far: a strategy whose start is this slow is not tuned further
 
 
 @cache

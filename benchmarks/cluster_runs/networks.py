@@ -47,15 +47,16 @@ class Machine:
         return "eth0" if len(self.namespaces) > 1 else "lo"
 
 
-def missing(cluster: Cluster) -> str | None:
+def missing(cluster: Cluster, *, quotas: bool = False) -> str | None:
     """What this machine lacks for a cluster, or None."""
-    if len(cluster.processes) == 1 and not cluster.shares:
+    quotas = quotas or bool(cluster.shares)
+    if len(cluster.processes) == 1 and not quotas:
         return None
     if os.geteuid() != 0:
         return "namespaces and quotas need root"
     if absent := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
         return f"no {' and no '.join(absent)}"
-    if cluster.shares and not (CGROUP / "cpu.cfs_quota_us").parent.is_dir():
+    if quotas and not CGROUP.is_dir():
         return f"no cpu controller of cgroup v1 at {CGROUP}"
     tried = subprocess.run(["ip", "netns", "add", f"{PREFIX}-try-{os.getpid()}"], check=False, capture_output=True)
     subprocess.run(["ip", "netns", "del", f"{PREFIX}-try-{os.getpid()}"], check=False, capture_output=True)
@@ -134,8 +135,7 @@ def _make_groups(cluster: Cluster, tag: str) -> tuple[Path, ...]:
 
 def _remove(tag: str) -> None:
     """All namespaces and groups of a tag; processes in them have ended."""
-    listed = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout
-    for name in (line.split()[0] for line in listed.splitlines() if line.strip()):
+    for name in _namespaces():
         if name.startswith(f"{tag}-"):
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
     for group in CGROUP.glob(f"{tag}-*"):
@@ -148,17 +148,18 @@ def _remove(tag: str) -> None:
 
 def _remove_left_over() -> None:
     """What a process that was killed left behind."""
-    listed = (
-        subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout
-        if shutil.which("ip")
-        else ""
-    )
-    names = [line.split()[0] for line in listed.splitlines() if line.strip()]
-    names += [group.name for group in CGROUP.glob(f"{PREFIX}-*")]
+    names = [*_namespaces(), *(group.name for group in CGROUP.glob(f"{PREFIX}-*"))]
     owners = {name.split("-")[1] for name in names if name.startswith(f"{PREFIX}-")}
     for owner in owners:
         if owner.isdigit() and not Path("/proc", owner).exists():
             _remove(f"{PREFIX}-{owner}")
+
+
+def _namespaces() -> list[str]:
+    if shutil.which("ip") is None:
+        return []
+    listed = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout
+    return [line.split()[0] for line in listed.splitlines() if line.strip()]
 
 
 def _ip(*words: str) -> None:

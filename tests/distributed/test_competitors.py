@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from benchmarks.cluster_runs.clusters import CLUSTERS
 from benchmarks.cluster_runs.measure import GRADIENT_TOLERANCE, LOSS_TOLERANCE, check, mesh_of, reference
 from benchmarks.cluster_runs.models import TASKS
+from benchmarks.cluster_runs.networks import PERIOD_US, lay_out, missing
 from benchmarks.cluster_runs.pipelines import cut
 from benchmarks.cluster_runs.strategies import STRATEGIES, strategies_for
 from benchmarks.cluster_runs.trainers import Place
@@ -59,6 +62,26 @@ def test_clusters_are_described_with_all_their_devices(name: str) -> None:
     if len(cluster.processes) > 1:  # what a device has of its host's port
         shared = slowest / max(cluster.processes)
         assert 0.9 * shared < found.levels[0].link.bandwidth_bytes_per_s < shared
+
+
+def test_hosts_are_laid_out_and_removed() -> None:
+    cluster = CLUSTERS["unequal"]
+    if lacking := missing(cluster):
+        assert "root" in lacking or "no " in lacking
+        return
+    with lay_out(cluster) as machine:
+        told = subprocess.run(
+            machine.command(3, ["sh", "-c", "tc qdisc show dev eth0; ip -4 -o addr show eth0; cat /proc/self/cgroup"]),
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        quota = int((machine.groups[3] / "cpu.cfs_quota_us").read_text())
+    assert "tbf" in told
+    assert "rate 1Gbit" in told
+    assert "10.77.0.2/24" in told
+    assert machine.groups[3].name in told
+    assert quota == int(0.3 * PERIOD_US)
+    assert not any(group.exists() for group in machine.groups)
+    assert not any(Path("/run/netns", name).exists() for name in machine.namespaces)
 
 
 def test_tuning_leaves_out_the_order_of_ranks_that_are_alike() -> None:
