@@ -4,39 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ir.dims import Loops
 from ir.errors import ShapeError
-from ir.graph import Constant, Graph, Node, View, dtype_of_array, node_digest
+from ir.graph import Constant, Graph, Node, View, dtype_of_array, node_digest, node_text
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.types import DType, TensorType
 
 
-def _solve_types(
+class _Application(NamedTuple):
+    """An operator applied to operands of some types: what equal layers ask for again and again.
+
+    ``text`` is what the digests of such nodes begin with; ``signature`` tells operands' types too.
+    """
+
+    attrs: Mapping[str, Hashable]
+    loops: Loops
+    result: TensorType
+    text: str
+    signature: str
+
+
+def _apply(
     op: Operator, types: tuple[TensorType, ...], attrs: tuple[tuple[str, Hashable], ...], name: str
-) -> tuple[Loops, TensorType]:
-    """Loop nest and result of an operator; equal layers ask again and again.
+) -> _Application:
+    """The operator over operands of these types.
 
     Raises:
         ShapeError: if the operands do not fit.
     """
     try:
-        return _solve(op, types, attrs)
+        return _apply_once(op, types, attrs)
     except ShapeError:
-        op.solve(f"{op.name} {name}".strip(), types, dict(attrs))  # the same error, with the name of this one
+        op.solve(f"{op.name} {name}".strip(), types, op.check_attrs(dict(attrs)))  # the same error, with this name
         raise
 
 
 @lru_cache(maxsize=1 << 14)
-def _solve(
-    op: Operator, types: tuple[TensorType, ...], attrs: tuple[tuple[str, Hashable], ...]
-) -> tuple[Loops, TensorType]:
-    loops = op.solve(op.name, types, dict(attrs))
-    return loops, op.result_type(loops, types, dict(attrs))
+def _apply_once(op: Operator, types: tuple[TensorType, ...], given: tuple[tuple[str, Hashable], ...]) -> _Application:
+    attrs = op.check_attrs(dict(given))
+    loops = op.solve(op.name, types, attrs)
+    result = op.result_type(loops, types, attrs)
+    text = node_text(op, attrs, result)
+    return _Application(attrs, loops, result, text, f"{text} of {', '.join(map(str, types))}")
 
 
 class Builder:
@@ -70,11 +84,10 @@ class Builder:
         Raises:
             ShapeError: if the operands do not fit the operator's loops.
         """
-        attrs = op.check_attrs(attrs)
-        loops, result = _solve_types(op, tuple(operand.type for operand in operands), tuple(attrs.items()), name)
+        made = _apply(op, tuple(operand.type for operand in operands), tuple(attrs.items()), name)
         needed = (operand.needs_grad and op.differentiates(i) for i, operand in enumerate(operands))
-        needs_grad = result.dtype.is_floating and any(needed)
-        return self._intern(op, operands, attrs, result, loops, needs_grad, name)
+        needs_grad = made.result.dtype.is_floating and any(needed)
+        return self._intern(op, operands, made, needs_grad, name)
 
     def input(self, name: str, tensor: TensorType) -> Node:
         """A tensor the caller passes; inputs keep the order in which they are made."""
@@ -139,19 +152,15 @@ class Builder:
     def _leaf(self, op: str, attrs: Mapping[str, Hashable], tensor: TensorType, needs_grad: bool, name: str) -> Node:
         names = tuple((f"d{i}",) for i in range(tensor.rank))
         loops = Loops((), names, {group[0]: size for group, size in zip(names, tensor.shape, strict=True)}, frozenset())
-        return self._intern(OPERATORS[op], (), attrs, tensor, loops, needs_grad, name)
+        text = node_text(OPERATORS[op], attrs, tensor)
+        return self._intern(OPERATORS[op], (), _Application(attrs, loops, tensor, text, text), needs_grad, name)
 
     def _intern(
-        self,
-        op: Operator,
-        operands: tuple[Node, ...],
-        attrs: Mapping[str, Hashable],
-        tensor: TensorType,
-        loops: Loops,
-        needs_grad: bool,
-        name: str,
+        self, op: Operator, operands: tuple[Node, ...], made: _Application, needs_grad: bool, name: str
     ) -> Node:
-        digest = node_digest(op, operands, attrs, tensor)
+        digest = node_digest(made.text, operands)
         if digest not in self._nodes:
-            self._nodes[digest] = Node(op, operands, attrs, tensor, loops, digest, needs_grad, name)
+            self._nodes[digest] = Node(
+                op, operands, made.attrs, made.result, made.loops, digest, needs_grad, name, made.signature
+            )
         return self._nodes[digest]

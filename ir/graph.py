@@ -57,7 +57,8 @@ View = tuple[ViewStep, ...]
 class Node:
     """One operator applied to operands. Equal nodes of one builder are the same object.
 
-    ``loops`` has global extents. ``name`` is a hint for the emitted program, not part of the structure.
+    ``loops`` has global extents. ``name`` is a hint for the emitted program, not part of the structure. ``signature``
+    is equal for nodes of the same operator, attributes and types, whatever their operands are.
     """
 
     op: Operator
@@ -68,6 +69,7 @@ class Node:
     digest: str
     needs_grad: bool
     name: str = ""
+    signature: str = ""
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.name or self.digest[:8]}: {self.type}>"
@@ -102,10 +104,14 @@ class Node:
         return self.op.leaf is Leaf.CONST
 
 
-def node_digest(op: Operator, operands: tuple[Node, ...], attrs: Mapping[str, Hashable], tensor: TensorType) -> str:
+def node_text(op: Operator, attrs: Mapping[str, Hashable], tensor: TensorType) -> str:
+    """What a node's digest says of it beside its operands."""
+    return "|".join([op.name, str(tensor), *(f"{key}={value!s}" for key, value in attrs.items())])
+
+
+def node_digest(text: str, operands: Sequence[Node]) -> str:
     """Structural hash of a node."""
-    parts = [op.name, str(tensor), *(f"{key}={value!s}" for key, value in attrs.items())]
-    text = "|".join(parts) + "(" + ",".join(operand.digest for operand in operands) + ")"
+    text = text + "(" + ",".join([operand.digest for operand in operands]) + ")"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -34,15 +34,12 @@ def infer_shardings(graph: Graph, mesh: Mesh) -> Mapping[Node, Sharding]:
         ShardingError: at the first node whose operands are in states that it has no split for, or that is cut unevenly.
     """
     shardings: dict[Node, Sharding] = {}
+    known: dict[tuple[str, tuple[Sharding, ...]], Sharding] = {}  # equal layers are the same question
     for node in graph.nodes:
-        sharding = _infer(node, [shardings[operand] for operand in node.operands], mesh)
-        if not fits(node.type, sharding, mesh):
-            raise ShardingError(
-                f"{describe(node)} of shape {list(node.type.shape)} does not divide as {format_sharding(sharding)}",
-                f"The mesh is {mesh}",
-                "Cut another dim, or pad this one",
-            )
-        shardings[node] = sharding
+        asked = node.signature, tuple(shardings[operand] for operand in node.operands)
+        if asked not in known:
+            known[asked] = _infer_that_fits(node, asked[1], mesh)
+        shardings[node] = known[asked]
     return shardings
 
 
@@ -125,6 +122,17 @@ def node_local_loops(node: Node, splits: Sequence[Split], mesh: Mesh) -> Loops:
 def divides(loops: Loops, splits: Sequence[Split], mesh: Mesh) -> bool:
     """True if every loop's extent is a multiple of the ways it is cut."""
     return all(loops.extents[loop] % degree == 0 for loop, degree in split_degrees(splits, mesh).items())
+
+
+def _infer_that_fits(node: Node, operands: Sequence[Sharding], mesh: Mesh) -> Sharding:
+    sharding = _infer(node, operands, mesh)
+    if not fits(node.type, sharding, mesh):
+        raise ShardingError(
+            f"{describe(node)} of shape {list(node.type.shape)} does not divide as {format_sharding(sharding)}",
+            f"The mesh is {mesh}",
+            "Cut another dim, or pad this one",
+        )
+    return sharding
 
 
 def _infer(node: Node, operands: Sequence[Sharding], mesh: Mesh) -> Sharding:

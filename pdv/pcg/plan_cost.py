@@ -6,7 +6,7 @@ simulator's job is to say how much does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 
 from ir.cost_model import NOTHING, Estimate, Query
@@ -39,16 +39,15 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
         ShardingError: if the graph is not a PCG of the problem's mesh.
     """
     shardings = infer_shardings(pcg, problem.mesh)
-    local = [node for node in pcg.nodes if not node.is_leaf and node.op.kind != "parallel"]
-    splits = [node_splits(node, [shardings[x] for x in node.operands], problem.mesh) for node in local]
-    known = dict(zip(local, local_costs(problem, list(zip(local, splits, strict=True))), strict=True))
+    held = {node: local_bytes(node.type, sharding, problem.mesh) for node, sharding in shardings.items()}
+    known = _local_costs_of(problem, pcg, shardings)
     nodes: dict[Node, NodeCost] = {}
     compute_s = communication_s = 0.0
     for node in pcg.nodes:
         if node.is_leaf:
             continue
         if node.op.kind == "parallel":
-            nodes[node] = _parallel(problem, node, shardings)
+            nodes[node] = _parallel(problem, node, held[node.operands[0]])
             communication_s += nodes[node].seconds
         else:
             nodes[node] = known[node]
@@ -56,9 +55,7 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
     optimizer: tuple[Estimate, ...] = ()
     outside = NOTHING
     if problem.train:
-        trained = [node for node in pcg.params if node.needs_grad]
-        held = [local_bytes(node.type, shardings[node], problem.mesh) for node in trained]
-        optimizer = tuple(problem.compute.optimizer(size) for size in held)
+        optimizer = tuple(problem.compute.optimizer(held[node]) for node in pcg.params if node.needs_grad)
         outputs = [node for _, node in pcg.outputs]
         pieces = [TensorType(local_shape(x.type, shardings[x], problem.mesh), x.type.dtype) for x in outputs]
         outside = problem.compute.outside(pieces)
@@ -66,12 +63,26 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
         compute_s,
         communication_s,
         sum(estimate.mean_s for estimate in optimizer),
-        _memory(problem, pcg, shardings),
+        _memory(problem, pcg, held),
         nodes,
         optimizer,
         outside,
         problem.compute.correlation,
     )
+
+
+def _local_costs_of(problem: Problem, pcg: Graph, shardings: Mapping[Node, Sharding]) -> dict[Node, NodeCost]:
+    """``local_cost`` of all nodes; those of equal layers are the same question."""
+    asked: dict[Node, Hashable] = {}
+    firsts: dict[Hashable, tuple[Node, tuple[Sharding, ...]]] = {}
+    for node in pcg.nodes:
+        if not node.is_leaf and node.op.kind != "parallel":
+            operands = tuple(shardings[operand] for operand in node.operands)
+            asked[node] = node.signature, node.wanted, _is_free(problem, node), operands
+            firsts.setdefault(asked[node], (node, operands))
+    questions = [(node, node_splits(node, operands, problem.mesh)) for node, operands in firsts.values()]
+    costs = dict(zip(firsts, local_costs(problem, questions), strict=True))
+    return {node: costs[key] for node, key in asked.items()}
 
 
 def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCost:
@@ -81,7 +92,7 @@ def local_cost(problem: Problem, node: Node, splits: Sequence[Split]) -> NodeCos
 
 def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]]) -> list[NodeCost]:
     """``local_cost`` of many, in one question to the cost model."""
-    free = [not problem.train and (is_fixed(node) or is_bias(node)) for node, _ in asked]
+    free = [_is_free(problem, node) for node, _ in asked]
     queries = [
         Query.of(node, node_local_loops(node, splits, problem.mesh), train=problem.train)
         for (node, splits), is_free in zip(asked, free, strict=True)
@@ -96,6 +107,10 @@ def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]])
             estimate = next(answers)
             costs.append(NodeCost(estimate.forward.mean_s, estimate.backward.mean_s, estimate))
     return costs
+
+
+def _is_free(problem: Problem, node: Node) -> bool:
+    return not problem.train and (is_fixed(node) or is_bias(node))
 
 
 def is_bias(node: Node) -> bool:
@@ -126,15 +141,13 @@ def is_fixed(node: Node) -> bool:
     return True
 
 
-def _parallel(problem: Problem, node: Node, shardings: Mapping[Node, Sharding]) -> NodeCost:
-    operand = node.operands[0]
+def _parallel(problem: Problem, node: Node, held: int) -> NodeCost:
+    """What moving a value costs, of which a device holds so many bytes before."""
     base = unmoved(node)
     if base.is_leaf and not base.needs_grad:
         return NodeCost(0.0, 0.0)  # whole on every device: any slice of it is at hand
     axis = problem.link(node.attr("axis"))
-    forward_s, backward_s = move_seconds(
-        node.op.name, axis, local_bytes(operand.type, shardings[operand], problem.mesh)
-    )
+    forward_s, backward_s = move_seconds(node.op.name, axis, held)
     if not (problem.train and node.needs_grad):
         return _move(axis, forward_s, 0.0)
     if base.is_param and base.attr("regather"):
@@ -154,24 +167,20 @@ def whole_bytes(graph: Graph) -> float:
     return float(sum(node.type.num_bytes for node in graph.nodes if node.is_leaf and not node.needs_grad))
 
 
-def _memory(problem: Problem, pcg: Graph, shardings: Mapping[Node, Sharding]) -> dict[str, float]:
-    """Bytes by lifetime; a value that several nodes keep for backward counts once."""
-
-    def held(node: Node) -> float:
-        return float(local_bytes(node.type, shardings[node], problem.mesh))
-
-    trained = sum(held(node) for node in pcg.params if node.needs_grad)
+def _memory(problem: Problem, pcg: Graph, held: Mapping[Node, int]) -> dict[str, float]:
+    """Bytes by lifetime; a value that several nodes keep for backward counts once. ``held``: bytes on one device."""
+    trained = sum(float(held[node]) for node in pcg.params if node.needs_grad)
     saved: dict[Node, None] = {}
     transient = 0.0
     for node in pcg.nodes:
         if node.is_leaf or node.op.kind == "parallel":
             continue
-        transient = max(transient, held(node) + sum(held(operand) for operand in node.operands))
+        transient = max(transient, float(held[node] + sum(held[operand] for operand in node.operands)))
         if problem.train and node.needs_grad:
             saved |= dict.fromkeys(copy for value in _keep(node) if _is_activation(copy := _copy(value)))
     memory = {
         "weights": trained + whole_bytes(pcg),
-        "activations": sum(held(node) for node in saved),
+        "activations": sum(float(held[node]) for node in saved),
         "transient": transient,
     }
     if problem.train:

@@ -50,7 +50,7 @@ class Again:
             states = tied[param].states
             kept[network.variables[param]] = [i for i, state in enumerate(states) if state.storage == stored]
         elsewhere = [_elsewhere(plan, block, tied[param], network.variables[param]) for param in network.tied]
-        factors = [_slice_of(factor, kept) for factor in (*network.factors, *elsewhere)]
+        factors = [factor.within(kept) for factor in (*network.factors, *elsewhere)]
         sizes = {variable: len(kept.get(variable, range(size))) for variable, size in network.sizes.items()}
         self._elimination = eliminate(factors, sizes, (), limit=limit)
         priced = network.exact or not all(tied[param].exact for param in network.tied)
@@ -94,11 +94,3 @@ def _elsewhere(plan: Loaded, block: Block, table: TiedTable, variable: Variable)
                 need = tuple(split.operands[i] for split in plan.assignment.splits[node])
                 seconds = seconds + table.use([need], keep=False, optimistic=False)[0][:, 0]
     return Factor((variable,), seconds)
-
-
-def _slice_of(factor: Factor, kept: Mapping[Variable, Sequence[int]]) -> Factor:
-    table = factor.table
-    for position, variable in enumerate(factor.variables):
-        if variable in kept:
-            table = table.take(list(kept[variable]), axis=position)
-    return Factor(factor.variables, table)

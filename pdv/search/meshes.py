@@ -19,13 +19,13 @@ from pdv.search.refusals import too_large
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget, Clock, EarlierSearches, Strategy
+from pdv.search.variants.variants import KnownSources
 
 CLASSES = 5  # of plans, by the size of their working sets
 ROUNDS = 6  # of a tighter limit, where plans need more than the search thinks
 CLOSE = 0.999  # of the limit that would just do
 Needs = Callable[["BestPlan"], float]
 """What a device needs for a plan; by default what the search priced, working set included."""
-FREELY = Budget()
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ def search_meshes(
     bounds: list[float] = []
     states = 0
     complete = True
-    deadline = time.monotonic() + budget_s
+    deadline, sources = time.monotonic() + budget_s, KnownSources()
     for number, problem in enumerate(problems):
         if best is not None and time.monotonic() > deadline:
             break
         left, waiting = max(0.0, deadline - time.monotonic()), len(problems) - number
-        budget = Budget(left / waiting, seed, most_s=left / min(waiting, 2))
+        budget = Budget(left / waiting, seed, most_s=left / min(waiting, 2), sources=sources)
         clock = Clock(budget.seconds)
         try:
             found = search_mesh(problem, strategy, budget, needs)
@@ -125,7 +125,7 @@ def search_meshes(
 
 
 def search_mesh(
-    problem: Problem, strategy: Strategy = backtrack, budget: Budget = FREELY, needs: Needs | None = None
+    problem: Problem, strategy: Strategy = backtrack, budget: Budget | None = None, needs: Needs | None = None
 ) -> BestPlan:
     """The best plan on one mesh whose peak, working set included, is within the limit.
 
@@ -135,6 +135,7 @@ def search_mesh(
     Raises:
         NoPlanFitsError: if none does.
     """
+    budget = budget or Budget()
     if needs is None or math.isinf(problem.memory_limit):
         return _price(problem, strategy, budget, _peak)
     try:

@@ -18,7 +18,7 @@ from pdv.pcg.plan_cost import realize, whole_bytes
 from pdv.pcg.redistribute import Redistribution
 from pdv.problem import AlgebraicStep, Assignment, Problem, Realized
 from pdv.search.assemble import VariantChoice, assemble
-from pdv.search.blocks import Block, Repeat, repeats, split_blocks, tied_params
+from pdv.search.blocks import Repeat, repeats
 from pdv.search.priced_blocks import BlockPricer
 from pdv.search.refine import TOLERANCE, BlockChoice, Tables
 from pdv.search.refusals import no_legal_plan
@@ -27,7 +27,7 @@ from pdv.search.solver.tables import TooWideError
 from pdv.search.solver.tied import TiedTable, reads
 from pdv.search.solver.ties import Reading, Ties
 from pdv.search.variants.backtrack import Deadline, Noticed
-from pdv.search.variants.variants import Variant, apply_rules
+from pdv.search.variants.variants import SourceBlocks, Variant
 
 FIXINGS = 4  # times that loose parameters are fixed anew, where their readers want them elsewhere
 
@@ -76,21 +76,23 @@ class Priced:
 class PricedChain:
     """One problem at any price; block tables are remembered across prices and across equal blocks."""
 
-    def __init__(self, problem: Problem, late: Deadline = lambda: False) -> None:
+    def __init__(self, problem: Problem, late: Deadline = lambda: False, source: SourceBlocks | None = None) -> None:
         """When it is ``late``, no more rewrites and prices are tried; a plan is found nevertheless.
 
-        A search that left rewrites out knows no bound: one of them may cost less than anything it saw.
+        A search that left rewrites out knows no bound: one of them may cost less than anything it saw. ``source``: the
+        problem's blocks, where they are known.
         """
         assert not problem.undecided, "how outputs leave is decided first (pdv.search.strategies.together)"
         self.problem = problem
         self._late = Noticed(late)
-        blocks = split_blocks(problem.graph, problem.rules)
-        self.blocks = tuple(replace(block, key=block.key + problem.pins.mark(block.nodes)) for block in blocks)
+        self._source = source or SourceBlocks(problem.graph, problem.rules)
+        self.blocks = tuple(
+            replace(block, key=block.key + problem.pins.mark(block.nodes)) for block in self._source.blocks
+        )
         self.repeats = repeats([block.key for block in self.blocks])
-        self._numbers = tied_params(problem.graph)
-        self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), self._numbers)
+        self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), self._source.tied)
         nodes = problem.graph.nodes
-        self.tied = {param: TiedTable(self.configs, param, reads(nodes, param)) for param in self._numbers}
+        self.tied = {param: TiedTable(self.configs, param, reads(nodes, param)) for param in self._source.tied}
         self.whole_bytes = whole_bytes(problem.graph)
         ties = Ties.of(self.tied, self.blocks, self.configs, problem.mesh)
         self._stages = BlockPricer(problem, self.blocks, self.configs, ties, self._late)
@@ -240,8 +242,8 @@ class PricedChain:
     def made(self, parts: Sequence[BlockChoice], states: Sequence[int], ties: Ties) -> Made:
         """The rewritten graph of these parts, its assignment, and both made into a PCG."""
         choices = [
-            VariantChoice(block, self._variant(block, part.number), part.configs, part.price)
-            for block, part in zip(self.blocks, parts, strict=True)
+            VariantChoice(block, self._variant(number, part.number), part.configs, part.price)
+            for number, (block, part) in enumerate(zip(self.blocks, parts, strict=True))
         ]
         settled = {**dict(zip(ties.axes, states, strict=True)), **ties.fixed}
         for choice, part in zip(choices, parts, strict=True):
@@ -253,8 +255,6 @@ class PricedChain:
             graph, steps, assignment, realize(replace(self.problem, graph=graph), assignment, self.configs.moves)
         )
 
-    def _variant(self, block: Block, number: int) -> Variant:
-        """A variant of a block, which may have been found for an equal one."""
-        rules = {rule.name: rule for rule in self.problem.rules}
-        names = self._stages.variants[block.key][number].rules
-        return apply_rules(block, tuple(rules[name] for name in names), self._numbers)
+    def _variant(self, block: int, number: int) -> Variant:
+        """A variant of a block (both by number), which may have been found for an equal one."""
+        return self._source.variant(block, self._stages.variants[self.blocks[block].key][number].rules)

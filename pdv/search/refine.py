@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -231,64 +230,49 @@ class _TableEntry:
         """Solved exactly if it can be, else as well as it can be; None if not at all."""
         if self.solved.exact:
             return self._read(self.solved, self.where, float(self.solved.table[self.where]))
-        best = self._near(self.solved, self._context)
-        bound, context, limit = self.solved, self._context, LIMIT
-        least = float(self.solved.table[self.where])
+        bound, limit, least = self.solved, LIMIT, float(self.solved.table[self.where])
+        marginals = bound.marginals(self.where)
+        best = self._near(marginals, least)
         for _ in range(ROUNDS):
             if self.stages.late():
                 break
             if best is not None and best.value <= least * (1 + TOLERANCE):
                 break
             most = best.value if best is not None else least * (1 + SLACKS[-1])
-            domain = self._leave(bound, context, most)
+            domain = _cheap_enough(marginals, most)
             if domain is None:  # nothing is left below the cut
                 least = most
                 continue
             bound = self._solve(domain, optimistic=True, limit=limit)
-            context = self._context_of(bound)
             value = self._value(bound)
             least = max(least, min(most, value))
-            if bound.whole:
-                found = self._read(bound, self._at(bound), value) if bound.exact else self._near(bound, context)
-                best = found if best is None or (found is not None and found.value < best.value) else best
-                break
-            found = self._near(bound, context)
+            if bound.whole and bound.exact:
+                found = self._read(bound, self._at(bound), value)
+            else:
+                marginals = bound.marginals(self._at(bound))
+                found = self._near(marginals, value)
             best = found if best is None or (found is not None and found.value < best.value) else best
-            if limit >= LARGEST:
+            if bound.whole or limit >= LARGEST:
                 break
             limit *= GROWTH
         return None if best is None else replace(best, least=min(least, best.value))
-
-    @cached_property
-    def _context(self) -> Table:
-        context = np.full(self.solved.table.shape, np.inf)
-        context[self.where] = 0.0
-        return context
-
-    def _context_of(self, solved: Solved) -> Table:
-        context = np.full(solved.table.shape, np.inf)
-        if self._reach(solved):
-            context[self._at(solved)] = 0.0
-        return context
-
-    def _reach(self, solved: Solved) -> bool:
-        return self._sink is None or self._sink in solved.sinks
 
     @property
     def _sink(self) -> Sharding | None:
         return self.solved.sinks[self.where[1]] if self.solved.sinks else None
 
-    def _at(self, solved: Solved) -> Where:
-        """The entry in the table of a smaller model, which has one source."""
-        return (0, solved.sinks.index(self._sink) if self._sink is not None else 0, *self.where[2:])
+    def _at(self, solved: Solved) -> Where | None:
+        """The entry in the table of a smaller model, which has one source; None if nothing there reaches the sink."""
+        if self._sink is None:
+            return (0, 0, *self.where[2:])
+        return (0, solved.sinks.index(self._sink), *self.where[2:]) if self._sink in solved.sinks else None
 
     def _value(self, solved: Solved) -> float:
-        return float(solved.table[self._at(solved)]) if self._reach(solved) else math.inf
+        at = self._at(solved)
+        return math.inf if at is None else float(solved.table[at])
 
-    def _near(self, bound: Solved, context: Table) -> BlockChoice | None:
-        """The best of what comes close to a bound; None if that is too much to solve."""
-        least = float((bound.table + context).min())
-        marginals = bound.marginals(context)
+    def _near(self, marginals: Mapping[Node, Table], least: float) -> BlockChoice | None:
+        """The best of what comes close to a bound, which is ``least``; None if that is too much to solve."""
         for slack in SLACKS:
             domain = _cheap_enough(marginals, least * (1 + slack))
             if domain is None:
@@ -303,9 +287,9 @@ class _TableEntry:
 
     def _guess(self, bound: Solved, least: float) -> BlockChoice | None:
         """What a bound reads back, priced; where plans are alike, it often is one."""
-        if not math.isfinite(self._value(bound)):
-            return None
         at = self._at(bound)
+        if at is None or not math.isfinite(least):
+            return None
         values = bound.values_for(at[0], at[1], self.states)
         numbers = bound.model.domain or {}
         chosen = {node: values[bound.variables[node]] for node in bound.block.nodes}
@@ -313,9 +297,6 @@ class _TableEntry:
         solved = self._solve(domain, optimistic=False, limit=LIMIT)
         value = self._value(solved) if solved.whole else math.inf
         return self._read(solved, self._at(solved), value, least=least)
-
-    def _leave(self, bound: Solved, context: Table, most: float) -> Domain | None:
-        return _cheap_enough(bound.marginals(context), most)
 
     def _solve(self, domain: Domain, *, optimistic: bool, limit: int) -> Solved:
         """What is left of the block, from its one source."""
@@ -326,8 +307,10 @@ class _TableEntry:
         )
         return solve_model(model, stages.ties, self.price, limit=limit)
 
-    def _read(self, solved: Solved, where: Where, value: float, *, least: float | None = None) -> BlockChoice | None:
-        if not math.isfinite(value):
+    def _read(
+        self, solved: Solved, where: Where | None, value: float, *, least: float | None = None
+    ) -> BlockChoice | None:
+        if where is None or not math.isfinite(value):
             return None
         values = solved.values_for(where[0], where[1], self.states)
         num_bytes = solved.model.bytes_of(values, self.price)

@@ -57,17 +57,19 @@ class Solved:
             values[self.variables[self.block.sink]] = int(self.sink_configs[index])
         return self.elimination.recover(values)
 
-    def marginals(self, context: Table) -> dict[Node, Table]:
-        """By node, what a whole program costs at least with each of its configurations (by number in the table of all).
+    def marginals(self, where: tuple[int, ...] | None) -> dict[Node, Table]:
+        """By node, what the block costs at least with each of its configurations (by number in the table of all).
 
         Args:
-            context: [sources, sinks, tied…] what the rest of the program costs at least.
+            where: the entry of the table between whose boundaries; None: between none.
         """
-        spread = context
+        context = np.full(self.table.shape, np.inf)
+        if where is not None:
+            context[where] = 0.0
         if self.block.sink is not None:
             columns = [self.sinks.index(config.result) for config in self.configs[self.block.sink]]
-            spread = context[:, columns]
-        found = self.elimination.marginals(spread.reshape(self.elimination.table.shape))
+            context = context[:, columns]
+        found = self.elimination.marginals(context.reshape(self.elimination.table.shape))
         least = min((float(table.min()) for table in found.values() if table.size), default=0.0)
         return {node: self._spread_over(node, found, least) for node in self.block.nodes}
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from pdv.search.solver.tables import (
     Argmin,
+    Choices,
     Factor,
     Sizes,
     Table,
@@ -44,8 +44,16 @@ class _Bucket:
     neighbours: tuple[Variable, ...]
     factors: tuple[Factor, ...]
     senders: tuple[int, ...]
-    best: np.ndarray[Any, np.dtype[np.int16]]
+    best: Argmin
     message: Factor
+
+    def within(self, kept: Mapping[Variable, Sequence[int] | Choices]) -> _Bucket:
+        """The bucket over some values of some neighbours."""
+        if kept.keys().isdisjoint(self.neighbours):
+            return self
+        return replace(
+            self, factors=tuple(factor.within(kept) for factor in self.factors), message=self.message.within(kept)
+        )
 
 
 @dataclass(frozen=True)
@@ -79,20 +87,33 @@ class Elimination:
             context: over the kept variables, what is added to the table from elsewhere.
         """
         total = self.table + context
-        found = {v: _least_but(total, i) for i, v in enumerate(self.kept)}
-        root = Factor(self.kept, total)
-        received = {sender for bucket in self.buckets for sender in bucket.senders}
-        outside = {n: _without(root, bucket) for n, bucket in enumerate(self.buckets) if n not in received}
-        for number in range(len(self.buckets) - 1, -1, -1):
-            bucket = self.buckets[number]
+        finite = {v: np.flatnonzero(np.isfinite(_least_but(total, axis))) for axis, v in enumerate(self.kept)}
+        left = {v: values if len(values) else np.zeros(1, np.int64) for v, values in finite.items()}
+        found = {v: np.full(self.sizes[v], np.inf) for v in self.kept}
+        for variable, least in self._marginals(Factor(self.kept, total).within(left), left).items():
+            if variable in left:
+                found[variable][left[variable]] = least
+            else:
+                found[variable] = least
+        return found
+
+    def _marginals(self, root: Factor, left: Mapping[Variable, Choices]) -> dict[Variable, Table]:
+        """The same where of the kept variables but these values are ``left``, over which ``root`` is the whole."""
+        sizes = {**self.sizes, **{variable: len(values) for variable, values in left.items()}}
+        buckets = [bucket.within(left) for bucket in self.buckets]
+        found = {v: _least_but(root.table, i) for i, v in enumerate(self.kept)}
+        received = {sender for bucket in buckets for sender in bucket.senders}
+        outside = {n: _without(root, bucket) for n, bucket in enumerate(buckets) if n not in received}
+        for number in range(len(buckets) - 1, -1, -1):
+            bucket = buckets[number]
             scope = (*bucket.neighbours, bucket.variable)
             above = Factor(bucket.neighbours, outside.pop(number))
-            if math.prod(self.sizes[v] for v in scope) > WORTH_ADDING:
-                floor = Factor((), np.asarray(total.min(initial=np.inf)))
-                outside |= {n: _without(floor, self.buckets[n]) for n in bucket.senders}
+            if math.prod(sizes[v] for v in scope) > WORTH_ADDING:
+                floor = Factor((), np.asarray(root.table.min(initial=np.inf)))
+                outside |= {n: _without(floor, buckets[n]) for n in bucket.senders}
                 continue
-            belief = Factor(scope, add_up((*bucket.factors, above), scope, self.sizes))
-            outside |= {n: _without(belief, self.buckets[n]) for n in bucket.senders}
+            belief = Factor(scope, add_up((*bucket.factors, above), scope, sizes))
+            outside |= {n: _without(belief, buckets[n]) for n in bucket.senders}
             least = _least_but(belief.table, len(scope) - 1)
             found[bucket.variable] = np.maximum(found.get(bucket.variable, least), least)
         return found

@@ -64,6 +64,14 @@ class Factor:
     table: Table
     key: Hashable = field(default_factory=object, compare=False, repr=False)
 
+    def within(self, kept: Mapping[Variable, Sequence[int] | Choices]) -> Factor:
+        """The entries of some values of some variables."""
+        table = self.table
+        for axis, variable in enumerate(self.variables):
+            if variable in kept:
+                table = table.take(kept[variable], axis=axis)
+        return self if table is self.table else Factor(self.variables, table)
+
 
 @dataclass(frozen=True)
 class PricedFactor:

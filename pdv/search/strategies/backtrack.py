@@ -21,7 +21,8 @@ def backtrack(problem: Problem, budget: Budget) -> Solution:
     clock = Clock(budget.seconds)
     allowed_s = EXPLORING * (budget.seconds if budget.most_s is None else budget.most_s)
     chains, key = {} if budget.known is None else budget.known.chains, (problem.leaving, problem.working_limit)
-    solver = chains.get(key) or ChainSolver(problem, lambda: clock.elapsed_s > allowed_s)
+    source = budget.sources.of(problem.graph, problem.rules)
+    solver = chains.get(key) or ChainSolver(problem, lambda: clock.elapsed_s > allowed_s, source)
     solution = solver.solve(problem.memory_limit)
     chains[key] = solver
     budget.on_best(clock.elapsed_s, solution.cost_s)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ir.sharding import Sharding
 from pdv.problem import Problem, Solution
 from pdv.search.chain import ChainSolver
+from pdv.search.variants.variants import KnownSources
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Budget:
         most_s: CPU time that an exact search may take, where ``seconds`` is a fair share; default: ``seconds``.
         seed: of whatever is random.
         known: of the same problem on other limits of memory, read and added to; None: nothing is kept.
+        sources: the programs of earlier searches, on any mesh; read and added to.
         on_best: called with (CPU-seconds since the start, seconds per step) of each plan that fits and is better.
     """
 
@@ -44,6 +46,7 @@ class Budget:
     effort: float = 1.0
     most_s: float | None = None
     known: EarlierSearches | None = field(default=None, compare=False, repr=False)
+    sources: KnownSources = field(default_factory=KnownSources, compare=False, repr=False)
 
     def steps(self, default: int) -> int:
         """How many of something to do."""

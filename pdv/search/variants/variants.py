@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from ir.graph import Node
+from ir.graph import Graph, Node
 from pdv.rewrite.match import Match
 from pdv.rewrite.rewriter import CircleError, RewriteBuilder, Where, found_matches, rewritten
 from pdv.rewrite.rule import Rule
-from pdv.search.blocks import Block, block_of
+from pdv.search.blocks import Block, block_of, split_blocks, tied_params
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,40 @@ class Variant:
         """What the block is for."""
         sink = () if self.block.sink is None else (self.block.sink,)
         return (*self.block.outputs, *self.block.updates, *sink)
+
+
+class SourceBlocks:
+    """A program's blocks, and what rules make of each: the same on every mesh and under every limit."""
+
+    def __init__(self, graph: Graph, rules: Sequence[Rule]) -> None:
+        self.graph = graph
+        self.rules = tuple(rules)
+        self.blocks = split_blocks(graph, rules)
+        self.tied = tied_params(graph)
+        self._variants: dict[tuple[int, tuple[str, ...]], Variant] = {}
+
+    def variant(self, number: int, names: tuple[str, ...]) -> Variant:
+        """A block (by number) after some rules, which may have been found for an equal one."""
+        key = number, names
+        if key not in self._variants:
+            rules = {rule.name: rule for rule in self.rules}
+            self._variants[key] = apply_rules(self.blocks[number], [rules[name] for name in names], self.tied)
+        return self._variants[key]
+
+
+@dataclass(frozen=True)
+class KnownSources:
+    """The programs that were searched so far."""
+
+    found: list[SourceBlocks] = field(default_factory=list)
+
+    def of(self, graph: Graph, rules: Sequence[Rule]) -> SourceBlocks:
+        """A program's blocks."""
+        known = next((one for one in self.found if one.graph is graph and one.rules == rules), None)
+        if known is None:
+            known = SourceBlocks(graph, rules)
+            self.found.append(known)
+        return known
 
 
 def apply_rules(block: Block, rules: Iterable[Rule], tied: dict[Node, int]) -> Variant:
