@@ -15,7 +15,6 @@ from ir.errors import NoPlanFitsError, PinsError
 from ir.graph import Node
 from ir.operator import Split
 from ir.verify import divides
-from pdv.pcg.redistribute import Redistribution
 from pdv.pins.constraint import Constraint, Joined, join
 from pdv.pins.names import source_of
 from pdv.problem import Problem
@@ -109,8 +108,7 @@ def _parameter(problem: Problem, pins: Joined, param: Node) -> PinsError | None:
 def _table(problem: Problem, pins: Joined, constraints: Sequence[Constraint]) -> ConfigTable:
     assert pins.role is not None
     loose = replace(problem, pins=join(constraints, pins.role, pins.name))
-    moves = Redistribution(problem.mesh, problem.axes)
-    return ConfigTable(loose, moves, tied_params(problem.graph))
+    return ConfigTable(loose, tied_params(problem.graph))
 
 
 def _anywhere(problem: Problem, pins: Joined) -> PinsError | None:

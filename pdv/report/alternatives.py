@@ -16,7 +16,6 @@ import numpy as np
 
 from ir.graph import Node
 from pdv.pcg.plan_cost import local_cost
-from pdv.pcg.redistribute import Redistribution
 from pdv.report.again import Again, Least, Splits, made_in
 from pdv.report.loaded import Loaded
 from pdv.search.blocks import Block, block_of, split_blocks, tied_params
@@ -83,8 +82,7 @@ class Weighing:
         self._numbers = tied_params(graph)
         # the plan is explained as it is priced, in seconds: its limits have done their work
         self._problem = replace(plan.problem, memory_limit=float("inf"))
-        moves = Redistribution(plan.problem.mesh, plan.problem.axes)
-        self._configs = ConfigTable(self._problem, moves, self._numbers)
+        self._configs = ConfigTable(self._problem, self._numbers)
         reads = [(x, (node, i)) for node in graph.nodes for i, x in enumerate(node.operands) if x in self._numbers]
         self._tied = {
             param: TiedTable(self._configs, param, [read for x, read in reads if x is param]) for param in self._numbers

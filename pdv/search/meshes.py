@@ -186,13 +186,13 @@ def _price(problem: Problem, strategy: Strategy, budget: Budget, needs: Needs) -
     if needs is not _peak and first.cost.peak_bytes <= limit:
         return _tighten(problem, strategy, budget, knowing, needs, first)
     tried, bounds, nearest, cut = [first], [], needs(first), False
-    share = replace(budget, seconds=budget.seconds / CLASSES)
+    share = replace(knowing, seconds=budget.seconds / CLASSES)
     for least, below in _working_sets(first.cost.memory["transient"]):
         if least >= limit:
             continue  # nothing would be left for what stays
         room = replace(problem, memory_limit=limit - least, working_limit=_under(below))
         try:
-            found = _find(room, strategy, replace(share, known=knowing.known) if math.isinf(below) else share)
+            found = _find(room, strategy, share)
         except NoPlanFitsError as error:
             nearest = min(nearest, error.needed_bytes + least)
             bounds.append(error.bound_s)

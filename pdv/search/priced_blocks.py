@@ -14,7 +14,7 @@ from pdv.pcg.redistribute import all_shardings
 from pdv.problem import Problem
 from pdv.search.blocks import Block
 from pdv.search.solver.block_table import Solved, solve_model
-from pdv.search.solver.configs import ConfigTable
+from pdv.search.solver.configs import ConfigTable, KnownConfigs
 from pdv.search.solver.min_plus import Path, PathBlock
 from pdv.search.solver.network import BlockModel
 from pdv.search.solver.tables import Table
@@ -68,7 +68,10 @@ class BlockPricer:
         configs: ConfigTable,
         ties: Ties,
         late: Deadline = lambda: False,
+        known: KnownConfigs | None = None,
     ) -> None:
+        """``known``: of the problem, or of one that differs in its limits alone."""
+        self._known = known
         self.problem = problem
         self.blocks = blocks
         self.configs = configs
@@ -139,7 +142,7 @@ class BlockPricer:
 
     @cached_property
     def _survey(self) -> Survey | None:
-        return Survey(self.problem) if len(self.problem.mesh.axes) > 1 else None
+        return Survey(self.problem, self._known) if len(self.problem.mesh.axes) > 1 else None
 
     def _stage(
         self, price: float, found: Mapping[str, Sequence[Solved]], numbers: Mapping[str, tuple[int, ...]]

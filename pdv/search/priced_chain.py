@@ -15,14 +15,13 @@ import numpy as np
 from ir.graph import Graph
 from pdv.config import UNIFORM_GAP
 from pdv.pcg.plan_cost import realize, whole_bytes
-from pdv.pcg.redistribute import Redistribution
 from pdv.problem import AlgebraicStep, Assignment, Problem, Realized
 from pdv.search.assemble import VariantChoice, assemble
 from pdv.search.blocks import Repeat, repeats
 from pdv.search.priced_blocks import BlockPricer
 from pdv.search.refine import TOLERANCE, BlockChoice, Tables
 from pdv.search.refusals import no_legal_plan
-from pdv.search.solver.configs import ConfigTable
+from pdv.search.solver.configs import ConfigTable, KnownConfigs
 from pdv.search.solver.tables import TooWideError
 from pdv.search.solver.tied import TiedTable, reads
 from pdv.search.solver.ties import Reading, Ties
@@ -76,11 +75,18 @@ class Priced:
 class PricedChain:
     """One problem at any price; block tables are remembered across prices and across equal blocks."""
 
-    def __init__(self, problem: Problem, late: Deadline = lambda: False, source: SourceBlocks | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        late: Deadline = lambda: False,
+        source: SourceBlocks | None = None,
+        known: KnownConfigs | None = None,
+    ) -> None:
         """When it is ``late``, no more rewrites and prices are tried; a plan is found nevertheless.
 
         A search that left rewrites out knows no bound: one of them may cost less than anything it saw. ``source``: the
-        problem's blocks, where they are known.
+        problem's blocks, where they were found before; ``known``: configurations of the problem, or of one that differs
+        in its limits alone.
         """
         assert not problem.undecided, "how outputs leave is decided first (pdv.search.strategies.together)"
         self.problem = problem
@@ -90,12 +96,13 @@ class PricedChain:
             replace(block, key=block.key + problem.pins.mark(block.nodes)) for block in self._source.blocks
         )
         self.repeats = repeats([block.key for block in self.blocks])
-        self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), self._source.tied)
+        known = known or KnownConfigs.of(problem)
+        self.configs = ConfigTable(problem, self._source.tied, known)
         nodes = problem.graph.nodes
         self.tied = {param: TiedTable(self.configs, param, reads(nodes, param)) for param in self._source.tied}
         self.whole_bytes = whole_bytes(problem.graph)
         ties = Ties.of(self.tied, self.blocks, self.configs, problem.mesh)
-        self._stages = BlockPricer(problem, self.blocks, self.configs, ties, self._late)
+        self._stages = BlockPricer(problem, self.blocks, self.configs, ties, self._late, known)
         self.plans: list[Priced] = []
 
     def at_price(self, price: float) -> Priced:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ir.graph import Node
@@ -39,7 +39,7 @@ class Config:
     """One way to run a node on the mesh.
 
     ``seconds`` and ``memory_bytes`` are its compute and its saved result; ``leaves`` holds, by operand number, the
-    uses among which the price of memory decides.
+    uses among which the price of memory decides. ``working_bytes`` are what a device reads and makes meanwhile.
     """
 
     splits: tuple[Split, ...]
@@ -48,6 +48,7 @@ class Config:
     seconds: float
     memory_bytes: float
     leaves: tuple[tuple[int, tuple[Use, ...]], ...]
+    working_bytes: float
 
     def storage(self, price: float) -> tuple[tuple[int, Storage], ...]:
         """The chosen storage of each leaf that has one."""
@@ -67,12 +68,32 @@ def _cheapest(uses: tuple[Use, ...], price: float) -> Use:
     return min(uses, key=lambda use: use.seconds + price * use.memory_bytes)
 
 
+@dataclass(frozen=True)
+class KnownConfigs:
+    """What is known of a problem's nodes whatever its limits are, and of the same along single axes of its mesh."""
+
+    moves: Redistribution
+    configs: dict[Hashable, tuple[Config, ...]] = field(default_factory=dict)
+    uses: dict[tuple[Node | TensorType, Sharding, bool], tuple[Use, ...]] = field(default_factory=dict)
+    resident: dict[tuple[TensorType, Sharding], tuple[float, float]] = field(default_factory=dict)
+    pieces: dict[tuple[TensorType, Sharding], float] = field(default_factory=dict)
+    storages: dict[Node, list[Storage]] = field(default_factory=dict)
+    axes: dict[str, KnownConfigs] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, problem: Problem) -> KnownConfigs:
+        """Nothing yet."""
+        return cls(Redistribution(problem.mesh, problem.axes))
+
+
 class ConfigTable:
     """Configurations of nodes, remembered per node."""
 
-    def __init__(self, problem: Problem, moves: Redistribution, tied: Collection[Node] = ()) -> None:
+    def __init__(self, problem: Problem, tied: Collection[Node] = (), known: KnownConfigs | None = None) -> None:
+        """``known``: of the problem, or of one that differs in its limits alone."""
+        self._all = known or KnownConfigs.of(problem)
         self.problem = problem
-        self.moves = moves
+        self.moves = self._all.moves
         self.states = 0
         self.moved: dict[Hashable, Any] = {}  # Any: ``network.MoveCost``, what moving alike values costs
         # tables that blocks share, by the keys of what they are made of
@@ -84,17 +105,16 @@ class ConfigTable:
         self._kinds: dict[Hashable, int] = {}
         self._kind_of: dict[Node, int] = {}
         self._alike: dict[Hashable, tuple[Config, ...]] = {}
-        self._uses: dict[tuple[Node | TensorType, Sharding, bool], tuple[Use, ...]] = {}
-        self._resident: dict[tuple[TensorType, Sharding], tuple[float, float]] = {}
-        self._pieces: dict[tuple[TensorType, Sharding], float] = {}
-        self._storages: dict[Node, list[Storage]] = {}
 
     def of(self, node: Node) -> tuple[Config, ...]:
         """Every legal configuration, in a fixed order; empty where pins leave none."""
         if node not in self._configs:
-            alike = self._kind(node)
+            alike, every = self._kind(node), self._all.configs
             if alike not in self._alike:
-                self._alike[alike] = tuple(self._enumerate(node))
+                if alike not in every:
+                    every[alike] = tuple(self._enumerate(node))
+                limit = self.problem.working_limit
+                self._alike[alike] = tuple(config for config in every[alike] if config.working_bytes <= limit)
                 self.states += len(self._alike[alike])
             self._configs[node] = self._alike[alike]
         return self._configs[node]
@@ -140,7 +160,7 @@ class ConfigTable:
             self._held_bytes(x.type, need) for x, need in zip((node, *node.operands), (result, *needs), strict=True)
         ]
         working = sum(held)
-        if working > self.problem.working_limit or math.isinf(working):
+        if math.isinf(working):
             return None
         memory = held[0] if self.problem.train and "out" in node.op.saved and node.needs_grad else 0.0
         leaves = []
@@ -154,31 +174,31 @@ class ConfigTable:
                 if not uses:
                     return None
                 leaves.append((number, uses))
-        return Config(splits, needs, result, seconds, memory, tuple(leaves))
+        return Config(splits, needs, result, seconds, memory, tuple(leaves), working)
 
     def _held_bytes(self, tensor: TensorType, sharding: Sharding) -> float:
         """Bytes of one device's piece; infinite where the cut is not even."""
         key = tensor, sharding
-        held = self._pieces.get(key)
+        held = self._all.pieces.get(key)
         if held is None:
             routes = self.moves.routes(tensor, gradient=True)
-            held = self._pieces[key] = float(routes.held[routes.states.index[sharding]])
+            held = self._all.pieces[key] = float(routes.held[routes.states.index[sharding]])
         return held
 
     def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
         """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
         key = (param.type if self.problem.pins == Pins() else param, need, keep)
-        if key not in self._uses:
+        if key not in self._all.uses:
             routes = self.moves.routes(param.type, gradient=self.problem.train)
             uses = [self._store(param, need, storage, routes, keep=keep) for storage in self.storages(param)]
-            self._uses[key] = tuple(_drop_dominated([use for use in uses if use is not None]))
-        return self._uses[key]
+            self._all.uses[key] = tuple(_drop_dominated([use for use in uses if use is not None]))
+        return self._all.uses[key]
 
     def storages(self, param: Node) -> list[Storage]:
         """Where a parameter may rest: Invariant first, then cut; cut ones with and without regathering."""
-        if param not in self._storages:
-            self._storages[param] = self._is_allowed(param)
-        return self._storages[param]
+        if param not in self._all.storages:
+            self._all.storages[param] = self._is_allowed(param)
+        return self._all.storages[param]
 
     def _is_allowed(self, param: Node) -> list[Storage]:
         mesh, pins = self.problem.mesh, self.problem.pins
@@ -197,13 +217,13 @@ class ConfigTable:
     def resident(self, param: Node, storage: Storage) -> tuple[float, float]:
         """(seconds of the optimizer, bytes of weight, gradient and moments) of a parameter at rest."""
         key = param.type, storage.sharding
-        if key not in self._resident:
+        if key not in self._all.resident:
             held = local_bytes(param.type, storage.sharding, self.problem.mesh)
             if self.problem.train:
-                self._resident[key] = self.problem.compute.optimizer(held).mean_s, float(held * TRAIN_COPIES)
+                self._all.resident[key] = self.problem.compute.optimizer(held).mean_s, float(held * TRAIN_COPIES)
             else:
-                self._resident[key] = 0.0, float(held * INFER_COPIES)
-        return self._resident[key]
+                self._all.resident[key] = 0.0, float(held * INFER_COPIES)
+        return self._all.resident[key]
 
     def may_gather(self, param: Node, storage: Storage, chain: Chain | None) -> bool:
         """Whether the pins allow what a chain from where a parameter rests gathers."""

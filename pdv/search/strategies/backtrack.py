@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdv.problem import Problem, Solution
 from pdv.search.chain import ChainSolver
-from pdv.search.strategies.budget import Budget, Clock
+from pdv.search.strategies.budget import Budget, Clock, EarlierSearches
 from pdv.search.strategies.together import together
 
 EXPLORING = 0.7  # of the time, after which what was found is put together
@@ -20,10 +20,11 @@ def backtrack(problem: Problem, budget: Budget) -> Solution:
     """
     clock = Clock(budget.seconds)
     allowed_s = EXPLORING * (budget.seconds if budget.most_s is None else budget.most_s)
-    chains, key = {} if budget.known is None else budget.known.chains, (problem.leaving, problem.working_limit)
-    source = budget.sources.of(problem.graph, problem.rules)
-    solver = chains.get(key) or ChainSolver(problem, lambda: clock.elapsed_s > allowed_s, source)
+    known, source = budget.known or EarlierSearches(), budget.sources.of(problem.graph, problem.rules)
+    solver = known.solver(problem) or ChainSolver(
+        problem, lambda: clock.elapsed_s > allowed_s, source, known.configs_of(problem)
+    )
     solution = solver.solve(problem.memory_limit)
-    chains[key] = solver
+    known.add(solver)
     budget.on_best(clock.elapsed_s, solution.cost_s)
     return solution

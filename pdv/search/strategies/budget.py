@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,18 +10,30 @@ from dataclasses import dataclass, field
 from ir.sharding import Sharding
 from pdv.problem import Problem, Solution
 from pdv.search.chain import ChainSolver
+from pdv.search.solver.configs import KnownConfigs
 from pdv.search.variants.variants import KnownSources
 
 
-@dataclass
 class EarlierSearches:
-    """What searches of one problem leave for the next ones, under other limits of memory.
+    """What searches of one problem leave for the next ones, under other limits."""
 
-    Attributes:
-        chains: solvers that found a plan, by how outputs leave and the limit of working sets.
-    """
+    def __init__(self) -> None:
+        self._configs: KnownConfigs | None = None
+        self._chains: dict[Sharding | None, ChainSolver] = {}  # by how outputs leave
 
-    chains: dict[tuple[Sharding | None, float], ChainSolver] = field(default_factory=dict)
+    def configs_of(self, problem: Problem) -> KnownConfigs:
+        """What is known whatever the limits are."""
+        self._configs = self._configs or KnownConfigs.of(problem)
+        return self._configs
+
+    def solver(self, problem: Problem) -> ChainSolver | None:
+        """One that differs from what the problem asks for in its limit of memory at most."""
+        return self._chains.get(problem.leaving) if math.isinf(problem.working_limit) else None
+
+    def add(self, solver: ChainSolver) -> None:
+        """A solver that found a plan. Where working sets are limited, it is not asked again."""
+        if math.isinf(solver.problem.working_limit):
+            self._chains[solver.problem.leaving] = solver
 
 
 @dataclass(frozen=True)

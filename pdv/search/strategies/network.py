@@ -16,7 +16,6 @@ import numpy as np
 from ir.graph import Node
 from ir.operator import Split
 from pdv.pcg.plan_cost import realize, whole_bytes
-from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Assignment, Problem, Storage
 from pdv.search.blocks import block_of, tied_params
 from pdv.search.refusals import no_legal_plan
@@ -135,7 +134,7 @@ class Flattened:
         self.problem = problem
         graph = problem.graph
         numbers = tied_params(graph)
-        self.configs = ConfigTable(problem, Redistribution(problem.mesh, problem.axes), numbers)
+        self.configs = ConfigTable(problem, numbers)
         self._tied = {param: TiedTable(self.configs, param, reads(graph.nodes, param)) for param in numbers}
         self.nodes = tuple(node for node in graph.nodes if not node.is_leaf)
         outputs = tuple(node for _, node in graph.outputs if not node.is_leaf)

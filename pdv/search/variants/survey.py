@@ -14,11 +14,11 @@ import numpy as np
 from ir.graph import Node
 from ir.mesh import Mesh
 from ir.sharding import Sharding
-from pdv.pcg.redistribute import Redistribution, all_shardings
+from pdv.pcg.redistribute import all_shardings
 from pdv.problem import Pins, Problem
 from pdv.search.blocks import Block, tied_params
 from pdv.search.solver.block_table import BlockSolver, Solved
-from pdv.search.solver.configs import ConfigTable
+from pdv.search.solver.configs import ConfigTable, KnownConfigs
 from pdv.search.solver.tables import Table
 from pdv.search.solver.tied import TiedTable, reads
 from pdv.search.solver.ties import Ties
@@ -29,14 +29,14 @@ LIMIT = 1_000_000  # entries of a table: beyond, a bound is good enough here
 class Survey:
     """Prices blocks of one problem along each axis alone."""
 
-    def __init__(self, problem: Problem) -> None:
-        axes = zip(problem.mesh.axes, problem.axes, strict=True)
-        leaving = problem.leaving
-        alone = [
-            replace(problem, mesh=Mesh((axis,)), axes=(link,), leaving=None if leaving is None else (leaving[i],))
-            for i, (axis, link) in enumerate(axes)
-        ]
-        self._axes = [_Axis(of) for of in alone or [problem]]
+    def __init__(self, problem: Problem, known: KnownConfigs | None = None) -> None:
+        """``known``: of the problem, or of one that differs in its limits alone."""
+        leaving, known = problem.leaving, known or KnownConfigs.of(problem)
+        self._axes = []
+        for i, (axis, link) in enumerate(zip(problem.mesh.axes, problem.axes, strict=True)):
+            left = None if leaving is None else (leaving[i],)
+            alone = replace(problem, mesh=Mesh((axis,)), axes=(link,), leaving=left)
+            self._axes.append(_Axis(alone, known.axes.setdefault(axis.name, KnownConfigs.of(alone))))
 
     def tables(self, block: Block) -> tuple[Table, ...]:
         """By axis, seconds as [sources, sinks]."""
@@ -48,13 +48,12 @@ class Survey:
 
 
 class _Axis:
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, known: KnownConfigs) -> None:
         pins = problem.pins
         own = Pins(split=pins.split, storage=pins.storage, name=pins.name)
         self._problem = replace(problem, pins=own, memory_limit=float("inf"))
-        self._moves = Redistribution(problem.mesh, problem.axes)
         numbers = tied_params(problem.graph)
-        self._configs = ConfigTable(self._problem, self._moves, numbers)
+        self._configs = ConfigTable(self._problem, numbers, known)
         nodes = problem.graph.nodes
         self._ties = Ties.aside({param: TiedTable(self._configs, param, reads(nodes, param)) for param in numbers})
         self._least: dict[Node, float] = {}

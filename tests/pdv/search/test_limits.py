@@ -13,7 +13,6 @@ from ir.operator import Split
 from ir.proof.exact import verify_equal
 from ir.sharding import Invariant, Shard, State
 from pdv.cluster.units import MEMORY
-from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Pins, Problem
 from pdv.search.meshes import BestPlan, search_mesh, search_meshes
 from pdv.search.solver.configs import ConfigTable
@@ -179,7 +178,7 @@ def test_an_axis_of_one_device_changes_no_choice() -> None:
     """All splits along it are alike: they would only square the configurations."""
     one, two = (problem(attention_block(), mesh) for mesh in (Mesh.of(a=1, b=2), Mesh.of(b=2)))
     assert plan(one).cost.seconds == pytest.approx(plan(two).cost.seconds)
-    tables = [ConfigTable(of, Redistribution(of.mesh, of.axes)) for of in (one, two)]
+    tables = [ConfigTable(of) for of in (one, two)]
     for node, alone in zip(one.graph.nodes, two.graph.nodes, strict=True):
         if not node.is_leaf:
             assert len(tables[0].of(node)) == len(tables[1].of(alone))
