@@ -32,7 +32,7 @@ class Survey:
     def __init__(self, problem: Problem, known: KnownConfigs | None = None) -> None:
         """``known``: of the problem, or of one that differs in its limits alone."""
         leaving, known = problem.leaving, known or KnownConfigs.of(problem)
-        self._axes = []
+        self._axes = [] if problem.mesh.axes else [_Axis(problem, known)]
         for i, (axis, link) in enumerate(zip(problem.mesh.axes, problem.axes, strict=True)):
             left = None if leaving is None else (leaving[i],)
             alone = replace(problem, mesh=Mesh((axis,)), axes=(link,), leaving=left)
