@@ -54,7 +54,13 @@ class Strategy:
 
 
 _PIPELINE: Choices = {"micro": (4, 8, 2, 1), "parts": ("balanced", "equal"), "schedule": ("1f1b", "gpipe")}
-STRATEGIES = (
+STRATEGIES = (  # those first that may be far ahead: what is then far behind is not tuned further
+    Strategy("PP4", Pipeline, {"stages": 4}, {**_PIPELINE, "path": ((0, 1, 2, 3), (0, 2, 3, 1), (3, 2, 1, 0))}),
+    Strategy(
+        "PP2xDP2", Pipeline, {"stages": 2},
+        {"across": (True, False), "order": ("adjacent", "strided"), **_PIPELINE, "bucket": BUCKETS},
+    ),
+    Strategy("table hybrid", TableHybrid, {}, {"bucket": BUCKETS}, only=("recommender",)),
     Strategy("DDP", DataParallel, {}, {"bucket": BUCKETS, "micro": MICRO}),
     Strategy("FSDP2", FullyShard, {"shape": "flat"}, {"reshard": (False, True), "micro": MICRO}),
     Strategy(
@@ -66,12 +72,6 @@ STRATEGIES = (
         "TP2xDP2", TensorParallel, {"ways": 2},
         {"order": ("adjacent", "strided"), "bucket": BUCKETS, "micro": MICRO},
     ),
-    Strategy("PP4", Pipeline, {"stages": 4}, {**_PIPELINE, "path": ((0, 1, 2, 3), (0, 2, 3, 1), (3, 2, 1, 0))}),
-    Strategy(
-        "PP2xDP2", Pipeline, {"stages": 2},
-        {"across": (True, False), "order": ("adjacent", "strided"), **_PIPELINE, "bucket": BUCKETS},
-    ),
-    Strategy("table hybrid", TableHybrid, {}, {"bucket": BUCKETS}, only=("recommender",)),
 )  # fmt: skip
 
 

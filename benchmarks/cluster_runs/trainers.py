@@ -222,7 +222,7 @@ class Package(Trainer):
         sys.path.pop(0)
         x, self.y = place.task.batch()
         self.x, self.loss = x, place.task.loss
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
+        self.optimizer = adamw(self.model.parameters())
 
     def train(self) -> Tensor:
         """See Trainer."""
