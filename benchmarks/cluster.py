@@ -57,6 +57,7 @@ def main() -> None:
         name = "1gbit" if missing(CLUSTERS["1gbit"]) is None else "loopback"
         options.cell, options.rounds, options.tune = [("tiny", name)], 3, 1
         options.only = options.only or ["DDP", "PP2xDP2"]
+    failed: list[str] = []
     record = Record(rows=json.loads(options.json.read_text())["rows"] if options.json and options.json.exists() else [])
     for task, name in options.cell or [(task, name) for name in options.clusters for task in options.tasks]:
         if any((row["task"], row["cluster"]) == (task, name) for row in record.rows):
@@ -64,10 +65,15 @@ def main() -> None:
         if lacking := missing(CLUSTERS[name], quotas=options.quotas):
             print(f"{task} on {name} is left out: {lacking}")
             continue
-        record.rows.append(run_cell(task, CLUSTERS[name], options))
+        try:
+            record.rows.append(run_cell(task, CLUSTERS[name], options))
+        except RuntimeError as error:  # the other cells are measured all the same
+            failed.append(f"{task} on {name}: {error}")
+            print(failed[-1], flush=True)
         record.write(options.json)
     tell(record)
     record.write(options.json)
+    sys.exit("\n".join(["these cells failed:", *failed]) if failed else None)
 
 
 def run_cell(task: str, cluster: Cluster, options: Any) -> Row:

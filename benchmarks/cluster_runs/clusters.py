@@ -65,15 +65,14 @@ class Cluster:
         return node | ({"link": "loopback-gloo"} if self.processes[host] > 1 else {})
 
     def _pairs_described(self) -> Described:
-        """Two nodes of two devices: neighbours by the slow links, and each with one device of the other node."""
-        slow, fast = min(self.pairs.values()), max(self.pairs.values())
+        """Two nodes of two devices, and each pair of devices joined by a link of its own."""
         node = {"count": 2, "devices": 2, "device": {"preset": "cpu-core", "share": self.share_of(0)}}
-        direct = [
-            {"between": [f"n0.g{i}", f"n1.g{i}"], "link": _link("direct", fast)}
-            for i in range(2)
+        place = [f"n{host // 2}.g{host % 2}" for host in range(len(self.processes))]
+        links = [
+            {"between": [place[a], place[b]], "link": _link(f"pair-{rate:g}", rate)}
+            for (a, b), rate in self.pairs.items()
         ]  # fmt: skip
-        nodes = [node | {"link": _link("neighbour", slow)}]
-        return {"name": self.name, "nodes": nodes, "network": _link("cross", slow), "links": direct}
+        return {"name": self.name, "nodes": [node], "links": links}
 
 
 def _link(name: str, mbit: float | None, latency: str = LATENCY) -> Described:
