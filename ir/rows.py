@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from ir.dims import Loops
 from ir.graph import Graph, Node
+from ir.sharding import Replicate, Shard
 
 
 @lru_cache(maxsize=8)  # the problems of all meshes share a graph
@@ -38,3 +39,33 @@ def _of_result(loops: Loops, node: Node, found: dict[Node, frozenset[int]]) -> f
         if (loop := loops.outermost(dims[dim])) is not None
     }
     return frozenset(dim for dim, group in enumerate(loops.result) if loops.outermost(group) in batch)
+
+
+@lru_cache(maxsize=8)
+def rows_apart(graph: Graph) -> bool:
+    """True if each row of every output depends on the same row of the inputs alone, as the operators' splits say.
+
+    Then a batch in parts gives the parts of its result, and a sum over its rows has the sum of their gradients. False
+    may also mean that it was not seen.
+    """
+    if graph.updates or not graph.outputs or not graph.inputs:
+        return False
+    found: dict[Node, int | None] = {}
+    for node in graph.nodes:
+        if node.is_leaf:
+            found[node] = 0 if 0 in _of_leaf(graph, node) else None
+            if node.is_input and found[node] is None:
+                return False
+            continue
+        cut = [found[operand] for operand in node.operands]
+        if all(dim is None for dim in cut):
+            found[node] = None
+            continue
+        states = tuple(Replicate() if dim is None else Shard(dim) for dim in cut)
+        splits = [split for split in node.op.splits(node.loops) if split.operands == states]
+        results = [split.result for split in splits if split.loop != node.op.offset_loop]
+        dims = [state.dim for state in results if isinstance(state, Shard)]
+        if len(dims) != 1:
+            return False
+        found[node] = dims[0]
+    return all(found[node] == 0 for _, node in graph.outputs)

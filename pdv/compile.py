@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from ir.errors import VerificationError
-from ir.graph import Graph
 from ir.proof.exact import Proof, verify_equal
 from pdv import config
 from pdv.cluster import Cluster
@@ -21,13 +20,14 @@ from pdv.plan.derivation import replay
 from pdv.plan.document import plan_document, read_problem
 from pdv.plan.package import Plan
 from pdv.plan.proofs import proof_document, run_document
+from pdv.plan.running import running_of
 from pdv.planning.model import read_model
 from pdv.planning.problems import load_target, plan_problems
 from pdv.planning.search import Effort, cache_in, search_problems
 from pdv.planning.sizes import sizes_document
 from pdv.prices import cost_model
 from pdv.problem import Pins
-from pdv.problem.workload import workload_of_pcg
+from pdv.report.loaded import workload_of_found
 from pdv.report.simulated import step_facts
 from pdv.rewrite.chosen import chosen_rules
 from pdv.search.meshes import BestPlan
@@ -102,16 +102,19 @@ def optimize(
         "sizes": sizes_document(program),
     }
     progress("proving", None)
-    document["proof"] = proof_document(_prove(found, document, program.graph))
+    document["proof"] = proof_document(_prove(found, document))
     progress("simulating", None)
     document["simulated"] = _simulate(found, devices)
-    plan = Plan(document, program.graph, plan_mesh, emission_of(found.pcg, plan_mesh, document), program.weights)
+    running = running_of(found.derived, found.stages, found.execution)
+    emission = emission_of(found.pcg, plan_mesh, document, running)
+    plan = Plan(document, found.solution.problem.graph, plan_mesh, emission, program.weights)
     progress("running the emitted text on simulated ranks", None)
     return replace(plan, document={**document, "run": run_document(plan)})
 
 
-def _prove(found: BestPlan, document: Mapping[str, Any], source: Graph) -> Proof:
+def _prove(found: BestPlan, document: Mapping[str, Any]) -> Proof:
     """The proof of a plan's own document: its derivation, replayed, is what was found, and equal to the source."""
+    source = found.solution.problem.graph
     problem = read_problem(document, source)
     pcg = replay(problem, document["derivation"])
     if pcg.digest != found.pcg.digest:
@@ -121,5 +124,4 @@ def _prove(found: BestPlan, document: Mapping[str, Any], source: Graph) -> Proof
 
 def _simulate(found: BestPlan, cluster: Cluster) -> dict[str, Any]:
     """What a step of the emitted program takes and holds, by events (docs/simulator.md)."""
-    solution = found.solution
-    return step_facts(workload_of_pcg(replace(solution.problem, graph=solution.graph), found.pcg, cluster))
+    return step_facts(workload_of_found(found, cluster))

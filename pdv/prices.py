@@ -9,6 +9,7 @@ from typing import Any
 
 from ir.cost_model import CostModel
 from ir.errors import UsageError
+from ir.mesh import Mesh
 from pdv import config
 from pdv.cluster import Cluster, Device
 from pdv.cluster.meshes import MeshCandidate
@@ -16,6 +17,7 @@ from pdv.cluster.presets import LINKS
 from pdv.cost.comm import AxisLink, axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
+from pdv.cost.stage_links import stage_links
 from pdv.plan.document import read_devices
 
 
@@ -91,6 +93,22 @@ def priced_axes(cluster: Cluster, compute: CostModel, candidate: MeshCandidate) 
     """The links of a mesh's axes, with what is known of their collectives."""
     pairs = zip(candidate.mesh.axes, candidate.routes, strict=True)
     return tuple(with_curves(cluster, compute, axis_link(axis.size, route)) for axis, route in pairs)
+
+
+def stage_axes(cluster: Cluster, compute: CostModel, mesh: Mesh, stages: int) -> tuple[tuple[AxisLink, ...], ...]:
+    """By stage, the links of a mesh's axes there, with what is known of their collectives."""
+    links = stage_links(cluster, mesh, stages)
+    known = {stage: tuple(with_curves(cluster, compute, axis) for axis in stage) for stage in dict.fromkeys(links)}
+    return tuple(known[stage] for stage in links)
+
+
+def slowest_axes(axes: Sequence[tuple[AxisLink, ...]]) -> tuple[AxisLink, ...]:
+    """By axis the slowest stage's links, for which the inside of all stages is chosen."""
+    return tuple(min(of, key=_speed) for of in zip(*axes, strict=True))
+
+
+def _speed(axis: AxisLink) -> tuple[float, float]:
+    return axis.link.bandwidth_bytes_per_s, -axis.link.latency_s
 
 
 def _curves(cluster: Cluster, compute: CostModel, link: str, size: int) -> Curves | None:

@@ -121,6 +121,8 @@ def _at_full_size(
 
 def _at_few_layers(source: Graph, emission: Emission, shape_of: ShapeOf) -> tuple[Pair, str] | None:
     """The programs with fewer of their equal layers, at small sizes, and the text, if theirs has its structure."""
+    if emission.running.stages > 1:
+        return None  # which layers a stage has is part of the text
     short = shorten(source, emission.pcg, emission.pcg_mesh, KEPT)
     if not short.note:
         return None

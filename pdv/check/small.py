@@ -28,7 +28,7 @@ from ir.views import Base, bases, readings
 from pdv.emit.analysis.constants import STORED, constant_names
 from pdv.emit.analysis.fold import value_of
 from pdv.emit.analysis.leaves import Reading
-from pdv.emit.analysis.outline import over
+from pdv.emit.analysis.staged import over_stages
 from pdv.emit.emission import Emission, ShapeOf, shapes_before, stored_shapes
 from pdv.emit.program.model_text import write_program
 from pdv.frontend.program import Weights
@@ -74,8 +74,10 @@ class Pair:
 
     def text(self, emission: Emission, shape_of: ShapeOf) -> str:
         """model.py of the small program, without its docstring, by the outline of the large one's ``emission``."""
-        items = over(emission.items(shape_of), self.twins)
-        return write_program(self.emitted, self.mesh, self.shapes, sizes=emission.sizes, items=items)[0]
+        outlines = over_stages(emission.outlines(shape_of), self.twins)
+        return write_program(
+            self.emitted, self.mesh, self.shapes, sizes=emission.sizes, outlines=outlines, running=emission.running
+        )[0]
 
 
 def full_pair(source: Graph, emission: Emission, shape_of: ShapeOf) -> Pair:

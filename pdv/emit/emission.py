@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from pdv.emit.analysis.fold import fold, value_of
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.lower import lower
 from pdv.emit.analysis.open_sizes import NamedSizes
-from pdv.emit.analysis.outline import BlockRun, Item, own_params
+from pdv.emit.analysis.outline import BlockRun, own_params
+from pdv.emit.analysis.staged import ONCE, Running, StageOutline
 from pdv.emit.analysis.stored_views import stored_views
 from pdv.emit.program.header import header
-from pdv.emit.program.model_text import helpers_used, write_program
+from pdv.emit.program.model_text import write_program
 from pdv.emit.weights import Array, Loader
 from pdv.frontend.program import Weights
 
@@ -28,7 +29,8 @@ ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor, by name."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_BESIDE = ("parallel.py", "runtime.py", "gradients.py", "losses.py", "optimizers.py", "stored.py")
+BESIDE = ("parallel", "runtime", "accumulate", "gradients", "losses", "optimizers", "stored")
+"""Modules that stand beside every ``model.py``."""
 _INIT = '''"""The sharded model, for a training script.
 
 build: the model with this process's share of the weights, on the processes that torchrun started, or whole on one.
@@ -54,6 +56,7 @@ class Emission:
         computed: these values, nodes of ``whole``, by the names under which they are stored.
         train: False for inference.
         sizes: of the inputs, which the source leaves open, and why others are fixed.
+        running: its stages, by nodes of ``graph``, and its micro-batches.
     """
 
     pcg: Graph
@@ -64,18 +67,23 @@ class Emission:
     computed: Mapping[str, Node]
     train: bool
     sizes: NamedSizes
-    _memo: dict[str, tuple[str, tuple[Item, ...]]] = field(default_factory=dict, compare=False)
+    running: Running = ONCE
+    _memo: dict[str, tuple[str, Sequence[StageOutline]]] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, pcg: Graph, mesh: Mesh, *, train: bool, sizes: NamedSizes | None = None) -> Emission:
-        """What is written of ``pcg`` on ``mesh``.
+    def of(
+        cls, pcg: Graph, mesh: Mesh, *, train: bool, sizes: NamedSizes | None = None, running: Running = ONCE
+    ) -> Emission:
+        """What is written of ``pcg`` on ``mesh``; ``running`` speaks of its nodes.
 
         Raises:
             ShardingError: if it is not legal there.
         """
-        whole, named = lower(pcg, mesh, sizes or ())
+        whole, named, made = lower(pcg, mesh, sizes or ())
         graph, computed = (whole, {}) if train else fold(whole, named)
-        return cls(pcg, mesh, graph if computed else whole, named, whole, computed, train, sizes or {})
+        assert train or running.stages == 1, "pipelines train"
+        lowered = replace(running, stage_of=_lower_stages(whole, made, running.stage_of))
+        return cls(pcg, mesh, graph if computed else whole, named, whole, computed, train, sizes or {}, lowered)
 
     def alike_of(self, pcg: Graph) -> Emission:
         """What is written of another PCG on the same mesh, for the same."""
@@ -87,7 +95,7 @@ class Emission:
 
     def model(self, document: Mapping[str, object], shape_of: ShapeOf) -> str:
         """model.py."""
-        return f"{header(document, self.graph, self.mesh)}\n\n{self.body(shape_of)}"
+        return f"{header(document, self.graph, self.mesh, self.running)}\n\n{self.body(shape_of)}"
 
     def body(self, shape_of: ShapeOf) -> str:
         """model.py below its docstring."""
@@ -117,21 +125,21 @@ class Emission:
             found[name] = dtype, partial(_give, array)
         return found
 
-    def items(self, shape_of: ShapeOf) -> tuple[Item, ...]:
-        """The outline of the text."""
+    def outlines(self, shape_of: ShapeOf) -> Sequence[StageOutline]:
+        """The outlines of the text's stages."""
         return self._write(shape_of)[1]
 
-    def _write(self, shape_of: ShapeOf) -> tuple[str, tuple[Item, ...]]:
+    def _write(self, shape_of: ShapeOf) -> tuple[str, Sequence[StageOutline]]:
         if "written" not in self._memo:
             shapes = stored_shapes(self.graph, shape_of)
-            self._memo["written"] = write_program(self.graph, self.mesh, shapes, sizes=self.sizes)
+            self._memo["written"] = write_program(self.graph, self.mesh, shapes, sizes=self.sizes, running=self.running)
         return self._memo["written"]
 
     def alike(self, shape_of: ShapeOf) -> list[tuple[Node, Node]]:
         """Nodes that have one text, or one value, and so one size."""
         reading = Reading(self.graph)
         pairs: list[tuple[Node, Node]] = []
-        for item in self.items(shape_of):
+        for item in (item for outline in self.outlines(shape_of) for item in outline.items):
             if isinstance(item, BlockRun):
                 groups = [(*block, *own_params(reading, block)) for block in item.blocks]
                 for group, incoming in zip(groups[1:], item.incoming[1:], strict=True):
@@ -140,13 +148,24 @@ class Emission:
         return pairs + [(node, params[name]) for name, node in self.computed.items()]
 
 
+def _lower_stages(lowered: Graph, made: Mapping[Node, Node], stage_of: Mapping[Node, int]) -> dict[Node, int]:
+    """The stage of each node with a gradient: where it was, or a move that lowering made, with its first reader."""
+    if not stage_of:
+        return {}
+    found = {made[node]: stage for node, stage in stage_of.items()}
+    for node in reversed(lowered.nodes):
+        if node.needs_grad and not node.is_leaf and node not in found:
+            found[node] = min(found[reader] for reader in lowered.users[node] if reader in found)
+    return {node: stage for node, stage in found.items() if node.needs_grad and not node.is_leaf}
+
+
 def module_texts(model: str) -> dict[str, str]:
     """The Python files of a package, by name; model: the text of model.py."""
-    beside = (*_BESIDE, *(["operators.py"] if helpers_used(model) else []))
+    beside = [*BESIDE, *(name for name in ("operators", "pipeline") if f"from .{name} import" in model)]
     return {
         "model.py": model,
         "__init__.py": _INIT,
-        **{name: (_TEMPLATES / name).read_text(encoding="utf-8") for name in beside},
+        **{f"{name}.py": (_TEMPLATES / f"{name}.py").read_text(encoding="utf-8") for name in beside},
     }
 
 

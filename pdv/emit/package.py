@@ -9,6 +9,7 @@ from typing import cast
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.emit.analysis.open_sizes import NamedSizes
+from pdv.emit.analysis.staged import ONCE, Running
 from pdv.emit.emission import Emission
 from pdv.emit.weights import write_weights
 from pdv.frontend.program import Weights
@@ -41,8 +42,8 @@ def emit_package(pcg: Graph, mesh: Mesh, document: Mapping[str, object], weights
     write_package(emission_of(pcg, mesh, document), document, weights, directory)
 
 
-def emission_of(pcg: Graph, mesh: Mesh, document: Mapping[str, object]) -> Emission:
-    """What is written of a PCG, for what plan.json says that it is for."""
+def emission_of(pcg: Graph, mesh: Mesh, document: Mapping[str, object], running: Running = ONCE) -> Emission:
+    """What is written of a PCG, for what plan.json says that it is for; ``running`` speaks of its nodes."""
     train = document.get("mode") != "infer"
     sizes = cast("NamedSizes", document.get("sizes") or {})
-    return Emission.of(pcg, mesh, train=train, sizes=sizes)
+    return Emission.of(pcg, mesh, train=train, sizes=sizes, running=running)

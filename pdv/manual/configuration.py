@@ -22,9 +22,9 @@ from ir.mesh import Axis, Mesh
 from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
+from pdv.cost.stage_links import stage_links
 from pdv.manual.admits import Degrees, check_model, divisors
 from pdv.manual.axis_moves import StraightMoves, as_made
-from pdv.manual.groups import axis_links
 from pdv.manual.interleave import heads_outermost
 from pdv.manual.placement import Use, place
 from pdv.pcg.derive import derive
@@ -282,7 +282,7 @@ def workload(
     graph = graph_of(full.micro_batch * full.data)
     check_model(graph, Degrees(full.tp, full.cp, full.ep, full.sp))
     mesh = full.mesh()
-    links = tuple(tuple(known(axis) for axis in stage) for stage in axis_links(cluster, mesh, full.pp))
+    links = tuple(tuple(known(axis) for axis in stage) for stage in stage_links(cluster, mesh, full.pp))
     graph, derived = _derive(graph, mesh, full.uses(), full.zero == 3)
     slowest = min((entry.device for entry in cluster.classes), key=lambda device: device.peak("bfloat16"))
     problem = Problem(graph, mesh, links[0], compute_of(slowest))

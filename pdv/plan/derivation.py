@@ -19,7 +19,9 @@ from ir.sharding import Invariant, Shard, Sharding, format_sharding, invariant, 
 from ir.verify import check_returned, infer_shardings
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
+from pdv.plan.running import ACCUMULATE, RUNNING, STAGE, read_running, running_steps
 from pdv.problem import Assignment, Problem, Solution, Storage
+from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages
 from pdv.rewrite.match import Match, matches
 from pdv.rewrite.parallel_rules import ParallelRule
 from pdv.rewrite.rewriter import CircleError, RewriteBuilder, applies, rewritten
@@ -31,6 +33,12 @@ from pdv.search.variants.variants import Variant, trail
 Step = Mapping[str, Any]  # Any: JSON; docs/plan-format.md
 STORE = "store-parameter"
 LEAVE = "leave-program"
+BINDINGS = {
+    STORE: {"sharding", "regather"},
+    LEAVE: {"sharding"},
+    ACCUMULATE: {"micro_batches"},
+    STAGE: {"stage", "of", "order"},
+}
 
 
 def operators(graph: Graph) -> tuple[Node, ...]:
@@ -38,9 +46,10 @@ def operators(graph: Graph) -> tuple[Node, ...]:
     return tuple(node for node in graph.nodes if not node.is_leaf)
 
 
-def to_steps(solution: Solution) -> list[dict[str, Any]]:
-    """The derivation of a solution, ready for JSON; equal steps at several sites are one entry."""
+def to_steps(solution: Solution, stages: Stages = ONE_STAGE, execution: Execution = EMITTED) -> list[dict[str, Any]]:
+    """The derivation of a solution, and how it is run, ready for JSON; equal steps at several sites are one entry."""
     steps = [*_algebraic_steps(solution), *_parallel_steps(solution), *_storage_steps(solution)]
+    steps += running_steps(solution.graph, stages, execution)
     if solution.assignment.leaving is not None:
         bindings = {"sharding": format_sharding(solution.assignment.leaving)}
         steps.append({"rule": LEAVE, "bindings": bindings, "sites": [name for name, _ in solution.graph.outputs]})
@@ -118,8 +127,9 @@ def replay(problem: Problem, steps: Sequence[Step]) -> Graph:
     """
     try:
         _check_form(steps)
-        rewritten = _replay_algebra(problem, steps)
+        source, rewritten = problem.graph, _replay_algebra(problem, steps)
         problem = replace(problem, graph=rewritten)
+        read_running(source, rewritten, steps)
         assignment = _replay_parallel(problem, steps)
         pcg = derive(problem, assignment, Redistribution(problem.mesh, problem.axes)).pcg
         check_returned(pcg, infer_shardings(pcg, problem.mesh))
@@ -150,12 +160,10 @@ def _check_form(steps: Sequence[Step]) -> None:
         rule, bindings, sites = step["rule"], step["bindings"], step["sites"]
         _require(isinstance(rule, str) and isinstance(bindings, Mapping), f"step {step!r}")
         _require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
-        kind = str if rule in (STORE, LEAVE) else list if isinstance(sites[0], list) else int
+        kind = str if rule in (STORE, LEAVE, ACCUMULATE) else list if isinstance(sites[0], list) else int
         _require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
         _require(kind is list or len(set(sites)) == len(sites), f"{rule!r} names a site twice: {sites!r}")
-        known = {STORE: {"sharding", "regather"}, LEAVE: {"sharding"}}.get(
-            rule, {"axis"} if kind is int else set(bindings)
-        )
+        known = BINDINGS.get(rule, {"axis"} if kind is int else set(bindings))
         _require(set(bindings) == known, f"the bindings of {rule!r} are {bindings!r}")
 
 
@@ -217,7 +225,7 @@ def _replay_parallel(problem: Problem, steps: Sequence[Step]) -> Assignment:
             leaving = _leaving(problem, step)
         elif step["rule"] == STORE:
             storage.update(dict.fromkeys([params[name] for name in step["sites"]], _storage(bindings)))
-        elif step["rule"] not in algebraic:
+        elif step["rule"] not in algebraic and step["rule"] not in RUNNING:
             axis = problem.mesh.axes[problem.mesh.index(bindings["axis"])].name
             for number in step["sites"]:
                 _require(0 <= number < len(nodes), f"there is no operator {number}: there are {len(nodes)}")

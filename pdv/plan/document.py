@@ -26,6 +26,7 @@ from pdv.cost.sources import cost_document, node_source
 from pdv.pcg.techniques import techniques
 from pdv.plan.certificate import certificate_document
 from pdv.plan.derivation import LEAVE, STORE, operators, to_steps
+from pdv.plan.running import RUNNING
 from pdv.plan.seal import FORMAT_VERSION, Document, check_version, damage_error, finite
 from pdv.problem import Assignment, Derived, Problem
 from pdv.rewrite.chosen import trusted_rules
@@ -44,7 +45,7 @@ def plan_document(
 ) -> Document:
     """The document of a plan found for ``problems`` (one mesh each); the proof is added by whoever proves it."""
     solution = found.solution
-    steps = [describe_step(step, solution.problem) for step in to_steps(solution)]
+    steps = [describe_step(step, solution.problem) for step in to_steps(solution, found.stages, found.execution)]
     certificate = certificate_document(found, problems or (solution.problem,), pins)
     return {
         **facts_document(
@@ -172,7 +173,8 @@ def describe_step(step: Document, problem: Problem) -> Document:
     rules = by_name(problem.rules)
     if step["rule"] in rules:
         return {"kind": "algebraic", **step, "law": rules[step["rule"]].equation}
-    return {"kind": {STORE: "storage", LEAVE: "output"}.get(step["rule"], "parallel"), **step}
+    kinds = {STORE: "storage", LEAVE: "output", **dict.fromkeys(RUNNING, "running")}
+    return {"kind": kinds.get(step["rule"], "parallel"), **step}
 
 
 def _laws(steps: Sequence[Document], problem: Problem) -> list[str]:

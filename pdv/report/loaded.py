@@ -15,20 +15,24 @@ from ir.graph import Graph, Node
 from ir.sharding import Sharding
 from ir.verify import infer_shardings
 from pdv.cluster import Cluster, Device
-from pdv.cluster.routing.route import find_route
 from pdv.cost.breakdown import PlanCost
-from pdv.cost.comm import axis_link
+from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
+from pdv.cost.stage_links import stage_links
 from pdv.guard import note
 from pdv.pcg.plan_cost import realize
+from pdv.pcg.spread import spread_to_pcg
 from pdv.pins import RoleOf, load_pins
 from pdv.plan.derivation import operators, replay_steps
 from pdv.plan.document import read_problem
 from pdv.plan.package import read_document
+from pdv.plan.running import read_running
 from pdv.plan.seal import damage_error
 from pdv.plan.source import GRAPH, read_source
+from pdv.prices import stage_axes
 from pdv.problem import Assignment, Derived, Problem
-from pdv.problem.workload import Workload, workload_of_pcg
+from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, Workload, workload_of_pcg
+from pdv.search.meshes import BestPlan
 
 Document = Mapping[str, Any]  # Any: plan.json
 
@@ -49,6 +53,8 @@ class Loaded:
     cost: PlanCost
     shardings: Mapping[Node, Sharding]
     role: RoleOf
+    stages: Stages = ONE_STAGE
+    execution: Execution = EMITTED
 
     @property
     def graph(self) -> Graph:
@@ -102,12 +108,15 @@ def load_document(document: Document, graph: Graph, compute: CostModel | None = 
     source = _limit(read_problem(document, graph, compute), document)
     try:
         rewritten, assignment = replay_steps(source, document["derivation"])
-    except (KeyError, TypeError) as error:
+        stages, execution = read_running(source.graph, rewritten, document["derivation"])
+    except (KeyError, TypeError, ValueError) as error:
         raise damage_error(error) from error
     problem = replace(source, graph=rewritten, leaving=assignment.leaving)
     made = realize(problem, assignment)
     shardings = infer_shardings(made.derived.pcg, problem.mesh)
-    return Loaded(document, source, problem, assignment, made.derived, made.cost, shardings, RoleOf())
+    return Loaded(
+        document, source, problem, assignment, made.derived, made.cost, shardings, RoleOf(), stages, execution
+    )
 
 
 def workload_of_plan(
@@ -121,18 +130,38 @@ def workload_of_plan(
         compute_of: what prices kernels of a device; by default the plan's own model on its own cluster, elsewhere
             arithmetic and traffic.
     """
-    problem = loaded.problem
+    problem, derived, stages = loaded.problem, loaded.derived, loaded.stages
+    axes = None
     if cluster is None:
-        work = workload_of_pcg(problem, loaded.derived.pcg, Cluster.from_dict(loaded.document["cluster"]))
+        cluster = Cluster.from_dict(loaded.document["cluster"])
     else:
-        axes = []
-        size = problem.mesh.num_devices
-        for axis in problem.mesh.axes:
-            size //= axis.size
-            axes.append(axis_link(axis.size, find_route(cluster, [i * size for i in range(axis.size)])))
-        other = Problem(problem.graph, problem.mesh, tuple(axes), ComputeModel.of(cluster), problem.mode)
-        work = workload_of_pcg(other, loaded.derived.pcg, cluster)
+        axes = stage_links(cluster, problem.mesh, stages.count)
+        problem = Problem(problem.graph, problem.mesh, axes[0], ComputeModel.of(cluster), problem.mode)
+    work = _workload(problem, derived, cluster, stages, loaded.execution, axes)
     return work if compute_of is None else replace(work, compute_of=compute_of)
+
+
+def workload_of_found(found: BestPlan, cluster: Cluster) -> Workload:
+    """The workload of a plan that was found for a cluster."""
+    problem = replace(found.solution.problem, graph=found.solution.graph)
+    return _workload(problem, found.derived, cluster, found.stages, found.execution, None)
+
+
+def _workload(
+    problem: Problem,
+    derived: Derived,
+    cluster: Cluster,
+    stages: Stages,
+    execution: Execution,
+    axes: tuple[tuple[AxisLink, ...], ...] | None,
+) -> Workload:
+    """``axes``: by stage; by default those of the problem, with what is known of them, where the stages are alike."""
+    work = replace(workload_of_pcg(problem, derived.pcg, cluster), execution=execution)
+    if stages.count == 1:
+        return work
+    chunks = spread_to_pcg(derived, stages.chunk_of)
+    links = axes or stage_axes(cluster, problem.compute, problem.mesh, stages.count)
+    return replace(work, stages=replace(stages, chunk_of=chunks), axes=links)
 
 
 def _limit(problem: Problem, document: Document) -> Problem:

@@ -14,11 +14,13 @@ from typing import Any
 from ir.errors import VerificationError
 from pdv import config
 from pdv.cluster import Cluster, candidate_meshes
+from pdv.cost.comm import AxisLink
 from pdv.pins import PinSet, load_pins
 from pdv.plan.certificate import statement
 from pdv.plan.document import describe_step, facts_document
 from pdv.plan.seal import CHECKSUM
-from pdv.prices import priced_axes
+from pdv.prices import priced_axes, slowest_axes, stage_axes
+from pdv.problem import Problem
 from pdv.report.loaded import Loaded, workload_of_plan
 from pdv.report.simulated import step_facts
 from pdv.search.strategies import STRATEGIES
@@ -93,10 +95,20 @@ def _meshes(cluster: Cluster, pins: PinSet | None) -> list[str]:
 def _axes(plan: Loaded, cluster: Cluster, *, priced: bool) -> str:
     """How the axes differ from those that the cluster gives."""
     problem = plan.problem
+    if plan.stages.count > 1:
+        if plan.stages.count * problem.mesh.num_devices != cluster.num_devices:
+            return (
+                f"mesh is {plan.stages.count} stages of {problem.mesh}, the cluster has {cluster.num_devices} devices"
+            )
+        links = slowest_axes(stage_axes(cluster, problem.compute, problem.mesh, plan.stages.count))
+        return _differing(problem, links, priced=priced)
     found = [entry for entry in candidate_meshes(cluster, config.MAX_MESH_AXES) if entry.mesh == problem.mesh]
     if not found:
         return f"mesh is {problem.mesh}, which is none of the cluster's"
-    axes = priced_axes(cluster, problem.compute, found[0])
+    return _differing(problem, priced_axes(cluster, problem.compute, found[0]), priced=priced)
+
+
+def _differing(problem: Problem, axes: tuple[AxisLink, ...], *, priced: bool) -> str:
     pairs = zip(problem.mesh.axes, axes, problem.axes, strict=True)
     wrong = [axis.name for axis, one, other in pairs if one != (other if priced else replace(other, curves=one.curves))]
     return f"mesh: the link of {wrong[0]} is not the cluster's" if wrong else ""

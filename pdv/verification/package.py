@@ -27,6 +27,7 @@ from pdv.frontend.program import Weights
 from pdv.guard import guarded
 from pdv.plan.package import read_document
 from pdv.plan.proofs import checked_document, proof_document
+from pdv.plan.running import running_of
 from pdv.plan.seal import damage_error
 from pdv.prices import priced_by
 from pdv.report.loaded import Document, Loaded, load_document, read_planned
@@ -113,7 +114,8 @@ def _check_files(folder: Path, plan: Loaded, *, run: bool, allow_edits: bool) ->
         check_no_program(folder)
         return {"files": sources, "edited": [], "run": None}
     stored = read_stored(plan.document["weights"])
-    program = emission_of(plan.derived.pcg, plan.problem.mesh, plan.document)
+    running = running_of(plan.derived, plan.stages, plan.execution)
+    program = emission_of(plan.derived.pcg, plan.problem.mesh, plan.document, running)
     check_weights(folder, program, stored, edited=allow_edits)
     texts = program.files(plan.document, lambda name: stored[name].shape)
     found, edited = dict(texts), list[str]()

@@ -10,7 +10,7 @@ from ir.builder import Builder
 from ir.errors import ShardingError
 from ir.graph import Node
 from ir.mesh import Mesh
-from ir.rows import by_rows
+from ir.rows import by_rows, rows_apart
 from ir.types import DType, TensorType
 from ir.verify import check_outputs, check_returned, infer_shardings
 
@@ -71,3 +71,37 @@ def test_outputs_are_cut_alike() -> None:
         returned((("b", 0),), (("a", 0), ("b", 0)))
     with pytest.raises(ShardingError, match=r"output y0 is returned as I,S1"):
         returned((("b", 1),))
+
+
+APART: dict[str, Returned] = {
+    "as computed": lambda k, x, w: [k.linear(x, w)],
+    "flat": lambda k, x, w: [k.reshape(x, shape=(B * S, D))],
+    "normed": lambda k, x, w: [k.softmax(x, dim=-1)],
+    "summed over the sequence": lambda k, x, w: [k.reduce_mean(x, dims=(1,), keepdim=False)],
+    "elsewhere for a while": lambda k, x, w: [k.permute(k.permute(x, perm=(1, 0, 2)), perm=(1, 0, 2))],
+}
+TOGETHER: dict[str, Returned] = {
+    "centred": lambda k, x, w: [k.sub(x, k.reduce_mean(x, dims=(0,), keepdim=True))],
+    "normed over the batch": lambda k, x, w: [
+        k.permute(k.softmax(k.permute(x, perm=(1, 2, 0)), dim=-1), perm=(2, 0, 1)),
+    ],
+    "each with each": lambda k, x, w: [
+        k.matmul(k.permute(x, perm=(1, 0, 2)), k.permute(x, perm=(1, 2, 0))),
+    ],
+    "a weight": lambda k, x, w: [x, w],
+    "nothing": lambda k, x, w: [],
+}
+
+
+@pytest.mark.parametrize("name", [*APART, *TOGETHER])
+def test_rows_that_do_not_see_each_other_are_told_by_the_splits(name: str) -> None:
+    k = Builder()
+    x, w = k.input("x", floats(B, S, D)), k.param("w", floats(D, D))
+    returned = {**APART, **TOGETHER}[name](k, x, w)
+    assert rows_apart(k.graph({str(i): node for i, node in enumerate(returned)})) == (name in APART)
+
+
+def test_an_input_without_rows_leaves_the_batch_whole() -> None:
+    k = Builder()
+    x, mask = k.input("x", floats(B, D)), k.input("mask", floats(D))
+    assert not rows_apart(k.graph({"y": k.mul(x, mask)}))

@@ -17,6 +17,7 @@ import pytest
 
 import pdv
 from benchmarks.golden import digest, digests, texts
+from pdv.emit import templates
 from pdv.emit.emission import module_texts
 from tests.conftest import Golden
 from tests.pdv.worlds import cluster
@@ -24,16 +25,7 @@ from tests.pdv.worlds import cluster
 if TYPE_CHECKING:
     from pdv.plan.package import Plan
 
-COPIED = {
-    "__init__.py",
-    "gradients.py",
-    "losses.py",
-    "operators.py",
-    "optimizers.py",
-    "parallel.py",
-    "runtime.py",
-    "stored.py",
-}
+COPIED = {"__init__.py", *(path.name for path in Path(templates.__file__).parent.glob("[a-z]*.py"))}
 """Files that are the same in every package that has them."""
 
 

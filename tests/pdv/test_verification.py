@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ir.errors import UsageError, VerificationError
+from pdv.emit.emission import BESIDE
 from pdv.plan.package import Plan
 from pdv.plan.source import file_digest
 from pdv.verification import verify
@@ -61,10 +62,7 @@ def test_a_plan_without_a_program_verifies_and_has_none(tmp_path: Path) -> None:
         verify(folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["model.py", "parallel.py", "runtime.py", "gradients.py", "stored.py", "losses.py", "optimizers.py", "__init__.py"],
-)
+@pytest.mark.parametrize("name", ["model.py", "__init__.py", *(f"{name}.py" for name in BESIDE)])
 def test_an_edited_file_is_named_with_its_line(name: str, package: Path) -> None:
     lines = (package / name).read_text(encoding="utf-8").split("\n")
     lines[2] += "  # edited"

@@ -19,13 +19,16 @@ from pdv.frontend.program import BATCH
 from pdv.passes.tied_views import whole_buffers
 
 
-def lower(pcg: Graph, mesh: Mesh, sizes: Iterable[str] = ()) -> tuple[Graph, Mesh]:
-    """An equal PCG and its mesh, ready to be written; ``sizes`` are names of open ones, which no axis may have."""
+def lower(pcg: Graph, mesh: Mesh, sizes: Iterable[str] = ()) -> tuple[Graph, Mesh, Mapping[Node, Node]]:
+    """An equal PCG and its mesh, ready to be written, and what nodes became where no buffer is overwritten.
+
+    ``sizes`` are names of open ones, which no axis may have.
+    """
     taken = GLOBALS | MODULE | {BATCH, *sizes, *(variable(span) for span in mesh.spans if JOINT in span)}
     renamed = {axis.name: f"{axis.name}_" if axis.name in taken else axis.name for axis in mesh.axes}
     builder = Builder()
-    graph, _ = builder.rebuild(pcg, lambda node, operands: _lower_all(builder, node, operands, renamed))
-    return whole_buffers(graph), Mesh(tuple(Axis(renamed[axis.name], axis.size) for axis in mesh.axes))
+    graph, made = builder.rebuild(pcg, lambda node, operands: _lower_all(builder, node, operands, renamed))
+    return whole_buffers(graph), Mesh(tuple(Axis(renamed[axis.name], axis.size) for axis in mesh.axes)), made
 
 
 def variable(axis: str) -> str:

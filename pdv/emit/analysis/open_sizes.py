@@ -46,19 +46,18 @@ class Opened:
     fixed: Mapping[str, str] = field(default_factory=dict)
     most: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def note(self) -> str:
-        """What the program's sentence about its shapes ends with."""
-        free = [self._meaning(name) for name in self.named if name in self.symbols]
+    def note(self, rows_of: str) -> str:
+        """What the program's sentence about its shapes ends with; ``rows_of``: what the rows are all of."""
+        free = [self._meaning(name, rows_of) for name in self.named if name in self.symbols]
         found = [f"where {' and '.join(free)}"] if free else []
         found += [f"for {self._plan(name)}: {reason}" for name, reason in self.fixed.items() if reason]
         return f", {'; '.join(found)}." if found else "."
 
-    def _meaning(self, name: str) -> str:
+    def _meaning(self, name: str, rows_of: str) -> str:
         """``s is the size of dim 1 of ids, at most 1024``."""
         most = f", at most {self.most[name]}" if name in self.most else ""
         if name == BATCH:
-            return f"{name} is the number of rows of the whole batch{most}"
+            return f"{name} is the number of rows of {rows_of}{most}"
         places = [f"dim {dim} of {node}" for node, dim in self.named[name]]
         return f"{name} is the size of {' and '.join(places)}{most}"
 

@@ -10,10 +10,11 @@ from ir.ops.parallel import OPS
 _MODULE = """
     add_module apply batch_axes bfloat16 buffers call_super_init check_in_sync children compile compute cpu cuda
     data_rank data_world double dump_patches eval extra_repr float flush forward full_gradients full_state_dict
-    get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict mesh modules mtia named_buffers
-    named_children named_modules named_parameters no_sync parameters parameters_in_graph register_buffer
-    register_module register_parameter requires_grad_ self_check set_extra_state set_submodule shard_batch
-    share_memory state_dict T_destination to to_empty train train_step training type xpu zero_grad
+    get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict mesh micro_batches modules mtia
+    named_buffers named_children named_modules named_parameters no_sync parameters parameters_in_graph
+    register_buffer register_module register_parameter requires_grad_ run_batches self_check set_extra_state
+    set_submodule shard_batch share_memory state_dict T_destination to to_empty train train_step training type xpu
+    zero_grad
 """
 MODULE = frozenset(_MODULE.split())
 """Attributes that nn.Module and the class above the model call their own."""
@@ -25,9 +26,13 @@ PARALLEL = (*(op.name for op in OPS if op.emit), "regathering")
 """Functions of ``parallel.py``: one for each parallel operator that is written, and the context for gathers."""
 RUNTIME = ("Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh")
 """What ``runtime.py`` gives."""
+PIPELINE = ("PipelinedModule", "Stage")
+"""What ``pipeline.py`` gives."""
+MODULES = {"operators": HELPERS, "parallel": PARALLEL, "pipeline": PIPELINE, "runtime": RUNTIME}
+"""The modules beside ``model.py``, by what it may take of each."""
 
 _OTHERS = """
     F Model Path Tensor block build dtype i mesh names nn prefix range self super torch tuple weights
 """
-GLOBALS = frozenset((*_OTHERS.split(), *HELPERS, *PARALLEL, *RUNTIME))
+GLOBALS = frozenset((*_OTHERS.split(), *(name for names in MODULES.values() for name in names)))
 """Names that a local variable would hide."""

@@ -111,8 +111,13 @@ class Body:
         run = item.run
         assert run is not None
         pad = " " * INDENT
-        passed = dict(zip(run.incoming[1], run.incoming[0], strict=True))
         results = [self._names[node] for node in run.outgoing[-1]]
+        if len(run.blocks) == 1:  # of a run that stages share
+            given = [*run.incoming[0], *run.fixed]
+            arguments = [self._writer.operand(node).text for node in given]
+            made = call(f"self.{self._attributes.runs[run]}[0]", *arguments)
+            return statement(f"{', '.join(results)} = ", made, INDENT)
+        passed = dict(zip(run.incoming[1], run.incoming[0], strict=True))
         carried = {passed[first]: name for first, name in zip(run.outgoing[0], results, strict=True) if first in passed}
         lines = [f"{pad}{name} = {self._names[node]}" for node, name in carried.items() if name != self._names[node]]
         arguments = [carried[node] for node in run.incoming[0]]

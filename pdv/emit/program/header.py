@@ -8,20 +8,23 @@ from collections.abc import Iterable, Mapping
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.emit.analysis.names import plain
+from pdv.emit.analysis.staged import ONCE, Running
 from pdv.emit.program.code import WIDTH
 
 Fields = Mapping[str, object]
 
 
-def header(document: Fields, graph: Graph, mesh: Mesh) -> str:
+def header(document: Fields, graph: Graph, mesh: Mesh, running: Running = ONCE) -> str:
     """The module docstring; what the plan's document does not say is left out."""
     shape = " x ".join(f"{axis.name}={axis.size}" for axis in mesh.axes) or "one device"
+    shape = f"a pipeline of {running.stages} stages of {shape}" if running.stages > 1 else f"the mesh {shape}"
     name = plain(str(_at(document, "source", "name") or graph.name))
-    lines = [_fill(f'"""{name}, sharded for the mesh {shape} ({_processes(mesh)}), or whole on one.'), ""]
+    lines = [_fill(f'"""{name}, sharded for {shape} ({_processes(mesh, running)}), or whole on one.'), ""]
     facts = {
         "model": _hash(_at(document, "source", "hash")),
         "cluster": _text(_at(document, "cluster", "name")),
         "techniques": _techniques(_at(document, "techniques")),
+        "runs as": _steps(running),
         "step": _step(_at(document, "predicted", "step_time_s"), train=_at(document, "mode") != "infer"),
         "memory": _memory(_at(document, "predicted", "memory_bytes")),
         "search": _search(_at(document, "search")),
@@ -39,8 +42,15 @@ def _fill(text: str, indent: int = 0) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent)
 
 
-def _processes(mesh: Mesh) -> str:
-    return "1 process" if mesh.num_devices == 1 else f"{mesh.num_devices} processes"
+def _processes(mesh: Mesh, running: Running) -> str:
+    count = mesh.num_devices * running.stages
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _steps(running: Running) -> str:
+    if running.micro_batches == 1:
+        return ""
+    return f"{running.micro_batches} micro-batches" + (f", {running.order}" if running.stages > 1 else "")
 
 
 def _at(document: object, *path: str) -> object:

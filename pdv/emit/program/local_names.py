@@ -63,6 +63,8 @@ class _Naming:
         """What a loop's blocks pass on keeps its name, unless the value before the loop is read after it."""
         run = statement.run
         assert run is not None
+        if len(run.blocks) == 1:
+            return  # what one block gives is named as any other value
         passed = dict(zip(run.incoming[1], run.incoming[0], strict=True))  # by the first block -> into it
         for first, last in zip(run.outgoing[0], run.outgoing[-1], strict=True):
             before = passed.get(first)

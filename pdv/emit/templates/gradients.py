@@ -43,6 +43,11 @@ def local(parameter: Tensor, *axes: Axis) -> Tensor:
     return parameter
 
 
+def local_piece(x: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in the same memory."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
 @dataclass(eq=False)
 class Leaf:
     """A tensor in the memory of a parameter, and the axes over which its gradient is summed."""

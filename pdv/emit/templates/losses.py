@@ -47,29 +47,45 @@ def batch_loss(loss_fn: LossFn, output: Any, target: Any, batch_axes: Sequence[A
     Raises:
         ValueError: if what ``loss_fn`` returns does not determine the loss of the whole batch.
     """
+    axes = [axis for axis in batch_axes if axis.size > 1]
+    totals = batch_terms(loss_fn, output, target, axes, reduction)
+    if totals.dim() != 2:
+        return totals
+    for axis in axes:
+        totals = reduce(totals, axis)
+    losses = totals[0] if reduction == "sum" else totals[0] / totals[1]
+    return losses.sum()
+
+
+def batch_terms(
+    loss_fn: LossFn, output: Any, target: Any, axes: Sequence[Axis], reduction: str, micro_batches: int = 1
+) -> Tensor:
+    """[2, terms]: the sums of these rows' losses and their weights; or the loss, where these are all rows there are.
+
+    axes: along which other ranks have other rows; micro_batches: how many of these rows there are in a step.
+
+    Raises:
+        ValueError: as ``batch_loss``.
+    """
     if reduction not in {"mean", "sum"}:
         raise ValueError(f"bad-reduction: {reduction!r}. Allowed: 'mean', 'sum'.")
-    axes = [axis for axis in batch_axes if axis.size > 1]
+    parts = [f"{axis.name}={axis.size}" for axis in axes]
+    parts += [f"{micro_batches} micro-batches"] if micro_batches > 1 else []
     outputs: Sequence[Tensor] = output if isinstance(output, tuple) else (output,)
     ends = [get_gradient_edge(x).node if x.requires_grad else None for x in outputs]  # loss_fn may change outputs
-    torch_mean = _torch_mean(loss_fn) if axes else None
+    torch_mean = _torch_mean(loss_fn) if parts else None
     if torch_mean and reduction == "mean":
         result: Any = _torch_term(*torch_mean, output, target)
     else:
         result = loss_fn(output, target)
     if isinstance(result, Tensor):
-        if not axes:
+        if not parts:
             return result
         if torch_mean or reduction == "mean":
-            raise _unknown_weights(axes)
+            raise _unknown_weights(parts)
         result = result, 1
     totals = _sums_and_weights(result, outputs)
-    if axes:
-        totals = totals + _rest_of_graph(totals, outputs, ends)
-    for axis in axes:
-        totals = reduce(totals, axis)
-    losses = totals[0] if reduction == "sum" else totals[0] / totals[1]
-    return losses.sum()
+    return totals + _rest_of_graph(totals, outputs, ends) if parts else totals
 
 
 # ---- What loss_fn returned ----
@@ -168,8 +184,8 @@ def _weight_of_labels(labels: Tensor, class_weights: Tensor | None, ignored: int
 # ---- Refusals ----
 
 
-def _unknown_weights(axes: Sequence[Axis]) -> ValueError:
-    cut = " x ".join(f"{axis.name}={axis.size}" for axis in axes)
+def _unknown_weights(parts: Sequence[str]) -> ValueError:
+    cut = " x ".join(parts)
     return ValueError(
         f"unknown-row-weights: loss_fn returned one number, and the batch is cut over {cut}. Whether it is a sum or a "
         "mean, and what its rows weigh in it (padding does not), is not known. Allowed: a pair (sum, weight), or a "

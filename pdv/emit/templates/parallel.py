@@ -70,7 +70,7 @@ def join_axes(axes: Sequence[Axis], mesh: DeviceMesh | None, levels: Mapping[str
     elif size == mesh.size():
         group = dist.group.WORLD
     else:
-        group = _own_group(ranks)
+        group = own_group(ranks)
     return Axis(name, size, rank, group, _split_levels(name, levels.get(name, ()), rank, ranks))
 
 
@@ -87,12 +87,12 @@ def _split_levels(name: str, sizes: Sequence[int], rank: int, ranks: Tensor) -> 
     for at, size in enumerate(sizes):
         inner = math.prod(sizes[at + 1 :])
         rows = ranks.reshape(-1, size, inner).transpose(1, 2).reshape(-1, size)
-        found.append(Axis(f"{name}.{at}", size, rank // inner % size, _own_group(rows)))
+        found.append(Axis(f"{name}.{at}", size, rank // inner % size, own_group(rows)))
     return tuple(level for level in found if level.size > 1)
 
 
-def _own_group(ranks: Tensor) -> dist.ProcessGroup:
-    """The group that this process is in, of those that are the rows."""
+def own_group(ranks: Tensor) -> dist.ProcessGroup:
+    """The group that this process is in, of those that are the rows; every rank has to ask."""
     group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(ranks.tolist())[0]  # type: ignore[no-untyped-call]
     return group
 

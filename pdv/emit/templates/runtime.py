@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from .accumulate import Loss, accumulate
 from .gradients import GradientSums, Leaves, local
 from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows
 from .optimizers import step_on_local_tensors
-from .parallel import NONE, Axis, combine, join_axes
+from .parallel import NONE, Axis, combine, join_axes, own_group
 from .stored import Stored, Weights, join
 
 __all__ = ["Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh", "train_step"]
@@ -48,6 +49,10 @@ class Mesh:
     """Which stored tensor each parameter and buffer is (a view of)."""
     joint: dict[tuple[str, ...], Axis] = field(default_factory=dict, compare=False)
     levels: Levels = field(default_factory=dict, compare=False)
+    stage: Axis = field(default_factory=partial(Axis, "stage"))
+    """Where this rank stands in a pipeline; the axes are those of its stage."""
+    ranks: DeviceMesh | None = None
+    """All stages; one stage alone is the device mesh."""
     sums: GradientSums = field(default_factory=GradientSums, compare=False)
 
     def __getitem__(self, name: str | tuple[str, ...]) -> Axis:
@@ -55,8 +60,15 @@ class Mesh:
         if isinstance(name, str):
             return next(axis for axis in self.axes if axis.name == name)
         if name not in self.joint:
-            self.joint[name] = join_axes([self[one] for one in name], self.device_mesh, self.levels)
+            self.joint[name] = join_axes([self[one] for one in name], self.ranks, self.levels)
         return self.joint[name]
+
+    def stage_group(self, stages: Sequence[int]) -> dist.ProcessGroup | None:
+        """The ranks of some stages that stand where this one does in its own; every rank has to ask."""
+        assert self.ranks is not None, "of pipelines"
+        return own_group(
+            self.ranks.mesh.flatten(1)[list(stages)].T if self.axes else self.ranks.mesh[None, list(stages)]
+        )
 
     def tensor(self, stored: Stored, cuts: Mapping[str, int] | None = None) -> Tensor:
         """The piece of a stored tensor that this rank holds; ``cuts`` maps an axis to the dim that it shards."""
@@ -90,11 +102,13 @@ def make_mesh(
     sizes: Mapping[str, int],
     device: str | torch.device | None = None,
     *,
+    stages: int = 1,
     levels: Levels = NONE,
     bucket_mb: float | None = None,
 ) -> Mesh:
     """The mesh of the processes that torchrun started; a single process gets every axis with size one.
 
+    stages: of a pipeline, each on a mesh of its own. On as many processes as one has, all stages are on each.
     levels: of axes that run through links of different speeds, the sizes of their levels, slow to fast, such as hosts
     and devices of one: ``{"dp": (2, 4), "dp_tp": (2, 4)}``. Sums over such an axis take its levels one by one.
     bucket_mb: how many MiB of gradients are summed at once; default is 4 on CPUs, 25 elsewhere.
@@ -103,13 +117,15 @@ def make_mesh(
         RuntimeError: if the number of processes is neither one nor that of the mesh.
     """
     kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    world, wanted = int(os.environ.get("WORLD_SIZE", "1")), math.prod(sizes.values())
+    world, inside = int(os.environ.get("WORLD_SIZE", "1")), math.prod(sizes.values())
     if world == 1:
         return Mesh(tuple(Axis(name) for name in sizes), kind)
-    if world != wanted:
+    wanted = stages * inside
+    if world not in (wanted, inside):
         shape = " x ".join(f"{name}={size}" for name, size in sizes.items())
+        shape = f"{stages} stages" + (f" of {shape}" if shape else "") if stages > 1 else f"the mesh {shape}"
         raise RuntimeError(
-            f"wrong-world-size: {world} processes for the mesh {shape}. It runs on {wanted}, or unsharded on 1. "
+            f"wrong-world-size: {world} processes for {shape}. It runs on {wanted}, or unsharded on 1. "
             f"Start it with torchrun and {wanted} processes in all, e.g. --nproc-per-node={wanted} on one machine."
         )
     if kind.type == "cuda":
@@ -118,11 +134,21 @@ def make_mesh(
     if not dist.is_initialized():
         dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
     step_on_local_tensors()
-    mesh = init_device_mesh(kind.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    plain = [Axis(name, size, mesh.get_local_rank(name), mesh.get_group(name)) for name, size in sizes.items()]
-    axes = [join_axes([axis], mesh, levels) if axis.name in levels else axis for axis in plain]
+    stages = world // inside
+    outer = {"stage": stages} if stages > 1 else {}
+    ranks = init_device_mesh(kind.type, (*outer.values(), *sizes.values()), mesh_dim_names=(*outer, *sizes))
+    axes = {name: _axis(ranks, name, levels) for name in (*outer, *sizes)}
+    stage = axes.pop("stage") if outer else Axis("stage")
+    mesh = (ranks[tuple(sizes)] if sizes else None) if outer else ranks
     bucket_mb = bucket_mb or (4 if kind.type == "cpu" else 25)
-    return Mesh(tuple(axes), kind, mesh, levels=levels, sums=GradientSums(mesh, int(bucket_mb * 2**20)))
+    sums = GradientSums(mesh, int(bucket_mb * 2**20))
+    return Mesh(tuple(axes.values()), kind, mesh, levels=levels, stage=stage, ranks=ranks, sums=sums)
+
+
+def _axis(ranks: DeviceMesh, name: str, levels: Levels) -> Axis:
+    size = ranks.shape[(ranks.mesh_dim_names or ()).index(name)]
+    axis = Axis(name, size, ranks.get_local_rank(name), ranks.get_group(name))
+    return join_axes([axis], ranks, levels) if name in levels else axis
 
 
 # ---- Training ----
@@ -135,13 +161,20 @@ class ParallelModule(nn.Module):
     inputs: the whole shape of each; a name instead of a number is a size that may be any, the same wherever it stands.
     cuts: the axes that cut such a size, by name: it is a multiple of theirs.
     most: the largest that such a size may be, by name.
+    micro_batches: in which a step takes the batch, one after the other.
     """
 
     def __init__(
-        self, mesh: Mesh, batch_axes: Sequence[str], inputs: Shapes = NONE, cuts: Cuts = NONE, most: Bounds = NONE
+        self,
+        mesh: Mesh,
+        batch_axes: Sequence[str],
+        inputs: Shapes = NONE,
+        cuts: Cuts = NONE,
+        most: Bounds = NONE,
+        micro_batches: int = 1,
     ) -> None:
         super().__init__()
-        self.mesh = mesh
+        self.mesh, self.micro_batches = mesh, micro_batches
         ways = {size: math.prod(mesh[name].size for name in names) for size, names in cuts.items()}
         self.register_forward_pre_hook(partial(_check_inputs, inputs, ways, most), with_kwargs=True)
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
@@ -165,8 +198,26 @@ class ParallelModule(nn.Module):
         Every rank passes the whole batch, or with ``rows="local"`` its own block of rows. Gradients add up over calls,
         each of which takes its own mean. For one mean over several calls, return the sum over the weight of all of
         them, with ``reduction="sum"``.
+
+        A model that was planned for micro-batches takes the batch in equal parts, and ``loss_fn`` sees the rows of one
+        and returns one pair.
         """
-        return train_step(self, inputs, target, loss_fn, self.batch_axes, reduction=reduction, rows=rows)
+        if self.micro_batches == 1 and self.mesh.stage.size == 1:
+            return train_step(self, inputs, target, loss_fn, self.batch_axes, reduction=reduction, rows=rows)
+        inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        target = [target] if isinstance(target, Tensor) else list(target)
+        if rows == "local":
+            check_rows(inputs, self.batch_axes)
+            inputs, target = ([combine_rows(x, self.batch_axes) for x in given] for given in (inputs, target))
+        axes, count = (self.batch_axes, self.mesh.stage), self.micro_batches
+        return accumulate(self, self.run_batches, inputs, target, loss_fn, reduction, axes, count)
+
+    def run_batches(self, batches: list[list[Tensor]], loss_of: Loss) -> None:
+        """Forward and backward of each micro-batch; gradients are summed behind the last."""
+        for number, inputs in enumerate(batches):
+            last = number == len(batches) - 1
+            with nullcontext() if last else self.no_sync():
+                loss_of(self(*inputs), torch.tensor(number)).backward()  # type: ignore[no-untyped-call]
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Context of backward passes whose gradients wait, unsummed, for the next one outside it, or for ``flush``.

@@ -14,7 +14,7 @@ SAMPLED = 8  # groups of an axis that are looked at; where nodes are equal, the 
 
 
 @lru_cache(maxsize=256)
-def axis_links(cluster: Cluster, mesh: Mesh, stages: int) -> tuple[tuple[AxisLink, ...], ...]:
+def stage_links(cluster: Cluster, mesh: Mesh, stages: int) -> tuple[tuple[AxisLink, ...], ...]:
     """By stage, the link of each axis: that of its slowest group, for all groups wait for each other in the end.
 
     Stage ``s`` has ranks ``s n`` to ``(s + 1) n - 1``, row-major over the mesh.

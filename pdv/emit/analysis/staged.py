@@ -1,0 +1,156 @@
+"""The outline of each stage of a pipeline: what it takes, its steps, and what it gives.
+
+Decides where the outline of the whole program is cut. A run of equal blocks that several stages share becomes a run in
+each, of the same class. A value without gradient (a mask, a slice of an input) is computed by each stage that reads it.
+Entry point: ``staged_outlines``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ir.graph import Node
+from ir.sharding import Sharding
+from pdv.emit.analysis.leaves import Reading
+from pdv.emit.analysis.outline import BlockRun, Item, outline, over
+
+StageOf = Mapping[Node, int]
+"""The stage of each node with a gradient that a program computes; nothing for a program of one stage."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a program is run: its stages, the micro-batches of a step, and their order in a pipeline."""
+
+    stage_of: StageOf = field(default_factory=dict)
+    stages: int = 1
+    micro_batches: int = 1
+    order: str = "1f1b"
+
+
+ONCE = Running()
+
+
+@dataclass(frozen=True)
+class StageOutline:
+    """One stage: what it takes of the caller and of stages before it, its items, and what it gives.
+
+    Attributes:
+        inputs: inputs of the program that it reads.
+        received: values of earlier stages that it reads.
+        items: its steps and runs, in an order that can run.
+        results: values that later stages read, or that the program returns.
+    """
+
+    inputs: tuple[Node, ...]
+    received: tuple[Node, ...]
+    items: tuple[Item, ...]
+    results: tuple[Node, ...]
+
+    @property
+    def arguments(self) -> tuple[Node, ...]:
+        """What its forward takes: values of earlier stages, then inputs."""
+        return (*self.received, *self.inputs)
+
+
+def staged_outlines(
+    reading: Reading, shardings: Mapping[Node, Sharding], stage_of: StageOf
+) -> tuple[StageOutline, ...]:
+    """Every step of the program in the stage that it belongs to.
+
+    Raises:
+        AssertionError: if a step reads what a later stage computes.
+    """
+    graph = reading.graph
+    returned = tuple(reading.resolve(node) for _, node in graph.outputs)
+    items = outline(reading, shardings)
+    if not stage_of:
+        return (StageOutline(graph.inputs, (), items, returned),)
+    assert not graph.updates, "a program that overwrites buffers has one stage"
+    last = max(stage_of.values())
+    own = [_own_items(items, stage_of, stage) for stage in range(last + 1)]
+    wanted = [returned if stage == last else () for stage in range(last + 1)]
+    parts = [_closed(reading, part, ends, items) for part, ends in zip(own, wanted, strict=True)]
+    return tuple(_outline(reading, parts, stage, returned) for stage in range(last + 1))
+
+
+def over_stages(outlines: Sequence[StageOutline], twins: Mapping[Node, Node]) -> tuple[StageOutline, ...]:
+    """The same outlines of another graph, to whose nodes ``twins`` leads."""
+
+    def each(nodes: Sequence[Node]) -> tuple[Node, ...]:
+        return tuple(twins[node] for node in nodes)
+
+    return tuple(
+        StageOutline(each(one.inputs), each(one.received), over(one.items, twins), each(one.results))
+        for one in outlines
+    )
+
+
+def _own_items(items: Sequence[Item], stage_of: StageOf, stage: int) -> list[Item]:
+    """The items of one stage; of a run the blocks that are all its own, and else the steps that are."""
+    found: list[Item] = []
+    for item in items:
+        if not isinstance(item, BlockRun):
+            found += [item] if stage_of.get(item) == stage else []
+            continue
+        homes = [{stage_of[node] for node in block if node in stage_of} for block in item.blocks]
+        if all(len(home) == 1 for home in homes):
+            own = [number for number, home in enumerate(homes) if stage in home]
+            found += [_slice(item, own[0], own[-1] + 1)] if own else []
+        else:  # a block that two stages share is written step by step
+            found += [node for block in item.blocks for node in block if stage_of.get(node) == stage]
+    return found
+
+
+def _slice(run: BlockRun, start: int, stop: int) -> BlockRun:
+    return replace(
+        run,
+        blocks=run.blocks[start:stop],
+        incoming=run.incoming[start:stop],
+        outgoing=run.outgoing[start:stop],
+        prefixes=None if run.prefixes is None else run.prefixes[start:stop],
+    )
+
+
+def _closed(reading: Reading, own: Sequence[Item], ends: Sequence[Node], items: Sequence[Item]) -> tuple[Item, ...]:
+    """A stage's items with the steps without gradient that they and ``ends`` take, first, in the program's order."""
+    missing: set[Node] = set()
+    made = {node for item in own for node in _steps(item)}
+    stack = [*ends, *(operand for node in made for operand in reading.operands(node))]
+    while stack:
+        node = stack.pop()
+        if node not in made and node not in missing and reading.is_own(node) and not node.needs_grad:
+            missing.add(node)
+            stack += reading.operands(node)
+    ahead = [node for item in items for node in _steps(item) if node in missing]
+    return (*ahead, *own)
+
+
+def _outline(reading: Reading, parts: Sequence[Sequence[Item]], stage: int, returned: Sequence[Node]) -> StageOutline:
+    made = [{node for item in part for node in _steps(item)} for part in parts]
+    reads = [_reads(reading, part) for part in parts]
+    inputs = tuple(node for node in reading.graph.inputs if node in reads[stage])
+    last = stage == len(parts) - 1
+    wanted = dict.fromkeys([*reads[stage], *(returned if last else ())])
+    received = tuple(node for node in wanted if reading.is_own(node) and node not in made[stage])
+    earlier = {node for before in made[:stage] for node in before}
+    assert all(node in earlier for node in received), f"stage {stage} reads what a later one computes"
+    if last:
+        return StageOutline(inputs, received, tuple(parts[stage]), tuple(returned))
+    later = {node for after in reads[stage + 1 :] for node in after} | set(returned)
+    results = tuple(node for item in parts[stage] for node in _steps(item) if node in later and node.needs_grad)
+    return StageOutline(inputs, received, tuple(parts[stage]), results)
+
+
+def _steps(item: Item) -> Iterator[Node]:
+    if isinstance(item, BlockRun):
+        for block in item.blocks:
+            yield from block
+    else:
+        yield item
+
+
+def _reads(reading: Reading, part: Sequence[Item]) -> dict[Node, None]:
+    """What the steps of a stage read, in order."""
+    return dict.fromkeys(operand for item in part for node in _steps(item) for operand in reading.operands(node))

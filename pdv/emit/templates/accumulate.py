@@ -1,0 +1,110 @@
+"""A training step in several micro-batches. Entry point: ``accumulate``.
+
+Gradients add up over micro-batches and are summed over ranks once. The weight of the whole batch is known behind the
+last: only then is what they made divided by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .gradients import local_piece
+from .losses import LossFn, batch_terms, own_rows
+from .parallel import Axis
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""The loss to go backward from, of what the model gives for a micro-batch, and the number of that."""
+
+
+def accumulate(
+    model: nn.Module,
+    run: Callable[[list[list[Tensor]], Loss], None],
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    loss_fn: LossFn,
+    reduction: str,
+    axes: tuple[Sequence[Axis], Axis],
+    count: int,
+) -> Tensor:
+    """The loss of the whole batch, the same on every rank; gradients are those of the whole batch.
+
+    run: forward and backward of each micro-batch, given its inputs.
+    axes: along which outputs are cut by rows, and that of the stages, of which the last one has the losses.
+
+    Raises:
+        ValueError: if ``loss_fn`` returns several pairs, each with a mean of its own, or rows do not divide by
+            ``count``.
+    """
+    batches = [list(parts) for parts in zip(*(_split_rows(x, count) for x in inputs), strict=True)]
+    wanted = [list(parts) for parts in zip(*(_split_rows(y, count) for y in targets), strict=True)]
+    batch_axes, stage = axes
+    cut = [axis for axis in batch_axes if axis.size > 1]
+    terms: list[Tensor] = []
+
+    def loss_of(output: Any, number: Tensor) -> Tensor:
+        target = [own_rows(y, batch_axes) for y in wanted[int(number)]]
+        found = batch_terms(loss_fn, output, target[0] if len(target) == 1 else target, cut, reduction, count)
+        found = found if found.dim() == 2 else torch.stack([found, torch.ones_like(found)])[:, None]
+        if found.size(1) > 1 and reduction == "mean":
+            raise ValueError(
+                f"several-means: loss_fn returned {found.size(1)} pairs, and a step runs in {count} micro-batches, "
+                'whose weights are known behind the last. Return one pair, or say reduction="sum".'
+            )
+        terms.append(found.detach().sum(1))
+        return found[0].sum()
+
+    with _new_gradients(model) as divide:
+        run(batches, loss_of)
+        total, weight = _total(terms, (*cut, stage), batches[0][0].device)
+        if reduction == "mean":
+            divide(weight)
+    return total / weight if reduction == "mean" else total
+
+
+def _split_rows(x: Tensor, parts: int) -> list[Tensor]:
+    if x.size(0) % parts:
+        raise ValueError(
+            f"uneven-micro-batches: {x.size(0)} rows in {parts} micro-batches. Their number must be a multiple of "
+            f"{parts}. Pass batches of another size; drop the last, smaller one."
+        )
+    return list(x.chunk(parts))
+
+
+def _total(terms: Sequence[Tensor], axes: Sequence[Axis], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sum and weight of the losses of the whole batch, on every rank."""
+    found = torch.zeros(2, device=device, dtype=torch.float64)  # one type, whatever a stage computes in
+    for pair in terms:
+        found += pair
+    for axis in axes:
+        if axis.size > 1:
+            dist.all_reduce(found, group=axis.group)
+    total, weight = found.unbind()
+    return total, weight
+
+
+@contextmanager
+def _new_gradients(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
+    """Context of a step: gradients of earlier ones are kept aside, and added to those that it made.
+
+    Gives a function that divides the new ones.
+    """
+    parameters = list(model.parameters())
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+
+    def divide(weight: Tensor) -> None:
+        found = [local_piece(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        if found:
+            torch._foreach_div_(found, float(weight))  # as torch's own optimizers do
+
+    yield divide
+    for parameter, grad in zip(parameters, before, strict=True):
+        if grad is not None:
+            parameter.grad = grad if parameter.grad is None else parameter.grad + grad

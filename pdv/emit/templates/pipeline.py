@@ -1,0 +1,251 @@
+"""A model whose stages are on different ranks, which a step runs micro-batch by micro-batch: ``PipelinedModule``.
+
+Stages and values between them are named in ``model.py``. ``torch.distributed.pipelining`` sends values and gradients
+between neighbours and orders the passes (GPipe, Huang et al., NeurIPS'19; 1F1B, Narayanan et al., SOSP'19); a value
+that a later stage reads passes through those between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .accumulate import Loss
+from .gradients import local_piece
+from .parallel import NONE
+from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
+
+ORDERS = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
+"""In ``torch.distributed.pipelining``."""
+
+
+class Stage(NamedTuple):
+    """One stage: its class, the names of the values and inputs that it takes, and of the values that it gives."""
+
+    make: Callable[[Mesh, Weights], nn.Module]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+class PipelinedModule(ParallelModule):
+    """A model as a chain of stages: one on each rank of a pipeline, or all on every rank, one after another.
+
+    stages: in order. inputs, cuts, most, batch_axes: as ``ParallelModule``, of one micro-batch.
+    micro_batches: in a step. order: of their passes, "gpipe" or "1f1b".
+    joint: axes that stages take as one; every rank makes their groups, whichever stage it has.
+    tied: parameters that several stages hold, as names by stage; their gradients are summed.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        weights: Weights,
+        stages: Sequence[Stage],
+        *,
+        batch_axes: Sequence[str],
+        inputs: Shapes,
+        cuts: Cuts = NONE,
+        most: Bounds = NONE,
+        micro_batches: int = 1,
+        order: str = "1f1b",
+        joint: Sequence[tuple[str, ...]] = (),
+        tied: Sequence[Mapping[int, str]] = (),
+    ) -> None:
+        super().__init__(mesh, batch_axes, inputs, cuts, most, micro_batches)
+        for names in joint:
+            mesh[names]
+        self.order = order
+        self.chain = tuple(stages)
+        own = range(len(stages)) if mesh.stage.size == 1 else [mesh.stage.rank]
+        self.stages = nn.ModuleDict({str(number): stages[number].make(mesh, weights) for number in own})
+        self._takes = tuple(inputs)
+        self._tied = _Tied(self, tied)
+        self._schedules: dict[object, Any] = {}  # by the shapes of a micro-batch
+        self._batches: list[Mapping[str, Tensor]] = []
+        self._loss: Loss = lambda output, number: output
+
+    # ---- Forward, without gradients where stages are apart ----
+
+    def forward(self, *args: Tensor, **named: Tensor) -> Any:
+        """Takes the whole batch on every rank, returns this rank's rows of the output, on every stage.
+
+        Raises:
+            RuntimeError: if gradients are wanted of stages on different ranks: these are ``train_step``'s.
+        """
+        values: dict[str, Any] = {**dict(zip(self._takes, args, strict=False)), **named}
+        if self.mesh.stage.size == 1:
+            outputs = [self._run(number, values) for number in range(len(self.chain))]
+            return outputs[-1]
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "no-gradients-here: the stages of this model are on different ranks. Call train_step, which runs "
+                "forward and backward of all micro-batches, or call the model under torch.no_grad()."
+            )
+        return self._relay(values)
+
+    def _run(self, number: int, values: dict[str, Any]) -> Any:
+        """What a stage returns; its values are added to the others."""
+        stage = self.chain[number]
+        output = self.stages[str(number)](*(values[name] for name in stage.takes))
+        values.update(zip(stage.gives, output if isinstance(output, tuple) else (output,), strict=True))
+        return output
+
+    def _relay(self, values: dict[str, Any]) -> Any:
+        """The last stage's output on every rank; each stage gets what it takes from those before it."""
+        for number, stage in enumerate(self.chain):
+            if number == self.mesh.stage.rank:
+                self._run(number, values)
+            for name in stage.gives:
+                values[name] = self._broadcast(values.get(name), number)
+        results = tuple(values[name] for name in self.chain[-1].gives)
+        return results if len(results) > 1 else results[0]
+
+    def _broadcast(self, x: Tensor | None, number: int) -> Tensor:
+        """A value of one stage on the ranks of all."""
+        meta = [None if x is None else (x.shape, x.dtype)]
+        dist.broadcast_object_list(meta, src=self._peer(number), group=self.mesh.stage.group, device=self.mesh.device)
+        shape, dtype = meta[0]  # type: ignore[misc]  # the stage that has it said so
+        x = torch.empty(shape, dtype=dtype, device=self.mesh.device) if x is None else x.detach().contiguous()
+        dist.broadcast(x, src=self._peer(number), group=self.mesh.stage.group)
+        return x
+
+    def _peer(self, number: int) -> int:
+        """The rank, of all, that holds a stage where this one stands in its own."""
+        group = self.mesh.stage.group
+        assert group is not None, "asked of pipelines"
+        return dist.get_global_rank(group, number)
+
+    # ---- A training step ----
+
+    def run_batches(self, batches: list[list[Tensor]], loss_of: Loss) -> None:
+        """Forward and backward of every micro-batch, in the pipeline's order; then the sums of gradients."""
+        if self.mesh.stage.size == 1:
+            super().run_batches(batches, loss_of)
+            return
+        self._batches = [dict(zip(self._takes, given, strict=False)) for given in batches]
+        self._loss = loss_of
+        numbers = torch.arange(len(batches))
+        first, last = self.mesh.stage.rank == 0, self.mesh.stage.rank == len(self.chain) - 1
+        with self.no_sync():
+            self._schedule().step(*([numbers] if first else []), target=numbers if last else None, number=numbers)
+        self.flush()
+        self._tied.sum_gradients()
+        self._batches = []
+
+    # ---- torch.distributed.pipelining ----
+
+    def _schedule(self) -> Any:
+        """The schedule for micro-batches of these shapes, made once."""
+        from torch.distributed import pipelining
+
+        key = tuple((name, tuple(x.shape), x.dtype) for name, x in self._batches[0].items())
+        if key not in self._schedules:
+            sent = self._sent_values()
+            number, last = self.mesh.stage.rank, len(self.chain) - 1
+            taken = sent[number - 1] if number else (torch.empty(1, dtype=torch.int64, device="meta"),)
+            stage = pipelining.PipelineStage(
+                _Link(self, number, self._carried()),
+                number,
+                last + 1,
+                self.mesh.device,
+                input_args=taken,
+                output_args=sent[number],
+                group=self.mesh.stage.group,
+            )
+            made = getattr(pipelining, ORDERS[self.order])
+            self._schedules[key] = made(stage, self.micro_batches, loss_fn=self._any_loss, scale_grads=False)
+        return self._schedules[key]
+
+    def _any_loss(self, output: Any, number: Tensor) -> Tensor:
+        return self._loss(output, number)
+
+    def _carried(self) -> list[tuple[str, ...]]:
+        """By stage, the names of the values that pass to the next: those that one behind it takes."""
+        found = []
+        for number in range(len(self.chain)):
+            made = dict.fromkeys(name for stage in self.chain[: number + 1] for name in stage.gives)
+            taken = {name for stage in self.chain[number + 1 :] for name in stage.takes}
+            found.append(tuple(name for name in made if name in taken))
+        return found
+
+    def _sent_values(self) -> list[tuple[Tensor, ...]]:
+        """By stage, what it gives to the next, without data; the last one's is its output."""
+        values: dict[str, Any] = dict(self._batches[0])
+        with torch.no_grad(), torch.random.fork_rng(devices=[self.mesh.device] if self.mesh.device.index else []):
+            self._relay(values)
+        names = [*self._carried()[:-1], self.chain[-1].gives]
+        return [tuple(_without_data(values[name]) for name in of) for of in names]
+
+    # ---- All of the model ----
+
+    def _whole(self, read: Callable[[Tensor], Tensor | None], *, rest: bool) -> dict[str, Tensor]:
+        found = super()._whole(read, rest=rest)
+        if self.mesh.stage.size == 1:
+            return found
+        everything: dict[str, Tensor] = {}
+        for number in range(len(self.chain)):
+            names = [sorted(found)]
+            dist.broadcast_object_list(
+                names, src=self._peer(number), group=self.mesh.stage.group, device=self.mesh.device
+            )
+            for name in names[0]:
+                own = found[name] if number == self.mesh.stage.rank else None
+                value = self._broadcast(own, number)
+                everything.setdefault(name, value)
+        return everything
+
+
+class _Link(nn.Module):
+    """A stage as its neighbours see it: it takes and gives tensors alone, and passes on what later ones read."""
+
+    def __init__(self, model: PipelinedModule, number: int, carried: Sequence[tuple[str, ...]]) -> None:
+        super().__init__()
+        self.owner = [model]  # in a list: it is no part of this module
+        self.place = number
+        self.taken = carried[number - 1] if number else ()
+        self.given = carried[number]
+
+    def forward(self, *received: Tensor, number: Tensor) -> Any:
+        (model,) = self.owner
+        values: dict[str, Any] = dict(zip(self.taken, received, strict=False))
+        values.update(model._batches[int(number)])  # noqa: SLF001  # of one file
+        output = model._run(self.place, values)  # noqa: SLF001
+        if self.place == len(model.chain) - 1:
+            return output
+        return tuple(values[name].contiguous() for name in self.given)
+
+
+class _Tied:
+    """Parameters that several stages hold: one where these are on one rank, else with the sum of their gradients."""
+
+    def __init__(self, model: PipelinedModule, tied: Sequence[Mapping[int, str]]) -> None:
+        self._here: list[tuple[Tensor, Any]] = []  # a parameter, and the group of its holders
+        mesh = model.mesh
+        if mesh.stage.size == 1:
+            for places in tied:
+                (first, name), *others = places.items()
+                kept = getattr(model.stages[str(first)], name)
+                for stage, other in others:
+                    dropped = getattr(model.stages[str(stage)], other)
+                    setattr(model.stages[str(stage)], other, kept)
+                    mesh.origins[:] = [(tensor, stored) for tensor, stored in mesh.origins if tensor is not dropped]
+            return
+        for places in tied:
+            group = mesh.stage_group(tuple(places))
+            if mesh.stage.rank in places:
+                self._here.append((getattr(model.stages[str(mesh.stage.rank)], places[mesh.stage.rank]), group))
+
+    def sum_gradients(self) -> None:
+        """Every holder gets the sum of all."""
+        for parameter, group in self._here:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(local_piece(parameter.grad), group=group)
+
+
+def _without_data(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta", requires_grad=x.is_floating_point())

@@ -1,0 +1,124 @@
+"""Pipelines on real processes train as one process does: losses, gradients, weights after steps of AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # as everyone calls it
+
+from pdv.plan.package import import_package
+from tests.distributed.harness import run_ranks
+from tests.pdv.miniatures import D, Gpt, Llama, S, V, attend
+from tests.pdv.pipelined import plan_pipeline
+from tests.pdv.worlds import cluster
+
+pytestmark = pytest.mark.distributed
+ROWS, STEPS = 8, 3
+
+
+class Crossing(nn.Module):
+    """An encoder whose result all of a decoder's layers read, and a mask that every layer makes anew from an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(V, D)
+        self.encoder = nn.ModuleList(nn.Linear(D, D) for _ in range(2))
+        self.decoder = nn.ModuleList(nn.Linear(2 * D, D) for _ in range(4))
+        self.q, self.head = nn.Linear(D, D), nn.Linear(D, V)
+
+    def forward(self, ids: Tensor, keep: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.encoder:
+            x = x + torch.tanh(layer(x) * keep.unsqueeze(-1))
+        memory, y = attend(self.q(x), x, x, causal=False), x
+        for layer in self.decoder:
+            y = y + torch.tanh(layer(torch.cat([y, memory], -1)) * keep.unsqueeze(-1))
+        logits: Tensor = self.head(y)
+        return logits
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of so many layers, and how it is run."""
+
+    model: str
+    stages: int
+    micro_batches: int
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    order: str = "1f1b"
+
+    @property
+    def processes(self) -> int:
+        """In all."""
+        size = self.stages
+        for ways in self.mesh.values():
+            size *= ways
+        return size
+
+
+CASES = {
+    "stages of data parallel devices, tied weights": Case("gpt", 2, 4, {"dp": 2}),
+    "a device a stage": Case("llama", 4, 4),
+    "gpipe, with values that skip stages": Case("crossing", 3, 2, order="gpipe"),
+    "three axes": Case("gpt", 2, 2, {"dp": 2, "tp": 2}),
+    "micro-batches alone": Case("gpt", 1, 4, {"wire": 2}),
+}
+
+
+def model_of(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A module and a batch of inputs."""
+    torch.manual_seed(3)
+    ids = torch.randint(0, V, (ROWS, S))
+    if name == "crossing":
+        return Crossing(), (ids, torch.rand(ROWS, S))
+    return (Gpt(4) if name == "gpt" else Llama(4)), (ids,)
+
+
+def loss_fn(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum and number of the tokens that are not padding, which rows have different numbers of."""
+    total = F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=0, reduction="sum")
+    return total, (target != 0).sum()
+
+
+def train(folder: Path, name: str) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
+    """Losses, gradients of the last step, and weights behind it."""
+    model = import_package(folder).build("cpu", torch.float64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    _, inputs = model_of(name)
+    inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        target = torch.randint(0, V, (ROWS, S), generator=torch.Generator().manual_seed(step))
+        target = target * (torch.arange(S) <= torch.arange(ROWS)[:, None])  # rows of different lengths
+        losses.append(float(model.train_step(list(inputs), target, loss_fn)))
+        optimizer.step()
+    gradients = {key: value.clone() for key, value in model.full_gradients().items()}
+    with torch.no_grad():
+        model(*inputs)  # stages pass on what they give, without gradients
+    return losses, gradients, model.full_state_dict()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pipelines_train_as_one_process_does(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model, inputs = model_of(case.model)
+    options: dict[str, Any] = {"order": case.order}
+    plan = plan_pipeline(
+        model, inputs, cluster(case.processes),
+        stages=case.stages, micro_batches=case.micro_batches, mesh=case.mesh, **options,
+    )  # fmt: skip
+    folder = plan.save(tmp_path / "package")
+    (alone,) = run_ranks(train, 1, folder, case.model)
+    for losses, gradients, weights in run_ranks(train, case.processes, folder, case.model):
+        assert losses == pytest.approx(alone[0], rel=1e-9)
+        for key, value in alone[1].items():
+            torch.testing.assert_close(gradients[key], value, rtol=1e-7, atol=1e-10, msg=key)
+        for key, value in alone[2].items():
+            torch.testing.assert_close(weights[key], value, rtol=1e-6, atol=1e-8, msg=key)

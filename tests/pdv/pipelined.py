@@ -1,0 +1,54 @@
+"""Plans with stages, micro-batches and a mesh inside as a test wants them, in place of what a search would choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pdv
+from ir.mesh import Axis, Mesh
+from ir.scaling.rows import fewer_rows
+from pdv.plan.package import Plan
+from pdv.planning.search import SearchResult
+from pdv.prices import slowest_axes, stage_axes
+from pdv.problem import Problem
+from pdv.problem.workload import EMITTED, ONE_STAGE, Order, Stages
+from pdv.schedule.stages import cut
+from pdv.search.meshes import BestPlan, search_mesh
+
+
+def plan_pipeline(
+    model: Any,  # Any: as pdv.optimize takes it
+    inputs: Any,
+    cluster: Mapping[str, Any],
+    *,
+    stages: int,
+    micro_batches: int,
+    mesh: Mapping[str, int],
+    order: Order = "1f1b",
+    **options: Any,
+) -> Plan:
+    """The best plan of so many stages of equal numbers of layers, each on ``mesh``."""
+    inside = Mesh(tuple(Axis(name, size) for name, size in mesh.items()))
+
+    def search(problems: Sequence[Problem], devices: Any, *_: Any) -> SearchResult:
+        whole = problems[0]
+        graph = fewer_rows(whole.graph, micro_batches) if micro_batches > 1 else whole.graph
+        assert graph is not None
+        links = slowest_axes(stage_axes(devices, whole.compute, inside, stages))
+        found = search_mesh(Problem(graph, inside, links, whole.compute, whole.mode, pins=whole.pins))
+        execution = replace(EMITTED, micro_batches=micro_batches, order=order)
+        return SearchResult(replace(found, stages=_cut(found, stages), execution=execution), 0.0)
+
+    with patch("pdv.compile.search_problems", search):
+        return pdv.optimize(model, inputs, cluster=cluster, rules="none", **options)
+
+
+def _cut(found: BestPlan, stages: int) -> Stages:
+    if stages == 1:
+        return ONE_STAGE
+    chunk_of, sizes, _ = cut(found.solution.graph, stages)
+    own = {node: chunk for node, chunk in chunk_of.items() if node.needs_grad}
+    return Stages(stages, chunk_of=own, layers=sizes)
