@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import sys
 import time
 import traceback
@@ -32,8 +33,7 @@ Row = dict[str, Any]  # Any: JSON
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 SCALE_FLOOR = 1e-3  # of the largest gradient: what is far smaller is rounding (a key's bias has a gradient of zero)
 HOPELESS = 1.5  # times the best step so far: a setting this slow in one step is not stepped again
-FINALISTS = 1.6  # times the best tuned step: what is slower is stepped in every fourth round only
-RARE = 4
+EVERY = ((1.6, 1), (4.0, 4), (math.inf, 10))  # up to so many times the best tuned step: stepped every so many rounds
 BEHIND = 3.0  # times the best step so far: a strategy whose start is this slow is not tuned further
 
 
@@ -143,14 +143,16 @@ def run(spec: Row) -> Row:
         found[name] |= {"loss_error": loss, "gradient_error": gradient}
         if loss > LOSS_TOLERANCE or gradient > GRADIENT_TOLERANCE:
             raise AssertionError(f"{name} is wrong: loss off by {loss:.1e}, gradients by {gradient:.1e}")
-    rare = {name for name, row in found.items() if name != OWN and row["tuned_s"] > FINALISTS * best_s}
-    alternate(trainers, rare, found, spec["rounds"])
+    for name, row in found.items():
+        behind = 1.0 if name == OWN else row["tuned_s"] / best_s
+        row["every"] = next(every for most, every in EVERY if behind <= most)
+    alternate(trainers, found, spec["rounds"])
     for name, trainer in trainers.items():
         found[name]["profile"] = profile_step(trainer, slowest)
     return {"links": links, "strategies": found}
 
 
-def alternate(trainers: dict[str, Trainer], rare: set[str], found: dict[str, Row], rounds: int) -> None:
+def alternate(trainers: dict[str, Trainer], found: dict[str, Row], rounds: int) -> None:
     """One step of each in turn, the first one another each round; seconds of the slowest rank, by round."""
     for trainer in trainers.values():
         timed(trainer)
@@ -159,12 +161,11 @@ def alternate(trainers: dict[str, Trainer], rare: set[str], found: dict[str, Row
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            if name not in rare or number % RARE == 0:
+            if number % found[name]["every"] == 0:
                 times[name].append(timed(trainers[name]))
     for name, rows in times.items():
         whole, train, cpu = (slowest([row[part] for row in rows]) for part in range(3))
-        every = RARE if name in rare else 1
-        found[name] |= {"steps_s": whole, "train_s": train, "cpu_s": cpu, "every": every}
+        found[name] |= {"steps_s": whole, "train_s": train, "cpu_s": cpu}
 
 
 def say(text: str) -> None:
