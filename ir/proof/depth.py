@@ -21,6 +21,7 @@ from itertools import pairwise
 from ir.builder import Builder
 from ir.graph import Graph, Node, bottlenecks, param_view
 from ir.mesh import Mesh
+from ir.repeats import find_repeats
 from ir.sharding import Invariant, Shard, Sharding
 from ir.types import TensorType
 from ir.verify import infer_shardings
@@ -90,20 +91,10 @@ def _shorten(short: Short, mesh: Mesh, kept: int) -> Short | None:
 def _longest_run(chain: Chain, kept: int) -> list[int] | None:
     """Bottlenecks (by number) between which the program repeats, at least once more than is kept."""
     keys = [chain.key(at, at + 1, chain.own(at, at + 1)) for at in range(len(chain.ends) - 1)]
-    best: tuple[int, int, int] | None = None  # segments left out, start, period
-    for period in range(1, len(keys) // 2 + 1):
-        start = 0
-        for at in range(len(keys) - period + 1):
-            if at < len(keys) - period and keys[at] == keys[at + period]:
-                continue
-            saved = ((at - start) // period + 1 - kept) * period
-            if saved > 0 and (best is None or saved > best[0]):
-                best = (saved, start, period)
-            start = at + 1
-    if best is None:
+    best = max(find_repeats(keys), key=lambda one: (one.count - kept) * one.period, default=None)
+    if best is None or best.count <= kept:
         return None
-    saved, start, period = best
-    return [start + k * period for k in range(saved // period + kept + 1)]
+    return [best.start + k * best.period for k in range(best.count + 1)]
 
 
 def _same_run(serial: Chain, parallel: Chain, run: Sequence[int], kept: int) -> tuple[int, int, dict[int, Node]] | None:
@@ -129,23 +120,11 @@ def _same_run(serial: Chain, parallel: Chain, run: Sequence[int], kept: int) -> 
             keys.append(None)
         else:
             keys.append(parallel.key(start, end, layer))
-    first, last = _longest_stretch(keys)
-    if last - first <= kept:
+    best = max(find_repeats(keys, widest=1), key=lambda one: one.count, default=None)
+    if best is None or best.count <= kept:
         return None
+    first, last = best.start, best.stop
     return first, last, {k: parallel.ends[at] for k, at in enumerate(places) if at is not None}
-
-
-def _longest_stretch(keys: Sequence[str | None]) -> tuple[int, int]:
-    """[first, last) of the longest run of one key."""
-    best = (0, 0)
-    start = 0
-    for at in range(1, len(keys) + 1):
-        if at < len(keys) and keys[at] == keys[start]:
-            continue
-        if keys[start] is not None and at - start > best[1] - best[0]:
-            best = (start, at)
-        start = at
-    return best
 
 
 def _without(graph: Graph, kept: Node, dropped: Node) -> tuple[Graph, Mapping[Node, Node]]:

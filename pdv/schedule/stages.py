@@ -17,7 +17,8 @@ from itertools import accumulate
 
 from ir.errors import UsageError
 from ir.graph import Graph, Node
-from pdv.search.blocks import FEWEST, longest_repeat, split_blocks
+from ir.repeats import FEWEST
+from pdv.search.blocks import longest_repeat, split_blocks
 
 NUMBERED = re.compile(r"^(.*?)\.(\d+)\.")
 REMEMBERED = 4  # graphs
@@ -98,8 +99,8 @@ def _blocks(graph: Graph) -> Units:
     """Layers by structure, where equal blocks follow each other; else every block is a unit."""
     blocks = split_blocks(graph)
     found = longest_repeat([block.key for block in blocks])
-    inside = sum(len(block.nodes) for block in blocks[found.start : found.stop])
-    if found.count < FEWEST or inside < SHARE * sum(len(block.nodes) for block in blocks):
+    inside = sum(len(block.nodes) for block in blocks[found.start : found.stop]) if found else 0
+    if found is None or inside < SHARE * sum(len(block.nodes) for block in blocks):
         return Units({node: at for at, block in enumerate(blocks) for node in block.nodes}, len(blocks), layers=False)
     place = [min(max((at - found.start) // found.period, -1), found.count) for at in range(len(blocks))]
     return Units({node: place[at] for at, block in enumerate(blocks) for node in block.nodes}, found.count, layers=True)

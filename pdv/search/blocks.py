@@ -16,13 +16,13 @@ from itertools import pairwise
 from ir.graph import Graph, Node, bottlenecks
 from ir.operator import Operator
 from ir.ops import OPERATORS
+from ir.repeats import Repeat, find_repeats
 from pdv.rewrite.match import matches
 from pdv.rewrite.rule import Rule
 
 SMALL = 8  # operators: what is smaller may be merged with its neighbours
 MOST = 40  # operators in a merged block
 WIDEST = 8  # blocks between bottlenecks that a layer may have
-FEWEST = 2  # layers that make a stack
 
 
 @dataclass(frozen=True)
@@ -46,40 +46,18 @@ class Block:
     key: str
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """``count`` equal stretches of ``period`` blocks each, behind each other, from block ``start`` on."""
-
-    start: int
-    period: int
-    count: int
-
-    @property
-    def stop(self) -> int:
-        """The block behind the last."""
-        return self.start + self.period * self.count
-
-
 def repeats(keys: Sequence[str]) -> tuple[Repeat, ...]:
     """All stretches that repeat, in order, the longest found first."""
     found = longest_repeat(keys)
-    if found.count < FEWEST:
+    if found is None:
         return ()
     behind = (replace(one, start=one.start + found.stop) for one in repeats(keys[found.stop :]))
     return (*repeats(keys[: found.start]), found, *behind)
 
 
-def longest_repeat(keys: Sequence[str]) -> Repeat:
-    """The longest stretch that repeats; of equally long ones the one of the shortest period."""
-    best = Repeat(0, 1, 0)
-    for period in range(1, min(WIDEST, len(keys) // FEWEST) + 1):
-        run = 0
-        for at in range(len(keys) - period):
-            run = run + 1 if keys[at] == keys[at + period] else 0
-            count = run // period + 1
-            if run and count * period > best.count * best.period:
-                best = Repeat(at - run + 1, period, count)
-    return best
+def longest_repeat(keys: Sequence[str]) -> Repeat | None:
+    """The longest stretch that repeats; of equally long ones the one of the shortest period, then the first."""
+    return max(find_repeats(keys, WIDEST), key=lambda one: one.count * one.period, default=None)
 
 
 def split_blocks(graph: Graph, rules: Sequence[Rule] = ()) -> tuple[Block, ...]:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ir.errors import NoPlanFitsError
+from ir.repeats import Repeat
 from ir.sharding import Sharding
 from pdv.config import UNIFORM_GAP
-from pdv.search.blocks import Repeat
 from pdv.search.priced_chain import Priced, PricedChain
 from pdv.search.refine import BlockChoice
 from pdv.search.refusals import too_large

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ir.graph import Graph
+from ir.repeats import Repeat
 from pdv.config import UNIFORM_GAP
 from pdv.pcg.plan_cost import realize, whole_bytes
 from pdv.problem import AlgebraicStep, Assignment, Problem, Realized
 from pdv.search.assemble import VariantChoice, assemble
-from pdv.search.blocks import Repeat, repeats
+from pdv.search.blocks import repeats
 from pdv.search.priced_blocks import BlockPricer
 from pdv.search.refine import TOLERANCE, BlockChoice, Tables
 from pdv.search.refusals import no_legal_plan

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ir.graph import Node
+from ir.repeats import Repeat
 from ir.sharding import Sharding
-from pdv.search.blocks import Block, Repeat
+from pdv.search.blocks import Block
 from pdv.search.priced_blocks import LIMIT, BlockPricer, PricedBlocks
 from pdv.search.solver.alike import cheapest_alike
 from pdv.search.solver.block_table import Solved, solve_model

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ir.graph import Graph, Node, param_view
+from ir.repeats import find_stretches
 from ir.sharding import Sharding, format_sharding
 from ir.views import sources_of
 from pdv.emit.analysis.leaves import Leaf, Reading
@@ -190,7 +191,7 @@ class _Folding:
     def _candidates(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """(first step, period, number of blocks)"""
         for period in self._periods(start, stop):
-            for first, last in self._stretches(start, stop, period):
+            for first, last in find_stretches(start, stop, period, self._matches):
                 count = (last - first) // period
                 if (count - 1) * period >= MIN_SAVED:
                     for begin in range(first, min(first + period, last - count * period + 1)):
@@ -207,17 +208,6 @@ class _Folding:
                 found.add(index - before)
             seen[self._keys[index]] = index
         return sorted(period for period in found if 1 < period <= (stop - start) // 2)
-
-    def _stretches(self, start: int, stop: int, period: int) -> Iterator[tuple[int, int]]:
-        """Maximal [first, last) in which every step from ``first + period`` on matches the one a period before."""
-        begin: int | None = None
-        for index in range(start + period, stop + 1):
-            if index < stop and self._matches(index - period, index):
-                begin = index - period if begin is None else begin
-            elif begin is not None:
-                if index - begin >= 2 * period:
-                    yield begin, index
-                begin = None
 
     def _matches(self, i: int, j: int) -> bool:
         if self._keys[i] != self._keys[j]:

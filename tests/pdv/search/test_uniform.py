@@ -11,9 +11,10 @@ import pytest
 from ir.builder import Builder
 from ir.graph import Graph
 from ir.mesh import Mesh
+from ir.repeats import Repeat
 from ir.sharding import Invariant, Partial, Shard
 from pdv.config import UNIFORM_GAP
-from pdv.search.blocks import Repeat, repeats
+from pdv.search.blocks import repeats
 from pdv.search.chain import ChainSolver
 from pdv.search.memory import fitting
 from pdv.search.solver.alike import cheapest_alike
