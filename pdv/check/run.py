@@ -16,7 +16,7 @@ from ir.dims import Shape
 from ir.errors import VerificationError
 from pdv.check.compare import AMPLIFIED, TOLERANCE, Comparison, Observed
 from pdv.check.imports import Arrays, Texts
-from pdv.check.ranks import RankError, World
+from pdv.check.ranks import Call, Carry, Group, RankError, World
 from pdv.check.reference import Given, expected_of, is_steady, reference
 from pdv.check.small import Pair
 
@@ -69,11 +69,18 @@ def tensors_read(texts: Texts, ranks: int, shapes: Mapping[str, Shape]) -> set[s
 
     stored = Recorded({name: torch.empty(shape, device="meta").as_subclass(_Shaped) for name, shape in shapes.items()})
     try:
-        with texts.import_model(World(ranks), 0, stored) as package:
+        with texts.import_model(_FirstRank(ranks), 0, stored) as package:
             package.build("meta")
     except Exception as error:
         raise _not_running(RankError(0, error), texts) from error
     return read
+
+
+class _FirstRank(World[None]):
+    """A world whose first rank alone is there: it waits for nobody to make groups. Nothing else is called to build."""
+
+    def meet(self, group: Group, rank: int, call: Call, carry: Carry) -> None:
+        """Nobody comes."""
 
 
 class _Shaped(Tensor):

@@ -34,4 +34,4 @@ def test_items_without_a_key_repeat_nothing() -> None:
 
 
 def test_two_equal_items_far_apart_hide_no_stack() -> None:
-    assert longest_repeat([*"aaaaa", *"xbcdefghx"]) == Repeat(0, 1, 5)
+    assert longest_repeat([*"aaaaa", *"xbcdefghxijklmn"]) == Repeat(0, 1, 5)

@@ -83,3 +83,12 @@ def test_a_layer_behind_those_left_out_moves_up() -> None:
     assert old_names["h.2.1.b"] == "h.4.1.b"
     assert old_names["tail.7.w"] == "tail.7.w"
     assert [node.attr("name") for node in short.params][4:] == ["h.2.0.w", "h.2.1.b", "tail.7.w"]
+
+
+def test_a_model_of_axes_joined_is_built_by_one_rank_alone() -> None:
+    """Its groups are made by all ranks, of which here is but one."""
+    joint, mesh = cut_batch(stack(LAYERS, batch=8), axis="dp+tp", whole=True), Mesh.of(dp=2, tp=2, pp=2)
+    emission = Emission.of(joint, mesh, train=True)
+    files = module_texts(emission.body(no_shape))
+    assert "dp_tp" in files["model.py"]
+    checked._check_all_read(emission, no_shape, Texts(files, Path("emitted")))

@@ -66,17 +66,17 @@ def emitted(graph: Graph, mesh: Mesh, folder: Path) -> str:
     return (folder / "model.py").read_text(encoding="utf-8")
 
 
-def cut_batch(graph: Graph, *, whole: bool = False) -> Graph:
-    """Inputs cut over the axis dp, parameters replicated along it; ``whole``: the outputs put together."""
+def cut_batch(graph: Graph, *, whole: bool = False, axis: str = "dp") -> Graph:
+    """Inputs cut over an axis, parameters replicated along it; ``whole``: the outputs put together."""
     k = Builder()
     made: dict[Node, Node] = {}
     for node in graph.nodes:
         made[node] = k.copy(node, tuple(made[x] for x in node.operands))
         if node.op.name == "input":
-            made[node] = k.partition(made[node], dim=0, axis="dp")
+            made[node] = k.partition(made[node], dim=0, axis=axis)
         elif node.op.name == "param":
-            made[node] = k.replicate(made[node], axis="dp")
+            made[node] = k.replicate(made[node], axis=axis)
     outputs = {name: made[node] for name, node in graph.outputs}
     if whole:
-        outputs = {name: k.combine(node, dim=0, axis="dp") for name, node in outputs.items()}
+        outputs = {name: k.combine(node, dim=0, axis=axis) for name, node in outputs.items()}
     return k.graph(outputs, name=graph.name)
