@@ -21,7 +21,7 @@ from itertools import pairwise
 from ir.builder import Builder
 from ir.graph import Graph, Node, bottlenecks, param_view
 from ir.mesh import Mesh
-from ir.repeats import find_repeats
+from ir.proof.repeats import find_repeats
 from ir.sharding import Invariant, Shard, Sharding
 from ir.types import TensorType
 from ir.verify import infer_shardings

@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from ir.errors import UsageError
 from ir.graph import Graph, Node
-from ir.repeats import FEWEST
+from ir.proof.repeats import FEWEST
 from pdv.search.blocks import longest_repeat, split_blocks
 
 NUMBERED = re.compile(r"^(.*?)\.(\d+)\.")

@@ -16,7 +16,7 @@ from itertools import pairwise
 from ir.graph import Graph, Node, bottlenecks
 from ir.operator import Operator
 from ir.ops import OPERATORS
-from ir.repeats import Repeat, find_repeats
+from ir.proof.repeats import Repeat, find_repeats
 from pdv.rewrite.match import matches
 from pdv.rewrite.rule import Rule
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ir.errors import NoPlanFitsError
-from ir.repeats import Repeat
+from ir.proof.repeats import Repeat
 from ir.sharding import Sharding
 from pdv.config import UNIFORM_GAP
 from pdv.search.priced_chain import Priced, PricedChain

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ir.graph import Graph
-from ir.repeats import Repeat
+from ir.proof.repeats import Repeat
 from pdv.config import UNIFORM_GAP
 from pdv.pcg.plan_cost import realize, whole_bytes
 from pdv.problem import AlgebraicStep, Assignment, Problem, Realized

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ir.graph import Node
-from ir.repeats import Repeat
+from ir.proof.repeats import Repeat
 from ir.sharding import Sharding
 from pdv.search.blocks import Block
 from pdv.search.priced_blocks import LIMIT, BlockPricer, PricedBlocks

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ir.graph import Graph, Node, param_view
-from ir.repeats import find_stretches
+from ir.proof.repeats import find_stretches
 from ir.sharding import Sharding, format_sharding
 from ir.views import sources_of
 from pdv.emit.analysis.leaves import Leaf, Reading

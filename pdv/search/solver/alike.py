@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ir.repeats import Repeat
+from ir.proof.repeats import Repeat
 from pdv.search.solver.min_plus import Path, PathBlock, at
 from pdv.search.solver.tables import Table
 

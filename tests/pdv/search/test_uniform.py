@@ -11,7 +11,7 @@ import pytest
 from ir.builder import Builder
 from ir.graph import Graph
 from ir.mesh import Mesh
-from ir.repeats import Repeat
+from ir.proof.repeats import Repeat
 from ir.sharding import Invariant, Partial, Shard
 from pdv.config import UNIFORM_GAP
 from pdv.search.blocks import repeats

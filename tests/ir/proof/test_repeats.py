@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ir.repeats import Repeat, find_repeats
+from ir.proof.repeats import Repeat, find_repeats
 from pdv.search.blocks import longest_repeat
 
 
