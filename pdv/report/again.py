@@ -13,9 +13,9 @@ from ir.sharding import Sharding, invariant
 from pdv.problem import Storage
 from pdv.report.loaded import Loaded
 from pdv.search.blocks import Block
-from pdv.search.solver.block_table import BlockSolver
 from pdv.search.solver.configs import Config, ConfigTable
 from pdv.search.solver.elimination import eliminate
+from pdv.search.solver.network import BlockModel
 from pdv.search.solver.tables import Factor, Variable
 from pdv.search.solver.tied import TiedTable
 from pdv.search.solver.ties import Ties
@@ -42,7 +42,7 @@ class Again:
     ) -> None:
         self._block = block
         sources: tuple[Sharding, ...] = ((),) if block.source is None else (made_in(plan, block.source),)
-        network = BlockSolver(configs, Ties.together(tied), 0.0, sources, limit=limit, domain=domain).network(block)
+        network = BlockModel(block, configs, Ties.together(tied), sources, limit=limit, domain=domain).at(0.0)
         self._options, self._variables = network.options, network.variables
         kept: dict[Variable, Sequence[int]] = {}
         for param in network.tied:

@@ -113,7 +113,7 @@ class BlockPricer:
             return self._free[key, number]
         if (key, number) not in self._models:
             self._models[key, number] = self._model(self.variants[key][number].block)
-        solved = solve_model(self._models[key, number], self.ties, price, limit=LIMIT)
+        solved = solve_model(self._models[key, number], price)
         if price == 0.0:
             self._free[key, number] = solved
         return solved
@@ -129,7 +129,7 @@ class BlockPricer:
 
         def solve(variant: Block) -> Solved:
             models[variant] = self._model(variant)
-            return solve_model(models[variant], self.ties, 0.0, limit=LIMIT)
+            return solve_model(models[variant], 0.0)
 
         numbers = {param: number for number, param in enumerate(self.ties.tables)}
         wanted = wanted_sinks(block, self.problem.mesh)

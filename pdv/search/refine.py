@@ -306,7 +306,7 @@ class _TableEntry:
         model = BlockModel(
             block, stages.configs, stages.ties, sources, optimistic=optimistic, limit=limit, domain=domain
         )
-        return solve_model(model, stages.ties, self.price, limit=limit)
+        return solve_model(model, self.price)
 
     def _read(
         self, solved: Solved, where: Where | None, value: float, *, least: float | None = None

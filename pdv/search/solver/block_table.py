@@ -5,7 +5,6 @@ What a tied parameter's state is, the chain decides: it is kept as an axis of th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +14,10 @@ import numpy as np
 from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.search.blocks import Block
-from pdv.search.solver.configs import Config, ConfigTable
+from pdv.search.solver.configs import Config
 from pdv.search.solver.elimination import Elimination, eliminate
-from pdv.search.solver.network import BlockModel, Domain, Network
+from pdv.search.solver.network import BlockModel
 from pdv.search.solver.tables import Table, Variable, table_of
-from pdv.search.solver.ties import Ties
 
 Choices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -83,64 +81,17 @@ class Solved:
         return table
 
 
-class BlockSolver:
-    """Solves blocks at one price of memory (seconds per byte)."""
-
-    def __init__(
-        self,
-        configs: ConfigTable,
-        ties: Ties,
-        price: float,
-        sources: Sequence[Sharding],
-        *,
-        optimistic: bool = False,
-        limit: float = math.inf,
-        domain: Domain | None = None,
-    ) -> None:
-        """``limit`` entries per table make the result a lower bound; a ``domain`` leaves out what it does not name."""
-        self._configs = configs
-        self._ties = ties
-        self._price = price
-        self._sources = tuple(sources)
-        self._optimistic = optimistic
-        self._limit = limit
-        self._domain = domain
-
-    def solve(self, block: Block) -> Solved:
-        """Eliminate everything but the boundary and the tied parameters.
-
-        Raises:
-            TooWideError: if the block is too wide for elimination.
-        """
-        return solve_model(self._model(block), self._ties, self._price, limit=self._limit)
-
-    def network(self, block: Block) -> Network:
-        """The block as variables with finite domains and tables over them, whose sum is its cost."""
-        return self._model(block).at(self._price)
-
-    def _model(self, block: Block) -> BlockModel:
-        return BlockModel(
-            block,
-            self._configs,
-            self._ties,
-            self._sources,
-            optimistic=self._optimistic,
-            limit=self._limit,
-            domain=self._domain,
-        )
-
-
-def solve_model(model: BlockModel, ties: Ties, price: float, *, limit: float = math.inf) -> Solved:
-    """Eliminate everything but the boundary and the tied parameters that are axes.
+def solve_model(model: BlockModel, price: float) -> Solved:
+    """Eliminate everything but the boundary and the tied parameters that are axes, at a price of memory.
 
     Raises:
-        TooWideError: if what is left, or without ``limit`` a table on the way, is too large.
+        TooWideError: if what is left, or without a limit a table on the way, is too large.
     """
     block, network = model.block, model.at(price)
     boundary = [node for node in (block.source, block.sink) if node is not None]
     kept = [network.variables[node] for node in (*boundary, *network.tied)]
-    elimination = eliminate(network.factors, network.sizes, kept, limit=limit, known=model.known)
-    present = [block.source is not None, block.sink is not None, *(param in network.tied for param in ties.axes)]
+    elimination = eliminate(network.factors, network.sizes, kept, limit=model.limit, known=model.known)
+    present = [block.source is not None, block.sink is not None, *(param in network.tied for param in model.ties.axes)]
     sizes = iter(elimination.table.shape)
     table = elimination.table.reshape([next(sizes) if here else 1 for here in present])
     sinks, table, sink_configs = _project(table, network.options[block.sink] if block.sink is not None else None)

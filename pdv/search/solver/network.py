@@ -81,7 +81,8 @@ class BlockModel:
         self.domain = domain
         self.sizes_of_all = {node: len(configs.of(node)) for node in block.nodes}
         self._configs = configs
-        self._ties = ties
+        self.ties = ties
+        self.limit = limit
         self._optimistic = optimistic
         self.options = {node: _remaining(configs.of(node), node, domain) for node in block.nodes}
         made = {node: tuple(config.result for config in self.options[node]) for node in block.nodes}
@@ -95,7 +96,7 @@ class BlockModel:
         self.sizes |= {self.variables[param]: len(ties.states(param)) for param in (*self.tied, *self.inside)}
         self._freely: dict[Variable, int] = {}  # of each helper, how many values differ where memory is free
         self._inexact = self._relaxed = False
-        self._factors = (*self._moves(optimistic, limit, made), *self._uses(), *self._shares())
+        self._factors = (*self._moves(made), *self._uses(), *self._shares())
         self.whole = not self._relaxed
         self.exact = not self._inexact and all(ties.tables[param].exact for param in (*self.tied, *self.inside))
 
@@ -140,7 +141,7 @@ class BlockModel:
             self._configs.own[key] = Factor((0,), totals[:, 0] + price * totals[:, 1])
         return self._configs.own[key]
 
-    def _moves(self, optimistic: bool, limit: float, made: Mapping[Node, Sequence[Sharding]]) -> list[PricedFactor]:
+    def _moves(self, made: Mapping[Node, Sequence[Sharding]]) -> list[PricedFactor]:
         """Factors of every value that is read here, or leaves the program; those of alike values are the same."""
         readers: dict[Node, list[tuple[Node, int]]] = {value: [] for value in made}
         for node in self.block.nodes:
@@ -159,11 +160,18 @@ class BlockModel:
             }
             reads = tuple((local[node], kinds[node], i, self._configs.keeps(node, i)) for node, i in readers[value])
             saved = "out" in value.op.saved
-            key = (value.type, value.needs_grad, saved, kinds[value], reads, tuple(leaves), optimistic, limit)
+            key = (
+                value.type,
+                value.needs_grad,
+                saved,
+                kinds[value],
+                reads,
+                tuple(leaves),
+                self._optimistic,
+                self.limit,
+            )
             if key not in self._configs.moved:
-                self._configs.moved[key] = self._move(
-                    value, shardings, readers[value], leaves, local, optimistic, limit
-                )
+                self._configs.moved[key] = self._move(value, shardings, readers[value], leaves, local)
             found = self._configs.moved[key]
             self._inexact |= found.inexact
             self._relaxed |= found.relaxed
@@ -184,8 +192,6 @@ class BlockModel:
         readers: Sequence[tuple[Node, int]],
         leaves: Sequence[Sequence[Sharding]],
         local: Mapping[Node, Variable],
-        optimistic: bool,
-        limit: float,
     ) -> MoveCost:
         """The factors of a value, its variables numbered as ``local``, helpers behind them."""
         helpers: list[tuple[int, int]] = []
@@ -194,7 +200,7 @@ class BlockModel:
             helpers.append((size, freely))
             return len(local) + len(helpers) - 1
 
-        moving = Moving(self._configs, optimistic, limit)
+        moving = Moving(self._configs, self._optimistic, self.limit)
         reading = [
             Reader(local[node], [config.needs[i] for config in self.options[node]], self._configs.keeps(node, i))
             for node, i in readers
@@ -214,11 +220,11 @@ class BlockModel:
         """Factors of every read of a tied parameter."""
         factors = []
         for param in (*self.tied, *self.inside):
-            states = self._ties.states(param)
+            states = self.ties.states(param)
             for node, i in self._readers(param):
                 needs = [config.needs[i] for config in self.options[node]]
                 keep = self._configs.keeps(node, i)
-                seconds, held = self._ties.tables[param].use(
+                seconds, held = self.ties.tables[param].use(
                     needs, keep=keep, optimistic=self._optimistic, states=states
                 )
                 factors.append(PricedFactor((self.variables[param], self.variables[node]), seconds, held))
@@ -227,9 +233,9 @@ class BlockModel:
     def _shares(self) -> Iterator[PricedFactor]:
         """What the block pays of tied parameters that it decides itself."""
         for param in self.inside:
-            share = self._ties.share(param)
+            share = self.ties.share(param)
             if share:
-                seconds, held = self._ties.tables[param].own_costs
+                seconds, held = self.ties.tables[param].own_costs
                 yield PricedFactor((self.variables[param],), share * seconds, share * held)
 
     def _readers(self, value: Node) -> list[tuple[Node, int]]:

@@ -19,9 +19,8 @@ from pdv.pcg.plan_cost import realize, whole_bytes
 from pdv.problem import Assignment, Problem, Storage
 from pdv.search.blocks import block_of, tied_params
 from pdv.search.refusals import no_legal_plan
-from pdv.search.solver.block_table import BlockSolver
 from pdv.search.solver.configs import ConfigTable
-from pdv.search.solver.network import Network
+from pdv.search.solver.network import BlockModel, Network
 from pdv.search.solver.sharing import EXACT_WANTS
 from pdv.search.solver.tables import Factor, Table, Variable
 from pdv.search.solver.tied import TiedTable, reads
@@ -150,9 +149,8 @@ class Flattened:
         Raises:
             NoPlanFitsError: if pins leave some operator no configuration.
         """
-        network = BlockSolver(self.configs, Ties.together(self._tied), price, ((),), optimistic=optimistic).network(
-            self._block
-        )
+        ties = Ties.together(self._tied)
+        network = BlockModel(self._block, self.configs, ties, ((),), optimistic=optimistic).at(price)
         if not all(network.sizes.values()):
             raise no_legal_plan(self.problem)
         own = [Factor((network.variables[p],), self._tied[p].own(price)) for p in network.tied]

@@ -17,8 +17,9 @@ from ir.sharding import Sharding
 from pdv.pcg.redistribute import all_shardings
 from pdv.problem import Pins, Problem
 from pdv.search.blocks import Block, tied_params
-from pdv.search.solver.block_table import BlockSolver, Solved
+from pdv.search.solver.block_table import Solved, solve_model
 from pdv.search.solver.configs import ConfigTable, KnownConfigs
+from pdv.search.solver.network import BlockModel
 from pdv.search.solver.tables import Table
 from pdv.search.solver.tied import TiedTable, reads
 from pdv.search.solver.ties import Ties
@@ -61,8 +62,8 @@ class _Axis:
     def table(self, block: Block) -> Table:
         source = block.source
         sources = all_shardings(source.type, self._problem.mesh) if source is not None else ((),)
-        solver = BlockSolver(self._configs, self._ties, 0.0, sources, optimistic=True, limit=LIMIT)
-        return by_sink(solver.solve(block), wanted_sinks(block, self._problem.mesh))
+        model = BlockModel(block, self._configs, self._ties, sources, optimistic=True, limit=LIMIT)
+        return by_sink(solve_model(model, 0.0), wanted_sinks(block, self._problem.mesh))
 
     def least_seconds(self, node: Node) -> float:
         if node not in self._least:
