@@ -17,6 +17,7 @@ from ir.memory.local import Local
 from pdv.memory.log import Heap, Holder, Kind, Storage
 from pdv.memory.moves import Backend, backward_move, forward_move, gathered_dim
 from pdv.memory.setting import Setting, chain, gathered_for_use, of_weights
+from pdv.pcg.plan_cost import is_residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ class Walk:
         statistics = 0.0 if selective else local.memory.keeps(local)
         if statistics:
             held.append(heap.allocate(statistics, self._holder("activations", node)))
-        if setting.execution.dropout and _is_residual(node):
+        if setting.execution.dropout and is_residual(node):
             held.append(heap.allocate(float(_size(setting.shape(node))), self._holder("activations", node)))
         self.saved[node] = held
 
@@ -337,12 +338,6 @@ def _itemsize(node: Node) -> int:
 
 def _is_map(node: Node) -> bool:
     return node.op.kind == "map" and node.op.kernel
-
-
-def _is_residual(node: Node) -> bool:
-    """A sum of two activations of one shape: where transformers drop out what a branch adds (Vaswani et al., 5.4)."""
-    same = [operand for operand in node.operands if not of_weights(operand) and operand.type == node.type]
-    return node.op.adds and len(same) == 2
 
 
 def _moment(what: str, node: Node, setting: Setting) -> str:

@@ -125,6 +125,12 @@ def is_bias(node: Node) -> bool:
     return rank > 0 and bias.type.shape == (node.type.shape[-rank], *(1,) * (rank - 1)) and is_fixed(bias)
 
 
+def is_residual(node: Node) -> bool:
+    """A sum of two activations of one shape: where transformers drop out what a branch adds (Vaswani et al., 5.4)."""
+    alike = [operand for operand in node.operands if operand.type == node.type and not unmoved(operand).is_param]
+    return node.op.adds and len(alike) == 2
+
+
 @lru_cache(maxsize=1 << 14)  # asked once per configuration
 def is_fixed(node: Node) -> bool:
     """True if a value depends on weights and constants alone (and is found to within a few operators).

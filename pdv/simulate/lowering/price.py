@@ -21,7 +21,7 @@ from ir.types import DType, TensorType
 from ir.verify import node_local_loops
 from pdv.cluster import Device
 from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
-from pdv.pcg.plan_cost import local_costs
+from pdv.pcg.plan_cost import is_residual, local_costs
 from pdv.problem import Problem
 from pdv.problem.workload import AS_EMITTED, Execution, Precision
 from pdv.simulate.calibration import Calibration
@@ -85,7 +85,7 @@ class DevicePrices:
                 shapes = _shapes(entry, self.problem)
                 factor = self.inside.slowdown(entry.node.op) * self.inside.alignment(shapes, entry.node)
                 self.entries[entry.number] = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
-            if self.execution.dropout and _is_residual(entry):
+            if self.execution.dropout and is_residual(entry.node):
                 self.entries[entry.number] = _sum(self.entries[entry.number], self._dropout(entry))
         if self.execution.precision == AS_EMITTED:
             moves = [entry for entry in entries if entry.role in {"move", "parameter", "sum"}]
@@ -192,12 +192,6 @@ class _InStep:
             kernels,
             (forward, backward),
         )
-
-
-def _is_residual(entry: Entry) -> bool:
-    """A sum of two activations of one shape: where transformers drop out what a branch adds (Vaswani et al., 5.4)."""
-    alike = [operand for operand in entry.node.operands if operand.type == entry.node.type and operand.needs_grad]
-    return entry.node.op.adds and len(alike) == 2
 
 
 def _sum(one: Price, other: Price) -> Price:

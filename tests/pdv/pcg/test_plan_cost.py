@@ -8,7 +8,7 @@ from ir.builder import Builder
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.cost.comm import AxisLink, all_gather_seconds, all_reduce_seconds, reduce_scatter_seconds
-from pdv.pcg.plan_cost import plan_cost
+from pdv.pcg.plan_cost import is_residual, plan_cost
 from tests.pdv.worlds import FAST, f32, problem
 
 MESH = Mesh.of(a=2)
@@ -85,3 +85,13 @@ def test_parts_add_up() -> None:
     nodes = sum(entry.forward_s + entry.backward_s for entry in cost.nodes.values())
     assert nodes + cost.optimizer_s == pytest.approx(cost.seconds)
     assert cost.std_s > 0
+
+
+def test_a_residual_is_a_sum_of_two_activations() -> None:
+    """Simulated seconds and bytes of dropout ask the same function."""
+    k = Builder()
+    x, w = k.input("x", f32(4, 8)), k.param("w", f32(4, 8))
+    y = k.tanh(x)
+    assert is_residual(k.add(y, k.tanh(y)))
+    assert not is_residual(k.add(y, w))
+    assert not is_residual(k.mul(y, k.tanh(y)))
