@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.figures import pages
 from pdv.cluster import load_cluster
 from pdv.cluster.presets import DEVICES, LINKS, NODES
 
@@ -30,6 +31,12 @@ def test_cluster_files_of_the_documentation_load(text: str, tmp_path: Path) -> N
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     assert load_cluster(path).num_devices == eval_devices(text)
+
+
+def test_figures_are_those_of_the_records() -> None:
+    """`python benchmarks/figures.py` writes them; a figure of a record is written nowhere by hand."""
+    for page, text in pages().items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name} is not what benchmarks/figures.py writes"
 
 
 def eval_devices(text: str) -> int:

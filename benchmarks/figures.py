@@ -1,0 +1,69 @@
+"""Figures that documents quote, filled in from the records of benchmarks.
+
+    python benchmarks/figures.py [--smoke]
+
+It writes docs/figures.md, and the section of README that says what is measured; with --smoke nothing.
+Templates (`benchmarks/results/*.template.md`) name a record, a figure of its summary and a format:
+``{{scale; gpt2 on 2x4: search; .1f}}``. A format that ends in ``%`` takes a share, others the value in its own unit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from benchmarks.record import ROOT, arguments
+
+RESULTS = ROOT / "benchmarks" / "results"
+PLACE = re.compile(r"\{\{([^;{}]+); ([^;{}]+); ([^;{}]+)\}\}")
+MEASURED = re.compile(r"(?<=\n## Measured\n\n).*?(?=\n## )", re.DOTALL)
+
+
+def main() -> None:
+    """Write the pages that are not what they have to be."""
+    options = arguments(str(__doc__).splitlines()[0]).parse_args()
+    for path, text in pages().items():
+        if path.read_text(encoding="utf-8") != text:
+            print(path.name)
+            if not options.smoke:
+                path.write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[Path, str]:
+    """The pages as they have to be."""
+    figures, readme = ROOT / "docs" / "figures.md", ROOT / "README.md"
+    measured = fill((RESULTS / "measured.template.md").read_text(encoding="utf-8"))
+    return {
+        figures: fill((RESULTS / "figures.template.md").read_text(encoding="utf-8")),
+        readme: MEASURED.sub(lambda _: measured, readme.read_text(encoding="utf-8")),
+    }
+
+
+def fill(template: str) -> str:
+    """The text with every figure in its place.
+
+    Raises:
+        KeyError: where a record has no such figure.
+    """
+    return PLACE.sub(lambda match: figure(match[1], match[2], match[3]), template)
+
+
+def figure(record: str, name: str, spec: str) -> str:
+    """One figure of a record, formatted."""
+    value = summary(record)[name]
+    if spec == "d":
+        return str(round(value))
+    return format(value, spec).replace("%", " %")
+
+
+@lru_cache
+def summary(record: str) -> dict[str, float]:
+    """What a record claims."""
+    content = json.loads((RESULTS / f"{record}.json").read_text(encoding="utf-8"))
+    return {entry["name"]: entry["value"] for entry in content["summary"]}
+
+
+if __name__ == "__main__":
+    main()
