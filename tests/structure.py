@@ -58,6 +58,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "emit": ("pdv.emit",),
     "check": ("pdv.check",),
     "plan": ("pdv.plan", "pdv.prices"),
+    "pipelines": ("pdv.pipelines",),
     "report": ("pdv.report",),
     "verification": ("pdv.verification",),
     "planning": ("pdv.planning",),

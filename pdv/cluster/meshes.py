@@ -38,20 +38,44 @@ def candidate_meshes(cluster: Cluster, max_axes: int = 3) -> tuple[MeshCandidate
     check_pinned_mesh(cluster, cluster.name)
     if cluster.mesh is not None:
         return (_with_routes(cluster, cluster.mesh),)
+    levels = tuple((level.name, level.size) for level in cluster.levels)
+    meshes = [_with_routes(cluster, sizes) for sizes in _ways(levels, max_axes)]
+    return tuple(sorted(meshes, key=lambda candidate: (len(candidate.routes), candidate.mesh.shape)))
+
+
+def part_meshes(cluster: Cluster, devices: int, max_axes: int = 3) -> tuple[Mesh, ...]:
+    """The meshes of each run of so many devices, as ``candidate_meshes``; none where levels do not tile such a run."""
+    levels: list[tuple[str, int]] = []
+    left = devices
+    for level in reversed(cluster.levels):
+        size = min(left, level.size)
+        if left % size or level.size % size:
+            return ()
+        levels.insert(0, (level.name, size))
+        left //= size
+        if left == 1:
+            break
+    if left > 1:
+        return ()
+    meshes = [Mesh(tuple(Axis(name, size) for name, size in sizes)) for sizes in _ways(tuple(levels), max_axes)]
+    return tuple(sorted(meshes, key=lambda mesh: (len(mesh.axes), mesh.shape)))
+
+
+def _ways(levels: Sizes, max_axes: int) -> list[Sizes]:
+    """Every mesh over some levels, each shape once."""
     ways: list[Sizes] = []
-    for levels in _merge(cluster.levels, max(2, max_axes)):
-        for combination in itertools.product(*([((name, size),), *_halve(name, size)] for name, size in levels)):
+    for merged in _merge(levels, max(2, max_axes)):
+        for combination in itertools.product(*([((name, size),), *_halve(name, size)] for name, size in merged)):
             sizes = tuple(itertools.chain.from_iterable(combination))
-            if len(sizes) <= max(max_axes, min(2, len(cluster.levels))):
+            if len(sizes) <= max(max_axes, min(2, len(levels))):
                 ways.append(sizes)
-    ways += _group(cluster)
-    if len(cluster.levels) > 1:
-        ways.append(((cluster.levels[-1].name, cluster.num_devices),))
+    if len(levels) > 1:
+        devices = math.prod(size for _, size in levels)
+        ways += [*_group(levels, devices), ((levels[-1][0], devices),)]
     found: dict[tuple[int, ...], Sizes] = {}
     for sizes in ways:
         found.setdefault(tuple(size for _, size in sizes), sizes)
-    meshes = [_with_routes(cluster, sizes) for sizes in found.values()]
-    return tuple(sorted(meshes, key=lambda candidate: (len(candidate.routes), candidate.mesh.shape)))
+    return list(found.values())
 
 
 def check_pinned_mesh(cluster: Cluster, where: str) -> None:
@@ -72,9 +96,8 @@ def check_pinned_mesh(cluster: Cluster, where: str) -> None:
         )
 
 
-def _merge(levels: tuple[Level, ...], max_axes: int) -> list[Sizes]:
+def _merge(named: Sizes, max_axes: int) -> list[Sizes]:
     """The levels; where there are more than axes, every way to put neighbours together, named by the innermost."""
-    named = tuple((level.name, level.size) for level in levels)
     if len(named) <= max_axes:
         return [named]
     ways = []
@@ -91,13 +114,11 @@ def _halve(name: str, size: int) -> list[Sizes]:
     ]
 
 
-def _group(cluster: Cluster) -> list[Sizes]:
+def _group(levels: Sizes, devices: int) -> list[Sizes]:
     """Two axes whose border lies inside a node: as many groups as it takes, over the network, of equal parts."""
-    if len(cluster.levels) < 2:
-        return []
-    inner = cluster.levels[-1]
-    parts = [size for size in range(2, inner.size) if inner.size % size == 0]
-    return [(("group", cluster.num_devices // size), (inner.name, size)) for size in parts]
+    name, inner = levels[-1]
+    parts = [size for size in range(2, inner) if inner % size == 0]
+    return [(("group", devices // size), (name, size)) for size in parts]
 
 
 def _with_routes(cluster: Cluster, sizes: Sizes) -> MeshCandidate:

@@ -62,7 +62,7 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
     return PlanCost(
         compute_s,
         communication_s,
-        sum(estimate.mean_s for estimate in optimizer),
+        sum(estimate.mean_s * problem.once for estimate in optimizer),
         _memory(problem, pcg, held),
         nodes,
         optimizer,
@@ -156,6 +156,8 @@ def _parallel(problem: Problem, node: Node, held: int) -> NodeCost:
     forward_s, backward_s = move_seconds(node.op.name, axis, held)
     if not (problem.train and node.needs_grad):
         return _move(axis, forward_s, 0.0)
+    if base.is_param and node.op.transition.only_names:
+        backward_s *= problem.once
     if base.is_param and base.attr("regather"):
         backward_s += forward_s
     return _move(axis, forward_s, backward_s)
@@ -176,23 +178,29 @@ def whole_bytes(graph: Graph) -> float:
 def _memory(problem: Problem, pcg: Graph, held: Mapping[Node, int]) -> dict[str, float]:
     """Bytes by lifetime; a value that several nodes keep for backward counts once. ``held``: bytes on one device."""
     trained = sum(float(held[node]) for node in pcg.params if node.needs_grad)
-    saved: dict[Node, None] = {}
     transient = 0.0
     for node in pcg.nodes:
         if node.is_leaf or node.op.kind == "parallel":
             continue
         transient = max(transient, float(held[node] + sum(held[operand] for operand in node.operands)))
-        if problem.train and node.needs_grad:
-            saved |= dict.fromkeys(copy for value in _keep(node) if _is_activation(copy := _copy(value)))
     memory = {
-        "weights": trained + whole_bytes(pcg),
-        "activations": sum(float(held[node]) for node in saved),
+        "weights": (trained + whole_bytes(pcg)) * problem.resting,
+        "activations": sum(float(held[node]) for node in saved_values(pcg)) if problem.train else 0,
         "transient": transient,
     }
     if problem.train:
-        memory["gradients"] = trained
-        memory["optimizer"] = trained * (TRAIN_COPIES - 2)
+        memory["gradients"] = trained * problem.resting
+        memory["optimizer"] = trained * (TRAIN_COPIES - 2) * problem.resting
     return memory
+
+
+def saved_values(pcg: Graph) -> list[Node]:
+    """What a training step keeps of a PCG for backward, each value once."""
+    found: dict[Node, None] = {}
+    for node in pcg.nodes:
+        if not node.is_leaf and node.op.kind != "parallel" and node.needs_grad:
+            found |= dict.fromkeys(copy for value in _keep(node) if _is_activation(copy := _copy(value)))
+    return list(found)
 
 
 def _keep(node: Node) -> list[Node]:

@@ -151,7 +151,8 @@ class Routes:
 
     Attributes:
         states: the vertices.
-        seconds: forward and backward; infinite where there is no chain. ``forward_s``: forward alone.
+        seconds: forward and backward; infinite where there is no chain. ``forward_s``: forward alone. ``named_s``:
+            backward of the steps that only name a state, which sum a parameter's gradient (nothing without gradient).
         edge: the last step (an edge of ``states``); -1 where there is none.
         length: how many steps; -1 where there is no chain.
         copy: what a reader of ``after`` holds (``replicate`` names a state and makes no copy).
@@ -162,6 +163,7 @@ class Routes:
     states: StateGraph
     seconds: Seconds
     forward_s: Seconds
+    named_s: Seconds
     edge: Indices
     length: Indices
     copy: Indices
@@ -297,7 +299,9 @@ class Redistribution:
         )
         np.fill_diagonal(seconds, staying)
         np.fill_diagonal(length, np.where(divides, 0, -1))
-        return _routes(states, seconds, edge, length, dict(zip(usable.tolist(), forward.tolist(), strict=True)), held)
+        both = np.zeros((2, len(states.steps) + 1))
+        both[:, usable] = forward, backward * states.names_only[usable] * gradient
+        return _routes(states, seconds, edge, length, both, held)
 
     def _edge_seconds(self, states: StateGraph, edges: Indices, held: Seconds) -> tuple[Seconds, Seconds]:
         """[edges] seconds forward and backward: a line over a collective's bytes, or what the axis's curve says."""
@@ -357,12 +361,12 @@ def _spread_rows(rows: Any, starts: Indices, fill: float) -> Any:  # Any: arrays
 
 
 def _routes(
-    states: StateGraph, seconds: Seconds, edge: Indices, length: Indices, forward: dict[int, float], held: Seconds
+    states: StateGraph, seconds: Seconds, edge: Indices, length: Indices, steps_s: Seconds, held: Seconds
 ) -> Routes:
-    """What follows from the last steps, level by level."""
+    """What follows from the last steps, level by level; ``steps_s``: of each step forward, and of what it names."""
     count = len(states.shardings)
-    weight = np.zeros(len(states.steps) + 1)
-    weight[list(forward)] = list(forward.values())
+    weight, named = steps_s
+    named_s = np.zeros((count, count))
     forward_s = np.where(length == 0, 0.0, np.inf)
     copy = np.broadcast_to(np.arange(count), (count, count)).copy()
     gathered = np.zeros((count, count), dtype=bool)
@@ -371,9 +375,10 @@ def _routes(
         last = edge[rows, columns]
         tails = states.tails[last]
         forward_s[rows, columns] = forward_s[rows, tails] + weight[last]
+        named_s[rows, columns] = named_s[rows, tails] + named[last]
         copy[rows, columns] = np.where(states.names_only[last], copy[rows, tails], columns)
         gathered[rows, columns] = gathered[rows, tails] | states.gathers[last]
-    return Routes(states, seconds, forward_s, edge, length, copy, gathered, held)
+    return Routes(states, seconds, forward_s, named_s, edge, length, copy, gathered, held)
 
 
 def all_shardings(tensor: TensorType, mesh: Mesh, states: tuple[State, ...] | None = None) -> tuple[Sharding, ...]:

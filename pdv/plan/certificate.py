@@ -17,8 +17,8 @@ Document = dict[str, Any]  # Any: JSON
 def certificate_document(found: BestPlan, problems: Sequence[Problem], pins: str | None = None) -> Document:
     """The certificate as JSON; ``problems`` are all that were to be searched, in order, ``pins`` what they pin."""
     problem = found.solution.problem
-    bound = min(found.lower_bound_s, found.cost.seconds)
-    known = bound > 0.0 or found.cost.seconds == 0.0  # a bound of zero says nothing of what costs something
+    bound = min(found.lower_bound_s, found.seconds)
+    known = bound > 0.0 or found.seconds == 0.0  # a bound of zero says nothing of what costs something
     document = {
         "lower_bound": bound if known else None,
         "gap": found.gap if known else None,

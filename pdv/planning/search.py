@@ -7,16 +7,18 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ir.errors import NoPlanFitsError, UsageError, did_you_mean
 from ir.graph import Graph
+from pdv import config
 from pdv.cluster import Cluster
 from pdv.guard import Progress
 from pdv.pins import contradiction
+from pdv.pipelines.search import search_pipelines
 from pdv.plan.cache import Cache, open_cache, with_cache
-from pdv.problem import Problem
+from pdv.problem import Pins, Problem
 from pdv.search.meshes import BestPlan, Needs, search_meshes
 from pdv.search.strategies import STRATEGIES, Strategy
 
@@ -59,7 +61,14 @@ class SearchResult:
 
 
 def search_problems(
-    problems: Sequence[Problem], cluster: Cluster, effort: Effort, pins: str | None, progress: Progress, again: Again
+    problems: Sequence[Problem],
+    cluster: Cluster,
+    effort: Effort,
+    pins: str | None,
+    progress: Progress,
+    again: Again,
+    *,
+    pipelines: bool = False,
 ) -> SearchResult:
     """The best plan of which the emitted program fits, by the lifetimes of what it holds.
 
@@ -70,6 +79,7 @@ def search_problems(
         pins: what the problems' pins say, if anything.
         progress: called with (stage, fraction or None).
         again: the problems of another graph or cluster, without rules.
+        pipelines: whether stages, micro-batches and recomputation are searched, too, where nothing is pinned.
 
     Raises:
         PinsError: if no plan keeps the pins, naming those to blame.
@@ -77,6 +87,12 @@ def search_problems(
     """
     from pdv.report.remedies import find_remedies, need_of, with_remedies
 
+    free = pins is None and cluster.mesh is None and problems[0].pins == Pins()
+    if pipelines and free and problems[0].train and effort.search == config.SEARCH:
+        started = time.process_time()
+        found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(pins), recomputation=False)
+        if found is not None:
+            return SearchResult(replace(found, meshes=len(problems)), time.process_time() - started)
     try:
         return _search(problems, effort, pins, progress, need_of(cluster))
     except NoPlanFitsError as error:

@@ -77,6 +77,10 @@ class Problem:
     ``rules`` are the algebraic rules that may be applied; parallel ones follow from the operators.
     ``leaving`` is how all outputs leave, where that is decided already; ``rows`` whether dim 0 of every output is the
     batch, which is read in the source graph and stays true however it is rewritten.
+
+    A graph of one of a step's micro-batches counts ``once`` of what the step does once (the sums of gradients of
+    parameters that rest whole, the optimizer), and each byte that stays all step (parameters and what training keeps
+    of them, inputs) as ``resting`` of a micro-batch's activations; ``memory_limit`` is of bytes that count so.
     """
 
     graph: Graph
@@ -90,6 +94,8 @@ class Problem:
     working_limit: float = float("inf")
     leaving: Sharding | None = None
     rows: bool | None = None
+    once: float = 1.0
+    resting: float = 1.0
 
     def __post_init__(self) -> None:
         if self.rows is None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ir.cost_model import CostModel
 from ir.graph import Graph, Node
+from ir.mesh import Mesh
 from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
@@ -92,6 +93,19 @@ class Execution:
 
 
 EMITTED = Execution(overlap=Overlap(transfers=False))  # the emitted program: collectives are waited for
+BUCKET_BYTES = {"cpu": 4.0 * 2**20, "gpu": 25.0 * 2**20}  # of gradients that are summed at once, by kind of device
+
+
+def emitted(
+    cluster: Cluster, mesh: Mesh, micro_batches: int = 1, recompute: Recompute = "none", order: Order = "1f1b"
+) -> Execution:
+    """How the emitted program runs a step: gradients are summed once, in buckets behind the last backward pass.
+
+    Sends between stages run beside the next micro-batch; collectives on activations are waited for where they stand.
+    """
+    size = min(BUCKET_BYTES.get(entry.device.kind, BUCKET_BYTES["gpu"]) for entry in cluster.classes)
+    overlap = Overlap(gradients=True, bucket_bytes=size)
+    return Execution(micro_batches, order, recompute, data_axes=mesh.spans, overlap=overlap)
 
 
 @dataclass(frozen=True)

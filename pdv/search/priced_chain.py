@@ -101,7 +101,7 @@ class PricedChain:
         self.configs = ConfigTable(problem, self._source.tied, known)
         nodes = problem.graph.nodes
         self.tied = {param: TiedTable(self.configs, param, reads(nodes, param)) for param in self._source.tied}
-        self.whole_bytes = whole_bytes(problem.graph)
+        self.whole_bytes = whole_bytes(problem.graph) * problem.resting
         ties = Ties.of(self.tied, self.blocks, self.configs, problem.mesh)
         self._stages = BlockPricer(problem, self.blocks, self.configs, ties, self._late, known)
         self.plans: list[Priced] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ir.graph import Node
@@ -78,6 +78,7 @@ class KnownConfigs:
     resident: dict[tuple[TensorType, Sharding], tuple[float, float]] = field(default_factory=dict)
     pieces: dict[tuple[TensorType, Sharding], float] = field(default_factory=dict)
     storages: dict[Node, list[Storage]] = field(default_factory=dict)
+    param_routes: dict[TensorType, Routes] = field(default_factory=dict)
     axes: dict[str, KnownConfigs] = field(default_factory=dict)
 
     @classmethod
@@ -189,10 +190,19 @@ class ConfigTable:
         """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
         key = (param.type if self.problem.pins == Pins() else param, need, keep)
         if key not in self._all.uses:
-            routes = self.moves.routes(param.type, gradient=self.problem.train)
+            routes = self.param_routes(param.type)
             uses = [self._store(param, need, storage, routes, keep=keep) for storage in self.storages(param)]
             self._all.uses[key] = tuple(_drop_dominated([use for use in uses if use is not None]))
         return self._all.uses[key]
+
+    def param_routes(self, tensor: TensorType) -> Routes:
+        """The chains of a parameter, with what of its gradient is summed once a step counted so."""
+        once = self.problem.once
+        if tensor not in self._all.param_routes:
+            routes = self.moves.routes(tensor, gradient=self.problem.train)
+            less = routes if once == 1.0 else replace(routes, seconds=routes.seconds - (1.0 - once) * routes.named_s)
+            self._all.param_routes[tensor] = less
+        return self._all.param_routes[tensor]
 
     def storages(self, param: Node) -> list[Storage]:
         """Where a parameter may rest: Invariant first, then cut; cut ones with and without regathering."""
@@ -219,10 +229,12 @@ class ConfigTable:
         key = param.type, storage.sharding
         if key not in self._all.resident:
             held = local_bytes(param.type, storage.sharding, self.problem.mesh)
-            if self.problem.train:
-                self._all.resident[key] = self.problem.compute.optimizer(held).mean_s, float(held * TRAIN_COPIES)
+            problem = self.problem
+            if problem.train:
+                seconds = problem.compute.optimizer(held).mean_s * problem.once
+                self._all.resident[key] = seconds, float(held * TRAIN_COPIES) * problem.resting
             else:
-                self._all.resident[key] = 0.0, float(held * INFER_COPIES)
+                self._all.resident[key] = 0.0, float(held * INFER_COPIES) * problem.resting
         return self._all.resident[key]
 
     def may_gather(self, param: Node, storage: Storage, chain: Chain | None) -> bool:

@@ -138,7 +138,7 @@ class TiedTable:
         return np.where(ways.gathered(rows), ways.bytes(rows), 0.0)
 
     def _ways(self, storage: Storage) -> ReshardChains:
-        routes = self._configs.moves.routes(self.param.type, gradient=self._configs.problem.train)
+        routes = self._configs.param_routes(self.param.type)
         return ReshardChains(routes, storage.sharding)
 
 

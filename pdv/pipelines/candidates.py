@@ -1,0 +1,166 @@
+"""The outer choices of a plan: stages, the mesh inside each, micro-batches, recomputation; and what bounds them.
+
+Entry point: ``Space``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ir.cost_model import CostModel
+from ir.graph import Graph
+from ir.mesh import Axis, Mesh
+from ir.rows import rows_apart
+from ir.scaling.rows import fewer_rows
+from pdv.cluster import Cluster, Device
+from pdv.cluster.meshes import part_meshes
+from pdv.cost.comm import AxisLink
+from pdv.cost.compute import ComputeModel
+from pdv.pcg.plan_cost import saved_values
+from pdv.prices import slowest_axes, stage_axes
+from pdv.problem import TRAIN_COPIES, Problem
+from pdv.problem.workload import Execution, Recompute
+from pdv.schedule.pieces import pieces
+from pdv.simulate.calibration import CALIBRATION
+from pdv.simulate.engine.task import PICO
+from pdv.simulate.lowering.entries import Nodes
+from pdv.simulate.lowering.price import DevicePrices
+
+MOST_AXES = 2  # of the mesh inside a stage; stages are one more
+IDLE = 0.15  # of a stage's time, that filling and draining a pipeline may take in the first guess of micro-batches
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a step: ``axes`` by stage, the links of the mesh's axes there."""
+
+    stages: int
+    mesh: Mesh
+    axes: tuple[tuple[AxisLink, ...], ...]
+    micro_batches: int
+
+    @property
+    def inside(self) -> tuple[AxisLink, ...]:
+        """By axis the slowest stage's links, for which the inside of all stages is chosen."""
+        return slowest_axes(self.axes)
+
+    @property
+    def spread(self) -> float:
+        """Times that a micro-batch takes on one stage that a step takes at least, beside one a micro-batch."""
+        return self.micro_batches + self.stages - 1
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is chosen among. ``problem`` is that of the whole batch on a mesh of the whole cluster.
+
+    ``recomputation``: whether layers may run again in backward.
+    """
+
+    problem: Problem
+    cluster: Cluster
+    recomputation: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_graphs", {1: self.problem.graph})
+
+    @cached_property
+    def batch(self) -> int:
+        """Rows that every input has."""
+        return math.gcd(*(node.type.shape[0] for node in self.problem.graph.inputs if node.type.rank)) or 1
+
+    @cached_property
+    def open(self) -> bool:
+        """Whether the rows of the batch can be run apart, in micro-batches."""
+        graph = self.problem.graph
+        if not (self.problem.train and self.problem.rows and rows_apart(graph)) or self.batch == 1:
+            return False
+        return self.graph(self.counts[1]) is not None
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of micro-batches that divide the batch."""
+        return tuple(count for count in range(1, self.batch + 1) if self.batch % count == 0)
+
+    def graph(self, micro_batches: int) -> Graph | None:
+        """The program of one micro-batch."""
+        known: dict[int, Graph | None] = self.__dict__["_graphs"]
+        if micro_batches not in known:
+            known[micro_batches] = fewer_rows(self.problem.graph, micro_batches)
+        return known[micro_batches]
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """Numbers of stages that divide the devices and are no more than the places to cut at."""
+        most = pieces(self.problem.graph).count
+        devices = self.cluster.num_devices
+        return tuple(p for p in range(1, min(devices, most) + 1) if devices % p == 0 and self.meshes(p))
+
+    def meshes(self, stages: int) -> tuple[Mesh, ...]:
+        """Meshes of one stage's devices: the one of a single axis, then those that keep to the cluster's levels."""
+        found = part_meshes(self.cluster, self.cluster.num_devices // stages, MOST_AXES)
+        return tuple(sorted(found, key=self._askew))
+
+    def _askew(self, mesh: Mesh) -> tuple[bool, bool]:
+        """Whether there are several axes, and whether the last of them is another than a node's devices."""
+        return len(mesh.axes) > 1, mesh.axes[-1].size != min(self.cluster.levels[-1].size, mesh.num_devices)
+
+    def candidate(self, stages: int, mesh: Mesh, micro_batches: int) -> Candidate:
+        """With the links that the mesh's axes have in each stage."""
+        return Candidate(stages, mesh, stage_axes(self.cluster, self.problem.compute, mesh, stages), micro_batches)
+
+    def compute_of(self, devices: tuple[Device, ...]) -> CostModel:
+        """What prices the slowest of some devices: by arithmetic each by its own numbers; others know all of them."""
+        compute = self.problem.compute
+        return ComputeModel(devices) if isinstance(compute, ComputeModel) else compute
+
+    # ---- What bounds a candidate ----
+
+    @cached_property
+    def busy_s(self) -> float:
+        """Seconds of a step in which all devices compute all the time, each as fast as it is, and do nothing else."""
+        return self.busy_with(self.problem.graph)
+
+    def busy_with(self, graph: Graph) -> float:
+        """The same of another graph, rewritten."""
+        problem = replace(self.problem, graph=graph, mesh=Mesh((Axis("device", 1),)), axes=(), rows=True)
+        nodes = Nodes(problem, graph, Execution())
+        numbers = [nodes.of[node].number for node in graph.nodes if not node.is_leaf]
+        rate = 0.0
+        for entry in self.cluster.classes:
+            compute = self.compute_of((entry.device,))
+            prices = DevicePrices.of(nodes.entries, Execution(), entry.device, compute, CALIBRATION).entries
+            rate += entry.count / sum(prices[number].forward + prices[number].backward for number in numbers) * PICO
+        return 1.0 / rate
+
+    @cached_property
+    def _resting(self) -> float:
+        return float(sum(node.type.num_bytes for node in self.problem.graph.params if node.needs_grad) * TRAIN_COPIES)
+
+    @cached_property
+    def _kept(self) -> float:
+        return float(sum(node.type.num_bytes for node in saved_values(self.problem.graph)))
+
+    def least_s(self, stages: int, micro_batches: int) -> float:
+        """Seconds of a step that no plan is faster than: all devices at work but for filling and draining."""
+        busy = self.busy_s
+        if micro_batches == 1:
+            return busy * stages
+        share = 1.0 - (1.0 - 1.0 / micro_batches) ** stages
+        return busy * stages / micro_batches / share
+
+    def least_bytes(self, stages: int, micro_batches: int, recompute: Recompute = "none") -> float:
+        """Bytes of a device, were everything cut evenly; of what is run again nothing."""
+        devices = self.cluster.num_devices
+        kept = self._kept * min(stages, micro_batches) / micro_batches if recompute == "none" else 0.0
+        return (self._resting + kept) / devices
+
+    def first_count(self, stages: int) -> int:
+        """Micro-batches to begin with: the fewest that fit if all is cut evenly and keep a pipeline busy."""
+        limit = self.problem.memory_limit
+        for count in self.counts:
+            if (stages - 1) / count <= IDLE and self.least_bytes(stages, count) <= 0.8 * limit:
+                return count
+        return self.counts[-1]

@@ -1,0 +1,107 @@
+"""Where a pipeline is cut: runs of pieces whose slowest stage is as fast as can be, within every stage's memory.
+
+An exact dynamic program over (stages, pieces). Entry points: ``stage_costs`` and ``cut_pieces``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from pdv.cluster import Link
+from pdv.pipelines.profile import Numbers, Profile
+
+ROUNDING = 1e-9
+
+
+def stage_costs(
+    profile: Profile,
+    *,
+    micro_batches: int,
+    in_flight: int,
+    limit: float,
+    recompute: bool,
+    before: Link | None = None,
+    behind: Link | None = None,
+) -> Numbers:
+    """[start, stop] seconds of a step that a stage takes for a run of pieces; infinite for none, or beyond the limit.
+
+    Args:
+        profile: of the stage's devices.
+        micro_batches: of a step.
+        in_flight: micro-batches whose activations the stage holds at once.
+        limit: bytes of one of its devices.
+        recompute: whether only the pieces' inputs are kept, and forward runs again in backward.
+        before: the link from the stage before; sends over one link take turns.
+        behind: the link to the next stage.
+    """
+    each = _runs(profile.forward_s * (1 + recompute) + profile.backward_s)
+    passed = np.append(0.0, profile.sent_bytes)
+    slower = np.maximum(each, np.maximum(_send_s(before, passed)[:, None], _send_s(behind, passed)[None, :]))
+    seconds = micro_batches * slower + once_seconds(profile)
+    starts, stops = np.indices(seconds.shape)
+    fits = held_bytes(profile, in_flight=in_flight, recompute=recompute) <= limit
+    return np.where((starts < stops) & fits, seconds, np.inf)
+
+
+def held_bytes(profile: Profile, *, in_flight: int, recompute: bool) -> Numbers:
+    """[start, stop] bytes that a device of a stage holds at most, as far as values alone say."""
+    resting = _runs(profile.resting_bytes)
+    if not recompute:
+        return resting + in_flight * _runs(profile.kept_bytes)
+    return resting + in_flight * _runs(profile.entering_bytes) + _largest(profile.kept_bytes)
+
+
+def cut_pieces(costs: Sequence[Numbers]) -> tuple[int, ...] | None:
+    """How many pieces each stage has, so that the slowest is fastest, of equals the most even; None if nothing fits.
+
+    ``costs``: by stage, [start, stop] seconds of a run of pieces.
+    """
+    count = costs[0].shape[0] - 1
+    slowest = _best(costs, np.maximum)[0]
+    if not np.isfinite(slowest):
+        return None
+    even = [np.where(one <= slowest * (1 + ROUNDING), one, np.inf) ** 2 for one in costs]
+    ends = [count]
+    for starts in reversed(_best(even, np.add)[1]):
+        ends.append(int(starts[ends[-1]]))
+    return tuple(stop - start for start, stop in pairwise(reversed(ends)))
+
+
+def _best(costs: Sequence[Numbers], join: np.ufunc) -> tuple[float, list[np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+    """The least of all pieces over all stages; by stage, where it starts if it stops before a piece."""
+    before = np.full(costs[0].shape[0], np.inf)
+    before[0] = 0.0
+    starts = []
+    for one in costs:
+        offers = join(before[:, None], one)
+        starts.append(offers.argmin(axis=0))
+        before = offers.min(axis=0)
+    return float(before[-1]), starts
+
+
+def _send_s(link: Link | None, passed: Numbers) -> Numbers:
+    """[borders] of what passes there."""
+    return np.zeros_like(passed) if link is None else passed / link.bandwidth_bytes_per_s
+
+
+def once_seconds(profile: Profile) -> Numbers:
+    """[start, stop] what follows the last backward pass: the optimizer, and sums that it could not hide."""
+    hidden = _runs(profile.backward_s)
+    return np.asarray(_runs(profile.optimizer_s) + np.maximum(0.0, _runs(profile.sums_s) - hidden))
+
+
+def _runs(each: Numbers) -> Numbers:
+    """[start, stop] sums over runs."""
+    sums = np.append(0.0, np.cumsum(each))
+    return np.asarray(sums[None, :] - sums[:, None])
+
+
+def _largest(each: Numbers) -> Numbers:
+    """[start, stop] the largest of a run."""
+    found = np.zeros((len(each) + 1, len(each) + 1))
+    for start in range(len(each)):
+        found[start, start + 1 :] = np.maximum.accumulate(each[start:])
+    return found

@@ -1,0 +1,129 @@
+"""What each piece of a plan takes: seconds and bytes of one micro-batch, and what is there or due once a step.
+
+Pieces are what a pipeline may be cut between (`pdv.schedule.pieces`). Entry points: ``piece_of_pcg`` and ``profile``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ir.graph import Graph, Node, unmoved
+from ir.sharding import local_bytes
+from ir.verify import infer_shardings
+from pdv.cost.breakdown import PlanCost
+from pdv.pcg.plan_cost import plan_cost, saved_values
+from pdv.pcg.spread import spread_to_pcg
+from pdv.problem import TRAIN_COPIES, Derived, Problem
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One device's share of each piece; all arrays are [pieces].
+
+    Attributes:
+        forward_s, backward_s: of one micro-batch.
+        sums_s: sums of gradients of parameters that rest whole, due once a step; ``optimizer_s``: the optimizer.
+        resting_bytes: parameters and what training keeps of them.
+        kept_bytes: of one micro-batch between its forward and its backward.
+        sent_bytes: what passes from the piece to those behind it.
+    """
+
+    forward_s: Numbers
+    backward_s: Numbers
+    sums_s: Numbers
+    optimizer_s: Numbers
+    resting_bytes: Numbers
+    kept_bytes: Numbers
+    sent_bytes: Numbers
+
+    def map(self, change: Callable[[Numbers], Numbers]) -> Profile:
+        """The same of other pieces."""
+        return Profile(*(change(getattr(self, entry.name)) for entry in fields(self)))
+
+    @property
+    def entering_bytes(self) -> Numbers:
+        """[pieces] of a piece's inputs, all that recomputation keeps of it."""
+        found: Numbers = np.minimum(np.append(0.0, self.sent_bytes[:-1]), self.kept_bytes)
+        return found
+
+    @property
+    def count(self) -> int:
+        """How many pieces there are."""
+        return len(self.forward_s)
+
+
+@dataclass(frozen=True)
+class ByStage:
+    """Profiles of stages: of each kind of stage one, and the kind of each stage."""
+
+    kinds: tuple[Profile, ...]
+    kind_of: tuple[int, ...]
+
+    def __getitem__(self, stage: int) -> Profile:
+        return self.kinds[self.kind_of[stage]]
+
+    def map(self, change: Callable[[Profile], Profile]) -> ByStage:
+        """The same of other profiles."""
+        return ByStage(tuple(map(change, self.kinds)), self.kind_of)
+
+    def first(self, count: int) -> ByStage:
+        """Of the first stages."""
+        return ByStage(self.kinds, self.kind_of[:count])
+
+
+def piece_of_pcg(derived: Derived, of: Mapping[Node, int], count: int) -> dict[Node, int]:
+    """The piece of each node of the PCG, given those of serial operators; leaves belong to their first reader."""
+    last = count - 1
+    found = spread_to_pcg(derived, of)
+    for node in reversed(derived.pcg.nodes):
+        if node not in found:
+            found[node] = min((found[reader] for reader in derived.pcg.users[node] if reader in found), default=last)
+    return found
+
+
+def profile(problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: int) -> Profile:
+    """By piece; ``problem`` is on the rewritten graph, with the links and the devices of the stage that runs it."""
+    cost = plan_cost(problem, pcg)
+    seconds = np.zeros((3, count))
+    for node, one in cost.nodes.items():
+        piece, once = piece_of[node], _is_sum(node)
+        seconds[0, piece] += one.forward_s
+        seconds[2 if once else 1, piece] += one.backward_s
+    held = _bytes(problem, pcg, piece_of, count)
+    forward_s, backward_s, sums_s = seconds
+    return Profile(forward_s, backward_s, sums_s, _optimizer(cost, pcg, piece_of, count), *held)
+
+
+def _is_sum(node: Node) -> bool:
+    """True of the move of a whole parameter whose backward sums its gradient."""
+    return node.op.transition.only_names and unmoved(node).is_param
+
+
+def _optimizer(cost: PlanCost, pcg: Graph, piece_of: Mapping[Node, int], count: int) -> Numbers:
+    found = np.zeros(count)
+    trained = [node for node in pcg.params if node.needs_grad]
+    for node, estimate in zip(trained, cost.optimizer, strict=False):  # none in inference
+        found[piece_of[node]] += estimate.mean_s
+    return found
+
+
+def _bytes(problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: int) -> tuple[Numbers, Numbers, Numbers]:
+    """[pieces] at rest, kept by a micro-batch, and passed on behind each piece."""
+    shardings = infer_shardings(pcg, problem.mesh)
+    resting, kept, passed = np.zeros((3, count))
+    for node in pcg.nodes:
+        if node.is_leaf and pcg.users[node]:
+            copies = TRAIN_COPIES if node.needs_grad and problem.train else 1
+            resting[piece_of[node]] += copies * local_bytes(node.type, shardings[node], problem.mesh)
+        elif not node.is_leaf and not unmoved(node).is_leaf:
+            last = max((piece_of[reader] for reader in pcg.users[node]), default=0)
+            passed[piece_of[node] : last] += local_bytes(node.type, shardings[node], problem.mesh)
+    for node in saved_values(pcg) if problem.train else ():
+        kept[piece_of[node]] += local_bytes(node.type, shardings[node], problem.mesh)
+    return resting, kept, passed

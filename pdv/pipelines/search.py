@@ -1,0 +1,159 @@
+"""The search over pipelines: candidates are estimated, the best made and simulated. Entry: ``search_pipelines``.
+
+Coordinate descent over estimates, from a first guess for each number of stages on a mesh of one axis, which costs
+least: of the best the micro-batches are doubled and halved, then meshes of more axes are tried, as long as that helps.
+What cannot be faster than the best so far, by ``Space.least_s``, is not looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from pdv.cluster import Cluster
+from pdv.pipelines.candidates import Candidate, Space
+from pdv.pipelines.estimates import Estimate, Estimates
+from pdv.pipelines.pipeline import Mode
+from pdv.pipelines.priced import Found, Pricer
+from pdv.problem import Problem
+from pdv.search.meshes import BestPlan
+from pdv.search.strategies.budget import Budget, Strategy
+from pdv.simulate.step import simulate
+
+NEAR = 1.01  # times the bound: good enough
+WORSE = 1.15  # times the best so far: stages are not made more of behind two such
+STARTS = 3  # numbers of stages that are looked at closely
+MESHES = 3  # of a stage at most
+CLOSE = 1.03  # times the best found: what is estimated higher is not made
+MADE = 3  # plans at most, once one fits
+
+
+def search_pipelines(
+    problem: Problem, cluster: Cluster, budget_s: float, strategy: Strategy, *, recomputation: bool = True
+) -> BestPlan | None:
+    """The fastest plan found that has stages, micro-batches or recomputation; None where there is none.
+
+    None, too, if the batch does best as a whole on all devices, or its rows cannot be run apart. ``problem`` is that
+    of the whole batch on some mesh of the whole cluster, with nothing pinned.
+    """
+    space = Space(problem, cluster, recomputation)
+    if not space.open:
+        return None
+    estimates = Estimates(space, strategy, Budget())
+    search = Search(space, estimates, Pricer(space, estimates, strategy, Budget()), time.monotonic() + budget_s)
+    best = search.run()
+    if best is None or best.estimate.is_plain:
+        return None
+    step_s = simulate(best.work).step_s
+    bound = min(space.busy_s, space.busy_with(best.plan.solution.graph) * best.estimate.candidate.micro_batches, step_s)
+    states = sum(insides.states for insides in (estimates.insides, search.pricer.insides))
+    return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=states, complete=not search.late)
+
+
+@dataclass
+class Search:
+    """What is known so far."""
+
+    space: Space
+    estimates: Estimates
+    pricer: Pricer
+    deadline: float
+    known: dict[Candidate, list[Estimate]] = field(default_factory=dict)
+    best: Found | None = None
+    nearest: Found | None = None  # of those that do not fit, the smallest
+
+    def run(self) -> Found | None:
+        """The best plan that fits."""
+        self._explore()
+        made: set[tuple[int, int, Mode, bool]] = set()
+        for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
+            if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
+                break
+            kind = one.candidate.stages, one.candidate.micro_batches, one.mode, one.free
+            if kind not in made:
+                made.add(kind)
+                for found in self.pricer.found(one):
+                    self._keep(found)
+        return self.best
+
+    @property
+    def late(self) -> bool:
+        """True once no more should be tried."""
+        return time.monotonic() > self.deadline
+
+    @property
+    def _all(self) -> list[Estimate]:
+        return [estimate for found in self.known.values() for estimate in found]
+
+    def _keep(self, found: Found) -> None:
+        if found.fits and (self.best is None or found.step_s < self.best.step_s):
+            self.best = found
+        if not found.fits and (self.nearest is None or found.needed_bytes < self.nearest.needed_bytes):
+            self.nearest = found
+
+    # ---- Estimates ----
+
+    def _explore(self) -> None:
+        """Stages on meshes of one axis, then micro-batches, then meshes of more axes."""
+        worse = 0
+        for stages in self.space.stages:
+            first = self.space.candidate(stages, self.space.meshes(stages)[0], self.space.first_count(stages))
+            self._try(first)
+            worse = worse + 1 if self._value(first) > WORSE * self._best_s else 0
+            if worse > 1:
+                break
+        for start in self._starts():
+            self._descend(start, self._counts)
+        for start in self._starts():
+            for mesh in self.space.meshes(start.stages)[1:MESHES]:
+                self._try(self.space.candidate(start.stages, mesh, start.micro_batches))
+        for start in self._starts()[:1]:
+            self._descend(start, lambda one: [*self._counts(one), *self._meshes(one)])
+
+    def _starts(self) -> list[Candidate]:
+        """The best candidates of different numbers of stages."""
+        best: dict[int, Candidate] = {}
+        for one in sorted(self.known, key=self._value):
+            if self._value(one) < float("inf"):
+                best.setdefault(one.stages, one)
+        return list(best.values())[:STARTS]
+
+    def _descend(self, candidate: Candidate, near: Callable[[Candidate], list[Candidate]]) -> None:
+        """From a candidate to the best that none of its neighbours beats."""
+        while not self.late:
+            around = [candidate, *near(candidate)]
+            for other in around:
+                self._try(other)
+            best = min(around, key=self._value)
+            if best is candidate:
+                return
+            candidate = best
+
+    def _value(self, candidate: Candidate) -> float:
+        """Seconds of the candidate's fastest estimate that may fit."""
+        return min((one.step_s for one in self.known.get(candidate, ()) if one.promising), default=float("inf"))
+
+    @property
+    def _best_s(self) -> float:
+        return min(map(self._value, self.known), default=float("inf"))
+
+    def _try(self, candidate: Candidate) -> None:
+        """Estimate a candidate, unless it cannot be the best."""
+        if candidate in self.known or (self.late and self.known):
+            return
+        below = self._best_s
+        if self.space.least_s(candidate.stages, candidate.micro_batches) * NEAR < below:
+            self.known[candidate] = list(self.estimates.of(candidate, below))
+
+    def _counts(self, candidate: Candidate) -> list[Candidate]:
+        """With about twice and half as many micro-batches."""
+        counts, count = self.space.counts, candidate.micro_batches
+        more = next((c for c in counts if c >= 2 * count), None)
+        less = next((c for c in reversed(counts) if 2 * c <= count), None)
+        return [self.space.candidate(candidate.stages, candidate.mesh, other) for other in (more, less) if other]
+
+    def _meshes(self, candidate: Candidate) -> list[Candidate]:
+        """On other meshes."""
+        meshes = self.space.meshes(candidate.stages)[:MESHES]
+        return [self.space.candidate(candidate.stages, mesh, candidate.micro_batches) for mesh in meshes]

@@ -1,0 +1,93 @@
+"""Cuts of pipelines: exact against all cuts there are, within memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+
+from pdv.cluster import Link
+from pdv.pipelines.cuts import cut_pieces, held_bytes, stage_costs
+from pdv.pipelines.profile import Numbers, Profile
+
+
+def chain(count: int, seed: int) -> Profile:
+    """Pieces of random costs; the last one passes nothing on."""
+    draw = random.Random(seed)
+    rows = [np.array([draw.choice((1.0, 2.0, 5.0, 9.0)) for _ in range(count)]) for _ in range(7)]
+    rows[-1][-1] = 0.0
+    return Profile(*rows)
+
+
+def best_by_trying(costs: list[Numbers]) -> float:
+    """The least slowest stage over all cuts."""
+    count = costs[0].shape[0] - 1
+    found = math.inf
+    for inner in itertools.combinations(range(1, count), len(costs) - 1):
+        runs = itertools.pairwise((0, *inner, count))
+        found = min(found, max(float(one[run]) for one, run in zip(costs, runs, strict=True)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_cut_has_a_faster_slowest_stage(seed: int) -> None:
+    """Stages of different speeds and limits."""
+    draw = random.Random(seed)
+    stages, count = draw.randint(1, 4), draw.randint(4, 8)
+    own, link = chain(count, seed), Link("l", draw.choice((0.3, 1.0, 1e9)), 0.0)
+    slower = own.map(lambda numbers: numbers * 1.5)
+    costs = [
+        stage_costs(
+            draw.choice((own, slower)),
+            micro_batches=4,
+            in_flight=stages - stage,
+            limit=draw.choice((60.0, 90.0, 1e9)),
+            recompute=draw.random() < 0.3,
+            before=link if stage else None,
+            behind=link if stage < stages - 1 else None,
+        )
+        for stage in range(stages)
+    ]
+    sizes, best = cut_pieces(costs), best_by_trying(costs)
+    if sizes is None:
+        assert math.isinf(best)
+        return
+    ends = [0, *itertools.accumulate(sizes)]
+    assert ends[-1] == count
+    assert min(sizes) > 0
+    slowest = max(float(one[run]) for one, run in zip(costs, itertools.pairwise(ends), strict=True))
+    assert slowest == pytest.approx(best)
+
+
+def test_a_cut_keeps_every_stage_within_its_limit() -> None:
+    """Where the fastest cut would not fit, another is taken; where none fits, none."""
+    own, flight = chain(8, 1), (3, 2, 1)
+    every = [(a, b - a, 8 - b) for a, b in itertools.combinations(range(1, 8), 2)]
+    limit = min(max(_held(own, sizes, flight)) for sizes in every)
+    fastest = cut_pieces(_costs(own, flight, 1e9))
+    assert fastest is not None
+    assert max(_held(own, fastest, flight)) > limit
+    assert cut_pieces(_costs(own, flight, limit - 0.5)) is None
+    fitting = cut_pieces(_costs(own, flight, limit))
+    assert fitting is not None
+    assert max(_held(own, fitting, flight)) <= limit
+
+
+def _costs(own: Profile, flight: tuple[int, ...], limit: float) -> list[Numbers]:
+    return [stage_costs(own, micro_batches=4, in_flight=n, limit=limit, recompute=False) for n in flight]
+
+
+def _held(own: Profile, sizes: tuple[int, ...], flight: tuple[int, ...]) -> list[float]:
+    runs = itertools.pairwise([0, *itertools.accumulate(sizes)])
+    return [float(held_bytes(own, in_flight=n, recompute=False)[run]) for n, run in zip(flight, runs, strict=True)]
+
+
+def test_equal_pieces_are_spread_evenly() -> None:
+    """Of equally fast cuts the most even."""
+    own = Profile(*[np.ones(8)] * 7)
+    sizes = cut_pieces(_costs(own, (1, 1, 1), 1e9))
+    assert sizes is not None
+    assert sorted(sizes) == [2, 3, 3]

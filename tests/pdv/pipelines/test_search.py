@@ -1,0 +1,162 @@
+"""The search over pipelines on small models: what it finds fits, is what was simulated, and no plan beats its bound."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from ir.types import DType
+from ir.verify import check_returned, infer_shardings
+from pdv.cluster import Cluster, load_cluster
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import graph
+from pdv.memory import step_memory
+from pdv.pcg.plan_cost import plan_cost
+from pdv.pipelines.candidates import Space
+from pdv.pipelines.estimates import Estimates
+from pdv.pipelines.inside import Insides, workload
+from pdv.pipelines.lengthen import lengthen
+from pdv.pipelines.pipeline import Mode, stages_of
+from pdv.pipelines.priced import Pricer
+from pdv.pipelines.search import Search, search_pipelines
+from pdv.pipelines.shorten import shorten
+from pdv.planning.problems import plan_problems
+from pdv.problem import Problem
+from pdv.schedule.pieces import pieces
+from pdv.search.meshes import BestPlan
+from pdv.search.strategies.backtrack import backtrack
+from pdv.search.strategies.budget import Budget
+from pdv.simulate.step import simulate
+
+GPT = "gpt:layers=6,hidden=256,heads=4,seq=128,vocab=512"
+MODES = (Mode(), Mode("none", "gpipe"), Mode("full"), Mode("full", "gpipe"))
+
+
+@cache
+def hosts() -> Cluster:
+    """Two hosts of two cores."""
+    link = {"name": "port", "bandwidth": "100 Mb/s", "latency": "750 us"}
+    node = {"count": 2, "devices": 2, "device": "cpu-core", "link": "loopback-gloo"}
+    return load_cluster({"name": "hosts", "nodes": [node], "network": link})
+
+
+@cache
+def problem(limit: float | None = None, batch: int = 16) -> Problem:
+    """A small GPT on the hosts."""
+    model = graph(arch(GPT), batch, DType.F32)
+    return plan_problems(model, hosts(), mode="train", memory_limit=limit, rules=())[0]
+
+
+@cache
+def found() -> BestPlan:
+    """The plan found for it."""
+    best = search_pipelines(problem(), hosts(), float("inf"), backtrack)
+    assert best is not None
+    return best
+
+
+def searched(one: Problem) -> Search:
+    """The search, run."""
+    space = Space(one, hosts())
+    estimates = Estimates(space, backtrack, Budget())
+    search = Search(space, estimates, Pricer(space, estimates, backtrack, Budget()), float("inf"))
+    search.run()
+    return search
+
+
+def test_slow_hosts_get_a_pipeline() -> None:
+    """The plan speaks of the program of one micro-batch on the mesh of one stage."""
+    best, inner = found(), found().solution.problem
+    assert best.stages.count > 1
+    assert inner.mesh.num_devices * best.stages.count == hosts().num_devices
+    rows = problem().graph.inputs[0].type.shape[0]
+    assert inner.graph.inputs[0].type.shape[0] * best.execution.micro_batches == rows
+    check_returned(best.pcg, infer_shardings(best.pcg, inner.mesh))
+    assert set(best.stages.chunk_of) == {node for node in best.solution.graph.nodes if not node.is_leaf}
+    assert sum(best.stages.layers) == 6
+    assert (inner.once, inner.resting) == (1.0, 1.0)
+    assert best.cost.seconds == plan_cost(replace(inner, graph=best.solution.graph), best.pcg).seconds
+    assert best.step_s is not None
+    assert 0 < best.lower_bound_s <= best.step_s
+
+
+def test_no_operator_reads_what_a_later_stage_makes() -> None:
+    """Chunks follow the program."""
+    chunk_of = found().stages.chunk_of
+    for node, chunk in chunk_of.items():
+        assert all(chunk_of[operand] <= chunk for operand in node.operands if operand in chunk_of)
+
+
+def test_what_is_found_fits() -> None:
+    """Under a limit that the fastest plan does not keep."""
+    free = searched(problem()).best
+    assert free is not None
+    limit = 0.5 * free.needed_bytes
+    best = searched(problem(limit)).best
+    assert best is not None
+    assert best.fits
+    assert step_memory(best.work).worst.least_bytes == best.needed_bytes
+    assert best.needed_bytes <= limit
+    assert best.step_s >= free.step_s
+
+
+def test_no_random_plan_beats_the_bound() -> None:
+    """Other stages, meshes, micro-batches, orders and cuts."""
+    space, draw = Space(problem(), hosts()), random.Random(1)
+    insides = Insides(space, space.graph, backtrack, Budget(), rules=False)
+    options = [(p, m, c) for p in space.stages for m in space.meshes(p) for c in (2, 4, 16)]
+    tried = 0
+    for stages, mesh, count in draw.sample(options, 6):
+        candidate = space.candidate(stages, mesh, count)
+        inside = insides.free(candidate)
+        assert inside is not None
+        for mode in MODES:
+            ends = [0, *sorted(draw.sample(range(1, inside.pieces.count), stages - 1)), inside.pieces.count]
+            sizes = [stop - start for start, stop in itertools.pairwise(ends)]
+            chosen = stages_of(inside.pieces, stages, sizes, layered=True)
+            step_s = simulate(workload(space, candidate, inside, chosen, mode), draws=0).step_s
+            assert step_s >= space.least_s(stages, count)
+            assert step_s >= found().lower_bound_s
+            tried += 1
+    assert tried == 24
+
+
+def test_a_short_program_stands_for_the_whole_one() -> None:
+    """Its plan, carried over, is legal, and has all layers."""
+    one = problem()
+    short = shorten(one.graph)
+    assert short.times > 1
+    assert pieces(short.graph).count + (short.times - 1) * (short.stop - short.start) == pieces(one.graph).count
+    space = Space(one, hosts())
+    insides = Insides(space, lambda _: short.graph, backtrack, Budget(), rules=False)
+    inside = insides.free(space.candidate(1, space.meshes(1)[1], 1))
+    assert inside is not None
+    whole = lengthen(inside.plan.solution, one.graph, short.middle)
+    assert whole.realized is not None
+    pcg = whole.realized.derived.pcg
+    check_returned(pcg, infer_shardings(pcg, whole.problem.mesh))
+    assert whole.graph.digest == one.graph.digest
+    assert set(whole.assignment.splits) == {node for node in whole.graph.nodes if not node.is_leaf}
+
+
+def test_what_is_due_once_a_step_counts_once() -> None:
+    """Search and price agree on what a micro-batch among several costs."""
+    one = replace(problem(), once=0.125, resting=0.5)
+    solution = backtrack(one, Budget())
+    assert solution.realized is not None
+    pcg = solution.realized.derived.pcg
+    cost = plan_cost(replace(one, graph=solution.graph), pcg)
+    whole = plan_cost(replace(problem(), graph=solution.graph), pcg)
+    assert solution.lower_bound_s == pytest.approx(cost.seconds, rel=1e-3)
+    assert cost.optimizer_s == pytest.approx(0.125 * whole.optimizer_s)
+    assert cost.communication_s < whole.communication_s
+    assert cost.memory["gradients"] == pytest.approx(0.5 * whole.memory["gradients"])
+
+
+def test_nothing_is_found_where_the_batch_cannot_be_cut() -> None:
+    """A batch of one."""
+    assert search_pipelines(problem(batch=1), hosts(), float("inf"), backtrack) is None
