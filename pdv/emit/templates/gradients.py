@@ -177,6 +177,11 @@ class GradientSums:
             leaf.tensor.grad, leaf.in_bucket = None, False
 
     @property
+    def is_held(self) -> bool:
+        """Whether gradients of backward passes are not summed now."""
+        return self._holds > 0
+
+    @property
     def is_waiting(self) -> bool:
         """Whether there are gradients that were not summed yet."""
         return any(leaf.tensor.grad is not None for leaf in self._leaves)

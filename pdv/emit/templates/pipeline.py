@@ -119,6 +119,11 @@ class PipelinedModule(ParallelModule):
         assert group is not None, "asked of pipelines"
         return dist.get_global_rank(group, number)
 
+    def own_parameters(self) -> Sequence[Tensor]:
+        """See ParallelModule: of those that several stages hold, the first stage's."""
+        others = {id(parameter) for parameter in self._tied.held_before()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in others]
+
     # ---- A training step ----
 
     def run_batches(self, batches: list[list[Tensor]], loss_of: Loss) -> None:
@@ -238,6 +243,10 @@ class _Tied:
             group = mesh.stage_group(tuple(places))
             if mesh.stage.rank in places:
                 self._here.append((getattr(model.stages[str(mesh.stage.rank)], places[mesh.stage.rank]), group))
+
+    def held_before(self) -> list[Tensor]:
+        """Those here that an earlier stage holds too."""
+        return [parameter for parameter, group in self._here if dist.get_rank(group)]
 
     def sum_gradients(self) -> None:
         """Every holder gets the sum of all."""

@@ -25,10 +25,10 @@ from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows
 from .optimizers import step_on_local_tensors
 from .parallel import NONE, Axis, combine, join_axes, own_group
 from .stored import Stored, Weights, join
+from .training import Batch, check_in_sync, check_inputs, clip_grad_norm, self_check, shard_batch
 
 __all__ = ["Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh", "train_step"]
 
-Batch = Tensor | Sequence[Tensor]
 Shapes = Mapping[str, Sequence[int | str]]
 Cuts = Mapping[str, Sequence[str]]
 Bounds = Mapping[str, int]
@@ -69,6 +69,10 @@ class Mesh:
         return own_group(
             self.ranks.mesh.flatten(1)[list(stages)].T if self.axes else self.ranks.mesh[None, list(stages)]
         )
+
+    def alone(self) -> Mesh:
+        """A mesh of this process, with the same axes."""
+        return Mesh(tuple(Axis(axis.name) for axis in self.axes), self.device)
 
     def tensor(self, stored: Stored, cuts: Mapping[str, int] | None = None) -> Tensor:
         """The piece of a stored tensor that this rank holds; ``cuts`` maps an axis to the dim that it shards."""
@@ -162,6 +166,7 @@ class ParallelModule(nn.Module):
     cuts: the axes that cut such a size, by name: it is a multiple of theirs.
     most: the largest that such a size may be, by name.
     micro_batches: in which a step takes the batch, one after the other.
+    check_every: every so many calls, ``train_step`` calls ``check_in_sync``; 0 is never.
     """
 
     def __init__(
@@ -176,8 +181,9 @@ class ParallelModule(nn.Module):
         super().__init__()
         self.mesh, self.micro_batches = mesh, micro_batches
         ways = {size: math.prod(mesh[name].size for name in names) for size, names in cuts.items()}
-        self.register_forward_pre_hook(partial(_check_inputs, inputs, ways, most), with_kwargs=True)
+        self.register_forward_pre_hook(partial(check_inputs, inputs, ways, most), with_kwargs=True)
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
+        self.check_every, self._steps = 0, 0
 
     def train_step(
         self,
@@ -187,6 +193,7 @@ class ParallelModule(nn.Module):
         *,
         reduction: Literal["mean", "sum"] = "mean",
         rows: Literal["global", "local"] = "global",
+        micro_batches: int | None = None,
     ) -> Tensor:
         """Forward, loss and backward on one batch; the loss of the whole batch, detached, the same on every rank.
 
@@ -199,18 +206,35 @@ class ParallelModule(nn.Module):
         each of which takes its own mean. For one mean over several calls, return the sum over the weight of all of
         them, with ``reduction="sum"``.
 
-        A model that was planned for micro-batches takes the batch in equal parts, and ``loss_fn`` sees the rows of one
-        and returns one pair.
+        A model that was planned for micro-batches, or is given a number of them, takes the batch in equal parts, and
+        ``loss_fn`` sees the rows of one and returns one pair.
         """
-        if self.micro_batches == 1 and self.mesh.stage.size == 1:
+        self._steps += 1
+        if self.check_every and self._steps % self.check_every == 0:
+            self.check_in_sync()
+        count = self.micro_batches if micro_batches is None else micro_batches
+        self._check_micro_batches(count)
+        if count == 1 and self.mesh.stage.size == 1:
             return train_step(self, inputs, target, loss_fn, self.batch_axes, reduction=reduction, rows=rows)
         inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
         target = [target] if isinstance(target, Tensor) else list(target)
         if rows == "local":
             check_rows(inputs, self.batch_axes)
             inputs, target = ([combine_rows(x, self.batch_axes) for x in given] for given in (inputs, target))
-        axes, count = (self.batch_axes, self.mesh.stage), self.micro_batches
+        axes = self.batch_axes, self.mesh.stage
         return accumulate(self, self.run_batches, inputs, target, loss_fn, reduction, axes, count)
+
+    def _check_micro_batches(self, count: int) -> None:
+        if self.mesh.stage.size > 1 and count != self.micro_batches:
+            raise ValueError(
+                f"planned-micro-batches: {count} micro-batches of a pipeline planned for {self.micro_batches}. "
+                f"Allowed: {self.micro_batches}. Leave the number out, or plan the model again."
+            )
+        if count > 1 and (self.mesh.sums.is_waiting or self.mesh.sums.is_held):
+            raise RuntimeError(
+                "unsummed-gradients: a step of micro-batches while gradients wait for their sum over ranks. It makes "
+                "its own mean. Call it outside of no_sync, after flush or zero_grad of the model."
+            )
 
     def run_batches(self, batches: list[list[Tensor]], loss_of: Loss) -> None:
         """Forward and backward of each micro-batch; gradients are summed behind the last."""
@@ -218,6 +242,49 @@ class ParallelModule(nn.Module):
             last = number == len(batches) - 1
             with nullcontext() if last else self.no_sync():
                 loss_of(self(*inputs), torch.tensor(number)).backward()  # type: ignore[no-untyped-call]
+
+    @property
+    def data_world(self) -> int:
+        """In how many blocks of rows the batch is cut: ``num_replicas`` of a ``DistributedSampler``."""
+        return math.prod(axis.size for axis in self.batch_axes)
+
+    @property
+    def data_rank(self) -> int:
+        """Which of them is this rank's."""
+        rank = 0
+        for axis in self.batch_axes:
+            rank = rank * axis.size + axis.rank
+        return rank
+
+    def shard_batch(self, batch: Any) -> Any:  # Any: tensors in dicts, lists and tuples
+        """The rows of this rank, of every tensor of a whole batch; for ``train_step(..., rows="local")``."""
+        return shard_batch(batch, self.batch_axes)
+
+    def own_parameters(self) -> Sequence[Tensor]:
+        """Of parameters that several stages hold, one: what a sum over stages counts."""
+        return list(self.parameters())
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """As ``torch.nn.utils.clip_grad_norm_`` of all parameters of all stages, in a few collectives."""
+        return clip_grad_norm(self, max_norm, norm_type)
+
+    def check_in_sync(self) -> None:
+        """Compare checksums of parameters and buffers between the ranks that hold the same ones.
+
+        Raises:
+            RuntimeError: naming those that differ.
+        """
+        check_in_sync(self)
+
+    def self_check(self, inputs: Batch, target: Batch, loss_fn: LossFn, *, tolerance: float = 1e-3) -> dict[str, float]:
+        """Relative differences of loss, gradient norm and gradients from the same model on one device.
+
+        Every rank runs the whole model on the whole batch, so both must fit. Weights and buffers are left as they were.
+
+        Raises:
+            RuntimeError: if one is larger than ``tolerance``, or there are gradients already.
+        """
+        return self_check(self, inputs, target, loss_fn, tolerance)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Context of backward passes whose gradients wait, unsummed, for the next one outside it, or for ``flush``.
@@ -304,38 +371,3 @@ def train_step(
     loss = batch_loss(loss_fn, model(*inputs), target, batch_axes, reduction)
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
-
-
-def _check_inputs(
-    wanted: Shapes, ways: Bounds, most: Bounds, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    """Sizes that a program names are those of its inputs.
-
-    Raises:
-        ValueError: if an input has others.
-    """
-    del model
-    named: dict[str, int] = {}
-    given = {**dict(zip(wanted, args, strict=False)), **kwargs}
-    for name, shape in wanted.items():
-        sizes = list(given[name].shape) if name in given else []
-        for size, found in zip(shape, sizes, strict=False):
-            if isinstance(size, str):
-                named.setdefault(size, found)
-        allowed = [named.get(str(size), size) for size in shape]
-        if name in given and sizes != allowed:
-            form = f"[{', '.join(map(str, shape))}]"
-            values = ", ".join(f"{size} = {found}" for size, found in named.items() if size in shape)
-            raise ValueError(
-                f"wrong-size: input {name} has shape {sizes}. This program takes {form}"
-                + (f", and {values} here" if values else "")
-                + ". Pass inputs of these sizes, or plan the model again at others."
-            )
-    for name, found in named.items():
-        if found % ways.get(name, 1) or found > most.get(name, found):
-            what = (
-                f"up to {most[name]}" if found > most.get(name, found) else f"in multiples of {ways[name]}: it is cut"
-            )
-            raise ValueError(
-                f"wrong-size: {name} = {found} in the shapes of the inputs. This program takes {name} {what}."
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,46 @@ from torch import Tensor
 from .parallel import Axis
 
 
+@dataclass(frozen=True)
+class Held:
+    """Whole tensors in memory, read as an open safetensors file is; others are read from ``file``."""
+
+    tensors: Mapping[str, Tensor]
+    file: Any  # an open safetensors file
+
+    def get_tensor(self, name: str) -> Tensor:
+        """All of one."""
+        found: Tensor = self.tensors[name] if name in self.tensors else self.file.get_tensor(name)
+        return found
+
+    def get_slice(self, name: str) -> Any:  # Any: what can be sliced, with a get_shape
+        """One of which parts are read."""
+        return HeldSlice(self.tensors[name]) if name in self.tensors else self.file.get_slice(name)
+
+
+@dataclass(frozen=True)
+class HeldSlice:
+    """A tensor in memory of which parts are read."""
+
+    tensor: Tensor
+
+    def get_shape(self) -> list[int]:
+        """Its shape."""
+        return list(self.tensor.shape)
+
+    def __getitem__(self, ranges: tuple[slice, ...]) -> Tensor:
+        return self.tensor[ranges]
+
+
 class Weights:
     """A safetensors file; ``weights[name]`` names a stored tensor without reading it.
 
     dtype: what floating-point tensors are read as; default is as they are stored.
     """
 
-    def __init__(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
-        self.file: Any = safe_open(str(path), framework="pt", device="cpu")  # Any: safetensors ships no types
+    def __init__(self, path: str | Path | Held, dtype: torch.dtype | None = None) -> None:
+        held = isinstance(path, Held)
+        self.file: Any = path if held else safe_open(str(path), framework="pt", device="cpu")  # Any: it ships no types
         self.dtype = dtype
 
     def __getitem__(self, name: str) -> Stored:

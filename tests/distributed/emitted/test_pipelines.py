@@ -87,7 +87,7 @@ def loss_fn(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def train(folder: Path, name: str) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
-    """Losses, gradients of the last step, and weights behind it."""
+    """Losses and norms, gradients of the last step once clipped, and weights behind it."""
     model = import_package(folder).build("cpu", torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     _, inputs = model_of(name)
@@ -98,8 +98,12 @@ def train(folder: Path, name: str) -> tuple[list[float], dict[str, Tensor], dict
         target = torch.randint(0, V, (ROWS, S), generator=torch.Generator().manual_seed(step))
         target = target * (torch.arange(S) <= torch.arange(ROWS)[:, None])  # rows of different lengths
         losses.append(float(model.train_step(list(inputs), target, loss_fn)))
+        losses.append(float(model.clip_grad_norm_(0.1)))
         optimizer.step()
     gradients = {key: value.clone() for key, value in model.full_gradients().items()}
+    model.zero_grad()
+    model.self_check(list(inputs), target, loss_fn, tolerance=1e-8)
+    model.check_in_sync()
     with torch.no_grad():
         model(*inputs)  # stages pass on what they give, without gradients
     return losses, gradients, model.full_state_dict()
