@@ -33,11 +33,8 @@ Row = dict[str, Any]  # Any: JSON
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 SCALE_FLOOR = 1e-3  # of the largest gradient: what is far smaller is rounding (a key's bias has a gradient of zero)
 HOPELESS = 1.5  # times the experts' best step so far: a setting this slow in one step is not stepped again
-EVERY = (
-    (1.6, 1),
-    (4.0, 4),
-    (math.inf, 10),
-)  # up to so many times the experts' best tuned step: stepped every so many rounds
+# Up to so many times the experts' best tuned step: stepped every so many rounds
+EVERY = ((1.6, 1), (4.0, 4), (math.inf, 10))
 BEHIND = 3.0  # times the experts' best step so far: a strategy whose start is this slow is not tuned further
 
 
