@@ -49,6 +49,7 @@ def optimize(
     mesh: Mapping[str, int] | None = None,
     pins: str | os.PathLike[str] | Mapping[str, Any] | PinSet | Pins | None = None,
     budget_s: float = config.BUDGET_S,
+    pipelines: config.Pipelines = config.PIPELINES,
     seed: int = 0,
     cache: str | os.PathLike[str] | Cache | None = None,
     rules: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
@@ -71,6 +72,8 @@ def optimize(
         mesh: axis sizes, slow to fast; default: every mesh that the cluster allows.
         pins: what is fixed or forbidden: a YAML file or its content (docs/pins.md), or predicates.
         budget_s: wall time of search after which the best plan so far is taken.
+        pipelines: whether stages and micro-batches are searched: "always", "never", or "where-needed", where no plan
+            for the whole batch at once fits. Nothing may be pinned then.
         seed: of searches that sample (mcmc, gradient, reinforce, bayes); the same seed gives the same plan.
         cache: a directory of searches made before; default: none is kept.
         rules: algebraic rules that may be applied: "shipped" (default), "none", files of laws, or several of these.
@@ -92,7 +95,9 @@ def optimize(
     )  # fmt: skip
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute)
     problems = ask(program.graph, devices, pins=pinned, rules=used)
-    result = search_problems(problems, devices, effort, content, progress, partial(ask, rules=()))
+    result = search_problems(
+        problems, devices, effort, content, progress, partial(ask, rules=()), pipelines=pipelines
+    )  # fmt: skip
     found, plan_mesh = result.found, result.found.solution.problem.mesh
     document = {
         **plan_document(

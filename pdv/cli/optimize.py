@@ -40,6 +40,7 @@ Search = Annotated[str, typer.Option(help="How to search.", autocompletion=value
 BudgetTime = Annotated[
     str, typer.Option(help='Time of search after which the best plan is taken: "5s", "500ms", "2m".')
 ]
+Pipelines = Annotated[str, typer.Option(help="Search stages and micro-batches: always, where-needed or never.")]
 Seed = Annotated[int, typer.Option(help="Of searches that sample; the same seed gives the same plan.", min=0)]
 CacheFolder = Annotated[
     Path | None, typer.Option("--cache", help="Where searches are kept (default: the platform's cache folder).")
@@ -69,6 +70,7 @@ def optimize(
     pins: PinsFile = None,
     search: Search = config.SEARCH,
     budget: BudgetTime = values.seconds_text(config.BUDGET_S),
+    pipelines: Pipelines = config.PIPELINES,
     seed: Seed = 0,
     cache: CacheFolder = None,
     no_cache: NoCache = False,
@@ -86,7 +88,7 @@ def optimize(
     budget_s, sizes = values.seconds(budget, "--budget"), values.open_dims(dim)
     devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
-    options = (arch, batch, dim, mode, dtype, memory_limit, mesh, names[0], search, budget, seed, *names[1:])
+    options = (arch, batch, dim, mode, dtype, memory_limit, mesh, names[0], search, budget, pipelines, seed, *names[1:])
     given = dict(zip(values.RECORDED, options, strict=True))
 
     from pdv.compile import optimize as plan_model
@@ -97,6 +99,7 @@ def optimize(
         plan = plan_model(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
             dtype=compute_dtype, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
+            pipelines=values.pipelines(pipelines),
             seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 from ir.errors import UsageError
 from pdv import config
@@ -33,11 +34,24 @@ RECORDED: Mapping[str, object] = {
     "--pins": None,
     "--search": config.SEARCH,
     "--budget": f"{config.BUDGET_S:g}s",
+    "--pipelines": config.PIPELINES,
     "--seed": 0,
     "--rules": None,
     "--cost": config.COST,
 }
 NOT_PACKAGES = sys.stdlib_module_names | {"torch", "safetensors", "numpy", "pdv", "ir", "learned_cost"}
+
+
+def pipelines(text: str) -> config.Pipelines:
+    """Whether stages and micro-batches are searched.
+
+    Raises:
+        UsageError: if it is none of the ways.
+    """
+    known: dict[str, config.Pipelines] = {way: way for way in get_args(config.Pipelines)}
+    if text not in known:
+        raise UsageError(f"--pipelines: {text!r} is not known", f"Allowed: {', '.join(known)}")
+    return known[text]
 
 
 def memory_bytes(text: str | None) -> int | None:

@@ -29,6 +29,7 @@ from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.price import DevicePrices
 
 MOST_AXES = 2  # of the mesh inside a stage; stages are one more
+MESHES = 3  # of a stage that are looked at
 IDLE = 0.15  # of a stage's time, that filling and draining a pipeline may take in the first guess of micro-batches
 
 
@@ -101,7 +102,7 @@ class Space:
     def meshes(self, stages: int) -> tuple[Mesh, ...]:
         """Meshes of one stage's devices: the one of a single axis, then those that keep to the cluster's levels."""
         found = part_meshes(self.cluster, self.cluster.num_devices // stages, MOST_AXES)
-        return tuple(sorted(found, key=self._askew))
+        return tuple(sorted(found, key=self._askew)[:MESHES])
 
     def _askew(self, mesh: Mesh) -> tuple[bool, bool]:
         """Whether there are several axes, and whether the last of them is another than a node's devices."""

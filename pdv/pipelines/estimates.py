@@ -11,7 +11,7 @@ from pdv.memory import step_memory
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.inside import Inside, Insides, piece_seconds, workload
 from pdv.pipelines.pipeline import Mode, Whole, stages_of
-from pdv.pipelines.shorten import shorten
+from pdv.pipelines.shorten import Short, shorten
 from pdv.problem.workload import Order, Recompute
 from pdv.search.strategies.budget import Budget, Strategy
 
@@ -81,7 +81,7 @@ class Estimates:
     def _within(self, candidate: Candidate, inside: Inside, mode: Mode) -> Iterator[Estimate]:
         """The same with less in memory; the search's limit is moved once, by what came of the first."""
         flight, room = held_at_once(candidate, inside, mode), self.limit * candidate.stages
-        room *= self.share(inside, flight)
+        room *= share(self.short, inside, flight)
         for _ in range(2):
             less = self.insides.within(candidate, room, flight)
             if less is None:
@@ -91,11 +91,6 @@ class Estimates:
             if found.fits:
                 return
             room *= self.limit / found.needed_bytes
-
-    def share(self, inside: Inside, flight: float) -> float:
-        """Of the bytes of the whole program, what its short one has."""
-        own = inside.profiles[0].resting_bytes + flight * inside.profiles[0].kept_bytes
-        return float(own.sum() / self.short.stretch(own).sum())
 
     def _estimate(self, candidate: Candidate, inside: Inside, mode: Mode, *, free: bool) -> Estimate:
         stretched = inside.profiles.map(lambda own: own.map(self.short.stretch))
@@ -125,6 +120,12 @@ class Estimates:
             held = Whole(few, inside.profiles.first(count), self.space.cluster, mode).held(sizes)
             found.append(max(0.0, step_memory(work).stages[0].least_bytes - held[0]))
         return found[0], found[-1]
+
+
+def share(short: Short, inside: Inside, flight: float) -> float:
+    """Of the bytes of the whole program, what its short one has."""
+    own = inside.profiles[0].resting_bytes + flight * inside.profiles[0].kept_bytes
+    return float(own.sum() / short.stretch(own).sum())
 
 
 def held_at_once(candidate: Candidate, inside: Inside, mode: Mode) -> float:

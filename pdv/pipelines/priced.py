@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 
 from pdv.memory import step_memory
 from pdv.pipelines.candidates import Candidate, Space
-from pdv.pipelines.estimates import Estimate, Estimates, held_at_once
+from pdv.pipelines.estimates import Estimate, held_at_once, share
 from pdv.pipelines.inside import FREE, Inside, Insides, piece_seconds, workload
 from pdv.pipelines.lengthen import lengthen
 from pdv.pipelines.pipeline import Whole, stages_of
+from pdv.pipelines.shorten import Short
 from pdv.problem.workload import Workload
 from pdv.search.meshes import BestPlan
-from pdv.search.strategies.budget import Budget, Strategy
 from pdv.simulate.step import simulate
 
 ROUNDS = 4  # of a tighter limit, where a cut needs more than the sum of its values
-TIGHTER = 4  # of another limit for the search of the inside
+TIGHTER = 5  # of a tighter limit for the search of the inside
 CLOSE = 0.99  # of the limit that would just do
+CLOSER = 0.97  # the same for the inside, whose bytes follow a limit less closely
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,10 @@ class Found:
 
 
 class Pricer:
-    """Estimates of one space, made and simulated."""
+    """Estimates of one space, made and simulated; ``insides`` are of short programs, or (without one) of whole ones."""
 
-    def __init__(self, space: Space, estimates: Estimates, strategy: Strategy, budget: Budget) -> None:
-        self.space, self.estimates = space, estimates
-        self.insides = Insides(space, estimates.graph, strategy, budget, rules=True)
+    def __init__(self, space: Space, insides: Insides, short: Short | None) -> None:
+        self.space, self.insides, self.short = space, insides, short
 
     def found(self, estimate: Estimate) -> Iterator[Found]:
         """The plan of an estimate; where it does not fit after all, others that hold less."""
@@ -56,7 +56,7 @@ class Pricer:
         """Plans that hold less and less, until one fits."""
         candidate, limit = estimate.candidate, self.space.problem.memory_limit
         flight = held_at_once(candidate, short, estimate.mode)
-        room = limit * candidate.stages * self.estimates.share(short, flight)
+        room = limit * candidate.stages * (1.0 if self.short is None else share(self.short, short, flight))
         for _ in range(TIGHTER):
             less = self.insides.within(candidate, room, flight)
             if less is None:
@@ -65,13 +65,15 @@ class Pricer:
             yield found
             if found.fits:
                 return
-            room *= CLOSE * limit / found.needed_bytes
+            room *= (CLOSE if self.short is None else CLOSER) * limit / found.needed_bytes
 
     def _whole(self, candidate: Candidate, short: Inside) -> Inside:
         """The same inside of the whole program."""
+        if self.short is None:
+            return short
         graph = self.space.graph(candidate.micro_batches)
         assert graph is not None, "the short program has so many micro-batches, too"
-        solution = lengthen(short.plan.solution, graph, self.estimates.short.middle)
+        solution = lengthen(short.plan.solution, graph, self.short.middle)
         return self.insides.made(candidate, solution)
 
     def _price(self, estimate: Estimate, inside: Inside) -> Found:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pdv.cluster import Cluster
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimate, Estimates
+from pdv.pipelines.inside import Insides
 from pdv.pipelines.pipeline import Mode
 from pdv.pipelines.priced import Found, Pricer
 from pdv.problem import Problem
@@ -24,13 +25,12 @@ from pdv.simulate.step import simulate
 NEAR = 1.01  # times the bound: good enough
 WORSE = 1.15  # times the best so far: stages are not made more of behind two such
 STARTS = 3  # numbers of stages that are looked at closely
-MESHES = 3  # of a stage at most
-CLOSE = 1.03  # times the best found: what is estimated higher is not made
+CLOSE = 1.05  # times the best found: what is estimated higher is not made
 MADE = 3  # plans at most, once one fits
 
 
 def search_pipelines(
-    problem: Problem, cluster: Cluster, budget_s: float, strategy: Strategy, *, recomputation: bool = True
+    problem: Problem, cluster: Cluster, budget_s: float, strategy: Strategy, *, recomputation: bool = False
 ) -> BestPlan | None:
     """The fastest plan found that has stages, micro-batches or recomputation; None where there is none.
 
@@ -38,17 +38,22 @@ def search_pipelines(
     of the whole batch on some mesh of the whole cluster, with nothing pinned.
     """
     space = Space(problem, cluster, recomputation)
-    if not space.open:
+    if not (problem.train and space.open):
         return None
     estimates = Estimates(space, strategy, Budget())
-    search = Search(space, estimates, Pricer(space, estimates, strategy, Budget()), time.monotonic() + budget_s)
+    search = Search(space, estimates, strategy, time.monotonic() + budget_s)
     best = search.run()
     if best is None or best.estimate.is_plain:
         return None
     step_s = simulate(best.work).step_s
     bound = min(space.busy_s, space.busy_with(best.plan.solution.graph) * best.estimate.candidate.micro_batches, step_s)
-    states = sum(insides.states for insides in (estimates.insides, search.pricer.insides))
+    states = search.states
     return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=states, complete=not search.late)
+
+
+def may_fit_whole(problem: Problem, cluster: Cluster) -> bool:
+    """False if no plan for the whole batch at once can fit, however evenly everything is cut."""
+    return Space(problem, cluster).least_bytes(1, 1) <= problem.memory_limit
 
 
 @dataclass
@@ -57,15 +62,26 @@ class Search:
 
     space: Space
     estimates: Estimates
-    pricer: Pricer
+    strategy: Strategy
     deadline: float
     known: dict[Candidate, list[Estimate]] = field(default_factory=dict)
     best: Found | None = None
     nearest: Found | None = None  # of those that do not fit, the smallest
 
+    def __post_init__(self) -> None:
+        short, whole = self.estimates.graph, self.space.graph
+        self._rewritten = Insides(self.space, short, self.strategy, Budget(), rules=True)
+        self._whole = Insides(self.space, whole, self.strategy, Budget(), rules=True)
+
+    @property
+    def states(self) -> int:
+        """Configurations priced."""
+        return sum(one.states for one in (self.estimates.insides, self._rewritten, self._whole))
+
     def run(self) -> Found | None:
         """The best plan that fits."""
         self._explore()
+        plain = Pricer(self.space, self.estimates.insides, self.estimates.short)
         made: set[tuple[int, int, Mode, bool]] = set()
         for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
@@ -73,9 +89,18 @@ class Search:
             kind = one.candidate.stages, one.candidate.micro_batches, one.mode, one.free
             if kind not in made:
                 made.add(kind)
-                for found in self.pricer.found(one):
+                for found in plain.found(one):
                     self._keep(found)
+        if self.best is not None and not self.late:
+            self._improve(self.best.estimate)
         return self.best
+
+    def _improve(self, estimate: Estimate) -> None:
+        """With algebraic rewrites; where memory is short, with layers that do not do alike, to fill it."""
+        pricer = Pricer(self.space, self._rewritten, self.estimates.short)
+        filled = not estimate.free and estimate.candidate.stages == 1  # a pipeline is evened out by its cut
+        for found in (Pricer(self.space, self._whole, None) if filled else pricer).found(estimate):
+            self._keep(found)
 
     @property
     def late(self) -> bool:
@@ -106,7 +131,7 @@ class Search:
         for start in self._starts():
             self._descend(start, self._counts)
         for start in self._starts():
-            for mesh in self.space.meshes(start.stages)[1:MESHES]:
+            for mesh in self.space.meshes(start.stages)[1:2]:
                 self._try(self.space.candidate(start.stages, mesh, start.micro_batches))
         for start in self._starts()[:1]:
             self._descend(start, lambda one: [*self._counts(one), *self._meshes(one)])
@@ -155,5 +180,5 @@ class Search:
 
     def _meshes(self, candidate: Candidate) -> list[Candidate]:
         """On other meshes."""
-        meshes = self.space.meshes(candidate.stages)[:MESHES]
+        meshes = self.space.meshes(candidate.stages)
         return [self.space.candidate(candidate.stages, mesh, candidate.micro_batches) for mesh in meshes]

@@ -16,7 +16,7 @@ from pdv import config
 from pdv.cluster import Cluster
 from pdv.guard import Progress
 from pdv.pins import contradiction
-from pdv.pipelines.search import search_pipelines
+from pdv.pipelines.search import may_fit_whole, search_pipelines
 from pdv.plan.cache import Cache, open_cache, with_cache
 from pdv.problem import Pins, Problem
 from pdv.search.meshes import BestPlan, Needs, search_meshes
@@ -68,7 +68,7 @@ def search_problems(
     progress: Progress,
     again: Again,
     *,
-    pipelines: bool = False,
+    pipelines: config.Pipelines = "never",
 ) -> SearchResult:
     """The best plan of which the emitted program fits, by the lifetimes of what it holds.
 
@@ -79,7 +79,8 @@ def search_problems(
         pins: what the problems' pins say, if anything.
         progress: called with (stage, fraction or None).
         again: the problems of another graph or cluster, without rules.
-        pipelines: whether stages, micro-batches and recomputation are searched, too, where nothing is pinned.
+        pipelines: whether stages and micro-batches are searched where nothing is pinned: always, or only where no plan
+            for the whole batch at once fits.
 
     Raises:
         PinsError: if no plan keeps the pins, naming those to blame.
@@ -87,10 +88,12 @@ def search_problems(
     """
     from pdv.report.remedies import find_remedies, need_of, with_remedies
 
-    free = pins is None and cluster.mesh is None and problems[0].pins == Pins()
-    if pipelines and free and problems[0].train and effort.search == config.SEARCH:
-        started = time.process_time()
-        found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(pins), recomputation=False)
+    free = pins is None and cluster.mesh is None and problems[0].pins == Pins() and effort.search == config.SEARCH
+    started = time.process_time()
+    first = pipelines == "always" or not may_fit_whole(problems[0], cluster)
+    if free and pipelines != "never" and first:
+        progress("searching pipelines", None)
+        found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(pins))
         if found is not None:
             return SearchResult(replace(found, meshes=len(problems)), time.process_time() - started)
     try:
@@ -98,6 +101,11 @@ def search_problems(
     except NoPlanFitsError as error:
         if math.isinf(error.needed_bytes) or pins is not None:
             raise
+        if free and pipelines != "never" and not first:
+            progress("searching pipelines", None)
+            found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(pins))
+            if found is not None:
+                return SearchResult(replace(found, meshes=len(problems)), time.process_time() - started)
         progress("looking for what would fit", None)
         remedies = find_remedies(again, problems[0].graph, cluster, error, problems[0].memory_limit)
         raise with_remedies(error, remedies) from error

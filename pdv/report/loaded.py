@@ -31,7 +31,7 @@ from pdv.plan.seal import damage_error
 from pdv.plan.source import GRAPH, read_source
 from pdv.prices import stage_axes
 from pdv.problem import Assignment, Derived, Problem
-from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, Workload, workload_of_pcg
+from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, Workload, emitted, workload_of_pcg
 from pdv.search.meshes import BestPlan
 
 Document = Mapping[str, Any]  # Any: plan.json
@@ -156,7 +156,10 @@ def _workload(
     axes: tuple[tuple[AxisLink, ...], ...] | None,
 ) -> Workload:
     """``axes``: by stage; by default those of the problem, with what is known of them, where the stages are alike."""
-    work = replace(workload_of_pcg(problem, derived.pcg, cluster), execution=execution)
+    work = workload_of_pcg(problem, derived.pcg, cluster)
+    if stages.count > 1 or execution.micro_batches > 1:
+        how = emitted(cluster, problem.mesh, execution.micro_batches, execution.recompute, execution.order)
+        work = replace(work, execution=how)
     if stages.count == 1:
         return work
     chunks = spread_to_pcg(derived, stages.chunk_of)

@@ -21,7 +21,6 @@ from pdv.pipelines.estimates import Estimates
 from pdv.pipelines.inside import Insides, workload
 from pdv.pipelines.lengthen import lengthen
 from pdv.pipelines.pipeline import Mode, stages_of
-from pdv.pipelines.priced import Pricer
 from pdv.pipelines.search import Search, search_pipelines
 from pdv.pipelines.shorten import shorten
 from pdv.planning.problems import plan_problems
@@ -62,8 +61,7 @@ def found() -> BestPlan:
 def searched(one: Problem) -> Search:
     """The search, run."""
     space = Space(one, hosts())
-    estimates = Estimates(space, backtrack, Budget())
-    search = Search(space, estimates, Pricer(space, estimates, backtrack, Budget()), float("inf"))
+    search = Search(space, Estimates(space, backtrack, Budget()), backtrack, float("inf"))
     search.run()
     return search
 
