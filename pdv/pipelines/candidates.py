@@ -108,6 +108,10 @@ class Space:
         """Whether there are several axes, and whether the last of them is another than a node's devices."""
         return len(mesh.axes) > 1, mesh.axes[-1].size != min(self.cluster.levels[-1].size, mesh.num_devices)
 
+    def spans_nodes(self, stages: int) -> bool:
+        """Whether a stage has more devices than a node."""
+        return self.cluster.num_devices // stages > self.cluster.levels[-1].size
+
     def candidate(self, stages: int, mesh: Mesh, micro_batches: int) -> Candidate:
         """With the links that the mesh's axes have in each stage."""
         return Candidate(stages, mesh, stage_axes(self.cluster, self.problem.compute, mesh, stages), micro_batches)

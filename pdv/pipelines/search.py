@@ -120,10 +120,12 @@ class Search:
     # ---- Estimates ----
 
     def _explore(self) -> None:
-        """Stages on meshes of one axis, then micro-batches, then meshes of more axes."""
+        """Stages, each on one axis for each level that it spans; then micro-batches, then other meshes."""
         worse = 0
         for stages in self.space.stages:
-            first = self.space.candidate(stages, self.space.meshes(stages)[0], self.space.first_count(stages))
+            meshes = self.space.meshes(stages)
+            mesh = meshes[min(self.space.spans_nodes(stages), len(meshes) - 1)]
+            first = self.space.candidate(stages, mesh, self.space.first_count(stages))
             self._try(first)
             worse = worse + 1 if self._value(first) > WORSE * self._best_s else 0
             if worse > 1:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
+from ir.errors import NoPlanFitsError
 from ir.types import DType
 from ir.verify import check_returned, infer_shardings
 from pdv.cluster import Cluster, load_cluster
+from pdv.config import Pipelines
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.memory import step_memory
@@ -21,9 +23,10 @@ from pdv.pipelines.estimates import Estimates
 from pdv.pipelines.inside import Insides, workload
 from pdv.pipelines.lengthen import lengthen
 from pdv.pipelines.pipeline import Mode, stages_of
-from pdv.pipelines.search import Search, search_pipelines
+from pdv.pipelines.search import Search, may_fit_whole, search_pipelines
 from pdv.pipelines.shorten import shorten
 from pdv.planning.problems import plan_problems
+from pdv.planning.search import Effort, search_problems
 from pdv.problem import Problem
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
@@ -158,3 +161,21 @@ def test_what_is_due_once_a_step_counts_once() -> None:
 def test_nothing_is_found_where_the_batch_cannot_be_cut() -> None:
     """A batch of one."""
     assert search_pipelines(problem(batch=1), hosts(), float("inf"), backtrack) is None
+
+
+def test_pipelines_are_searched_where_the_whole_batch_does_not_fit() -> None:
+    """A limit below what an even cut of the whole batch takes; never is never."""
+    space = Space(problem(), hosts())
+    one = problem(0.9 * space.least_bytes(1, 1))
+    assert not may_fit_whole(one, hosts())
+    effort = Effort("backtrack", 60.0)
+
+    def ask(ways: Pipelines) -> BestPlan:
+        again = partial(plan_problems, mode="train", memory_limit=one.memory_limit)
+        return search_problems((one,), hosts(), effort, None, lambda *_: None, again, pipelines=ways).found
+
+    best = ask("where-needed")
+    assert best.execution.micro_batches > 1
+    assert best.step_s is not None
+    with pytest.raises(NoPlanFitsError):
+        ask("never")
