@@ -30,6 +30,7 @@ from pdv.simulate.lowering.price import DevicePrices
 
 MOST_AXES = 2  # of the mesh inside a stage; stages are one more
 MESHES = 3  # of a stage that are looked at
+HOPE = 0.5  # of what operators take as a whole, that they may take in parts, where kernels are measured or learned
 IDLE = 0.15  # of a stage's time, that filling and draining a pipeline may take in the first guess of micro-batches
 
 
@@ -148,9 +149,14 @@ class Space:
     def _kept(self) -> float:
         return float(sum(node.type.num_bytes for node in saved_values(self.problem.graph)))
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether parts of an operator take no less together than the whole: by arithmetic, not as measured."""
+        return isinstance(self.problem.compute, ComputeModel)
+
     def least_s(self, stages: int, micro_batches: int) -> float:
         """Seconds of a step that no plan is faster than: all devices at work but for filling and draining."""
-        busy = self.busy_s
+        busy = self.busy_s if self.is_bounded else HOPE * self.busy_s
         if micro_batches == 1:
             return busy * stages
         share = 1.0 - (1.0 - 1.0 / micro_batches) ** stages

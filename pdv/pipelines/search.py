@@ -48,6 +48,7 @@ def search_pipelines(
     step_s = simulate(best.work).step_s
     bound = min(space.busy_s, space.busy_with(best.plan.solution.graph) * best.estimate.candidate.micro_batches, step_s)
     states = search.states
+    bound = bound if space.is_bounded else 0.0
     return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=states, complete=not search.late)
 
 
