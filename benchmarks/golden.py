@@ -57,10 +57,7 @@ def digests_of_plan(model: Any, cluster: str, cost: str) -> dict[str, str]:  # A
 
 def texts(plan: Plan) -> dict[str, str]:
     """The Python files of a plan's package, by name, without reading a weight."""
-    from pdv.emit.package import emission_of
-
-    emission = emission_of(plan.pcg, plan.mesh, plan.document)
-    return emission.files(plan.document, lambda name: plan.weights.load(name).shape)
+    return plan.emission.files(plan.document, lambda name: plan.weights.load(name).shape)
 
 
 def digests(document: Mapping[str, Any]) -> dict[str, str]:

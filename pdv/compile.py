@@ -20,7 +20,7 @@ from pdv.plan.derivation import replay
 from pdv.plan.document import plan_document, read_problem
 from pdv.plan.package import Plan
 from pdv.plan.proofs import proof_document, run_document
-from pdv.plan.running import running_of
+from pdv.plan.running import as_run, running_of
 from pdv.planning.model import read_model
 from pdv.planning.problems import load_target, plan_problems
 from pdv.planning.search import Effort, cache_in, search_problems
@@ -95,21 +95,20 @@ def optimize(
     )  # fmt: skip
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute)
     problems = ask(program.graph, devices, pins=pinned, rules=used)
-    result = search_problems(
-        problems, devices, effort, content, progress, partial(ask, rules=()), pipelines=pipelines
-    )  # fmt: skip
-    found, plan_mesh = result.found, result.found.solution.problem.mesh
+    result = search_problems(problems, devices, effort, content, progress, partial(ask, rules=()), pipelines=pipelines)
+    found, plan_mesh = as_run(result.found, devices), result.found.solution.problem.mesh
+    progress("simulating", None)
+    step = step_facts(workload_of_found(found, devices))
     document = {
         **plan_document(
-            found, cluster=devices, strategy=search, seconds=result.seconds, problems=problems, pins=content
+            found, step, cluster=devices, strategy=search, seconds=result.seconds, problems=problems, pins=content
         ),
+        "simulated": step,
         "reading": reading,
         "sizes": sizes_document(program),
     }
     progress("proving", None)
     document["proof"] = proof_document(_prove(found, document))
-    progress("simulating", None)
-    document["simulated"] = _simulate(found, devices)
     running = running_of(found.derived, found.stages, found.execution)
     emission = emission_of(found.pcg, plan_mesh, document, running)
     plan = Plan(document, found.solution.problem.graph, plan_mesh, emission, program.weights)
@@ -125,8 +124,3 @@ def _prove(found: BestPlan, document: Mapping[str, Any]) -> Proof:
     if pcg.digest != found.pcg.digest:
         raise VerificationError("the derivation replays to another graph than the search found", "", "Report this")
     return verify_equal(source, pcg, problem.mesh, gradients=problem.train)
-
-
-def _simulate(found: BestPlan, cluster: Cluster) -> dict[str, Any]:
-    """What a step of the emitted program takes and holds, by events (docs/simulator.md)."""
-    return step_facts(workload_of_found(found, cluster))

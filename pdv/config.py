@@ -10,7 +10,7 @@ Pipelines = Literal["never", "where-needed", "always"]
 
 MODE: Mode = "train"
 SEARCH = "backtrack"
-PIPELINES: Pipelines = "where-needed"  # a plan without stages is found sooner, and asks less of the training loop
+PIPELINES: Pipelines = "always"  # of all plans the one whose simulated step is shortest
 MAX_MESH_AXES = 2  # nodes and devices; a mesh of three axes takes seconds more, and there are many: pin one to get it
 UNIFORM_GAP = 1e-3  # of a step, paid at most for equal layers to do alike: predictions err by 5 % and more
 BUDGET_S = 60.0  # planning time after which the best plan so far is taken; GPT-2 needs a tenth of it

@@ -56,14 +56,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """What is chosen among. ``problem`` is that of the whole batch on a mesh of the whole cluster.
-
-    ``recomputation``: whether layers may run again in backward.
-    """
+    """What is chosen among. ``problem`` is that of the whole batch on a mesh of the whole cluster."""
 
     problem: Problem
     cluster: Cluster
-    recomputation: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_graphs", {1: self.problem.graph})

@@ -61,8 +61,7 @@ class Estimates:
         inside = self.insides.free(candidate)
         if inside is None:
             return
-        again = self.space.recomputation and any(inside.pieces.layers)
-        for recompute in RECOMPUTATIONS if again else RECOMPUTATIONS[:1]:
+        for recompute in RECOMPUTATIONS if any(inside.pieces.layers) else RECOMPUTATIONS[:1]:
             found = [self._estimate(candidate, inside, mode, free=True) for mode in _modes(candidate, recompute)]
             yield from found
             if any(one.fits for one in found):

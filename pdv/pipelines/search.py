@@ -29,15 +29,13 @@ CLOSE = 1.05  # times the best found: what is estimated higher is not made
 MADE = 3  # plans at most, once one fits
 
 
-def search_pipelines(
-    problem: Problem, cluster: Cluster, budget_s: float, strategy: Strategy, *, recomputation: bool = False
-) -> BestPlan | None:
+def search_pipelines(problem: Problem, cluster: Cluster, budget_s: float, strategy: Strategy) -> BestPlan | None:
     """The fastest plan found that has stages, micro-batches or recomputation; None where there is none.
 
     None, too, if the batch does best as a whole on all devices, or its rows cannot be run apart. ``problem`` is that
     of the whole batch on some mesh of the whole cluster, with nothing pinned.
     """
-    space = Space(problem, cluster, recomputation)
+    space = Space(problem, cluster)
     if not (problem.train and space.open):
         return None
     estimates = Estimates(space, strategy, Budget())

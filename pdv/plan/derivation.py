@@ -19,7 +19,7 @@ from ir.sharding import Invariant, Shard, Sharding, format_sharding, invariant, 
 from ir.verify import check_returned, infer_shardings
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
-from pdv.plan.running import ACCUMULATE, RUNNING, STAGE, read_running, running_steps
+from pdv.plan.running import ACCUMULATE, RECOMPUTE, RUNNING, STAGE, running_steps
 from pdv.problem import Assignment, Problem, Solution, Storage
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages
 from pdv.rewrite.match import Match, matches
@@ -38,6 +38,7 @@ BINDINGS = {
     LEAVE: {"sharding"},
     ACCUMULATE: {"micro_batches"},
     STAGE: {"stage", "of", "order"},
+    RECOMPUTE: set(),
 }
 
 
@@ -127,9 +128,7 @@ def replay(problem: Problem, steps: Sequence[Step]) -> Graph:
     """
     try:
         _check_form(steps)
-        source, rewritten = problem.graph, _replay_algebra(problem, steps)
-        problem = replace(problem, graph=rewritten)
-        read_running(source, rewritten, steps)
+        problem = replace(problem, graph=_replay_algebra(problem, steps))
         assignment = _replay_parallel(problem, steps)
         pcg = derive(problem, assignment, Redistribution(problem.mesh, problem.axes)).pcg
         check_returned(pcg, infer_shardings(pcg, problem.mesh))
@@ -160,7 +159,7 @@ def _check_form(steps: Sequence[Step]) -> None:
         rule, bindings, sites = step["rule"], step["bindings"], step["sites"]
         _require(isinstance(rule, str) and isinstance(bindings, Mapping), f"step {step!r}")
         _require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
-        kind = str if rule in (STORE, LEAVE, ACCUMULATE) else list if isinstance(sites[0], list) else int
+        kind = str if rule in (STORE, LEAVE, ACCUMULATE, RECOMPUTE) else list if isinstance(sites[0], list) else int
         _require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
         _require(kind is list or len(set(sites)) == len(sites), f"{rule!r} names a site twice: {sites!r}")
         known = BINDINGS.get(rule, {"axis"} if kind is int else set(bindings))

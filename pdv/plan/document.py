@@ -6,7 +6,7 @@ Entry points: ``plan_document`` writes it, ``read_problem`` reads back what a re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ir.cost_model import CostModel
@@ -36,6 +36,7 @@ from pdv.search.meshes import BestPlan
 
 def plan_document(
     found: BestPlan,
+    step: Document | None = None,
     *,
     cluster: Cluster,
     strategy: str,
@@ -43,14 +44,23 @@ def plan_document(
     problems: Sequence[Problem] = (),
     pins: str | None = None,
 ) -> Document:
-    """The document of a plan found for ``problems`` (one mesh each); the proof is added by whoever proves it."""
+    """The document of a plan found for ``problems`` (one mesh each); the proof is added by whoever proves it.
+
+    step: of a plan that says how a step runs, what a simulation of it gave (``pdv.report.simulated.step_facts``).
+    """
     solution = found.solution
+    if found.is_whole:
+        step = None
+    elif step is not None:
+        bound = min(found.lower_bound_s, step["step_s"])
+        found = replace(found, step_s=step["step_s"], lower_bound_s=bound)
     steps = [describe_step(step, solution.problem) for step in to_steps(solution, found.stages, found.execution)]
     certificate = certificate_document(found, problems or (solution.problem,), pins)
+    facts = facts_document(
+        solution.problem, solution.graph, solution.assignment, found.derived, found.cost, steps, step, cluster=cluster
+    )
     return {
-        **facts_document(
-            solution.problem, solution.graph, solution.assignment, found.derived, found.cost, steps, cluster=cluster
-        ),
+        **facts,
         "derivation": steps,
         "search": _search(found, strategy, seconds, certificate),
     }
@@ -63,11 +73,13 @@ def facts_document(
     derived: Derived,
     cost: PlanCost,
     steps: Sequence[Document],
+    step: Document | None = None,
     *,
     cluster: Cluster,
 ) -> Document:
     """Everything in plan.json that follows from the derivation ``steps`` of ``problem.graph``, on a cluster.
 
+    step: as ``plan_document`` takes it; what is predicted is then its time and memory.
     graph, assignment: what the steps make of it; derived, cost: these as a PCG, and its price.
     """
     source = problem.graph
@@ -101,7 +113,7 @@ def facts_document(
         "pcg_hash": derived.pcg.digest,
         "operators": _operators(problem, graph, assignment, derived, cost),
         "cost_model": dict(problem.compute.provenance()),
-        "predicted": _predict(cost, problem, cluster),
+        "predicted": _predict(cost, problem, cluster) | _predict_step(step),
     }
 
 
@@ -112,7 +124,7 @@ def _search(found: BestPlan, strategy: str, seconds: float, certificate: Documen
         "seconds": seconds,
         "states": found.states,
         "meshes": found.meshes,
-        "cost": found.cost.seconds,
+        "cost": found.seconds,
         "lower_bound": certificate["lower_bound"],
         "gap": certificate["gap"],
         "certificate": certificate,
@@ -206,6 +218,16 @@ def _operators(
             }
         )
     return entries
+
+
+def _predict_step(step: Document | None) -> Document:
+    if step is None:
+        return {}
+    return {
+        "step_time_s": {"mean": step["step_s"], "std": step["std_s"]},
+        "breakdown_s": step["breakdown_s"],
+        "memory_bytes": step["peak_bytes"],
+    }
 
 
 def _predict(cost: PlanCost, problem: Problem, cluster: Cluster) -> Document:

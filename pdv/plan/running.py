@@ -4,6 +4,7 @@
                   that no row of the batch sees another (``rows_apart``), which is looked up in the operators' splits.
     stage         operators, by number, run on the devices of one stage. What they compute stays what it is; it asks
                   that no stage reads what a later one computes.
+    recompute     backward runs the forward of each layer again, from what that took. The same values twice ask nothing.
 
 Entry points: ``running_steps`` writes them, ``read_running`` reads them back.
 """
@@ -12,17 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from ir.graph import Graph, Node
 from ir.rows import rows_apart
+from pdv.cluster import Cluster
 from pdv.emit.analysis.staged import Running
 from pdv.pcg.spread import spread_to_pcg
-from pdv.problem import Derived
-from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Order, Stages
+from pdv.problem import Derived, Problem
+from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Order, Recompute, Stages, emitted
+from pdv.schedule.pieces import pieces
+from pdv.search.meshes import BestPlan
 
-ACCUMULATE, STAGE = "accumulate", "stage"
-RUNNING = (ACCUMULATE, STAGE)
+ACCUMULATE, STAGE, RECOMPUTE = "accumulate", "stage", "recompute"
+RUNNING = (ACCUMULATE, STAGE, RECOMPUTE)
+LAYERS = ["layers"]
+"""What is computed again: the model's repeated layers (``pdv.schedule.pieces``)."""
 Step = Mapping[str, Any]  # Any: JSON; docs/plan-format.md
 
 
@@ -40,38 +46,54 @@ def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[di
         for stage, sites in numbers.items():
             bindings = {"stage": stage, "of": stages.count, "order": execution.order}
             steps.append({"rule": STAGE, "bindings": bindings, "sites": sites})
+    if execution.recompute == "full":
+        steps.append({"rule": RECOMPUTE, "bindings": {}, "sites": LAYERS})
     return steps
 
 
-def read_running(
-    source: Graph, graph: Graph, steps: Sequence[Step], execution: Execution = EMITTED
-) -> tuple[Stages, Execution]:
-    """What the steps say of the operators of ``graph``, the rewritten one of ``source``.
+def read_running(problem: Problem, graph: Graph, steps: Sequence[Step], cluster: Cluster) -> tuple[Stages, Execution]:
+    """What the steps say of the operators of ``graph``, the rewritten one of ``problem``, and how it then runs.
 
     Raises:
         ValueError: if a step does not apply.
     """
-    nodes = _operators(graph)
-    of: dict[Node, int] = {}
-    shapes: set[tuple[int, str]] = set()
+    own = [step for step in steps if step["rule"] in RUNNING]
+    if not own:
+        return ONE_STAGE, EMITTED
+    stage_of, count, order = _read_stages(graph, [step for step in own if step["rule"] == STAGE])
+    micro_batches = _read_parts(problem.graph, [step for step in own if step["rule"] == ACCUMULATE])
+    again = [step for step in own if step["rule"] == RECOMPUTE]
+    _require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
+    recompute: Recompute = "full" if again else "none"
+    execution = emitted(cluster, problem.mesh, micro_batches, recompute, order)
+    return _with_layers(graph, stage_of, count, layered=bool(again) or count > 1), execution
+
+
+def _read_parts(source: Graph, steps: Sequence[Step]) -> int:
+    _require(len(steps) <= 1, "the batch is taken in parts twice")
+    if not steps:
+        return 1
+    count = steps[0]["bindings"]["micro_batches"]
+    _require(type(count) is int and count > 1, f"a step of {count!r} micro-batches")
+    _require(steps[0]["sites"] == [node.attr("name") for node in source.inputs], "accumulate is of all inputs")
+    _require(rows_apart(source), "a step in micro-batches: rows of the batch depend on one another")
+    return int(count)
+
+
+def _read_stages(graph: Graph, steps: Sequence[Step]) -> tuple[dict[Node, int], int, Order]:
+    """The stage of each operator with a gradient, how many there are, and the order of their passes."""
+    nodes, of = _operators(graph), dict[Node, int]()
+    shapes: set[tuple[int, Order]] = set()
     for step in steps:
-        bindings = step["bindings"]
-        if step["rule"] == ACCUMULATE:
-            count = bindings["micro_batches"]
-            _require(type(count) is int and count > 1, f"a step of {count!r} micro-batches")
-            _require(step["sites"] == [node.attr("name") for node in graph.inputs], "accumulate is of all inputs")
-            _require(rows_apart(source), "a step in micro-batches: rows of the batch depend on one another")
-            execution = replace(execution, micro_batches=count)
-        elif step["rule"] == STAGE:
-            stage, count, order = bindings["stage"], bindings["of"], bindings["order"]
-            _require(type(stage) is int and type(count) is int and 0 <= stage < count, f"stage {stage!r} of {count!r}")
-            _require(order in get_args(Order), f"the order {order!r}")
-            shapes.add((count, order))
-            for number in step["sites"]:
-                _require(0 <= number < len(nodes) and nodes[number] not in of, f"operator {number} in stage {stage}")
-                of[nodes[number]] = stage
+        stage, count, order = step["bindings"]["stage"], step["bindings"]["of"], step["bindings"]["order"]
+        _require(type(stage) is int and type(count) is int and 0 <= stage < count, f"stage {stage!r} of {count!r}")
+        _require(order in ("gpipe", "1f1b"), f"the order {order!r}")
+        shapes.add((count, order))
+        for number in step["sites"]:
+            _require(0 <= number < len(nodes) and nodes[number] not in of, f"operator {number} in stage {stage}")
+            of[nodes[number]] = stage
     if not shapes:
-        return ONE_STAGE, execution
+        return {}, 1, "1f1b"
     _require(len(shapes) == 1, f"stages of several pipelines: {sorted(shapes)}")
     ((count, order),) = shapes
     _require(set(of.values()) == set(range(count)), f"stages {sorted(set(of.values()))} of {count}")
@@ -79,16 +101,34 @@ def read_running(
     _require(not graph.updates, "a pipeline of a program that overwrites buffers")
     late = [node for node, stage in of.items() if any(of.get(operand, 0) > stage for operand in node.operands)]
     _require(not late, f"a stage reads what a later one computes: {late[:3]}")
-    return Stages(count, chunk_of=of), replace(execution, order=order)  # type: ignore[arg-type]  # one of Order
+    return of, count, order
+
+
+def _with_layers(graph: Graph, stage_of: Mapping[Node, int], count: int, *, layered: bool) -> Stages:
+    """The stages, with the model's layers in each."""
+    found = pieces(graph)
+    layers: list[set[int]] = [set() for _ in range(count)]
+    for node, stage in stage_of.items():
+        if found.layers[found.of[node]]:
+            layers[stage].add(found.of[node])
+    layer_of = {node: piece for node, piece in found.of.items() if found.layers[piece]} if layered else {}
+    sizes = tuple(map(len, layers)) if count > 1 else ()
+    return Stages(count, chunk_of=dict(stage_of), layers=sizes, layer_of=layer_of)
+
+
+def as_run(found: BestPlan, cluster: Cluster) -> BestPlan:
+    """The same plan with its stages and its execution as they are read back from its derivation."""
+    steps = running_steps(found.solution.graph, found.stages, found.execution)
+    stages, execution = read_running(found.solution.problem, found.solution.graph, steps, cluster)
+    return replace(found, stages=stages, execution=execution)
 
 
 def running_of(derived: Derived, stages: Stages, execution: Execution) -> Running:
     """The same as the emitter takes it: the stage of each node of a PCG that has a gradient."""
-    if stages.count == 1:
-        return Running(micro_batches=execution.micro_batches)
-    stage_of = spread_to_pcg(derived, stages.chunk_of)
-    own = {node: stage for node, stage in stage_of.items() if node.needs_grad}
-    return Running(own, stages.count, execution.micro_batches, execution.order)
+    own = spread_to_pcg(derived, stages.chunk_of) if stages.count > 1 else {}
+    stage_of = {node: stage for node, stage in own.items() if node.needs_grad}
+    again = execution.recompute == "full"
+    return Running(stage_of, stages.count, execution.micro_batches, execution.order, again)
 
 
 def _operators(graph: Graph) -> tuple[Node, ...]:

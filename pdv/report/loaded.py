@@ -31,7 +31,7 @@ from pdv.plan.seal import damage_error
 from pdv.plan.source import GRAPH, read_source
 from pdv.prices import stage_axes
 from pdv.problem import Assignment, Derived, Problem
-from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, Workload, emitted, workload_of_pcg
+from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, Workload, workload_of_pcg
 from pdv.search.meshes import BestPlan
 
 Document = Mapping[str, Any]  # Any: plan.json
@@ -55,6 +55,11 @@ class Loaded:
     role: RoleOf
     stages: Stages = ONE_STAGE
     execution: Execution = EMITTED
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a step takes the batch and the model as a whole."""
+        return self.stages == ONE_STAGE and self.execution == EMITTED
 
     @property
     def graph(self) -> Graph:
@@ -108,7 +113,8 @@ def load_document(document: Document, graph: Graph, compute: CostModel | None = 
     source = _limit(read_problem(document, graph, compute), document)
     try:
         rewritten, assignment = replay_steps(source, document["derivation"])
-        stages, execution = read_running(source.graph, rewritten, document["derivation"])
+        cluster = Cluster.from_dict(document["cluster"])
+        stages, execution = read_running(source, rewritten, document["derivation"], cluster)
     except (KeyError, TypeError, ValueError) as error:
         raise damage_error(error) from error
     problem = replace(source, graph=rewritten, leaving=assignment.leaving)
@@ -156,15 +162,12 @@ def _workload(
     axes: tuple[tuple[AxisLink, ...], ...] | None,
 ) -> Workload:
     """``axes``: by stage; by default those of the problem, with what is known of them, where the stages are alike."""
-    work = workload_of_pcg(problem, derived.pcg, cluster)
-    if stages.count > 1 or execution.micro_batches > 1:
-        how = emitted(cluster, problem.mesh, execution.micro_batches, execution.recompute, execution.order)
-        work = replace(work, execution=how)
-    if stages.count == 1:
+    work = replace(workload_of_pcg(problem, derived.pcg, cluster), execution=execution)
+    if stages is ONE_STAGE:
         return work
-    chunks = spread_to_pcg(derived, stages.chunk_of)
+    chunks, layers = (spread_to_pcg(derived, of) for of in (stages.chunk_of, stages.layer_of))
     links = axes or stage_axes(cluster, problem.compute, problem.mesh, stages.count)
-    return replace(work, stages=replace(stages, chunk_of=chunks), axes=links)
+    return replace(work, stages=replace(stages, chunk_of=chunks, layer_of=layers), axes=links)
 
 
 def _limit(problem: Problem, document: Document) -> Problem:

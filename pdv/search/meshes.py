@@ -49,6 +49,11 @@ class BestPlan:
     step_s: float | None = None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether a step takes the batch and the model as a whole, once forward and once backward."""
+        return self.stages == ONE_STAGE and self.execution == EMITTED
+
+    @property
     def seconds(self) -> float:
         """What the bound is of."""
         return self.cost.seconds if self.step_s is None else self.step_s

@@ -59,16 +59,20 @@ def _expect(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
         describe_step({name: step[name] for name in ("rule", "bindings", "sites")}, plan.source)
         for step in plan.document["derivation"]
     ]
-    facts = facts_document(plan.source, plan.graph, plan.assignment, plan.derived, plan.cost, steps, cluster=cluster)
-    simulated = {"simulated": step_facts(workload_of_plan(plan))} if priced else {}
-    return {**facts, "derivation": steps, **simulated, "search": _search(plan, cluster, priced=priced)}
+    step = step_facts(workload_of_plan(plan)) if priced else None
+    facts = facts_document(
+        plan.source, plan.graph, plan.assignment, plan.derived, plan.cost, steps,
+        None if plan.is_whole else step, cluster=cluster,
+    )  # fmt: skip
+    simulated = {} if step is None else {"simulated": step}
+    cost = plan.document["search"]["cost"] if step is None else plan.cost.seconds if plan.is_whole else step["step_s"]
+    return {**facts, "derivation": steps, **simulated, "search": _search(plan, cluster, cost)}
 
 
-def _search(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
+def _search(plan: Loaded, cluster: Cluster, cost: float) -> dict[str, Any]:
     """What of a search follows from the rest: its cost, its gap, the meshes that there are, and its sentence."""
     said = plan.document["search"]
     certificate, bound = said["certificate"], said["lower_bound"]
-    cost = plan.cost.seconds if priced else said["cost"]
     gap = None if bound is None else max(0.0, (cost - bound) / cost) if cost > 0 else 0.0
     space = {name: certificate["space"][name] for name in SPACE}
     pins = None if space["pins"] is None else load_pins(json.loads(space["pins"]))

@@ -33,7 +33,7 @@ def plan_pipeline(
     """The best plan of so many stages of equal numbers of layers, each on ``mesh``."""
     inside = Mesh(tuple(Axis(name, size) for name, size in mesh.items()))
 
-    def search(problems: Sequence[Problem], devices: Any, *_: Any) -> SearchResult:
+    def search(problems: Sequence[Problem], devices: Any, *_: Any, **__: Any) -> SearchResult:
         whole = problems[0]
         graph = fewer_rows(whole.graph, micro_batches) if micro_batches > 1 else whole.graph
         assert graph is not None

@@ -20,6 +20,7 @@ from benchmarks.golden import digest, digests, texts
 from pdv.emit import templates
 from pdv.emit.emission import module_texts
 from tests.conftest import Golden
+from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Case:
         options: further arguments of ``pdv.optimize``.
         latency: of the links; slow to start, they favour few collectives.
         efficiency: of the devices; where compute is slow, whatever cuts it is worth its collectives.
+        stages, micro_batches: where the model runs as a pipeline, of stages on that mesh each.
     """
 
     model: str
@@ -49,6 +51,8 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     latency: str = "1 us"
     efficiency: float = 1.0
+    stages: int = 1
+    micro_batches: int = 1
 
 
 WORDS = ((8, 8),)
@@ -61,6 +65,7 @@ FULL = {
         "Llama", WORDS, {"dp": 4, "tp": 2}, {"dp": "ddp", "tp": "tensor"}, {"rules": "none"}, efficiency=0.02
     ),
     "convolutions": Case("Convolutions", ((8, 4, 8, 8),), {"dp": 4}, {"dp": "ddp"}),
+    "pipeline": Case("Gpt", WORDS, {"dp": 2}, stages=2, micro_batches=4),
     "inference": Case("Convolutions", ((8, 4, 8, 8),), {"tp": 2}, {"tp": "tensor"}, {"mode": "infer"}),
 }
 DIGESTED = {
@@ -87,12 +92,16 @@ def planned(case: Case) -> Plan:
     inputs = tuple(
         miniatures.ids(*shape) if word else torch.zeros(shape) for shape, word in zip(case.inputs, words, strict=True)
     )
-    devices = cluster(math.prod(case.mesh.values()))
+    devices = cluster(case.stages * math.prod(case.mesh.values()))
     node = devices["nodes"][0]
     node["device"] |= {"efficiency": case.efficiency}
     node["link"] |= {"latency": case.latency}
     pins = {"mesh": dict(case.mesh), "techniques": dict(case.techniques)} if case.techniques else None
     module.train(case.options.get("mode") != "infer")
+    if case.stages > 1:
+        return plan_pipeline(
+            module, inputs, devices, stages=case.stages, micro_batches=case.micro_batches, mesh=case.mesh
+        )
     return pdv.optimize(module, inputs, cluster=devices, mesh=case.mesh, pins=pins, **case.options)
 
 

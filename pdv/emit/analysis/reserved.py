@@ -32,7 +32,7 @@ MODULES = {"operators": HELPERS, "parallel": PARALLEL, "pipeline": PIPELINE, "ru
 """The modules beside ``model.py``, by what it may take of each."""
 
 _OTHERS = """
-    F Model Path Tensor block build dtype i mesh names nn prefix range self super torch tuple weights
+    F Model Path Tensor block build checkpoint dtype i mesh names nn prefix range self super torch tuple weights
 """
 GLOBALS = frozenset((*_OTHERS.split(), *(name for names in MODULES.values() for name in names)))
 """Names that a local variable would hide."""

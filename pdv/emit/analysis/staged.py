@@ -27,6 +27,8 @@ class Running:
     stages: int = 1
     micro_batches: int = 1
     order: str = "1f1b"
+    recompute: bool = False
+    """Whether of each layer only what it takes is kept, and its forward runs again in backward."""
 
 
 ONCE = Running()

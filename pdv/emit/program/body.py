@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ir.emission.code import Code, call
@@ -28,6 +28,8 @@ class Attributes:
 
     leaves: Mapping[Node, str]
     runs: Mapping[BlockRun, str]
+    recompute: bool = False
+    """Whether blocks run again in backward."""
 
 
 class Body:
@@ -115,7 +117,7 @@ class Body:
         if len(run.blocks) == 1:  # of a run that stages share
             given = [*run.incoming[0], *run.fixed]
             arguments = [self._writer.operand(node).text for node in given]
-            made = call(f"self.{self._attributes.runs[run]}[0]", *arguments)
+            made = self._call_block(f"self.{self._attributes.runs[run]}[0]", arguments)
             return statement(f"{', '.join(results)} = ", made, INDENT)
         passed = dict(zip(run.incoming[1], run.incoming[0], strict=True))
         carried = {passed[first]: name for first, name in zip(run.outgoing[0], results, strict=True) if first in passed}
@@ -125,8 +127,13 @@ class Body:
         return [
             *lines,
             f"{pad}for block in self.{self._attributes.runs[run]}:",
-            *statement(f"{', '.join(results)} = ", call("block", *arguments), INDENT + 4),
+            *statement(f"{', '.join(results)} = ", self._call_block("block", arguments), INDENT + 4),
         ]
+
+    def _call_block(self, block: str, arguments: Sequence[str]) -> Code:
+        if self._attributes.recompute:
+            return call("checkpoint", block, *arguments, "use_reentrant=False")
+        return call(block, *arguments)
 
     def _say_sizes(self, writer: Writer) -> None:
         """Write each step once over operands without names: then it is known which arguments must keep theirs."""

@@ -48,9 +48,10 @@ def _processes(mesh: Mesh, running: Running) -> str:
 
 
 def _steps(running: Running) -> str:
-    if running.micro_batches == 1:
-        return ""
-    return f"{running.micro_batches} micro-batches" + (f", {running.order}" if running.stages > 1 else "")
+    count = running.micro_batches
+    parts = [f"{count} micro-batches"] if count > 1 else []
+    parts += [running.order] if running.stages > 1 else []
+    return ", ".join([*parts, *(["the forward of each layer again in backward"] if running.recompute else [])])
 
 
 def _at(document: object, *path: str) -> object:

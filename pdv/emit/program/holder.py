@@ -54,6 +54,8 @@ class Holder:
     setting: Setting
     stored_shapes: Shapes
     stage: int | None = None
+    again: bool = False
+    """Whether all of its forward runs again in backward."""
 
     def init_lines(self) -> list[str]:
         """The lines of ``__init__`` that make what it holds."""
@@ -64,13 +66,18 @@ class Holder:
         names, results = list(self.arguments.values()), len(self.outline.results)
         axes = axis_lines(self.lines, self.setting.axes)
         docs = [f'        """{doc}"""'] if doc else []
-        if not any(node.attr("regather") for node in self._held):
+        regather = any(node.attr("regather") for node in self._held)
+        if not regather and not self.again:
             return [*signature("forward", names, results), *docs, *axes, *self.lines]
+        made = f"self.compute({', '.join(names)})"
+        if self.again:
+            made = f"checkpoint(self.compute, {', '.join(names)}, use_reentrant=False)"
+        gathered = "with regathering():  # gathered weights are dropped after use, and gathered again in backward"
         return [
             *signature("forward", names, results),
             *docs,
-            "        with regathering():  # gathered weights are dropped after use, and gathered again in backward",
-            f"            return self.compute({', '.join(names)})",
+            *([f"        {gathered}"] if regather else []),
+            f"        {'    ' if regather else ''}return {made}",
             "",
             *signature("compute", names, results),
             '        """The forward pass itself."""',
@@ -133,8 +140,13 @@ def write_holders(
     setting: Setting,
     constants: Mapping[Node, Buffer],
     stored_shapes: Shapes,
+    *,
+    recompute: bool,
 ) -> list[Holder]:
-    """All stages; blocks of one text have one class, whichever stage they are in."""
+    """All stages; blocks of one text have one class, whichever stage they are in.
+
+    recompute: whether forward runs again in backward, block by block, or of a stage that has none as a whole.
+    """
     classes = _Classes(outlines, setting, stored_shapes)
     found = []
     for number, (outline, names) in enumerate(zip(outlines, arguments, strict=True)):
@@ -147,11 +159,14 @@ def write_holders(
         in_blocks = {node for run, _ in blocks for block in run.blocks for node in block}
         updates = {node: name for node, name in setting.updates.items() if node not in in_blocks}
         scope = Scope(outline.items, outline.arguments, outline.results, updates)
-        held = Attributes({**attributes, **setting.constants}, {run: block.attribute for run, block in blocks})
+        held = Attributes(
+            {**attributes, **setting.constants}, {run: block.attribute for run, block in blocks}, recompute
+        )
         lines = Body(scope, setting.reading, setting.shapes, held, names, setting.reserve()).lines()
         buffers = [x for x in constants.values() if len(outlines) == 1 or _names(lines, x.attribute)]
         stage = None if len(outlines) == 1 else number
-        found.append(Holder(outline, names, blocks, attributes, lines, buffers, setting, stored_shapes, stage))
+        again = recompute and not blocks
+        found.append(Holder(outline, names, blocks, attributes, lines, buffers, setting, stored_shapes, stage, again))
     return found
 
 

@@ -124,7 +124,9 @@ class _Program:
         named = {leaf: buffer.attribute for leaf, buffer in constants.items()}
         self._setting = Setting(mesh, reading, self._shapes, graph_updates(graph, reading), named)
         arguments = [self._argument_names(outline) for outline in outlines]
-        self._holders = write_holders(outlines, arguments, self._setting, constants, stored_shapes)
+        self._holders = write_holders(
+            outlines, arguments, self._setting, constants, stored_shapes, recompute=running.recompute
+        )
 
     def text(self) -> str:
         model = self._model_class() if len(self._holders) == 1 else self._pipeline_class()
@@ -201,7 +203,9 @@ class _Program:
                     found.setdefault(param, []).append(f"{holder.stage}: {string(attribute)}")
         tied = [f"{{{', '.join(places)}}}" for places in found.values() if len(places) > 1]
         pad = " " * 8
-        return [f"{pad}tied = (", *(f"{pad}    {one}," for one in tied), f"{pad})"] if tied else []
+        if len(line := f"{pad}tied = {tuple_of(tuple(tied))}") <= WIDTH:
+            return [line] if tied else []
+        return [f"{pad}tied = (", *(f"{pad}    {one}," for one in tied), f"{pad})"]
 
     # ---- The model's forward ----
 
@@ -308,6 +312,8 @@ class _Program:
         ]
         if "F" in words:
             lines.append("from torch.nn import functional as F")
+        if "checkpoint" in words:
+            lines.append("from torch.utils.checkpoint import checkpoint")
         lines.append("")
         for module, names in MODULES.items():
             found = sorted(name for name in names if name in words)
