@@ -14,7 +14,7 @@ from pdv.plan.package import Plan
 from pdv.planning.search import SearchResult
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Problem
-from pdv.problem.workload import EMITTED, ONE_STAGE, Order, Stages
+from pdv.problem.workload import EMITTED, ONE_STAGE, Order, Recompute, Stages
 from pdv.schedule.stages import cut
 from pdv.search.meshes import BestPlan, search_mesh
 
@@ -28,6 +28,7 @@ def plan_pipeline(
     micro_batches: int,
     mesh: Mapping[str, int],
     order: Order = "1f1b",
+    recompute: Recompute = "none",
     **options: Any,
 ) -> Plan:
     """The best plan of so many stages of equal numbers of layers, each on ``mesh``."""
@@ -39,7 +40,7 @@ def plan_pipeline(
         assert graph is not None
         links = slowest_axes(stage_axes(devices, whole.compute, inside, stages))
         found = search_mesh(Problem(graph, inside, links, whole.compute, whole.mode, pins=whole.pins))
-        execution = replace(EMITTED, micro_batches=micro_batches, order=order)
+        execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute)
         return SearchResult(replace(found, stages=_cut(found, stages), execution=execution), 0.0)
 
     with patch("pdv.compile.search_problems", search):

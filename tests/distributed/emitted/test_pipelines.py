@@ -52,6 +52,7 @@ class Case:
     micro_batches: int
     mesh: Mapping[str, int] = field(default_factory=dict)
     order: str = "1f1b"
+    recompute: str = "none"
 
     @property
     def processes(self) -> int:
@@ -66,7 +67,7 @@ CASES = {
     "stages of data parallel devices, tied weights": Case("gpt", 2, 4, {"dp": 2}),
     "a device a stage": Case("llama", 4, 4),
     "gpipe, with values that skip stages": Case("crossing", 3, 2, order="gpipe"),
-    "three axes": Case("gpt", 2, 2, {"dp": 2, "tp": 2}),
+    "three axes, layers run again in backward": Case("gpt", 2, 2, {"dp": 2, "tp": 2}, recompute="full"),
     "micro-batches alone": Case("gpt", 1, 4, {"wire": 2}),
 }
 
@@ -113,7 +114,7 @@ def train(folder: Path, name: str) -> tuple[list[float], dict[str, Tensor], dict
 def test_pipelines_train_as_one_process_does(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     model, inputs = model_of(case.model)
-    options: dict[str, Any] = {"order": case.order}
+    options: dict[str, Any] = {"order": case.order, "recompute": case.recompute}
     plan = plan_pipeline(
         model, inputs, cluster(case.processes),
         stages=case.stages, micro_batches=case.micro_batches, mesh=case.mesh, **options,
