@@ -267,6 +267,15 @@ def move_seconds(name: str, axis: AxisLink, local_bytes: float) -> tuple[float, 
     return forward, backward
 
 
+def sum_seconds(name: str, axis: AxisLink, local_bytes: float, bucket_bytes: float) -> float:
+    """Seconds of the sum of a gradient that is one of a bucket's: its share of the sum of so many bytes at once.
+
+    (Li et al., "PyTorch Distributed", VLDB'20, section 3.2.3.)
+    """
+    together = max(local_bytes, bucket_bytes)
+    return move_seconds(name, axis, together)[1] * (local_bytes / together if together else 1.0)
+
+
 def _seconds(communication: Communication, axis: AxisLink, num_bytes: float) -> float:
     collective = communication.collective
     return 0.0 if collective is None else _SECONDS[collective](axis, num_bytes)

@@ -17,7 +17,7 @@ from ir.sharding import Sharding, local_bytes, local_shape
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_local_loops, node_splits
 from pdv.cost.breakdown import NodeCost, PlanCost
-from pdv.cost.comm import AxisLink, move_seconds
+from pdv.cost.comm import AxisLink, move_seconds, sum_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
@@ -157,7 +157,7 @@ def _parallel(problem: Problem, node: Node, held: int) -> NodeCost:
     if not (problem.train and node.needs_grad):
         return _move(axis, forward_s, 0.0)
     if base.is_param and node.op.transition.only_names:
-        backward_s *= problem.once
+        backward_s = problem.once * sum_seconds(node.op.name, axis, held, problem.bucket_bytes)
     if base.is_param and base.attr("regather"):
         backward_s += forward_s
     return _move(axis, forward_s, backward_s)

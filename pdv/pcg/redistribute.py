@@ -153,6 +153,7 @@ class Routes:
         states: the vertices.
         seconds: forward and backward; infinite where there is no chain. ``forward_s``: forward alone. ``named_s``:
             backward of the steps that only name a state, which sum a parameter's gradient (nothing without gradient).
+            ``summed_s``: the same where gradients are summed in buckets.
         edge: the last step (an edge of ``states``); -1 where there is none.
         length: how many steps; -1 where there is no chain.
         copy: what a reader of ``after`` holds (``replicate`` names a state and makes no copy).
@@ -164,6 +165,7 @@ class Routes:
     seconds: Seconds
     forward_s: Seconds
     named_s: Seconds
+    summed_s: Seconds
     edge: Indices
     length: Indices
     copy: Indices
@@ -243,6 +245,7 @@ class Redistribution:
 
     mesh: Mesh
     axes: tuple[AxisLink, ...]
+    bucket_bytes: float = 0.0
     _routes: dict[tuple[TensorType, bool], Routes] = field(default_factory=dict)
     _graphs: dict[int, StateGraph] = field(default_factory=dict)
 
@@ -299,9 +302,13 @@ class Redistribution:
         )
         np.fill_diagonal(seconds, staying)
         np.fill_diagonal(length, np.where(divides, 0, -1))
-        both = np.zeros((2, len(states.steps) + 1))
-        both[:, usable] = forward, backward * states.names_only[usable] * gradient
-        return _routes(states, seconds, edge, length, both, held)
+        together = np.maximum(held, self.bucket_bytes or 1.0)
+        share = np.divide(held, together, out=np.ones_like(held), where=np.isfinite(held))
+        summed = self._edge_seconds(states, usable, together)[1] * share[tails] if self.bucket_bytes else backward
+        named = states.names_only[usable] * gradient
+        each = np.zeros((3, len(states.steps) + 1))
+        each[:, usable] = forward, backward * named, summed * named
+        return _routes(states, seconds, edge, length, each, held)
 
     def _edge_seconds(self, states: StateGraph, edges: Indices, held: Seconds) -> tuple[Seconds, Seconds]:
         """[edges] seconds forward and backward: a line over a collective's bytes, or what the axis's curve says."""
@@ -365,8 +372,8 @@ def _routes(
 ) -> Routes:
     """What follows from the last steps, level by level; ``steps_s``: of each step forward, and of what it names."""
     count = len(states.shardings)
-    weight, named = steps_s
-    named_s = np.zeros((count, count))
+    weight, named, summed = steps_s
+    named_s, summed_s = np.zeros((2, count, count))
     forward_s = np.where(length == 0, 0.0, np.inf)
     copy = np.broadcast_to(np.arange(count), (count, count)).copy()
     gathered = np.zeros((count, count), dtype=bool)
@@ -374,11 +381,11 @@ def _routes(
         rows, columns = np.nonzero(length == steps)
         last = edge[rows, columns]
         tails = states.tails[last]
-        forward_s[rows, columns] = forward_s[rows, tails] + weight[last]
-        named_s[rows, columns] = named_s[rows, tails] + named[last]
+        for total, of_step in ((forward_s, weight), (named_s, named), (summed_s, summed)):
+            total[rows, columns] = total[rows, tails] + of_step[last]
         copy[rows, columns] = np.where(states.names_only[last], copy[rows, tails], columns)
         gathered[rows, columns] = gathered[rows, tails] | states.gathers[last]
-    return Routes(states, seconds, forward_s, named_s, edge, length, copy, gathered, held)
+    return Routes(states, seconds, forward_s, named_s, summed_s, edge, length, copy, gathered, held)
 
 
 def all_shardings(tensor: TensorType, mesh: Mesh, states: tuple[State, ...] | None = None) -> tuple[Sharding, ...]:

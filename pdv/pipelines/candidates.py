@@ -75,6 +75,8 @@ class Space:
         graph = self.problem.graph
         if not (self.problem.train and self.problem.rows and rows_apart(graph)) or self.batch == 1:
             return False
+        if all(node.is_leaf for node in graph.nodes):
+            return False
         return self.graph(self.counts[1]) is not None
 
     @cached_property
@@ -103,11 +105,18 @@ class Space:
 
     def _askew(self, mesh: Mesh) -> tuple[bool, bool]:
         """Whether there are several axes, and whether the last of them is another than a node's devices."""
-        return len(mesh.axes) > 1, mesh.axes[-1].size != min(self.cluster.levels[-1].size, mesh.num_devices)
+        if not mesh.axes:
+            return False, False
+        return len(mesh.axes) > 1, mesh.axes[-1].size != min(self.node_size, mesh.num_devices)
 
     def spans_nodes(self, stages: int) -> bool:
         """Whether a stage has more devices than a node."""
-        return self.cluster.num_devices // stages > self.cluster.levels[-1].size
+        return self.cluster.num_devices // stages > self.node_size
+
+    @property
+    def node_size(self) -> int:
+        """Devices of a node."""
+        return self.cluster.levels[-1].size if self.cluster.levels else 1
 
     def candidate(self, stages: int, mesh: Mesh, micro_batches: int) -> Candidate:
         """With the links that the mesh's axes have in each stage."""

@@ -29,6 +29,7 @@ from pdv.plan.derivation import LEAVE, STORE, operators, to_steps
 from pdv.plan.running import RUNNING
 from pdv.plan.seal import FORMAT_VERSION, Document, check_version, damage_error, finite
 from pdv.problem import Assignment, Derived, Problem
+from pdv.problem.workload import bucket_bytes
 from pdv.rewrite.chosen import trusted_rules
 from pdv.rewrite.rule import by_name
 from pdv.search.meshes import BestPlan
@@ -140,12 +141,13 @@ def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel 
     check_version(document)
     try:
         axes = [(Axis(entry["name"], entry["size"]), entry["link"]) for entry in document["mesh"]]
-        compute = compute or ComputeModel(read_devices(document))
+        devices = read_devices(document)
+        compute = compute or ComputeModel(devices)
         mesh = Mesh(tuple(axis for axis, _ in axes))
         sized = tuple(AxisLink(axis.size, _link(link), _curves(link), _stages(link)) for axis, link in axes)
         mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
         rules = trusted_rules(document["laws"])
-        return Problem(source, mesh, sized, compute, mode, rules=rules)
+        return Problem(source, mesh, sized, compute, mode, rules=rules, bucket_bytes=bucket_bytes(devices))
     except (UsageError, LookupError, TypeError, ValueError, AssertionError) as error:
         raise damage_error(error) from error
 

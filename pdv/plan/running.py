@@ -11,7 +11,7 @@ Entry points: ``running_steps`` writes them, ``read_running`` reads them back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +51,12 @@ def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[di
     return steps
 
 
-def read_running(problem: Problem, graph: Graph, steps: Sequence[Step], cluster: Cluster) -> tuple[Stages, Execution]:
+def read_running(
+    problem: Problem, graph: Graph, steps: Sequence[Step], cluster: Callable[[], Cluster]
+) -> tuple[Stages, Execution]:
     """What the steps say of the operators of ``graph``, the rewritten one of ``problem``, and how it then runs.
+
+    cluster: what it runs on, asked for where there are steps.
 
     Raises:
         ValueError: if a step does not apply.
@@ -65,7 +69,7 @@ def read_running(problem: Problem, graph: Graph, steps: Sequence[Step], cluster:
     again = [step for step in own if step["rule"] == RECOMPUTE]
     _require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
     recompute: Recompute = "full" if again else "none"
-    execution = emitted(cluster, problem.mesh, micro_batches, recompute, order)
+    execution = emitted(cluster(), problem.mesh, micro_batches, recompute, order)
     return _with_layers(graph, stage_of, count, layered=bool(again) or count > 1), execution
 
 
@@ -119,7 +123,7 @@ def _with_layers(graph: Graph, stage_of: Mapping[Node, int], count: int, *, laye
 def as_run(found: BestPlan, cluster: Cluster) -> BestPlan:
     """The same plan with its stages and its execution as they are read back from its derivation."""
     steps = running_steps(found.solution.graph, found.stages, found.execution)
-    stages, execution = read_running(found.solution.problem, found.solution.graph, steps, cluster)
+    stages, execution = read_running(found.solution.problem, found.solution.graph, steps, lambda: cluster)
     return replace(found, stages=stages, execution=execution)
 
 

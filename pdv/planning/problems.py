@@ -17,6 +17,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.pins import PinSet, load_pins
 from pdv.prices import priced_axes
 from pdv.problem import Pins, Problem
+from pdv.problem.workload import bucket_bytes
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.rule import Rule
 
@@ -41,6 +42,7 @@ def plan_problems(
     if isinstance(pins, PinSet):
         meshes = tuple(entry for entry in meshes if pins.speaks_of(entry.mesh)) or meshes[-1:]
     compute = compute or ComputeModel.of(cluster)
+    together = bucket_bytes([entry.device for entry in cluster.classes])
     return tuple(
         Problem(
             graph,
@@ -51,6 +53,7 @@ def plan_problems(
             limit,
             pins.on(graph, candidate.mesh) if isinstance(pins, PinSet) else pins or Pins(),
             rules,
+            bucket_bytes=together,
         )
         for candidate in meshes
     )

@@ -81,6 +81,7 @@ class Problem:
     A graph of one of a step's micro-batches counts ``once`` of what the step does once (the sums of gradients of
     parameters that rest whole, the optimizer), and each byte that stays all step (parameters and what training keeps
     of them, inputs) as ``resting`` of a micro-batch's activations; ``memory_limit`` is of bytes that count so.
+    Gradients of parameters that rest whole are summed ``bucket_bytes`` at once, and so take their share of a bucket.
     """
 
     graph: Graph
@@ -96,6 +97,7 @@ class Problem:
     rows: bool | None = None
     once: float = 1.0
     resting: float = 1.0
+    bucket_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.rows is None:

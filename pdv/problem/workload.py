@@ -6,7 +6,7 @@ Decides the words in which a step is described. Who makes a `Workload`: `pdv.rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -92,8 +92,13 @@ class Execution:
     dropout: bool = False
 
 
-EMITTED = Execution(overlap=Overlap(transfers=False))  # the emitted program: collectives are waited for
+EMITTED = Execution(overlap=Overlap(transfers=False))  # of a plan that says nothing of how a step runs
 BUCKET_BYTES = {"cpu": 4.0 * 2**20, "gpu": 25.0 * 2**20}  # of gradients that are summed at once, by kind of device
+
+
+def bucket_bytes(devices: Iterable[Device]) -> float:
+    """Bytes of gradients that the emitted program sums at once on such devices."""
+    return min(BUCKET_BYTES.get(device.kind, BUCKET_BYTES["gpu"]) for device in devices)
 
 
 def emitted(
@@ -103,8 +108,7 @@ def emitted(
 
     Sends between stages run beside the next micro-batch; collectives on activations are waited for where they stand.
     """
-    size = min(BUCKET_BYTES.get(entry.device.kind, BUCKET_BYTES["gpu"]) for entry in cluster.classes)
-    overlap = Overlap(gradients=True, bucket_bytes=size)
+    overlap = Overlap(gradients=True, bucket_bytes=bucket_bytes([entry.device for entry in cluster.classes]))
     return Execution(micro_batches, order, recompute, data_axes=mesh.spans, overlap=overlap)
 
 
@@ -156,10 +160,13 @@ class Workload:
 
 
 def workload_of_pcg(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:
-    """What the emitted program of a PCG runs; ``problem`` is on the rewritten graph."""
-    return Workload(
-        problem, pcg, cluster, ONE_STAGE, EMITTED, (problem.axes,), lambda device: _price(problem.compute, device)
-    )  # fmt: skip
+    """What the emitted program of a PCG runs, batch and model as a whole; ``problem`` is on the rewritten graph."""
+    execution, axes = emitted(cluster, problem.mesh), (problem.axes,)
+
+    def compute_of(device: Device) -> CostModel:
+        return _price(problem.compute, device)
+
+    return Workload(problem, pcg, cluster, ONE_STAGE, execution, axes, compute_of)
 
 
 def _price(compute: CostModel, device: Device) -> CostModel:

@@ -113,8 +113,9 @@ def load_document(document: Document, graph: Graph, compute: CostModel | None = 
     source = _limit(read_problem(document, graph, compute), document)
     try:
         rewritten, assignment = replay_steps(source, document["derivation"])
-        cluster = Cluster.from_dict(document["cluster"])
-        stages, execution = read_running(source, rewritten, document["derivation"], cluster)
+        stages, execution = read_running(
+            source, rewritten, document["derivation"], lambda: Cluster.from_dict(document["cluster"])
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise damage_error(error) from error
     problem = replace(source, graph=rewritten, leaving=assignment.leaving)
@@ -162,12 +163,13 @@ def _workload(
     axes: tuple[tuple[AxisLink, ...], ...] | None,
 ) -> Workload:
     """``axes``: by stage; by default those of the problem, with what is known of them, where the stages are alike."""
-    work = replace(workload_of_pcg(problem, derived.pcg, cluster), execution=execution)
-    if stages is ONE_STAGE:
+    work = workload_of_pcg(problem, derived.pcg, cluster)
+    if stages == ONE_STAGE and execution == EMITTED:
         return work
     chunks, layers = (spread_to_pcg(derived, of) for of in (stages.chunk_of, stages.layer_of))
     links = axes or stage_axes(cluster, problem.compute, problem.mesh, stages.count)
-    return replace(work, stages=replace(stages, chunk_of=chunks, layer_of=layers), axes=links)
+    cut = replace(stages, chunk_of=chunks, layer_of=layers)
+    return replace(work, stages=cut, execution=execution, axes=links)
 
 
 def _limit(problem: Problem, document: Document) -> Problem:

@@ -143,7 +143,7 @@ FIELDS: dict[str, tuple[Callable[[Document], object], str]] = {
     "no proof": (lambda document: document.pop("proof"), "proof"),
     "techniques": (at("techniques", "dp", value=["ZeRO-9"]), r"techniques\.dp"),
     "an operator": (at("operators", 0, "sharding", value="I"), r"operators\[0\]\.sharding"),
-    "mode": (at("mode", value="infer"), "mode|predicted|operators"),
+    "mode": (at("mode", value="infer"), "mode|predicted|operators|pcg_hash"),
     "source name": (at("source", "name", value="other"), r"source\.name"),
     "source parameters": (at("source", "parameters", value=3), r"source\.parameters"),
     "mesh": (at("mesh", 0, "size", value=4), "mesh|derivation"),

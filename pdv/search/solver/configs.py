@@ -84,7 +84,7 @@ class KnownConfigs:
     @classmethod
     def of(cls, problem: Problem) -> KnownConfigs:
         """Nothing yet."""
-        return cls(Redistribution(problem.mesh, problem.axes))
+        return cls(Redistribution(problem.mesh, problem.axes, problem.bucket_bytes))
 
 
 class ConfigTable:
@@ -197,11 +197,12 @@ class ConfigTable:
 
     def param_routes(self, tensor: TensorType) -> Routes:
         """The chains of a parameter, with what of its gradient is summed once a step counted so."""
-        once = self.problem.once
         if tensor not in self._all.param_routes:
             routes = self.moves.routes(tensor, gradient=self.problem.train)
-            less = routes if once == 1.0 else replace(routes, seconds=routes.seconds - (1.0 - once) * routes.named_s)
-            self._all.param_routes[tensor] = less
+            if self.problem.once != 1.0 or self.problem.bucket_bytes:
+                seconds = routes.seconds - routes.named_s + self.problem.once * routes.summed_s
+                routes = replace(routes, seconds=seconds)
+            self._all.param_routes[tensor] = routes
         return self._all.param_routes[tensor]
 
     def storages(self, param: Node) -> list[Storage]:

@@ -9,8 +9,10 @@ import pytest
 
 from pdv.cluster import Cluster, Device, load_cluster
 from pdv.cost.compute import ComputeModel
+from pdv.pcg.plan_cost import plan_cost
 from pdv.plan.document import plan_document
 from pdv.planning.problems import plan_problems
+from pdv.problem.workload import EMITTED
 from pdv.report.loaded import Loaded, load_document, workload_of_plan
 from pdv.search.meshes import search_meshes
 from pdv.simulate.engine.task import PICO
@@ -34,8 +36,8 @@ def plan() -> Loaded:
 
 
 def test_on_its_own_cluster_it_takes_what_the_plan_says_and_the_loss(plan: Loaded) -> None:
-    """With launches, which the plan counts within kernels and a simulation leaves to the host."""
-    workload = workload_of_plan(plan)
+    """With gradients summed one by one, and launches, which a plan counts in kernels and a simulation on the host."""
+    workload = replace(workload_of_plan(plan), execution=EMITTED)
     lowered = Lowered(workload, PLAIN)
     outputs = [(node.type, lowered.nodes.of[node].sharding) for _, node in workload.pcg.outputs]
     loss = lowered.stages[0].kind.prices[0].loss(outputs)
@@ -43,7 +45,8 @@ def test_on_its_own_cluster_it_takes_what_the_plan_says_and_the_loss(plan: Loade
     counts = [lowered.nodes.of[node] for node in workload.pcg.nodes if lowered.nodes.of[node].role == "local"]
     launches = sum(sum(entry.kernels) for entry in counts) * device.launch_latency_s
     found = simulate(workload, calibration=PLAIN, draws=0)
-    assert found.step_s == pytest.approx(plan.cost.step_s - launches + (loss.forward + loss.backward) / PICO, rel=1e-3)
+    cost = plan_cost(replace(plan.problem, bucket_bytes=0.0), plan.derived.pcg)
+    assert found.step_s == pytest.approx(cost.step_s - launches + (loss.forward + loss.backward) / PICO, rel=1e-3)
 
 
 def test_nothing_overlaps(plan: Loaded) -> None:

@@ -16,6 +16,7 @@ from pdv.cluster import load_cluster
 from pdv.pins import load_pins
 from pdv.plan.document import plan_document
 from pdv.problem import Pins, Problem
+from pdv.problem.workload import bucket_bytes
 from pdv.report.alternatives import Weighing
 from pdv.report.axes import IDLE, UNNAMED, axis_uses
 from pdv.report.explain import explain_document, explain_operators
@@ -30,9 +31,14 @@ from tests.pdv.pins.graphs import gpt
 CLUSTER = load_cluster("examples/clusters/laptop-4.yaml")
 
 
+def summed_together(problem: Problem) -> Problem:
+    """The problem as it is read back: gradients are summed as the emitted program does."""
+    return replace(problem, bucket_bytes=bucket_bytes([worlds.DEVICE]))
+
+
 def told(problem: Problem, pins: str | None = None) -> Loaded:
     """The plan of a problem, written and read back; the links and devices are those of the problem."""
-    found = search_mesh(problem)
+    found = search_mesh(summed_together(problem))
     document = plan_document(found, cluster=CLUSTER, strategy="backtrack", seconds=0.0, pins=pins)
     device = {field.name: getattr(worlds.DEVICE, field.name) for field in fields(worlds.DEVICE)}
     device["peak_flops"] = dict(worlds.DEVICE.peak_flops)
@@ -81,7 +87,7 @@ def without(problem: Problem, graph: Graph, place: int, label: str) -> float:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_alternatives_are_what_is_found_without_the_split(seed: int) -> None:
-    problem = worlds.problem(worlds.random_graph(seed, 5), Mesh.of(a=2))
+    problem = summed_together(worlds.problem(worlds.random_graph(seed, 5), Mesh.of(a=2)))
     plan = told(problem)
     weighing = Weighing(plan)
     weighed = weighing.all()
