@@ -139,11 +139,15 @@ class Emission:
         """Nodes that have one text, or one value, and so one size."""
         reading = Reading(self.graph)
         pairs: list[tuple[Node, Node]] = []
+        first: dict[object, tuple[Node, ...]] = {}  # of the runs that stages share, each of one class
         for item in (item for outline in self.outlines(shape_of) for item in outline.items):
             if isinstance(item, BlockRun):
                 groups = [(*block, *own_params(reading, block)) for block in item.blocks]
-                for group, incoming in zip(groups[1:], item.incoming[1:], strict=True):
-                    pairs += zip((*groups[0], *item.incoming[0]), (*group, *incoming), strict=True)
+                whole = [(*group, *incoming) for group, incoming in zip(groups, item.incoming, strict=True)]
+                key = tuple((node.op.name, node.type) for node in groups[0]) if self.running.stages > 1 else item
+                for group in whole:
+                    known = first.setdefault(key, group)
+                    pairs += zip(known, group, strict=True) if known is not group else ()
         params = {param.attr("source"): param for param in self.graph.params}
         return pairs + [(node, params[name]) for name, node in self.computed.items()]
 
