@@ -103,7 +103,7 @@ def measure(case: Case, graphs: Path) -> dict[str, Any]:
     solution = found.solution
     emission = Emission.of(found.pcg, solution.problem.mesh, train=True)
     shape_of = shapes_in(Weights())
-    items = emission.items(shape_of)
+    items = [item for outline in emission.outlines(shape_of) for item in outline.items]
     runs = [len(item.blocks) for item in items if isinstance(item, BlockRun)]
     return {
         "case": case.name,
