@@ -64,6 +64,13 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
     return torch.optim.AdamW([{"params": group} for group in groups if group], lr=LEARNING_RATE, fused=True)
 
 
+def own_rows(task: Task) -> tuple[Tensor, Tensor]:
+    """The rows of this rank, where all ranks are data parallel."""
+    x, y = task.batch()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    return own_block(x, rank, world), own_block(y, rank, world)
+
+
 def own_block(x: Tensor, index: int, count: int) -> Tensor:
     """One of ``count`` equal blocks of rows."""
     return x.chunk(count)[index]
@@ -110,9 +117,7 @@ class DataParallel(Trainer):
         self.module = DistributedDataParallel(
             place.task.module(), bucket_cap_mb=settings["bucket"], broadcast_buffers=False, gradient_as_bucket_view=True
         )
-        rank, world = dist.get_rank(), dist.get_world_size()
-        x, y = place.task.batch()
-        self.rows = own_block(x, rank, world), own_block(y, rank, world)
+        self.rows = own_rows(place.task)
         self.optimizer = adamw(self.module.parameters())
 
     def train(self) -> Tensor:
@@ -139,9 +144,7 @@ class FullyShard(Trainer):
             if any(True for _ in part.parameters()):
                 fully_shard(part, mesh=mesh, reshard_after_forward=settings["reshard"])
         fully_shard(self.module, mesh=mesh, reshard_after_forward=settings["reshard"])
-        rank, world = dist.get_rank(), dist.get_world_size()
-        x, y = place.task.batch()
-        self.rows = own_block(x, rank, world), own_block(y, rank, world)
+        self.rows = own_rows(place.task)
         self.optimizer = adamw(self.module.parameters())
 
     def train(self) -> Tensor:

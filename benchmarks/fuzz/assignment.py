@@ -22,7 +22,7 @@ from pdv.cluster import Device, Link
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.redistribute import Redistribution
-from pdv.plan.derivation import operators
+from pdv.plan.steps import operators
 from pdv.problem import Assignment, Problem, Storage
 
 DEVICE = Device(

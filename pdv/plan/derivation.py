@@ -20,6 +20,7 @@ from ir.verify import check_returned, infer_shardings
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
 from pdv.plan.running import ACCUMULATE, RECOMPUTE, RUNNING, STAGE, running_steps
+from pdv.plan.steps import Step, operators, require
 from pdv.problem import Assignment, Problem, Solution, Storage
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages
 from pdv.rewrite.match import Match, matches
@@ -30,7 +31,6 @@ from pdv.search.assemble import rewritten_graph
 from pdv.search.blocks import split_blocks, tied_params
 from pdv.search.variants.variants import Variant, trail
 
-Step = Mapping[str, Any]  # Any: JSON; docs/plan-format.md
 STORE = "store-parameter"
 LEAVE = "leave-program"
 BINDINGS = {
@@ -40,11 +40,6 @@ BINDINGS = {
     STAGE: {"stage", "of", "order"},
     RECOMPUTE: set(),
 }
-
-
-def operators(graph: Graph) -> tuple[Node, ...]:
-    """The nodes that sites number: everything but leaves, in program order."""
-    return tuple(node for node in graph.nodes if not node.is_leaf)
 
 
 def to_steps(solution: Solution, stages: Stages = ONE_STAGE, execution: Execution = EMITTED) -> list[dict[str, Any]]:
@@ -157,18 +152,13 @@ def _check_form(steps: Sequence[Step]) -> None:
     """Every step has a rule, bindings and sites, of the types that JSON should give them."""
     for step in steps:
         rule, bindings, sites = step["rule"], step["bindings"], step["sites"]
-        _require(isinstance(rule, str) and isinstance(bindings, Mapping), f"step {step!r}")
-        _require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
+        require(isinstance(rule, str) and isinstance(bindings, Mapping), f"step {step!r}")
+        require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
         kind = str if rule in (STORE, LEAVE, ACCUMULATE, RECOMPUTE) else list if isinstance(sites[0], list) else int
-        _require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
-        _require(kind is list or len(set(sites)) == len(sites), f"{rule!r} names a site twice: {sites!r}")
+        require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
+        require(kind is list or len(set(sites)) == len(sites), f"{rule!r} names a site twice: {sites!r}")
         known = BINDINGS.get(rule, {"axis"} if kind is int else set(bindings))
-        _require(set(bindings) == known, f"the bindings of {rule!r} are {bindings!r}")
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(what)
+        require(set(bindings) == known, f"the bindings of {rule!r} are {bindings!r}")
 
 
 def _replay_algebra(problem: Problem, steps: Sequence[Step]) -> Graph:
@@ -187,17 +177,17 @@ def _apply(graph: Graph, rule: Rule, step: Step, tied: Collection[str]) -> Graph
     fixed = {param for param in graph.params if param.attr("name") in tied}
     found: list[Match] = []
     for site in step["sites"]:
-        _require(len(site) == sum(rule.sizes), f"{rule.name} has {sum(rule.sizes)} operators, not {site}")
-        _require(all(type(x) is int and 0 <= x < len(nodes) for x in site), f"{site} of {len(nodes)} operators")
+        require(len(site) == sum(rule.sizes), f"{rule.name} has {sum(rule.sizes)} operators, not {site}")
+        require(all(type(x) is int and 0 <= x < len(nodes) for x in site), f"{site} of {len(nodes)} operators")
         at = [nodes[number] for number in site]
         match = next((m for m in matches(rule, at[0], graph.users, at=at) if applies(m, fixed)), None)
-        _require(match is not None, f"{rule.name} does not match {site}")
+        require(match is not None, f"{rule.name} does not match {site}")
         assert match is not None
         found.append(match)
     shared = _shared_values(rule, found)
-    _require(shared == step["bindings"], f"{rule.name} binds {shared}, not {step['bindings']}")
+    require(shared == step["bindings"], f"{rule.name} binds {shared}, not {step['bindings']}")
     roots = [root for match in found for root in match.roots]
-    _require(len(set(roots)) == len(roots), f"sites of {rule.name} overlap")
+    require(len(set(roots)) == len(roots), f"sites of {rule.name} overlap")
     k = RewriteBuilder()
     leaves = {node: k.copy(node, ()) for node in graph.inputs}
 
@@ -220,15 +210,15 @@ def _replay_parallel(problem: Problem, steps: Sequence[Step]) -> Assignment:
     for step in steps:
         bindings = step["bindings"]
         if step["rule"] == LEAVE:
-            _require(leaving is None, "the outputs leave twice")
+            require(leaving is None, "the outputs leave twice")
             leaving = _leaving(problem, step)
         elif step["rule"] == STORE:
             storage.update(dict.fromkeys([params[name] for name in step["sites"]], _storage(bindings)))
         elif step["rule"] not in algebraic and step["rule"] not in RUNNING:
             axis = problem.mesh.axes[problem.mesh.index(bindings["axis"])].name
             for number in step["sites"]:
-                _require(0 <= number < len(nodes), f"there is no operator {number}: there are {len(nodes)}")
-                _require((number, axis) not in labels, f"operator {number} is split twice along {axis}")
+                require(0 <= number < len(nodes), f"there is no operator {number}: there are {len(nodes)}")
+                require((number, axis) not in labels, f"operator {number} is split twice along {axis}")
                 labels[number, axis] = step["rule"]
     splits = {
         node: tuple([_split(node, labels.get((number, axis.name))) for axis in problem.mesh.axes])
@@ -240,19 +230,19 @@ def _replay_parallel(problem: Problem, steps: Sequence[Step]) -> Assignment:
 def _leaving(problem: Problem, step: Step) -> Sharding:
     """How all outputs leave; a step that names others, or a way that is none of the problem's, does not apply."""
     outputs = [name for name, _ in problem.graph.outputs]
-    _require(step["sites"] == outputs, f"{LEAVE!r} is about {step['sites']}, the outputs are {outputs}")
+    require(step["sites"] == outputs, f"{LEAVE!r} is about {step['sites']}, the outputs are {outputs}")
     allowed = [format_sharding(way) for way in problem.exits]
     found = step["bindings"]["sharding"]
-    _require(found in allowed, f"outputs leave as one of {allowed}, not as {found!r}")
+    require(found in allowed, f"outputs leave as one of {allowed}, not as {found!r}")
     return problem.exits[allowed.index(found)]
 
 
 def _storage(bindings: Mapping[str, Any]) -> Storage:
     sharding, regather = bindings["sharding"], bindings["regather"]
-    _require(isinstance(sharding, str) and isinstance(regather, bool), f"the bindings of {STORE!r} are {bindings!r}")
+    require(isinstance(sharding, str) and isinstance(regather, bool), f"the bindings of {STORE!r} are {bindings!r}")
     states = parse_sharding(sharding)
-    _require(format_sharding(states) == sharding, f"{sharding!r} is written {format_sharding(states)!r}")
-    _require(all(isinstance(state, Shard | Invariant) for state in states), f"no parameter rests as {sharding!r}")
+    require(format_sharding(states) == sharding, f"{sharding!r} is written {format_sharding(states)!r}")
+    require(all(isinstance(state, Shard | Invariant) for state in states), f"no parameter rests as {sharding!r}")
     return Storage(states, regather)
 
 

@@ -25,9 +25,10 @@ from pdv.cost.curves import Curves
 from pdv.cost.sources import cost_document, node_source
 from pdv.pcg.techniques import techniques
 from pdv.plan.certificate import certificate_document
-from pdv.plan.derivation import LEAVE, STORE, operators, to_steps
+from pdv.plan.derivation import LEAVE, STORE, to_steps
 from pdv.plan.running import RUNNING
 from pdv.plan.seal import FORMAT_VERSION, Document, check_version, damage_error, finite
+from pdv.plan.steps import operators
 from pdv.problem import Assignment, Derived, Problem
 from pdv.problem.workload import bucket_bytes
 from pdv.rewrite.chosen import trusted_rules

@@ -20,6 +20,7 @@ from ir.rows import rows_apart
 from pdv.cluster import Cluster
 from pdv.emit.analysis.staged import Running
 from pdv.pcg.spread import spread_to_pcg
+from pdv.plan.steps import Step, operators, require
 from pdv.problem import Derived, Problem
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Order, Recompute, Stages, emitted
 from pdv.schedule.pieces import pieces
@@ -29,7 +30,6 @@ ACCUMULATE, STAGE, RECOMPUTE = "accumulate", "stage", "recompute"
 RUNNING = (ACCUMULATE, STAGE, RECOMPUTE)
 LAYERS = ["layers"]
 """What is computed again: the model's repeated layers (``pdv.schedule.pieces``)."""
-Step = Mapping[str, Any]  # Any: JSON; docs/plan-format.md
 
 
 def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[di
         steps.append({"rule": ACCUMULATE, "bindings": {"micro_batches": execution.micro_batches}, "sites": sites})
     if stages.count > 1:
         numbers: dict[int, list[int]] = {stage: [] for stage in range(stages.count)}
-        for number, node in enumerate(_operators(graph)):
+        for number, node in enumerate(operators(graph)):
             if node.needs_grad:
                 numbers[stages.chunk_of[node]].append(number)
         for stage, sites in numbers.items():
@@ -67,44 +67,44 @@ def read_running(
     stage_of, count, order = _read_stages(graph, [step for step in own if step["rule"] == STAGE])
     micro_batches = _read_parts(problem.graph, [step for step in own if step["rule"] == ACCUMULATE])
     again = [step for step in own if step["rule"] == RECOMPUTE]
-    _require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
+    require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
     recompute: Recompute = "full" if again else "none"
     execution = emitted(cluster(), problem.mesh, micro_batches, recompute, order)
     return _with_layers(graph, stage_of, count, layered=bool(again) or count > 1), execution
 
 
 def _read_parts(source: Graph, steps: Sequence[Step]) -> int:
-    _require(len(steps) <= 1, "the batch is taken in parts twice")
+    require(len(steps) <= 1, "the batch is taken in parts twice")
     if not steps:
         return 1
     count = steps[0]["bindings"]["micro_batches"]
-    _require(type(count) is int and count > 1, f"a step of {count!r} micro-batches")
-    _require(steps[0]["sites"] == [node.attr("name") for node in source.inputs], "accumulate is of all inputs")
-    _require(rows_apart(source), "a step in micro-batches: rows of the batch depend on one another")
+    require(type(count) is int and count > 1, f"a step of {count!r} micro-batches")
+    require(steps[0]["sites"] == [node.attr("name") for node in source.inputs], "accumulate is of all inputs")
+    require(rows_apart(source), "a step in micro-batches: rows of the batch depend on one another")
     return int(count)
 
 
 def _read_stages(graph: Graph, steps: Sequence[Step]) -> tuple[dict[Node, int], int, Order]:
     """The stage of each operator with a gradient, how many there are, and the order of their passes."""
-    nodes, of = _operators(graph), dict[Node, int]()
+    nodes, of = operators(graph), dict[Node, int]()
     shapes: set[tuple[int, Order]] = set()
     for step in steps:
         stage, count, order = step["bindings"]["stage"], step["bindings"]["of"], step["bindings"]["order"]
-        _require(type(stage) is int and type(count) is int and 0 <= stage < count, f"stage {stage!r} of {count!r}")
-        _require(order in ("gpipe", "1f1b"), f"the order {order!r}")
+        require(type(stage) is int and type(count) is int and 0 <= stage < count, f"stage {stage!r} of {count!r}")
+        require(order in ("gpipe", "1f1b"), f"the order {order!r}")
         shapes.add((count, order))
         for number in step["sites"]:
-            _require(0 <= number < len(nodes) and nodes[number] not in of, f"operator {number} in stage {stage}")
+            require(0 <= number < len(nodes) and nodes[number] not in of, f"operator {number} in stage {stage}")
             of[nodes[number]] = stage
     if not shapes:
         return {}, 1, "1f1b"
-    _require(len(shapes) == 1, f"stages of several pipelines: {sorted(shapes)}")
+    require(len(shapes) == 1, f"stages of several pipelines: {sorted(shapes)}")
     ((count, order),) = shapes
-    _require(set(of.values()) == set(range(count)), f"stages {sorted(set(of.values()))} of {count}")
-    _require(set(of) == {node for node in nodes if node.needs_grad}, "operators without a stage, or without gradient")
-    _require(not graph.updates, "a pipeline of a program that overwrites buffers")
+    require(set(of.values()) == set(range(count)), f"stages {sorted(set(of.values()))} of {count}")
+    require(set(of) == {node for node in nodes if node.needs_grad}, "operators without a stage, or without gradient")
+    require(not graph.updates, "a pipeline of a program that overwrites buffers")
     late = [node for node, stage in of.items() if any(of.get(operand, 0) > stage for operand in node.operands)]
-    _require(not late, f"a stage reads what a later one computes: {late[:3]}")
+    require(not late, f"a stage reads what a later one computes: {late[:3]}")
     return of, count, order
 
 
@@ -133,12 +133,3 @@ def running_of(derived: Derived, stages: Stages, execution: Execution) -> Runnin
     stage_of = {node: stage for node, stage in own.items() if node.needs_grad}
     again = execution.recompute == "full"
     return Running(stage_of, stages.count, execution.micro_batches, execution.order, again)
-
-
-def _operators(graph: Graph) -> tuple[Node, ...]:
-    return tuple(node for node in graph.nodes if not node.is_leaf)
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(what)

@@ -89,26 +89,32 @@ def search_problems(
     from pdv.report.remedies import find_remedies, need_of, with_remedies
 
     free = pins is None and cluster.mesh is None and problems[0].pins == Pins() and effort.search == config.SEARCH
-    started = time.process_time()
-    first = pipelines == "always" or not may_fit_whole(problems[0], cluster)
-    if free and pipelines != "never" and first:
-        progress("searching pipelines", None)
-        found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(pins))
-        if found is not None:
-            return SearchResult(replace(found, meshes=len(problems)), time.process_time() - started)
+    may = free and pipelines != "never"
+    first = may and (pipelines == "always" or not may_fit_whole(problems[0], cluster))
+    if first and (result := _search_pipelines(problems, cluster, effort, progress)) is not None:
+        return result
     try:
         return _search(problems, effort, pins, progress, need_of(cluster))
     except NoPlanFitsError as error:
         if math.isinf(error.needed_bytes) or pins is not None:
             raise
-        if free and pipelines != "never" and not first:
-            progress("searching pipelines", None)
-            found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(pins))
-            if found is not None:
-                return SearchResult(replace(found, meshes=len(problems)), time.process_time() - started)
+        if may and not first and (result := _search_pipelines(problems, cluster, effort, progress)) is not None:
+            return result
         progress("looking for what would fit", None)
         remedies = find_remedies(again, problems[0].graph, cluster, error, problems[0].memory_limit)
         raise with_remedies(error, remedies) from error
+
+
+def _search_pipelines(
+    problems: Sequence[Problem], cluster: Cluster, effort: Effort, progress: Progress
+) -> SearchResult | None:
+    """The best plan with stages or micro-batches, if one is better than all that take batch and model as a whole."""
+    progress("searching pipelines", None)
+    started = time.process_time()
+    found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(None))
+    if found is None:
+        return None
+    return SearchResult(replace(found, meshes=len(problems)), time.process_time() - started)
 
 
 def _search(

@@ -137,6 +137,11 @@ class Stages:
 ONE_STAGE = Stages()
 
 
+def runs_whole(stages: Stages, execution: Execution) -> bool:
+    """Whether a plan says nothing of how a step runs: batch and model are taken as a whole."""
+    return stages == ONE_STAGE and execution == EMITTED
+
+
 @dataclass(frozen=True)
 class Workload:
     """All that a simulation reads.

@@ -23,15 +23,16 @@ from pdv.guard import note
 from pdv.pcg.plan_cost import realize
 from pdv.pcg.spread import spread_to_pcg
 from pdv.pins import RoleOf, load_pins
-from pdv.plan.derivation import operators, replay_steps
+from pdv.plan.derivation import replay_steps
 from pdv.plan.document import read_problem
 from pdv.plan.package import read_document
 from pdv.plan.running import read_running
 from pdv.plan.seal import damage_error
 from pdv.plan.source import GRAPH, read_source
+from pdv.plan.steps import operators
 from pdv.prices import stage_axes
 from pdv.problem import Assignment, Derived, Problem
-from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, Workload, workload_of_pcg
+from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, Workload, runs_whole, workload_of_pcg
 from pdv.search.meshes import BestPlan
 
 Document = Mapping[str, Any]  # Any: plan.json
@@ -59,7 +60,7 @@ class Loaded:
     @property
     def is_whole(self) -> bool:
         """Whether a step takes the batch and the model as a whole."""
-        return self.stages == ONE_STAGE and self.execution == EMITTED
+        return runs_whole(self.stages, self.execution)
 
     @property
     def graph(self) -> Graph:
@@ -164,7 +165,7 @@ def _workload(
 ) -> Workload:
     """``axes``: by stage; by default those of the problem, with what is known of them, where the stages are alike."""
     work = workload_of_pcg(problem, derived.pcg, cluster)
-    if stages == ONE_STAGE and execution == EMITTED:
+    if runs_whole(stages, execution):
         return work
     chunks, layers = (spread_to_pcg(derived, of) for of in (stages.chunk_of, stages.layer_of))
     links = axes or stage_axes(cluster, problem.compute, problem.mesh, stages.count)

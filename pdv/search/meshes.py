@@ -14,7 +14,7 @@ from pdv.cluster.units import MEMORY
 from pdv.cost.breakdown import PlanCost
 from pdv.pcg.plan_cost import realize
 from pdv.problem import Derived, Problem, Realized, Solution
-from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages
+from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, runs_whole
 from pdv.search.refusals import too_large
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.backtrack import backtrack
@@ -51,7 +51,7 @@ class BestPlan:
     @property
     def is_whole(self) -> bool:
         """Whether a step takes the batch and the model as a whole, once forward and once backward."""
-        return self.stages == ONE_STAGE and self.execution == EMITTED
+        return runs_whole(self.stages, self.execution)
 
     @property
     def seconds(self) -> float:

@@ -74,7 +74,19 @@ def staged_outlines(
     own = [_own_items(items, stage_of, stage) for stage in range(last + 1)]
     wanted = [returned if stage == last else () for stage in range(last + 1)]
     parts = [_closed(reading, part, ends, items) for part, ends in zip(own, wanted, strict=True)]
-    return tuple(_outline(reading, parts, stage, returned) for stage in range(last + 1))
+    made = [{node for item in part for node in _steps(item)} for part in parts]
+    reads = [_reads(reading, part) for part in parts]
+    found = []
+    for stage, part in enumerate(parts):
+        wanted_here = dict.fromkeys([*reads[stage], *wanted[stage]])
+        inputs = tuple(node for node in graph.inputs if node in reads[stage])
+        received = tuple(node for node in wanted_here if reading.is_own(node) and node not in made[stage])
+        earlier = set[Node]().union(*made[:stage])
+        assert all(node in earlier for node in received), f"stage {stage} reads what a later one computes"
+        later = set(returned).union(*reads[stage + 1 :])
+        given = tuple(node for item in part for node in _steps(item) if node in later and node.needs_grad)
+        found.append(StageOutline(inputs, received, part, returned if stage == last else given))
+    return tuple(found)
 
 
 def over_stages(outlines: Sequence[StageOutline], twins: Mapping[Node, Node]) -> tuple[StageOutline, ...]:
@@ -127,22 +139,6 @@ def _closed(reading: Reading, own: Sequence[Item], ends: Sequence[Node], items: 
             stack += reading.operands(node)
     ahead = [node for item in items for node in _steps(item) if node in missing]
     return (*ahead, *own)
-
-
-def _outline(reading: Reading, parts: Sequence[Sequence[Item]], stage: int, returned: Sequence[Node]) -> StageOutline:
-    made = [{node for item in part for node in _steps(item)} for part in parts]
-    reads = [_reads(reading, part) for part in parts]
-    inputs = tuple(node for node in reading.graph.inputs if node in reads[stage])
-    last = stage == len(parts) - 1
-    wanted = dict.fromkeys([*reads[stage], *(returned if last else ())])
-    received = tuple(node for node in wanted if reading.is_own(node) and node not in made[stage])
-    earlier = {node for before in made[:stage] for node in before}
-    assert all(node in earlier for node in received), f"stage {stage} reads what a later one computes"
-    if last:
-        return StageOutline(inputs, received, tuple(parts[stage]), tuple(returned))
-    later = {node for after in reads[stage + 1 :] for node in after} | set(returned)
-    results = tuple(node for item in parts[stage] for node in _steps(item) if node in later and node.needs_grad)
-    return StageOutline(inputs, received, tuple(parts[stage]), results)
 
 
 def _steps(item: Item) -> Iterator[Node]:
