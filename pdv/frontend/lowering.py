@@ -153,7 +153,7 @@ class Lowering:
             return short_float(float(number), x.type.dtype)
         if number != int(number):
             raise Unsupported(f"{x.type.dtype.value} with the fraction {number}")
-        return int(number)
+        return int(number) % 256 if x.type.dtype is DType.U8 else int(number)
 
     def cast(self, x: Node, dtype: DType) -> Node:
         """x converted to an element type."""

@@ -1,8 +1,11 @@
-"""One ONNX node to be lowered: its operands as IR nodes, None where left out, and attributes as plain Python values."""
+"""One ONNX node to be lowered: its operands as IR nodes, None where left out, and attributes as plain Python values.
+
+What a reader asks for is noted; what the node says and nobody asked for is refused by name (``Call.check_all_read``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +27,78 @@ Value = Node | tuple[Node, ...] | NanMask | TopK
 Handler = Callable[["Call"], Any]  # Any: a Node, or a tuple with one entry per output (None: not computed)
 
 
+class NeedsValueError(Unsupported):
+    """An operand must be known when planning; ``operand`` is the one."""
+
+    def __init__(self, index: int, operand: Node) -> None:
+        what = f"operand {index} depends on the model's inputs"
+        if operand.is_input:
+            what = f"operand {index} is the input {operand.attr('name')!r}, whose value must be known when planning"
+        super().__init__(what)
+        self.operand = operand
+
+
+class Attributes(Mapping[str, Any]):  # Any: int, float, string, tensor or lists of them
+    """The attributes of a node, with the schema's defaults where it has none; notes which were asked for."""
+
+    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.given = given
+        self.defaults = defaults
+        self._values = {**defaults, **given}
+        self._asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self._asked.add(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def unread(self) -> list[str]:
+        """What was given, is not what leaving it out means, and nobody asked for."""
+        return [
+            f"attribute {name} = {value}"
+            for name, value in self.given.items()
+            if name not in self._asked and not _same(value, self.defaults.get(name))
+        ]
+
+
+class Operands(Sequence[Value | None]):
+    """The operands of a node; notes which were asked for."""
+
+    def __init__(self, values: Sequence[Value | None]) -> None:
+        self._values = tuple(values)
+        self._asked: set[int] = set()
+
+    def __getitem__(self, index: Any) -> Any:  # Any: a number gives a value, a slice a tuple of them
+        self._asked.update(range(len(self._values))[index] if isinstance(index, slice) else [index])
+        return self._values[index]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def unread(self) -> list[int]:
+        """Those that are there, and nobody asked for."""
+        return [i for i, value in enumerate(self._values) if value is not None and i not in self._asked]
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One ONNX node to be lowered."""
+    """One ONNX node to be lowered.
+
+    names: of its operands, in the schema's words; results: how many it has.
+    """
 
     k: Lowering
-    inputs: tuple[Value | None, ...]
-    attrs: Mapping[str, Any]  # Any: int, float, string, tensor or lists of them
+    inputs: Operands
+    attrs: Attributes
     opset: int
     pytorch: bool
+    names: Sequence[str] = ()
+    results: int = 1
 
     def get(self, index: int) -> Node | None:
         """An optional tensor operand."""
@@ -56,7 +122,7 @@ class Call:
         """A required operand that must be known."""
         array = self.k.value(self[index])
         if array is None:
-            raise Unsupported(f"operand {index} depends on the model's inputs")
+            raise NeedsValueError(index, self[index])
         return array
 
     def ints(self, index: int, attr: str = "") -> tuple[int, ...] | None:
@@ -64,3 +130,39 @@ class Call:
         if self.get(index) is not None:
             return tuple(int(v) for v in self.array(index).reshape(-1))
         return tuple(self.attrs[attr]) if attr in self.attrs else None
+
+    def axis(self, name: str = "axis", *, end: bool = False) -> int:
+        """An attribute that numbers a dim of operand 0, from the front; ``end``: or the place behind the last.
+
+        Raises:
+            ValueError: if there is no such dim.
+        """
+        return self.dim(int(self.attrs[name]), end=end)
+
+    def dim(self, axis: int, *, end: bool = False) -> int:
+        """A dim of operand 0 counted from the front.
+
+        Raises:
+            ValueError: if there is no such dim.
+        """
+        rank = self[0].type.rank
+        if not -rank <= axis < rank + end:
+            raise ValueError(f"axis {axis} of a tensor of rank {rank}")
+        return axis + rank if axis < 0 else axis
+
+    def check_all_read(self) -> None:
+        """Whether the reader took all that the node says.
+
+        Raises:
+            Unsupported: naming what it did not.
+        """
+        names = {i: self.names[min(i, len(self.names) - 1)] for i in self.inputs.unread()} if self.names else {}
+        unread = [*self.attrs.unread(), *(f"operand {i} ({name})" for i, name in names.items())]
+        if unread:
+            raise Unsupported(f"with {', '.join(unread)}")
+
+
+def _same(value: Any, default: Any) -> bool:  # Any: attributes of any kind
+    if isinstance(value, list | tuple) and isinstance(default, list | tuple):
+        return list(value) == list(default)
+    return type(value) is type(default) and bool(value == default)

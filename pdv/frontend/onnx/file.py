@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+import onnx
 import onnx_ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no stubs
 from onnx_ir.passes.common import InlinePass
 from onnx_ir.serde import SerdeError
 
 from ir.errors import ModelError, first_line
+from pdv.frontend.onnx.proto import check_proto
 
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError, MemoryError)
 """What libraries and handlers raise on a missing operand, a wrong attribute, a name in no encoding."""
@@ -60,7 +62,11 @@ def _load_quietly(path: Path) -> onnx_ir.Model:
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        return onnx_ir.load(path)
+        proto = onnx.load(path, load_external_data=False)
+        check_proto(proto)
+        model = onnx_ir.from_proto(proto)
+        onnx_ir.external_data.set_base_dir(model.graph, path.parent)
+        return model
     finally:
         logger.setLevel(before)
 

@@ -7,7 +7,7 @@ computed now. What an operator becomes is said in `onnx_ops`. Entry point: `load
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,17 @@ from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.lowering import Lowering, Unsupported
-from pdv.frontend.onnx.call import Call, Handler, Value
+from pdv.frontend.onnx.call import Attributes, Call, Handler, Operands, Value
 from pdv.frontend.onnx.file import MALFORMED, read_onnx
 from pdv.frontend.onnx.operators import HANDLERS, dtype_of
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
+from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, schema_of
 from pdv.frontend.onnx.sizes import OnnxSizes
 from pdv.frontend.program import Array, Program, Weights
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
+STANDARD = ("", "ai.onnx")
 MIN_OPSET = 11  # before it, too many operators mean something else
 
 
@@ -68,10 +70,10 @@ class _ModelLowering:
         self.loaders: dict[str, Any] = {}
 
     def run(self) -> Program:
-        if self.opset < MIN_OPSET:
+        if not MIN_OPSET <= self.opset <= NEWEST_OPSET:
             raise ModelError(
                 f"{self.path} uses opset {self.opset}",
-                f"Opset {MIN_OPSET} or later",
+                f"Opset {MIN_OPSET} to {NEWEST_OPSET}, the newest that the installed onnx knows",
                 "Export or convert it to opset 23",
             )
         graph = self.model.graph
@@ -93,7 +95,24 @@ class _ModelLowering:
             raise ModelError(f"{self.path} returns no tensor", "At least one output, all of them tensors")
         names = ["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))]
         nodes = {name: node for name, node in zip(names, outputs, strict=True) if isinstance(node, Node)}
+        for value, node in zip(self.model.graph.outputs, nodes.values(), strict=True):
+            self._check_declared(value, node)
         return self.k.builder.graph(nodes, dict(sorted(self.k.updates.items())))
+
+    def _check_declared(self, value: onnx_ir.Value, node: Node) -> None:
+        """Raises ModelError if an output is of another type than the file says; open sizes may be any."""
+        declared = list(node.type.shape) if value.shape is None else list(value.shape)
+        sizes = [n if isinstance(n, int) else None for n in declared]
+        same = len(sizes) == node.type.rank and all(n in (None, m) for n, m in zip(sizes, node.type.shape, strict=True))
+        dtype = node.type.dtype if value.dtype is None else self._dtype(value)
+        if not same or dtype is not node.type.dtype:
+            stated = ", ".join("?" if n is None else str(n) for n in sizes)
+            raise ModelError(
+                f"output {value.name!r} is declared as {dtype.torch_name} of shape [{stated}], and computed as "
+                f"{node.type.dtype.torch_name} of shape {list(node.type.shape)}",
+                "Outputs as they are declared",
+                "Export it again",
+            )
 
     def _dtype(self, value: onnx_ir.Value) -> DType:
         assert value.dtype is not None, value
@@ -175,32 +194,41 @@ class _ModelLowering:
 
     @staticmethod
     def _handler(node: onnx_ir.Node) -> Handler | None:
-        return HANDLERS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        return HANDLERS.get(node.op_type) if node.domain in STANDARD else None
 
     def _lower(self, node: onnx_ir.Node, operands: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
         handler = self._handler(node)
-        attrs = {name: _attribute(attr) for name, attr in node.attributes.items()}
-        call = Call(self.k, operands, attrs, self.opset, self.model.producer_name == "pytorch")
+        if handler is None and node.domain not in STANDARD:
+            raise Unsupported("")
+        schema = schema_of(node.op_type, self.opset)
+        check_form(schema, node)
+        types = [value.type.dtype if isinstance(value, Node) else None for value in operands]
+        check_types(schema, types)
         known = can_evaluate(node) and all(_is_known(value) for value in operands)
         try:
             if handler is None:
                 raise Unsupported("")
+            call = self._call(schema, node, operands)
             result = handler(call)
-            return result if isinstance(result, tuple) else (result,)
+            call.check_all_read()
+            results = result if isinstance(result, tuple) else (result,)
+            check_types(schema, types, [value.type.dtype if isinstance(value, Node) else None for value in results])
+            return results
         except Unsupported:
             if not known:
                 raise
         arrays = [self.k.value(value) if isinstance(value, Node) else None for value in operands]
         return tuple(self.k.const(array) for array in evaluate(node, arrays, self.opset))
 
+    def _call(self, schema: OpSchema, node: onnx_ir.Node, operands: Sequence[Value | None]) -> Call:
+        attrs = Attributes({name: attr.value for name, attr in node.attributes.items()}, defaults_of(schema))
+        names = [each.name for each in schema.inputs]
+        pytorch = self.model.producer_name == "pytorch"
+        return Call(self.k, Operands(operands), attrs, self.opset, pytorch, names, len(node.outputs))
+
 
 def _is_known(value: Value | None) -> bool:
     return value is None or (isinstance(value, Node) and value.is_const)
-
-
-def _attribute(attr: Any) -> Any:  # Any: ONNX attributes are of many kinds
-    """The attribute's value; refers to a function's parameter only in functions, which are inlined."""
-    return attr.value
 
 
 def _read_tensor(tensor: onnx_ir.TensorProtocol) -> Array:

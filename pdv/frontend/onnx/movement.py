@@ -10,6 +10,7 @@ from ir.graph import Node
 from pdv.frontend import layers
 from pdv.frontend.lowering import TopK, Unsupported
 from pdv.frontend.onnx.call import Call, Value
+from pdv.passes.fold_constants import Array
 
 
 def reshape(c: Call) -> Node:
@@ -22,7 +23,10 @@ def reshape(c: Call) -> Node:
 
 def transpose(c: Call) -> Node:
     """Without perm, the dims reversed."""
-    return c.k.permute(c[0], c.attrs.get("perm", tuple(reversed(range(c[0].type.rank)))))
+    perm = tuple(c.attrs.get("perm", tuple(reversed(range(c[0].type.rank)))))
+    if any(dim < 0 for dim in perm):
+        raise ValueError(f"perm {list(perm)}")
+    return c.k.permute(c[0], perm)
 
 
 def slice_(c: Call) -> Node:
@@ -38,19 +42,23 @@ def slice_(c: Call) -> Node:
 
 def split(c: Call) -> tuple[Node, ...]:
     """By sizes, or into num_outputs pieces of which the last may be shorter."""
-    axis = c.attrs.get("axis", 0)
+    axis = c.axis()
     total = c[0].type.shape[axis]
     sizes = c.ints(1, "split")
     if sizes is None:
-        parts = c.attrs["num_outputs"]
+        parts = c.attrs.get("num_outputs", c.results)
+        if c.opset < 18 and total % parts:
+            raise ValueError(f"{total} elements in {parts} equal parts")
         size = -(-total // parts)
         sizes = tuple(min(size, total - i * size) for i in range(parts))
+    if len(sizes) != c.results:
+        raise ValueError(f"{len(sizes)} parts for {c.results} results")
     return c.k.split(c[0], axis, sizes)
 
 
 def split_to_sequence(c: Call) -> tuple[Value, ...]:
     """A scalar split is the size of every piece."""
-    axis = c.attrs.get("axis", 0)
+    axis = c.axis()
     total = c[0].type.shape[axis]
     sizes: tuple[int, ...] = (1,) * total
     if c.get(1) is not None:
@@ -58,6 +66,7 @@ def split_to_sequence(c: Call) -> tuple[Value, ...]:
         sizes = tuple(int(v) for v in array.reshape(-1))
         if array.ndim == 0:
             sizes = tuple(min(sizes[0], total - i) for i in range(0, total, sizes[0]))
+        c.attrs.get("keepdims")  # means nothing where sizes are given
     elif not c.attrs.get("keepdims", 1):
         return (tuple(c.k.select(c[0], axis, i) for i in range(total)),)
     return (c.k.split(c[0], axis, sizes),)
@@ -68,18 +77,21 @@ def sequence_at(c: Call) -> Node:
     sequence = c.inputs[0]
     if not isinstance(sequence, tuple):
         raise ValueError("operand 0 is not a sequence")
-    return sequence[int(c.array(1))]
+    found: Node = sequence[int(c.array(1))]
+    return found
 
 
 def concat(c: Call) -> Node:
     """Joined along an axis."""
-    return c.k.concat([c[i] for i in range(len(c.inputs))], c.attrs["axis"])
+    return c.k.concat([c[i] for i in range(len(c.inputs))], c.axis())
 
 
 def squeeze(c: Call) -> Node:
     """Without axes, every dim of size one goes."""
     x, axes = c[0], c.ints(1, "axes")
-    chosen = {i for i, n in enumerate(x.type.shape) if n == 1} if axes is None else {a % x.type.rank for a in axes}
+    chosen = {i for i, n in enumerate(x.type.shape) if n == 1} if axes is None else {c.dim(axis) for axis in axes}
+    if any(x.type.shape[i] != 1 for i in chosen):
+        raise ValueError(f"squeeze of dims {sorted(chosen)} of {list(x.type.shape)}")
     return c.k.reshape(x, [n for i, n in enumerate(x.type.shape) if i not in chosen])
 
 
@@ -87,31 +99,49 @@ def unsqueeze(c: Call) -> Node:
     """Axes count dims of the result."""
     axes = c.ints(1, "axes") or ()
     rank = c[0].type.rank + len(axes)
+    if any(not -rank <= axis < rank for axis in axes):
+        raise ValueError(f"axes {list(axes)} of a result of rank {rank}")
     inserted = {axis % rank for axis in axes}
+    if len(inserted) != len(axes):
+        raise ValueError(f"axes {list(axes)} name a dim twice")
     sizes = iter(c[0].type.shape)
     return c.k.reshape(c[0], [1 if i in inserted else next(sizes) for i in range(rank)])
 
 
 def flatten(c: Call) -> Node:
     """Two dims: before the axis, and from it on."""
-    axis = c.attrs.get("axis", 1) % (c[0].type.rank + 1)
+    axis = c.axis(end=True)
     return c.k.reshape(c[0], (math.prod(c[0].type.shape[:axis]), math.prod(c[0].type.shape[axis:])))
 
 
 def gather(c: Call) -> Node:
     """Rows of a table are an embedding, one known index is a selection."""
-    axis, x, ids = c.attrs.get("axis", 0), c[0], c[1]
+    axis, x, ids = c.axis(), c[0], c[1]
     known = c.k.value(ids)
     if known is not None and known.ndim == 0:
         return c.k.select(x, axis, int(known))
-    if axis % x.type.rank == 0 and x.type.rank == 2 and x.type.dtype.is_floating:
+    if known is not None:
+        ids = c.k.const(from_front(known, x.type.shape[axis]), ids.type.dtype)
+    if axis == 0 and x.type.rank == 2 and x.type.dtype.is_floating:
         return c.k.apply("embedding", x, ids)
     return layers.index_select(c.k, x, axis, ids)
+
+
+def from_front(ids: Array, size: int) -> Array:
+    """Known numbers of elements of a dim, all counted from the front.
+
+    Raises:
+        ValueError: if there are no such elements.
+    """
+    if ids.size and (ids.min() < -size or ids.max() >= size):
+        raise ValueError(f"index {ids.min()} to {ids.max()} of a dim of size {size}")
+    return np.where(ids < 0, ids + size, ids)
 
 
 def top_k(c: Call) -> tuple[TopK, TopK]:
     """The k largest along an axis, and where they are."""
     (count,) = c.ints(1) or ()
+    c.attrs.get("sorted")  # elements that are put back are in no order
     return layers.top_k(c.k, c[0], count, c.attrs.get("axis", -1), largest=bool(c.attrs.get("largest", 1)))
 
 

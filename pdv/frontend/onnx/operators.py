@@ -62,6 +62,7 @@ def dropout(c: Call) -> tuple[Node, None]:
     """Only where it drops nothing."""
     training = c.get(2) is not None and bool(c.array(2))
     ratio = float(c.array(1)) if c.get(1) is not None else c.attrs.get("ratio", 0.5)
+    c.attrs.get("seed")  # of what drops nothing
     if training and ratio > 0:
         raise Unsupported(f"dropout with ratio {ratio}: set it to 0 in the model's configuration")
     return c[0], None
@@ -92,8 +93,8 @@ def softmax(op: str) -> Handler:
     """Before opset 13 the dims from the axis on are one row, which is the same only for the last."""
 
     def handle(c: Call) -> Node:
-        axis = c.attrs.get("axis", -1 if c.opset >= 13 else 1)
-        if c.opset < 13 and axis % c[0].type.rank != c[0].type.rank - 1:
+        axis = c.axis()
+        if c.opset < 13 and axis != c[0].type.rank - 1:
             raise Unsupported(f"{op} over several dims (opset {c.opset})")
         return layers.softmax(c.k, c[0], axis, op)
 
@@ -106,8 +107,10 @@ def attention(c: Call) -> tuple[Node | None, ...]:
         raise Unsupported("attention with a soft cap or a cache")
     k, q, key, v = c.k, c[0], c[1], c[2]
     flat = q.type.rank == 3
+    heads, groups = c.attrs.get("q_num_heads"), c.attrs.get("kv_num_heads")
     if flat:
-        heads, groups = c.attrs["q_num_heads"], c.attrs["kv_num_heads"]
+        if not heads or not groups:
+            raise ValueError("q_num_heads and kv_num_heads are needed where heads are no dim")
         q, key, v = (_split_heads(k, x, n) for x, n in ((q, heads), (key, groups), (v, groups)))
     causal = bool(c.attrs.get("is_causal", 0))
     y = layers.attention(k, q, key, v, c.get(3), causal=causal, scale=c.attrs.get("scale"))
@@ -125,14 +128,13 @@ def _split_heads(k: Lowering, x: Node, heads: int) -> Node:
 
 def layer_norm(c: Call) -> tuple[Node | None, ...]:
     """From the axis on; the statistics are not computed."""
-    axis = c.attrs.get("axis", -1)
-    dims = -axis if axis < 0 else c[0].type.rank - axis
+    dims = c[0].type.rank - c.axis()
     return layers.layer_norm(c.k, c[0], dims, c[1], c.get(2), c.attrs.get("epsilon", 1e-5)), None, None
 
 
 def rms_norm(c: Call) -> Node:
     """Over the last dim."""
-    if c.attrs.get("axis", -1) not in (-1, c[0].type.rank - 1):
+    if c.axis() != c[0].type.rank - 1:
         raise Unsupported("rms norm over several dims")
     return layers.rms_norm(c.k, c[0], c[1], c.attrs.get("epsilon", 1e-5))
 
@@ -152,9 +154,9 @@ def batch_norm(c: Call) -> tuple[Node | None, ...]:
 def _padding(c: Call, kernel: Sequence[int], stride: Pair, dilation: Pair) -> Pair:
     """Equal padding on both sides of each dim, from pads or auto_pad."""
     auto = c.attrs.get("auto_pad", "NOTSET")
+    pads = c.attrs.get("pads", (0, 0, 0, 0))
     if auto == "VALID":
         return (0, 0)
-    pads = c.attrs.get("pads", (0, 0, 0, 0))
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         sizes = c[0].type.shape[2:]
         spans = zip(sizes, kernel, stride, dilation, strict=True)
@@ -176,6 +178,8 @@ def _window(c: Call, kernel: Sequence[int]) -> tuple[Pair, Pair, Pair]:
 
 def conv(c: Call) -> Node:
     """Two-dimensional convolution."""
+    if tuple(c.attrs.get("kernel_shape", c[1].type.shape[2:])) != c[1].type.shape[2:]:
+        raise ValueError(f"kernel_shape {c.attrs['kernel_shape']} of weights {list(c[1].type.shape)}")
     stride, padding, dilation = _window(c, c[1].type.shape[2:])
     return layers.conv2d(
         c.k, c[0], c[1], c.get(2), stride=stride, padding=padding, dilation=dilation, groups=c.attrs.get("group", 1)
