@@ -15,6 +15,7 @@ from pdv.cluster import Cluster
 from pdv.emit.package import emission_of
 from pdv.guard import Progress, guarded, passing
 from pdv.pins import PinSet
+from pdv.pipelines.pinned import Pinned
 from pdv.plan.cache import Cache
 from pdv.plan.derivation import replay
 from pdv.plan.document import plan_document, read_problem
@@ -27,6 +28,7 @@ from pdv.planning.search import Effort, cache_in, search_problems
 from pdv.planning.sizes import sizes_document
 from pdv.prices import cost_model
 from pdv.problem import Pins
+from pdv.problem.workload import Order, Recompute
 from pdv.report.loaded import workload_of_found
 from pdv.report.simulated import step_facts
 from pdv.rewrite.chosen import chosen_rules
@@ -50,6 +52,10 @@ def optimize(
     pins: str | os.PathLike[str] | Mapping[str, Any] | PinSet | Pins | None = None,
     budget_s: float = config.BUDGET_S,
     pipelines: config.Pipelines = config.PIPELINES,
+    stages: int | None = None,
+    micro_batches: int | None = None,
+    schedule: Order | None = None,
+    recompute: Recompute | None = None,
     seed: int = 0,
     cache: str | os.PathLike[str] | Cache | None = None,
     rules: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
@@ -69,11 +75,15 @@ def optimize(
         dtype: compute in "float32", "bfloat16" or "float16"; default: as the model.
         memory_limit: bytes per device; default: the smallest device's memory.
         search: the strategy's name.
-        mesh: axis sizes, slow to fast; default: every mesh that the cluster allows.
+        mesh: axis sizes, slow to fast, of a stage where these are fixed; default: every mesh that the cluster allows.
         pins: what is fixed or forbidden: a YAML file or its content (docs/pins.md), or predicates.
         budget_s: wall time of search after which the best plan so far is taken.
         pipelines: whether stages and micro-batches are searched: "always", "never", or "where-needed", where no plan
-            for the whole batch at once fits. Nothing may be pinned then.
+            for the whole batch at once fits. Nothing may be pinned then but the four that follow, and the mesh.
+        stages: how many a pipeline has; default: searched.
+        micro_batches: how many a step has; default: searched.
+        schedule: of passes in a pipeline, "gpipe" or "1f1b"; default: searched.
+        recompute: "full": backward runs the forward of each layer again; "none"; default: searched.
         seed: of searches that sample (mcmc, gradient, reinforce, bayes); the same seed gives the same plan.
         cache: a directory of searches made before; default: none is kept.
         rules: algebraic rules that may be applied: "shipped" (default), "none", files of laws, or several of these.
@@ -84,7 +94,7 @@ def optimize(
         PdvError: one of its kinds, each with what is wrong and what to do (docs/errors.md).
     """
     progress = passing(progress)
-    devices, pinned = load_target(cluster, mesh, pins)
+    devices, pinned, how = load_target(cluster, mesh, pins, Pinned(stages, micro_batches, schedule, recompute))
     predicates = isinstance(pinned, Pins)  # have no content by which a search could be remembered
     effort = Effort(search, budget_s, None if predicates else cache_in(cache), seed)
     content = pinned.content if isinstance(pinned, PinSet) else None
@@ -95,13 +105,21 @@ def optimize(
     )  # fmt: skip
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute)
     problems = ask(program.graph, devices, pins=pinned, rules=used)
-    result = search_problems(problems, devices, effort, content, progress, partial(ask, rules=()), pipelines=pipelines)
+    again = partial(ask, rules=())
+    result = search_problems(problems, devices, effort, content, progress, again, pipelines=pipelines, pinned=how)
     found, plan_mesh = as_run(result.found, devices), result.found.solution.problem.mesh
     progress("simulating", None)
     step = step_facts(workload_of_found(found, devices))
     document = {
         **plan_document(
-            found, step, cluster=devices, strategy=search, seconds=result.seconds, problems=problems, pins=content
+            found,
+            step,
+            cluster=devices,
+            strategy=search,
+            seconds=result.seconds,
+            problems=problems,
+            pins=content,
+            running=how.as_dict(),
         ),
         "simulated": step,
         "reading": reading,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -41,6 +41,15 @@ BudgetTime = Annotated[
     str, typer.Option(help='Time of search after which the best plan is taken: "5s", "500ms", "2m".')
 ]
 Pipelines = Annotated[str, typer.Option(help="Search stages and micro-batches: always, where-needed or never.")]
+StageCount = Annotated[
+    int | None,
+    typer.Option("--stages", help="Pin the stages of the pipeline; --mesh is then that of one stage.", min=1),
+]
+MicroBatches = Annotated[int | None, typer.Option(help="Pin how many micro-batches a step has.", min=1)]
+Schedule = Annotated[str | None, typer.Option(help="Pin the order of passes in a pipeline: gpipe or 1f1b.")]
+Again = Annotated[
+    str | None, typer.Option("--recompute", help="Pin what runs again in backward: full (layers) or none.")
+]
 Seed = Annotated[int, typer.Option(help="Of searches that sample; the same seed gives the same plan.", min=0)]
 CacheFolder = Annotated[
     Path | None, typer.Option("--cache", help="Where searches are kept (default: the platform's cache folder).")
@@ -71,6 +80,10 @@ def optimize(
     search: Search = config.SEARCH,
     budget: BudgetTime = values.seconds_text(config.BUDGET_S),
     pipelines: Pipelines = config.PIPELINES,
+    stages: StageCount = None,
+    micro_batches: MicroBatches = None,
+    schedule: Schedule = None,
+    recompute: Again = None,
     seed: Seed = 0,
     cache: CacheFolder = None,
     no_cache: NoCache = False,
@@ -81,31 +94,47 @@ def optimize(
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
     """Plan a model for a cluster, prove the plan equal to the model, and write it as a PyTorch package."""
-    if mode not in {"train", "infer"}:
-        raise UsageError(f"--mode: {mode!r} is not known", "Allowed: train, infer")
+    values.choice("--mode", mode, get_args(config.Mode))
     target = _target(output, model, arch, overwrite=overwrite)
     limit, compute_dtype, pinned = values.memory_bytes(memory_limit), values.dtype(dtype), values.axis_sizes(mesh)
     budget_s, sizes = values.seconds(budget, "--budget"), values.open_dims(dim)
     devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
-    options = (arch, batch, dim, mode, dtype, memory_limit, mesh, names[0], search, budget, pipelines, seed, *names[1:])
+    how = pipelines, stages, micro_batches, schedule, recompute
+    options = arch, batch, dim, mode, dtype, memory_limit, mesh, names[0], search, budget, *how, seed, *names[1:]
     given = dict(zip(values.RECORDED, options, strict=True))
 
     from pdv.compile import optimize as plan_model
 
+    running = _running(*how)
     values.check_limit(limit, devices.memory_bytes)
     with progress_bar(quiet=as_json) as progress:
         source = model if arch is None else _describe(arch, batch, compute_dtype)
         plan = plan_model(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
             dtype=compute_dtype, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
-            pipelines=values.pipelines(pipelines),
-            seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost, progress=progress,
+            **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
+            progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         if target is not None:
             (plan.save if arch is None else plan.save_plan)(target, overwrite=overwrite)
     _print(plan, target, as_json=as_json)
+
+
+def _running(
+    pipelines: str, stages: int | None, micro_batches: int | None, schedule: str | None, recompute: str | None
+) -> dict[str, Any]:  # Any: as pdv.optimize takes them
+    """What is said of how a step runs."""
+    from pdv.problem.workload import RECOMPUTATIONS, RUN_ORDERS
+
+    return {
+        "pipelines": values.choice("--pipelines", pipelines, get_args(config.Pipelines)),
+        "stages": stages,
+        "micro_batches": micro_batches,
+        "schedule": schedule and values.choice("--schedule", schedule, RUN_ORDERS),
+        "recompute": recompute and values.choice("--recompute", recompute, RECOMPUTATIONS),
+    }
 
 
 def _load(cluster: Path, pins: Path | None, *, quiet: bool) -> tuple[Cluster, PinSet | None]:

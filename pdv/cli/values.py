@@ -6,13 +6,14 @@ import keyword
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar
 
 from ir.errors import UsageError
 from pdv import config
 
+Named = TypeVar("Named", bound=str)
 DTYPES = {
     "fp32": "float32",
     "float32": "float32",
@@ -35,6 +36,10 @@ RECORDED: Mapping[str, object] = {
     "--search": config.SEARCH,
     "--budget": f"{config.BUDGET_S:g}s",
     "--pipelines": config.PIPELINES,
+    "--stages": None,
+    "--micro-batches": None,
+    "--schedule": None,
+    "--recompute": None,
     "--seed": 0,
     "--rules": None,
     "--cost": config.COST,
@@ -42,15 +47,15 @@ RECORDED: Mapping[str, object] = {
 NOT_PACKAGES = sys.stdlib_module_names | {"torch", "safetensors", "numpy", "pdv", "ir", "learned_cost"}
 
 
-def pipelines(text: str) -> config.Pipelines:
-    """Whether stages and micro-batches are searched.
+def choice(option: str, text: str, allowed: Sequence[Named]) -> Named:
+    """The one that is called so.
 
     Raises:
-        UsageError: if it is none of the ways.
+        UsageError: if none is.
     """
-    known: dict[str, config.Pipelines] = {way: way for way in get_args(config.Pipelines)}
+    known = {one: one for one in allowed}
     if text not in known:
-        raise UsageError(f"--pipelines: {text!r} is not known", f"Allowed: {', '.join(known)}")
+        raise UsageError(f"{option}: {text!r} is not known", f"Allowed: {', '.join(known)}")
     return known[text]
 
 

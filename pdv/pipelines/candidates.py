@@ -5,7 +5,6 @@ Entry point: ``Space``.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,9 +18,10 @@ from pdv.cluster.meshes import part_meshes
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.plan_cost import saved_values
+from pdv.pipelines.pinned import FREE, Pinned, rows_of
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import TRAIN_COPIES, Problem
-from pdv.problem.workload import Execution, Recompute
+from pdv.problem.workload import RECOMPUTATIONS, RUN_ORDERS, Execution, Order, Recompute
 from pdv.schedule.pieces import pieces
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.task import PICO
@@ -60,6 +60,7 @@ class Space:
 
     problem: Problem
     cluster: Cluster
+    pinned: Pinned = FREE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_graphs", {1: self.problem.graph})
@@ -67,7 +68,7 @@ class Space:
     @cached_property
     def batch(self) -> int:
         """Rows that every input has."""
-        return math.gcd(*(node.type.shape[0] for node in self.problem.graph.inputs if node.type.rank)) or 1
+        return rows_of(self.problem)
 
     @cached_property
     def open(self) -> bool:
@@ -77,12 +78,27 @@ class Space:
             return False
         if all(node.is_leaf for node in graph.nodes):
             return False
-        return self.graph(self.counts[1]) is not None
+        return self.graph(self._divisors[1]) is not None
+
+    @cached_property
+    def _divisors(self) -> tuple[int, ...]:
+        return tuple(count for count in range(1, self.batch + 1) if self.batch % count == 0)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Numbers of micro-batches that divide the batch."""
-        return tuple(count for count in range(1, self.batch + 1) if self.batch % count == 0)
+        return tuple(count for count in self._divisors if self.pinned.micro_batches in (None, count))
+
+    @property
+    def recomputations(self) -> tuple[Recompute, ...]:
+        """What may run again in backward, the fastest first."""
+        return RECOMPUTATIONS if self.pinned.recompute is None else (self.pinned.recompute,)
+
+    def orders(self, candidate: Candidate) -> tuple[Order, ...]:
+        """Of passes: that which holds least; all forward passes first, where sends may take longer than that hides."""
+        if candidate.stages == 1:
+            return RUN_ORDERS[-1:]
+        return RUN_ORDERS[::-1] if self.pinned.schedule is None else (self.pinned.schedule,)
 
     def graph(self, micro_batches: int) -> Graph | None:
         """The program of one micro-batch."""
@@ -96,11 +112,13 @@ class Space:
         """Numbers of stages that divide the devices and are no more than the places to cut at."""
         most = pieces(self.problem.graph).count
         devices = self.cluster.num_devices
-        return tuple(p for p in range(1, min(devices, most) + 1) if devices % p == 0 and self.meshes(p))
+        allowed = range(1, min(devices, most) + 1) if self.pinned.stages is None else (self.pinned.stages,)
+        return tuple(p for p in allowed if devices % p == 0 and self.meshes(p))
 
     def meshes(self, stages: int) -> tuple[Mesh, ...]:
         """Meshes of one stage's devices: the one of a single axis, then those that keep to the cluster's levels."""
         found = part_meshes(self.cluster, self.cluster.num_devices // stages, MOST_AXES)
+        found = self.pinned.meshes(found, self.cluster.num_devices // stages)
         return tuple(sorted(found, key=self._askew)[:MESHES])
 
     def _askew(self, mesh: Mesh) -> tuple[bool, bool]:

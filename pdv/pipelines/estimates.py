@@ -12,10 +12,9 @@ from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.inside import Inside, Insides, piece_seconds, workload
 from pdv.pipelines.pipeline import Mode, Whole, stages_of
 from pdv.pipelines.shorten import Short, shorten
-from pdv.problem.workload import Order, Recompute
+from pdv.problem.workload import RECOMPUTATIONS, Recompute
 from pdv.search.strategies.budget import Budget, Strategy
 
-RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "full")
 SLACK = 1.1  # times the limit, of which an estimate may still fit: they are mostly high
 FEWER = 1e-3  # of a micro-batch's activations, that are kept at least
 
@@ -61,13 +60,14 @@ class Estimates:
         inside = self.insides.free(candidate)
         if inside is None:
             return
-        for recompute in RECOMPUTATIONS if any(inside.pieces.layers) else RECOMPUTATIONS[:1]:
-            found = [self._estimate(candidate, inside, mode, free=True) for mode in _modes(candidate, recompute)]
+        for recompute in self.space.recomputations if any(inside.pieces.layers) else RECOMPUTATIONS[:1]:
+            modes = [Mode(recompute, order) for order in self.space.orders(candidate)]
+            found = [self._estimate(candidate, inside, mode, free=True) for mode in modes]
             yield from found
             if any(one.fits for one in found):
                 return
             if found[0].step_s < below_s and self._least(candidate, recompute) <= self.limit:
-                yield from self._within(candidate, inside, Mode(recompute))
+                yield from self._within(candidate, inside, modes[0])
 
     @property
     def limit(self) -> float:
@@ -133,9 +133,3 @@ def held_at_once(candidate: Candidate, inside: Inside, mode: Mode) -> float:
     flight = float(candidate.micro_batches if mode.order == "gpipe" and candidate.stages > 1 else in_order)
     kept, entering = float(own.kept_bytes.sum()), float(own.entering_bytes.sum())
     return flight * max(FEWER, entering / kept) if mode.recompute == "full" and kept else flight
-
-
-def _modes(candidate: Candidate, recompute: Recompute) -> list[Mode]:
-    """In the order that holds least; and with all forward passes first, where sends may take longer than that hides."""
-    orders: tuple[Order, ...] = ("1f1b", "gpipe") if candidate.stages > 1 else ("1f1b",)
-    return [Mode(recompute, order) for order in orders]

@@ -11,14 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from ir.errors import NoPlanFitsError
 from pdv.cluster import Cluster
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimate, Estimates
 from pdv.pipelines.inside import Insides
+from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.pipeline import Mode
 from pdv.pipelines.priced import Found, Pricer
 from pdv.problem import Problem
 from pdv.search.meshes import BestPlan
+from pdv.search.refusals import too_large
 from pdv.search.strategies.budget import Budget, Strategy
 from pdv.simulate.step import simulate
 
@@ -29,18 +32,27 @@ CLOSE = 1.05  # times the best found: what is estimated higher is not made
 MADE = 3  # plans at most, once one fits
 
 
-def search_pipelines(problem: Problem, cluster: Cluster, budget_s: float, strategy: Strategy) -> BestPlan | None:
+def search_pipelines(
+    problem: Problem, cluster: Cluster, budget_s: float, strategy: Strategy, pinned: Pinned = FREE
+) -> BestPlan | None:
     """The fastest plan found that has stages, micro-batches or recomputation; None where there is none.
 
     None, too, if the batch does best as a whole on all devices, or its rows cannot be run apart. ``problem`` is that
-    of the whole batch on some mesh of the whole cluster, with nothing pinned.
+    of the whole batch on some mesh of the whole cluster, with nothing pinned but what ``pinned`` says.
+
+    Raises:
+        UsageError: if nothing can be as it is pinned.
+        NoPlanFitsError: if nothing that is fits.
     """
-    space = Space(problem, cluster)
+    pinned.check(problem, cluster)
+    space = Space(problem, cluster, pinned)
     if not (problem.train and space.open):
         return None
     estimates = Estimates(space, strategy, Budget())
     search = Search(space, estimates, strategy, time.monotonic() + budget_s)
     best = search.run()
+    if best is None and not pinned.allows_whole:
+        raise _too_large(search.nearest, problem.memory_limit)
     if best is None or best.estimate.is_plain:
         return None
     step_s = simulate(best.work).step_s
@@ -48,6 +60,15 @@ def search_pipelines(problem: Problem, cluster: Cluster, budget_s: float, strate
     states = search.states
     bound = bound if space.is_bounded else 0.0
     return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=states, complete=not search.late)
+
+
+def _too_large(nearest: Found | None, limit: float) -> NoPlanFitsError:
+    """What is said where nothing that is as pinned fits."""
+    mend = "Leave out --stages, --micro-batches, --schedule or --recompute, use more devices, or a smaller batch"
+    if nearest is None:
+        return NoPlanFitsError("the search met no plan as it is pinned", mend=mend)
+    what = f"the smallest plan found that is as pinned {too_large(nearest.needed_bytes, limit)}"
+    return NoPlanFitsError(what, mend=mend, needed_bytes=nearest.needed_bytes)
 
 
 def may_fit_whole(problem: Problem, cluster: Cluster) -> bool:

@@ -14,8 +14,13 @@ from pdv.search.meshes import BestPlan
 Document = dict[str, Any]  # Any: JSON
 
 
-def certificate_document(found: BestPlan, problems: Sequence[Problem], pins: str | None = None) -> Document:
-    """The certificate as JSON; ``problems`` are all that were to be searched, in order, ``pins`` what they pin."""
+def certificate_document(
+    found: BestPlan, problems: Sequence[Problem], pins: str | None = None, running: Mapping[str, Any] | None = None
+) -> Document:
+    """The certificate as JSON.
+
+    problems: all that were to be searched, in order. pins: what they pin; running: what is pinned of how steps run.
+    """
     problem = found.solution.problem
     bound = min(found.lower_bound_s, found.seconds)
     known = bound > 0.0 or found.seconds == 0.0  # a bound of zero says nothing of what costs something
@@ -31,6 +36,7 @@ def certificate_document(found: BestPlan, problems: Sequence[Problem], pins: str
             "mode": problem.mode,
             "memory_limit_bytes": finite(problems[0].memory_limit if problems else problem.memory_limit),
             "pins": pins,
+            **({"running": dict(running)} if running else {}),
         },
     }
     return {"statement": statement(document), **document}
@@ -47,7 +53,7 @@ def statement(document: Mapping[str, Any]) -> str:
     among = f"over {over}, with any cut of any operator and parameter {rewrites}"
     limit = space["memory_limit_bytes"]
     kept = "" if limit is None else f", that fit in {MEMORY.format(limit)}"
-    kept += (" and keep the pins" if kept else ", that keep the pins") if space["pins"] else ""
+    kept += (" and keep the pins" if kept else ", that keep the pins") if space["pins"] or space.get("running") else ""
     stopped = "" if document["complete"] else "; the search was stopped by its budget"
     if document["lower_bound"] is None:
         return f"no bound is known: plans {among}{kept} may cost less{stopped}"

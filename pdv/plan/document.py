@@ -45,10 +45,12 @@ def plan_document(
     seconds: float,
     problems: Sequence[Problem] = (),
     pins: str | None = None,
+    running: Mapping[str, Any] | None = None,
 ) -> Document:
     """The document of a plan found for ``problems`` (one mesh each); the proof is added by whoever proves it.
 
     step: of a plan that says how a step runs, what a simulation of it gave (``pdv.report.simulated.step_facts``).
+    pins, running: what was pinned of the plan, and of how its steps run.
     """
     solution = found.solution
     if found.is_whole:
@@ -57,7 +59,7 @@ def plan_document(
         bound = min(found.lower_bound_s, step["step_s"])
         found = replace(found, step_s=step["step_s"], lower_bound_s=bound)
     steps = [describe_step(step, solution.problem) for step in to_steps(solution, found.stages, found.execution)]
-    certificate = certificate_document(found, problems or (solution.problem,), pins)
+    certificate = certificate_document(found, problems or (solution.problem,), pins, running)
     facts = facts_document(
         solution.problem, solution.graph, solution.assignment, found.derived, found.cost, steps, step, cluster=cluster
     )

@@ -22,7 +22,7 @@ from pdv.emit.analysis.staged import Running
 from pdv.pcg.spread import spread_to_pcg
 from pdv.plan.steps import Step, operators, require
 from pdv.problem import Derived, Problem
-from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Order, Recompute, Stages, emitted
+from pdv.problem.workload import EMITTED, ONE_STAGE, RUN_ORDERS, Execution, Order, Recompute, Stages, emitted
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 
@@ -91,7 +91,7 @@ def _read_stages(graph: Graph, steps: Sequence[Step]) -> tuple[dict[Node, int], 
     for step in steps:
         stage, count, order = step["bindings"]["stage"], step["bindings"]["of"], step["bindings"]["order"]
         require(type(stage) is int and type(count) is int and 0 <= stage < count, f"stage {stage!r} of {count!r}")
-        require(order in ("gpipe", "1f1b"), f"the order {order!r}")
+        require(order in RUN_ORDERS, f"the order {order!r}")
         shapes.add((count, order))
         for number in step["sites"]:
             require(0 <= number < len(nodes) and nodes[number] not in of, f"operator {number} in stage {stage}")

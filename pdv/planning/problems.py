@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pdv import config
 from pdv.cluster import Cluster, candidate_meshes, load_cluster
 from pdv.cost.compute import ComputeModel
 from pdv.pins import PinSet, load_pins
+from pdv.pipelines.pinned import FREE, Pinned
 from pdv.prices import priced_axes
 from pdv.problem import Pins, Problem
 from pdv.problem.workload import bucket_bytes
@@ -63,8 +65,11 @@ def load_target(
     cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster,
     mesh: Mapping[str, int] | None,
     pins: str | os.PathLike[str] | Mapping[str, Any] | PinSet | Pins | None,
-) -> tuple[Cluster, Pins | PinSet | None]:
-    """The cluster, with its mesh pinned to the one that the caller or the pins give, if any; and the pins.
+    running: Pinned = FREE,
+) -> tuple[Cluster, Pins | PinSet | None, Pinned]:
+    """The cluster, with its mesh pinned to the one that the caller or the pins give, if any; the pins; how steps run.
+
+    Where ``running`` says of how many stages, the mesh is that of a stage.
 
     Raises:
         UsageError: if the caller's mesh is none of the cluster's.
@@ -73,8 +78,13 @@ def load_target(
     pins = pins if pins is None or isinstance(pins, Pins) else load_pins(pins)
     devices = load_cluster(Path(cluster) if isinstance(cluster, os.PathLike) else cluster)
     pinned = _pinned_mesh(mesh, pins)
+    if running.says_how:
+        own = pinned or (None if devices.mesh is None else dict(devices.mesh))
+        running = replace(running, mesh=own)
+    if running.stages not in (None, 1):
+        return replace(devices, mesh=None), pins, running
     if pinned is None:
-        return devices, pins
+        return devices, pins, running
     sizes = list(pinned.values())
     if math.prod(sizes) != devices.num_devices:
         axes = ", ".join(f"{name}={size}" for name, size in pinned.items())
@@ -84,7 +94,7 @@ def load_target(
         if mesh is None and isinstance(pins, PinSet):
             raise PinsError(f"{pins.source.where(('mesh',))}: {what}", allowed, mend)
         raise UsageError(what, allowed, mend)
-    return devices.with_mesh(pinned), pins
+    return devices.with_mesh(pinned), pins, running
 
 
 def _pinned_mesh(mesh: Mapping[str, int] | None, pins: Pins | PinSet | None) -> Mapping[str, int] | None:

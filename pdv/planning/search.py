@@ -16,6 +16,7 @@ from pdv import config
 from pdv.cluster import Cluster
 from pdv.guard import Progress
 from pdv.pins import contradiction
+from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.search import may_fit_whole, search_pipelines
 from pdv.plan.cache import Cache, open_cache, with_cache
 from pdv.problem import Pins, Problem
@@ -69,6 +70,7 @@ def search_problems(
     again: Again,
     *,
     pipelines: config.Pipelines = "never",
+    pinned: Pinned = FREE,
 ) -> SearchResult:
     """The best plan of which the emitted program fits, by the lifetimes of what it holds.
 
@@ -81,37 +83,52 @@ def search_problems(
         again: the problems of another graph or cluster, without rules.
         pipelines: whether stages and micro-batches are searched where nothing is pinned: always, or only where no plan
             for the whole batch at once fits.
+        pinned: how a step is to run; pipelines are then searched first.
 
     Raises:
+        UsageError: if nothing can be as ``pinned`` says, or other pins or ``pipelines`` are against it.
         PinsError: if no plan keeps the pins, naming those to blame.
         NoPlanFitsError: if there is none, with changes that would let one fit.
     """
     from pdv.report.remedies import find_remedies, need_of, with_remedies
 
-    free = pins is None and cluster.mesh is None and problems[0].pins == Pins() and effort.search == config.SEARCH
-    may = free and pipelines != "never"
-    first = may and (pipelines == "always" or not may_fit_whole(problems[0], cluster))
-    if first and (result := _search_pipelines(problems, cluster, effort, progress)) is not None:
+    plain = pins is None and problems[0].pins == Pins()
+    if pinned.says_how:
+        _check_alone(plain and pipelines != "never")
+    may = plain and cluster.mesh is None and effort.search == config.SEARCH and pipelines != "never"
+    first = pinned.says_how or (may and (pipelines == "always" or not may_fit_whole(problems[0], cluster)))
+    if first and (result := _search_pipelines(problems, cluster, effort, progress, pinned)) is not None:
         return result
     try:
         return _search(problems, effort, pins, progress, need_of(cluster))
     except NoPlanFitsError as error:
         if math.isinf(error.needed_bytes) or pins is not None:
             raise
-        if may and not first and (result := _search_pipelines(problems, cluster, effort, progress)) is not None:
+        if may and not first and (result := _search_pipelines(problems, cluster, effort, progress, FREE)) is not None:
             return result
         progress("looking for what would fit", None)
         remedies = find_remedies(again, problems[0].graph, cluster, error, problems[0].memory_limit)
         raise with_remedies(error, remedies) from error
 
 
+def _check_alone(holds: bool) -> None:
+    """Whether what is fixed of how a step runs goes together with all else that is.
+
+    Raises:
+        UsageError: if it does not.
+    """
+    if not holds:
+        what = "stages, micro-batches, their schedule or recomputation are fixed, and other pins, or --pipelines never"
+        raise UsageError(what, mend="Leave one of them out")
+
+
 def _search_pipelines(
-    problems: Sequence[Problem], cluster: Cluster, effort: Effort, progress: Progress
+    problems: Sequence[Problem], cluster: Cluster, effort: Effort, progress: Progress, pinned: Pinned
 ) -> SearchResult | None:
     """The best plan with stages or micro-batches, if one is better than all that take batch and model as a whole."""
     progress("searching pipelines", None)
     started = time.process_time()
-    found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(None))
+    found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(None), pinned)
     if found is None:
         return None
     return SearchResult(replace(found, meshes=len(problems)), time.process_time() - started)

@@ -21,6 +21,8 @@ from pdv.problem.problem import Problem
 Order = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
 Zero = Literal[0, 1, 2]
+RUN_ORDERS: tuple[Order, ...] = ("gpipe", "1f1b")  # that emitted programs run, the one that holds least last
+RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "full")  # that they know
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,117 @@
+"""What a caller fixes of how a step runs, in place of having it searched. Entry point: ``Pinned``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ir.errors import UsageError
+from ir.mesh import Axis, Mesh
+from ir.rows import rows_apart
+from pdv.cluster import Cluster
+from pdv.problem import Problem
+from pdv.problem.workload import RECOMPUTATIONS, RUN_ORDERS, Order, Recompute
+from pdv.schedule.pieces import pieces
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """Each None is searched.
+
+    Attributes:
+        mesh: axis sizes of one stage, slow to fast.
+    """
+
+    stages: int | None = None
+    micro_batches: int | None = None
+    schedule: Order | None = None
+    recompute: Recompute | None = None
+    mesh: Mapping[str, int] | None = None
+
+    @property
+    def says_how(self) -> bool:
+        """Whether anything is fixed beside the mesh."""
+        return any(value is not None for name, value in asdict(self).items() if name != "mesh")
+
+    @property
+    def allows_whole(self) -> bool:
+        """Whether batch and model taken as a whole are among what is allowed."""
+        return self.stages in (None, 1) and self.micro_batches in (None, 1) and self.recompute in (None, "none")
+
+    @property
+    def devices(self) -> int | None:
+        """Of a stage, if the mesh is fixed."""
+        return None if self.mesh is None else math.prod(self.mesh.values())
+
+    def meshes(self, found: tuple[Mesh, ...], devices: int) -> tuple[Mesh, ...]:
+        """Of the meshes of a stage of so many devices those that are allowed."""
+        if self.mesh is None:
+            return found
+        fixed = Mesh(tuple(Axis(name, size) for name, size in self.mesh.items()))
+        return (fixed,) if devices == fixed.num_devices else ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is fixed, as JSON."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def check(self, problem: Problem, cluster: Cluster) -> None:
+        """Whether a plan of the model on the cluster can be so; ``problem`` is that of the whole batch.
+
+        Raises:
+            UsageError: if none can.
+        """
+        self._check_values()
+        self._check_devices(cluster)
+        if self.allows_whole:
+            return
+        if not problem.train:
+            raise UsageError("stages, micro-batches and recomputation are of training", "Allowed: --mode train")
+        if not (problem.rows and rows_apart(problem.graph)):
+            what = "buffers that a step overwrites" if problem.graph.updates else "rows that depend on one another"
+            raise UsageError(
+                f"the batch of {problem.graph.name} cannot be taken in parts: it has {what}",
+                "Stages and micro-batches ask that each row of the outputs depends on the same row of the inputs alone",
+                "Leave --stages, --micro-batches and --recompute out",
+            )
+        found, batch = pieces(problem.graph), rows_of(problem)
+        if self.micro_batches is not None and batch % self.micro_batches:
+            raise UsageError(f"{self.micro_batches} micro-batches of {batch} rows", f"A number that divides {batch}")
+        if self.stages is not None and self.stages > found.count:
+            what = f"{problem.graph.name} has {found.count} pieces that a pipeline can be cut between"
+            raise UsageError(f"{self.stages} stages: {what}", f"At most {found.count}")
+        if self.recompute == "full" and not any(found.layers):
+            what = "a model without repeated layers"
+            raise UsageError(f"recompute 'full' runs layers again: {problem.graph.name} is {what}", "Allowed: none")
+
+    def _check_values(self) -> None:
+        for name, value, allowed in (
+            ("schedule", self.schedule, RUN_ORDERS),
+            ("recompute", self.recompute, RECOMPUTATIONS),
+        ):
+            if value is not None and value not in allowed:
+                raise UsageError(f"{name}: {value!r} is not known", f"Allowed: {', '.join(allowed)}")
+        for name, number in (("stages", self.stages), ("micro-batches", self.micro_batches)):
+            if number is not None and number < 1:
+                raise UsageError(f"{number} {name}", "Allowed: numbers from 1")
+
+    def _check_devices(self, cluster: Cluster) -> None:
+        count, stages, devices = cluster.num_devices, self.stages or 1, self.devices
+        if count % stages:
+            raise UsageError(f"{stages} stages of {count} devices", f"A number that divides {count}")
+        if devices is not None and devices * stages != count:
+            axes = ", ".join(f"{name}={size}" for name, size in (self.mesh or {}).items())
+            raise UsageError(
+                f"the mesh {axes} has {devices} devices",
+                f"{cluster.name} has {count} devices, a stage {count // stages} of them",
+                "Choose axis sizes that multiply to it, or leave the mesh out",
+            )
+
+
+FREE = Pinned()
+
+
+def rows_of(problem: Problem) -> int:
+    """Rows that every input has."""
+    return math.gcd(*(node.type.shape[0] for node in problem.graph.inputs if node.type.rank)) or 1

@@ -1,0 +1,124 @@
+"""What is fixed of how a step runs is kept, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ir.errors import NoPlanFitsError, UsageError
+from ir.types import DType
+from pdv.cli import app as cli
+from pdv.cluster import Cluster, load_cluster
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import graph
+from pdv.pipelines.pinned import Pinned
+from pdv.pipelines.search import search_pipelines
+from pdv.planning.problems import load_target, plan_problems
+from pdv.planning.search import Effort, search_problems
+from pdv.problem import Problem
+from pdv.search.strategies.backtrack import backtrack
+
+SPEC = "gpt:layers=3,hidden=64,heads=4,seq=32,vocab=64"
+CLUSTER = "nodes: [{devices: 4, device: cpu-core, link: loopback-gloo}]\n"
+
+
+@cache
+def devices() -> Cluster:
+    """One host of four cores."""
+    return load_cluster({"name": "host", "nodes": [{"devices": 4, "device": "cpu-core", "link": "loopback-gloo"}]})
+
+
+@cache
+def problem() -> Problem:
+    """A small GPT on the host."""
+    return plan_problems(graph(arch(SPEC), 8, DType.F32), devices(), mode="train", rules=())[0]
+
+
+def test_each_is_kept() -> None:
+    pinned = Pinned(2, 4, "gpipe", "full", {"dp": 2})
+    found = search_pipelines(problem(), devices(), float("inf"), backtrack, pinned)
+    assert found is not None
+    execution, mesh = found.execution, found.solution.problem.mesh
+    assert (found.stages.count, execution.micro_batches, execution.order) == (2, 4, "gpipe")
+    assert (execution.recompute, [(axis.name, axis.size) for axis in mesh.axes]) == ("full", [("dp", 2)])
+
+
+@pytest.mark.parametrize("pinned", [Pinned(stages=4), Pinned(micro_batches=8), Pinned(recompute="full")])
+def test_what_is_not_fixed_is_searched(pinned: Pinned) -> None:
+    found = search_pipelines(problem(), devices(), float("inf"), backtrack, pinned)
+    assert found is not None
+    have = {"stages": found.stages.count, "micro_batches": found.execution.micro_batches}
+    have |= {"recompute": found.execution.recompute}
+    assert {name: have[name] for name in pinned.as_dict()} == pinned.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("pinned", "told"),
+    [
+        (Pinned(stages=3), "3 stages of 4 devices"),
+        (Pinned(stages=2, mesh={"a": 4}), "the mesh a=4 has 4 devices"),
+        (Pinned(micro_batches=3), "3 micro-batches of 8 rows"),
+        (Pinned(micro_batches=0), "0 micro-batches"),
+        (Pinned(schedule="interleaved"), "schedule: 'interleaved' is not known"),
+        (Pinned(recompute="selective"), "recompute: 'selective' is not known"),
+    ],
+)
+def test_what_cannot_be_is_refused(pinned: Pinned, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        search_pipelines(problem(), devices(), float("inf"), backtrack, pinned)
+
+
+def test_stages_are_of_training() -> None:
+    with pytest.raises(UsageError, match="of training"):
+        search_pipelines(replace(problem(), mode="infer"), devices(), float("inf"), backtrack, Pinned(stages=2))
+
+
+def test_nothing_else_is_taken_where_nothing_fits() -> None:
+    with pytest.raises(NoPlanFitsError, match="as pinned"):
+        search_pipelines(replace(problem(), memory_limit=1e5), devices(), float("inf"), backtrack, Pinned(stages=2))
+
+
+def test_no_pipelines_and_one_are_opposites() -> None:
+    effort = Effort("backtrack", 60.0)
+    with pytest.raises(UsageError, match="never"):
+        search_problems(
+            (problem(),), devices(), effort, None, lambda *_: None, lambda *_: (), pinned=Pinned(stages=2)
+        )  # fmt: skip
+
+
+def test_the_mesh_is_that_of_a_stage() -> None:
+    """It is the whole cluster's where stages are not fixed."""
+    cluster, _, pinned = load_target(devices(), {"dp": 2}, None, Pinned(stages=2))
+    assert (cluster.mesh, pinned.mesh) == (None, {"dp": 2})
+    cluster, _, pinned = load_target(devices(), {"dp": 4}, None, Pinned(micro_batches=2))
+    assert dict(cluster.mesh or ()) == pinned.mesh == {"dp": 4}
+    with pytest.raises(UsageError, match="dp=2 has 2 devices"):
+        load_target(devices(), {"dp": 2}, None, Pinned(micro_batches=2))
+
+
+def test_options_reach_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Path("cluster.yaml").write_text(CLUSTER)
+    options = "--stages 2 --micro-batches 4 --schedule gpipe --recompute full --mesh dp=2"
+    words = f"optimize --arch {SPEC} --batch 8 --dtype float32 -c cluster.yaml --json {options}".split()
+    assert cli.run(words) == 0
+    plan: dict[str, Any] = json.loads(capsys.readouterr().out)["plan"]
+    steps = {step["rule"]: step["bindings"] for step in plan["derivation"]}
+    assert steps["accumulate"] == {"micro_batches": 4}
+    assert steps["stage"] == {"stage": 1, "of": 2, "order": "gpipe"}
+    assert "recompute" in steps
+    assert options.partition(" --mesh")[0] in plan["command"]
+    certificate = plan["search"]["certificate"]
+    assert certificate["space"]["running"]["mesh"] == {"dp": 2}
+    assert "keep the pins" in certificate["statement"]
+    assert cli.run([*words[:-6], "--schedule", "zb"]) == 2
+    assert "Allowed: gpipe, 1f1b" in capsys.readouterr().out
