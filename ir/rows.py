@@ -46,10 +46,12 @@ def rows_apart(graph: Graph) -> bool:
     """True if each row of every output depends on the same row of the inputs alone, as the operators' splits say.
 
     Then a batch in parts gives the parts of its result, and a sum over its rows has the sum of their gradients. False
-    may also mean that it was not seen.
+    may also mean that it was not seen. In a program of one row, a batch taken row by row, there is no other to see.
     """
     if graph.updates or not graph.outputs or not graph.inputs:
         return False
+    if all(node.type.shape[:1] == (1,) for node in graph.inputs):
+        return all(node.type.rank for _, node in graph.outputs)
     found: dict[Node, int | None] = {}
     for node in graph.nodes:
         if node.is_leaf:

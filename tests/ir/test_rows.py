@@ -101,6 +101,18 @@ def test_rows_that_do_not_see_each_other_are_told_by_the_splits(name: str) -> No
     assert rows_apart(k.graph({str(i): node for i, node in enumerate(returned)})) == (name in APART)
 
 
+def test_a_program_of_one_row_has_no_other_to_see() -> None:
+    """Whatever it computes, but a number that is of no row."""
+    for name, made in {**APART, **TOGETHER}.items():
+        k = Builder()
+        x, w = k.input("x", floats(1, S, D)), k.param("w", floats(D, D))
+        if name not in {"flat", "nothing"}:  # the former names sizes of several rows
+            assert rows_apart(k.graph({str(i): node for i, node in enumerate(made(k, x, w))})), name
+    k = Builder()
+    x = k.input("x", floats(1, S, D))
+    assert not rows_apart(k.graph({"loss": k.reduce_mean(x, dims=(0, 1, 2), keepdim=False)}))
+
+
 def test_an_input_without_rows_leaves_the_batch_whole() -> None:
     k = Builder()
     x, mask = k.input("x", floats(B, D)), k.input("mask", floats(D))

@@ -53,8 +53,10 @@ def accumulate(
         found = found if found.dim() == 2 else torch.stack([found, torch.ones_like(found)])[:, None]
         if found.size(1) > 1 and reduction == "mean":
             raise ValueError(
-                f"several-means: loss_fn returned {found.size(1)} pairs, and a step runs in {count} micro-batches, "
-                'whose weights are known behind the last. Return one pair, or say reduction="sum".'
+                f"several-means: loss_fn returned {found.size(1)} pairs, each a mean of its own, and a step runs in "
+                f"{count} micro-batches. Their weights are known behind the last one, and the gradient is one sum by "
+                "then, which several weights cannot divide. Return one pair: the sums, scaled by what you know of the "
+                'whole batch, added up. Or say reduction="sum", and return sums so scaled.'
             )
         terms.append(found.detach().sum(1))
         return found[0].sum()

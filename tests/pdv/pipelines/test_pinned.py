@@ -18,6 +18,7 @@ from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.pipelines.pinned import Pinned
 from pdv.pipelines.search import search_pipelines
+from pdv.plan.running import as_run
 from pdv.planning.problems import load_target, plan_problems
 from pdv.planning.search import Effort, search_problems
 from pdv.problem import Problem
@@ -55,6 +56,13 @@ def test_what_is_not_fixed_is_searched(pinned: Pinned) -> None:
     have = {"stages": found.stages.count, "micro_batches": found.execution.micro_batches}
     have |= {"recompute": found.execution.recompute}
     assert {name: have[name] for name in pinned.as_dict()} == pinned.as_dict()
+
+
+def test_a_batch_is_taken_row_by_row() -> None:
+    """The program of a single row says nothing of others, and is replayed all the same."""
+    found = search_pipelines(problem(), devices(), float("inf"), backtrack, Pinned(stages=2, micro_batches=8))
+    assert found is not None
+    assert as_run(found, devices()).execution.micro_batches == 8
 
 
 @pytest.mark.parametrize(
