@@ -127,7 +127,7 @@ def optimize(
     }
     progress("proving", None)
     document["proof"] = proof_document(_prove(found, document))
-    running = running_of(found.derived, found.stages, found.execution)
+    running = running_of(found.solution.problem, found.derived, found.stages, found.execution)
     emission = emission_of(found.pcg, plan_mesh, document, running)
     plan = Plan(document, found.solution.problem.graph, plan_mesh, emission, program.weights)
     progress("running the emitted text on simulated ranks", None)

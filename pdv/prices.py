@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from ir.cost_model import CostModel
@@ -92,14 +94,33 @@ def with_curves(cluster: Cluster, compute: CostModel, axis: AxisLink) -> AxisLin
 def priced_axes(cluster: Cluster, compute: CostModel, candidate: MeshCandidate) -> tuple[AxisLink, ...]:
     """The links of a mesh's axes, with what is known of their collectives."""
     pairs = zip(candidate.mesh.axes, candidate.routes, strict=True)
-    return tuple(with_curves(cluster, compute, axis_link(axis.size, route)) for axis, route in pairs)
+    axes = [axis_link(axis.size, route, library=cluster.library) for axis, route in pairs]
+    return _with_known(cluster, compute, axes)
 
 
 def stage_axes(cluster: Cluster, compute: CostModel, mesh: Mesh, stages: int) -> tuple[tuple[AxisLink, ...], ...]:
     """By stage, the links of a mesh's axes there, with what is known of their collectives."""
     links = stage_links(cluster, mesh, stages)
-    known = {stage: tuple(with_curves(cluster, compute, axis) for axis in stage) for stage in dict.fromkeys(links)}
+    known = {stage: _with_known(cluster, compute, stage) for stage in dict.fromkeys(links)}
     return tuple(known[stage] for stage in links)
+
+
+def _with_known(cluster: Cluster, compute: CostModel, axes: Sequence[AxisLink]) -> tuple[AxisLink, ...]:
+    """A mesh's axes with curves; those on one link also know them of the axes that they are together."""
+    known = [with_curves(cluster, compute, axis) for axis in axes]
+    by_link: dict[str, list[AxisLink]] = {}
+    for axis in known:
+        if axis.curves is not None:
+            by_link.setdefault(axis.link.name, []).append(axis)
+    wider = {name: _wider(cluster, compute, name, of) for name, of in by_link.items() if len(of) > 1}
+    return tuple(axis if axis.curves is None else replace(axis, wider=wider.get(axis.link.name, ())) for axis in known)
+
+
+def _wider(cluster: Cluster, compute: CostModel, link: str, axes: Sequence[AxisLink]) -> tuple[tuple[int, Curves], ...]:
+    several = [of for count in range(2, len(axes) + 1) for of in combinations(axes, count)]
+    sizes = dict.fromkeys(math.prod(axis.size for axis in of) for of in several)
+    found = ((size, _curves(cluster, compute, link, size)) for size in sizes)
+    return tuple((size, curves) for size, curves in found if curves is not None)
 
 
 def slowest_axes(axes: Sequence[tuple[AxisLink, ...]]) -> tuple[AxisLink, ...]:

@@ -16,6 +16,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
+Library = Literal["nccl", "gloo"]  # of collectives, by kind of device
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -196,6 +198,11 @@ class Cluster:
     def memory_bytes(self) -> int:
         """Memory of the smallest device: an even plan has to fit there."""
         return min(entry.device.memory_bytes for entry in self.classes)
+
+    @property
+    def library(self) -> Library:
+        """What carries out collectives: NCCL among GPUs, gloo where there is a CPU."""
+        return "nccl" if all(entry.device.kind == "gpu" for entry in self.classes) else "gloo"
 
     def class_of(self, rank: int) -> int:
         """The class (its place in `classes`) of device number `rank`."""

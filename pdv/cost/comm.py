@@ -4,7 +4,8 @@
 its route): then a *ring* runs through all of them at once, at the pace of the slowest; a *hierarchical* collective
 takes them one after the other, with fewer and fewer bytes outwards, each level by *doubling* where it has a power of
 two members; an all-reduce by *tree* sends the whole buffer up and down; pairs exchange (*pairwise*) over all levels
-at once.
+at once. gloo has rings alone, and scatters a sum by summing all of it; over several levels the emitted program takes
+an all-reduce level by level itself (``AxisLink.levels``).
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (IJHPCA 2005),
 sections 4.1 to 4.5; for trees Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
@@ -21,13 +22,15 @@ from typing import Literal
 
 from ir.ops.parallel import transition_of
 from ir.transition import Collective, Communication
-from pdv.cluster import Hop, Link, Route
+from pdv.cluster import Hop, Library, Link, Route
 from pdv.cost.curves import Curves
 
 # Share of a ring's bus bandwidth that a tree reaches: NCCL's own tuning model (src/graph/tuning.cc, 2.10 and later)
 TREE_SHARE = 0.92
 
 Algorithm = Literal["ring", "doubling", "hierarchical", "tree", "pairwise", "measured", "learned"]
+LEVELLED_BYTES = 2.0**20  # an all-reduce of so many bytes says whether all over an axis are taken level by level,
+LEVELLED = 0.9  # where they take at most so much of a ring's time: three calls cost more than one beside their bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class AxisLink:
 
     ``stages`` are the levels that it crosses, outer to inner; without them it is one, ``size`` members on ``link``.
     ``parts`` are the axes of a joint one that is known by their curves; ``curves`` are then the least certain of them.
+    ``wider`` are the curves of larger groups on the same link, by size: those of joint axes with others on it.
     """
 
     size: int
@@ -43,12 +47,19 @@ class AxisLink:
     curves: Curves | None = None
     stages: tuple[Hop, ...] = ()
     parts: tuple[AxisLink, ...] = ()
+    library: Library = "nccl"
+    wider: tuple[tuple[int, Curves], ...] = ()
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Sizes of the levels, slow to fast, that the emitted program takes all-reduces through; empty: none."""
+        return _levels(self) if self.library == "gloo" and len(self.stages) > 1 else ()
 
 
-def axis_link(size: int, route: Route, curves: Curves | None = None) -> AxisLink:
+def axis_link(size: int, route: Route, curves: Curves | None = None, library: Library = "nccl") -> AxisLink:
     """The axis whose groups of ``size`` take this route."""
     plain = len(route.stages) < 2 and all(stage.exchange_bytes_per_s is None for stage in route.stages)
-    return AxisLink(size, route.link, curves, () if plain else route.stages)
+    return AxisLink(size, route.link, curves, () if plain else route.stages, library=library)
 
 
 @cache
@@ -60,11 +71,42 @@ def joint_link(axes: tuple[AxisLink, ...]) -> AxisLink:
     if len(axes) == 1:
         return axes[0]
     slowest = min((axis.link for axis in axes), key=lambda link: link.bandwidth_bytes_per_s)
+    size, library = math.prod(axis.size for axis in axes), axes[0].library
+    if (wide := _joint_curves(axes, size)) is not None:
+        return AxisLink(size, slowest, wide, library=library)
     stages = tuple(stage for axis in axes for stage in _stages(axis))
     known = [axis.curves for axis in axes if axis.curves is not None]
     worst = max(known, key=lambda entry: entry.relative_std, default=None)
-    size = math.prod(axis.size for axis in axes)
-    return AxisLink(size, slowest, worst, stages, axes if known else ())
+    return AxisLink(size, slowest, worst, stages, axes if known else (), library)
+
+
+def _joint_curves(axes: Sequence[AxisLink], size: int) -> Curves | None:
+    """Of axes on one link, if the whole is known."""
+    if len({axis.link.name for axis in axes}) > 1 or any(len(axis.stages) > 1 for axis in axes):
+        return None
+    return dict(axes[0].wider).get(size)
+
+
+@cache
+def _levels(axis: AxisLink) -> tuple[int, ...]:
+    sizes = tuple(link.size for link in _level_links(axis))
+    if math.prod(sizes) != axis.size:
+        return ()
+    ring_s = 2 * _ring(axis, LEVELLED_BYTES)
+    return sizes if _sum_by_levels(axis, LEVELLED_BYTES) < LEVELLED * ring_s else ()
+
+
+def _level_links(axis: AxisLink) -> tuple[AxisLink, ...]:
+    if axis.parts and all(len(part.stages) <= 1 for part in axis.parts):
+        return axis.parts
+    return tuple(AxisLink(hop.size, hop.link, library=axis.library) for hop in axis.stages)
+
+
+def _sum_by_levels(axis: AxisLink, num_bytes: float) -> float:
+    """An all-reduce as the emitted program takes it: scattered on the fastest level, summed on the others, gathered."""
+    *slower, inner = _level_links(axis)
+    summed = sum(all_reduce_seconds(link, num_bytes / inner.size) for link in slower)
+    return reduce_scatter_seconds(inner, num_bytes) + summed + all_gather_seconds(inner, num_bytes)
 
 
 def _by_axes(collective: Collective, axes: Sequence[AxisLink], num_bytes: float) -> float:
@@ -99,6 +141,8 @@ def choice(
     Raises:
         ValueError: no such algorithm for this collective and axis.
     """
+    if axis.library == "gloo":
+        return AlgorithmChoice(_gloo_algorithm(collective, axis, num_bytes), _SECONDS[collective](axis, num_bytes))
     if algorithm is None and (known := _curve_choice(axis, collective, num_bytes)) is not None:
         assert axis.curves is not None, "known by its curves"
         return AlgorithmChoice("measured" if axis.curves.source == "measured" else "learned", known)
@@ -114,22 +158,28 @@ def all_gather_seconds(axis: AxisLink, result_bytes: float) -> float:
         return 0.0
     if (known := _curve_choice(axis, "all_gather", result_bytes)) is not None:
         return known
-    return _half(axis, result_bytes).seconds
+    return _ring(axis, result_bytes) if axis.library == "gloo" else _half(axis, result_bytes).seconds
 
 
 def reduce_scatter_seconds(axis: AxisLink, input_bytes: float) -> float:
-    """The mirror of an all-gather: halving in place of doubling, the same bytes."""
+    """The mirror of an all-gather: halving in place of doubling, the same bytes. By gloo an all-reduce."""
+    if axis.size == 1:
+        return 0.0
     if (known := _curve_choice(axis, "reduce_scatter", input_bytes)) is not None:
         return known
-    return all_gather_seconds(axis, input_bytes)
+    return (2 if axis.library == "gloo" else 1) * all_gather_seconds(axis, input_bytes)
 
 
 def all_reduce_seconds(axis: AxisLink, num_bytes: float) -> float:
     """Reduce-scatter, then all-gather (Rabenseifner), or a tree of the whole."""
     if axis.size == 1:
         return 0.0
+    if axis.levels:
+        return _sum_by_levels(axis, num_bytes)
     if (known := _curve_choice(axis, "all_reduce", num_bytes)) is not None:
         return known
+    if axis.library == "gloo":
+        return 2 * _ring(axis, num_bytes)
     halves_s = reduce_scatter_seconds(axis, num_bytes) + all_gather_seconds(axis, num_bytes)
     return halves_s if axis.curves is not None else min(halves_s, _tree(axis, num_bytes))
 
@@ -172,6 +222,14 @@ def _curve_choice(axis: AxisLink, collective: Collective, num_bytes: float) -> f
     if axis.parts:
         return _by_axes(collective, axis.parts, num_bytes)
     return axis.curves.seconds(collective, num_bytes)
+
+
+def _gloo_algorithm(collective: Collective, axis: AxisLink, num_bytes: float) -> Algorithm:
+    if collective == "all_reduce" and axis.levels:
+        return "hierarchical"
+    if axis.curves is not None and num_bytes:
+        return "measured" if axis.curves.source == "measured" else "learned"
+    return "pairwise" if collective == "all_to_all" else "ring"
 
 
 def _choices(collective: Collective, axis: AxisLink, num_bytes: float) -> Sequence[AlgorithmChoice]:

@@ -34,7 +34,7 @@ def _of_axis(cluster: Cluster, mesh: Mesh, position: int, start: int) -> AxisLin
     size = mesh.axes[position].size
     routes = [find_route(cluster, ranks) for ranks in _groups(cluster, mesh, position, start)]
     slowest = min(routes, key=lambda route: (route.link.bandwidth_bytes_per_s, -route.link.latency_s))
-    return axis_link(size, slowest)
+    return axis_link(size, slowest, library=cluster.library)
 
 
 def _groups(cluster: Cluster, mesh: Mesh, position: int, start: int) -> Iterator[tuple[int, ...]]:

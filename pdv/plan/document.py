@@ -16,7 +16,7 @@ from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from ir.sharding import format_sharding
 from ir.verify import infer_shardings
-from pdv.cluster import Cluster, Device, Hop, Link
+from pdv.cluster import Cluster, Device, Hop, Library, Link
 from pdv.config import Mode
 from pdv.cost.breakdown import PlanCost
 from pdv.cost.comm import AxisLink
@@ -102,13 +102,7 @@ def facts_document(
             {
                 "name": axis.name,
                 "size": axis.size,
-                "link": {
-                    "name": link.link.name,
-                    "bandwidth_bytes_per_s": finite(link.link.bandwidth_bytes_per_s),
-                    "latency_s": link.link.latency_s,
-                    **({} if link.curves is None else {"curves": link.curves.as_dict()}),
-                    **({} if not link.stages else {"stages": [asdict(stage) for stage in link.stages]}),
-                },
+                "link": _link_document(link),
             }
             for axis, link in zip(problem.mesh.axes, problem.axes, strict=True)
         ],
@@ -118,6 +112,18 @@ def facts_document(
         "operators": _operators(problem, graph, assignment, derived, cost),
         "cost_model": dict(problem.compute.provenance()),
         "predicted": _predict(cost, problem, cluster) | _predict_step(step),
+    }
+
+
+def _link_document(link: AxisLink) -> Document:
+    return {
+        "name": link.link.name,
+        "bandwidth_bytes_per_s": finite(link.link.bandwidth_bytes_per_s),
+        "latency_s": link.link.latency_s,
+        **({} if link.library == "nccl" else {"library": link.library}),
+        **({} if link.curves is None else {"curves": link.curves.as_dict()}),
+        **({} if not link.wider else {"wider": [[size, one.as_dict()] for size, one in link.wider]}),
+        **({} if not link.stages else {"stages": [asdict(stage) for stage in link.stages]}),
     }
 
 
@@ -147,7 +153,7 @@ def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel 
         devices = read_devices(document)
         compute = compute or ComputeModel(devices)
         mesh = Mesh(tuple(axis for axis, _ in axes))
-        sized = tuple(AxisLink(axis.size, _link(link), _curves(link), _stages(link)) for axis, link in axes)
+        sized = tuple(_axis_link(axis.size, link) for axis, link in axes)
         mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
         rules = trusted_rules(document["laws"])
         return Problem(source, mesh, sized, compute, mode, rules=rules, bucket_bytes=bucket_bytes(devices))
@@ -170,6 +176,12 @@ def read_devices(document: Mapping[str, Any]) -> tuple[Device, ...]:
 def _link(entry: Mapping[str, Any]) -> Link:
     bandwidth = entry["bandwidth_bytes_per_s"]
     return Link(entry["name"], float("inf") if bandwidth is None else bandwidth, entry["latency_s"])
+
+
+def _axis_link(size: int, entry: Mapping[str, Any]) -> AxisLink:
+    wider = tuple((int(count), Curves.from_dict(of)) for count, of in entry.get("wider", ()))
+    library: Library = {"nccl": "nccl", "gloo": "gloo"}[entry.get("library", "nccl")]  # type: ignore[assignment]
+    return AxisLink(size, _link(entry), _curves(entry), _stages(entry), library=library, wider=wider)
 
 
 def _curves(entry: Mapping[str, Any]) -> Curves | None:

@@ -127,9 +127,10 @@ def as_run(found: BestPlan, cluster: Cluster) -> BestPlan:
     return replace(found, stages=stages, execution=execution)
 
 
-def running_of(derived: Derived, stages: Stages, execution: Execution) -> Running:
+def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Execution) -> Running:
     """The same as the emitter takes it: the stage of each node of a PCG that has a gradient."""
     own = spread_to_pcg(derived, stages.chunk_of) if stages.count > 1 else {}
     stage_of = {node: stage for node, stage in own.items() if node.needs_grad}
     again = execution.recompute == "full"
-    return Running(stage_of, stages.count, execution.micro_batches, execution.order, again)
+    levels = tuple(problem.link(span).levels for span in problem.mesh.spans)
+    return Running(stage_of, stages.count, execution.micro_batches, execution.order, again, levels)

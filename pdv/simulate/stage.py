@@ -187,7 +187,9 @@ class Lowered:
         return Sends(forward, backward)
 
     def _pair(self, first: int, second: int) -> AxisLink:
-        return at_reached_rate(AxisLink(2, find_route(self.workload.cluster, (first, second)).link), self.calibration)
+        cluster = self.workload.cluster
+        link = find_route(cluster, (first, second)).link
+        return at_reached_rate(AxisLink(2, link, library=cluster.library), self.calibration)
 
     def _tie(self, number: int) -> int:
         """Sums of the gradients of parameters that other stages use as well."""

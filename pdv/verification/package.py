@@ -114,7 +114,7 @@ def _check_files(folder: Path, plan: Loaded, *, run: bool, allow_edits: bool) ->
         check_no_program(folder)
         return {"files": sources, "edited": [], "run": None}
     stored = read_stored(plan.document["weights"])
-    running = running_of(plan.derived, plan.stages, plan.execution)
+    running = running_of(plan.problem, plan.derived, plan.stages, plan.execution)
     program = emission_of(plan.derived.pcg, plan.problem.mesh, plan.document, running)
     check_weights(folder, program, stored, edited=allow_edits)
     texts = program.files(plan.document, lambda name: stored[name].shape)

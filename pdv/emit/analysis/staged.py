@@ -29,6 +29,8 @@ class Running:
     order: str = "1f1b"
     recompute: bool = False
     """Whether of each layer only what it takes is kept, and its forward runs again in backward."""
+    levels: tuple[tuple[int, ...], ...] = ()
+    """Of each span of the mesh, sizes of the levels that its all-reduces take one by one, slow to fast; or none."""
 
 
 ONCE = Running()

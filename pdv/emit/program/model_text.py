@@ -296,9 +296,17 @@ class _Program:
             "",
             "    device: default is this process's GPU, else the CPU; dtype: default is that of the weights.",
             '    """',
-            f"    mesh = make_mesh({{{sizes}}}, device{stages})",
+            f"    mesh = make_mesh({{{sizes}}}, device{stages}{self._levels_text()})",
             '    return Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))',
         ]
+
+    def _levels_text(self) -> str:
+        """Axes whose sums take levels one by one."""
+        used = {node.attr("axis") for node in self._graph.nodes if node.op.kind == "parallel"}
+        of_span = zip(self._mesh.spans, self._running.levels, strict=False)
+        found = [(span.replace(JOINT, "_"), sizes) for span, sizes in of_span if sizes and span in used]
+        text = ", ".join(f"{string(name)}: {tuple_of(tuple(map(str, sizes)))}" for name, sizes in found)
+        return f", levels={{{text}}}" if found else ""
 
     def _imports(self, body: str) -> str:
         words = set(re.findall(r"(?<![.\w])\w+", body))
