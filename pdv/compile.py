@@ -60,6 +60,7 @@ def optimize(
     cache: str | os.PathLike[str] | Cache | None = None,
     rules: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     cost: str | os.PathLike[str] | None = None,
+    check: bool = True,
     progress: Progress = lambda stage, fraction: None,
 ) -> Plan:
     """Plan a model for a cluster and prove the plan.
@@ -88,6 +89,8 @@ def optimize(
         cache: a directory of searches made before; default: none is kept.
         rules: algebraic rules that may be applied: "shipped" (default), "none", files of laws, or several of these.
         cost: what prices kernels: "analytic", "learned", "measured", a weight file, or a folder of profiles.
+        check: whether what was read is run against the model: a module on its example inputs, an ONNX file on random
+            ones in ONNX Runtime, or else in onnx's reference implementation.
         progress: called with (stage, fraction or None).
 
     Raises:
@@ -100,7 +103,7 @@ def optimize(
     content = pinned.content if isinstance(pinned, PinSet) else None
     compute, used = cost_model(cost, [entry.device for entry in devices.classes]), chosen_rules(rules)
     program, reading = read_model(
-        model, example_inputs, dtype, progress, train=mode == "train",
+        model, example_inputs, dtype, progress, train=mode == "train", check=check,
         batch=batch, dims=dims, dynamic_shapes=dynamic_shapes,
     )  # fmt: skip
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute)

@@ -25,7 +25,7 @@ from pdv.frontend.torch.module import ExampleInputs, call_arguments
 MOST_ELEMENTS = 1 << 23  # of all values of a program
 MOST_POINTS = 1 << 31  # of the loop nests of all its contractions: some seconds, with gradients
 TOLERANCE = 1e-6  # of a tensor's largest element, in float64: literals have seven digits
-_SINGLE, _HALF = 1e-3, 0.1  # where the module computes in a type of its own
+SINGLE, HALF = 1e-3, 0.1  # where the module computes in a type of its own
 _FLOOR = 1e-3  # of the largest output or gradient: what is smaller may be zero but for rounding
 _NOT_RUN = "the reading was not run against the module: "
 
@@ -65,8 +65,7 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
     """
     if isinstance(source, str):
         return _NOT_RUN + source
-    elements = sum(node.type.num_elements for node in graph.nodes)
-    points = sum(math.prod(node.loops.extents.values()) for node in graph.nodes if node.op.kind == "contraction")
+    elements, points = work_of(graph)
     if elements > MOST_ELEMENTS or points > MOST_POINTS:
         return f"{_NOT_RUN}it takes {elements:.0e} elements and {points:.0e} products"
     source = source.at([node.type.shape for node in graph.inputs])
@@ -90,6 +89,13 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
     but = f", where the rows of padding of {', '.join(source.padded)} are trained like the others"
     same = f"the reading was run on the example inputs against the module: {compared} are the same"
     return same + (but if train and source.padded else "")
+
+
+def work_of(graph: Graph) -> tuple[int, int]:
+    """The elements of all values of a program, and the points of the loop nests of all its contractions."""
+    elements = sum(node.type.num_elements for node in graph.nodes)
+    points = sum(math.prod(node.loops.extents.values()) for node in graph.nodes if node.op.kind == "contraction")
+    return elements, points
 
 
 def _run_or_none(source: Source, cotangents: Sequence[Array], *, train: bool) -> ModuleRun | None:
@@ -146,17 +152,17 @@ def _differences(found: ModuleRun, wanted: ModuleRun) -> Iterator[tuple[float, s
             yield math.inf, f"the number of outputs ({len(ours)}, and the module has {len(theirs)})"
         reached = _FLOOR * max(map(largest, theirs), default=0.0)
         for i, (x, y) in enumerate(zip(ours, theirs, strict=False)):
-            yield _difference(x, y, reached), f"output {i}{call}"
+            yield difference(x, y, reached), f"output {i}{call}"
     reached = _FLOOR * max(map(largest, wanted.gradients.values()), default=0.0)
     for name in sorted({*found.gradients, *wanted.gradients}):
         zero = np.zeros_like((found.gradients | wanted.gradients)[name])  # what none is
         x, y = found.gradients.get(name, zero), wanted.gradients.get(name, zero)
-        yield _difference(x, y, reached), f"the gradient of {name}"
+        yield difference(x, y, reached), f"the gradient of {name}"
     for name, y in wanted.state.items():
-        yield _difference(found.state[name], y, 0.0), f"what a call leaves in {name}"
+        yield difference(found.state[name], y, 0.0), f"what a call leaves in {name}"
 
 
-def _difference(x: Array, y: Array, reached: float) -> float:
+def difference(x: Array, y: Array, reached: float) -> float:
     """The largest difference over the largest element; no number where one side has none is infinite."""
     if x.shape != y.shape or x.dtype.kind != y.dtype.kind:
         return math.inf
@@ -170,7 +176,7 @@ def _difference(x: Array, y: Array, reached: float) -> float:
 
 def _own_tolerance(source: Source) -> float:
     kinds = {x.dtype for x in (*source.held.values(), *source.tensors) if x.is_floating_point()}
-    return _HALF if kinds & {torch.float16, torch.bfloat16} else _SINGLE
+    return HALF if kinds & {torch.float16, torch.bfloat16} else SINGLE
 
 
 def _differs(what: str, error: float) -> ModelError:

@@ -89,6 +89,7 @@ def optimize(
     no_cache: NoCache = False,
     rules: RuleFiles = None,
     cost: CostName = config.COST,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Run what was read against the model.")] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing package.")] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
@@ -114,7 +115,7 @@ def optimize(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
             dtype=compute_dtype, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
             **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
-            progress=progress,
+            check=check, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         if target is not None:

@@ -15,6 +15,8 @@ from pdv.guard import Progress, note
 if TYPE_CHECKING:
     from pdv.frontend.program import Program
 
+_NOT_ASKED = "the reading was not checked, as was asked (--no-check)"
+
 
 def read_model(
     model: Any,  # Any: a path, a module, an exported program, or a program
@@ -23,9 +25,12 @@ def read_model(
     progress: Progress,
     *,
     train: bool,
+    check: bool = True,
     **sizes: Any,  # Any: as ``load_program`` takes batch, dims and dynamic shapes
 ) -> tuple[Program, str]:
     """The program of a model, under the model's name and in the type asked for; and what a run against it showed.
+
+    check: whether it is run against the model.
 
     Raises:
         ModelError: if the program is not the module that was given.
@@ -33,8 +38,20 @@ def read_model(
     progress("reading the model", None)
     from pdv.frontend import load_program
 
-    if isinstance(model, str | os.PathLike) or isinstance(getattr(model, "graph", None), Graph):
+    if isinstance(getattr(model, "graph", None), Graph):
         program, reading = load_program(model, inputs, **sizes), ""
+    elif not check:
+        program, reading = (
+            load_program(model, inputs, **sizes),
+            "the reading was not checked, as was asked (--no-check)",
+        )
+    elif isinstance(model, str | os.PathLike):
+        from pdv.check.file.reading import check_file
+
+        program = load_program(model, inputs, **sizes)
+        note(program.graph)
+        progress("running what was read against the model", None)
+        reading = check_file(program, Path(model).resolve())
     else:
         from pdv.check.reading import check_reading, copy_of
 

@@ -1,0 +1,156 @@
+"""The reading of an ONNX file against the file: both run on random inputs, the file by another implementation.
+
+Entry point: ``check_file``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ir.errors import ModelError
+from ir.evaluation.id_ranges import Ranges, id_ranges
+from ir.evaluation.interpret import evaluate
+from ir.graph import Graph, Node
+from ir.types import DType
+from pdv.check.file.run import CannotRunError, run_file
+from pdv.check.reading import HALF, SINGLE, TOLERANCE, difference, work_of
+from pdv.check.reference import largest
+from pdv.frontend.program import Program
+from pdv.frontend.tables import BROKEN, resized_inputs
+
+MOST_WEIGHTS = 1 << 27  # elements; those of GPT-2 are fewer
+MOST_POINTS = 1 << 33  # products, forward alone: some seconds
+FEW_ROWS, SHORT = 2, 16  # what open sizes are run at
+_FLOOR = 1e-3  # of the largest output: what is smaller may be zero but for rounding
+_SPREAD = 0.1  # of what constant weights are moved by, so that no bias is zero and no scale is one
+MOST_ELEMENTS = 1 << 26  # of all values: half a GiB
+_NOT_RUN = "the reading was not run against the file: "
+_TRIES = 2  # a choice between nearly equals may fall either way; two in a row do not
+
+Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
+
+
+def check_file(program: Program, path: Path) -> str:
+    """What a run of the reading and of the file on the same values showed, as a sentence.
+
+    Raises:
+        ModelError: naming the first output that differs on all values tried.
+    """
+    elements = sum(node.type.num_elements for node in program.graph.params)
+    graph = _smaller(program) if elements <= MOST_WEIGHTS else program.graph
+    values, points = work_of(graph)
+    if elements > MOST_WEIGHTS or values - elements > MOST_ELEMENTS or points > MOST_POINTS:
+        return f"{_NOT_RUN}it takes {values:.0e} elements and {points:.0e} products"
+    stored = {name: program.weights.load(name) for name in program.weights.names}
+    worst: tuple[float, str] = (0.0, "")
+    for seed in range(_TRIES):
+        given = _draw(graph, seed)
+        varied = {name: _vary(array, seed) for name, array in stored.items()}
+        try:
+            wanted, judge = run_file(path, given, varied, points)
+        except CannotRunError as why:
+            return f"{_NOT_RUN}{why}"
+        with np.errstate(all="ignore"):
+            found = evaluate(graph, {**_widened(given), **_widened(varied)}).gather()
+        worst = max(_errors(graph, found, wanted))
+        if worst[0] <= _tolerance(graph):
+            return f"the reading was run on random inputs against the file in {judge}: the outputs are the same"
+    amount = f" by {worst[0]:.1e} of its largest element" if math.isfinite(worst[0]) else ""
+    raise ModelError(
+        f"what was read of the file is not what {judge} makes of it: {worst[1]} differs{amount} on random inputs",
+        "Files of which both make the same",
+        "Report this; --no-check (check=False) plans what was read",
+    )
+
+
+def _smaller(program: Program) -> Graph:
+    """The program at small sizes, where the file leaves some open and can be read at them."""
+    if program.again is None:
+        return program.graph
+    wanted = dict.fromkeys(program.sizes, SHORT)
+    shapes = resized_inputs(program.graph, program.sizes, wanted)
+    first = next((node for node in program.graph.inputs if node.type.rank), None)
+    rows = first.type.shape[0] if first is not None else 0
+    for node in program.graph.inputs:
+        name = node.attr("name")
+        if node.type.rank and node.type.shape[0] == rows and shapes[name][0] == rows:
+            shapes[name] = (min(FEW_ROWS, rows), *shapes[name][1:])
+    try:
+        return program.again(shapes)
+    except BROKEN:
+        return program.graph
+
+
+def _draw(graph: Graph, seed: int) -> dict[str, Array]:
+    """Random inputs in their own types; integers index the least table that they are used for."""
+    random = np.random.default_rng(seed)
+    ranges = _ranges(graph)
+    found: dict[str, Array] = {}
+    for node in graph.inputs:
+        name, kind, shape = node.attr("name"), node.type.dtype, node.type.shape
+        drawn: Array
+        if kind.is_floating:
+            drawn = random.uniform(0.5, 1.5, shape) if seed else random.normal(size=shape)
+        elif kind is DType.BOOL:
+            drawn = random.random(shape) < 0.75
+        else:
+            drawn = random.integers(*ranges.get(name, (0 if kind is DType.U8 else -3, 6)), shape)
+        found[name] = np.asarray(drawn).astype(kind.torch_name)
+    return found
+
+
+def _ranges(graph: Graph) -> Ranges:
+    limits: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.op.kind == "index":
+            for name in _integer_inputs(node.operands[1], set()):
+                limits[name] = min(limits.get(name, 1 << 30), node.loops.extents["v"])
+    return id_ranges(graph, limits)
+
+
+def _integer_inputs(node: Node, seen: set[Node]) -> set[str]:
+    if node in seen or node.type.dtype.is_floating:
+        return set()
+    seen.add(node)
+    if node.is_input:
+        return {node.attr("name")}
+    return {name for operand in node.operands for name in _integer_inputs(operand, seen)}
+
+
+def _vary(array: Array, seed: int) -> Array:
+    """The weights as they are stored; what is constant is moved, for much that is wrong does not show there."""
+    if array.dtype.kind in "iub" or not array.size or not (array == array.reshape(-1)[0]).all():
+        return array
+    random = np.random.default_rng(seed)
+    return (array + _SPREAD * random.random(array.shape)).astype(array.dtype)
+
+
+def _widened(values: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: x if x.dtype.kind in "iub" else x.astype(np.float64) for name, x in values.items()}
+
+
+def _errors(graph: Graph, found: Mapping[str, Array], wanted: list[Array]) -> list[tuple[float, str]]:
+    if len(wanted) != len(graph.outputs):
+        return [(math.inf, f"the number of outputs ({len(graph.outputs)}, and the file has {len(wanted)})")]
+    wide = [x if x.dtype.kind in "iub" else x.astype(np.float64) for x in wanted]
+    reached = _FLOOR * max(map(largest, wide))
+    pairs = zip(graph.outputs, wide, strict=True)
+    return [(_error(node, found[name], y, reached), f"output {i}") for i, ((name, node), y) in enumerate(pairs)]
+
+
+def _error(node: Node, x: Array, y: Array, reached: float) -> float:
+    if y.dtype.kind in "iu" and x.dtype.kind in "iu":
+        x = x.astype(y.dtype)  # integers wrap around as they do in their own type
+    return difference(x, y, reached)
+
+
+def _tolerance(graph: Graph) -> float:
+    kinds = {node.type.dtype for node in graph.nodes if node.type.dtype.is_floating}
+    if kinds & {DType.F16, DType.BF16}:
+        return HALF
+    return SINGLE if DType.F32 in kinds else TOLERANCE

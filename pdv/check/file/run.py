@@ -1,0 +1,86 @@
+"""What ONNX Runtime, or onnx's reference implementation, makes of an ONNX file. Entry point: ``run_file``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from ir.errors import first_line
+
+MOST_SLOWLY = 1 << 27  # products that the reference implementation may take: it has loops in Python
+
+Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
+
+
+class CannotRunError(Exception):
+    """Neither of them runs the file; the message says why."""
+
+
+def run_file(
+    path: Path, inputs: Mapping[str, Array], stored: Mapping[str, Array], points: int
+) -> tuple[list[Array], str]:
+    """The outputs of a file on these inputs, with these values in place of stored ones; and what computed them.
+
+    points: the products that it takes.
+
+    Raises:
+        CannotRunError: if nothing runs it.
+    """
+    proto = with_inputs(onnx.load(path, load_external_data=False), stored)
+    for tensor in onnx.external_data_helper._get_all_tensors(proto):  # noqa: SLF001  # what is left of them is small
+        if onnx.external_data_helper.uses_external_data(tensor):
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+    given = {**inputs, **stored}
+    failures: list[str] = []
+    for name, run in (("ONNX Runtime", _run_fast), ("onnx's reference implementation", _run_slowly)):
+        if run is _run_slowly and points > MOST_SLOWLY:
+            failures.append(f"{name} is too slow for it")
+            continue
+        try:
+            found = run(proto, given)
+        except Exception as error:  # noqa: BLE001  # whatever they raise on what they do not know
+            failures.append(f"{name}: {first_line(error)}")
+            continue
+        return [np.asarray(x) for x in found], name
+    raise CannotRunError("; ".join(failures))
+
+
+def with_inputs(proto: onnx.ModelProto, stored: Mapping[str, Array]) -> onnx.ModelProto:
+    """The model with stored tensors as inputs, whose values come with the call."""
+    graph = proto.graph
+    kept = [tensor for tensor in graph.initializer if tensor.name not in stored]
+    moved = [tensor for tensor in graph.initializer if tensor.name in stored]
+    declared = {value.name for value in graph.input}
+    graph.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in moved
+        if tensor.name not in declared
+    )
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return proto
+
+
+def _run_fast(proto: onnx.ModelProto, given: Mapping[str, Array]) -> list[Any]:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        import onnxruntime
+    except ImportError:
+        raise CannotRunError("is not installed") from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(given)))
+
+
+def _run_slowly(proto: onnx.ModelProto, given: Mapping[str, Array]) -> list[Any]:
+    with np.errstate(all="ignore"):
+        return list(ReferenceEvaluator(proto).run(None, dict(given)))

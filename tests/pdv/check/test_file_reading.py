@@ -1,0 +1,109 @@
+"""The reading of an ONNX file against ONNX Runtime or onnx's reference implementation: what differs is an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import pdv
+from ir.errors import ModelError
+from ir.graph import Graph
+from pdv.check.file import reading, run
+from pdv.check.file.reading import check_file
+from pdv.frontend import Program, load_program
+from pdv.frontend.onnx import operators
+from pdv.frontend.onnx.call import Call
+from tests.pdv.worlds import cluster
+
+rng = np.random.default_rng(0)
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    """ids -> table -> layer norm -> linear, its batch and sequence open."""
+    stored = {
+        "table": rng.standard_normal((11, 8)).astype("f"),
+        "scale": np.ones(8, "f"),
+        "w": rng.standard_normal((8, 4)).astype("f"),
+        "b": np.zeros(4, "f"),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"]),
+        helper.make_node("LayerNormalization", ["e", "scale"], ["n"]),
+        helper.make_node("MatMul", ["n", "w"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", "length"])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in stored.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def read(path: Path) -> Program:
+    return load_program(path, batch=4, dims={"length": 3000})
+
+
+def test_a_right_reading_is_said_to_be_one(mlp: Path) -> None:
+    assert "in ONNX Runtime: the outputs are the same" in check_file(read(mlp), mlp)
+
+
+def test_without_onnx_runtime_the_reference_implementation_judges(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    assert "in onnx's reference implementation" in check_file(read(mlp), mlp)
+
+
+@pytest.mark.parametrize("op", ["Add", "Gather", "MatMul", "LayerNormalization"])
+def test_a_wrong_reading_is_an_error(mlp: Path, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    right: Callable[[Call], object] = operators.HANDLERS[op]
+
+    def wrong(c: Call) -> object:
+        found = right(c)
+        return (c.k.apply("relu", found[0]), None, None) if isinstance(found, tuple) else c.k.apply("relu", found)
+
+    monkeypatch.setitem(operators.HANDLERS, op, wrong)
+    with pytest.raises(ModelError, match="is not what ONNX Runtime makes of it: output 0 differs"):
+        check_file(read(mlp), mlp)
+
+
+def test_outputs_that_went_missing_are_an_error(mlp: Path) -> None:
+    program = read(mlp)
+    graph = program.graph
+
+    def fewer(graph: Graph) -> Graph:
+        return replace(graph, outputs=(*graph.outputs, ("again", graph.outputs[0][1])))
+
+    with pytest.raises(ModelError, match="number of outputs"):
+        check_file(replace(program, graph=fewer(graph), again=None), mlp)
+
+
+def test_what_nothing_runs_is_not_an_error_and_said(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> list[object]:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(run, "_run_fast", fail)
+    monkeypatch.setattr(run, "_run_slowly", fail)
+    assert "was not run against the file: ONNX Runtime: no kernel" in check_file(read(mlp), mlp)
+
+
+def test_what_is_too_big_is_not_run_and_said(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_WEIGHTS", 10)
+    assert "was not run against the file: it takes" in check_file(read(mlp), mlp)
+
+
+def test_plans_say_what_was_checked(mlp: Path) -> None:
+    plan = pdv.optimize(mlp, cluster=cluster(2), batch=4, dims={"length": 8}, mode="infer")
+    assert "outputs are the same" in json.dumps(plan.document["reading"])
+    plan = pdv.optimize(mlp, cluster=cluster(2), batch=4, dims={"length": 8}, mode="infer", check=False)
+    assert "--no-check" in plan.document["reading"]
