@@ -30,8 +30,8 @@ LoopRule = Callable[[Sequence[Shape], Attrs], tuple[str, dict[str, int]]]
 Kind = Literal["contraction", "map", "row", "move", "index", "stencil", "leaf", "parallel"]
 
 NO_SIZES = frozenset({
-    "approximate", "axis", "causal", "dim", "dims", "dtype", "eps", "exponent", "factor", "k", "keepdim", "offset_by",
-    "perm", "points", "scale", "shape", "to_dim",
+    "approximate", "axis", "causal", "dim", "dims", "dtype", "eps", "exponent", "factor", "k", "keepdim", "maximum",
+    "minimum", "number", "offset_by", "perm", "points", "relation", "scale", "shape", "to_dim",
 })  # fmt: skip
 """Attributes that name no size but the result's: places of dims, axes, numbers whose value is the same at all sizes."""
 
@@ -183,7 +183,7 @@ class Operator:
     @property
     def looks_up_rows(self) -> bool:
         """True of a lookup in a table that may be cut by rows: a shard answers zero for those that it lacks."""
-        return self.kind == "index" and self.offset_loop is not None
+        return self.offset_loop is not None and isinstance(self.loops, str) and self.loops.startswith(self.offset_loop)
 
     @property
     def takes_part(self) -> bool:

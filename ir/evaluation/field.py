@@ -38,6 +38,9 @@ class Field(Protocol):
     def unary(self, function: Known, x: Data) -> tuple[Data, Callable[[], Data]]:
         """f(x), and how to get f'(x)."""
 
+    def decide(self, name: str, real: Callable[[Data], Data], x: Data) -> Data:
+        """A truth value of each element, the same in all trials."""
+
     def row(self, function: Known, x: Data) -> tuple[Data, Callable[[Data], Data]]:
         """A function of each row along the last axis, and its pullback."""
 

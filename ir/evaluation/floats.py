@@ -41,4 +41,9 @@ class FloatField:
         """f(x), and how to get f'(x); of rows the function of each, and its pullback."""
         return function.real(x)
 
+    def decide(self, name: str, real: Callable[[Data], Data], x: Data) -> Data:
+        """A truth value of each element."""
+        del name  # all of it is known
+        return real(x)
+
     row = row_reduce = unary

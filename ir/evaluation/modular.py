@@ -103,6 +103,13 @@ class PrimeField:
         parts = self._parts(x)
         return self._draw(function.name, *parts), lambda: self._draw(function.name + "'", *parts)
 
+    def decide(self, name: str, real: Callable[[Data], Data], x: Data) -> Data:
+        """A pseudo-random truth value of the element, the same in all trials."""
+        del real
+        drawn = self._draw(name, *self._parts(x))
+        first = drawn[: len(drawn) // self.trials] & 1 == 1
+        return np.concatenate([first] * self.trials)
+
     def row(self, function: Known, x: Data) -> tuple[Data, Callable[[Data], Data]]:
         """Pseudo-random functions of the row; the Jacobian is a diagonal and two products of a column and a row.
 

@@ -234,11 +234,12 @@ class Recorder:
     def take(self, table: Array, ids: Array, offset: Array) -> Array:
         """See ``Tape.take``."""
         assert isinstance(ids, np.ndarray), "ids are integers, which no function of the field gives"
-        table = self._lift(table)
         rows = ids - np.asarray(offset).reshape(-1, *(1,) * (ids.ndim - 1))
         inside = (rows >= 0) & (rows < table.shape[1])
         rows = np.where(inside, rows, 0)
         worlds = np.arange(self.worlds).reshape(-1, *(1,) * (ids.ndim - 1))
+        if isinstance(table, np.ndarray):
+            return np.where(inside[..., None], table[worlds, rows], 0)
 
         def pullback(g: Data) -> tuple[Data]:
             grad = np.zeros(table.shape, dtype=g.dtype)
@@ -269,6 +270,12 @@ class Recorder:
         y, pullback = self.field.row_reduce(function, x.data)
         self._count(function.name, x, math.prod(x.shape[:-1]), hashed=True)
         return self._emit(y, Size(), (x,), lambda g: (pullback(g),), (Size(),), x.shape[-1])
+
+    def decide(self, name: str, real: Callable[[Any], Any], x: Array) -> Data:
+        """See ``Tape.decide``."""
+        x = self._lift(x)
+        self._count(name, x, x.data.size, hashed=False)
+        return self.field.decide(name, real, x.data)
 
     def where(self, mask: Array, x: Array, y: Array) -> Array:
         """See ``Tape.where``."""

@@ -12,6 +12,7 @@ from ir.ops import (
     elementwise,
     indexing,
     leaf,
+    logic,
     movement,
     normalization,
     parallel,
@@ -21,7 +22,8 @@ from ir.ops import (
 )
 
 _FAMILIES = (
-    leaf, contraction, elementwise, normalization, batch_norm, reduction, movement, parts, indexing, stencil, parallel,
+    leaf, contraction, elementwise, logic, normalization, batch_norm, reduction, movement, parts, indexing, stencil,
+    parallel,
 )  # fmt: skip
 
 _BY_NAME = {op.name: op for family in _FAMILIES for op in family.OPS}

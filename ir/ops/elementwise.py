@@ -287,6 +287,15 @@ where = Operator(
 )
 
 
+def _clamp(x: Data, minimum: float, maximum: float) -> tuple[Data, Callable[[], Data]]:
+    return np.clip(x, minimum, maximum), lambda: ((x >= minimum) & (x <= maximum)) * 1.0
+
+
+def _write_clamp(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    ends = [f"{end[:3]}={node.attr(end)!r}" for end in ("minimum", "maximum") if math.isfinite(node.attr(end))]
+    return method(x[0], "clamp", *ends)
+
+
 def _write_gelu(node: Node, x: Sequence[Code], writing: Writing) -> Code:
     approximate = node.attr("approximate")
     return call("F.gelu", x[0], *([] if approximate == "none" else [f'approximate="{approximate}"']))
@@ -317,11 +326,23 @@ OPS = (
         is_activation=True,
         defaults={"approximate": "none"},
     ),
+    _unary("clamp", _write_clamp, _clamp, attrs=("minimum", "maximum")),
+    _unary(
+        "softplus",
+        "F.softplus({0})",
+        lambda x: (np.logaddexp(x, 0), lambda: 1 / (1 + np.exp(-x))),
+        flops=5,
+        is_activation=True,
+    ),
     _unary("silu", "F.silu({0})", _silu, flops=5, is_activation=True),
     _unary("tanh", "torch.tanh({0})", _tanh, flops=5, saved=("out",), is_activation=True, fold=np.tanh),
     _unary("sigmoid", "torch.sigmoid({0})", _sigmoid, flops=4, saved=("out",), is_activation=True),
     _unary("exp", "torch.exp({0})", _exp, flops=4, saved=("out",), fold=np.exp),
     _unary("log", "torch.log({0})", _of(np.log, lambda x: 1 / x), flops=4, takes_positive=True, fold=np.log),
+    _unary(
+        "log1p", "torch.log1p({0})", _of(np.log1p, lambda x: 1 / (1 + x)), flops=4, takes_positive=True, fold=np.log1p
+    ),
+    _unary("expm1", "torch.expm1({0})", _of(np.expm1, np.exp), flops=4, fold=np.expm1),
     _unary("erf", "torch.erf({0})", _of(_erf, lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x)), flops=8),
     _unary(
         "sqrt",

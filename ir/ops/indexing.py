@@ -102,4 +102,80 @@ index_select = Operator(
     evaluate=_select,
 )
 
-OPS = (embedding, index_select)
+
+def _pick(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    """Each row's element at its id, of the part of the row that a rank has; zero where the id is elsewhere."""
+    x, ids = operands
+    places = np.asarray(ids) - np.asarray(call.offset).reshape(-1, *(1,) * (ids.ndim - 1))
+    return t.reshape(_elements(t, x, places[..., None]), tuple(x.shape[1:-1]))
+
+
+def _elements(t: Tape, x: Any, places: Any) -> Any:
+    """x: [*lead, v], places: [*lead, p] -> [*lead, p]; zero where a place is outside."""
+    lead, size, each = tuple(x.shape[1:-1]), x.shape[-1], places.shape[-1]
+    rows = np.arange(math.prod(lead)).reshape(*lead, 1)
+    flat = np.where((places >= 0) & (places < size), rows * size + places, -1)
+    table = t.reshape(x, (math.prod(lead) * size, 1))
+    found = t.take(table, flat.reshape(flat.shape[0], -1), np.zeros(1, dtype=np.int64))
+    return t.reshape(found, (*lead, each))
+
+
+def _write_pick(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    axes = writing.cutting(node, "v")
+    return call("pick", *x, *([block_index(axes)] if axes else []))
+
+
+pick = Operator(
+    "pick",  # of each row the element at its id, and zero where there is none: of log softmaxes, those of labels
+    "... v, ... -> ...",
+    "index",
+    offset_loop="v",
+    linear=(frozenset({0}),),
+    flops_per_point=0,
+    backward_factor=1,
+    saved=(1,),
+    differentiable=(0,),
+    result_dtype=_ids_are_integers,
+    evaluate=_pick,
+    emit=_write_pick,
+    measured_as="embedding",
+)
+
+
+def _gather_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    """x: [..., v, ...], ids: [..., p, ...] -> [..., p, ...]; v is whole."""
+    dim = cast(int, attrs["dim"])
+    names = [f"d{i}" for i in range(len(shapes[0]))]
+    left = ["v*" if i == dim else name for i, name in enumerate(names)]
+    right = ["p" if i == dim else name for i, name in enumerate(names)]
+    return f"{' '.join(left)}, {' '.join(right)} -> {' '.join(right)}", {}
+
+
+def _gather(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    x, ids = operands
+    dim, rank = call.attrs["dim"], len(call.loops.operands[0])
+    last = (*(i for i in range(rank) if i != dim), dim)
+    back = tuple(last.index(i) for i in range(rank))
+    found = _elements(t, t.transpose(x, last), np.asarray(t.transpose(ids, last)))
+    return t.transpose(found, back)
+
+
+gather = Operator(
+    "gather",
+    _gather_loops,
+    "index",
+    attrs=("dim",),
+    dims_attr="dim",
+    linear=(frozenset({0}),),
+    flops_per_point=0,
+    backward_factor=1,
+    saved=(1,),
+    differentiable=(0,),
+    result_dtype=_ids_are_integers,
+    ties=_keep_chosen,
+    evaluate=_gather,
+    emit="torch.gather({0}, {dim}, {1})",
+    measured_as="index_select",
+)
+
+OPS = (embedding, index_select, pick, gather)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ir.dims import Shape
 from ir.emission.code import Code, binary, method
 from ir.emission.writing import Writing
@@ -14,7 +16,7 @@ from ir.graph import Node
 from ir.memory.layout import HANDED_ON
 from ir.operator import Attrs, Operator
 from ir.scaling.ties import doubt_terms
-from ir.tape import Call, Tape
+from ir.tape import Call, Known, Tape
 
 _FIRST = (frozenset({0}),)
 
@@ -86,4 +88,74 @@ reduce_mean = Operator(
     fold=lambda x, dims, keepdim: x.mean(dims, keepdims=keepdim),
 )
 
-OPS = (reduce_sum, reduce_mean)
+
+def _cumsum_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    names = [f"d{i}*" if i == attrs["dim"] else f"d{i}" for i in range(len(shapes[0]))]
+    return f"{' '.join(names)} -> {' '.join(names)}", {}
+
+
+def _cumsum(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    (x,), dim = operands, call.attrs["dim"]
+    if isinstance(x, np.ndarray):
+        return np.cumsum(x, axis=dim + 1)
+    letters = "abcdefgh"[: len(call.loops.operands[0])]
+    size = x.shape[dim + 1]
+    before = np.broadcast_to(np.triu(np.ones((size, size), dtype=np.int64)), (x.shape[0], size, size))
+    return t.einsum(f"{letters},{letters[dim]}z->{letters.replace(letters[dim], 'z')}", x, before)
+
+
+cumsum = Operator(
+    "cumsum",
+    _cumsum_loops,
+    "row",
+    attrs=("dim",),
+    dims_attr="dim",
+    linear=_FIRST,
+    backward_factor=1,
+    evaluate=_cumsum,
+    emit="{0}.cumsum({dim})",
+    measured_as="softmax",
+    fold=lambda x, dim: x.cumsum(dim),
+)
+
+
+def _largest(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Not a number in rows whose largest element rounding decides."""
+    most = x.max(axis=-1, keepdims=True)
+    found = (x == most).astype(x.dtype)
+    tied = found.sum(axis=-1, keepdims=True) > 1
+    return np.where(tied, np.nan, most), lambda g: g * found
+
+
+def _max_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:
+    dim, keep = attrs["dim"], bool(attrs["keepdim"])
+    names = [f"d{i}*" if i == dim else f"d{i}" for i in range(len(shapes[0]))]
+    kept = ["1" if i == dim else name for i, name in enumerate(names) if keep or i != dim]
+    return f"{' '.join(names)} -> {' '.join(kept)}", {}
+
+
+def _max(t: Tape, operands: Sequence[Any], call: Call) -> Any:
+    (x,), dim, rank = operands, call.attrs["dim"], len(call.loops.operands[0])
+    if isinstance(x, np.ndarray):
+        return x.max(axis=dim + 1).reshape(x.shape[0], *call.loops.result_shape)
+    last = (*(i for i in range(rank) if i != dim), dim)
+    return t.reshape(t.row_reduce(Known("largest", _largest), t.transpose(x, last)), call.loops.result_shape)
+
+
+reduce_max = Operator(
+    "reduce_max",
+    _max_loops,
+    "row",
+    attrs=("dim", "keepdim"),
+    dims_attr="dim",
+    backward_factor=1,
+    saved=(0, "out"),
+    evaluate=_max,
+    emit=lambda node, x, writing: method(
+        x[0], "amax", str(node.attr("dim")), *(["keepdim=True"] if node.attr("keepdim") else [])
+    ),
+    measured_as="softmax",
+    fold=lambda x, dim, keepdim: x.max(dim, keepdims=keepdim),
+)
+
+OPS = (reduce_sum, reduce_mean, cumsum, reduce_max)

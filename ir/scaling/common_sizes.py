@@ -19,7 +19,7 @@ from ir.ops.movement import matched_dims
 from ir.scaling.size_factors import Factors
 from ir.scaling.ties import Dims, Ties, join_sizes, scaled_start, slice_sizes
 from ir.sharding import Shard
-from ir.types import TensorType
+from ir.types import DType, TensorType
 from ir.verify import infer_shardings, node_splits
 from ir.views import Base, Reading, readings, rest_of_view
 
@@ -212,7 +212,7 @@ class CommonSizes(Ties):
         """Integers computed by ``node`` index a table of this many rows."""
         self._limits.setdefault(node, []).append(table)
         for operand in node.operands:
-            if not operand.type.dtype.is_floating:
+            if not operand.type.dtype.is_floating and operand.type.dtype is not DType.BOOL:
                 self._limit(operand, table)
 
     def _find_cuts(self, graph: Graph) -> None:

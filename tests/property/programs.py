@@ -43,7 +43,23 @@ class Example:
         return tuple(TensorType(shape, self.dtypes.get(i, F32)) for i, shape in enumerate(self.shapes))
 
 
-_UNARY = ("relu", "silu", "tanh", "sigmoid", "exp", "log", "erf", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "abs")
+_UNARY = (
+    "relu",
+    "silu",
+    "tanh",
+    "sigmoid",
+    "exp",
+    "log",
+    "erf",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "sin",
+    "cos",
+    "abs",
+    "log1p",
+    "expm1",
+)
 
 EXAMPLES: tuple[Example, ...] = (
     Example("linear", ((6, 2, 6), (12, 6))),
@@ -67,6 +83,14 @@ EXAMPLES: tuple[Example, ...] = (
     Example("unbiased", ((6, 6),), {"points": 7}),
     Example("cast", ((6, 6),), {"dtype": "f64"}),
     Example("where", ((6, 1), (6, 6), (6,)), {}, {0: BOOL}),
+    *(Example("compare", ((6, 2, 6), (6,)), {"relation": r}, {0: I64, 1: I64}) for r in ("==", "<")),
+    Example("compare", ((6, 6), (6, 1)), {"relation": ">="}),
+    Example("compare_number", ((6, 6),), {"relation": "!=", "number": 1}, {0: I64}),
+    Example("compare_number", ((6, 6),), {"relation": "<", "number": 0.5}),
+    *(Example(name, ((6, 2, 6), (6,)), {}, {0: BOOL, 1: BOOL}) for name in ("logical_and", "logical_or")),
+    Example("logical_not", ((6, 6),), {}, {0: BOOL}),
+    Example("clamp", ((6, 6),), {"minimum": 0.7, "maximum": float("inf")}),
+    Example("softplus", ((6, 6),)),
     Example("softmax", ((6, 6, 4),)),
     Example("log_softmax", ((6, 4),)),
     Example("top_k", ((6, 6, 4),), {"k": 2}),
@@ -82,6 +106,8 @@ EXAMPLES: tuple[Example, ...] = (
         for name in ("reduce_sum", "reduce_mean")
         for dims, keep in (((1,), False), ((0, 2), True))
     ),
+    *(Example("cumsum", ((6, 4, 6),), {"dim": dim}) for dim in (1, 2)),
+    *(Example("reduce_max", ((6, 4, 6),), {"dim": 1, "keepdim": keep}) for keep in (False, True)),
     Example("reshape", ((6, 12),), {"shape": (6, 6, 2)}),
     Example("reshape", ((6, 6, 2),), {"shape": (6, 12)}),
     Example("reshape", ((6, 6),), {"shape": (36,)}),
@@ -96,6 +122,8 @@ EXAMPLES: tuple[Example, ...] = (
     Example("embedding", ((6, 6), (6, 2)), {}, {1: I64}),
     Example("index_select", ((6, 2, 6), (12,)), {"dim": 1}, {1: I64}),
     Example("index_select", ((2, 6), (6,)), {"dim": 0}, {1: I64}),
+    Example("pick", ((6, 2, 6), (6, 2)), {}, {1: I64}),
+    Example("gather", ((6, 4, 6), (6, 12, 6)), {"dim": 1}, {1: I64}),
     Example("conv2d", ((6, 6, 4, 5), (6, 6, 3, 2)), {"stride": (2, 1), "padding": (1, 0)}),
     Example("conv2d", ((2, 12, 3, 3), (12, 2, 2, 2)), {"groups": 6, "dilation": (2, 1)}),
     Example("max_pool2d", ((6, 6, 5, 4),), {"kernel": (3, 2), "stride": (2, 2), "padding": (1, 0)}),

@@ -20,6 +20,16 @@ def embedding_block(ids: Tensor, table: Tensor, block: int) -> Tensor:
     return F.embedding(ids.masked_fill(outside, 0), table).masked_fill(outside.unsqueeze(-1), 0)
 
 
+def pick(x: Tensor, ids: Tensor, block: int = 0) -> Tensor:
+    """Of each row the element at its id, zero where there is none: a term of the sum over blocks of the rows.
+
+    x: [..., v/n], ids: [...] -> [...]
+    """
+    ids = ids - block * x.size(-1)
+    outside = (ids < 0) | (ids >= x.size(-1))
+    return x.gather(-1, ids.masked_fill(outside, 0).unsqueeze(-1)).squeeze(-1).masked_fill(outside, 0)
+
+
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, block: int, *, mask: Tensor | None = None, scale: float | None = None
 ) -> Tensor:

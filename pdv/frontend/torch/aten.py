@@ -6,19 +6,17 @@ Handlers take (k, *args, **kwargs) as the ATen schema orders them, tensors as IR
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import layers
-from pdv.frontend.lowering import Lowering, Number, Pair, TopK, Unsupported
-
-Result = Node | tuple[Node | TopK | None, ...]
-Handler = Callable[..., Result]
-Scalar = Node | Number
+from pdv.frontend import layers, masks
+from pdv.frontend.lowering import Lowering, Number, Pair, Unsupported
+from pdv.frontend.torch import more
+from pdv.frontend.torch.scalars import Handler, Result, Scalar, operand, operands
 
 
 def pair(value: Sequence[int] | int) -> Pair:
@@ -27,27 +25,13 @@ def pair(value: Sequence[int] | int) -> Pair:
     return (sizes[0], sizes[-1])
 
 
-def operand(k: Lowering, value: Scalar, dtype: DType) -> Node:
-    """A tensor in an element type, or a number as a constant of it."""
-    if isinstance(value, Node):
-        return k.cast(value, dtype)
-    if isinstance(value, float) and not dtype.is_floating:
-        raise Unsupported(f"{dtype.value} with the fraction {value}")
-    number = np.float64 if dtype is DType.F64 else np.float32
-    return k.const(np.asarray(value, number if dtype.is_floating else np.int64), dtype)
-
-
-def operands(k: Lowering, *values: Scalar) -> tuple[Node, ...]:
-    """Tensors and numbers in the type in which ATen computes with them: a tensor wins over a number."""
-    dtype = k.promote(*(value for value in values if isinstance(value, Node)))
-    return tuple(operand(k, value, dtype) for value in values)
-
-
 def binary(op: str) -> Handler:
     """Element-wise with ATen's promotion."""
 
     def handle(k: Lowering, x: Scalar, y: Scalar, *, alpha: Number = 1) -> Node:
         left, right = operands(k, x, y)
+        if op == "div" and not left.type.dtype.is_floating:
+            left, right = k.cast(left, DType.F32), k.cast(right, DType.F32)
         result: Node = getattr(k, op)(left, k.scale(right, alpha))
         return result
 
@@ -69,6 +53,15 @@ def dropout(k: Lowering, x: Node, p: float, train: bool) -> Node:
     if train and p > 0:
         raise Unsupported(f"dropout with p = {p}: set it to 0 in the model's configuration")
     return x
+
+
+def power(k: Lowering, x: Node, exponent: Number) -> Node:
+    """x to a known power; of integers, the square alone."""
+    if exponent == 2 and not isinstance(exponent, float) and not x.type.dtype.is_floating:
+        return k.mul(x, x)
+    if not x.type.dtype.is_floating:
+        raise Unsupported(f"{x.type.dtype.value} to the power of {exponent}")
+    return k.pow(x, operand(k, float(exponent), x.type.dtype))
 
 
 def rsub(k: Lowering, x: Node, y: Scalar, alpha: Number = 1) -> Node:
@@ -112,17 +105,12 @@ def split(k: Lowering, x: Node, size: int | Sequence[int], dim: int = 0) -> Resu
 
 
 def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
-    """x[:, ids, ...]: elements by number along one dim, or (known ones) along several in a row, which are joined."""
+    """x[:, ids, ...]: elements by number along one dim, or along several in a row."""
     dims = [dim for dim, node in enumerate(ids) if node is not None]
     nodes = [node for node in ids if node is not None]
-    if len(dims) == 1:
+    if len(dims) == 1 and nodes[0].type.rank == 1 and k.value(nodes[0]) is not None:
         return layers.index_select(k, x, dims[0], nodes[0])
-    arrays = [k.value(node) for node in nodes]
-    if dims != list(range(dims[0], dims[0] + len(dims))) or any(a is None or a.ndim != 1 for a in arrays):
-        raise Unsupported("an index by several tensors that are not known lists over neighbouring dims")
-    sizes = x.type.shape[dims[0] : dims[-1] + 1]
-    flat = np.ravel_multi_index([a % n for a, n in zip(arrays, sizes, strict=True) if a is not None], sizes)
-    return layers.index_select(k, layers.flatten(k, x, dims[0], dims[-1]), dims[0], k.const(flat.astype(np.int64)))
+    return masks.index(k, x, ids)
 
 
 def embedding_bag(
@@ -318,11 +306,12 @@ _BINARY = {f"aten.{op}.{form}": binary(op) for op in ("add", "sub", "mul", "div"
 _IDENTITY = ("clone", "alias", "contiguous", "detach", "lift_fresh_copy", "lift_fresh")
 
 HANDLERS: Mapping[str, Handler] = {
+    **more.HANDLERS,
     **{f"aten.{op}.default": unary(op) for op in _UNARY},
     **{f"aten.{op}.default": identity for op in _IDENTITY},
     **_BINARY,
     "aten.gelu.default": lambda k, x, approximate="none": k.apply("gelu", x, approximate=approximate),
-    "aten.pow.Tensor_Scalar": lambda k, x, y: k.pow(x, operand(k, float(y), x.type.dtype)),
+    "aten.pow.Tensor_Scalar": power,
     "aten.rsub.Scalar": rsub,
     "aten.rsub.Tensor": rsub,
     "aten.dropout.default": dropout,
@@ -383,9 +372,6 @@ HANDLERS: Mapping[str, Handler] = {
         k, x, count, dim, largest=largest
     ),
     "aten.scatter.src": layers.scatter,
-    "aten.zeros_like.default": lambda k, x, *, dtype=None, **placement: to_copy(
-        k, layers.fill(k, 0.0, x.type.shape, x.type.dtype), dtype=dtype
-    ),
     "aten.batch_norm.default": batch_norm,
     "aten._native_batch_norm_legit_functional.default": functional_batch_norm,
     "aten._native_batch_norm_legit_no_training.default": no_training_batch_norm,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -117,7 +118,11 @@ def export_module(
     args, kwargs = call_arguments(example_inputs)
     try:
         shapes = cast(Any, dynamic_shapes)
-        return torch.export.export(_apart(module), args, kwargs, dynamic_shapes=shapes, strict=False)
+        with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
+            warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
+            return torch.export.export(
+                _without_cache(_apart(module)), args, kwargs, dynamic_shapes=shapes, strict=False
+            )
     except Exception as error:  # torch.export raises whatever the model's own code raises
         raise ModelError(
             f"{type(module).__name__} cannot be exported: {first_line(error)}",
@@ -140,6 +145,15 @@ def _apart(module: torch.nn.Module) -> torch.nn.Module:
         return copy.deepcopy(module, {id(tensor): tensor for tensor in held})
     except Exception:  # noqa: BLE001  # whatever a module's attributes raise
         return module
+
+
+def _without_cache(module: torch.nn.Module) -> torch.nn.Module:
+    """The same copy, which keeps no keys and values of earlier calls: nothing that a program returns holds them."""
+    for part in module.modules():
+        config = cast(Any, getattr(part, "config", None))
+        if getattr(config, "use_cache", False) is True:
+            config.use_cache = False
+    return module
 
 
 def call_arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

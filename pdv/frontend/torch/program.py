@@ -41,6 +41,7 @@ Value = Node | TopK | tuple[Node | TopK | None, ...] | None
 """What an fx node gave: a tensor, several, or (None) something that could not be lowered and is already reported."""
 
 
+_DEPTH = 4  # of operators that are made of others
 ONLY_SCATTER = "only scatter reads the k largest elements, to put them back"
 
 
@@ -57,8 +58,17 @@ def load_exported_program(program: ExportedProgram) -> Program:
 
 
 def _decompose(program: ExportedProgram) -> ExportedProgram:
+    """In operators that have a reader, as far as torch can say the others by such."""
     try:
-        return cast(ExportedProgram, program.run_decompositions({}))
+        found = cast(ExportedProgram, program.run_decompositions({}))
+        for _ in range(_DEPTH):
+            table = {**torch._decomp.decomposition_table, **torch.export.default_decompositions()}  # noqa: SLF001
+            unread = {node.target for node in found.graph.nodes if node.op == "call_function"} & set(table)
+            known = {target: table[target] for target in unread if str(target) not in HANDLERS}
+            if not known:
+                break
+            found = cast(ExportedProgram, found.run_decompositions(known))
+        return found
     except Exception as error:  # whatever torch asserts about programs
         shared = "; ".join(", ".join(names) for names in shared_names(program))
         raise ModelError(

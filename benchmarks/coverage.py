@@ -1,0 +1,59 @@
+"""Which models are planned, refused, or planned wrong: on material that nobody tuned to.
+
+    python benchmarks/coverage.py [--smoke] [--json OUT] [--parts architectures] [--only gpt2,bert] [--no-dropout]
+
+``architectures``: models of transformers and of plain torch as their users train them, each in a process of its own:
+exported, planned for 2x2, proved, and the text run on simulated ranks against the module (pdv/check).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+from benchmarks.record import Record, arguments, table
+
+
+def main() -> None:
+    """Run the parts; print outcomes and reasons."""
+    parser = arguments(str(__doc__).splitlines()[0])
+    parser.add_argument("--parts", default="architectures", help="comma-separated")
+    parser.add_argument("--only", default="", help="architectures, comma-separated")
+    parser.add_argument("--no-dropout", action="store_true", help="with all probabilities of dropout set to zero")
+    parser.add_argument(
+        "--quick", action="store_true", help="only read the models, and list all that is not understood"
+    )
+    options = parser.parse_args()
+    only = [name for name in options.only.split(",") if name]
+    if options.smoke:
+        only = ["vae", "gpt2"]
+    record = Record()
+    for part in options.parts.split(","):
+        assert part == "architectures", f"no part {part!r}"
+        run_architectures(record, only, dropout=not options.no_dropout, quick=options.quick)
+    record.print_summary()
+    record.write(options.json)
+
+
+def run_architectures(record: Record, only: list[str], *, dropout: bool, quick: bool) -> None:
+    """A row for each architecture, and what stands in their way, most frequent first."""
+    from benchmarks.coverage_runs.architectures import reasons, survey
+
+    def report(row: dict[str, Any]) -> None:
+        record.rows.append(row)
+        print(
+            f"{row['architecture']:16} {row['outcome']:9} {row['seconds']:6.1f} s  {'; '.join(row.get('reasons', ()))}"
+        )
+        sys.stdout.flush()
+
+    survey(only, dropout=dropout, quick=quick, report=report)
+    table(("models", "alone", "reason"), [(str(n), str(alone), why[:160]) for n, alone, why in reasons(record.rows)])
+    counts = Counter(row["outcome"] for row in record.rows)
+    record.claim("architectures", len(record.rows), "")
+    for outcome in sorted(counts):
+        record.claim(f"architectures {outcome}", counts[outcome], "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Architectures as their users train them, each in a process of its own: exported, planned, proved, and run as text.
+
+Entry point: ``survey``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import select
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SECONDS, BYTES = 90, 6 << 30
+MESH = {"dp": 2, "tp": 2}
+CLUSTER = {  # so slow that it pays to cut models that are so small: they stand for larger ones
+    "nodes": [
+        {
+            "count": 2,
+            "devices": 2,
+            "device": {
+                "name": "slow",
+                "memory": "8 GiB",
+                "peak": {"float32": "1 GFLOP/s"},
+                "memory_bandwidth": "20 GB/s",
+                "launch_latency": "1 us",
+                "efficiency": 0.5,
+            },
+            "link": {"name": "fast-link", "bandwidth": "10 GB/s", "latency": "2 us"},
+        }
+    ],
+    "network": {"name": "fast-network", "bandwidth": "40 Gb/s", "latency": "4 us"},
+}
+
+
+def survey(only: Sequence[str], *, dropout: bool, quick: bool, report: Callable[[dict[str, Any]], None]) -> None:
+    """One row for each architecture: its name, ``planned``, ``wrong`` or ``refused``, and why."""
+    import torch  # noqa: F401  # once, before processes are forked
+    import transformers  # noqa: F401
+
+    import pdv.compile
+    import pdv.frontend.torch.module  # noqa: F401
+    from benchmarks.coverage_runs.hub import HUB
+    from benchmarks.coverage_runs.plain import PLAIN
+
+    for name, build in {**PLAIN, **HUB}.items():
+        if not only or name in only:
+            started = time.perf_counter()
+            row = _apart(lambda build=build: _try(build, dropout=dropout, quick=quick))  # type: ignore[misc]
+            report({"architecture": name, **row, "seconds": round(time.perf_counter() - started, 1)})
+
+
+def reasons(rows: Sequence[dict[str, Any]]) -> list[tuple[int, int, str]]:
+    """(architectures that name it, of these those that name nothing else, reason), most first."""
+    named: Counter[str] = Counter()
+    alone: Counter[str] = Counter()
+    for row in rows:
+        found = set(row.get("reasons", ()))
+        named.update(found)
+        if len(found) == 1:
+            alone.update(found)
+    return sorted(((named[reason], alone[reason], reason) for reason in named), reverse=True)
+
+
+def _apart(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``run`` gives in a process of its own, within time and memory."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES + (8 << 30), BYTES + (8 << 30)))  # libraries take addresses too
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                text = json.dumps(run())
+        except MemoryError:
+            text = json.dumps({"outcome": "refused", "reasons": ["out of memory"]})
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    ready, _, _ = select.select([reading], [], [], SECONDS)
+    found = b""
+    if not ready:
+        os.kill(child, signal.SIGKILL)
+    else:
+        while part := os.read(reading, 1 << 16):
+            found += part
+    os.close(reading)
+    os.waitpid(child, 0)
+    late = {"outcome": "refused", "reasons": [f"longer than {SECONDS} s"]}
+    return (
+        json.loads(found) if found else late if not ready else {"outcome": "refused", "reasons": ["the process died"]}
+    )
+
+
+def _try(build: Callable[[], tuple[Any, dict[str, Any]]], *, dropout: bool, quick: bool) -> dict[str, Any]:
+    import warnings
+
+    import torch
+
+    import pdv
+    from pdv.frontend.load import load_program
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module, inputs = build()
+    module.train()
+    if not dropout:
+        _without_dropout(module)
+    try:
+        if quick:
+            load_program(module, inputs)
+            return {"outcome": "read"}
+        plan = pdv.optimize(module, inputs, cluster=CLUSTER, mesh=MESH, budget_s=30.0)
+    except pdv.UnsupportedOperatorsError as error:
+        return {
+            "outcome": "refused",
+            "reasons": sorted({text.split(" at ")[0] + _why(text) for text in error.operators}),
+        }
+    except pdv.VerificationError as error:
+        return {"outcome": "wrong", "reasons": [error.what[:300]]}
+    except pdv.PdvError as error:
+        return {"outcome": "refused", "reasons": [error.what[:300]]}
+    except Exception as error:  # noqa: BLE001  # whatever escapes is a crash, which is told apart
+        return {"outcome": "crashed", "reasons": [f"{type(error).__name__}: {str(error)[:300]}"]}
+    return _of_plan(plan)
+
+
+def _why(text: str) -> str:
+    return f" ({text.split(' (', 1)[1]}" if " (" in text else ""
+
+
+def _of_plan(plan: Any) -> dict[str, Any]:
+    """Planned, if the reading and the text were run and something is cut."""
+    reading, run = plan.document["reading"], plan.document["run"]["statement"]
+    cut = any(node.op.kind == "parallel" for node in plan.emission.pcg.nodes)
+    missing = [what for what, text in (("reading", reading), ("text", run)) if "not run" in text]
+    outcome = "planned" if not missing and cut else "partly"
+    return {
+        "outcome": outcome,
+        "reasons": [] if not missing else [f"{', '.join(missing)} not run: {reading} {run}"[:300]],
+    }
+
+
+def _without_dropout(module: Any) -> None:
+    for part in module.modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, float) and ("dropout" in name or "drop" in name or name == "p"):
+                setattr(part, name, 0.0)
+        config = getattr(part, "config", None)
+        for name, value in list(vars(config).items()) if config is not None else []:
+            if isinstance(value, float) and ("drop" in name):
+                setattr(config, name, 0.0)

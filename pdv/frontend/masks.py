@@ -1,0 +1,199 @@
+"""What comparisons, masks and lookups become, over `Lowering`: shared by the frontends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from ir.graph import Node
+from ir.types import DType
+from pdv.frontend import layers
+from pdv.frontend.lowering import Lowering, Number, Unsupported
+
+_MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def compare(k: Lowering, relation: str, x: Node, y: Node) -> Node:
+    """x relation y, of one element type."""
+    if x.type.dtype is DType.BOOL:
+        x, y = k.cast(x, DType.I64), k.cast(y, DType.I64)
+    if (number := k.scalar(y, x)) is not None:
+        return compare_number(k, relation, x, number)
+    if (number := k.scalar(x, y)) is not None:
+        return compare_number(k, _MIRRORED[relation], y, number)
+    return k.apply("compare", x, y, relation=relation)
+
+
+def compare_number(k: Lowering, relation: str, x: Node, number: Number) -> Node:
+    """x relation number."""
+    x = k.cast(x, DType.I64) if x.type.dtype is DType.BOOL else x
+    plain = float(number) if x.type.dtype.is_floating else number
+    return k.apply("compare_number", x, relation=relation, number=plain)
+
+
+def truth(k: Lowering, x: Node) -> Node:
+    """x as truth values: what is no zero is true."""
+    return x if x.type.dtype is DType.BOOL else compare_number(k, "!=", x, 0)
+
+
+def logical(k: Lowering, op: Literal["and", "or", "xor"], x: Node, y: Node) -> Node:
+    """Of truth values alone: bits of integers are not known."""
+    if {x.type.dtype, y.type.dtype} != {DType.BOOL}:
+        raise Unsupported(f"{op} of the bits of {x.type.dtype.value} and {y.type.dtype.value}")
+    if op == "xor":
+        return compare(k, "!=", x, y)
+    return k.apply(f"logical_{op}", x, y)
+
+
+def negate(k: Lowering, x: Node) -> Node:
+    """Not x, of truth values."""
+    if x.type.dtype is not DType.BOOL:
+        raise Unsupported(f"not of the bits of {x.type.dtype.value}")
+    return k.apply("logical_not", x)
+
+
+def clamp(k: Lowering, x: Node, least: Number | None, most: Number | None) -> Node:
+    """x, at least ``least`` and at most ``most``."""
+    if x.type.dtype.is_floating:
+        ends = (-np.inf if least is None else float(least), np.inf if most is None else float(most))
+        return k.apply("clamp", x, minimum=ends[0], maximum=ends[1])
+    for relation, end in (("<", least), (">", most)):
+        if end is not None:
+            x = k.apply("where", compare_number(k, relation, x, end), k.const(np.asarray(int(end)), x.type.dtype), x)
+    return x
+
+
+def pad(k: Lowering, x: Node, widths: Sequence[tuple[int, int]], value: Number) -> Node:
+    """x with (before, after) elements of ``value`` at the ends of each of its last dims; what is negative is cut."""
+    first = x.type.rank - len(widths)
+    for dim, ends in enumerate(widths, first):
+        size = x.type.shape[dim]
+        x = k.slice(x, dim, max(-ends[0], 0), size - max(-ends[1], 0))
+        pieces = [x]
+        for at, width in enumerate(ends):
+            if width > 0:
+                shape = tuple(width if i == dim else n for i, n in enumerate(x.type.shape))
+                pieces.insert(len(pieces) if at else 0, fill(k, value, shape, x.type.dtype))
+        x = k.concat(pieces, dim)
+    return x
+
+
+def fill(k: Lowering, value: Number, shape: Sequence[int], dtype: DType) -> Node:
+    """A constant tensor of one value."""
+    number = np.float32 if dtype.is_floating else np.bool_ if dtype is DType.BOOL else np.int64
+    return k.expand(k.const(np.asarray(value, number), dtype), shape)
+
+
+def put_slice(k: Lowering, x: Node, piece: Node, dim: int, start: int, stop: int, step: int = 1) -> Node:
+    """x with ``piece`` in place of its elements start to stop."""
+    dim %= x.type.rank
+    size = x.type.shape[dim]
+    chosen = range(size)[slice(start, stop, step)]
+    if step != 1:
+        raise Unsupported("every other element overwritten")
+    ends = [k.slice(x, dim, 0, chosen.start)] if chosen.start else []
+    rest = [k.slice(x, dim, chosen.stop, size)] if chosen.stop < size else []
+    return k.concat(k.alike(*ends, k.cast(piece, x.type.dtype), *rest), dim)
+
+
+def gather(k: Lowering, x: Node, dim: int, ids: Node) -> Node:
+    """x[ids[i][j], j] along a dim; the other dims of x are as long as those of the ids, or cut to them."""
+    dim %= x.type.rank
+    for other, size in enumerate(ids.type.shape):
+        x = x if other == dim else k.slice(x, other, 0, size)
+    known, size = k.value(ids), x.type.shape[dim]
+    if known is not None and (known.min() < 0 or known.max() >= size):
+        raise ValueError(f"index {known.min()} to {known.max()} of a dim of size {size}")
+    if ids.type.shape[dim] == 1 and x.type.dtype.is_floating:  # rows of logits, an id each
+        moved = k.transpose(x, dim, -1)
+        each = k.transpose(ids, dim, -1)
+        found = k.apply("pick", moved, k.reshape(each, each.type.shape[:-1]))
+        return k.transpose(k.reshape(found, (*found.type.shape, 1)), dim, -1)
+    return k.apply("gather", x, k.cast(ids, DType.I64), dim=dim)
+
+
+def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
+    """x[i, j, ...] by ids over neighbouring dims, broadcast to each other."""
+    dims = [dim for dim, node in enumerate(ids) if node is not None]
+    nodes = [node for node in ids if node is not None]
+    if any(node.type.dtype is DType.BOOL for node in nodes):
+        raise Unsupported("an index by a mask, of which the number of elements depends on values")
+    if dims != list(range(dims[0], dims[0] + len(dims))):
+        raise Unsupported("an index by several tensors over dims that are no neighbours")
+    shape = np.broadcast_shapes(*(node.type.shape for node in nodes))
+    apart = _each_by_itself(k, x, dims[0], nodes, shape)
+    if apart is not None:
+        return apart
+    sizes = x.type.shape[dims[0] : dims[-1] + 1]
+    flat: Node | None = None
+    for node, size in zip(nodes, sizes, strict=True):
+        each = _from_front(k, k.cast(node, DType.I64), size)
+        flat = each if flat is None else k.add(k.scale(flat, size), each)
+    assert flat is not None
+    known = k.value(flat)
+    wide = k.expand(flat, shape) if known is None else k.const(np.broadcast_to(known, shape))
+    found = layers.index_select(k, layers.flatten(k, x, dims[0], dims[-1]), dims[0], k.reshape(wide, (-1,)))
+    return k.reshape(found, (*x.type.shape[: dims[0]], *shape, *x.type.shape[dims[-1] + 1 :]))
+
+
+def _from_front(k: Lowering, ids: Node, size: int) -> Node:
+    known = k.value(ids)
+    if known is not None:
+        return k.const(known % size)
+    return k.apply("where", compare_number(k, "<", ids, 0), k.shift(ids, size), ids)
+
+
+def _each_by_itself(k: Lowering, x: Node, first: int, nodes: Sequence[Node], shape: Sequence[int]) -> Node | None:
+    """x[i[:, None], j[None, :]] of known lists over dims of their own: one selection after the other, each of a dim."""
+    lists: list[tuple[int, np.ndarray]] = []
+    for node in nodes:
+        array = k.value(node)
+        lead = len(shape) - node.type.rank
+        wide = [lead + dim for dim, size in enumerate(node.type.shape) if size != 1]
+        if array is None or len(wide) != 1 or wide[0] in [at for at, _ in lists]:
+            return None
+        lists.append((wide[0], array.reshape(-1)))
+    order = [at for at, _ in lists]
+    if order != sorted(order):
+        return None
+    for number, (_, chosen) in enumerate(lists):
+        x = layers.index_select(k, x, first + number, k.const(chosen.astype(np.int64)))
+    joined = [1] * len(shape)
+    for at, chosen in lists:
+        joined[at] = len(chosen)
+    return k.expand(
+        k.reshape(x, (*x.type.shape[:first], *joined, *x.type.shape[first + len(nodes) :])),
+        (*x.type.shape[:first], *shape, *x.type.shape[first + len(nodes) :]),
+    )
+
+
+def cross_entropy(
+    k: Lowering,
+    logits: Node,
+    labels: Node,
+    *,
+    ignored: int,
+    reduction: Literal["none", "mean", "sum"],
+    smoothing: float = 0.0,
+) -> Node:
+    """logits: [n, c] or [n, c, ...], labels: [n] or [n, ...]; the mean is over labels that are not ``ignored``."""
+    if logits.type.rank > 2:
+        logits = k.permute(logits, (0, *range(2, logits.type.rank), 1))
+    scores = layers.softmax(k, logits, -1, "log_softmax")
+    counted = compare_number(k, "!=", labels, ignored)
+    chosen = labels
+    if ignored >= 0:
+        chosen = k.apply("where", counted, labels, k.const(np.asarray(-1), labels.type.dtype))
+    losses = k.scale(k.apply("pick", scores, chosen), smoothing - 1)
+    if smoothing:
+        nothing = fill(k, 0, (1,) * labels.type.rank, scores.type.dtype)
+        kept = k.apply("where", counted, k.reduce("reduce_mean", scores, (-1,), False), nothing)
+        losses = k.add(losses, k.scale(kept, -smoothing))
+    if reduction == "none":
+        return losses
+    total = k.reduce("reduce_sum", losses, (), False)
+    if reduction == "sum":
+        return total
+    return k.div(total, k.reduce("reduce_sum", k.cast(counted, scores.type.dtype), (), False))

@@ -1,0 +1,277 @@
+"""What further ATen operators become: comparisons, masks, lookups, integers, losses. Entry point: `HANDLERS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ir.graph import Node
+from ir.types import DType
+from pdv.frontend import layers, masks
+from pdv.frontend.lowering import Lowering, Number, Unsupported
+from pdv.frontend.torch.scalars import Handler, Result, Scalar, operands
+
+
+def comparison(relation: str) -> Handler:
+    """With ATen's promotion."""
+    return lambda k, x, y: masks.compare(k, relation, *operands(k, x, y))
+
+
+def logical(op: Any) -> Handler:  # Any: and, or, xor
+    """Of truth values, or (``logical_and``) of what is taken for such."""
+
+    def handle(k: Lowering, x: Node, y: Scalar) -> Node:
+        y = y if isinstance(y, Node) else k.const(np.asarray(y))
+        return masks.logical(k, op, x, y)
+
+    return handle
+
+
+def logical_of_any(op: Any) -> Handler:  # Any: and, or, xor
+    """What is no zero is true."""
+    return lambda k, x, y: masks.logical(k, op, masks.truth(k, x), masks.truth(k, y))
+
+
+def clamp(k: Lowering, x: Node, least: Number | None = None, most: Number | None = None) -> Node:
+    """Between two numbers."""
+    if any(isinstance(end, float) for end in (least, most)) and not x.type.dtype.is_floating:
+        x = k.cast(x, DType.F32)
+    return masks.clamp(k, x, least, most)
+
+
+def extreme(relation: str) -> Handler:
+    """The larger, or smaller, of each two elements."""
+
+    def handle(k: Lowering, x: Node, y: Node) -> Node:
+        x, y = k.alike(x, y)
+        return k.apply("where", masks.compare(k, relation, x, y), x, y)
+
+    return handle
+
+
+def pad(k: Lowering, x: Node, widths: Sequence[int], mode: str = "constant", value: Number | None = None) -> Node:
+    """With one value; widths from the last dim backwards."""
+    if mode != "constant":
+        raise Unsupported(f"padding by {mode}")
+    pairs = list(zip(widths[::2], widths[1::2], strict=True))
+    return masks.pad(k, x, pairs[::-1], 0 if value is None else value)
+
+
+def constant_pad(k: Lowering, x: Node, widths: Sequence[int], value: Number = 0) -> Node:
+    """As ``pad``."""
+    return pad(k, x, widths, "constant", value)
+
+
+def filled(value: Number) -> Handler:
+    """Like another tensor, of one value."""
+
+    def handle(k: Lowering, x: Node, *, dtype: Any = None, **placement: Any) -> Node:  # Any: torch types
+        return masks.fill(k, value, x.type.shape, _dtype(dtype, x))
+
+    return handle
+
+
+def new_filled(value: Number) -> Handler:
+    """Of a shape, of one value, in a tensor's type."""
+
+    def handle(k: Lowering, x: Node, shape: Sequence[int], *, dtype: Any = None, **placement: Any) -> Node:
+        return masks.fill(k, value, shape, _dtype(dtype, x))
+
+    return handle
+
+
+def full_like(k: Lowering, x: Node, value: Number, *, dtype: Any = None, **placement: Any) -> Node:
+    """Like another tensor, of one value."""
+    return masks.fill(k, value, x.type.shape, _dtype(dtype, x))
+
+
+def new_full(k: Lowering, x: Node, shape: Sequence[int], value: Number, *, dtype: Any = None, **placement: Any) -> Node:
+    """Of a shape, of one value, in a tensor's type."""
+    return masks.fill(k, value, shape, _dtype(dtype, x))
+
+
+def fill_with(k: Lowering, x: Node, value: Scalar) -> Node:
+    """Like x, of one value."""
+    if not isinstance(value, Node):
+        return masks.fill(k, value, x.type.shape, x.type.dtype)
+    return k.expand(k.cast(value, x.type.dtype), x.type.shape)
+
+
+def copy(k: Lowering, x: Node, source: Node, non_blocking: bool = False) -> Node:
+    """What stands in x once ``source`` was copied there."""
+    return k.expand(k.cast(source, x.type.dtype), x.type.shape)
+
+
+def slice_scatter(
+    k: Lowering, x: Node, piece: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Node:
+    """x with a piece of it overwritten."""
+    size = x.type.shape[dim]
+    return masks.put_slice(k, x, piece, dim, 0 if start is None else start, size if end is None else end, step)
+
+
+def select_scatter(k: Lowering, x: Node, piece: Node, dim: int, at: int) -> Node:
+    """x with one element of a dim overwritten."""
+    dim, at = dim % x.type.rank, at % x.type.shape[dim]
+    shape = tuple(1 if i == dim else size for i, size in enumerate(x.type.shape))
+    return masks.put_slice(k, x, k.reshape(piece, shape), dim, at, at + 1)
+
+
+def cumsum(k: Lowering, x: Node, dim: int, *, dtype: Any = None) -> Node:  # Any: a torch type
+    """Of what stands before, and itself; of integers in int64."""
+    kind = _dtype(dtype, x) if dtype is not None else x.type.dtype if x.type.dtype.is_floating else DType.I64
+    return k.apply("cumsum", k.cast(x, kind), dim=dim % x.type.rank)
+
+
+def flip(k: Lowering, x: Node, dims: Sequence[int]) -> Node:
+    """Dims from their ends."""
+    for dim in dims:
+        size = x.type.shape[dim]
+        x = layers.index_select(k, x, dim % x.type.rank, k.const(np.arange(size)[::-1].copy()))
+    return x
+
+
+def roll(k: Lowering, x: Node, shifts: Sequence[int], dims: Sequence[int] = ()) -> Node:
+    """Dims turned round."""
+    if not dims:
+        return k.reshape(roll(k, k.reshape(x, (-1,)), shifts, (0,)), x.type.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.type.shape[dim]
+        if shift % size:
+            at = size - shift % size
+            x = k.concat([k.slice(x, dim, at, size), k.slice(x, dim, 0, at)], dim)
+    return x
+
+
+def cross_entropy(
+    k: Lowering, logits: Node, labels: Node, weight: Node | None = None, reduction: int = 1, ignored: int = -100,
+    smoothing: float = 0.0,
+) -> Node:  # fmt: skip
+    """Of labels by number, without weights of classes."""
+    if weight is not None or labels.type.dtype.is_floating or logits.type.rank == 1:
+        raise Unsupported("cross entropy with weights, with probabilities as labels, or of one row")
+    kind: Any = ("none", "mean", "sum")[reduction]
+    return masks.cross_entropy(k, logits, labels, ignored=ignored, reduction=kind, smoothing=smoothing)
+
+
+def mse_loss(k: Lowering, x: Node, y: Node, reduction: int = 1) -> Node:
+    """Squared distances, their mean, or their sum."""
+    gap = k.sub(*k.alike(x, y))
+    square = k.mul(gap, gap)
+    return square if reduction == 0 else k.reduce(("", "reduce_mean", "reduce_sum")[reduction], square, (), False)
+
+
+def group_norm(
+    k: Lowering, x: Node, groups: int, weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Node:  # fmt: skip
+    """x: [n, c, ...], normed over each group of channels and all points."""
+    n, channels, *points = x.type.shape
+    normed = layers.layer_norm(k, k.reshape(x, (n, groups, -1)), 1, None, None, eps)
+    y = k.reshape(normed, x.type.shape)
+    each = (channels, *(1 for _ in points))
+    y = y if weight is None else k.mul(*k.alike(y, k.reshape(weight, each)))
+    return y if bias is None else k.add(*k.alike(y, k.reshape(bias, each)))
+
+
+def native_group_norm(
+    k: Lowering, x: Node, weight: Node | None, bias: Node | None, n: int, c: int, points: int, groups: int, eps: float
+) -> Result:
+    """Group norm with its statistics, which only a backward pass reads."""
+    return group_norm(k, x, groups, weight, bias, eps), None, None
+
+
+def amax(k: Lowering, x: Node, dims: Sequence[int] = (), keepdim: bool = False) -> Node:
+    """The largest elements over dims."""
+    over = sorted({dim % x.type.rank for dim in dims} or range(x.type.rank))
+    for dim in reversed(over):
+        x = k.apply("reduce_max", x, dim=dim, keepdim=bool(keepdim))
+    return x
+
+
+def broadcast_tensors(k: Lowering, xs: Sequence[Node]) -> Result:
+    """Each of the shape of all."""
+    shape = np.broadcast_shapes(*(x.type.shape for x in xs))
+    return tuple(k.expand(x, shape) for x in xs)
+
+
+def square(k: Lowering, x: Node) -> Node:
+    """x * x."""
+    return k.mul(x, x)
+
+
+def softplus(k: Lowering, x: Node, beta: float = 1.0, threshold: float = 20.0) -> Node:
+    """log(1 + exp(x)); beyond the threshold that is x but for rounding."""
+    if threshold < 20:
+        raise Unsupported(f"softplus with a threshold of {threshold}")
+    return k.scale(k.apply("softplus", k.scale(x, beta)), 1 / beta)
+
+
+def conv1d(
+    k: Lowering, x: Node, w: Node, bias: Node | None = None, stride: Sequence[int] = (1,),
+    padding: Sequence[int] | str = (0,), dilation: Sequence[int] = (1,), groups: int = 1,
+) -> Node:  # fmt: skip
+    """x: [n, c, l], w: [o, c / groups, k]: an image of one row."""
+    if isinstance(padding, str):
+        raise Unsupported(f"a convolution padded by {padding!r}")
+    image, kernel = (k.reshape(t, (*t.type.shape[:2], 1, t.type.shape[2])) for t in (x, w))
+    found = layers.conv2d(
+        k, image, kernel, bias, stride=(1, stride[0]), padding=(0, padding[0]), dilation=(1, dilation[0]), groups=groups
+    )
+    return k.reshape(found, (*found.type.shape[:2], found.type.shape[3]))
+
+
+def _dtype(dtype: Any, x: Node) -> DType:  # Any: a torch type
+    return x.type.dtype if dtype is None else DType.from_name(str(dtype).removeprefix("torch."))
+
+
+_RELATIONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_FORMS = ("Tensor", "Scalar")
+
+HANDLERS: Mapping[str, Callable[..., Result]] = {
+    **{f"aten.{op}.{form}": comparison(sign) for op, sign in _RELATIONS.items() for form in _FORMS},
+    **{f"aten.bitwise_{op}.{form}": logical(op) for op in ("and", "or", "xor") for form in _FORMS},
+    **{f"aten.__{op}__.{form}": logical(op) for op in ("and", "or", "xor") for form in _FORMS},
+    **{f"aten.logical_{op}.default": logical_of_any(op) for op in ("and", "or", "xor")},
+    "aten.bitwise_not.default": masks.negate,
+    "aten.logical_not.default": lambda k, x: masks.negate(k, masks.truth(k, x)),
+    "aten.clamp.default": clamp,
+    "aten.clamp_min.default": clamp,
+    "aten.clamp_max.default": lambda k, x, most: clamp(k, x, None, most),
+    "aten.hardtanh.default": lambda k, x, least=-1.0, most=1.0: clamp(k, x, least, most),
+    "aten.relu6.default": lambda k, x: clamp(k, x, 0.0, 6.0),
+    "aten.maximum.default": extreme(">="),
+    "aten.minimum.default": extreme("<="),
+    "aten.pad.default": pad,
+    "aten.constant_pad_nd.default": constant_pad,
+    "aten.zeros_like.default": filled(0),
+    "aten.ones_like.default": filled(1),
+    "aten.new_zeros.default": new_filled(0),
+    "aten.new_ones.default": new_filled(1),
+    "aten.new_full.default": new_full,
+    "aten.full_like.default": full_like,
+    "aten.fill.Tensor": fill_with,
+    "aten.fill.Scalar": fill_with,
+    "aten.copy.default": copy,
+    "aten.slice_scatter.default": slice_scatter,
+    "aten.select_scatter.default": select_scatter,
+    "aten.cumsum.default": cumsum,
+    "aten.gather.default": lambda k, x, dim, ids, sparse_grad=False: masks.gather(k, x, dim, ids),
+    "aten.flip.default": flip,
+    "aten.roll.default": roll,
+    "aten.cross_entropy_loss.default": cross_entropy,
+    "aten.mse_loss.default": mse_loss,
+    "aten.group_norm.default": group_norm,
+    "aten.native_group_norm.default": native_group_norm,
+    "aten.amax.default": amax,
+    "aten.max.default": amax,
+    "aten.min.default": lambda k, x: k.scale(amax(k, k.scale(x, -1)), -1),
+    "aten.log1p.default": lambda k, x: k.apply("log1p", x),
+    "aten.expm1.default": lambda k, x: k.apply("expm1", x),
+    "aten.broadcast_tensors.default": broadcast_tensors,
+    "aten.square.default": square,
+    "aten.softplus.default": softplus,
+    "aten.conv1d.default": conv1d,
+}
