@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
@@ -41,6 +42,14 @@ Value = Node | TopK | tuple[Node | TopK | None, ...] | None
 """What an fx node gave: a tensor, several, or (None) something that could not be lowered and is already reported."""
 
 
+_ATEN = torch.ops.aten
+_MADE_OF_OTHERS = [  # beside those that torch takes apart for core ATen
+    _ATEN.leaky_relu, _ATEN.elu, _ATEN.celu, _ATEN.hardswish, _ATEN.hardsigmoid, _ATEN.hardshrink, _ATEN.softshrink,
+    _ATEN.mish, _ATEN.glu, _ATEN.log_sigmoid_forward, _ATEN.smooth_l1_loss, _ATEN.huber_loss,
+    _ATEN.binary_cross_entropy, _ATEN.binary_cross_entropy_with_logits, _ATEN.soft_margin_loss,
+    _ATEN.upsample_nearest2d, _ATEN.upsample_bilinear2d, _ATEN.addcmul, _ATEN.addcdiv, _ATEN.lerp, _ATEN.addmv,
+    _ATEN.baddbmm, _ATEN.threshold, _ATEN.std, _ATEN.var, _ATEN.var_mean, _ATEN.tril, _ATEN.triu,
+]  # fmt: skip
 _DEPTH = 4  # of operators that are made of others
 ONLY_SCATTER = "only scatter reads the k largest elements, to put them back"
 
@@ -62,7 +71,7 @@ def _decompose(program: ExportedProgram) -> ExportedProgram:
     try:
         found = cast(ExportedProgram, program.run_decompositions({}))
         for _ in range(_DEPTH):
-            table = {**torch._decomp.decomposition_table, **torch.export.default_decompositions()}  # noqa: SLF001
+            table = {**get_decompositions(_MADE_OF_OTHERS), **torch.export.default_decompositions()}
             unread = {node.target for node in found.graph.nodes if node.op == "call_function"} & set(table)
             known = {target: table[target] for target in unread if str(target) not in HANDLERS}
             if not known:
