@@ -1,4 +1,4 @@
-"""The whole way once: GPT-2 to ONNX, planned for four processes, trained on them, compared with one device.
+"""The whole way once: GPT-2 to ONNX, planned for four processes, trained on them, beside one device and beside DDP.
 
 python -m examples.demo            GPT-2 124M, some minutes on two cores
 python -m examples.demo --small    two narrow layers, in seconds
@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 1e-4  # relative, float32: what sums in another order may differ by over 20 steps
 PROCESSES = 4
+ROUNDS = 5  # of steps beside DDP
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,21 @@ def main() -> None:
         shutil.rmtree(options.output)
     options.output.mkdir(parents=True)
 
-    say("1/4 exporting GPT-2 to ONNX")
+    say("1/5 exporting GPT-2 to ONNX")
     model = options.output / "gpt2.onnx"
     expected = export_and_train(model, size, options.steps)
-    say(f"2/4 planning it for {options.cluster.name}")
+    say(f"2/5 planning it for {options.cluster.name}")
     package = options.output / "gpt2_pdv"
     cluster = shared_cores(options.cluster, options.output)
     run("-m", "pdv", "optimize", str(model), "--cluster", str(cluster), "--cost", options.cost, "-o", str(package))
-    say(f"3/4 training the emitted program on {PROCESSES} processes, {options.steps} steps")
+    say(f"3/5 training the emitted program on {PROCESSES} processes, {options.steps} steps")
     found, step_s = train_on_processes(package, size, options.steps, options.output / "losses.json")
-    say("4/4 comparing")
+    rounds = min(options.steps, ROUNDS)
+    say(f"4/5 its steps and those of DistributedDataParallel in turns, {rounds} of each")
+    times = beside_ddp(package, size, rounds, options.output / "beside-ddp.json")
+    say("5/5 comparing")
     compare_times(json.loads((package / "plan.json").read_text())["predicted"], step_s)
+    compare_steps(times)
     sys.exit(compare(expected, found))
 
 
@@ -81,6 +86,14 @@ def compare_times(predicted: Mapping[str, Any], step_s: float) -> None:
     mean, std = predicted["step_time_s"]["mean"], predicted["step_time_s"]["std"]
     print(f"step time: predicted {mean * 1e3:.0f} ± {std * 1e3:.0f} ms ({predicted['source']})")
     print(f"           measured {step_s * 1e3:.0f} ms (median); predicted is {mean / step_s - 1:+.0%} off")
+
+
+def compare_steps(times: Mapping[str, float]) -> None:
+    """Print the medians of steps that took turns."""
+    plan, ddp = times["plan"], times["ddp"]
+    print(
+        f"in turns:  this plan {plan * 1e3:.0f} ms, DistributedDataParallel {ddp * 1e3:.0f} ms: {ddp / plan:.2f} times"
+    )
 
 
 def export_and_train(path: Path, size: Size, steps: int) -> list[float]:
@@ -108,13 +121,23 @@ def export_and_train(path: Path, size: Size, steps: int) -> list[float]:
 
 def train_on_processes(package: Path, size: Size, steps: int, losses: Path) -> tuple[list[float], float]:
     """The losses of the emitted program under torchrun, and the median seconds of a step."""
-    run(
-        "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}", str(ROOT / "examples/train.py"),
-        str(package), f"--steps={steps}", f"--batch={size.batch}", f"--sequence={size.sequence}",
-        f"--vocabulary={size.vocabulary}", f"--losses={losses}",
-    )  # fmt: skip
+    launch(size, str(ROOT / "examples/train.py"), str(package), f"--steps={steps}", f"--losses={losses}")
     written = json.loads(losses.read_text())
     return [float(loss) for loss in written["losses"]], float(written["step_s"])
+
+
+def beside_ddp(package: Path, size: Size, rounds: int, times: Path) -> dict[str, float]:
+    """Median seconds of a step of the emitted program and of the module under DDP, by name."""
+    script = "-m", "examples.beside_ddp"
+    launch(size, *script, str(package), f"--size={size.name}", f"--rounds={rounds}", f"--times={times}")
+    found: dict[str, float] = json.loads(times.read_text())
+    return found
+
+
+def launch(size: Size, *words: str) -> None:
+    """Run a program on all processes under torchrun, with the batch's sizes as options."""
+    sizes = f"--batch={size.batch}", f"--sequence={size.sequence}", f"--vocabulary={size.vocabulary}"
+    run("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}", *words, *sizes)
 
 
 def compare(expected: list[float], found: list[float]) -> int:

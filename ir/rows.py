@@ -6,6 +6,7 @@ rank hold whole samples, in the order of the targets that belong to them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ir.dims import Loops
@@ -52,22 +53,40 @@ def rows_apart(graph: Graph) -> bool:
         return False
     if all(node.type.shape[:1] == (1,) for node in graph.inputs):
         return all(node.type.rank for _, node in graph.outputs)
-    found: dict[Node, int | None] = {}
+    rows = next(node.type.shape[0] for node in graph.inputs if node.type.rank)
+    found: dict[Node, int | None] = {}  # the dim of rows
+    copies: set[Node] = set()  # of one and the same row, made for as many rows as there are
     for node in graph.nodes:
         if node.is_leaf:
             found[node] = 0 if 0 in _of_leaf(graph, node) else None
             if node.is_input and found[node] is None:
                 return False
             continue
-        cut = [found[operand] for operand in node.operands]
-        if all(dim is None for dim in cut):
-            found[node] = None
-            continue
-        states = tuple(Replicate() if dim is None else Shard(dim) for dim in cut)
-        splits = [split for split in node.op.splits(node.loops) if split.operands == states]
-        results = [split.result for split in splits if split.loop != node.op.offset_loop]
-        dims = [state.dim for state in results if isinstance(state, Shard)]
-        if len(dims) != 1:
-            return False
-        found[node] = dims[0]
+        dims = [found[operand] for operand in node.operands]
+        found[node] = _dim_of_rows(node, dims)
+        if all(dim is None or operand in copies for dim, operand in zip(dims, node.operands, strict=True)):
+            if _repeats_rows(node, rows):
+                found[node] = 0
+            if found[node] is not None:
+                copies.add(node)
+        elif found[node] is None:
+            found[node] = _dim_of_rows(node, [None if x in copies else found[x] for x in node.operands])
+            if found[node] is None:
+                return False
     return all(found[node] == 0 for _, node in graph.outputs)
+
+
+def _dim_of_rows(node: Node, dims: Sequence[int | None]) -> int | None:
+    """The dim of the result that is cut if operands are cut along ``dims``; None if that leaves no rows apart."""
+    if all(dim is None for dim in dims):
+        return None
+    states = tuple(Replicate() if dim is None else Shard(dim) for dim in dims)
+    splits = [split for split in node.op.splits(node.loops) if split.operands == states]
+    results = [split.result for split in splits if split.loop != node.op.offset_loop]
+    found = [state.dim for state in results if isinstance(state, Shard)]
+    return found[0] if len(found) == 1 else None
+
+
+def _repeats_rows(node: Node, rows: int) -> bool:
+    """True for a value of one row that is expanded to all (a class token)."""
+    return node.op.repeats and node.operands[0].type.shape[:1] == (1,) and node.type.shape[:1] == (rows,)

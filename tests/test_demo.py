@@ -19,3 +19,4 @@ def test_small_demo_ends_with_equal_losses(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert ": equal within 1e-04" in result.stdout
     assert re.search(r"step time: predicted \d+ ± \d+ ms \(.*\)\n +measured \d+ ms", result.stdout)
+    assert re.search(r"in turns:  this plan \d+ ms, DistributedDataParallel \d+ ms: \d+\.\d\d times", result.stdout)

@@ -122,7 +122,8 @@ def load_package(directory: Path) -> Any:
 def observe_package(directory: Path, batches: list[Batch], targets: list[Tensor]) -> Observed:
     """Train the emitted model on the ranks that run this, or on this process alone."""
     model = load_package(directory).build(device="cpu")
-    output = model(*batches[0]).detach()
+    with torch.no_grad():  # stages of a pipeline go backward in training steps alone
+        output = model(*batches[0])
     count, index = 1, 0
     for axis in model.batch_axes:
         count, index = count * axis.size, index * axis.size + axis.rank

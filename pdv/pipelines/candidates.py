@@ -18,11 +18,10 @@ from pdv.cluster.meshes import part_meshes
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.plan_cost import saved_values
-from pdv.pipelines.pinned import FREE, Pinned, rows_of
+from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import TRAIN_COPIES, Problem
 from pdv.problem.workload import RECOMPUTATIONS, RUN_ORDERS, Execution, Order, Recompute
-from pdv.schedule.pieces import pieces
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.task import PICO
 from pdv.simulate.lowering.entries import Nodes
@@ -109,8 +108,8 @@ class Space:
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """Numbers of stages that divide the devices and are no more than the places to cut at."""
-        most = pieces(self.problem.graph).count
+        """Numbers of stages that divide the devices and are no more than the pieces that have parameters."""
+        most = trained_pieces(self.problem.graph)
         devices = self.cluster.num_devices
         allowed = range(1, min(devices, most) + 1) if self.pinned.stages is None else (self.pinned.stages,)
         return tuple(p for p in allowed if devices % p == 0 and self.meshes(p))

@@ -26,7 +26,9 @@ def stage_costs(
     before: Link | None = None,
     behind: Link | None = None,
 ) -> Numbers:
-    """[start, stop] seconds of a step that a stage takes for a run of pieces; infinite for none, or beyond the limit.
+    """[start, stop] seconds of a step that a stage takes for a run of pieces.
+
+    Infinite for none, for a run without parameters (its rank's optimizer would have none), and beyond the limit.
 
     Args:
         profile: of the stage's devices.
@@ -43,7 +45,8 @@ def stage_costs(
     seconds = micro_batches * slower + once_seconds(profile)
     starts, stops = np.indices(seconds.shape)
     fits = held_bytes(profile, in_flight=in_flight, recompute=recompute) <= limit
-    return np.where((starts < stops) & fits, seconds, np.inf)
+    trains = _runs(profile.optimizer_s) > 0.0
+    return np.where((starts < stops) & trains & fits, seconds, np.inf)
 
 
 def held_bytes(profile: Profile, *, in_flight: int, recompute: bool) -> Numbers:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ir.errors import UsageError
+from ir.graph import Graph
 from ir.mesh import Axis, Mesh
 from ir.rows import rows_apart
 from pdv.cluster import Cluster
@@ -78,9 +79,9 @@ class Pinned:
         found, batch = pieces(problem.graph), rows_of(problem)
         if self.micro_batches is not None and batch % self.micro_batches:
             raise UsageError(f"{self.micro_batches} micro-batches of {batch} rows", f"A number that divides {batch}")
-        if self.stages is not None and self.stages > found.count:
-            what = f"{problem.graph.name} has {found.count} pieces that a pipeline can be cut between"
-            raise UsageError(f"{self.stages} stages: {what}", f"At most {found.count}")
+        if self.stages is not None and self.stages > (most := trained_pieces(problem.graph)):
+            what = f"{problem.graph.name} has {most} pieces with parameters that a pipeline can be cut between"
+            raise UsageError(f"{self.stages} stages: {what}", f"At most {most}")
         if self.recompute == "full" and not any(found.layers):
             what = "a model without repeated layers"
             raise UsageError(f"recompute 'full' runs layers again: {problem.graph.name} is {what}", "Allowed: none")
@@ -110,6 +111,13 @@ class Pinned:
 
 
 FREE = Pinned()
+
+
+def trained_pieces(graph: Graph) -> int:
+    """How many pieces read a parameter first: every stage has one of these, for its optimizer."""
+    of = pieces(graph).of
+    readers = ([of[reader] for reader in graph.users[node]] for node in graph.params if node.needs_grad)
+    return len({min(own) for own in readers if own})
 
 
 def rows_of(problem: Problem) -> int:

@@ -78,6 +78,9 @@ APART: dict[str, Returned] = {
     "flat": lambda k, x, w: [k.reshape(x, shape=(B * S, D))],
     "normed": lambda k, x, w: [k.softmax(x, dim=-1)],
     "summed over the sequence": lambda k, x, w: [k.reduce_mean(x, dims=(1,), keepdim=False)],
+    "behind a class token": lambda k, x, w: [
+        k.concat(k.linear(k.expand(k.param("t", floats(1, 1, D)), shape=(B, 1, D)), w), x, dim=1)
+    ],
     "elsewhere for a while": lambda k, x, w: [k.permute(k.permute(x, perm=(1, 0, 2)), perm=(1, 0, 2))],
 }
 TOGETHER: dict[str, Returned] = {
@@ -89,6 +92,7 @@ TOGETHER: dict[str, Returned] = {
         k.matmul(k.permute(x, perm=(1, 0, 2)), k.permute(x, perm=(1, 2, 0))),
     ],
     "a weight": lambda k, x, w: [x, w],
+    "a weight of many rows": lambda k, x, w: [k.concat(k.param("t", floats(B, 1, D)), x, dim=1)],
     "nothing": lambda k, x, w: [],
 }
 
@@ -101,12 +105,23 @@ def test_rows_that_do_not_see_each_other_are_told_by_the_splits(name: str) -> No
     assert rows_apart(k.graph({str(i): node for i, node in enumerate(returned)})) == (name in APART)
 
 
+def test_a_weight_of_as_many_rows_is_no_batch() -> None:
+    k = Builder()
+    x, w = k.input("x", floats(B, S, D)), k.param("w", floats(B, 1, D))
+    assert not rows_apart(k.graph({"y": k.concat(w, x, dim=1)}))
+
+
 def test_a_program_of_one_row_has_no_other_to_see() -> None:
     """Whatever it computes, but a number that is of no row."""
     for name, made in {**APART, **TOGETHER}.items():
         k = Builder()
         x, w = k.input("x", floats(1, S, D)), k.param("w", floats(D, D))
-        if name not in {"flat", "nothing"}:  # the former names sizes of several rows
+        if name not in {
+            "flat",
+            "behind a class token",
+            "a weight of many rows",
+            "nothing",
+        }:  # the former names sizes of several rows
             assert rows_apart(k.graph({str(i): node for i, node in enumerate(made(k, x, w))})), name
     k = Builder()
     x = k.input("x", floats(1, S, D))

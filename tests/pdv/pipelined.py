@@ -10,11 +10,13 @@ from unittest.mock import patch
 import pdv
 from ir.mesh import Axis, Mesh
 from ir.scaling.rows import fewer_rows
+from pdv.pipelines.pipeline import stages_of
 from pdv.plan.package import Plan
 from pdv.planning.search import SearchResult
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Problem
 from pdv.problem.workload import EMITTED, ONE_STAGE, Order, Recompute, Stages
+from pdv.schedule.pieces import pieces
 from pdv.schedule.stages import cut
 from pdv.search.meshes import BestPlan, search_mesh
 
@@ -29,9 +31,10 @@ def plan_pipeline(
     mesh: Mapping[str, int],
     order: Order = "1f1b",
     recompute: Recompute = "none",
+    sizes: Sequence[int] | None = None,
     **options: Any,
 ) -> Plan:
-    """The best plan of so many stages of equal numbers of layers, each on ``mesh``."""
+    """The best plan of so many stages, each on ``mesh``: of equal numbers of layers, or ``sizes`` pieces."""
     inside = Mesh(tuple(Axis(name, size) for name, size in mesh.items()))
 
     def search(problems: Sequence[Problem], devices: Any, *_: Any, **__: Any) -> SearchResult:
@@ -41,15 +44,17 @@ def plan_pipeline(
         links = slowest_axes(stage_axes(devices, whole.compute, inside, stages))
         found = search_mesh(Problem(graph, inside, links, whole.compute, whole.mode, pins=whole.pins))
         execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute)
-        return SearchResult(replace(found, stages=_cut(found, stages), execution=execution), 0.0)
+        return SearchResult(replace(found, stages=_cut(found, stages, sizes), execution=execution), 0.0)
 
     with patch("pdv.compile.search_problems", search):
         return pdv.optimize(model, inputs, cluster=cluster, rules="none", **options)
 
 
-def _cut(found: BestPlan, stages: int) -> Stages:
+def _cut(found: BestPlan, stages: int, sizes: Sequence[int] | None) -> Stages:
     if stages == 1:
         return ONE_STAGE
+    if sizes is not None:
+        return stages_of(pieces(found.solution.graph), stages, sizes, layered=False)
     chunk_of, sizes, _ = cut(found.solution.graph, stages)
     own = {node: chunk for node, chunk in chunk_of.items() if node.needs_grad}
     return Stages(stages, chunk_of=own, layers=sizes)

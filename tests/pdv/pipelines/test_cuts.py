@@ -32,6 +32,16 @@ def best_by_trying(costs: list[Numbers]) -> float:
     return found
 
 
+def test_every_stage_has_parameters() -> None:
+    """An optimizer of none is refused by torch."""
+    own = chain(4, 0)
+    own.optimizer_s[3] = 0.0
+    cost = stage_costs(own, micro_batches=4, in_flight=1, limit=1e9, recompute=False)
+    assert math.isinf(cost[3, 4])
+    assert np.isfinite(cost[2, 4])
+    assert cut_pieces([cost] * 4) is None
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_no_cut_has_a_faster_slowest_stage(seed: int) -> None:
     """Stages of different speeds and limits."""

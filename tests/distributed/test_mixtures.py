@@ -1,0 +1,89 @@
+"""Mixtures of stages, micro-batches, recomputation and meshes train as the module does: forward, gradients, AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measured.parity import compare, observe_package, reference
+from benchmarks.models import build
+from benchmarks.models.techniques import Technique
+from pdv.problem.workload import Order, Recompute
+from tests.distributed.harness import run_ranks
+from tests.pdv.pipelined import plan_pipeline
+from tests.pdv.worlds import cluster
+
+pytestmark = pytest.mark.distributed
+FORWARD, GRADIENT, LOSS = 1e-5, 1e-4, 1e-4  # relative, float32
+STEPS = 4
+
+ALONE = Technique("alone", (("wire", 1),))
+DP = Technique("dp", (("dp", 2),))
+ZERO = Technique("zero", (("dp", 2),), zero=True)
+TP = Technique("tp", (("tp", 2),))
+TP_SP = Technique("tp+sp", (("tp", 2),), sequence=True)
+DP_TP = Technique("dp+tp", (("dp", 2), ("tp", 2)))
+ZERO_TP = Technique("zero+tp", (("dp", 2), ("tp", 2)), zero=True)
+ZERO_TP_SP = Technique("zero+tp+sp", (("dp", 2), ("tp", 2)), zero=True, sequence=True)
+DP_TP_TP = Technique("dp+tp+tp", (("dp", 2), ("tp", 2), ("tp1", 2)))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A model and how it is run; ``sizes``: pieces of each stage, where they are unequal."""
+
+    model: str
+    technique: Technique
+    stages: int
+    micro_batches: int
+    order: Order = "1f1b"
+    recompute: Recompute = "none"
+    sizes: Sequence[int] | None = None
+
+    @property
+    def processes(self) -> int:
+        """In all."""
+        return self.stages * self.technique.mesh.num_devices
+
+
+MIXTURES = {
+    "gpt2, gpipe": Mixture("gpt2", ALONE, 2, 4, "gpipe"),
+    "gpt2, pp2 x tp2, recomputed": Mixture("gpt2", TP, 2, 4, recompute="full"),
+    "llama, zero x tp, accumulated": Mixture("llama", ZERO_TP, 1, 4),
+    "llama, zero x tp, accumulated and recomputed": Mixture("llama", ZERO_TP, 1, 2, recompute="full"),
+    "bert, pp2 x zero": Mixture("bert", ZERO, 2, 2),
+    "bert, pp2 x dp2, a row each": Mixture("bert", DP, 2, 4),
+    "vit, unequal stages, gpipe": Mixture("vit", DP, 2, 4, "gpipe", sizes=(3, 1)),
+    "vit, pp2 x tp2, recomputed": Mixture("vit", TP, 2, 2, recompute="full"),
+    "convolutions, pp2 x dp2": Mixture("squeezenet", DP, 2, 2),
+    "recommender, pp2 x dp2": Mixture("dlrm", DP, 2, 2),
+    "mixtral, pp2 x tp2": Mixture("mixtral", TP, 2, 2),
+    "gpt2, three axes, zero": Mixture("gpt2", ZERO_TP, 2, 2),
+    "llama, three axes, sequence": Mixture("llama", ZERO_TP_SP, 2, 4, recompute="full"),
+    "mlp, pp4": Mixture("mlp", ALONE, 4, 4, sizes=(1, 1, 2, 2)),
+}
+
+expected_of = lru_cache(reference)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_trains_as_the_module_does(name: str, tmp_path: Path) -> None:
+    case = MIXTURES[name]
+    expected = expected_of(case.model, steps=STEPS)
+    module, inputs = build(case.model, "small")
+    plan = plan_pipeline(
+        module, inputs, cluster(case.processes), pins=case.technique.pins,
+        stages=case.stages, micro_batches=case.micro_batches, mesh=dict(case.technique.sizes),
+        order=case.order, recompute=case.recompute, sizes=case.sizes,
+    )  # fmt: skip
+    folder = plan.save(tmp_path / "package")
+    batches = expected.batches, expected.targets
+    for observed in run_ranks(observe_package, case.processes, folder, *batches, timeout_s=240):
+        difference = compare(expected.observed, observed)
+        assert difference.forward <= FORWARD, difference
+        assert difference.gradient <= GRADIENT, difference
+        assert difference.loss <= LOSS, difference
