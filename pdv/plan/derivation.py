@@ -40,6 +40,7 @@ BINDINGS = {
     STAGE: {"stage", "of", "order"},
     RECOMPUTE: set(),
 }
+MAY_BIND = {STAGE: {"ranks"}}
 
 
 def to_steps(solution: Solution, stages: Stages = ONE_STAGE, execution: Execution = EMITTED) -> list[dict[str, Any]]:
@@ -158,7 +159,7 @@ def _check_form(steps: Sequence[Step]) -> None:
         require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
         require(kind is list or len(set(sites)) == len(sites), f"{rule!r} names a site twice: {sites!r}")
         known = BINDINGS.get(rule, {"axis"} if kind is int else set(bindings))
-        require(set(bindings) == known, f"the bindings of {rule!r} are {bindings!r}")
+        require(set(bindings) - MAY_BIND.get(rule, set()) == known, f"the bindings of {rule!r} are {bindings!r}")
 
 
 def _replay_algebra(problem: Problem, steps: Sequence[Step]) -> Graph:

@@ -3,7 +3,7 @@
     accumulate    the batch is taken in equal parts, one after the other; the gradient is the sum of theirs. It asks
                   that no row of the batch sees another (``rows_apart``), which is looked up in the operators' splits.
     stage         operators, by number, run on the devices of one stage. What they compute stays what it is; it asks
-                  that no stage reads what a later one computes.
+                  that no stage reads what a later one computes. Stages may be on fewer ranks, in turn ("ranks").
     recompute     backward runs the forward of each layer again, from what that took. The same values twice ask nothing.
 
 Entry points: ``running_steps`` writes them, ``read_running`` reads them back.
@@ -39,12 +39,13 @@ def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[di
         sites: list[Any] = [node.attr("name") for node in graph.inputs]
         steps.append({"rule": ACCUMULATE, "bindings": {"micro_batches": execution.micro_batches}, "sites": sites})
     if stages.count > 1:
-        numbers: dict[int, list[int]] = {stage: [] for stage in range(stages.count)}
+        numbers: dict[int, list[int]] = {stage: [] for stage in range(stages.chunks)}
         for number, node in enumerate(operators(graph)):
             if node.needs_grad:
                 numbers[stages.chunk_of[node]].append(number)
         for stage, sites in numbers.items():
-            bindings = {"stage": stage, "of": stages.count, "order": execution.order}
+            bindings = {"stage": stage, "of": stages.chunks, "order": execution.order}
+            bindings |= {"ranks": stages.count} if stages.virtual > 1 else {}
             steps.append({"rule": STAGE, "bindings": bindings, "sites": sites})
     if execution.recompute == "full":
         steps.append({"rule": RECOMPUTE, "bindings": {}, "sites": LAYERS})
@@ -64,13 +65,15 @@ def read_running(
     own = [step for step in steps if step["rule"] in RUNNING]
     if not own:
         return ONE_STAGE, EMITTED
-    stage_of, count, order = _read_stages(graph, [step for step in own if step["rule"] == STAGE])
+    stage_of, count, ranks, order = _read_stages(graph, [step for step in own if step["rule"] == STAGE])
     micro_batches = _read_parts(problem.graph, [step for step in own if step["rule"] == ACCUMULATE])
+    turns = order != "interleaved" or micro_batches % ranks == 0
+    require(turns, f"{micro_batches} micro-batches take turns on stages of {ranks} ranks")
     again = [step for step in own if step["rule"] == RECOMPUTE]
     require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
     recompute: Recompute = "full" if again else "none"
     execution = emitted(cluster(), problem.mesh, micro_batches, recompute, order)
-    return _with_layers(graph, stage_of, count, layered=bool(again) or count > 1), execution
+    return _with_layers(graph, stage_of, count, ranks, layered=bool(again) or count > 1), execution
 
 
 def _read_parts(source: Graph, steps: Sequence[Step]) -> int:
@@ -84,22 +87,25 @@ def _read_parts(source: Graph, steps: Sequence[Step]) -> int:
     return int(count)
 
 
-def _read_stages(graph: Graph, steps: Sequence[Step]) -> tuple[dict[Node, int], int, Order]:
-    """The stage of each operator with a gradient, how many there are, and the order of their passes."""
+def _read_stages(graph: Graph, steps: Sequence[Step]) -> tuple[dict[Node, int], int, int, Order]:
+    """The stage of each operator with a gradient, how many there are, on how many ranks, and the order of passes."""
     nodes, of = operators(graph), dict[Node, int]()
-    shapes: set[tuple[int, Order]] = set()
+    shapes: set[tuple[int, int, Order]] = set()
     for step in steps:
         stage, count, order = step["bindings"]["stage"], step["bindings"]["of"], step["bindings"]["order"]
         require(type(stage) is int and type(count) is int and 0 <= stage < count, f"stage {stage!r} of {count!r}")
-        require(order in RUN_ORDERS, f"the order {order!r}")
-        shapes.add((count, order))
+        ranks = step["bindings"].get("ranks", count)
+        require(order in (*RUN_ORDERS, "interleaved"), f"the order {order!r}")
+        require(type(ranks) is int and 1 < ranks <= count and count % ranks == 0, f"{count} stages on {ranks!r} ranks")
+        require((ranks < count) == (order == "interleaved"), f"{count} stages on {ranks} ranks in the order {order}")
+        shapes.add((count, ranks, order))
         for number in step["sites"]:
             require(0 <= number < len(nodes) and nodes[number] not in of, f"operator {number} in stage {stage}")
             of[nodes[number]] = stage
     if not shapes:
-        return {}, 1, "1f1b"
+        return {}, 1, 1, "1f1b"
     require(len(shapes) == 1, f"stages of several pipelines: {sorted(shapes)}")
-    ((count, order),) = shapes
+    ((count, ranks, order),) = shapes
     require(set(of.values()) == set(range(count)), f"stages {sorted(set(of.values()))} of {count}")
     require(set(of) == {node for node in nodes if node.needs_grad}, "operators without a stage, or without gradient")
     require(not graph.updates, "a pipeline of a program that overwrites buffers")
@@ -107,14 +113,14 @@ def _read_stages(graph: Graph, steps: Sequence[Step]) -> tuple[dict[Node, int], 
     require(not idle, f"stages {sorted(idle)} without parameters, so that their optimizers have none")
     late = [node for node, stage in of.items() if any(of.get(operand, 0) > stage for operand in node.operands)]
     require(not late, f"a stage reads what a later one computes: {late[:3]}")
-    return of, count, order
+    return of, count, ranks, order
 
 
 def _is_trained(node: Node) -> bool:
     return node.is_param and node.needs_grad
 
 
-def _with_layers(graph: Graph, stage_of: Mapping[Node, int], count: int, *, layered: bool) -> Stages:
+def _with_layers(graph: Graph, stage_of: Mapping[Node, int], count: int, ranks: int, *, layered: bool) -> Stages:
     """The stages, with the model's layers in each."""
     found = pieces(graph)
     layers: list[set[int]] = [set() for _ in range(count)]
@@ -123,7 +129,7 @@ def _with_layers(graph: Graph, stage_of: Mapping[Node, int], count: int, *, laye
             layers[stage].add(found.of[node])
     layer_of = {node: piece for node, piece in found.of.items() if found.layers[piece]} if layered else {}
     sizes = tuple(map(len, layers)) if count > 1 else ()
-    return Stages(count, chunk_of=dict(stage_of), layers=sizes, layer_of=layer_of)
+    return Stages(ranks, count // ranks, chunk_of=dict(stage_of), layers=sizes, layer_of=layer_of)
 
 
 def as_run(found: BestPlan, cluster: Cluster) -> BestPlan:
@@ -135,8 +141,9 @@ def as_run(found: BestPlan, cluster: Cluster) -> BestPlan:
 
 def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Execution) -> Running:
     """The same as the emitter takes it: the stage of each node of a PCG that has a gradient."""
-    own = spread_to_pcg(derived, stages.chunk_of) if stages.count > 1 else {}
+    own = spread_to_pcg(derived, stages.chunk_of) if stages.chunks > 1 else {}
     stage_of = {node: stage for node, stage in own.items() if node.needs_grad}
     again = execution.recompute == "full"
     levels = tuple(problem.link(span).levels for span in problem.mesh.spans)
-    return Running(stage_of, stages.count, execution.micro_batches, execution.order, again, levels)
+    shape = stages.chunks, execution.micro_batches, execution.order, stages.virtual
+    return Running(stage_of, *shape, again, levels)

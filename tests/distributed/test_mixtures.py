@@ -43,6 +43,7 @@ class Mixture:
     order: Order = "1f1b"
     recompute: Recompute = "none"
     sizes: Sequence[int] | None = None
+    virtual: int = 1
 
     @property
     def processes(self) -> int:
@@ -65,6 +66,9 @@ MIXTURES = {
     "gpt2, three axes, zero": Mixture("gpt2", ZERO_TP, 2, 2),
     "llama, three axes, sequence": Mixture("llama", ZERO_TP_SP, 2, 4, recompute="full"),
     "mlp, pp4": Mixture("mlp", ALONE, 4, 4, sizes=(1, 1, 2, 2)),
+    "gpt2, pp2 x tp2, interleaved and recomputed": Mixture(
+        "gpt2", TP, 2, 4, "interleaved", "full", sizes=(1, 1, 1, 1), virtual=2
+    ),
 }
 
 expected_of = lru_cache(reference)
@@ -78,7 +82,7 @@ def test_a_mixture_trains_as_the_module_does(name: str, tmp_path: Path) -> None:
     plan = plan_pipeline(
         module, inputs, cluster(case.processes), pins=case.technique.pins,
         stages=case.stages, micro_batches=case.micro_batches, mesh=dict(case.technique.sizes),
-        order=case.order, recompute=case.recompute, sizes=case.sizes,
+        order=case.order, recompute=case.recompute, sizes=case.sizes, virtual=case.virtual,
     )  # fmt: skip
     folder = plan.save(tmp_path / "package")
     batches = expected.batches, expected.targets

@@ -32,9 +32,13 @@ def plan_pipeline(
     order: Order = "1f1b",
     recompute: Recompute = "none",
     sizes: Sequence[int] | None = None,
+    virtual: int = 1,
     **options: Any,
 ) -> Plan:
-    """The best plan of so many stages, each on ``mesh``: of equal numbers of layers, or ``sizes`` pieces."""
+    """The best plan of so many stages, each on ``mesh``: of equal numbers of layers, or ``sizes`` pieces.
+
+    virtual: stages on each rank of the pipeline, ``stages`` times ``virtual`` in all.
+    """
     inside = Mesh(tuple(Axis(name, size) for name, size in mesh.items()))
 
     def search(problems: Sequence[Problem], devices: Any, *_: Any, **__: Any) -> SearchResult:
@@ -44,17 +48,18 @@ def plan_pipeline(
         links = slowest_axes(stage_axes(devices, whole.compute, inside, stages))
         found = search_mesh(Problem(graph, inside, links, whole.compute, whole.mode, pins=whole.pins))
         execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute)
-        return SearchResult(replace(found, stages=_cut(found, stages, sizes), execution=execution), 0.0)
+        return SearchResult(replace(found, stages=_cut(found, stages, virtual, sizes), execution=execution), 0.0)
 
     with patch("pdv.compile.search_problems", search):
         return pdv.optimize(model, inputs, cluster=cluster, rules="none", **options)
 
 
-def _cut(found: BestPlan, stages: int, sizes: Sequence[int] | None) -> Stages:
+def _cut(found: BestPlan, stages: int, virtual: int, sizes: Sequence[int] | None) -> Stages:
     if stages == 1:
         return ONE_STAGE
     if sizes is not None:
-        return stages_of(pieces(found.solution.graph), stages, sizes, layered=False)
-    chunk_of, sizes, _ = cut(found.solution.graph, stages)
+        cut_there = stages_of(pieces(found.solution.graph), stages * virtual, sizes, layered=False)
+        return replace(cut_there, count=stages, virtual=virtual)
+    chunk_of, sizes, _ = cut(found.solution.graph, stages * virtual)
     own = {node: chunk for node, chunk in chunk_of.items() if node.needs_grad}
-    return Stages(stages, chunk_of=own, layers=sizes)
+    return Stages(stages, virtual, chunk_of=own, layers=sizes)

@@ -27,10 +27,17 @@ class Running:
     stages: int = 1
     micro_batches: int = 1
     order: str = "1f1b"
+    virtual: int = 1
+    """Stages on each rank of a pipeline: of ranks in turn."""
     recompute: bool = False
     """Whether of each layer only what it takes is kept, and its forward runs again in backward."""
     levels: tuple[tuple[int, ...], ...] = ()
     """Of each span of the mesh, sizes of the levels that its all-reduces take one by one, slow to fast; or none."""
+
+    @property
+    def ranks(self) -> int:
+        """Of the pipeline."""
+        return self.stages // self.virtual
 
 
 ONCE = Running()

@@ -17,7 +17,8 @@ Fields = Mapping[str, object]
 def header(document: Fields, graph: Graph, mesh: Mesh, running: Running = ONCE) -> str:
     """The module docstring; what the plan's document does not say is left out."""
     shape = " x ".join(f"{axis.name}={axis.size}" for axis in mesh.axes) or "one device"
-    shape = f"a pipeline of {running.stages} stages of {shape}" if running.stages > 1 else f"the mesh {shape}"
+    several = f", {running.virtual} on each," if running.virtual > 1 else ""
+    shape = f"a pipeline of {running.stages} stages{several} of {shape}" if running.stages > 1 else f"the mesh {shape}"
     name = plain(str(_at(document, "source", "name") or graph.name))
     lines = [_fill(f'"""{name}, sharded for {shape} ({_processes(mesh, running)}), or whole on one.'), ""]
     facts = {
@@ -43,7 +44,7 @@ def _fill(text: str, indent: int = 0) -> str:
 
 
 def _processes(mesh: Mesh, running: Running) -> str:
-    count = mesh.num_devices * running.stages
+    count = mesh.num_devices * running.ranks
     return "1 process" if count == 1 else f"{count} processes"
 
 

@@ -289,7 +289,7 @@ class _Program:
 
     def _build(self) -> list[str]:
         sizes = ", ".join(f"{string(axis.name)}: {axis.size}" for axis in self._mesh.axes)
-        stages = f", stages={len(self._holders)}" if len(self._holders) > 1 else ""
+        stages = f", stages={len(self._holders) // self._running.virtual}" if len(self._holders) > 1 else ""
         return [
             "def build(device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:",
             '    """The model with its share of the weights: on the processes that torchrun started, or whole on one.',

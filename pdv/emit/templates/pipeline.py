@@ -1,8 +1,8 @@
 """A model whose stages are on different ranks, which a step runs micro-batch by micro-batch: ``PipelinedModule``.
 
 Stages and values between them are named in ``model.py``. ``torch.distributed.pipelining`` sends values and gradients
-between neighbours and orders the passes (GPipe, Huang et al., NeurIPS'19; 1F1B, Narayanan et al., SOSP'19); a value
-that a later stage reads passes through those between.
+between neighbours and orders the passes (GPipe, Huang et al., NeurIPS'19; 1F1B, Narayanan et al., SOSP'19; interleaved
+1F1B, Narayanan et al., SC'21); a value that a later stage reads passes through those between.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .gradients import local_piece
 from .parallel import NONE
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
 
-ORDERS = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
-"""In ``torch.distributed.pipelining``."""
+ORDERS = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
+"""In ``torch.distributed.pipelining``; the last takes several stages on each rank."""
 
 
 class Stage(NamedTuple):
@@ -32,10 +32,10 @@ class Stage(NamedTuple):
 
 
 class PipelinedModule(ParallelModule):
-    """A model as a chain of stages: one on each rank of a pipeline, or all on every rank, one after another.
+    """A model as a chain of stages, on the ranks of a pipeline in turn, or all on every rank, one after another.
 
     stages: in order. inputs, cuts, most, batch_axes: as ``ParallelModule``, of one micro-batch.
-    micro_batches: in a step. order: of their passes, "gpipe" or "1f1b".
+    micro_batches: in a step. order: of their passes, "gpipe", "1f1b" or "interleaved".
     joint: axes that stages take as one; every rank makes their groups, whichever stage it has.
     tied: parameters that several stages hold, as names by stage; their gradients are summed.
     """
@@ -60,8 +60,8 @@ class PipelinedModule(ParallelModule):
             mesh[names]
         self.order = order
         self.chain = tuple(stages)
-        own = range(len(stages)) if mesh.stage.size == 1 else [mesh.stage.rank]
-        self.stages = nn.ModuleDict({str(number): stages[number].make(mesh, weights) for number in own})
+        self.own = range(mesh.stage.rank, len(stages), mesh.stage.size)
+        self.stages = nn.ModuleDict({str(number): stages[number].make(mesh, weights) for number in self.own})
         self._takes = tuple(inputs)
         self._tied = _Tied(self, tied)
         self._schedules: dict[object, Any] = {}  # by the shapes of a micro-batch
@@ -97,27 +97,27 @@ class PipelinedModule(ParallelModule):
     def _relay(self, values: dict[str, Any]) -> Any:
         """The last stage's output on every rank; each stage gets what it takes from those before it."""
         for number, stage in enumerate(self.chain):
-            if number == self.mesh.stage.rank:
+            if number in self.own:
                 self._run(number, values)
             for name in stage.gives:
-                values[name] = self._broadcast(values.get(name), number)
+                values[name] = self._broadcast(values.get(name), number % self.mesh.stage.size)
         results = tuple(values[name] for name in self.chain[-1].gives)
         return results if len(results) > 1 else results[0]
 
-    def _broadcast(self, x: Tensor | None, number: int) -> Tensor:
-        """A value of one stage on the ranks of all."""
+    def _broadcast(self, x: Tensor | None, place: int) -> Tensor:
+        """A value of one rank of the pipeline on all of them."""
         meta = [None if x is None else (x.shape, x.dtype)]
-        dist.broadcast_object_list(meta, src=self._peer(number), group=self.mesh.stage.group, device=self.mesh.device)
+        dist.broadcast_object_list(meta, src=self._peer(place), group=self.mesh.stage.group, device=self.mesh.device)
         shape, dtype = meta[0]  # type: ignore[misc]  # the stage that has it said so
         x = torch.empty(shape, dtype=dtype, device=self.mesh.device) if x is None else x.detach().contiguous()
-        dist.broadcast(x, src=self._peer(number), group=self.mesh.stage.group)
+        dist.broadcast(x, src=self._peer(place), group=self.mesh.stage.group)
         return x
 
-    def _peer(self, number: int) -> int:
-        """The rank, of all, that holds a stage where this one stands in its own."""
+    def _peer(self, place: int) -> int:
+        """The rank, of all, at a place of this rank's pipeline."""
         group = self.mesh.stage.group
         assert group is not None, "asked of pipelines"
-        return dist.get_global_rank(group, number)
+        return dist.get_global_rank(group, place)
 
     def own_parameters(self) -> Sequence[Tensor]:
         """See ParallelModule: of those that several stages hold, the first stage's."""
@@ -134,7 +134,7 @@ class PipelinedModule(ParallelModule):
         self._batches = [dict(zip(self._takes, given, strict=False)) for given in batches]
         self._loss = loss_of
         numbers = torch.arange(len(batches))
-        first, last = self.mesh.stage.rank == 0, self.mesh.stage.rank == len(self.chain) - 1
+        first, last = 0 in self.own, len(self.chain) - 1 in self.own
         with self.no_sync():
             self._schedule().step(*([numbers] if first else []), target=numbers if last else None, number=numbers)
         self.flush()
@@ -149,20 +149,22 @@ class PipelinedModule(ParallelModule):
 
         key = tuple((name, tuple(x.shape), x.dtype) for name, x in self._batches[0].items())
         if key not in self._schedules:
-            sent = self._sent_values()
-            number, last = self.mesh.stage.rank, len(self.chain) - 1
-            taken = sent[number - 1] if number else (torch.empty(1, dtype=torch.int64, device="meta"),)
-            stage = pipelining.PipelineStage(
-                _Link(self, number, self._carried()),
-                number,
-                last + 1,
-                self.mesh.device,
-                input_args=taken,
-                output_args=sent[number],
-                group=self.mesh.stage.group,
-            )
+            sent, carried = [(torch.empty(1, dtype=torch.int64, device="meta"),), *self._sent_values()], self._carried()
+            parts = [
+                pipelining.PipelineStage(
+                    _Link(self, number, carried),
+                    number,
+                    len(self.chain),
+                    self.mesh.device,
+                    input_args=sent[number],
+                    output_args=sent[number + 1],
+                    group=self.mesh.stage.group,
+                )
+                for number in self.own
+            ]
             made = getattr(pipelining, ORDERS[self.order])
-            self._schedules[key] = made(stage, self.micro_batches, loss_fn=self._any_loss, scale_grads=False)
+            given = parts if self.order == "interleaved" else parts[0]
+            self._schedules[key] = made(given, self.micro_batches, loss_fn=self._any_loss, scale_grads=False)
         return self._schedules[key]
 
     def _any_loss(self, output: Any, number: Tensor) -> Tensor:
@@ -192,14 +194,14 @@ class PipelinedModule(ParallelModule):
         if self.mesh.stage.size == 1:
             return found
         everything: dict[str, Tensor] = {}
-        for number in range(len(self.chain)):
+        for place in range(self.mesh.stage.size):
             names = [sorted(found)]
             dist.broadcast_object_list(
-                names, src=self._peer(number), group=self.mesh.stage.group, device=self.mesh.device
+                names, src=self._peer(place), group=self.mesh.stage.group, device=self.mesh.device
             )
             for name in names[0]:
-                own = found[name] if number == self.mesh.stage.rank else None
-                value = self._broadcast(own, number)
+                own = found[name] if place == self.mesh.stage.rank else None
+                value = self._broadcast(own, place)
                 everything.setdefault(name, value)
         return everything
 
@@ -230,19 +232,16 @@ class _Tied:
     def __init__(self, model: PipelinedModule, tied: Sequence[Mapping[int, str]]) -> None:
         self._here: list[tuple[Tensor, Any]] = []  # a parameter, and the group of its holders
         mesh = model.mesh
-        if mesh.stage.size == 1:
-            for places in tied:
-                (first, name), *others = places.items()
-                kept = getattr(model.stages[str(first)], name)
-                for stage, other in others:
-                    dropped = getattr(model.stages[str(stage)], other)
-                    setattr(model.stages[str(stage)], other, kept)
-                    mesh.origins[:] = [(tensor, stored) for tensor, stored in mesh.origins if tensor is not dropped]
-            return
         for places in tied:
-            group = mesh.stage_group(tuple(places))
-            if mesh.stage.rank in places:
-                self._here.append((getattr(model.stages[str(mesh.stage.rank)], places[mesh.stage.rank]), group))
+            own = [(model.stages[str(stage)], name) for stage, name in places.items() if stage in model.own]
+            for stage, name in own[1:]:
+                dropped = getattr(stage, name)
+                setattr(stage, name, getattr(*own[0]))
+                mesh.origins[:] = [(tensor, stored) for tensor, stored in mesh.origins if tensor is not dropped]
+            ranks = sorted({stage % mesh.stage.size for stage in places})
+            group = mesh.stage_group(ranks) if len(ranks) > 1 else None
+            if own and group is not None:
+                self._here.append((getattr(*own[0]), group))
 
     def held_before(self) -> list[Tensor]:
         """Those here that an earlier stage holds too."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from ir.builder import Builder
 from ir.mesh import Mesh
 from pdv.cluster import load_cluster
 from pdv.plan.running import read_running, running_steps
-from pdv.problem.workload import EMITTED, Stages
+from pdv.problem.workload import EMITTED, Execution, Stages
 from tests.pdv.worlds import cluster, f32, problem
 
 
@@ -30,3 +33,29 @@ def test_a_stage_without_parameters_is_refused() -> None:
         else:
             with pytest.raises(ValueError, match=r"stages \[1\] without parameters"):
                 read()
+
+
+def test_interleaved_stages_are_read_back() -> None:
+    """Their number is a multiple of the ranks, and so is that of the micro-batches."""
+    k = Builder()
+    nodes = [k.input("x", f32(4, 8))]
+    for number in range(4):
+        nodes.append(k.linear(nodes[-1], k.param(f"w{number}", f32(8, 8))))
+    graph = k.graph({"y": nodes[-1]})
+    stages = Stages(2, 2, chunk_of={node: number for number, node in enumerate(nodes[1:])}, layers=(0, 0, 0, 0))
+    execution = replace(EMITTED, micro_batches=4, order="interleaved")
+
+    def read(steps: list[dict[str, Any]]) -> tuple[Stages, Execution]:
+        return read_running(problem(graph, Mesh.of(dp=2)), graph, steps, lambda: load_cluster(cluster(4)))
+
+    steps = running_steps(graph, stages, execution)
+    found, how = read(steps)
+    assert (found.count, found.virtual, found.chunk_of, how.order) == (2, 2, stages.chunk_of, "interleaved")
+    for changed, told in (({"ranks": 3}, "4 stages on 3 ranks"), ({"order": "1f1b"}, "on 2 ranks in the order 1f1b")):
+        wrong = [
+            {**step, "bindings": {**step["bindings"], **changed}} if step["rule"] == "stage" else step for step in steps
+        ]
+        with pytest.raises(ValueError, match=told):
+            read(wrong)
+    with pytest.raises(ValueError, match="3 micro-batches take turns on stages of 2 ranks"):
+        read(running_steps(graph, stages, replace(execution, micro_batches=3)))
