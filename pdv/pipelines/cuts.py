@@ -20,7 +20,7 @@ def stage_costs(
     profile: Profile,
     *,
     micro_batches: int,
-    in_flight: int,
+    in_flight: float,
     limit: float,
     recompute: bool,
     before: Link | None = None,
@@ -49,7 +49,7 @@ def stage_costs(
     return np.where((starts < stops) & trains & fits, seconds, np.inf)
 
 
-def held_bytes(profile: Profile, *, in_flight: int, recompute: bool) -> Numbers:
+def held_bytes(profile: Profile, *, in_flight: float, recompute: bool) -> Numbers:
     """[start, stop] bytes that a device of a stage holds at most, as far as values alone say."""
     resting = _runs(profile.resting_bytes)
     if not recompute:

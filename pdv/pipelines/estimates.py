@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -9,27 +10,44 @@ from ir.graph import Graph
 from ir.scaling.rows import fewer_rows
 from pdv.memory import step_memory
 from pdv.pipelines.candidates import Candidate, Space
-from pdv.pipelines.inside import Inside, Insides, piece_seconds, workload
-from pdv.pipelines.pipeline import Mode, Whole, stages_of
+from pdv.pipelines.inside import Inside, Insides, workload
+from pdv.pipelines.pipeline import Extra, Mode, Whole, stages_of
+from pdv.pipelines.profile import ByStage
 from pdv.pipelines.shorten import Short, shorten
 from pdv.problem.workload import RECOMPUTATIONS, Recompute
 from pdv.search.strategies.budget import Budget, Strategy
 
-SLACK = 1.1  # times the limit, of which an estimate may still fit: they are mostly high
+SLACK = 1.03  # times the limit, of which an estimate may still fit
 FEWER = 1e-3  # of a micro-batch's activations, that are kept at least
+FASTER = (
+    0.94  # times what is fastest for a micro-batch by itself, that less memory may take: it may sum less at the end
+)
+LIMITS = 4  # of memory that an inside is solved for at most
+FULL = 0.93  # of a limit, that a plan may leave unused
+AIM = 0.985  # of a limit, that the next plan is to use
+UNEVEN = 1.01  # times what the best cut takes without a limit: then less memory inside may pay
+LESS = 0.93  # of the memory, that is tried next
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A candidate as it would run: ``free`` where memory was no matter in the choice of its inside."""
+    """A candidate as it would run.
+
+    Attributes:
+        inside: of the short program; ``room``: bytes that it was allowed, all stages together, if any were said.
+        extra: what devices need beyond the sum of values.
+        promising: whether it may fit after all.
+    """
 
     candidate: Candidate
     mode: Mode
-    free: bool
+    inside: Inside
+    room: float | None
+    extra: Extra
     step_s: float
     needed_bytes: float
     fits: bool
-    promising: bool  # whether it may fit after all
+    promising: bool
 
     @property
     def is_plain(self) -> bool:
@@ -44,13 +62,21 @@ class Estimates:
         self.space = space
         self.short = shorten(space.problem.graph)
         self._graphs: dict[int, Graph | None] = {1: self.short.graph}
-        self.insides = Insides(space, self.graph, strategy, budget, rules=False)
+        self.insides = Insides(space, self.graph, strategy, budget, rules=False, middle=self.short.repeated)
 
     def graph(self, micro_batches: int) -> Graph | None:
         """The short program of one micro-batch."""
         if micro_batches not in self._graphs:
             self._graphs[micro_batches] = fewer_rows(self.short.graph, micro_batches)
         return self._graphs[micro_batches]
+
+    def free(self, candidate: Candidate) -> Estimate | None:
+        """As fast as can be, whether it fits or not; None if there is no plan."""
+        inside = self.insides.free(candidate)
+        if inside is None:
+            return None
+        mode = Mode(self.space.recomputations[0], self.space.orders(candidate)[0])
+        return self._estimate(candidate, inside, mode, None, self._extra(candidate, inside, mode.recompute))
 
     def of(self, candidate: Candidate, below_s: float) -> Iterator[Estimate]:
         """As fast as can be, and where that does not fit, recomputed or with less in memory.
@@ -62,12 +88,15 @@ class Estimates:
             return
         for recompute in self.space.recomputations if any(inside.pieces.layers) else RECOMPUTATIONS[:1]:
             modes = [Mode(recompute, order) for order in self.space.orders(candidate)]
-            found = [self._estimate(candidate, inside, mode, free=True) for mode in modes]
+            extra = self._extra(candidate, inside, recompute)
+            found = [self._estimate(candidate, inside, mode, None, extra) for mode in modes]
             yield from found
             if any(one.fits for one in found):
                 return
-            if found[0].step_s < below_s and self._least(candidate, recompute) <= self.limit:
-                yield from self._within(candidate, inside, modes[0])
+            if FASTER * found[0].step_s < below_s and self._least(candidate, recompute) <= self.limit:
+                for one in self._within(found[0], below_s):
+                    below_s = min(below_s, one.step_s if one.fits else math.inf)
+                    yield one
 
     @property
     def limit(self) -> float:
@@ -77,48 +106,88 @@ class Estimates:
     def _least(self, candidate: Candidate, recompute: Recompute) -> float:
         return self.space.least_bytes(candidate.stages, candidate.micro_batches, recompute)
 
-    def _within(self, candidate: Candidate, inside: Inside, mode: Mode) -> Iterator[Estimate]:
-        """The same with less in memory; the search's limit is moved once, by what came of the first."""
-        flight, room = held_at_once(candidate, inside, mode), self.limit * candidate.stages
-        room *= share(self.short, inside, flight)
-        for _ in range(2):
-            less = self.insides.within(candidate, room, flight)
-            if less is None:
-                return
-            found = self._estimate(candidate, less, mode, free=False)
-            yield found
-            if found.fits:
-                return
-            room *= self.limit / found.needed_bytes
+    def _within(self, free: Estimate, below_s: float) -> Iterator[Estimate]:
+        """The same with less in memory: so much that it fits, and no less unless a more even cut pays for it.
 
-    def _estimate(self, candidate: Candidate, inside: Inside, mode: Mode, *, free: bool) -> Estimate:
-        stretched = inside.profiles.map(lambda own: own.map(self.short.stretch))
-        whole = Whole(candidate, stretched, self.space.cluster, mode)
-        timed = whole.with_seconds(*map(self.short.stretch, piece_seconds(self.space, candidate, inside)))
-        beside, last = self._beside(candidate, inside, mode)
-        sizes = timed.cut(self.limit - beside, self.limit - last)
+        What an inside may hold is found between what was too much and what leaves room, as long as the faster of these
+        beats ``below_s``.
+        """
+        candidate, mode = free.candidate, free.mode
+        flight = held_at_once(candidate, free.inside, mode)
+        room = free.inside.num_bytes * flight * self.limit / free.needed_bytes
+        large, small = (free.inside.num_bytes * flight, free), (0.0, free)
+        digests = {free.inside.plan.pcg.digest}
+        for _ in range(LIMITS):
+            less = self.insides.within(candidate, room, flight)
+            if less is None or less.plan.pcg.digest in digests:
+                return
+            digests.add(less.plan.pcg.digest)
+            found = self._estimate(candidate, less, mode, room, self._extra(candidate, less, mode.recompute))
+            yield found
+            if found.fits and self._is_uneven(found):
+                room *= LESS
+                continue
+            if found.fits:
+                small = room, found
+            else:
+                large = room, found
+            if small[1].fits and (small[1].needed_bytes > FULL * self.limit or FASTER * large[1].step_s > below_s):
+                return
+            room = self._between(large, small)
+
+    def _between(self, large: tuple[float, Estimate], small: tuple[float, Estimate]) -> float:
+        """Bytes for an inside whose plan would just fit, given those of two plans."""
+        over, under = large[1].needed_bytes, small[1].needed_bytes
+        if not small[1].fits:
+            return large[0] * self.limit / over
+        share = (AIM * self.limit - under) / (over - under)
+        return small[0] + (large[0] - small[0]) * min(0.9, max(0.1, share))
+
+    def _is_uneven(self, found: Estimate) -> bool:
+        """Whether memory keeps an estimate from its best cut."""
+        if found.candidate.stages == 1:
+            return False
+        whole = self._whole(found.candidate, found.inside, found.mode, found.extra)
+        sizes = whole.cut(math.inf)
+        assert sizes is not None, "no more stages than pieces"
+        return found.step_s > UNEVEN * whole.step_s(sizes)
+
+    def _estimate(self, candidate: Candidate, inside: Inside, mode: Mode, room: float | None, extra: Extra) -> Estimate:
+        whole = self._whole(candidate, inside, mode, extra)
+        sizes = whole.cut(self.limit)
         fits = sizes is not None
         if sizes is None:
-            sizes = timed.cut(float("inf"))
+            sizes = whole.cut(math.inf)
         assert sizes is not None, "no more stages than pieces"
-        *held, of_last = timed.held(sizes)
-        needed = max([of_last + last, *(one + beside for one in held)])
-        return Estimate(candidate, mode, free, timed.step_s(sizes), needed, fits, needed <= SLACK * self.limit)
+        needed, step_s = max(whole.held(sizes)), whole.step_s(sizes)
+        return Estimate(candidate, mode, inside, room, extra, step_s, needed, fits, needed <= SLACK * self.limit)
 
-    def _beside(self, candidate: Candidate, inside: Inside, mode: Mode) -> tuple[float, float]:
-        """Bytes beyond the sum of its values that a stage of the short program needs, and that the last one does.
+    def _whole(self, candidate: Candidate, inside: Inside, mode: Mode, extra: Extra) -> Whole:
+        stretched = inside.profiles.map(lambda own: own.map(self.short.stretch))
+        return Whole(candidate, stretched, inside.timing.map(self.short.stretch), self.space.cluster, mode, extra)
 
-        These are working sets, such as the optimizer's, and what the allocator rounds; the last stage has the loss.
-        """
-        found = []
-        for count in dict.fromkeys((min(2, candidate.stages), 1)):
-            sizes = (inside.pieces.count,) if count == 1 else (inside.pieces.count - 1, 1)
-            few = replace(candidate, stages=count, axes=candidate.axes[:count], micro_batches=1)
-            stages = stages_of(inside.pieces, count, sizes, layered=True)
-            work = workload(self.space, few, inside, stages, mode)
-            held = Whole(few, inside.profiles.first(count), self.space.cluster, mode).held(sizes)
-            found.append(max(0.0, step_memory(work).stages[0].least_bytes - held[0]))
-        return found[0], found[-1]
+    def _extra(self, candidate: Candidate, inside: Inside, recompute: Recompute) -> Extra:
+        """From a walk of the short program, in two stages and (if the candidate has but one) in one."""
+        first, last = (self._walk(candidate, inside, recompute, count) for count in (2, min(2, candidate.stages)))
+        return replace(first, last=last.last)
+
+    def _walk(self, candidate: Candidate, inside: Inside, recompute: Recompute, count: int) -> Extra:
+        """Of so many stages, as many micro-batches."""
+        all_of_it, own = inside.pieces.count, inside.profiles[0]
+        sizes = (all_of_it,) if count == 1 else (all_of_it - 1, 1)
+        axes = (candidate.axes * 2)[:count]
+        few = replace(candidate, stages=count, axes=axes, micro_batches=min(2, candidate.micro_batches))
+        stages, mode = stages_of(inside.pieces, count, sizes, layered=True), Mode(recompute)
+        walked = step_memory(workload(self.space, few, inside.plan, stages, mode)).stages
+        first, last = walked[0], walked[-1]
+        kept = (own.entering_bytes if recompute == "full" else own.kept_bytes)[: sizes[0]].sum()
+        each = first.curve[0].after_bytes - first.curve[-1].after_bytes  # behind the first forward pass, and at rest
+        share = max(FEWER, float(each / kept)) if count > 1 and kept else 1.0
+        profiles = ByStage(inside.profiles.kinds, (0,) * count)
+        held = Whole(few, profiles, inside.timing, self.space.cluster, mode, Extra(kept=share)).held(sizes)
+        outside = first.total_bytes - first.reserved_bytes
+        taken = (first.least_bytes - outside) / first.peak_bytes
+        return Extra(share, first.peak_bytes - held[0], last.peak_bytes - held[-1], taken, outside)
 
 
 def share(short: Short, inside: Inside, flight: float) -> float:

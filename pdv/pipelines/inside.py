@@ -5,59 +5,70 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Device
 from pdv.pcg.plan_cost import plan_cost
 from pdv.pcg.spread import spread_to_pcg
 from pdv.pipelines.candidates import Candidate, Space
+from pdv.pipelines.lengthen import lengthen
 from pdv.pipelines.pipeline import Mode
-from pdv.pipelines.profile import ByStage, Numbers, piece_of_pcg, profile
+from pdv.pipelines.profile import ByStage, piece_of_pcg, profile
+from pdv.pipelines.shorten import Short
+from pdv.pipelines.timing import Timing, measure
 from pdv.problem import Problem, Solution
 from pdv.problem.workload import Stages, Workload, emitted
 from pdv.schedule.pieces import Pieces, pieces
 from pdv.search.meshes import BestPlan, realize_solution
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.budget import Budget, EarlierSearches, Strategy
-from pdv.simulate.calibration import CALIBRATION
-from pdv.simulate.engine.task import PICO
-from pdv.simulate.stage import Lowered
-from pdv.simulate.step import chunk_durations
 
 FREE = 1e30  # bytes: a limit that every plan keeps
 
 
 @dataclass(frozen=True)
 class Inside:
-    """A plan for one micro-batch, its pieces, and by stage what these take there."""
+    """A plan for one micro-batch, its pieces, by stage what these take there, and on the first one simulated.
+
+    ``num_bytes``: that the search priced, what rests as the search was told to.
+    """
 
     plan: BestPlan
     pieces: Pieces
     profiles: ByStage
+    timing: Timing
+    num_bytes: float
 
 
 class Insides:
     """Insides of candidates, of the programs that ``graph_of`` gives; ``solved`` counts the problems so far.
 
-    ``rules``: whether algebraic rewrites are searched, too.
+    ``rules``: whether algebraic rewrites are searched, too; ``middle``: of a short program, the pieces that stand for
+    more.
     """
 
     def __init__(
-        self, space: Space, graph_of: Callable[[int], Graph | None], strategy: Strategy, budget: Budget, *, rules: bool
+        self,
+        space: Space,
+        graph_of: Callable[[int], Graph | None],
+        strategy: Strategy,
+        budget: Budget,
+        *,
+        rules: bool,
+        middle: range = range(0),
     ) -> None:
-        self.space, self.strategy, self.budget = space, strategy, budget
+        self.space, self.strategy, self.budget, self.middle = space, strategy, budget, middle
         self.graph_of = graph_of
         self.solved = self.states = 0
-        self._rules = space.problem.rules if rules else ()
+        self.rules = space.problem.rules if rules else ()
         self._known: dict[tuple[object, ...], EarlierSearches] = {}
         self._free: dict[Candidate, Inside | None] = {}
 
     def free(self, candidate: Candidate) -> Inside | None:
         """The fastest inside, whatever memory it takes; None if there is none."""
         if candidate not in self._free:
-            self._free[candidate] = self._solve(candidate, FREE, 1.0)
+            in_order = min(candidate.stages, candidate.micro_batches)  # as limits will have it that are asked for next
+            self._free[candidate] = self._solve(candidate, FREE, 1.0 / in_order)
         return self._free[candidate]
 
     def within(self, candidate: Candidate, limit: float, flight: float) -> Inside | None:
@@ -72,7 +83,7 @@ class Insides:
         if graph is None:
             return None
         plain = replace(
-            self.space.problem, graph=graph, mesh=candidate.mesh, axes=candidate.inside, rules=self._rules, rows=None
+            self.space.problem, graph=graph, mesh=candidate.mesh, axes=candidate.inside, rules=self.rules, rows=None
         )
         problem = replace(plain, memory_limit=limit, resting=resting, once=1.0 / candidate.spread)
         key = (candidate.mesh, candidate.inside, candidate.micro_batches, candidate.stages, resting)
@@ -86,22 +97,37 @@ class Insides:
         return self.made(candidate, solution)
 
     def made(self, candidate: Candidate, solution: Solution) -> Inside:
-        """What a solution is for a candidate; its own price is that of one micro-batch by itself."""
-        made = solution.realized or realize_solution(solution)
-        plain = replace(solution.problem, once=1.0, resting=1.0, memory_limit=self.space.problem.memory_limit)
-        derived, rewritten = made.derived, replace(plain, graph=solution.graph)
-        cost = plan_cost(rewritten, derived.pcg)
-        solution = replace(
-            solution, problem=plain, cost_s=cost.seconds, memory_bytes=cost.memory_bytes, lower_bound_s=0.0,
-            realized=None,
-        )  # fmt: skip
-        plan = BestPlan(solution, derived, cost, 0.0, solution.states, complete=solution.complete)
+        """What a solution is for a candidate."""
+        plan = self._planned(solution)
+        derived, rewritten = plan.derived, replace(plan.solution.problem, graph=plan.solution.graph)
         found = pieces(solution.graph)
         where = piece_of_pcg(derived, found.of, found.count)
         stages = [self._as_stage(candidate, rewritten, stage) for stage in range(candidate.stages)]
         kinds = dict(stages)
         profiles = tuple(profile(one, derived.pcg, where, found.count) for one in kinds.values())
-        return Inside(plan, found, ByStage(profiles, tuple(list(kinds).index(key) for key, _ in stages)))
+        by_stage = ByStage(profiles, tuple(list(kinds).index(key) for key, _ in stages))
+        timing = measure(lambda chunks: workload(self.space, candidate, plan, chunks, Mode()), found, self.middle)
+        return Inside(plan, found, by_stage, timing, solution.memory_bytes)
+
+    def lengthened(self, candidate: Candidate, inside: Inside, short: Short) -> Inside:
+        """The inside of a short program, of the whole one."""
+        graph = self.space.graph(candidate.micro_batches)
+        assert graph is not None, "the short program has so many micro-batches, too"
+        plan = self._planned(lengthen(inside.plan.solution, graph, short.middle))
+        profiles = inside.profiles.map(lambda own: own.map(short.stretch))
+        timing = inside.timing.map(short.stretch)
+        return Inside(plan, pieces(plan.solution.graph), profiles, timing, inside.num_bytes)
+
+    def _planned(self, solution: Solution) -> BestPlan:
+        """The plan of a solution; its own price is that of one micro-batch by itself."""
+        made = solution.realized or realize_solution(solution)
+        plain = replace(solution.problem, once=1.0, resting=1.0, memory_limit=self.space.problem.memory_limit)
+        cost = plan_cost(replace(plain, graph=solution.graph), made.derived.pcg)
+        solution = replace(
+            solution, problem=plain, cost_s=cost.seconds, memory_bytes=cost.memory_bytes, lower_bound_s=0.0,
+            realized=None,
+        )  # fmt: skip
+        return BestPlan(solution, made.derived, cost, 0.0, solution.states, complete=solution.complete)
 
     def _as_stage(self, candidate: Candidate, problem: Problem, stage: int) -> tuple[tuple[object, ...], Problem]:
         """The problem with the links and devices of a stage; stages of an equal key are alike."""
@@ -116,9 +142,8 @@ class Insides:
         return tuple(dict.fromkeys(cluster.device_of(rank) for rank in range(stage * size, (stage + 1) * size)))
 
 
-def workload(space: Space, candidate: Candidate, inside: Inside, stages: Stages, mode: Mode) -> Workload:
-    """What is simulated; ``stages`` are over operators of the inside's graph."""
-    plan = inside.plan
+def workload(space: Space, candidate: Candidate, plan: BestPlan, stages: Stages, mode: Mode) -> Workload:
+    """What is simulated; ``stages`` are over operators of the plan's graph."""
     chunks, layers = (spread_to_pcg(plan.derived, of) for of in (stages.chunk_of, stages.layer_of))
     return Workload(
         replace(plan.solution.problem, graph=plan.solution.graph),
@@ -129,15 +154,3 @@ def workload(space: Space, candidate: Candidate, inside: Inside, stages: Stages,
         candidate.axes,
         lambda device: space.compute_of((device,)),
     )
-
-
-def piece_seconds(space: Space, candidate: Candidate, inside: Inside) -> tuple[Numbers, Numbers]:
-    """[pieces] simulated seconds of a micro-batch forward and backward, each piece a chunk of one stage."""
-    count = inside.pieces.count
-    work = workload(space, candidate, inside, Stages(1, count, inside.pieces.of), Mode())
-    durations = chunk_durations(Lowered(work, CALIBRATION))
-    on_gpu = any(entry.device.kind == "gpu" for entry in space.cluster.classes)
-    begun = np.where(np.arange(count) == 0, 0.0, CALIBRATION.host_pass_s) if on_gpu else 0.0
-    found = ([getattr(one, name) for one in durations] for name in ("forward", "backward"))
-    forward, backward = (np.maximum(np.array(one) / PICO - begun, 0.0) for one in found)
-    return forward, backward

@@ -11,11 +11,13 @@ import numpy as np
 from pdv.cluster import Cluster, Link
 from pdv.cluster.routing.route import find_route
 from pdv.pipelines.candidates import Candidate
-from pdv.pipelines.cuts import cut_pieces, held_bytes, once_seconds, stage_costs
+from pdv.pipelines.cuts import cut_pieces, held_bytes, stage_costs
 from pdv.pipelines.profile import ByStage, Numbers, Profile
+from pdv.pipelines.timing import Timing
 from pdv.problem.workload import Order, Recompute, Stages
 from pdv.schedule.order import Pipeline, in_flight
 from pdv.schedule.pieces import Pieces
+from pdv.simulate.engine.pipeline import Durations, Sends, compose
 
 
 @dataclass(frozen=True)
@@ -27,31 +29,56 @@ class Mode:
 
 
 @dataclass(frozen=True)
+class Extra:
+    """Bytes that a device needs beyond the sum of its values, as a walk of a small pipeline finds them.
+
+    Attributes:
+        kept: times what values say that a micro-batch leaves for its backward pass.
+        first, last: working sets, of the stages before the last one and of that.
+        taken: times what tensors need, that an allocator takes.
+        outside: of the allocator.
+    """
+
+    kept: float = 1.0
+    first: float = 0.0
+    last: float = 0.0
+    taken: float = 1.0
+    outside: float = 0.0
+
+    def room(self, limit: float, stage: int, count: int) -> float:
+        """What a limit leaves for values, on one of so many stages."""
+        return (limit - self.outside) / self.taken - (self.last if stage == count - 1 else self.first)
+
+    def needed(self, values: float, stage: int, count: int) -> float:
+        """Bytes of a device, given those of its values."""
+        return (values + (self.last if stage == count - 1 else self.first)) * self.taken + self.outside
+
+
+@dataclass(frozen=True)
 class Whole:
     """A candidate with what its pieces take on each stage."""
 
     candidate: Candidate
     profiles: ByStage
+    timing: Timing
     cluster: Cluster
     mode: Mode
+    extra: Extra = Extra()
 
-    def cut(self, limit: float, last: float | None = None) -> tuple[int, ...] | None:
-        """Pieces of each stage, so that the slowest is fastest; None if nothing is within so many bytes a device.
-
-        ``last``: the limit of the last stage, where it is another.
-        """
+    def cut(self, limit: float) -> tuple[int, ...] | None:
+        """Pieces of each stage, so that the slowest is fastest; None if nothing is within so many bytes a device."""
         candidate, links = self.candidate, self.links
-        limits = [*[limit] * (candidate.stages - 1), limit if last is None else last]
+        limits = [self.extra.room(limit, stage, candidate.stages) for stage in range(candidate.stages)]
         if candidate.stages == 1:
             whole = (self.profiles[0].count,)
-            return whole if self.held(whole)[0] <= limits[0] else None
+            return whole if self.held(whole)[0] <= limit else None
         costs: dict[tuple[object, ...], Numbers] = {}
-        of_stage, flight = [], self.flight
+        of_stage, flight, timed = [], self.flight, self._timed
         for stage, kind in enumerate(self.profiles.kind_of):
             key = kind, flight[stage], links[stage], links[stage + 1], limits[stage]
             if key not in costs:
                 costs[key] = stage_costs(
-                    self.profiles[stage],
+                    timed[stage],
                     micro_batches=candidate.micro_batches,
                     in_flight=flight[stage],
                     limit=limits[stage],
@@ -68,11 +95,13 @@ class Whole:
         return self.mode.recompute == "full"
 
     @property
-    def flight(self) -> list[int]:
-        """By stage, micro-batches whose activations are held at once."""
-        candidate = self.candidate
-        pipeline = Pipeline(candidate.stages, 1, candidate.micro_batches, self.mode.order)
-        return [in_flight(pipeline, stage) for stage in range(candidate.stages)]
+    def flight(self) -> list[float]:
+        """By stage, micro-batches whose activations are held at once, each as many as its values say."""
+        return [self.extra.kept * in_flight(self._pipeline, stage) for stage in range(self.candidate.stages)]
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        return Pipeline(self.candidate.stages, 1, self.candidate.micro_batches, self.mode.order)
 
     @property
     def links(self) -> list[Link | None]:
@@ -86,44 +115,49 @@ class Whole:
         return [*found, None]
 
     def held(self, sizes: Sequence[int]) -> list[float]:
-        """By stage, bytes of a device, as far as values alone say."""
-        ends, flight = [0, *accumulate(sizes)], self.flight
-        return [
-            float(held_bytes(self.profiles[at], in_flight=flight[at], recompute=self.again)[ends[at], ends[at + 1]])
-            for at in range(self.candidate.stages)
-        ]
+        """By stage, bytes of a device."""
+        ends, flight, count = [0, *accumulate(sizes)], self.flight, self.candidate.stages
+        found = []
+        for at in range(count):
+            values = held_bytes(self.profiles[at], in_flight=flight[at], recompute=self.again)
+            found.append(self.extra.needed(float(values[ends[at], ends[at + 1]]), at, count))
+        return found
 
     def step_s(self, sizes: Sequence[int]) -> float:
-        """Seconds of a step: each stage waits for those before it once, and then runs all its micro-batches.
-
-        One forward, one backward: a stage has so many micro-batches on the way to those behind it and back as it holds.
-        """
-        ends, links, flight = [0, *accumulate(sizes)], self.links, self.flight
-        slowest = behind = 0.0
-        parts = []
+        """Seconds of a step: the passes of all stages, each as soon as what it needs is there."""
+        ends, links, timed = [0, *accumulate(sizes)], self.links, self._timed
+        durations, sends = [], []
         for stage in range(self.candidate.stages):
-            own = self.profiles[stage]
-            start, stop, link = ends[stage], ends[stage + 1], links[stage + 1]
-            each = float((own.forward_s * (1 + self.again) + own.backward_s)[start:stop].sum())
-            sent = link.latency_s + own.sent_bytes[stop - 1] / link.bandwidth_bytes_per_s if link else 0.0
-            parts.append((each, sent, float(once_seconds(own)[start, stop])))
-        before = sum(each + 2 * sent for each, sent, _ in parts)
-        for held, (each, sent, once) in zip(reversed(flight), reversed(parts), strict=True):
-            behind += each + 2 * sent
-            before -= each + 2 * sent
-            turn = max(each, sent, behind / held if self.mode.order == "1f1b" else 0.0)
-            slowest = max(slowest, before + self.candidate.micro_batches * turn + once)
-        return slowest
+            own, link = slice(ends[stage], ends[stage + 1]), links[stage + 1]
+            ratio = _ratio(self.profiles[stage].backward_s, self.profiles[0].backward_s)
+            forward, backward = float(timed[stage].forward_s[own].sum()), float(timed[stage].backward_s[own].sum())
+            last = float((self.timing.last_s * ratio)[own].sum())
+            begun = self.timing.begun_s
+            forward += begun[0]
+            again = forward if self.again else 0.0
+            durations.append(
+                Durations(forward, backward + begun[1] + again, last + begun[2] + again, self.timing.behind_s)
+            )
+            if link is not None:
+                sends.append(link.latency_s + timed[stage].sent_bytes[ends[stage + 1] - 1] / link.bandwidth_bytes_per_s)
+        line = compose(self._pipeline, durations, Sends(sends, sends), blocking=False, record=False)
+        done = [
+            max(end, behind) + float(self.profiles[stage].optimizer_s[ends[stage] : ends[stage + 1]].sum())
+            for stage, (end, behind) in enumerate(zip(line.ends, line.behind, strict=True))
+        ]
+        return float(max(done))
 
-    def with_seconds(self, forward_s: Numbers, backward_s: Numbers) -> Whole:
-        """The same with other seconds on the first stage's devices, and in proportion on the others."""
+    @property
+    def _timed(self) -> ByStage:
+        """With simulated seconds on the first stage's devices, and in proportion on the others."""
         first = self.profiles[0]
 
         def timed(own: Profile) -> Profile:
-            forward = forward_s * _ratio(own.forward_s, first.forward_s)
-            return replace(own, forward_s=forward, backward_s=backward_s * _ratio(own.backward_s, first.backward_s))
+            forward = self.timing.forward_s * _ratio(own.forward_s, first.forward_s)
+            backward = self.timing.backward_s * _ratio(own.backward_s, first.backward_s)
+            return replace(own, forward_s=forward, backward_s=backward)
 
-        return replace(self, profiles=self.profiles.map(timed))
+        return self.profiles.map(timed)
 
 
 def _ratio(one: Numbers, other: Numbers) -> Numbers:

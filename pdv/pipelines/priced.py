@@ -1,30 +1,30 @@
-"""One candidate in full: its inside solved, carried over to the whole program, cut and simulated. Entry: ``Pricer``."""
+"""One candidate in full: its inside carried over to the whole program, cut and simulated. Entry: ``Pricer``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pdv.memory import step_memory
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimate, held_at_once, share
-from pdv.pipelines.inside import FREE, Inside, Insides, piece_seconds, workload
-from pdv.pipelines.lengthen import lengthen
+from pdv.pipelines.inside import Inside, Insides, workload
 from pdv.pipelines.pipeline import Whole, stages_of
 from pdv.pipelines.shorten import Short
 from pdv.problem.workload import Workload
 from pdv.search.meshes import BestPlan
 from pdv.simulate.step import simulate
 
-ROUNDS = 4  # of a tighter limit, where a cut needs more than the sum of its values
-TIGHTER = 5  # of a tighter limit for the search of the inside
+ROUNDS = 3  # of a tighter limit, where a cut needs more than the sum of its values
+TIGHTER = 8  # of a tighter limit for the search of the inside
 CLOSE = 0.99  # of the limit that would just do
-CLOSER = 0.97  # the same for the inside, whose bytes follow a limit less closely
+CLOSER = 0.97  # the same for the inside of a short program, whose bytes follow a limit less closely
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan with what its step takes in seconds, and bytes of the fullest device."""
+    """A plan with what its step takes in seconds, if it fits, and bytes of the fullest device."""
 
     estimate: Estimate
     plan: BestPlan
@@ -37,71 +37,78 @@ class Found:
 class Pricer:
     """Estimates of one space, made and simulated; ``insides`` are of short programs, or (without one) of whole ones."""
 
-    def __init__(self, space: Space, insides: Insides, short: Short | None) -> None:
+    def __init__(self, space: Space, insides: Insides, short: Short) -> None:
         self.space, self.insides, self.short = space, insides, short
 
     def found(self, estimate: Estimate) -> Iterator[Found]:
-        """The plan of an estimate; where it does not fit after all, others that hold less."""
-        short = self.insides.free(estimate.candidate)
-        if short is None:
-            return
-        if estimate.free:
-            found = self._price(estimate, self._whole(estimate.candidate, short))
-            yield found
-            if found.fits:
-                return
-        yield from self._within(estimate, short)
-
-    def _within(self, estimate: Estimate, short: Inside) -> Iterator[Found]:
-        """Plans that hold less and less, until one fits."""
+        """The plan of an estimate, unless it is the estimate's own over again; while it does not fit, one with less."""
         candidate, limit = estimate.candidate, self.space.problem.memory_limit
-        flight = held_at_once(candidate, short, estimate.mode)
-        room = limit * candidate.stages * (1.0 if self.short is None else share(self.short, short, flight))
+        flight, (room, inside) = held_at_once(candidate, estimate.inside, estimate.mode), self._first(estimate)
+        before = estimate.inside.plan.pcg.digest if self.insides.rules else ""
         for _ in range(TIGHTER):
-            less = self.insides.within(candidate, room, flight)
-            if less is None:
+            if inside is None:
                 return
-            found = self._price(estimate, self._whole(candidate, less))
-            yield found
-            if found.fits:
+            needed, digest = 0.0, inside.plan.pcg.digest
+            if digest != before:
+                found = self._price(estimate, self._of_whole(candidate, inside))
+                yield found
+                if found.fits:
+                    return
+                needed = found.needed_bytes
+            elif estimate.fits and self.insides.rules:
                 return
-            room *= (CLOSE if self.short is None else CLOSER) * limit / found.needed_bytes
+            before = digest
+            room *= min(CLOSER, CLOSE * limit / max(limit, needed))
+            inside = self.insides.within(candidate, room, flight)
 
-    def _whole(self, candidate: Candidate, short: Inside) -> Inside:
+    def _first(self, estimate: Estimate) -> tuple[float, Inside | None]:
+        """Bytes of all stages that an inside may take where the estimate's does not fit, and the one to begin with."""
+        candidate = estimate.candidate
+        flight = held_at_once(candidate, estimate.inside, estimate.mode)
+        room = estimate.inside.num_bytes * flight if estimate.room is None else estimate.room
+        if not self.is_short:
+            room /= share(self.short, estimate.inside, flight)
+        if estimate.room is None:
+            return room, self.insides.free(candidate)
+        return room, self.insides.within(candidate, room, flight)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether insides are those of the short program."""
+        return self.insides.graph_of(1) is self.short.graph
+
+    def _of_whole(self, candidate: Candidate, inside: Inside) -> Inside:
         """The same inside of the whole program."""
-        if self.short is None:
-            return short
-        graph = self.space.graph(candidate.micro_batches)
-        assert graph is not None, "the short program has so many micro-batches, too"
-        solution = lengthen(short.plan.solution, graph, self.short.middle)
-        return self.insides.made(candidate, solution)
+        return self.insides.lengthened(candidate, inside, self.short) if self.is_short else inside
 
     def _price(self, estimate: Estimate, inside: Inside) -> Found:
         """With the best cut whose stages fit, or as it is nearest."""
         limit, candidate = self.space.problem.memory_limit, estimate.candidate
-        whole = Whole(candidate, inside.profiles, self.space.cluster, estimate.mode)
-        whole = whole.with_seconds(*piece_seconds(self.space, candidate, inside))
-        within, found = limit, None
-        for _ in range(ROUNDS):
+        whole = Whole(candidate, inside.profiles, inside.timing, self.space.cluster, estimate.mode, estimate.extra)
+        sizes, within = whole.cut(limit), limit
+        found = self._cut(estimate, inside, sizes or self._freely(whole))
+        tried = {sizes}
+        for _ in range(ROUNDS - 1):
+            if found.fits or sizes is None:
+                break
+            within *= CLOSE * limit / found.needed_bytes
             sizes = whole.cut(within)
-            if sizes is None:
+            if sizes is None or sizes in tried:
                 break
-            tried = self._cut(estimate, inside, sizes)
-            if found is None or tried.needed_bytes < found.needed_bytes:
-                found = tried
-            if found.fits or candidate.stages == 1:
-                break
-            within *= CLOSE * limit / tried.needed_bytes
-        if found is None:
-            sizes = whole.cut(FREE)
-            assert sizes is not None, "no more stages than pieces"
-            found = self._cut(estimate, inside, sizes)
-        return replace(found, step_s=simulate(found.work, draws=0).step_s)
+            tried.add(sizes)
+            other = self._cut(estimate, inside, sizes)
+            found = min(found, other, key=lambda one: one.needed_bytes)
+        return replace(found, step_s=simulate(found.work, draws=0).step_s) if found.fits else found
+
+    def _freely(self, whole: Whole) -> tuple[int, ...]:
+        sizes = whole.cut(math.inf)
+        assert sizes is not None, "no more stages than pieces"
+        return sizes
 
     def _cut(self, estimate: Estimate, inside: Inside, sizes: Sequence[int]) -> Found:
         candidate = estimate.candidate
         stages = stages_of(inside.pieces, candidate.stages, sizes, layered=estimate.mode.recompute == "full")
-        work = workload(self.space, candidate, inside, stages, estimate.mode)
+        work = workload(self.space, candidate, inside.plan, stages, estimate.mode)
         plan = replace(inside.plan, stages=stages, execution=work.execution)
         needed = step_memory(work).worst.least_bytes
-        return Found(estimate, plan, work, float("inf"), needed, needed <= self.space.problem.memory_limit)
+        return Found(estimate, plan, work, math.inf, needed, needed <= self.space.problem.memory_limit)

@@ -1,7 +1,7 @@
 """The search over pipelines: candidates are estimated, the best made and simulated. Entry: ``search_pipelines``.
 
-Coordinate descent over estimates, from a first guess for each number of stages on a mesh of one axis, which costs
-least: of the best the micro-batches are doubled and halved, then meshes of more axes are tried, as long as that helps.
+Coordinate descent over estimates, from a first guess for each number of stages: of the best the micro-batches are
+doubled and halved, then other meshes are tried, as long as that helps.
 What cannot be faster than the best so far, by ``Space.least_s``, is not looked at.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ir.errors import NoPlanFitsError
+from ir.mesh import Mesh
 from pdv.cluster import Cluster
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimate, Estimates
@@ -28,8 +29,11 @@ from pdv.simulate.step import simulate
 NEAR = 1.01  # times the bound: good enough
 WORSE = 1.15  # times the best so far: stages are not made more of behind two such
 STARTS = 3  # numbers of stages that are looked at closely
-CLOSE = 1.05  # times the best found: what is estimated higher is not made
+CLOSE = 1.01  # times the best found: what is estimated higher is not made
+BETTER = 0.998  # times what a mesh takes where memory does not matter, that another is looked at for
 MADE = 3  # plans at most, once one fits
+
+ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
 
 
 def search_pipelines(
@@ -48,7 +52,7 @@ def search_pipelines(
     space = Space(problem, cluster, pinned)
     if not (problem.train and space.open):
         return None
-    estimates = Estimates(space, strategy, Budget())
+    estimates = Estimates(space, strategy, ROUGHLY)
     search = Search(space, estimates, strategy, time.monotonic() + budget_s)
     best = search.run()
     if best is None and not pinned.allows_whole:
@@ -90,7 +94,8 @@ class Search:
 
     def __post_init__(self) -> None:
         short, whole = self.estimates.graph, self.space.graph
-        self._rewritten = Insides(self.space, short, self.strategy, Budget(), rules=True)
+        middle = self.estimates.short.repeated
+        self._rewritten = Insides(self.space, short, self.strategy, ROUGHLY, rules=True, middle=middle)
         self._whole = Insides(self.space, whole, self.strategy, Budget(), rules=True)
 
     @property
@@ -102,11 +107,11 @@ class Search:
         """The best plan that fits."""
         self._explore()
         plain = Pricer(self.space, self.estimates.insides, self.estimates.short)
-        made: set[tuple[int, int, Mode, bool]] = set()
+        made: set[tuple[Candidate, Mode]] = set()
         for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
                 break
-            kind = one.candidate.stages, one.candidate.micro_batches, one.mode, one.free
+            kind = one.candidate, one.mode
             if kind not in made:
                 made.add(kind)
                 for found in plain.found(one):
@@ -117,9 +122,10 @@ class Search:
 
     def _improve(self, estimate: Estimate) -> None:
         """With algebraic rewrites; where memory is short, with layers that do not do alike, to fill it."""
-        pricer = Pricer(self.space, self._rewritten, self.estimates.short)
-        filled = not estimate.free and estimate.candidate.stages == 1  # a pipeline is evened out by its cut
-        for found in (Pricer(self.space, self._whole, None) if filled else pricer).found(estimate):
+        filled = estimate.room is not None and estimate.candidate.stages == 1  # a pipeline is evened out by its cut
+        for found in Pricer(self.space, self._whole if filled else self._rewritten, self.estimates.short).found(
+            estimate
+        ):
             self._keep(found)
 
     @property
@@ -141,22 +147,38 @@ class Search:
 
     def _explore(self) -> None:
         """Stages, each on one axis for each level that it spans; then micro-batches, then other meshes."""
+        firsts: list[Estimate] = []
         worse = 0
         for stages in self.space.stages:
             meshes = self.space.meshes(stages)
             mesh = meshes[min(self.space.spans_nodes(stages), len(meshes) - 1)]
-            first = self.space.candidate(stages, mesh, self.space.first_count(stages))
-            self._try(first)
-            worse = worse + 1 if self._value(first) > WORSE * self._best_s else 0
-            if worse > 1:
+            found = self.estimates.free(self.space.candidate(stages, mesh, self.space.first_count(stages)))
+            best_s = min((one.step_s for one in firsts), default=float("inf"))
+            if found is not None:
+                firsts.append(found)
+            worse = worse + 1 if found is None or found.step_s > WORSE * best_s else 0
+            if worse > 1 or self.late:
                 break
+        for first in sorted(firsts, key=lambda one: one.needed_bytes):  # what hardly fits is mostly slow in the end
+            self._try(first.candidate)
         for start in self._starts():
             self._descend(start, self._counts)
         for start in self._starts():
             for mesh in self.space.meshes(start.stages)[1:2]:
-                self._try(self.space.candidate(start.stages, mesh, start.micro_batches))
-        for start in self._starts()[:1]:
-            self._descend(start, lambda one: [*self._counts(one), *self._meshes(one)])
+                self._try_mesh(start, mesh)
+        if starts := self._starts():
+            for mesh in self.space.meshes(starts[0].stages):
+                self._try_mesh(starts[0], mesh)
+            self._descend(self._starts()[0], self._counts)
+
+    def _try_mesh(self, candidate: Candidate, mesh: Mesh) -> None:
+        """The same on another mesh, if that is faster where memory does not matter."""
+        other = replace(candidate, mesh=mesh, axes=self.space.candidate(candidate.stages, mesh, 1).axes)
+        if other in self.known or self.late:
+            return
+        free, known = self.estimates.free(other), self.estimates.free(candidate)
+        if free is not None and known is not None and free.step_s < BETTER * known.step_s:
+            self._try(other)
 
     def _starts(self) -> list[Candidate]:
         """The best candidates of different numbers of stages."""
@@ -199,8 +221,3 @@ class Search:
         more = next((c for c in counts if c >= 2 * count), None)
         less = next((c for c in reversed(counts) if 2 * c <= count), None)
         return [self.space.candidate(candidate.stages, candidate.mesh, other) for other in (more, less) if other]
-
-    def _meshes(self, candidate: Candidate) -> list[Candidate]:
-        """On other meshes."""
-        meshes = self.space.meshes(candidate.stages)
-        return [self.space.candidate(candidate.stages, mesh, candidate.micro_batches) for mesh in meshes]

@@ -35,6 +35,11 @@ class Short:
         """The pieces that stand for more, and for how many times."""
         return self.start, self.stop, self.times
 
+    @property
+    def repeated(self) -> range:
+        """The pieces that stand for more; none where the program is as it was."""
+        return range(self.start, self.stop) if self.times > 1 else range(0)
+
     def stretch(self, numbers: Numbers) -> Numbers:
         """[pieces] of the whole program from [pieces] of the short one."""
         inside = np.tile(numbers[self.start : self.stop], self.times)

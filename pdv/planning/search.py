@@ -92,23 +92,29 @@ def search_problems(
     """
     from pdv.report.remedies import find_remedies, need_of, with_remedies
 
+    started = time.process_time()
     plain = pins is None and problems[0].pins == Pins()
     if pinned.says_how:
         _check_alone(plain and pipelines != "never")
     may = plain and cluster.mesh is None and effort.search == config.SEARCH and pipelines != "never"
     first = pinned.says_how or (may and (pipelines == "always" or not may_fit_whole(problems[0], cluster)))
     if first and (result := _search_pipelines(problems, cluster, effort, progress, pinned)) is not None:
-        return result
+        return _timed(result, started)
     try:
-        return _search(problems, effort, pins, progress, need_of(cluster))
+        return _timed(_search(problems, effort, pins, progress, need_of(cluster)), started)
     except NoPlanFitsError as error:
         if math.isinf(error.needed_bytes) or pins is not None:
             raise
         if may and not first and (result := _search_pipelines(problems, cluster, effort, progress, FREE)) is not None:
-            return result
+            return _timed(result, started)
         progress("looking for what would fit", None)
         remedies = find_remedies(again, problems[0].graph, cluster, error, problems[0].memory_limit)
         raise with_remedies(error, remedies) from error
+
+
+def _timed(found: BestPlan, started: float) -> SearchResult:
+    """With all that was searched since then, whatever became of it."""
+    return SearchResult(found, time.process_time() - started)
 
 
 def _check_alone(holds: bool) -> None:
@@ -124,29 +130,25 @@ def _check_alone(holds: bool) -> None:
 
 def _search_pipelines(
     problems: Sequence[Problem], cluster: Cluster, effort: Effort, progress: Progress, pinned: Pinned
-) -> SearchResult | None:
+) -> BestPlan | None:
     """The best plan with stages or micro-batches, if one is better than all that take batch and model as a whole."""
     progress("searching pipelines", None)
-    started = time.process_time()
     found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(None), pinned)
-    if found is None:
-        return None
-    return SearchResult(replace(found, meshes=len(problems)), time.process_time() - started)
+    return None if found is None else replace(found, meshes=len(problems))
 
 
 def _search(
     problems: Sequence[Problem], effort: Effort, pins: str | None, progress: Progress, needs: Needs
-) -> SearchResult:
+) -> BestPlan:
     """The best plan over all meshes; ``needs``: what a plan takes of a device.
 
     Raises:
         PinsError: if no plan keeps the pins, naming those to blame.
         NoPlanFitsError: if none fits in memory.
     """
-    started = time.process_time()
     strategy = effort.strategy(pins)
     try:
-        found = search_meshes(
+        return search_meshes(
             problems, lambda fraction: progress("searching", fraction), effort.budget_s, strategy, effort.seed, needs
         )
     except NoPlanFitsError as error:
@@ -155,7 +157,6 @@ def _search(
         if blamed is None:
             raise
         raise blamed from error
-    return SearchResult(found, time.process_time() - started)
 
 
 def cache_in(directory: str | os.PathLike[str] | Cache | None) -> Cache | None:

@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pdv.problem import Solution
-from pdv.search.memory import fitting
+from pdv.search.memory import GAP, fitting
 from pdv.search.priced_chain import Priced, PricedChain
 
 
 class ChainSolver(PricedChain):
     """Solves one problem; what it knows of one limit of memory helps for the next."""
 
-    def solve(self, limit: float | None = None) -> Solution:
-        """The best assignment that fits the problem's limit, or another one.
+    def solve(self, limit: float | None = None, gap: float = GAP) -> Solution:
+        """The best assignment that fits the problem's limit, or another; this close to its bound is enough.
 
         Raises:
             NoPlanFitsError: saying by how much the smallest plan is too large.
@@ -29,7 +29,7 @@ class ChainSolver(PricedChain):
         if free.memory_bytes <= limit:
             alike = self.alike(free)
             return self._solution(alike if alike.memory_bytes <= limit else free, free.value, limit)
-        best, bound = fitting(self, limit)
+        best, bound = fitting(self, limit, gap)
         return self._solution(best, bound, limit)
 
     def _solution(self, priced: Priced, bound: float, limit: float) -> Solution:

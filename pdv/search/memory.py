@@ -36,8 +36,8 @@ HOPELESS = 100.0
 STEPS = 4096
 
 
-def fitting(solver: PricedChain, limit: float) -> tuple[Priced, float]:
-    """(the best plan found that fits, what every plan that fits costs at least).
+def fitting(solver: PricedChain, limit: float, gap: float = GAP) -> tuple[Priced, float]:
+    """(the best plan found that fits, what every plan that fits costs at least); this close is good enough.
 
     Raises:
         NoPlanFitsError: saying by how much the smallest plan is too large.
@@ -46,7 +46,7 @@ def fitting(solver: PricedChain, limit: float) -> tuple[Priced, float]:
     large = min((plan for plan in solver.plans if plan.memory_bytes > limit), key=lambda plan: plan.memory_bytes)
     for _ in range(PRICES):
         bound = _bound(solver, limit)
-        if small.cost_s - bound <= GAP * small.cost_s or solver.late or large.memory_bytes <= small.memory_bytes:
+        if small.cost_s - bound <= gap * small.cost_s or solver.late or large.memory_bytes <= small.memory_bytes:
             break
         price = (small.cost_s - large.cost_s) / (large.memory_bytes - small.memory_bytes)
         if any(abs(price - plan.price) <= 1e-9 * price for plan in solver.plans):
@@ -60,7 +60,7 @@ def fitting(solver: PricedChain, limit: float) -> tuple[Priced, float]:
             break
     bound = _bound(solver, limit)
     best = min(_within(solver, limit), key=_cost)
-    if best.cost_s - bound > GAP * best.cost_s:
+    if best.cost_s - bound > gap * best.cost_s:
         mixed = _mix(solver, limit, best)
         if mixed is not None and mixed.memory_bytes <= limit and mixed.cost_s < best.cost_s:
             best = mixed

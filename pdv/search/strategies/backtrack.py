@@ -24,7 +24,7 @@ def backtrack(problem: Problem, budget: Budget) -> Solution:
     solver = known.solver(problem) or ChainSolver(
         problem, lambda: clock.elapsed_s > allowed_s, source, known.configs_of(problem)
     )
-    solution = solver.solve(problem.memory_limit)
+    solution = solver.solve(problem.memory_limit, budget.gap)
     known.add(solver)
     budget.on_best(clock.elapsed_s, solution.cost_s)
     return solution

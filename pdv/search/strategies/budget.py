@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ir.sharding import Sharding
 from pdv.problem import Problem, Solution
 from pdv.search.chain import ChainSolver
+from pdv.search.memory import GAP
 from pdv.search.solver.configs import KnownConfigs
 from pdv.search.variants.variants import KnownSources
 
@@ -48,6 +49,7 @@ class Budget:
         effort: times as many steps as by default, for strategies that sample.
         most_s: CPU time that an exact search may take, where ``seconds`` is a fair share; default: ``seconds``.
         seed: of whatever is random.
+        gap: how close to its bound a plan is good enough where memory is short, as a share of its seconds.
         known: of the same problem on other limits of memory, read and added to; None: nothing is kept.
         sources: the programs of earlier searches, on any mesh; read and added to.
         on_best: called with (CPU-seconds since the start, seconds per step) of each plan that fits and is better.
@@ -58,6 +60,7 @@ class Budget:
     on_best: Callable[[float, float], None] = lambda cpu_s, cost_s: None
     effort: float = 1.0
     most_s: float | None = None
+    gap: float = GAP
     known: EarlierSearches | None = field(default=None, compare=False, repr=False)
     sources: KnownSources = field(default_factory=KnownSources, compare=False, repr=False)
 

@@ -119,7 +119,7 @@ def test_no_random_plan_beats_the_bound() -> None:
             ends = [0, *sorted(draw.sample(range(1, inside.pieces.count), stages - 1)), inside.pieces.count]
             sizes = [stop - start for start, stop in itertools.pairwise(ends)]
             chosen = stages_of(inside.pieces, stages, sizes, layered=True)
-            step_s = simulate(workload(space, candidate, inside, chosen, mode), draws=0).step_s
+            step_s = simulate(workload(space, candidate, inside.plan, chosen, mode), draws=0).step_s
             assert step_s >= space.least_s(stages, count)
             assert step_s >= found().lower_bound_s
             tried += 1
