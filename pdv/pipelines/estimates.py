@@ -22,6 +22,7 @@ FEWER = 1e-3  # of a micro-batch's activations, that are kept at least
 FASTER = (
     0.94  # times what is fastest for a micro-batch by itself, that less memory may take: it may sum less at the end
 )
+SEVERAL = 4  # micro-batches, of which one runs backward with gradients there and others on the way
 LIMITS = 4  # of memory that an inside is solved for at most
 FULL = 0.93  # of a limit, that a plan may leave unused
 AIM = 0.985  # of a limit, that the next plan is to use
@@ -167,27 +168,41 @@ class Estimates:
         return Whole(candidate, stretched, inside.timing.map(self.short.stretch), self.space.cluster, mode, extra)
 
     def _extra(self, candidate: Candidate, inside: Inside, recompute: Recompute) -> Extra:
-        """From a walk of the short program, in two stages and (if the candidate has but one) in one."""
-        first, last = (self._walk(candidate, inside, recompute, count) for count in (2, min(2, candidate.stages)))
-        return replace(first, last=last.last)
+        """From a walk of the short program in two stages, and of one where the candidate has but one."""
+        count = inside.pieces.count
+        found = self._walk(candidate, inside, recompute, (count - 1, 1)) if count > 1 else Extra()
+        if candidate.stages > 1:
+            return found
+        return self._walk(candidate, inside, recompute, (count,), found.kept)
 
-    def _walk(self, candidate: Candidate, inside: Inside, recompute: Recompute, count: int) -> Extra:
-        """Of so many stages, as many micro-batches."""
-        all_of_it, own = inside.pieces.count, inside.profiles[0]
-        sizes = (all_of_it,) if count == 1 else (all_of_it - 1, 1)
-        axes = (candidate.axes * 2)[:count]
-        few = replace(candidate, stages=count, axes=axes, micro_batches=min(2, candidate.micro_batches))
+    def _walk(
+        self,
+        candidate: Candidate,
+        inside: Inside,
+        recompute: Recompute,
+        sizes: tuple[int, ...],
+        kept: float | None = None,
+    ) -> Extra:
+        """Of so many pieces a stage; ``kept``: as in the answer, where it is known."""
+        own, count = inside.profiles[0], len(sizes)
+        few = replace(
+            candidate,
+            stages=count,
+            axes=(candidate.axes * 2)[:count],
+            micro_batches=min(SEVERAL, candidate.micro_batches),
+        )
         stages, mode = stages_of(inside.pieces, count, sizes, layered=True), Mode(recompute)
         walked = step_memory(workload(self.space, few, inside.plan, stages, mode)).stages
         first, last = walked[0], walked[-1]
-        kept = (own.entering_bytes if recompute == "full" else own.kept_bytes)[: sizes[0]].sum()
-        each = first.curve[0].after_bytes - first.curve[-1].after_bytes  # behind the first forward pass, and at rest
-        share = max(FEWER, float(each / kept)) if count > 1 and kept else 1.0
+        if kept is None:
+            said = float((own.entering_bytes if recompute == "full" else own.kept_bytes)[: sizes[0]].sum())
+            left = first.curve[0].after_bytes - first.curve[-1].after_bytes  # behind the first pass, and at rest
+            kept = max(FEWER, left / said) if said else 1.0
         profiles = ByStage(inside.profiles.kinds, (0,) * count)
-        held = Whole(few, profiles, inside.timing, self.space.cluster, mode, Extra(kept=share)).held(sizes)
+        held = Whole(few, profiles, inside.timing, self.space.cluster, mode, Extra(kept=kept)).held(sizes)
         outside = first.total_bytes - first.reserved_bytes
         taken = (first.least_bytes - outside) / first.peak_bytes
-        return Extra(share, first.peak_bytes - held[0], last.peak_bytes - held[-1], taken, outside)
+        return Extra(kept, first.peak_bytes - held[0], last.peak_bytes - held[-1], taken, outside)
 
 
 def share(short: Short, inside: Inside, flight: float) -> float:

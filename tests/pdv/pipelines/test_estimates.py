@@ -1,0 +1,65 @@
+"""What is estimated from a short program is what the whole one takes, simulated and walked."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from ir.types import DType
+from pdv.cluster import Cluster, load_cluster
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import graph
+from pdv.pipelines.candidates import Space
+from pdv.pipelines.estimates import Estimate, Estimates
+from pdv.pipelines.priced import Pricer
+from pdv.planning.problems import plan_problems
+from pdv.search.strategies.backtrack import backtrack
+from pdv.search.strategies.budget import Budget
+
+
+@cache
+def nodes() -> Cluster:
+    """Two nodes of four GPUs."""
+    node = {"count": 2, "devices": 4, "device": "a100-80gb-sxm", "link": "nvlink3"}
+    return load_cluster({"name": "nodes", "nodes": [node], "network": "ib-hdr"})
+
+
+@cache
+def space() -> Space:
+    """A GPT of ten layers that is deep rather than wide."""
+    model = graph(arch("gpt:layers=10,hidden=1024,heads=16,seq=512,vocab=8192"), 64, DType.BF16)
+    return Space(plan_problems(model, nodes(), mode="train", memory_limit=2.5 * 2**30, rules=())[0], nodes())
+
+
+@cache
+def estimates() -> Estimates:
+    """Of the space."""
+    return Estimates(space(), backtrack, Budget())
+
+
+@pytest.mark.parametrize(("stages", "count"), [(1, 4), (2, 4), (2, 8), (4, 16)])
+def test_an_estimate_is_what_is_simulated(stages: int, count: int) -> None:
+    """Seconds and bytes of each that fits, by stages and micro-batches, recomputed or not."""
+    candidate = space().candidate(stages, space().meshes(stages)[0], count)
+    pricer = Pricer(space(), estimates().insides, estimates().short)
+    compared = 0
+    for one in estimates().of(candidate, float("inf")):
+        if not one.fits:
+            continue
+        found = next(iter(pricer.found(one)))
+        assert found.needed_bytes == pytest.approx(one.needed_bytes, rel=0.05)
+        if found.fits:
+            assert found.step_s == pytest.approx(one.step_s, rel=0.03)
+            compared += 1
+    assert compared
+
+
+def test_less_memory_never_makes_an_estimate_hold_more() -> None:
+    """The limits that insides are solved for end at one that fits."""
+    candidate = space().candidate(2, space().meshes(2)[0], 8)
+    found: list[Estimate] = list(estimates().of(candidate, float("inf")))
+    assert found
+    assert any(one.fits for one in found)
+    for one in found:
+        assert one.fits == (one.needed_bytes <= space().problem.memory_limit)
