@@ -149,6 +149,11 @@ class Graph:
         return tuple(order)
 
     @property
+    def draws(self) -> int:
+        """How many of its nodes draw at random."""
+        return sum(node.op.draws for node in self.nodes)
+
+    @property
     def roots(self) -> tuple[Node, ...]:
         """Outputs, then updates."""
         return tuple(node for _, node in (*self.outputs, *self.updates))

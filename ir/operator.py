@@ -31,7 +31,7 @@ Kind = Literal["contraction", "map", "row", "move", "index", "stencil", "leaf", 
 
 NO_SIZES = frozenset({
     "approximate", "axis", "causal", "dim", "dims", "dtype", "eps", "exponent", "factor", "k", "keepdim", "maximum",
-    "minimum", "number", "offset_by", "perm", "points", "relation", "scale", "shape", "to_dim",
+    "minimum", "number", "offset_by", "p", "perm", "points", "relation", "scale", "shape", "to_dim",
 })  # fmt: skip
 """Attributes that name no size but the result's: places of dims, axes, numbers whose value is the same at all sizes."""
 
@@ -87,6 +87,7 @@ class Operator:
         transition: of a parallel operator, the states before and after along its axis.
         dims_attr: the attribute that names dims of the first operand.
         joins: True if its result is its operands, one behind the other along their ``dim``, each of a size of its own.
+        draws: True if it draws at random: each of it, and each time it runs, something else.
         repeats: True if it writes an element to several places.
         ties: what its attributes ask of sizes, told to an ``ir.scaling.ties.Ties``: (node, atoms of its loops, ties).
         attrs_at: the attributes that change with sizes: (node, operands of other sizes, shape of the result there,
@@ -136,6 +137,7 @@ class Operator:
     # what its attributes mean for sizes
     dims_attr: str = ""
     joins: bool = False
+    draws: bool = False
     repeats: bool = False
     ties: Callable[..., None] | None = None
     attrs_at: Callable[..., dict[str, Hashable]] | None = None

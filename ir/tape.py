@@ -8,7 +8,7 @@ A tape records what it ran, so gradients come from the same declarations (``inte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,12 +43,14 @@ class Call:
             evaluated; means divide by these.
         attrs: the node's attributes.
         offset: [R] integers, where each rank's block of the operator's ``offset_loop`` starts.
+        starts: the same of every loop that is cut.
     """
 
     loops: Loops
     whole_loops: Loops
     attrs: Mapping[str, Any]
     offset: np.ndarray[Any, Any]
+    starts: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
 
 class Tape(Protocol):

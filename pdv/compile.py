@@ -24,7 +24,7 @@ from pdv.plan.proofs import proof_document, run_document
 from pdv.plan.running import as_run, running_of
 from pdv.planning.model import read_model
 from pdv.planning.problems import load_target, plan_problems
-from pdv.planning.search import Effort, cache_in, search_problems
+from pdv.planning.search import Effort, cache_in, check_drawn_once, search_problems
 from pdv.planning.sizes import sizes_document
 from pdv.prices import cost_model
 from pdv.problem import Pins
@@ -109,6 +109,9 @@ def optimize(
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute)
     problems = ask(program.graph, devices, pins=pinned, rules=used)
     again = partial(ask, rules=())
+    if program.graph.draws:
+        check_drawn_once(how)
+        pipelines = "never"
     result = search_problems(problems, devices, effort, content, progress, again, pipelines=pipelines, pinned=how)
     found, plan_mesh = as_run(result.found, devices), result.found.solution.problem.mesh
     progress("simulating", None)
@@ -144,4 +147,6 @@ def _prove(found: BestPlan, document: Mapping[str, Any]) -> Proof:
     pcg = replay(problem, document["derivation"])
     if pcg.digest != found.pcg.digest:
         raise VerificationError("the derivation replays to another graph than the search found", "", "Report this")
+    if pcg.draws != source.draws:
+        raise VerificationError("the plan draws other masks of dropout than the source", "", "Report this")
     return verify_equal(source, pcg, problem.mesh, gradients=problem.train)

@@ -284,14 +284,14 @@ class _Interpreter:
         degrees = split_degrees(splits, self.mesh)
         extents = {name: extent // degrees.get(name, 1) for name, extent in node.loops.extents.items()}
         local = Loops(node.loops.operands, node.loops.result, extents, node.loops.whole)
-        offset = np.zeros(self.mesh.num_devices, dtype=np.int64)
-        if (loop := node.op.offset_loop) is not None:
-            block = np.zeros_like(offset)
-            for split, axis, place in zip(splits, self.mesh.axes, self._places(), strict=True):
-                if split.loop == loop:
-                    block = block * axis.size + place
-            offset = block * extents[loop]
-        return Call(local, self.loops.get(node, node.loops), node.attrs, np.tile(offset, self.field.trials))
+        blocks: dict[str, Data] = {}
+        for split, axis, place in zip(splits, self.mesh.axes, self._places(), strict=True):
+            if split.loop is not None:
+                blocks[split.loop] = blocks.get(split.loop, 0) * axis.size + place
+        starts = {loop: np.tile(block * extents[loop], self.field.trials) for loop, block in blocks.items()}
+        none = np.zeros(self.recorder.worlds, dtype=np.int64)
+        offset = starts.get(node.op.offset_loop or "", none)
+        return Call(local, self.loops.get(node, node.loops), node.attrs, offset, starts)
 
     def _places(self) -> Sequence[Any]:
         """For each axis, [ranks]: where each rank stands on it."""

@@ -9,6 +9,7 @@ from ir.operator import Operator
 from ir.ops import (
     batch_norm,
     contraction,
+    dropout,
     elementwise,
     indexing,
     leaf,
@@ -22,8 +23,8 @@ from ir.ops import (
 )
 
 _FAMILIES = (
-    leaf, contraction, elementwise, logic, normalization, batch_norm, reduction, movement, parts, indexing, stencil,
-    parallel,
+    leaf, contraction, elementwise, logic, dropout, normalization, batch_norm, reduction, movement, parts, indexing,
+    stencil, parallel,
 )  # fmt: skip
 
 _BY_NAME = {op.name: op for family in _FAMILIES for op in family.OPS}

@@ -8,11 +8,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ir.dims import Shape
@@ -84,6 +87,26 @@ class ModuleRun:
     gradients: dict[str, Array]
     state: dict[str, Array]
     second: list[Array]
+
+
+class Undropped(TorchFunctionMode):
+    """While this lasts, torch's dropout drops nothing."""
+
+    _PLACES: Mapping[Any, int] = MappingProxyType({
+        F.dropout: 1, torch.dropout: 1, F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10,
+    })  # fmt: skip
+    """Functions that drop out -> the place of the probability among their arguments."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """``func`` with a probability of zero."""
+        options = dict(kwargs or {})
+        if (place := self._PLACES.get(func)) is not None:
+            name = "dropout_p" if place > 1 else "p"
+            if len(args) > place:
+                args = (*args[:place], 0.0, *args[place + 1 :])
+            elif name in options or place == 1:
+                options[name] = 0.0
+        return func(*args, **options)
 
 
 def copy_module(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Source | str:

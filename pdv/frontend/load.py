@@ -57,6 +57,12 @@ def load_program(
         )
     check_updates(program.graph)
     canonical = with_tables(program.map(canonicalize))
+    if canonical.graph.draws != program.graph.draws:
+        raise ModelError(
+            "the model drops out two values that are equal, and their masks would be one",
+            "Each value that is dropped out is another",
+            "Drop out one of them, or pass in a mask",
+        )
     check_steering(canonical.graph)
     return canonical
 

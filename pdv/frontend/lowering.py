@@ -48,6 +48,7 @@ class Lowering:
         builder: the graph so far.
         updates: buffer name -> its new value, as batch normalisation in training leaves it.
         buffers: such a value, or one that another has replaced -> the buffer's name.
+        dropped: what is dropped out.
         name: hint for the nodes made next, usually the source's own name for the value.
     """
 
@@ -55,6 +56,7 @@ class Lowering:
         self.builder = Builder()
         self.updates: dict[str, Node] = {}
         self.buffers: dict[Node, str] = {}
+        self.dropped: set[Node] = set()
         self.name = ""
 
     def apply(self, op: str, *operands: Node, **attrs: Hashable) -> Node:

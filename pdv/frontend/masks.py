@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -167,6 +168,38 @@ def _each_by_itself(k: Lowering, x: Node, first: int, nodes: Sequence[Node], sha
         k.reshape(x, (*x.type.shape[:first], *joined, *x.type.shape[first + len(nodes) :])),
         (*x.type.shape[:first], *shape, *x.type.shape[first + len(nodes) :]),
     )
+
+
+def dropout(k: Lowering, x: Node, p: float) -> Node:
+    """x with a share ``p`` of its elements zero, and the others scaled."""
+    if not 0 <= p < 1:
+        raise Unsupported(f"dropout with p = {p}")
+    if p == 0:
+        return x
+    if x in k.dropped:
+        raise Unsupported("two dropouts of one value, whose masks would be one")
+    k.dropped.add(x)
+    return k.apply("dropout", x, p=float(p))
+
+
+def attention_with_dropout(
+    k: Lowering, q: Node, key: Node, v: Node, mask: Node | None, p: float, *, causal: bool, scale: float | None
+) -> Node:
+    """As ``layers.attention``, with dropout of what the softmax gives: in products, which keep the scores."""
+    heads, dtype = q.type.shape[-3], q.type.dtype
+    key, v = layers.repeat_heads(k, key, heads), layers.repeat_heads(k, v, heads)
+    factor = 1 / math.sqrt(q.type.shape[-1]) if scale is None else scale
+    scores = k.scale(layers.matmul(k, q, k.transpose(key, -2, -1)), factor)
+    if causal:
+        mask = k.const(np.tri(*scores.type.shape[-2:], dtype=np.bool_))
+    hides = mask is not None and mask.type.dtype is DType.BOOL
+    if mask is not None:
+        lowest = k.const(np.asarray(np.finfo(np.float32).min / 2, np.float32), dtype)
+        scores = k.apply("where", mask, scores, lowest) if hides else k.add(scores, k.cast(mask, dtype))
+    shares = layers.softmax(k, scores, -1)
+    if mask is not None and hides:  # rows of which all is hidden see nothing
+        shares = k.apply("where", mask, shares, k.const(np.asarray(0, np.float32), dtype))
+    return layers.matmul(k, dropout(k, shares, p), v)
 
 
 def cross_entropy(

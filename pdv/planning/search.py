@@ -128,6 +128,20 @@ def _check_alone(holds: bool) -> None:
         raise UsageError(what, mend="Leave one of them out")
 
 
+def check_drawn_once(pinned: Pinned) -> None:
+    """A model with dropout runs as a whole: no second forward, and no other stage, would draw the same masks.
+
+    Raises:
+        UsageError: if something else was asked for.
+    """
+    if pinned.says_how:
+        raise UsageError(
+            "stages, micro-batches or recomputation of a model with dropout",
+            "Each mask is drawn once, and the same wherever it is read",
+            "Set dropout to 0 in the model's configuration, or leave out what is pinned",
+        )
+
+
 def _search_pipelines(
     problems: Sequence[Problem], cluster: Cluster, effort: Effort, progress: Progress, pinned: Pinned
 ) -> BestPlan | None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -28,6 +30,21 @@ def pick(x: Tensor, ids: Tensor, block: int = 0) -> Tensor:
     ids = ids - block * x.size(-1)
     outside = (ids < 0) | (ids >= x.size(-1))
     return x.gather(-1, ids.masked_fill(outside, 0).unsqueeze(-1)).squeeze(-1).masked_fill(outside, 0)
+
+
+_drawn = count()  # masks by this process: ranks run the same program, so this is the same on all
+
+
+def dropout(x: Tensor, p: float, training: bool, block: int = 0) -> Tensor:
+    """Each element zero with probability ``p``, else scaled by 1 / (1 - p); nothing where the model is not in training.
+
+    ``block``: which part of the whole value this is. Ranks that hold the same part draw the same mask, others another.
+    """
+    if not training:
+        return x
+    drawn = torch.Generator(x.device).manual_seed((next(_drawn) << 20) + block)
+    dropped = torch.rand(x.shape, generator=drawn, device=x.device) < p
+    return x.masked_fill(dropped, 0) * (1 / (1 - p))
 
 
 def causal_attention(

@@ -160,10 +160,13 @@ def self_check(
     whole = Weights(Held(model.full_state_dict(), stored.file), stored.dtype)
     alone = type(model)(model.mesh.alone(), whole).train(model.training)  # type: ignore[arg-type]  # the model that build makes
     runs = []
+    training = model.training
     for each in (model, alone):
+        each.eval()  # masks of dropout would differ
         loss = float(each.train_step(inputs, target, loss_fn))
         runs.append((loss, each.full_gradients()))
         each.zero_grad()
+        each.train(training)
     for buffer, value in zip(model.buffers(), before, strict=True):
         buffer.copy_(value)
     (loss, gradients), (wanted, wanted_gradients) = runs

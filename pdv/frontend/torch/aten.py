@@ -49,10 +49,8 @@ def identity(k: Lowering, x: Node, *args: Any, **kwargs: Any) -> Node:  # Any: m
 
 
 def dropout(k: Lowering, x: Node, p: float, train: bool) -> Node:
-    """Only where it drops nothing."""
-    if train and p > 0:
-        raise Unsupported(f"dropout with p = {p}: set it to 0 in the model's configuration")
-    return x
+    """In training alone."""
+    return masks.dropout(k, x, p) if train else x
 
 
 def power(k: Lowering, x: Node, exponent: Number) -> Node:
@@ -184,7 +182,7 @@ def attention(
 ) -> Node:  # fmt: skip
     """Scaled dot-product attention."""
     if dropout_p > 0:
-        raise Unsupported(f"attention dropout with p = {dropout_p}: set it to 0 in the model's configuration")
+        return masks.attention_with_dropout(k, q, key, v, mask, dropout_p, causal=is_causal, scale=scale)
     return layers.attention(k, q, key, v, mask, causal=is_causal, scale=scale)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn import functional as F  # noqa: N812
 
 import pdv
 from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
@@ -249,9 +250,15 @@ def test_every_unsupported_operator_is_listed_with_its_line() -> None:
     assert all("test_module.py:" in operator for operator in caught.value.operators)
 
 
-def test_dropout_is_refused_with_its_reason() -> None:
-    with pytest.raises(UnsupportedOperatorsError, match=r"dropout with p = 0\.5"):
-        load_program(nn.Dropout(0.5), torch.randn(3))
+def test_two_dropouts_of_one_value_are_refused() -> None:
+    with pytest.raises(UnsupportedOperatorsError, match="masks would be one"):
+        load_program(Function(lambda x: F.dropout(x, 0.5) + F.dropout(x, 0.5)), torch.randn(3))
+    with pytest.raises(ModelError, match="two values that are equal"):
+        load_program(Function(lambda x: F.dropout(x, 0.5) + F.dropout(x[None][0], 0.5)), torch.randn(3))
+
+
+def test_dropout_is_read_in_training_alone() -> None:
+    assert load_program(nn.Dropout(0.5), torch.randn(3)).graph.draws == 1
     assert len(load_program(nn.Dropout(0.5).eval(), torch.randn(3)).graph.nodes) == 1
 
 
