@@ -24,8 +24,8 @@ class Device:
     """One kind of device.
 
     `efficiency` is the share of `peak_flops` that a large matrix product reaches; `launch_latency_s` is what starting
-    one kernel costs when nothing hides it. `share` is the part of the device's time that a process gets: 1/2 where two
-    take turns on it.
+    one kernel costs when nothing hides it. `share` is the part of the device's time that a process gets while all
+    processes of the cluster compute: 1/2 where two take turns on it. What one leaves, others take, but with `quota`.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Device:
     efficiency: float
     kind: Literal["gpu", "cpu"] = "gpu"
     share: float = 1.0
+    quota: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "peak_flops", MappingProxyType(dict(self.peak_flops)))
@@ -47,7 +48,7 @@ class Device:
     def __reduce__(self) -> tuple[type[Device], tuple[object, ...]]:
         """Pickle by value: a mapping proxy cannot be pickled."""
         values = (self.name, self.memory_bytes, dict(self.peak_flops), self.memory_bandwidth_bytes_per_s)
-        return Device, (*values, self.launch_latency_s, self.efficiency, self.kind, self.share)
+        return Device, (*values, self.launch_latency_s, self.efficiency, self.kind, self.share, self.quota)
 
     def __hash__(self) -> int:
         """Equal devices hash alike; the peak rates by their sorted items."""
@@ -274,4 +275,5 @@ def _device_as_dict(device: Device) -> dict[str, object]:
         "launch_latency_s": device.launch_latency_s,
         "efficiency": device.efficiency,
         **({} if device.share == 1.0 else {"share": device.share}),
+        **({"quota": True} if device.quota else {}),
     }

@@ -49,6 +49,7 @@ class DeviceSpec(Spec):
     launch_latency: Annotated[float, quantity_of(TIME)] | None = None
     efficiency: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] | None = None
     share: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] = 1.0
+    quota: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="before")
     @classmethod
@@ -68,7 +69,7 @@ class DeviceSpec(Spec):
     def build(self) -> Device:
         """As plain data, the preset's values where the file gives none."""
         base = DEVICES.get(self.preset or "")
-        changed = bool(self.model_fields_set - {"preset", "name", "share"})
+        changed = bool(self.model_fields_set - {"preset", "name", "share", "quota"})
         name = self.name or (f"{self.preset}-changed" if changed else self.preset)
 
         def pick(own: Any, field: str) -> Any:  # a field's type differs from field to field
@@ -83,6 +84,7 @@ class DeviceSpec(Spec):
             efficiency=pick(self.efficiency, "efficiency"),
             kind=self.kind or (base.kind if base else "gpu"),
             share=self.share,
+            quota=self.quota,
         )
 
 

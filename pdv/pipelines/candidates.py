@@ -23,6 +23,7 @@ from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import TRAIN_COPIES, Problem
 from pdv.problem.workload import RECOMPUTATIONS, RUN_ORDERS, Execution, Order, Recompute
 from pdv.simulate.calibration import CALIBRATION
+from pdv.simulate.engine.shared import Cores
 from pdv.simulate.engine.task import PICO
 from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.price import DevicePrices
@@ -179,6 +180,9 @@ class Space:
     def least_s(self, stages: int, micro_batches: int) -> float:
         """Seconds of a step that no plan is faster than: all devices at work but for filling and draining."""
         busy = self.busy_s if self.is_bounded else HOPE * self.busy_s
+        cores = Cores.of(self.cluster, stages)
+        if cores is not None:  # who waits leaves its core to others; a micro-batch is on one core a device at a time
+            return busy * max(1.0, sum(cores.shares) / micro_batches)
         if micro_batches == 1:
             return busy * stages
         share = 1.0 - (1.0 - 1.0 / micro_batches) ** stages

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from pdv.pipelines.timing import Timing
 from pdv.problem.workload import Order, Recompute, Stages
 from pdv.schedule.order import Pipeline, in_flight
 from pdv.schedule.pieces import Pieces
-from pdv.simulate.engine.pipeline import Durations, Sends, compose
+from pdv.simulate.engine.pipeline import Durations, Sends, Timeline, compose
+from pdv.simulate.engine.shared import Cores, compose_shared
+from pdv.simulate.engine.task import PICO, picoseconds
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,23 @@ class Whole:
             )
             if link is not None:
                 sends.append(link.latency_s + timed[stage].sent_bytes[ends[stage + 1] - 1] / link.bandwidth_bytes_per_s)
-        line = compose(self._pipeline, durations, Sends(sends, sends), blocking=False, record=False)
+        line = self._timeline(durations, sends)
         done = [
             max(end, behind) + float(self.profiles[stage].optimizer_s[ends[stage] : ends[stage + 1]].sum())
             for stage, (end, behind) in enumerate(zip(line.ends, line.behind, strict=True))
         ]
         return float(max(done))
+
+    def _timeline(self, durations: Sequence[Durations], sends: Sequence[Any]) -> Timeline:
+        """In seconds, as ``sends`` (any number) are; on cores that stages share where they do."""
+        cores = Cores.of(self.cluster, self.candidate.stages)
+        if cores is None:
+            return compose(self._pipeline, durations, Sends(sends, sends), blocking=False, record=False)
+        chunks = [Durations(*map(picoseconds, one)) for one in durations]
+        sent = [picoseconds(one) for one in sends]
+        busy = [self.timing.busy] * len(chunks)
+        line = compose_shared(self._pipeline, chunks, busy, Sends(sent, sent), cores, blocking=False)
+        return replace(line, ends=[end / PICO for end in line.ends], behind=[end / PICO for end in line.behind])
 
     @property
     def _timed(self) -> ByStage:

@@ -16,9 +16,10 @@ from pdv.problem.workload import Stages, Workload
 from pdv.schedule.pieces import Pieces
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.pipeline import Durations
+from pdv.simulate.engine.shared import Busy
 from pdv.simulate.engine.task import PICO
 from pdv.simulate.stage import Lowered
-from pdv.simulate.step import chunk_durations
+from pdv.simulate.step import chunk_busy, chunk_durations
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Timing:
         last_s: backward of the last micro-batch, whose gradients are summed beside it.
         begun_s: what a stage takes beyond the sum of its pieces: forward, backward, last backward.
         behind_s: what sums of gradients take behind the last backward pass.
+        busy: of each pass, the part in which the device computes.
     """
 
     forward_s: Numbers
@@ -37,11 +39,12 @@ class Timing:
     last_s: Numbers
     begun_s: tuple[float, float, float]
     behind_s: float
+    busy: Busy
 
     def map(self, change: Callable[[Numbers], Numbers]) -> Timing:
         """The same of other pieces."""
         forward, backward, last = map(change, (self.forward_s, self.backward_s, self.last_s))
-        return Timing(forward, backward, last, self.begun_s, self.behind_s)
+        return Timing(forward, backward, last, self.begun_s, self.behind_s, self.busy)
 
 
 def measure(in_chunks: Callable[[Stages], Workload], pieces: Pieces, middle: range) -> Timing:
@@ -51,11 +54,15 @@ def measure(in_chunks: Callable[[Stages], Workload], pieces: Pieces, middle: ran
     backward: begins) behind the middle takes less than the same without the middle and that by itself.
     """
 
-    def durations(*starts: int) -> list[Durations]:
+    def lowered(*starts: int) -> Lowered:
         chunk_of = {node: bisect_right(starts, piece) - 1 for node, piece in pieces.of.items()}
-        return chunk_durations(Lowered(in_chunks(Stages(1, len(starts), chunk_of)), CALIBRATION))
+        return Lowered(in_chunks(Stages(1, len(starts), chunk_of)), CALIBRATION)
 
-    each, (one,) = durations(*range(pieces.count)), durations(0)
+    def durations(*starts: int) -> list[Durations]:
+        return chunk_durations(lowered(*starts))
+
+    together = lowered(0)
+    each, (one,), (busy,) = durations(*range(pieces.count)), chunk_durations(together), chunk_busy(together)
     if 0 < middle.start < middle.stop < pieces.count:
         without, with_it = durations(0, middle.start), durations(0, middle.stop)
         added = with_it[0].forward - without[0].forward, *(without[1][way] - with_it[1][way] for way in (1, 2))
@@ -64,4 +71,4 @@ def measure(in_chunks: Callable[[Stages], Workload], pieces: Pieces, middle: ran
         borders = max(1, pieces.count - 1)
         saved = [float(sum(found[way] for found in each) - one[way]) / PICO / borders for way in range(3)]
     forward, backward, last = (np.array([found[way] for found in each]) / PICO - saved[way] for way in range(3))
-    return Timing(forward, backward, last, (saved[0], saved[1], saved[2]), one.behind / PICO)
+    return Timing(forward, backward, last, (saved[0], saved[1], saved[2]), one.behind / PICO, busy)

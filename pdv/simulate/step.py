@@ -7,7 +7,9 @@ chunks. Devices that wait for each other run at the pace of the slowest: its dev
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +17,14 @@ from pdv.problem.workload import Workload
 from pdv.schedule.order import Pass, Pipeline
 from pdv.simulate.calibration import CALIBRATION, Calibration
 from pdv.simulate.engine.pipeline import Durations, Timeline, compose
+from pdv.simulate.engine.shared import Busy, Cores, compose_shared
 from pdv.simulate.engine.streams import Clocks, Parts
-from pdv.simulate.engine.task import BUBBLE, HOST, PICO, WAITING, Placed, picoseconds
+from pdv.simulate.engine.task import BUBBLE, COMPUTE, HOST, PICO, RECOMPUTATION, WAITING, Placed, picoseconds
 from pdv.simulate.result import RunResult, Share, Simulation
-from pdv.simulate.stage import Lowered, Stage
+from pdv.simulate.stage import Lowered, Stage, Timed
 from pdv.simulate.uncertainty import Confidence, confidence
+
+Factors = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 SURE = 1e-12  # uniform numbers are kept this far from 0 and 1
 
@@ -82,8 +87,7 @@ def run(lowered: Lowered) -> RunResult:
 
 def _pipeline(lowered: Lowered, outside: int) -> RunResult:
     workload, stages = lowered.workload, lowered.stages
-    durations = chunk_durations(lowered)
-    line = compose(pipeline_of(workload), durations, lowered.sends, blocking=not workload.execution.overlap.transfers)
+    line = _timeline(lowered, chunk_durations(lowered))
     begins = list(line.ends)
     shared = lowered.tied_stages
     for number in shared:
@@ -108,6 +112,31 @@ def _pipeline(lowered: Lowered, outside: int) -> RunResult:
             _add(parts, HOST, outside)
     tail = [max(clocks.compute) - begin for clocks, begin in zip(tails, begins, strict=True)]
     return RunResult(end + outside, found, list(line.ends), tail, line, tails)
+
+
+def _timeline(lowered: Lowered, durations: Sequence[Durations]) -> Timeline:
+    """Passes of all stages, on cores that they share where they do."""
+    workload = lowered.workload
+    pipeline, blocking = pipeline_of(workload), not workload.execution.overlap.transfers
+    cores = Cores.of(workload.cluster, workload.stages.count)
+    if cores is None:
+        return compose(pipeline, durations, lowered.sends, blocking=blocking)
+    return compose_shared(pipeline, durations, chunk_busy(lowered), lowered.sends, cores, blocking=blocking)
+
+
+def chunk_busy(lowered: Lowered) -> list[Busy]:
+    """By chunk, the part of each pass in which its devices compute."""
+    found: dict[int, Busy] = {}
+    for stage in lowered.stages:
+        for chunk, program in zip(stage.chunks, stage.programs, strict=True):
+            passes = [lowered.timed(stage, one) for one in (program.forward, program.backward, program.last)]
+            found[chunk] = Busy(*map(_busy, passes))
+    return [found[chunk] for chunk in range(len(found))]
+
+
+def _busy(timed: Timed) -> float:
+    most = max(sum(parts.get(kind, 0) for kind in (COMPUTE, RECOMPUTATION)) for parts in timed.parts)
+    return most / timed.duration if timed.duration else 0.0
 
 
 def chunk_durations(lowered: Lowered) -> list[Durations]:
@@ -140,6 +169,12 @@ def _stage_parts(lowered: Lowered, stage: Stage, number: int, line: Timeline) ->
         timed = lowered.timed(stage, (program.forward, program.backward, program.last)[way])
         for name, time in timed.parts[number].items():
             _add(parts, name, count * time)
+    gained = line.gained[stage.number]
+    computed = {kind: parts[kind] for kind in (COMPUTE, RECOMPUTATION) if kind in parts}
+    for kind, time in computed.items():
+        parts[kind] -= gained * time // sum(computed.values())
+    rest = line.ends[stage.number] - sum(parts.values())
+    _add(parts, max(computed, key=lambda kind: computed[kind], default=WAITING), rest if gained else 0)
     return parts
 
 
@@ -156,23 +191,30 @@ def _draw(lowered: Lowered, ran: RunResult, draws: int, seed: int) -> np.ndarray
         return np.zeros(0)
     if ran.timeline is None:
         return np.asarray(ran.end / PICO * slow[0], dtype=np.float64)
-    durations = [
-        Durations(*(np.round(time * slow[chunk % len(lowered.stages)]) for time in of))
-        for chunk, of in enumerate(chunk_durations(lowered))
-    ]
-    workload = lowered.workload
-    line = compose(
-        pipeline_of(workload),
-        durations,
-        lowered.sends,
-        blocking=not workload.execution.overlap.transfers,
-        later=np.maximum,
-        record=False,
-    )
-    ends = [line.ends[number] + ran.tail[number] * slow[number] for number in range(len(lowered.stages))]
+    line_ends = _drawn_ends(lowered, slow)
+    ends = [line_ends[number] + ran.tail[number] * slow[number] for number in range(len(lowered.stages))]
     base = max(end + tail for end, tail in zip(ran.body, ran.tail, strict=True))
     drawn = np.max(np.stack(ends), axis=0) + (ran.end - base)
     return np.asarray(drawn / PICO, dtype=np.float64)
+
+
+def _drawn_ends(lowered: Lowered, slow: Factors) -> list[np.ndarray[Any, Any]]:
+    """[stages][draws] picoseconds until the last pass of a stage, its devices slower by ``slow`` [stages, draws]."""
+    nominal, stages, workload = chunk_durations(lowered), len(lowered.stages), lowered.workload
+    if Cores.of(workload.cluster, workload.stages.count) is not None:
+        drawn = [
+            _timeline(lowered, [_slower(of, slow[chunk % stages, draw]) for chunk, of in enumerate(nominal)]).ends
+            for draw in range(slow.shape[1])
+        ]
+        return list(np.array(drawn).T)
+    durations = [Durations(*(np.round(time * slow[chunk % stages]) for time in of)) for chunk, of in enumerate(nominal)]
+    blocking = not workload.execution.overlap.transfers
+    line = compose(pipeline_of(workload), durations, lowered.sends, blocking=blocking, later=np.maximum, record=False)
+    return line.ends
+
+
+def _slower(durations: Durations, factor: float) -> Durations:
+    return Durations(*(round(time * factor) for time in durations))
 
 
 def _with(parts: Parts, late: int) -> Parts:

@@ -16,6 +16,7 @@ from pdv.schedule.order import Pass, Pipeline, orders
 from pdv.simulate.engine.task import BUBBLE, TRANSFER
 
 Time = Any  # Any: int, or an array of int64
+Sent = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
 
 class Durations(NamedTuple):
@@ -41,8 +42,20 @@ class Timeline:
     ends: list[Time]
     behind: list[Time]
     passes: list[list[tuple[Pass, Time, Time]]]
+    arrived: list[Time]  # by place in the sequence: when what the pass gives is there; one more for who needs nothing
+    links: list[list[Time]]  # until when it sends: forward, backward
+    gained: list[int]  # by passes that were faster than said, on cores that other stages left
     waits: list[dict[str, int]] = field(default_factory=list)
     sends: list[tuple[Pass, Time, Time]] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, stages: int, passes: int) -> Timeline:
+        """Before the first pass."""
+        links: list[list[Time]] = [[0, 0] for _ in range(stages)]
+        nothing: list[Time] = [0] * stages
+        arrived: list[Time] = [0] * (passes + 1)
+        waits: list[dict[str, int]] = [{} for _ in nothing]
+        return cls([*nothing], [*nothing], [[] for _ in nothing], arrived, links, [0] * stages, waits)
 
 
 class OrderedPass(NamedTuple):
@@ -67,33 +80,51 @@ def compose(
 
     Sends of one stage in one direction take turns.
     """
-    steps, count = sequence(pipeline), pipeline.stages
-    line = Timeline([0] * count, [0] * count, [[] for _ in range(count)], [{} for _ in range(count)])
-    # picoseconds that the result of a pass is on its way: by way, then by chunk
-    sent = ([*sends.forward, 0], [0, *sends.backward], [0, *sends.backward])
-    links: list[list[Time]] = [[0, 0] for _ in range(count)]
-    arrived: list[Time] = [0] * (len(steps) + 1)  # the last one for passes that need none
-    ends = line.ends
-    for place, (taken, stage, way, needed) in enumerate(steps):
-        free = ends[stage]
-        start = later(free, arrived[needed])
-        end = start + chunks[taken.chunk][way]
-        arrival, duration = end, sent[way][taken.chunk]
-        if duration:
-            begun = later(end, links[stage][way > 0])
-            arrival = links[stage][way > 0] = begun + duration
-            if record:
-                line.sends.append((taken, begun, arrival))
-        if way == 2:
-            line.behind[stage] = later(line.behind[stage], end + chunks[taken.chunk].behind)
-        arrived[place] = arrival
-        ends[stage] = arrival if blocking else end
-        if record:
-            line.passes[stage].append((taken, start, end))
-            before = sent[steps[needed].way][steps[needed].taken.chunk] if needed >= 0 else 0
-            exposed = min(before, start - free)
-            _wait(line.waits[stage], start - free - exposed, exposed + ends[stage] - end)
+    steps = sequence(pipeline)
+    line = Timeline.empty(pipeline.stages, len(steps))
+    sent = by_way(sends)
+    for place, step in enumerate(steps):
+        start = later(line.ends[step.stage], line.arrived[step.needed])
+        end = start + chunks[step.taken.chunk][step.way]
+        end_pass(line, place, steps, (start, end), sent, blocking=blocking, later=later, record=record)
+        if step.way == 2:
+            line.behind[step.stage] = later(line.behind[step.stage], end + chunks[step.taken.chunk].behind)
     return line
+
+
+def by_way(sends: Sends) -> Sent:
+    """Picoseconds that the result of a pass is on its way: by way, then by chunk."""
+    back = (0, *sends.backward)
+    return (*sends.forward, 0), back, back
+
+
+def end_pass(
+    line: Timeline,
+    place: int,
+    steps: Sequence[OrderedPass],
+    times: tuple[Time, Time],
+    sent: Sent,
+    *,
+    blocking: bool,
+    later: Callable[[Time, Time], Time] = max,
+    record: bool = True,
+) -> None:
+    """What follows a pass that took from and until ``times``: its send, and that its stage is free."""
+    taken, stage, way, needed = steps[place]
+    start, end = times
+    free, arrival, duration = line.ends[stage], end, sent[way][taken.chunk]
+    if duration:
+        begun = later(end, line.links[stage][way > 0])
+        arrival = line.links[stage][way > 0] = begun + duration
+        if record:
+            line.sends.append((taken, begun, arrival))
+    line.arrived[place] = arrival
+    line.ends[stage] = arrival if blocking else end
+    if record:
+        line.passes[stage].append((taken, start, end))
+        before = sent[steps[needed].way][steps[needed].taken.chunk] if needed >= 0 else 0
+        exposed = min(before, start - free)
+        _wait(line.waits[stage], start - free - exposed, exposed + line.ends[stage] - end)
 
 
 def _wait(waits: dict[str, int], waited: int, sending: int) -> None:
