@@ -86,7 +86,7 @@ def run(lowered: Lowered) -> RunResult:
 
 
 def _pipeline(lowered: Lowered, outside: int) -> RunResult:
-    workload, stages = lowered.workload, lowered.stages
+    stages = lowered.stages
     line = _timeline(lowered, chunk_durations(lowered))
     begins = list(line.ends)
     shared = lowered.tied_stages

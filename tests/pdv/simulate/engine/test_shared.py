@@ -1,0 +1,72 @@
+"""Stages whose processes share cores: nothing is lost, nothing is won from nowhere."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdv.cluster import load_cluster
+from pdv.schedule.order import Pipeline
+from pdv.simulate.engine.pipeline import Durations, Sends, compose
+from pdv.simulate.engine.shared import Busy, Cores, compose_shared
+
+ALL, NONE = Busy(1.0, 1.0, 1.0), Busy(0.0, 0.0, 0.0)
+SHAPES = st.builds(
+    Pipeline, st.integers(2, 4), st.just(1), st.integers(1, 6), st.sampled_from(["gpipe", "1f1b"])
+)  # fmt: skip
+TIMES = st.integers(10**6, 10**9)
+
+
+def end(shape: Pipeline, busy: Busy, shares: tuple[float, ...], send: int = 0) -> int:
+    chunks = [Durations(10**9, 2 * 10**9, 2 * 10**9)] * shape.stages
+    sends = Sends([send] * (shape.stages - 1), [send] * (shape.stages - 1))
+    return int(max(compose_shared(shape, chunks, [busy] * shape.stages, sends, Cores(shares), blocking=False).ends))
+
+
+def test_who_waits_leaves_its_core_to_others() -> None:
+    """Two processes on one core never idle: a step takes all its work, bubbles nothing."""
+    shape = Pipeline(2, 1, 4, "1f1b")
+    work = Fraction(2 * 4 * 3 * 10**9, 2)  # each pass is half of its nominal time on a whole core
+    assert end(shape, ALL, (0.5, 0.5)) == pytest.approx(float(work), rel=1e-6)
+
+
+def test_what_is_no_work_for_a_core_takes_its_time() -> None:
+    shape = Pipeline(3, 1, 5, "1f1b")
+    chunks = [Durations(10**9, 2 * 10**9, 2 * 10**9)] * 3
+    sends = Sends([10**7] * 2, [10**7] * 2)
+    alone = compose(shape, chunks, sends, blocking=False)
+    shared = compose_shared(shape, chunks, [NONE] * 3, sends, Cores((0.5,) * 3), blocking=False)
+    assert shared.ends == alone.ends
+    assert shared.passes == alone.passes
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.lists(st.tuples(TIMES, TIMES), min_size=4, max_size=4), st.sampled_from([0.25, 0.5, 0.75]), TIMES)
+def test_a_step_is_between_its_work_and_what_it_takes_on_quotas(
+    shape: Pipeline, times: list[tuple[int, int]], share: float, send: int
+) -> None:
+    chunks = [Durations(forward, backward, backward) for forward, backward in times[: shape.stages]]
+    sends = Sends([send] * (shape.stages - 1), [send] * (shape.stages - 1))
+    cores = Cores((share,) * shape.stages)
+    line = compose_shared(shape, chunks, [ALL] * shape.stages, sends, cores, blocking=False)
+    quota = compose(shape, chunks, sends, blocking=False)
+    work = share * shape.micro_batches * sum(one.forward + one.backward for one in chunks)
+    assert max(line.ends) <= max(quota.ends) * (1 + 1e-3) + 100
+    assert max(line.ends) >= work / min(share * shape.stages, shape.stages) * (1 - 1e-3) - 100
+    for stage, passes in enumerate(line.passes):
+        nominal = shape.micro_batches * (chunks[stage].forward + chunks[stage].backward)
+        assert sum(finish - start for _, start, finish in passes) == nominal - line.gained[stage]
+        assert nominal - line.gained[stage] + sum(line.waits[stage].values()) == line.ends[stage]
+
+
+def test_devices_of_ones_own_and_quotas_are_not_shared() -> None:
+    def of(**device: object) -> Cores | None:
+        node = {"devices": 4, "device": {"preset": "cpu-core", **device}, "link": "loopback-gloo"}
+        return Cores.of(load_cluster({"nodes": [node]}), 2)
+
+    assert of(share=0.5) == Cores((0.5, 0.5))
+    assert of() is None
+    assert of(share=0.5, quota=True) is None
