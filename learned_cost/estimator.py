@@ -33,6 +33,7 @@ UNKNOWN_DEVICE_STD = (
 )
 Key = tuple[object, ...]
 Named = tuple[Key, Kernel]
+BEYOND_STD = 0.2  # of kernels that are larger than all measured ones: those of a family differ by as much in rate
 MOVED_STD = 0.3  # of measured collectives: two runs of gloo on one machine, all sizes, 2026-11-21
 OUT_OF_RANGE = "out of the range of the weights"
 NO_WEIGHTS = "no learned weights"
@@ -149,6 +150,9 @@ class KernelCosts:
                 seconds = self.measured.seconds(kernel, place.record)
                 if seconds is not None:
                     found[number] = Estimate(seconds[0] / place.share, seconds[1] / place.share, "measured")
+                elif (seconds := self.measured.beyond(kernel, place.record)) is not None:
+                    relative = max(BEYOND_STD, seconds[1] / seconds[0])
+                    found[number] = _learn(seconds[0] / place.share, relative, known_device=place.known)
         missing = [number for number, estimate in enumerate(found) if estimate is None]
         if missing and self.predictor is not None:
             predicted = self.predictor.predict([Subgraph.of(kernels[number]) for number in missing], place.record)

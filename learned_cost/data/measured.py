@@ -6,7 +6,8 @@ import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,26 @@ Key = tuple[object, ...]
 Moved = tuple[str, float, float]  # collective, bytes, seconds
 
 
+NEAREST = 5  # measured kernels that say what a larger one takes
+FAMILY = 5  # parts of a key that say what is measured, before its sizes
+ALIKE = 1.1  # times the bytes of a measured lookup, whose sizes do not say how large its table is
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured kernel: its sizes by name, arithmetic and bytes, and seconds with their deviation."""
+
+    dims: tuple[tuple[str, float], ...]
+    flops: float
+    bytes: float
+    seconds: float
+    std_s: float
+
+    def far(self, kernel: Kernel) -> float:
+        """Distance between sizes, in doublings of each."""
+        return sum(abs(math.log2(max(size, 1) / max(kernel.dims.get(name, 1), 1))) for name, size in self.dims)
+
+
 @dataclass(frozen=True)
 class Measurements:
     """Medians and deviations in seconds, by device and kernel; of several rows of a kernel the median counts.
@@ -29,10 +50,18 @@ class Measurements:
     ``collectives`` are by device, interconnect and number of devices in one node.
     """
 
-    rows: Mapping[Key, tuple[float, float]]
+    rows: Mapping[Key, Row]
     name: str
     digest: str
     collectives: Mapping[tuple[str, str, int], tuple[Moved, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def families(self) -> Mapping[Key, Sequence[Row]]:
+        """The rows by device, operator, type, direction and stack."""
+        found: dict[Key, list[Row]] = {}
+        for key, row in self.rows.items():
+            found.setdefault(key[:FAMILY], []).append(row)
+        return found
 
     @classmethod
     def read(cls, folders: Sequence[Path], name: str) -> Measurements:
@@ -48,15 +77,15 @@ class Measurements:
             what = f"profiles are Parquet, and {error.name} is not installed"
             raise UsageError(what, mend="Install pyarrow, or take --cost learned") from error
 
-        found: dict[Key, list[tuple[float, float]]] = {}
+        found: dict[Key, list[Row]] = {}
         moved: dict[tuple[str, str, int], list[Moved]] = {}
         for folder in folders:
             read = read_folder(folder)
             for key, row in () if read.kernels is None else _rows(read.kernels):
                 found.setdefault(key, []).append(row)
-            for place, one in () if read.collectives is None else _move(read.collectives):
-                moved.setdefault(place, []).append(one)
-        rows = {key: (statistics.median(m for m, _ in every), max(s for _, s in every)) for key, every in found.items()}
+            for place, collective in () if read.collectives is None else _move(read.collectives):
+                moved.setdefault(place, []).append(collective)
+        rows = {key: _median(every) for key, every in found.items()}
         whole = {place: _medians(every) for place, every in moved.items()}
         total = hashlib.sha256(repr((sorted(rows.items(), key=repr), sorted(whole.items()))).encode()).hexdigest()
         return cls(rows, name, total, whole)
@@ -64,22 +93,61 @@ class Measurements:
     def seconds(self, kernel: Kernel, device: DeviceRecord) -> tuple[float, float] | None:
         """Median and deviation of this very kernel on this device, if it was measured."""
         dims = tuple((name, kernel.dims[name]) for name in DIMS if name in kernel.dims)
-        return self.rows.get((device.name, kernel.op, kernel.dtype, kernel.direction, kernel.stack, dims))
+        row = self.rows.get((*_family(kernel, device), dims))
+        if row is None or (kernel.kind == "index" and not row.bytes / ALIKE < kernel.bytes < row.bytes * ALIKE):
+            return None
+        return row.seconds, row.std_s
+
+    def beyond(self, kernel: Kernel, device: DeviceRecord) -> tuple[float, float] | None:
+        """Seconds and deviation of a kernel larger than all of its family that were measured: at the rate of the
+        nearest ones, of arithmetic for contractions, else of memory. None if it is within what was measured.
+
+        A model that was trained on smaller kernels alone says nothing of it: it does not foretell beyond its data.
+        """
+        family = self.families.get(_family(kernel, device), ())
+        if len(family) < NEAREST or not self._is_beyond(kernel, family):
+            return None
+        near = sorted(family, key=lambda row: (row.far(kernel), -row.bytes))[:NEAREST]
+        if kernel.kind == "contraction":
+            seconds = [row.seconds * kernel.flops / max(row.flops, 1.0) for row in near]
+        else:
+            seconds = [row.seconds * kernel.bytes / max(row.bytes, 1.0) for row in near]
+        return statistics.median(seconds), statistics.pstdev(seconds)
+
+    def _is_beyond(self, kernel: Kernel, family: Sequence[Row]) -> bool:
+        if kernel.bytes > max(row.bytes for row in family):
+            return True
+        largest: dict[str, float] = {}
+        for row in family:
+            for name, size in row.dims:
+                largest[name] = max(largest.get(name, 0), size)
+        return any(size > largest.get(name, math.inf) for name, size in kernel.dims.items())
 
 
-def _rows(table: Table) -> list[tuple[Key, tuple[float, float]]]:
+def _family(kernel: Kernel, device: DeviceRecord) -> Key:
+    return device.name, kernel.op, kernel.dtype, kernel.direction, kernel.stack
+
+
+def _median(rows: Sequence[Row]) -> Row:
+    seconds = statistics.median(row.seconds for row in rows)
+    return replace(rows[0], seconds=seconds, std_s=max(row.std_s for row in rows))
+
+
+def _rows(table: Table) -> list[tuple[Key, Row]]:
     texts = [table.text(name).tolist() for name in ("gpu", "op", "dtype", "direction", "stack")]
     caches = table.text("l2").tolist()
     sizes = {name: table[name].tolist() for name in DIMS if name in table}
     stds, suspect = table["std_us"].tolist(), table["suspect"].tolist()
-    found: list[tuple[Key, tuple[float, float]]] = []
+    flops, moved = table["flops"].tolist(), table["bytes"].tolist()
+    found: list[tuple[Key, Row]] = []
     for row, seconds in enumerate(table.latency_s.tolist()):
         gpu, op, dtype, direction, stack = (column[row] for column in texts)
         if suspect[row] or op == FUSED or direction is None or caches[row] == "cold":
             continue  # a consumer meets what was just made, not an empty cache
         dims = tuple((name, column[row]) for name, column in sizes.items() if column[row] >= 0)
         std_s = stds[row] * 1e-6 if math.isfinite(stds[row]) else 0.0
-        found.append(((gpu, op, dtype, direction, stack, dims), (seconds, std_s)))
+        one = Row(dims, flops[row], moved[row], seconds, std_s)
+        found.append(((gpu, op, dtype, direction, stack, dims), one))
     return found
 
 

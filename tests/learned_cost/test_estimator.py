@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from ir.cost_model import NOTHING, Query, Work
 from ir.graph import Node
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import DIMS, Kernel, Subgraph
-from learned_cost.data.measured import Measurements
+from learned_cost.data.measured import Measurements, Row
 from learned_cost.describe import backward_kernels, forward_kernels
 from learned_cost.devices.device import DeviceRecord, record
 from learned_cost.estimator import NO_WEIGHTS, OUT_OF_RANGE, UNKNOWN_DEVICE_STD, KernelCosts, Place
@@ -118,13 +118,41 @@ def test_without_weights_all_is_analytic() -> None:
 def test_a_measurement_of_the_very_kernel_comes_first() -> None:
     asked = query(linear())
     forward, of_x, _ = kernels(asked)
-    measured = Measurements({row(forward): (5e-4, 1e-5), row(of_x): (7e-4, 1e-5)}, "mine", "0" * 64)
+    measured = Measurements({row(forward): as_row(forward, 5e-4), row(of_x): as_row(of_x, 7e-4)}, "mine", "0" * 64)
     (found,) = costs(measured=measured).nodes([asked])
     assert (found.forward.mean_s, found.forward.std_s, found.forward.source) == (5e-4, 1e-5, "measured")
     assert found.backward.source == "learned"  # one of its two kernels was not measured
     assert found.backward.mean_s > 7e-4
     (other,) = costs(Place(T4), measured=measured).nodes([asked])
     assert other.forward.source == "learned"  # it was measured on another device
+
+
+def as_row(kernel: Kernel, seconds: float, **sizes: int) -> Row:
+    dims = kernel.dims | sizes
+    return Row(tuple(dims.items()), kernel.flops, kernel.bytes, seconds, 1e-5)
+
+
+def test_what_is_larger_than_all_measured_ones_runs_at_the_rate_of_the_nearest() -> None:
+    """And what is as large, or of too few, is foretold by the weights."""
+    small, large = kernels(query(linear(48)))[0], kernels(query(linear(4096)))[0]
+    rows = {(*row(small)[:-1], number): as_row(small, 1e-3, m=48 - number) for number in range(5)}
+    measured = Measurements(rows, "mine", "0" * 64)
+    place = record(A100.name)
+    assert measured.beyond(small, place) is None
+    found = measured.beyond(large, place)
+    assert found is not None
+    assert found[0] == pytest.approx(1e-3 * large.flops / small.flops)
+    assert Measurements(dict(list(rows.items())[:4]), "mine", "0" * 64).beyond(large, place) is None
+    (estimate,) = costs(measured=measured).nodes([query(linear(4096), train=False)])
+    assert (estimate.forward.source, estimate.forward.mean_s) == ("learned", pytest.approx(found[0], rel=1e-3))
+
+
+def test_a_measured_lookup_is_of_a_table_as_large() -> None:
+    """A profile's sizes do not say how large the table was whose gradient is written."""
+    kernel = Kernel("embedding", "index", "fp32", {"m": 128, "n": 64}, (8192, 1, 1, 1), 0.0, 1e6, "backward")
+    measured = Measurements({row(kernel): as_row(kernel, 1e-4)}, "mine", "0" * 64)
+    assert measured.seconds(kernel, record(A100.name)) == (1e-4, 1e-5)
+    assert measured.seconds(replace(kernel, bytes=1e7), record(A100.name)) is None
 
 
 def test_the_slowest_device_counts() -> None:
