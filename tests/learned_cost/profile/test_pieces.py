@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from ir.ops import OPERATORS
 from ir.types import DType, TensorType
 from learned_cost.profile.programs.library import call_of, can_call
 from learned_cost.profile.programs.pieces import Piece, jobs, operands
-from learned_cost.profile.programs.shapes import is_sampled
+from learned_cost.profile.programs.shapes import TYPICAL, is_sampled
 
 CPU = torch.device("cpu")
 F32, BOOL = DType.F32, DType.BOOL
@@ -52,8 +54,15 @@ SMALL = {
     "gelu": Piece("gelu", (X,), (("approximate", "tanh"),), (True,)),
     **{op: Piece(op, (X, X), (), (True, True)) for op in ("add", "sub", "mul", "div")},
 }
+
+
+def typical(op: str) -> tuple[tuple[str, Any], ...]:
+    """Attributes of an operator of one operand, as profiles sample it."""
+    return tuple((name, TYPICAL.get(name)) for name in OPERATORS[op].attrs)
+
+
 CALLS = [name for name, op in OPERATORS.items() if op.kernel and can_call(op)]
-ONE = {op: SMALL.get(op, Piece(op, (X,), (), (True,))) for op in CALLS}
+ONE = {op: SMALL.get(op, Piece(op, (X,), typical(op), (True,))) for op in CALLS}
 
 
 @pytest.mark.parametrize("op", CALLS)
