@@ -68,14 +68,17 @@ class UnsupportedOperatorsError(PdvError):
     slug = "unsupported-operators"
     exit_code = 4
 
-    def __init__(self, operators: tuple[str, ...], allowed: str = "", mend: str = "") -> None:
-        """operators: one `op at where` each, in model order."""
+    def __init__(
+        self, operators: tuple[str, ...], allowed: str = "", mend: str = "", inputs: tuple[str, ...] = ()
+    ) -> None:
+        """operators: one `op at where` each, in model order; inputs: those whose values would have to be known."""
         super().__init__(
             f"unsupported operators ({len(operators)}): {', '.join(operators)}",
             allowed,
             mend or "Rewrite these parts of the model, or declare the operators (CONTRIBUTING.md, Adding an operator)",
         )
-        self.args = (operators, allowed, mend)  # what pickle calls the constructor with
+        self.args = (operators, allowed, mend, inputs)  # what pickle calls the constructor with
+        self.inputs = inputs
         self.operators = operators
 
 

@@ -42,7 +42,7 @@ def optimize(
     *,
     cluster: str | os.PathLike[str] | Mapping[str, Any] | Cluster,
     batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | Sequence[float]] | None = None,
     dynamic_shapes: Any = None,  # Any: as torch.export.export takes it
     mode: config.Mode = config.MODE,
     dtype: str | None = None,
@@ -70,7 +70,8 @@ def optimize(
         example_inputs: a batch as the training loop would pass it, for a module.
         cluster: a YAML file, its content, or a loaded cluster.
         batch: global batch size, where the model leaves it open.
-        dims: at which size to plan other dims that the model leaves open, by name: ``{"sequence": 128}``.
+        dims: at which size to plan other dims that the model leaves open, by name: ``{"sequence": 128}``; and values of
+            a file's inputs that are shapes, axes and the like: ``{"axes": [0, 1]}``.
         dynamic_shapes: which dims a module leaves open besides the batch, as ``torch.export.export`` takes them.
         mode: "train" prices forward, backward and optimizer; "infer" forward alone.
         dtype: compute in "float32", "bfloat16" or "float16"; default: as the model.

@@ -11,6 +11,7 @@ from ir.ops import (
     contraction,
     dropout,
     elementwise,
+    functions,
     indexing,
     leaf,
     logic,
@@ -23,8 +24,8 @@ from ir.ops import (
 )
 
 _FAMILIES = (
-    leaf, contraction, elementwise, logic, dropout, normalization, batch_norm, reduction, movement, parts, indexing,
-    stencil, parallel,
+    leaf, contraction, elementwise, functions, logic, dropout, normalization, batch_norm, reduction, movement, parts,
+    indexing, stencil, parallel,
 )  # fmt: skip
 
 _BY_NAME = {op.name: op for family in _FAMILIES for op in family.OPS}

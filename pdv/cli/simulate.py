@@ -148,7 +148,7 @@ def _of_settings(
 
 
 def _graph_of(
-    target: Path | None, arch: str | None, dims: Mapping[str, int], dtype: str, tp: int
+    target: Path | None, arch: str | None, dims: Mapping[str, int | list[float]], dtype: str, tp: int
 ) -> Callable[[int], Graph]:
     from ir.types import DType as Type
 

@@ -44,6 +44,7 @@ RECORDED: Mapping[str, object] = {
     "--rules": None,
     "--cost": config.COST,
 }
+_NUMBER = r"-?[0-9]{1,9}(\.[0-9]{1,9})?"
 NOT_PACKAGES = sys.stdlib_module_names | {"torch", "safetensors", "numpy", "pdv", "ir", "learned_cost"}
 
 
@@ -130,16 +131,21 @@ def axis_sizes(text: str | None) -> dict[str, int] | None:
     return sizes
 
 
-def open_dims(texts: list[str] | None) -> dict[str, int]:
-    """`["sequence=128"]` as sizes by name; a name may hold anything, so the last = counts."""
-    sizes: dict[str, int] = {}
+def open_dims(texts: list[str] | None) -> dict[str, int | list[float]]:
+    """`["sequence=128"]` as sizes, `["axes=0,1"]` as values, by name; a name may hold anything: the last = counts."""
+    sizes: dict[str, int | list[float]] = {}
     for text in texts or ():
-        name, _, number = text.rpartition("=")
-        if not name or name in sizes or not re.fullmatch(r"[1-9][0-9]{0,8}", number, re.ASCII):
+        name, _, value = text.rpartition("=")
+        if name and name not in sizes and re.fullmatch(r"[1-9][0-9]{0,8}", value, re.ASCII):
+            sizes[name] = int(value)
+        elif name and name not in sizes and re.fullmatch(rf"{_NUMBER}(,({_NUMBER})?)*", value, re.ASCII):
+            sizes[name] = [float(part) if "." in part else int(part) for part in value.split(",") if part]
+        else:
             raise UsageError(
-                f"--dim: {text!r} is no size", "Allowed: name=size, each name once", "Write --dim sequence=128"
+                f"--dim: {text!r} is no size",
+                "Allowed: name=size, each name once; of inputs that are shapes or axes, name=1,2",
+                "Write --dim sequence=128",
             )
-        sizes[name] = int(number)
     return sizes
 
 

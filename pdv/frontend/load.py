@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ir.errors import ModelError, UsageError
 from ir.graph import Graph, Node
-from pdv.frontend.program import Program
+from pdv.frontend.program import Dims, Program
 from pdv.frontend.tables import with_tables
 from pdv.passes import canonicalize
 
@@ -25,13 +24,14 @@ def load_program(
     example_inputs: ExampleInputs | None = None,
     *,
     batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Dims | None = None,
     dynamic_shapes: DynamicShapes | None = None,
 ) -> Program:
     """The canonical program of an ONNX file, an exported program, or a module with example inputs; one is its own.
 
     batch: the size of the dynamic batch dim of an ONNX model, or of dim 0 of a module's example inputs.
-    dims: at which number each other size that the model leaves open is planned, by its name in the model.
+    dims: at which number each other size that the model leaves open is planned, by its name in the model; of a file
+        also the values of inputs that are shapes, axes and the like, and are no inputs of the program then.
     dynamic_shapes: which sizes a module leaves open, as ``torch.export.export`` takes them.
 
     Raises:
@@ -53,7 +53,7 @@ def load_program(
         from pdv.frontend.torch.module import load_module_or_export
 
         program = load_module_or_export(
-            model, example_inputs, batch=batch, dims=dims or {}, dynamic_shapes=dynamic_shapes
+            model, example_inputs, batch=batch, dims=_sizes(dims or {}), dynamic_shapes=dynamic_shapes
         )
     check_updates(program.graph)
     canonical = with_tables(program.map(canonicalize))
@@ -107,7 +107,19 @@ def check_updates(graph: Graph) -> None:
         taken.add(value)
 
 
-def _load_file(path: Path, batch: int | None, dims: Mapping[str, int]) -> Program:
+def _sizes(dims: Dims) -> dict[str, int]:
+    """The sizes of a module, which has no inputs that are fixed here.
+
+    Raises:
+        UsageError: if one is no number.
+    """
+    for name, size in dims.items():
+        if not isinstance(size, int):
+            raise UsageError(f"{name} = {size} is no size", "Of a module, one number for each open size")
+    return {name: size for name, size in dims.items() if isinstance(size, int)}
+
+
+def _load_file(path: Path, batch: int | None, dims: Dims) -> Program:
     match path.suffix.lower():
         case ".onnx":
             from pdv.frontend.onnx.model import load_onnx

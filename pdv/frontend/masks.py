@@ -130,7 +130,7 @@ def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
     sizes = x.type.shape[dims[0] : dims[-1] + 1]
     flat: Node | None = None
     for node, size in zip(nodes, sizes, strict=True):
-        each = _from_front(k, k.cast(node, DType.I64), size)
+        each = from_front(k, k.cast(node, DType.I64), size)
         flat = each if flat is None else k.add(k.scale(flat, size), each)
     assert flat is not None
     known = k.value(flat)
@@ -139,7 +139,8 @@ def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
     return k.reshape(found, (*x.type.shape[: dims[0]], *shape, *x.type.shape[dims[-1] + 1 :]))
 
 
-def _from_front(k: Lowering, ids: Node, size: int) -> Node:
+def from_front(k: Lowering, ids: Node, size: int) -> Node:
+    """Numbers of elements, negative ones counted from the end."""
     known = k.value(ids)
     if known is not None:
         return k.const(known % size)

@@ -5,7 +5,7 @@ needs them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
@@ -18,6 +18,9 @@ from ir.graph import Graph
 
 BATCH = "b"
 """What a program calls the number of rows of its inputs: dim 0 of the first."""
+
+Dims = Mapping[str, "int | Sequence[float]"]
+"""What is said of a model before it is read: open sizes by name; inputs of a file that have one value for the plan."""
 
 Array = np.ndarray[Any, Any]  # Any: the element type is known only when the tensor is read
 
@@ -69,13 +72,21 @@ class Program:
     """A model as the compiler sees it: `graph` names parameters, `weights` holds their values.
 
     ``sizes``: what the source leaves open besides the batch, by name. ``again`` reads the model once more, its inputs
-    (by name) of other shapes, where the source can say what it is then.
+    (by name) of other shapes, where the source can say what it is then. ``known``: inputs of the source whose values
+    were said, and that are no inputs of the graph. ``notes``: what the reader changed, in words; ``doubts``: what would
+    not be trained, though it might be meant to; ``folded``: norms that are part of other weights. ``as_stored``: the
+    source's own tensors, of the program's.
     """
 
     graph: Graph
     weights: Weights
     again: Callable[[Mapping[str, Shape]], Graph] | None = field(default=None, compare=False)
     sizes: Mapping[str, OpenSize] = field(default_factory=dict)
+    known: Mapping[str, Array] = field(default_factory=dict, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    doubts: tuple[str, ...] = field(default=(), compare=False)
+    folded: tuple[str, ...] = field(default=(), compare=False)
+    as_stored: Callable[[Mapping[str, Array]], dict[str, Array]] = field(default=dict, compare=False)
 
     def map(self, change: Callable[[Graph], Graph]) -> Program:
         """The program with its graph changed, also where it is read again."""

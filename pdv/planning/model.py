@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ir.errors import UsageError
+from ir.errors import ModelError, UsageError
 from ir.graph import Graph
 from ir.types import DType
 from pdv.guard import Progress, note
@@ -52,6 +53,8 @@ def read_model(
         note(program.graph)
         progress("running what was read against the model", None)
         reading = check_file(program, Path(model).resolve())
+        if train and program.folded:
+            raise _folded(program.folded)
     else:
         from pdv.check.reading import check_reading, copy_of
 
@@ -59,10 +62,21 @@ def read_model(
         program = load_program(model, inputs, **sizes)
         progress("running what was read against the model", None)
         reading = check_reading(note(program.graph), source, train=train)
+    doubts = program.doubts if train else ()
+    reading = ". ".join(part for part in (reading, *program.notes, *doubts) if part)
     name = _name_of(model)
     program = program.map(lambda graph: _with_dtype(replace(graph, name=name), dtype))
     note(program.graph)
     return program, reading
+
+
+def _folded(norms: Sequence[str]) -> ModelError:
+    some = ", ".join(norms[:3]) + (", …" if len(norms) > 3 else "")
+    return ModelError(
+        f"{len(norms)} batch norms were folded into convolutions ({some}): a model without them would be trained",
+        "Batch norms as layers, in training mode; for inference (--mode infer) folded ones",
+        "Export the module in training mode with pdv.frontend.onnx.export.export_onnx",
+    )
 
 
 def _name_of(model: Any) -> str:  # Any: as optimize takes it

@@ -59,6 +59,15 @@ _UNARY = (
     "abs",
     "log1p",
     "expm1",
+    "tan",
+    "atan",
+    "sinh",
+    "cosh",
+    "asinh",
+    "floor",
+    "ceil",
+    "round",
+    "sign",
 )
 
 EXAMPLES: tuple[Example, ...] = (

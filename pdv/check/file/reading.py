@@ -52,7 +52,8 @@ def check_file(program: Program, path: Path) -> str:
         given = _draw(graph, seed)
         varied = {name: _vary(array, seed) for name, array in stored.items()}
         try:
-            wanted, judge = run_file(path, given, varied, points)
+            own = program.as_stored(varied)
+            wanted, judge = run_file(path, {**program.known, **given}, own, points)
         except CannotRunError as why:
             return f"{_NOT_RUN}{why}"
         with np.errstate(all="ignore"):

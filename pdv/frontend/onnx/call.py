@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import onnx_ir
+
+from ir.errors import ModelError, first_line
 from ir.graph import Node
 from pdv.frontend.lowering import Lowering, TopK, Unsupported
+from pdv.frontend.onnx.reference import evaluate
 from pdv.passes.fold_constants import Array
 
 
@@ -36,6 +40,23 @@ class NeedsValueError(Unsupported):
             what = f"operand {index} is the input {operand.attr('name')!r}, whose value must be known when planning"
         super().__init__(what)
         self.operand = operand
+
+
+def inputs_of(node: Node) -> list[str]:
+    """The inputs of the model that a value depends on."""
+    found: dict[Node, None] = {}
+    left = [node]
+    while left:
+        one = left.pop()
+        if one not in found:
+            found[one] = None
+            left += one.operands
+    return [one.attr("name") for one in found if one.is_input]
+
+
+def as_tensor(k: Lowering, value: Value | None) -> Value | None:
+    """The answer to a question about a tensor, as one."""
+    return k.apply("compare", value.of, value.of, relation="!=") if isinstance(value, NanMask) else value
 
 
 class Attributes(Mapping[str, Any]):  # Any: int, float, string, tensor or lists of them
@@ -89,7 +110,7 @@ class Operands(Sequence[Value | None]):
 class Call:
     """One ONNX node to be lowered.
 
-    names: of its operands, in the schema's words; results: how many it has.
+    names: of its operands, in the schema's words.
     """
 
     k: Lowering
@@ -97,18 +118,36 @@ class Call:
     attrs: Attributes
     opset: int
     pytorch: bool
-    names: Sequence[str] = ()
-    results: int = 1
+    names: Sequence[str]
+    node: onnx_ir.Node
+
+    def is_used(self, index: int) -> bool:
+        """Whether somebody reads a result."""
+        outputs = self.node.outputs
+        return index < len(outputs) and bool(outputs[index].uses() or outputs[index].is_graph_output())
+
+    @property
+    def results(self) -> int:
+        """How many results it has."""
+        return len(self.node.outputs)
+
+    def evaluate(self, operands: Sequence[Array | None]) -> tuple[Array, ...]:
+        """Its results on known operands, by ONNX's reference implementation."""
+        try:
+            return evaluate(self.node, operands, self.opset)
+        except ModelError:
+            raise
+        except Exception as error:  # the reference implementation raises anything
+            raise Unsupported(f"onnx's reference implementation fails: {first_line(error)}") from error
 
     def get(self, index: int) -> Node | None:
         """An optional tensor operand."""
-        value = self.inputs[index] if index < len(self.inputs) else None
+        value = as_tensor(self.k, self.inputs[index]) if index < len(self.inputs) else None
         if isinstance(value, tuple):
             raise ValueError(f"operand {index} is a sequence")
-        if isinstance(value, NanMask):
-            raise Unsupported("IsNaN, other than as a guard of a softmax")
         if isinstance(value, TopK):
             raise Unsupported("TopK, other than put back by ScatterElements")
+        assert not isinstance(value, NanMask), value
         return value
 
     def __getitem__(self, index: int) -> Node:

@@ -6,14 +6,12 @@ computed now. What an operator becomes is said in `onnx_ops`. Entry point: `load
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir
 
 from ir.dims import Shape
@@ -21,48 +19,66 @@ from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.lowering import Lowering, Unsupported
-from pdv.frontend.onnx.call import Attributes, Call, Handler, Operands, Value
+from pdv.frontend.onnx.bodies import body_of
+from pdv.frontend.onnx.call import Attributes, Call, Handler, NeedsValueError, Operands, Value, as_tensor, inputs_of
+from pdv.frontend.onnx.exported import KIND, doubts, folded_norms, mend, stored_of
 from pdv.frontend.onnx.file import MALFORMED, read_onnx
 from pdv.frontend.onnx.operators import HANDLERS, dtype_of
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
 from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, schema_of
-from pdv.frontend.onnx.sizes import OnnxSizes
-from pdv.frontend.program import Array, Program, Weights
+from pdv.frontend.onnx.sizes import OnnxSizes, known_inputs
+from pdv.frontend.onnx.subgraphs import branch_of, scan, unroll
+from pdv.frontend.program import Array, Dims, Program, Weights
 
-KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 STANDARD = ("", "ai.onnx")
-MIN_OPSET = 11  # before it, too many operators mean something else
+MIN_OPSET = 7  # before it, operands are broadcast by attributes
 
 
-def load_onnx(path: Path, *, batch: int | None = None, dims: Mapping[str, int] | None = None) -> Program:
+def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None) -> Program:
     """The model's graph (not yet canonical) and its weights, read lazily.
 
-    batch: the size of the dynamic dim 0 of the model's inputs; dims: that of the others, by name.
+    batch: the size of the dynamic dim 0 of the model's inputs; dims: that of the others, by name, and the values of
+    inputs that are known.
 
     Raises:
         ModelError: if the file or the model in it is broken, or a dim is dynamic without a size.
         UnsupportedOperatorsError: naming every operator that has no declaration.
     """
-    lowering = _ModelLowering(read_onnx(path), path, OnnxSizes(path, batch, dims or {}))
+    model = read_onnx(path)
+    known = known_inputs(model, dims or {})
+    sizes = {name: size for name, size in (dims or {}).items() if name not in known and isinstance(size, int)}
+    asked = tuple(doubts(model)), tuple(folded_norms(model))
+    mended = mend(model)
+    lowering = _ModelLowering(model, path, OnnxSizes(path, batch, sizes), known)
     program = lowering.run()
     lowering.sizes.check_used()
+    stored = partial(stored_of, mended)
+    notes = tuple(mended.notes)
+    program = replace(program, known=known, notes=notes, doubts=asked[0], folded=asked[1], as_stored=stored)
     if not lowering.sizes.found or not program.graph.inputs:
         return program
 
     def again(shapes: Mapping[str, Shape]) -> Graph:
-        return _ModelLowering(read_onnx(path), path, lowering.sizes.at(shapes)).run().graph
+        other = read_onnx(path)
+        mend(other)
+        return _ModelLowering(other, path, lowering.sizes.at(shapes), known).run().graph
 
     return replace(program, again=again, sizes=lowering.sizes.open_sizes())
+
+
+_WITH_GRAPHS = {"If": branch_of, "Loop": unroll, "Scan": scan}
 
 
 class _ModelLowering:
     """The state of one lowering: ONNX value -> IR value, and what was found unsupported on the way."""
 
-    def __init__(self, model: onnx_ir.Model, path: Path, sizes: OnnxSizes) -> None:
+    def __init__(self, model: onnx_ir.Model, path: Path, sizes: OnnxSizes, known: Mapping[str, Array]) -> None:
         self.model = model
         self.path = path
         self.sizes = sizes
+        self.known = known
+        self.asked: dict[str, None] = {}  # inputs whose values readers would have to know
         self.k = Lowering()
         self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
         self.values: dict[onnx_ir.Value, Value | None] = {}  # None: below something unsupported, which is reported
@@ -77,7 +93,10 @@ class _ModelLowering:
                 "Export or convert it to opset 23",
             )
         graph = self.model.graph
-        inputs = [value for value in graph.inputs if not value.is_initializer()]
+        for value in graph.inputs:
+            if value.name and value.name in self.known:
+                self.values[value] = self.k.const(self.known[value.name], self._dtype(value))
+        inputs = [value for value in graph.inputs if not value.is_initializer() and value not in self.values]
         for value, shape in zip(inputs, self.sizes.shapes(inputs), strict=True):
             self.values[value] = self.k.builder.input(value.name or "", TensorType(shape, self._dtype(value)))
         for value in graph.initializers.values():
@@ -86,11 +105,16 @@ class _ModelLowering:
         for node in graph:
             self._node(node)
         if self.unsupported:
-            raise UnsupportedOperatorsError(tuple(self.unsupported))
+            options = " ".join(f"--dim {name}=..." for name in self.asked)
+            mend = f"Say the values of inputs that shapes and axes are taken from: {options}" if options else ""
+            raise UnsupportedOperatorsError(tuple(self.unsupported), mend=mend, inputs=tuple(self.asked))
         return Program(self._graph(), Weights(self.loaders))
 
     def _graph(self) -> Graph:
-        outputs = [self._read(value, "the graph's output") for value in self.model.graph.outputs]
+        found = [self._read(value, "the graph's output") for value in self.model.graph.outputs]
+        outputs = [as_tensor(self.k, value) for value in found]
+        if any(isinstance(node, Node) and not node.type.num_elements for node in outputs):
+            raise ModelError(f"{self.path} returns a tensor without elements", "At least one element")
         if not outputs or not all(isinstance(node, Node) for node in outputs):
             raise ModelError(f"{self.path} returns no tensor", "At least one output, all of them tensors")
         names = ["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))]
@@ -142,23 +166,9 @@ class _ModelLowering:
             return self.k.const(tensor.numpy(), dtype)
         if 0 in tensor.shape:
             raise ModelError(f"initializer {name!r} has shape {list(tensor.shape)}", "Every dim is at least 1")
-        if kind == "PARAMETER" and len(tensor.shape) == 1 and len(value.uses()) > 1:
-            self._warn_if_merged(value)
         self.loaders[name] = partial(_read_tensor, tensor)
         shape = tuple(tensor.shape.numpy())
         return self.k.builder.param(name, TensorType(shape, dtype), trainable=kind == "PARAMETER")
-
-    def _warn_if_merged(self, value: onnx_ir.Value) -> None:
-        """torch.onnx.export(optimize=True) makes one tensor of all that start out equal, say every bias of zeros."""
-        assert value.const_value is not None, value
-        array = value.const_value.numpy()
-        if self.model.producer_name == "pytorch" and bool(np.all(array == array[0])):
-            warnings.warn(
-                f"{self.path}: {value.name!r} is {array[0]} throughout and read by {len(value.uses())} nodes: "
-                "the exporter merged equal weights, which will train as one. Export with optimize=False, or with "
-                "pdv.frontend.onnx.export",
-                stacklevel=2,
-            )
 
     def _read(self, value: onnx_ir.Value, reader: str) -> Value | None:
         if value not in self.values:
@@ -180,6 +190,12 @@ class _ModelLowering:
             elif self._handler(node) is None:
                 raise Unsupported("")  # list it too, though it is below another one
         except Unsupported as reason:
+            if isinstance(reason, NeedsValueError):
+                self.asked |= dict.fromkeys(inputs_of(reason.operand))
+            elif all(
+                isinstance(each, Node) and not each.type.dtype.is_floating for each in operands if each is not None
+            ):
+                self.asked |= {name: None for each in operands if isinstance(each, Node) for name in inputs_of(each)}
             self.unsupported[f"{title} at {where}" + (f" ({reason})" if str(reason) else "")] = None
             blocked = True
         except ShapeError as error:
@@ -206,6 +222,8 @@ class _ModelLowering:
         check_types(schema, types)
         known = can_evaluate(node) and all(_is_known(value) for value in operands)
         try:
+            if node.op_type in _WITH_GRAPHS:
+                return _WITH_GRAPHS[node.op_type](self.k, node, operands, self._run)
             if handler is None:
                 raise Unsupported("")
             call = self._call(schema, node, operands)
@@ -214,17 +232,62 @@ class _ModelLowering:
             results = result if isinstance(result, tuple) else (result,)
             check_types(schema, types, [value.type.dtype if isinstance(value, Node) else None for value in results])
             return results
-        except Unsupported:
+        except Unsupported as reason:
+            if not known and not isinstance(reason, NeedsValueError) and node.op_type not in _WITH_GRAPHS:
+                made = self._by_its_body(schema, node, operands)
+                if made is not None:
+                    return made
             if not known:
                 raise
         arrays = [self.k.value(value) if isinstance(value, Node) else None for value in operands]
         return tuple(self.k.const(array) for array in evaluate(node, arrays, self.opset))
 
+    def _by_its_body(
+        self, schema: OpSchema, node: onnx_ir.Node, operands: Sequence[Value | None]
+    ) -> tuple[Value | None, ...] | None:
+        """What a node's function gives, as ONNX defines it in smaller operators; None if it has no body.
+
+        Raises:
+            Unsupported: saying what of the body is not supported.
+        """
+        types = [value.type if isinstance(value, Node) else None for value in operands]
+        if any(value is not None and not isinstance(value, Node) for value in operands):
+            return None
+        found = body_of(schema, node, types, self.opset)
+        if found is None:
+            return None
+        before, self.opset = self.opset, found[1]
+        try:
+            return self._run(found[0], [value for value in operands if value is not None])
+        finally:
+            self.opset = before
+
+    def _run(self, graph: onnx_ir.Graph, operands: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """A graph within a node, on these operands.
+
+        Raises:
+            Unsupported: naming what in it is.
+        """
+        outside, self.unsupported = self.unsupported, {}
+        try:
+            self.values |= dict(zip(graph.inputs, operands, strict=True))
+            for value in graph.initializers.values():
+                self.values[value] = self._initializer(value)
+            for inner in graph:
+                self._node(inner)
+            if self.unsupported:
+                raise Unsupported(
+                    "by " + ", ".join(dict.fromkeys(text.partition(" at ")[0] for text in self.unsupported))
+                )
+        finally:
+            self.unsupported = outside
+        return tuple(self._read(value, "a graph's output") for value in graph.outputs)
+
     def _call(self, schema: OpSchema, node: onnx_ir.Node, operands: Sequence[Value | None]) -> Call:
         attrs = Attributes({name: attr.value for name, attr in node.attributes.items()}, defaults_of(schema))
         names = [each.name for each in schema.inputs]
         pytorch = self.model.producer_name == "pytorch"
-        return Call(self.k, Operands(operands), attrs, self.opset, pytorch, names, len(node.outputs))
+        return Call(self.k, Operands(operands), attrs, self.opset, pytorch, names, node)
 
 
 def _is_known(value: Value | None) -> bool:

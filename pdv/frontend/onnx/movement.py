@@ -7,9 +7,10 @@ import math
 import numpy as np
 
 from ir.graph import Node
-from pdv.frontend import layers
+from pdv.frontend import layers, masks
 from pdv.frontend.lowering import TopK, Unsupported
 from pdv.frontend.onnx.call import Call, Value
+from pdv.frontend.onnx.readers import known
 from pdv.passes.fold_constants import Array
 
 
@@ -117,14 +118,20 @@ def flatten(c: Call) -> Node:
 def gather(c: Call) -> Node:
     """Rows of a table are an embedding, one known index is a selection."""
     axis, x, ids = c.axis(), c[0], c[1]
-    known = c.k.value(ids)
-    if known is not None and known.ndim == 0:
-        return c.k.select(x, axis, int(known))
-    if known is not None:
-        ids = c.k.const(from_front(known, x.type.shape[axis]), ids.type.dtype)
+    value = c.k.value(ids)
+    if value is not None and value.ndim == 0:
+        return c.k.select(x, axis, int(value))
+    if value is not None:
+        ids = c.k.const(from_front(value, x.type.shape[axis]), ids.type.dtype)
+    if value is None and not (x.is_param or x.is_const):  # a table of the model is read as torch reads it
+        ids = masks.from_front(c.k, ids, x.type.shape[axis])
     if axis == 0 and x.type.rank == 2 and x.type.dtype.is_floating:
         return c.k.apply("embedding", x, ids)
-    return layers.index_select(c.k, x, axis, ids)
+    shape = x.type.shape
+    if x.type.num_elements == 0 or ids.type.rank == 0:
+        raise Unsupported("one element whose number is not known")
+    found = layers.index_select(c.k, x, axis, c.k.reshape(ids, (-1,)))
+    return c.k.reshape(found, (*shape[:axis], *ids.type.shape, *shape[axis + 1 :]))
 
 
 def from_front(ids: Array, size: int) -> Array:
@@ -146,8 +153,10 @@ def top_k(c: Call) -> tuple[TopK, TopK]:
 
 
 def scatter_elements(c: Call) -> Node:
-    """Only the k largest elements of each row, back where they were."""
+    """The k largest elements of each row, back where they were; or elements to known places."""
     places, values = c.inputs[1], c.inputs[2]
+    if not isinstance(places, TopK) and not isinstance(values, TopK):
+        return known.moved(0, 2)(c)  # type: ignore[no-any-return]
     if c.attrs.get("reduction", "none") != "none" or not isinstance(places, TopK) or not isinstance(values, TopK):
         raise Unsupported("a scatter of anything but the k largest elements of each row, where they were")
     return layers.scatter(c.k, c[0], c.attrs.get("axis", 0), places, values)

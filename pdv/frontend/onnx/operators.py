@@ -6,17 +6,17 @@ attribute became an input, both are looked at. Entry point: `HANDLERS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping
 
 import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
 from pdv.frontend import layers
-from pdv.frontend.lowering import Lowering, Pair, Unsupported
+from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx import movement
 from pdv.frontend.onnx.call import Call, Handler, NanMask
+from pdv.frontend.onnx.readers import functions, known, logic, windows
 
 
 def unary(op: str) -> Handler:
@@ -58,14 +58,14 @@ def _is_never_nan(k: Lowering, node: Node) -> bool:
     return all(bool(np.isfinite(array).any(axis=-1).all()) for array in masks)
 
 
-def dropout(c: Call) -> tuple[Node, None]:
+def dropout(c: Call) -> tuple[Node, Node | None]:
     """Only where it drops nothing."""
     training = c.get(2) is not None and bool(c.array(2))
     ratio = float(c.array(1)) if c.get(1) is not None else c.attrs.get("ratio", 0.5)
     c.attrs.get("seed")  # of what drops nothing
     if training and ratio > 0:
         raise Unsupported(f"dropout with ratio {ratio}: set it to 0 in the model's configuration")
-    return c[0], None
+    return c[0], c.k.const(np.ones(c[0].type.shape, np.bool_)) if c.is_used(1) else None
 
 
 def reduce(op: str) -> Handler:
@@ -112,7 +112,11 @@ def attention(c: Call) -> tuple[Node | None, ...]:
         if not heads or not groups:
             raise ValueError("q_num_heads and kv_num_heads are needed where heads are no dim")
         q, key, v = (_split_heads(k, x, n) for x, n in ((q, heads), (key, groups), (v, groups)))
-    causal = bool(c.attrs.get("is_causal", 0))
+    causal, mask = bool(c.attrs.get("is_causal", 0)), c.get(3)
+    if mask is not None and (mask.type.rank < 2 or mask.type.shape[-1] != key.type.shape[-2]):
+        raise Unsupported(f"attention over {key.type.shape[-2]} keys, masked by {list(mask.type.shape)}")
+    if any(c.is_used(i) for i in (1, 2, 3)):
+        raise Unsupported("attention with results besides its values")
     y = layers.attention(k, q, key, v, c.get(3), causal=causal, scale=c.attrs.get("scale"))
     if flat:
         b, h, s, f = y.type.shape
@@ -128,6 +132,8 @@ def _split_heads(k: Lowering, x: Node, heads: int) -> Node:
 
 def layer_norm(c: Call) -> tuple[Node | None, ...]:
     """From the axis on; the statistics are not computed."""
+    if c.is_used(1) or c.is_used(2):
+        raise Unsupported("the statistics of a layer norm")
     dims = c[0].type.rank - c.axis()
     return layers.layer_norm(c.k, c[0], dims, c[1], c.get(2), c.attrs.get("epsilon", 1e-5)), None, None
 
@@ -151,62 +157,6 @@ def batch_norm(c: Call) -> tuple[Node | None, ...]:
     )
 
 
-def _padding(c: Call, kernel: Sequence[int], stride: Pair, dilation: Pair) -> Pair:
-    """Equal padding on both sides of each dim, from pads or auto_pad."""
-    auto = c.attrs.get("auto_pad", "NOTSET")
-    pads = c.attrs.get("pads", (0, 0, 0, 0))
-    if auto == "VALID":
-        return (0, 0)
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        sizes = c[0].type.shape[2:]
-        spans = zip(sizes, kernel, stride, dilation, strict=True)
-        total = [max((-(-n // s) - 1) * s + d * (f - 1) + 1 - n, 0) for n, f, s, d in spans]
-        pads = (total[0] // 2, total[1] // 2, total[0] - total[0] // 2, total[1] - total[1] // 2)
-    if tuple(pads[:2]) != tuple(pads[2:]):
-        raise Unsupported(f"padding {list(pads)}, not equal on both sides")
-    return (pads[0], pads[1])
-
-
-def _window(c: Call, kernel: Sequence[int]) -> tuple[Pair, Pair, Pair]:
-    """Stride, padding and dilation of a two-dimensional window."""
-    if len(kernel) != 2:
-        raise Unsupported(f"a window of {len(kernel)} dims")
-    stride = cast(Pair, tuple(c.attrs.get("strides", (1, 1))))
-    dilation = cast(Pair, tuple(c.attrs.get("dilations", (1, 1))))
-    return stride, _padding(c, kernel, stride, dilation), dilation
-
-
-def conv(c: Call) -> Node:
-    """Two-dimensional convolution."""
-    if tuple(c.attrs.get("kernel_shape", c[1].type.shape[2:])) != c[1].type.shape[2:]:
-        raise ValueError(f"kernel_shape {c.attrs['kernel_shape']} of weights {list(c[1].type.shape)}")
-    stride, padding, dilation = _window(c, c[1].type.shape[2:])
-    return layers.conv2d(
-        c.k, c[0], c[1], c.get(2), stride=stride, padding=padding, dilation=dilation, groups=c.attrs.get("group", 1)
-    )
-
-
-def max_pool(c: Call) -> tuple[Node, None]:
-    """Maximum over windows; the indices are not computed."""
-    kernel = cast(Pair, tuple(c.attrs["kernel_shape"]))
-    stride, padding, dilation = _window(c, kernel)
-    if c.attrs.get("ceil_mode", 0):
-        layers.check_rounding(c[0], kernel, stride, padding, dilation)
-    return layers.max_pool2d(c.k, c[0], kernel=kernel, stride=stride, padding=padding, dilation=dilation), None
-
-
-def average_pool(c: Call) -> Node:
-    """Mean over windows."""
-    kernel = cast(Pair, tuple(c.attrs["kernel_shape"]))
-    stride, padding, dilation = _window(c, kernel)
-    if dilation != (1, 1):
-        raise Unsupported("average pooling with dilation")
-    if c.attrs.get("ceil_mode", 0):
-        layers.check_rounding(c[0], kernel, stride, padding, dilation)
-    counted = bool(c.attrs.get("count_include_pad", 0))
-    return layers.avg_pool2d(c.k, c[0], kernel=kernel, stride=stride, padding=padding, count_padding=counted)
-
-
 _UNARY = ("Neg", "Sqrt", "Exp", "Log", "Sin", "Cos", "Tanh", "Sigmoid", "Erf", "Abs", "Reciprocal", "Relu")
 
 HANDLERS: Mapping[str, Handler] = {
@@ -215,8 +165,8 @@ HANDLERS: Mapping[str, Handler] = {
     "Sub": lambda c: c.k.sub(c[0], c[1]),
     "Mul": lambda c: c.k.mul(c[0], c[1]),
     "Div": lambda c: c.k.div(c[0], c[1]),
-    "Pow": lambda c: c.k.pow(c[0], c[1]),
     "Gelu": lambda c: c.k.apply("gelu", c[0], approximate=c.attrs.get("approximate", "none")),
+    **logic.READERS,
     "IsNaN": lambda c: NanMask(c[0]),
     "Where": where,
     "Identity": lambda c: c[0],
@@ -251,7 +201,7 @@ HANDLERS: Mapping[str, Handler] = {
     "LayerNormalization": layer_norm,
     "RMSNormalization": rms_norm,
     "BatchNormalization": batch_norm,
-    "Conv": conv,
-    "MaxPool": max_pool,
-    "AveragePool": average_pool,
+    **functions.READERS,
+    **known.READERS,
+    **windows.READERS,
 }

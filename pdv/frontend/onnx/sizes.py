@@ -9,11 +9,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import onnx_ir
 
 from ir.dims import Shape
-from ir.errors import ModelError, UsageError
-from pdv.frontend.program import OpenSize, size_name
+from ir.errors import ModelError, UsageError, first_line
+from pdv.frontend.program import Array, Dims, OpenSize, size_name
+
+
+def known_inputs(model: onnx_ir.Model, dims: Dims) -> dict[str, Array]:
+    """The values of inputs that are named among sizes, in the inputs' own shapes and types.
+
+    Raises:
+        UsageError: if one does not fit its input, or a list is given for what is none.
+    """
+    open_sizes = {
+        size.value
+        for value in model.graph.inputs
+        for size in (value.shape or ())
+        if not isinstance(size, int) and size.value is not None
+    }
+    inputs = {value.name: value for value in model.graph.inputs if value.name and not value.is_initializer()}
+    known: dict[str, Array] = {}
+    for name, given in dims.items():
+        value = inputs.get(name)
+        if name in open_sizes or value is None:
+            if not isinstance(given, int):
+                raise UsageError(f"{name!r} is given the value {given}, and is no input of the model")
+            continue
+        if value.dtype is None or value.shape is None:
+            raise UsageError(f"input {name!r} has no shape or element type, and so cannot be given")
+        try:
+            array = np.asarray(given).astype(value.dtype.numpy())
+            shape = [size if isinstance(size, int) else -1 for size in value.shape]
+            known[name] = array.reshape(shape)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"input {name!r} cannot be {given}: {first_line(error)}") from error
+    return known
 
 
 @dataclass
@@ -41,6 +73,8 @@ class OnnxSizes:
             ModelError: if one is not said, or not possible.
         """
         for value in inputs:
+            if not isinstance(value.type, onnx_ir.TensorType | None):
+                raise ModelError(f"input {value.name!r} is no tensor", "Tensors", "Pass the tensors in it one by one")
             if value.shape is None or value.dtype is None:
                 raise ModelError(
                     f"input {value.name!r} has no shape or element type", "Static shapes", "Export it again"

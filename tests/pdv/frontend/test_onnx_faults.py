@@ -51,7 +51,7 @@ def check(tmp_path: Path, proto: onnx.ModelProto, **inputs: Any) -> None:
     assert len(wanted) == len(program.graph.outputs)
     for (name, node), want in zip(program.graph.outputs, wanted, strict=True):
         assert node.type.dtype.torch_name == want.dtype.name.replace("bool_", "bool"), name
-        np.testing.assert_allclose(np.asarray(found[name]).reshape(want.shape), want, rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(found[name]).reshape(want.shape), want, rtol=1e-5, atol=1e-6)
 
 
 def n(op: str, inputs: list[str], outputs: list[str] | str = "y", **attrs: Any) -> onnx.NodeProto:
@@ -134,11 +134,12 @@ def test_what_no_reader_takes_is_refused_by_name(tmp_path: Path, node: onnx.Node
     refused(tmp_path, model([node], X, Y, stored), node.attribute[0].name if node.attribute else "operands")
 
 
-def test_attention_over_a_part_of_the_keys_is_refused(tmp_path: Path) -> None:
+def test_attention_over_a_part_of_the_keys(tmp_path: Path) -> None:
     shapes = {name: (F32, [1, 2, 4, 8]) for name in "qkv"}
     node = n("Attention", ["q", "k", "v", "", "", "", "seen"])
     proto = model([node], {**shapes, "seen": (I64, [1])}, Y, opset=24)
-    refused(tmp_path, proto, "nonpad_kv_seqlen")
+    q, k, v = (rng.standard_normal((1, 2, 4, 8)).astype("f") for _ in range(3))
+    check(tmp_path, proto, q=q, k=k, v=v, seen=np.array([2]))
 
 
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])

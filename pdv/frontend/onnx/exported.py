@@ -1,0 +1,239 @@
+"""What exporters do to stored tensors that matters to training: equal ones merged, one written down as several copies,
+batch norms folded into the weights before them.
+
+``mend`` takes the first two back, in the model as it was read; ``folded_norms`` and ``doubts`` find what is left.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import onnx_ir
+
+from pdv.passes.fold_constants import Array
+
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
+SCOPES = "pkg.torch.onnx.name_scopes"  # and on nodes: the modules that a node is of
+CLASSES = "pkg.torch.onnx.class_hierarchy"
+EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
+ANONYMOUS = ("onnx::", "val_")  # what exporters call tensors that they computed
+_SAMPLE = 4096  # elements of a tensor that tell whether its values are chance
+_LEAST = 64  # elements of a tensor that is looked at
+_WEIGHTED = {"MatMul": 1, "Gemm": 1, "Conv": 1, "ConvTranspose": 1, "Gather": 0}  # the operand that is one
+_FLOATS = {onnx_ir.DataType.FLOAT, onnx_ir.DataType.DOUBLE, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16}
+
+
+@dataclass
+class Mended:
+    """What was taken back.
+
+    Attributes:
+        merged: a tensor of its own -> the file's that it was merged into.
+        copies: a tensor of the file -> that of which it is a copy, and the order of its dims.
+        notes: both in words.
+    """
+
+    merged: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def mend(model: onnx_ir.Model) -> Mended:
+    """Separate what the exporter merged, and tie what it copied; changes the model."""
+    found = Mended()
+    if model.producer_name == "pytorch":
+        _separate(model.graph, found)
+        _tie(model.graph, found)
+    return found
+
+
+def _stored(graph: onnx_ir.Graph) -> list[onnx_ir.Value]:
+    """Tensors of floats that may be parameters."""
+    return [
+        value
+        for value in graph.initializers.values()
+        if value.const_value is not None
+        and value.const_value.dtype in _FLOATS
+        and value.metadata_props.get(KIND, "PARAMETER") == "PARAMETER"
+        and len(value.const_value.shape) > 0
+        and value.const_value.size > 1
+    ]
+
+
+def _separate(graph: onnx_ir.Graph, found: Mended) -> None:
+    """torch.onnx.export makes one tensor of all that start out equal, say every bias of zeros."""
+    for value in _stored(graph):
+        users = list(value.uses())
+        if len(users) < 2 or len(_names_of_uses(users)) < 2:
+            continue
+        array = _array(value)
+        first = array.reshape(-1)[:_LEAST]
+        if not (first == first[0]).all() or not (array == first[0]).all():
+            continue
+        names = []
+        for name, uses in list(_names_of_uses(users).items())[1:]:
+            own = _own_name(graph, name, value.name or "")
+            each = onnx_ir.Value(name=own, shape=value.shape, type=value.type, const_value=value.const_value)
+            graph.register_initializer(each)
+            for node, index in uses:
+                if node.op_type == "Identity":
+                    onnx_ir.convenience.replace_all_uses_with(node.outputs[0], each)
+                else:
+                    node.replace_input_with(index, each)
+            found.merged[own] = value.name or ""
+            names.append(own)
+        found.notes.append(
+            f"{value.name} is {array.reshape(-1)[0]} throughout and read in {len(names) + 1} places, since the "
+            f"exporter merges equal weights: each of them has a parameter of its own here ({', '.join(names[:3])}"
+            f"{', …' if len(names) > 3 else ''})"
+        )
+
+
+def _names_of_uses(users: Sequence[Any]) -> dict[str, list[tuple[onnx_ir.Node, int]]]:
+    """Uses by the module that they are of, as far as the file says: uses of one module are of one parameter."""
+    found: dict[str, list[tuple[onnx_ir.Node, int]]] = {}
+    for use in users:
+        node = use.node
+        if node.op_type == "Identity" and node.domain == "" and not node.outputs[0].is_graph_output():
+            name = node.outputs[0].name or ""
+        else:
+            name = _module_of(node) or f"{node.outputs[0].name}.{use.idx}"
+        found.setdefault(name, []).append((node, use.idx))
+    first = [name for name, uses in found.items() if all(node.op_type != "Identity" for node, _ in uses)]
+    return {name: found[name] for name in [*first, *(name for name in found if name not in first)]}
+
+
+def _module_of(node: onnx_ir.Node) -> str:
+    """The path of the module that a node is of, as torch's newer exporter says."""
+    return ".".join(part for part in _list(node, SCOPES)[-2:-1])
+
+
+def _list(node: onnx_ir.Node, key: str) -> list[str]:
+    try:
+        found = ast.literal_eval(node.metadata_props.get(key, "[]"))
+    except (ValueError, SyntaxError):
+        return []
+    return [str(part) for part in found] if isinstance(found, list) else []
+
+
+def _own_name(graph: onnx_ir.Graph, module: str, merged: str) -> str:
+    """What the parameter was probably called."""
+    last = merged.rpartition(".")[2]
+    wanted = module if module.endswith(f".{last}") else f"{module}.{last}"
+    names = [wanted, *(f"{wanted}_{number}" for number in range(2, 1 << 16))]
+    return next(name for name in names if name not in graph.initializers)
+
+
+def _tie(graph: onnx_ir.Graph, found: Mended) -> None:
+    """A tied or turned weight is written down once for each way in which it is read."""
+    groups: dict[tuple[Any, ...], list[onnx_ir.Value]] = {}
+    for value in _stored(graph):
+        tensor = value.const_value
+        assert tensor is not None, value
+        if tensor.size >= _LEAST:
+            groups.setdefault((tensor.dtype, *sorted(tensor.shape.numpy())), []).append(value)
+    for values in groups.values():
+        if len(values) < 2:
+            continue
+        kept: dict[bytes, list[onnx_ir.Value]] = {}
+        for value in sorted(values, key=lambda each: (each.name or "").startswith(ANONYMOUS)):
+            same = kept.setdefault(_diagonal(_array(value)), [])
+            for other in same:
+                perm = _order(_array(other), _array(value))
+                if perm is not None:
+                    _replace(graph, value, other, perm, found)
+                    break
+            else:
+                same.append(value)
+
+
+def _array(value: onnx_ir.Value) -> Array:
+    assert value.const_value is not None, value
+    array: Array = value.const_value.numpy()
+    return array
+
+
+def _is_chance(array: Array) -> bool:
+    """Whether values are so many that two tensors have the same by no chance: not a ramp for each layer."""
+    flat = array.reshape(-1)
+    sample = flat[:: max(flat.size // _SAMPLE, 1)]
+    return len(np.unique(sample)) > len(sample) // 4
+
+
+def _diagonal(array: Array) -> bytes:
+    """Elements whose places are the same in every order of the dims."""
+    ends = [array[(i,) * array.ndim] for i in range(min(*array.shape, 8))]
+    return np.asarray([*ends, array[(-1,) * array.ndim] if len(set(array.shape)) == 1 else 0]).tobytes()
+
+
+def _order(kept: Array, copy: Array) -> tuple[int, ...] | None:
+    """The order of the dims of ``kept`` in which it is the copy; None where values are no chance, or differ."""
+    if not _is_chance(copy):
+        return None
+    for perm in permutations(range(kept.ndim)):
+        if tuple(kept.shape[dim] for dim in perm) == copy.shape and np.array_equal(kept.transpose(perm), copy):
+            return perm
+    return None
+
+
+def _replace(
+    graph: onnx_ir.Graph, value: onnx_ir.Value, kept: onnx_ir.Value, perm: tuple[int, ...], found: Mended
+) -> None:
+    turned = kept
+    if perm != tuple(range(len(perm))):
+        node = onnx_ir.Node("", "Transpose", [kept], [onnx_ir.AttrInt64s("perm", perm)], num_outputs=1)
+        node.outputs[0].name = f"{value.name} of {kept.name}"
+        graph.insert_before(next(iter(graph)), node)
+        turned = node.outputs[0]
+    onnx_ir.convenience.replace_all_uses_with(value, turned)
+    found.copies[value.name or ""] = (kept.name or "", perm)
+    how = "a copy" if turned is kept else f"a copy, its dims in the order {list(perm)},"
+    found.notes.append(f"{value.name} is {how} of {kept.name}: they are one parameter here")
+
+
+def folded_norms(model: onnx_ir.Model) -> list[str]:
+    """Convolutions that hold the batch norms behind them, by their modules or names."""
+    folded = []
+    for node in model.graph:
+        weight = node.inputs[1] if node.op_type == "Conv" and len(node.inputs) > 1 else None
+        computed = weight is not None and (weight.name or "").startswith("onnx::Conv")
+        if node.op_type == "Conv" and any("batchnorm" in each.lower() for each in _list(node, CLASSES)[-2:-1]):
+            folded.append(_module_of(node))
+        elif model.producer_name == "pytorch" and computed:
+            folded.append(node.name or "Conv")
+    return folded
+
+
+def doubts(model: onnx_ir.Model) -> Iterator[str]:
+    """What of a file would not be trained, though the module might have it trained, in words."""
+    norms = [node for node in model.graph if node.op_type == "BatchNormalization"]
+    fixed = [node.name or "BatchNormalization" for node in norms if not node.attributes.get_int("training_mode", 0)]
+    held = [
+        node.outputs[0].name or ""
+        for node in model.graph
+        if node.op_type == "Constant"
+        and any(
+            use.node.op_type in _WEIGHTED and use.idx == _WEIGHTED[use.node.op_type] for use in node.outputs[0].uses()
+        )
+    ]
+    if held:
+        yield (
+            f"{len(held)} weights are constants of the file ({', '.join(held[:3])}, …): training would keep them as "
+            f"they are. {EXPORT}, if they are to be trained"
+        )
+    if fixed:
+        yield (
+            f"{len(fixed)} batch norms use their running statistics ({', '.join(fixed[:3])}, …): training would keep "
+            f"these as they are. {EXPORT}, if they are to be trained"
+        )
+
+
+def stored_of(mended: Mended, values: Mapping[str, Array]) -> dict[str, Array]:
+    """The file's tensors, of the program's: those that were merged are one, copies as what they are copies of."""
+    own = {name: array for name, array in values.items() if name not in mended.merged}
+    return own | {name: values[kept].transpose(perm) for name, (kept, perm) in mended.copies.items() if kept in values}

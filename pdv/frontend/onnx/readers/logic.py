@@ -1,0 +1,220 @@
+"""What ONNX's comparisons become, and what is made of them: extremes, their places, ends of ranges, one-hot rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+
+from ir.graph import Node
+from ir.types import DType
+from pdv.frontend import masks
+from pdv.frontend.lowering import Lowering, Unsupported
+from pdv.frontend.onnx.call import Call, Handler
+
+MOST_FACTORS = 64  # of a product that is written out
+_RELATIONS = {"Equal": "==", "Less": "<", "LessOrEqual": "<=", "Greater": ">", "GreaterOrEqual": ">="}
+
+
+def comparison(relation: str) -> Handler:
+    """Truth values."""
+    return lambda c: masks.compare(c.k, relation, c[0], c[1])
+
+
+def extreme(relation: str) -> Handler:
+    """The larger, or the smaller, of all operands."""
+
+    def handle(c: Call) -> Node:
+        return reduce(lambda x, y: chosen(c.k, relation, x, y), [c[i] for i in range(len(c.inputs))])
+
+    return handle
+
+
+def chosen(k: Lowering, relation: str, x: Node, y: Node) -> Node:
+    """x where it has the relation to y, else y."""
+    return k.apply("where", masks.compare(k, relation, x, y), x, y)
+
+
+def clip(c: Call) -> Node:
+    """Between two ends, each of which may be left out."""
+    k, x = c.k, c[0]
+    if c.opset < 11:
+        ends = [float(c.attrs["min"]), float(c.attrs["max"])]
+        return masks.clamp(k, x, *ends)
+    low, high = c.get(1), c.get(2)
+    known = [None if end is None else k.scalar(end, x) for end in (low, high)]
+    given = all(end is None or number is not None for end, number in zip((low, high), known, strict=True))
+    if given and x.type.dtype is not DType.BOOL:
+        return x if low is high is None else masks.clamp(k, x, *known)
+    x = x if low is None else chosen(k, ">", x, low)
+    return x if high is None else chosen(k, "<", x, high)
+
+
+def not_finite(c: Call) -> Node:
+    """Infinities, of one sign or both."""
+    k, x, most = c.k, c[0], float(np.finfo(np.float32).max)
+    if x.type.dtype not in (DType.F32, DType.F16):
+        raise Unsupported(f"infinities of {x.type.dtype.value}")
+    above, below = c.attrs["detect_positive"], c.attrs["detect_negative"]
+    if above and below:
+        return masks.compare_number(k, ">", k.apply("abs", x), most)
+    if not above and not below:
+        return k.const(np.zeros(x.type.shape, np.bool_))
+    return masks.compare_number(k, ">", x, most) if above else masks.compare_number(k, "<", x, -most)
+
+
+def reduce_extreme(sign: int) -> Handler:
+    """The largest (1) or the smallest (-1) along dims."""
+
+    def handle(c: Call) -> Node:
+        k, x = c.k, c[0]
+        axes = c.ints(1, "axes") or ()
+        keep = bool(c.attrs["keepdims"])
+        if not axes and c.attrs.get("noop_with_empty_axes", 0):
+            return x
+        if x.type.dtype is DType.U8 or x.type.rank == 0:
+            raise Unsupported(f"an extreme of {x.type}")
+        truth = x.type.dtype is DType.BOOL
+        x = k.cast(x, DType.I64) if truth else x
+        found = largest(k, x if sign > 0 else k.apply("neg", x), [c.dim(axis) for axis in axes], keep=keep)
+        found = found if sign > 0 else k.apply("neg", found)
+        return masks.truth(k, found) if truth else found
+
+    return handle
+
+
+def largest(k: Lowering, x: Node, dims: Sequence[int], *, keep: bool) -> Node:
+    """The largest element along dims, or of all."""
+    for dim in sorted(dims or range(x.type.rank), reverse=True):
+        x = k.apply("reduce_max", x, dim=dim, keepdim=keep)
+    return x
+
+
+def reduce_product(c: Call) -> Node:
+    """The product along dims, written out."""
+    k, x = c.k, c[0]
+    axes = c.ints(1, "axes") or ()
+    if not axes and c.attrs.get("noop_with_empty_axes", 0):
+        return x
+    for dim in sorted({c.dim(axis) for axis in axes} or range(x.type.rank), reverse=True):
+        if x.type.shape[dim] > MOST_FACTORS:
+            raise Unsupported(f"a product of {x.type.shape[dim]} factors")
+        x = reduce(k.mul, [k.slice(x, dim, i, i + 1) for i in range(x.type.shape[dim])])
+        if not c.attrs["keepdims"]:
+            x = k.reshape(x, (*x.type.shape[:dim], *x.type.shape[dim + 1 :]))
+    return x
+
+
+def cumulative_product(c: Call) -> Node:
+    """Products of all elements before, written out."""
+    k, x, dim = c.k, c[0], c.dim(int(c.array(1).reshape(-1)[0]))
+    size = x.type.shape[dim]
+    if size > MOST_FACTORS:
+        raise Unsupported(f"products of {size} factors")
+    rows = [k.slice(x, dim, i, i + 1) for i in range(size)]
+    rows = rows[::-1] if c.attrs["reverse"] else rows
+    found = [rows[0]]
+    for row in rows[1:]:
+        found.append(k.mul(found[-1], row))
+    if c.attrs["exclusive"]:
+        found = [masks.fill(k, 1, rows[0].type.shape, x.type.dtype), *found[:-1]]
+    return k.concat(found[::-1] if c.attrs["reverse"] else found, dim)
+
+
+def place_of(sign: int) -> Handler:
+    """Where the largest (1) or smallest (-1) element along a dim is: the first, or the last, of equal ones."""
+
+    def handle(c: Call) -> Node:
+        dim, keep = c.axis(), bool(c.attrs["keepdims"])
+        x = c[0] if sign > 0 else c.k.apply("neg", c[0])
+        found = _place(c.k, x, dim, last=bool(c.attrs.get("select_last_index", 0)))
+        return found if keep else c.k.reshape(found, (*x.type.shape[:dim], *x.type.shape[dim + 1 :]))
+
+    return handle
+
+
+def _place(k: Lowering, x: Node, dim: int, *, last: bool) -> Node:
+    """[..., v, ...] -> [..., 1, ...]: the number of the largest element."""
+    if not x.type.dtype.is_floating or x.type.rank == 0:
+        raise Unsupported(f"the place of the largest of {x.type}")
+    size = x.type.shape[dim]
+    is_largest = masks.compare(k, "==", x, largest(k, x, [dim], keep=True))
+    numbers = np.arange(size) if last else np.arange(size)[::-1]
+    line = k.const(numbers.reshape([size if i == dim else 1 for i in range(x.type.rank)]).astype(np.int64))
+    none = k.const(np.asarray(-1, np.int64))
+    found = largest(k, k.apply("where", is_largest, line, none), [dim], keep=True)
+    return found if last else k.shift(k.apply("neg", found), size - 1)
+
+
+def hardmax(c: Call) -> Node:
+    """One at the largest element along a dim, else zero."""
+    k, x, dim = c.k, c[0], c.axis()
+    if c.opset < 13 and dim != x.type.rank - 1:
+        raise Unsupported(f"over several dims (opset {c.opset})")
+    line = np.arange(x.type.shape[dim]).reshape([-1 if i == dim else 1 for i in range(x.type.rank)])
+    found = masks.compare(k, "==", k.const(line.astype(np.int64)), _place(k, x, dim, last=False))
+    one, zero = (masks.fill(k, value, (1,) * x.type.rank, x.type.dtype) for value in (1, 0))
+    return k.apply("where", found, one, zero)
+
+
+def one_hot(c: Call) -> Node:
+    """A new dim, with one value where its number is the id, and another elsewhere."""
+    k, ids, depth = c.k, c[0], int(c.array(1).reshape(-1)[0])
+    rank = ids.type.rank + 1
+    axis = c.attrs["axis"]
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} of a result of rank {rank}")
+    axis %= rank
+    ids = k.cast(ids, DType.I64)
+    ids = masks.from_front(k, ids, depth)
+    wide = k.reshape(ids, (*ids.type.shape[:axis], 1, *ids.type.shape[axis:]))
+    line = k.const(np.arange(depth).reshape([-1 if i == axis else 1 for i in range(rank)]))
+    off, on = (k.reshape(part, (1,)) for part in k.split(c[2], 0, (1, 1)))
+    return k.apply("where", masks.compare(k, "==", wide, line), on, off)
+
+
+def modulo(c: Call) -> Node:
+    """The rest of a division, with the sign of the dividend."""
+    k, x, y = c.k, c[0], c[1]
+    if not c.attrs["fmod"] or not x.type.dtype.is_floating:
+        raise Unsupported(f"the rest of a division of {x.type.dtype.value}")
+    ratio = k.div(x, y)
+    whole = k.mul(k.apply("sign", ratio), k.apply("floor", k.apply("abs", ratio)))
+    return k.sub(x, k.mul(y, whole))
+
+
+def lp_normalization(c: Call) -> Node:
+    """Lines of norm one, by the sum of sizes or of squares; those of zeros stay."""
+    k, x, dim = c.k, c[0], c.axis()
+    p = c.attrs["p"]
+    total = k.reduce("reduce_sum", k.mul(x, x) if p == 2 else k.apply("abs", x), (dim,), True)
+    norm = k.apply("sqrt", total) if p == 2 else total
+    is_zero = masks.compare_number(k, "==", norm, 0)
+    one = masks.fill(k, 1, norm.type.shape, x.type.dtype)
+    return k.div(x, k.apply("where", is_zero, one, norm))
+
+
+READERS: Mapping[str, Handler] = {
+    **{op: comparison(relation) for op, relation in _RELATIONS.items()},
+    "And": lambda c: masks.logical(c.k, "and", c[0], c[1]),
+    "Or": lambda c: masks.logical(c.k, "or", c[0], c[1]),
+    "Xor": lambda c: masks.logical(c.k, "xor", c[0], c[1]),
+    "Not": lambda c: masks.negate(c.k, c[0]),
+    "Max": extreme(">"),
+    "Min": extreme("<"),
+    "Clip": clip,
+    "IsInf": not_finite,
+    "ReduceMax": reduce_extreme(1),
+    "ReduceMin": reduce_extreme(-1),
+    "ReduceProd": reduce_product,
+    "CumProd": cumulative_product,
+    "ArgMax": place_of(1),
+    "ArgMin": place_of(-1),
+    "Hardmax": hardmax,
+    "OneHot": one_hot,
+    "Mod": modulo,
+    "LpNormalization": lp_normalization,
+    "Size": lambda c: c.k.const(np.asarray(c[0].type.num_elements, np.int64)),
+    "Softplus": lambda c: c.k.apply("softplus", c[0]),
+}
