@@ -16,8 +16,8 @@ from ir.operator import Operator
 
 
 def can_call(op: Operator) -> bool:
-    """Whether an operator is a call, or a view."""
-    return op.kind != "parallel" and bool(op.emit)
+    """Whether an operator is a call, or a view; not where it draws, for its call asks a module whether it trains."""
+    return op.kind != "parallel" and bool(op.emit) and not op.draws
 
 
 def call_of(node: Node) -> Callable[..., Any]:  # Any: tensors, or what traces them
@@ -43,6 +43,10 @@ def _top_k(x: Tensor, k: int) -> Tensor:
     return torch.zeros_like(x).scatter(-1, places, values)
 
 
+def _pick(x: Tensor, ids: Tensor) -> Tensor:
+    return x.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
 def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
     return vector.reshape(-1, *(1,) * (x.dim() - 2))
 
@@ -64,5 +68,5 @@ def _batch_norm(x: Tensor, *vectors_and_eps: Any) -> Tensor:  # Any: four vector
 HELPERS: dict[str, Any] = {  # Any: modules and functions
     "torch": torch,
     "F": F,
-    **{function.__name__[1:]: function for function in (_top_k, _channel_mean, _channel_variance, _batch_norm)},
+    **{f.__name__[1:]: f for f in (_top_k, _pick, _channel_mean, _channel_variance, _batch_norm)},
 }

@@ -123,10 +123,18 @@ def operands(piece: Piece, device: torch.device) -> list[Tensor]:
         elif t.dtype.value == "bool":
             made.append(torch.rand(t.shape, device=device) < 0.5)
         else:
-            dim = int(dict(piece.attrs).get("dim", 0))  # type: ignore[call-overload]
-            length = piece.operands[0].shape[dim] if i else 2
+            length = piece.operands[0].shape[_chosen_dim(piece)] if i else 2
             made.append(torch.randint(max(1, length), t.shape, device=device))
     return made
+
+
+def _chosen_dim(piece: Piece) -> int:
+    """The dim of the first operand whose elements ids name."""
+    attrs = dict(piece.attrs)
+    if "dim" in attrs:
+        return int(attrs["dim"])  # type: ignore[call-overload, no-any-return]
+    loop = piece.operator.offset_loop
+    return next((i for i, group in enumerate(piece.node.loops.operands[0]) if loop in group), 0)
 
 
 def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

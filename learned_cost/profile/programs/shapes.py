@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.types import DType, TensorType
+from learned_cost.profile.programs.library import can_call
 from learned_cost.profile.programs.pieces import Piece
 
 Types = tuple[TensorType, ...]
@@ -99,7 +100,8 @@ def _choice(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
 
 
 def _reduction(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
-    attrs = {"dims": (rng.choice((0, 1)),), "keepdim": rng.random() < 0.5}
+    dim = rng.choice((0, 1))
+    attrs = {op.dims_attr: (dim,) if op.dims_attr == "dims" else dim, "keepdim": rng.random() < 0.5}
     return (_rows(rng, dtype),), attrs
 
 
@@ -114,7 +116,13 @@ def _join(op: Operator, rng: random.Random, dtype: DType) -> Drawn:
 
 
 def _maker(op: Operator) -> Maker | None:
-    """Who draws shapes of an operator, by what it declares; None if nobody does."""
+    """Who draws shapes of an operator, by what it declares; None if nobody does.
+
+    Rows of profiles are of floating types, so nobody draws comparisons and functions of truth values; nor what is no
+    call.
+    """
+    if op.differentiable == () or not can_call(op):
+        return None
     found: Mapping[Maker, bool] = {
         _dense: op.is_dense,
         _batch: op.kind == "contraction",
@@ -145,6 +153,8 @@ def sample_piece(name: str, seed: int, dtypes: tuple[DType, ...]) -> Piece:
     assert maker is not None, f"no shapes of {name} are drawn"
     types, drawn = maker(op, rng, rng.choice(dtypes))
     given = {**op.defaults, **TYPICAL, **drawn}
+    missing = set(op.attrs) - set(given)
+    assert not missing, f"{missing} of {name} are neither drawn nor in TYPICAL"
     return Piece(
         name,
         types,
