@@ -61,7 +61,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "pipelines": ("pdv.pipelines",),
     "report": ("pdv.report",),
     "verification": ("pdv.verification",),
-    "planning": ("pdv.planning",),
+    "planning": ("pdv.planning", "pdv.launch"),
     "compile": ("pdv.compile", "pdv"),
     "cli": ("pdv.cli", "pdv.__main__"),
 }  # fmt: skip

@@ -15,13 +15,15 @@ import typer
 
 import pdv
 from ir.errors import InternalError, NoPlanFitsError, PdvError, UsageError
-from pdv.cli import cluster, cost, diff, doctor, explain, optimize, profile, rules, simulate, verify
+from pdv.cli import cluster, cost, diff, doctor, explain, launch, optimize, profile, rules, simulate, verify
 from pdv.cli.output import print_error
 from pdv.guard import guarded
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
-COMMANDS = ("optimize", "verify", "explain", "simulate", "diff", "cluster", "doctor", "rules", "profile", "cost")
+COMMANDS = (
+    "optimize", "verify", "explain", "simulate", "diff", "launch", "cluster", "doctor", "rules", "profile", "cost",
+)  # fmt: skip
 GROUPS = ("cluster", "rules", "cost")  # those that have commands of their own
 
 app = typer.Typer(
@@ -36,6 +38,7 @@ app.command()(verify.verify)
 app.command()(explain.explain)
 app.command()(simulate.simulate)
 app.command()(diff.diff)
+app.command()(launch.launch)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(rules.app, name="rules")
 app.command()(profile.profile)

@@ -12,7 +12,7 @@ from ir.errors import UsageError
 from pdv import config
 from pdv.cli import values
 from pdv.cli.output import DebugOption, JsonOption, once, print_json, print_table, print_warning, progress_bar
-from pdv.cli.summary import summarize
+from pdv.report.summary import summarize
 
 if TYPE_CHECKING:
     from pdv.cluster import Cluster

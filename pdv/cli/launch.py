@@ -1,0 +1,70 @@
+"""`pdv launch DIR SCRIPT`: what starts a training script on the devices that a plan was made for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ir.errors import UsageError
+from pdv.cli import values
+from pdv.cli.output import DebugOption, JsonOption, print_json
+
+
+def launch(
+    directory: Annotated[Path, typer.Argument(help="A package that `pdv optimize` wrote.", show_default=False)],
+    script: Annotated[Path, typer.Argument(help="What trains it, and imports it by name.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of the script, behind --.", show_default=False)
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(help="The hosts' addresses, as the cluster file orders them: a,b.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="By which the processes find each other.", min=1, max=65535)] = 29500,
+    form: Annotated[str, typer.Option("--for", help="Print for torchrun, slurm or kubernetes.")] = "torchrun",
+    run: Annotated[bool, typer.Option("--run", help="Run the processes of this host.")] = False,
+    node_rank: Annotated[int | None, typer.Option(help="Which of several hosts this is, from 0.", min=0)] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Print, or run, the commands that start a script on a plan's cluster: hosts, ranks in mesh order, environment."""
+    from pdv.launch import WAYS, own_environment, read_launch
+
+    way = values.choice("--for", form, WAYS)
+    names = tuple(name.strip() for name in hosts.split(",")) if hosts else ()
+    found = read_launch(directory, script, arguments or (), names, port)
+    if run:
+        if way != "torchrun" or as_json:
+            raise UsageError("--run starts torchrun on this host", mend="Leave --for and --json out")
+        host = _own_place(len(found.processes), node_rank, named=bool(names))
+        words = [sys.executable, "-m", "torch.distributed.run", *found.arguments(host)]
+        done = subprocess.run(words, check=False, env=own_environment(found))  # noqa: S603  # the user's own script
+        raise typer.Exit(done.returncode)
+    text = {"torchrun": found.torchrun, "slurm": found.slurm, "kubernetes": found.kubernetes}[way]()
+    if as_json:
+        commands = [["torchrun", *found.arguments(host)] for host in range(len(found.processes))]
+        environment = dict(found.environment)
+        print_json("launch", processes=list(found.processes), commands=commands, environment=environment, text=text)
+    else:
+        print(text)
+
+
+def _own_place(count: int, node_rank: int | None, *, named: bool) -> int:
+    """Which of the hosts this one is.
+
+    Raises:
+        UsageError: if there are several, and that, or the address of the first, is not said.
+    """
+    if count == 1 and node_rank in (None, 0):
+        return 0
+    if node_rank is None or node_rank >= count or not named:
+        said = "no --node-rank" if node_rank is None else f"--node-rank {node_rank}"
+        raise UsageError(
+            f"--run on one of {count} hosts, with {said}{'' if named else ' and without --hosts'}",
+            f"Allowed: --node-rank 0 to {count - 1}, and --hosts with the address of the first",
+            "Run it on each host, with its own --node-rank",
+        )
+    return node_rank
