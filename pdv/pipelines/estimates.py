@@ -23,6 +23,7 @@ FASTER = (
     0.94  # times what is fastest for a micro-batch by itself, that less memory may take: it may sum less at the end
 )
 SEVERAL = 4  # micro-batches, of which one runs backward with gradients there and others on the way
+AGAIN = 1.2  # times what a plan takes, that it takes at least where layers run again in backward
 LIMITS = 4  # of memory that an inside is solved for at most
 FULL = 0.93  # of a limit, that a plan may leave unused
 AIM = 0.985  # of a limit, that the next plan is to use
@@ -87,11 +88,15 @@ class Estimates:
         inside = self.insides.free(candidate)
         if inside is None:
             return
+        fastest_s = 0.0
         for recompute in self.space.recomputations if any(inside.pieces.layers) else RECOMPUTATIONS[:1]:
+            if AGAIN * fastest_s > below_s:
+                return
             modes = [Mode(recompute, order) for order in self.space.orders(candidate)]
             extra = self._extra(candidate, inside, recompute)
             found = [self._estimate(candidate, inside, mode, None, extra) for mode in modes]
             yield from found
+            fastest_s = found[0].step_s
             if any(one.fits for one in found):
                 return
             if FASTER * found[0].step_s < below_s and self._least(candidate, recompute) <= self.limit:
@@ -132,17 +137,15 @@ class Estimates:
                 small = room, found
             else:
                 large = room, found
-            if small[1].fits and (small[1].needed_bytes > FULL * self.limit or FASTER * large[1].step_s > below_s):
+            if not small[1].fits:
+                room = large[0] * self.limit / large[1].needed_bytes
+                continue
+            over, under = large[1].needed_bytes, small[1].needed_bytes
+            share = min(0.9, max(0.1, (AIM * self.limit - under) / (over - under)))
+            hoped_s = small[1].step_s - (small[1].step_s - large[1].step_s) * math.sqrt(share)
+            if under > FULL * self.limit or FASTER * hoped_s > below_s:
                 return
-            room = self._between(large, small)
-
-    def _between(self, large: tuple[float, Estimate], small: tuple[float, Estimate]) -> float:
-        """Bytes for an inside whose plan would just fit, given those of two plans."""
-        over, under = large[1].needed_bytes, small[1].needed_bytes
-        if not small[1].fits:
-            return large[0] * self.limit / over
-        share = (AIM * self.limit - under) / (over - under)
-        return small[0] + (large[0] - small[0]) * min(0.9, max(0.1, share))
+            room = small[0] + (large[0] - small[0]) * share
 
     def _is_uneven(self, found: Estimate) -> bool:
         """Whether memory keeps an estimate from its best cut."""

@@ -93,15 +93,13 @@ class Search:
     nearest: Found | None = None  # of those that do not fit, the smallest
 
     def __post_init__(self) -> None:
-        short, whole = self.estimates.graph, self.space.graph
-        middle = self.estimates.short.repeated
+        short, middle = self.estimates.graph, self.estimates.short.repeated
         self._rewritten = Insides(self.space, short, self.strategy, ROUGHLY, rules=True, middle=middle)
-        self._whole = Insides(self.space, whole, self.strategy, Budget(), rules=True)
 
     @property
     def states(self) -> int:
         """Configurations priced."""
-        return sum(one.states for one in (self.estimates.insides, self._rewritten, self._whole))
+        return sum(one.states for one in (self.estimates.insides, self._rewritten))
 
     def run(self) -> Found | None:
         """The best plan that fits."""
@@ -121,11 +119,8 @@ class Search:
         return self.best
 
     def _improve(self, estimate: Estimate) -> None:
-        """With algebraic rewrites; where memory is short, with layers that do not do alike, to fill it."""
-        filled = estimate.room is not None and estimate.candidate.stages == 1  # a pipeline is evened out by its cut
-        for found in Pricer(self.space, self._whole if filled else self._rewritten, self.estimates.short).found(
-            estimate
-        ):
+        """With algebraic rewrites."""
+        for found in Pricer(self.space, self._rewritten, self.estimates.short).found(estimate):
             self._keep(found)
 
     @property
