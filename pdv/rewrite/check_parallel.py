@@ -7,11 +7,12 @@ twelve, so that all of these degrees divide them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from ir.builder import Builder
-from ir.errors import ShardingError, VerificationError
+from ir.errors import ShapeError, ShardingError, VerificationError
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Operator
@@ -47,6 +48,25 @@ class Example:
         return tuple(TensorType(shape, self.dtypes.get(at, DType.F32)) for at, shape in enumerate(self.shapes))
 
 
+# attributes of functions of elements
+_GIVEN: Mapping[str, Hashable] = {
+    "factor": 0.75, "offset_by": 0.5, "dtype": "f64", "exponent": 3.0, "points": 7, "relation": "<", "number": 0.5,
+    "minimum": 0.7, "maximum": math.inf, "p": 0.25,
+}  # fmt: skip
+
+
+def _of_elements(op: Operator, *shapes: tuple[int, ...]) -> Example:
+    """A function of elements over floats, or over truth values where it takes no floats."""
+    missing = set(op.attrs) - set(op.defaults) - set(_GIVEN)
+    assert not missing, f"which {missing} {op.name} takes is not said in _GIVEN"
+    attrs = {name: _GIVEN[name] for name in op.attrs if name not in op.defaults}
+    try:
+        op.dtype_of([DType.F32] * len(shapes), attrs)
+    except ShapeError:
+        return Example(op.name, shapes, attrs, dict.fromkeys(range(len(shapes)), DType.BOOL))
+    return Example(op.name, shapes, attrs)
+
+
 BINARY = [op for op in OPERATORS.values() if op.loops == "..., ... -> ..."]
 _WINDOW = {"kernel": (2, 2), "stride": (1, 2), "padding": (1, 0)}
 EXAMPLES = (
@@ -58,8 +78,8 @@ EXAMPLES = (
     Example(
         "attention", ((2, 12, 12, 1), (2, 12, 3, 1), (2, 12, 3, 1), (1, 1, 12, 3)), {"scale": 0.5}, {3: DType.BOOL}
     ),
-    *(Example(op.name, ((12, 1, 12), (12,))) for op in BINARY),
-    *(Example(op.name, ((12, 1), (12, 12))) for op in BINARY if op.commutative),
+    *(_of_elements(op, (12, 1, 12), (12,)) for op in BINARY),
+    *(_of_elements(op, (12, 1), (12, 12)) for op in BINARY if op.commutative),
     Example("where", ((12, 1), (12, 12), (12,)), {}, {0: DType.BOOL}),
     Example("softmax", ((12, 12, 3),)),
     Example("log_softmax", ((12, 3),)),
@@ -70,6 +90,8 @@ EXAMPLES = (
     Example("batch_norm", ((12, 12, 1, 12), (12,), (12,), (12,), (12,)), {"eps": 1e-5}),
     Example("reduce_sum", ((12, 12, 12),), {"dims": (1,), "keepdim": False}),
     Example("reduce_mean", ((12, 12, 12),), {"dims": (0, 2), "keepdim": True}),
+    Example("reduce_max", ((12, 3, 12),), {"dim": 1, "keepdim": False}),
+    Example("cumsum", ((12, 3, 12),), {"dim": 1}),
     Example("reshape", ((12, 24),), {"shape": (12, 12, 2)}),
     Example("reshape", ((12, 12, 2),), {"shape": (12, 24)}),
     Example("permute", ((12, 2, 12),), {"perm": (2, 0, 1)}),
@@ -80,6 +102,8 @@ EXAMPLES = (
     Example("concat", ((5, 12), (1, 12), (2, 12)), {"dim": 0}),
     Example("embedding", ((12, 12), (12, 2)), {}, {1: DType.I64}),
     Example("index_select", ((12, 2, 12), (24,)), {"dim": 1}, {1: DType.I64}),
+    Example("pick", ((12, 2, 12), (12, 2)), {}, {1: DType.I64}),
+    Example("gather", ((12, 2, 12), (12, 24, 12)), {"dim": 1}, {1: DType.I64}),
     Example("top_k", ((12, 12, 3),), {"k": 2}),
     Example("conv2d", ((12, 12, 3, 4), (12, 12, 2, 1)), {"stride": (2, 1), "padding": (1, 0)}),
     Example("conv2d", ((2, 24, 3, 3), (24, 2, 2, 2)), {"groups": 12, "dilation": (2, 1)}),
@@ -92,11 +116,7 @@ def examples() -> tuple[Example, ...]:
     """The examples above, and one of each function of elements that operators declare."""
     shown = {OPERATORS[example.op] for example in EXAMPLES}
     maps = [op for op in OPERATORS.values() if op.kind == "map" and op not in shown]
-    given: dict[str, Hashable] = {"factor": 0.75, "offset_by": 0.5, "dtype": "f64", "exponent": 3.0, "points": 7}
-    return EXAMPLES + tuple(
-        Example(op.name, ((12, 1, 12),), {name: given[name] for name in op.attrs if name not in op.defaults})
-        for op in maps
-    )
+    return EXAMPLES + tuple(_of_elements(op, (12, 1, 12)) for op in maps)
 
 
 def check_parallel_rules(*, seed: int = 0, report: Report = lambda stage, share: None) -> int:
