@@ -204,7 +204,7 @@ class Estimates:
         profiles = ByStage(inside.profiles.kinds, (0,) * count)
         held = Whole(few, profiles, inside.timing, self.space.cluster, mode, Extra(kept=kept)).held(sizes)
         outside = first.total_bytes - first.reserved_bytes
-        taken = (first.least_bytes - outside) / first.peak_bytes
+        taken = (first.least_bytes - outside) / first.peak_bytes if first.peak_bytes else 1.0
         return Extra(kept, first.peak_bytes - held[0], last.peak_bytes - held[-1], taken, outside)
 
 
