@@ -17,6 +17,7 @@ from ir.memory.layout import HANDED_ON
 from ir.operator import Attrs, Operator
 from ir.scaling.ties import doubt_terms
 from ir.tape import Call, Known, Tape
+from ir.types import DType
 
 _FIRST = (frozenset({0}),)
 
@@ -36,6 +37,12 @@ def _sum(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of
     letters = "abcdefgh"[: len(call.loops.operands[0])]
     kept = "".join(c for i, c in enumerate(letters) if i not in call.attrs["dims"])
     return t.reshape(t.einsum(f"{letters}->{kept}", operands[0]), call.loops.result_shape)
+
+
+def _of_numbers(operands: Sequence[DType], attrs: Attrs) -> DType:
+    if operands[0] is DType.BOOL:
+        raise ShapeError("a sum of truth values", "Sums are of numbers", "Cast them to integers first")
+    return operands[0]
 
 
 def _mean(t: Tape, operands: Sequence[Any], call: Call) -> Any:
@@ -69,6 +76,7 @@ reduce_sum = Operator(
     linear=_FIRST,
     backward_factor=1,
     memory=HANDED_ON,  # spread out without a copy
+    result_dtype=_of_numbers,
     ties=doubt_terms,
     evaluate=_sum,
     emit=_reduce("sum"),

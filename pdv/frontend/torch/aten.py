@@ -16,7 +16,7 @@ from ir.types import DType
 from pdv.frontend import layers, masks
 from pdv.frontend.lowering import Lowering, Number, Pair, Unsupported
 from pdv.frontend.torch import more
-from pdv.frontend.torch.scalars import Handler, Result, Scalar, operand, operands
+from pdv.frontend.torch.scalars import Handler, Result, Scalar, dtype_of, operand, operands
 
 
 def pair(value: Sequence[int] | int) -> Pair:
@@ -143,7 +143,7 @@ def stack(k: Lowering, xs: Sequence[Node], dim: int = 0) -> Node:
 
 def to_copy(k: Lowering, x: Node, *, dtype: Any = None, **placement: Any) -> Node:  # Any: torch types, unimported here
     """Conversion of the element type; devices and layouts are not the model's business."""
-    return x if dtype is None else k.cast(x, DType.from_name(str(dtype).removeprefix("torch.")))
+    return x if dtype is None else k.cast(x, dtype_of(dtype))
 
 
 def where(k: Lowering, mask: Node, x: Scalar, y: Scalar) -> Node:
@@ -157,8 +157,9 @@ def mean(k: Lowering, x: Node, dims: Sequence[int] | None = None, keepdim: bool 
 
 
 def sum_(k: Lowering, x: Node, dims: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
-    """Sum over dims; without dims, over all."""
-    return k.reduce("reduce_sum", to_copy(k, x, dtype=dtype), dims or (), keepdim)
+    """Sum over dims; without dims, over all. Truth values and integers are counted in int64."""
+    counted = k.cast(x, DType.I64) if dtype is None and not x.type.dtype.is_floating else to_copy(k, x, dtype=dtype)
+    return k.reduce("reduce_sum", counted, dims or (), keepdim)
 
 
 def addmm(k: Lowering, bias: Node, a: Node, b: Node, *, beta: Number = 1, alpha: Number = 1) -> Node:

@@ -11,7 +11,7 @@ from ir.graph import Node
 from ir.types import DType
 from pdv.frontend import layers, masks
 from pdv.frontend.lowering import Lowering, Number, Unsupported
-from pdv.frontend.torch.scalars import Handler, Result, Scalar, operands
+from pdv.frontend.torch.scalars import Handler, Result, Scalar, dtype_of, operands
 
 
 def comparison(relation: str) -> Handler:
@@ -224,7 +224,7 @@ def conv1d(
 
 
 def _dtype(dtype: Any, x: Node) -> DType:  # Any: a torch type
-    return x.type.dtype if dtype is None else DType.from_name(str(dtype).removeprefix("torch."))
+    return x.type.dtype if dtype is None else dtype_of(dtype)
 
 
 _RELATIONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

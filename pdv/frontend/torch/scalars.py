@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend.lowering import Lowering, Number, TopK
+from pdv.frontend.lowering import Lowering, Number, TopK, Unsupported
 
 Result = Node | tuple[Node | TopK | None, ...]
 Handler = Callable[..., Result]
@@ -32,3 +33,16 @@ def operands(k: Lowering, *values: Scalar) -> tuple[Node, ...]:
     elif dtype is DType.BOOL and not all(isinstance(number, bool) for number in numbers):
         dtype = DType.I64
     return tuple(operand(k, value, dtype) for value in values)
+
+
+def dtype_of(dtype: Any) -> DType:  # Any: a torch type, unimported here
+    """The type that torch calls so.
+
+    Raises:
+        Unsupported: if the IR has no such type.
+    """
+    name = str(dtype).removeprefix("torch.")
+    try:
+        return DType.from_name(name)
+    except KeyError:
+        raise Unsupported(f"elements of type {name}") from None
