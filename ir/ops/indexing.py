@@ -100,6 +100,7 @@ index_select = Operator(
     result_dtype=_ids_are_integers,
     ties=_keep_chosen,
     evaluate=_select,
+    fold=lambda x, ids, dim: x.take(ids, dim),
 )
 
 
