@@ -138,11 +138,12 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
         if kind.is_floating:
             inputs[name] = random.uniform(0.5, 1.5, shape) if positive else random.normal(size=shape)
         elif kind.value == "bool":
-            inputs[name] = np.ones(shape, dtype=bool) if positive else random.random(shape) < 0.75
+            inputs[name] = _with_one(np.ones(shape, dtype=bool) if positive else random.random(shape) < 0.75)
         else:
             least, most = pair.ranges.get(name, (0, 2))
             drawn = random.integers(least, most, shape)
-            inputs[name] = np.where(random.random(shape) < _ZEROS, 0, drawn) if least == 0 < most - 2 else drawn
+            many = least == 0 < most - 2
+            inputs[name] = np.where(random.random(shape) < _ZEROS, 0, drawn) if many else _with_one(drawn)
     kinds = {source: node.type.dtype for node in pair.source.params for source in sources_of(node)}
     stored = {
         name: _weight(random, shape, kinds[name].is_floating, size) for name, shape in sorted(pair.stored.items())
@@ -152,6 +153,13 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
     }
     rows = next((node.type.shape[0] for _, node in pair.source.outputs if node.type.rank), 1)
     return Given(inputs, stored, cotangents, random.uniform(0.5, 1.5, rows))
+
+
+def _with_one(mask: Array) -> Array:
+    """No row of a mask is all false: kernels differ in what they make of a softmax of nothing, and its gradient."""
+    if mask.ndim:
+        mask[..., 0] = np.maximum(mask[..., 0], 1)
+    return mask
 
 
 def _weight(random: np.random.Generator, shape: Sequence[int], floating: bool, size: float) -> Array:

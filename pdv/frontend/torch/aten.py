@@ -143,7 +143,10 @@ def stack(k: Lowering, xs: Sequence[Node], dim: int = 0) -> Node:
 
 def to_copy(k: Lowering, x: Node, *, dtype: Any = None, **placement: Any) -> Node:  # Any: torch types, unimported here
     """Conversion of the element type; devices and layouts are not the model's business."""
-    return x if dtype is None else k.cast(x, dtype_of(dtype))
+    if dtype is None:
+        return x
+    wanted = dtype_of(dtype)
+    return masks.truth(k, x) if wanted is DType.BOOL and x.type.dtype.is_floating else k.cast(x, wanted)
 
 
 def where(k: Lowering, mask: Node, x: Scalar, y: Scalar) -> Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 import pdv
 from ir.errors import ModelError, UnsupportedOperatorsError
 from pdv.check.reading import check_reading, copy_of
+from pdv.check.reference import draw
 from pdv.frontend import load_program
 from tests.pdv.worlds import cluster
 
@@ -55,6 +57,7 @@ SAID: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "relations of floats": lambda y, ids: torch.where(y > y.mean(), y, 0.1 * y) + (y <= 0.3) * ids,
     "masks": lambda y, ids: y * ((ids > 1) & (ids < 4) | ~(ids != 0) ^ (ids == 5)),
     "truth values": lambda y, ids: y * torch.logical_and(ids, ids > 1) + (ids > 0).sum() + ~torch.logical_not(ids),
+    "floats as truth values": lambda y, ids: y * ids.float().bool() + y.relu().bool(),
     "clamp": lambda y, ids: y.clamp(-0.1, 0.2) + y.clamp(min=0.0) + ids.clamp(0, 3) + ids.clamp(max=2) + F.relu6(y),
     "maximum": lambda y, ids: torch.maximum(y, 2 * y.flip(0)) + torch.minimum(ids, ids.flip(1)),
     "pad": lambda y, ids: (F.pad(y, (0, 2, 1, 0), value=0.5), F.pad(ids, (0, 1), value=-100)[:, 1:], F.pad(y, (-1, 1))),
@@ -147,3 +150,10 @@ def test_a_model_with_its_mask_and_labels_is_cut_by_rows() -> None:
     inputs = {"ids": torch.randint(12, (4, 6)), "mask": torch.ones(4, 6, dtype=torch.long), "labels": labels}
     plan = pdv.optimize(Labelled(), inputs, cluster=cluster(2), mesh={"dp": 2})
     assert "was run on 2 simulated ranks" in plan.document["run"]["statement"]
+
+
+def test_no_row_of_a_mask_is_drawn_that_hides_all() -> None:
+    """torch's kernel gives other gradients than products and a softmax do where an additive mask hides a whole row."""
+    graph = load_program(Doing(lambda y, ids: y.masked_fill(ids == 0, 0.0)), given()).graph
+    pair: Any = SimpleNamespace(source=graph, ranges={}, stored={})
+    assert all(draw(pair, seed).inputs["ids"][..., 0].all() for seed in range(20))
