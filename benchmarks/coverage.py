@@ -1,9 +1,12 @@
 """Which models are planned, refused, or planned wrong: on material that nobody tuned to.
 
-    python benchmarks/coverage.py [--smoke] [--json OUT] [--parts architectures] [--only gpt2,bert] [--no-dropout]
+    python benchmarks/coverage.py [--smoke] [--json OUT] [--parts nodes] [--every 20] [--only gpt2,bert]
 
 ``architectures``: models of transformers and of plain torch as their users train them, each in a process of its own:
 exported, planned for 2x2, proved, and the text run on simulated ranks against the module (pdv/check).
+``nodes``: onnx's own backend node tests, for inference, planned for one process and for two, and the text run on as
+many simulated ranks against the outputs that the test asks for, within its own tolerance. docs/coverage.md is filled in
+from benchmarks/results/coverage_nodes.json.
 """
 
 from __future__ import annotations
@@ -24,12 +27,16 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="only read the models, and list all that is not understood"
     )
+    parser.add_argument("--every", type=int, default=1, help="of the node tests one in so many")
     options = parser.parse_args()
     only = [name for name in options.only.split(",") if name]
     if options.smoke:
         only = ["vae", "gpt2"]
     record = Record()
     for part in options.parts.split(","):
+        if part == "nodes":
+            run_nodes(record, options.only, options.every, smoke=options.smoke)
+            continue
         assert part == "architectures", f"no part {part!r}"
         run_architectures(record, only, dropout=not options.no_dropout, quick=options.quick)
     record.print_summary()
@@ -53,6 +60,31 @@ def run_architectures(record: Record, only: list[str], *, dropout: bool, quick: 
     record.claim("architectures", len(record.rows), "")
     for outcome in sorted(counts):
         record.claim(f"architectures {outcome}", counts[outcome], "")
+
+
+def run_nodes(record: Record, only: str, every: int, *, smoke: bool) -> None:
+    """A row for each node test, and how many of each group passed.
+
+    only: what their names contain; every: one in so many of them.
+    """
+    from benchmarks.coverage_runs.nodes import GROUPS, WORST_FIRST, cases, refusals, survey
+
+    chosen = [case for case in cases()[::every] if any(part in case.name for part in only.split(","))]
+    rows = list(survey([case for case in chosen if case.name.startswith("test_relu")] if smoke else chosen))
+    record.rows += rows
+    for row in rows:
+        if row["outcome"] not in ("passed", "refused"):
+            print(f"{row['outcome']}: {row['test']}: {row['why']}")
+    table(("tests", "operator", "refused, since"), refusals(rows))
+    for group in GROUPS:
+        own = [row for row in rows if row["group"] == group]
+        counts = Counter(row["outcome"] for row in own)
+        record.claim(f"nodes: {group}", len(own), "tests")
+        for outcome in WORST_FIRST:
+            record.claim(f"nodes: {group}: {outcome}", counts[outcome], "tests")
+        record.claim(f"nodes: {group}: passing", counts["passed"] / max(len(own), 1), "of all")
+        cut = sum(row["cut"] for row in own if row["outcome"] == "passed")
+        record.claim(f"nodes: {group}: cut", cut / max(counts["passed"], 1), "of those that passed")
 
 
 if __name__ == "__main__":

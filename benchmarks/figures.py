@@ -36,9 +36,20 @@ def pages() -> dict[Path, str]:
     figures, readme = ROOT / "docs" / "figures.md", ROOT / "README.md"
     measured = fill((RESULTS / "measured.template.md").read_text(encoding="utf-8"))
     return {
+        ROOT / "docs" / "coverage.md": coverage(),
         figures: fill((RESULTS / "figures.template.md").read_text(encoding="utf-8")),
         readme: MEASURED.sub(lambda _: measured, readme.read_text(encoding="utf-8")),
     }
+
+
+def coverage() -> str:
+    """docs/coverage.md: figures, and what is refused."""
+    from benchmarks.coverage_runs.nodes import refusals
+
+    template = (RESULTS / "coverage.template.md").read_text(encoding="utf-8")
+    rows = json.loads((RESULTS / "coverage_nodes.json").read_text(encoding="utf-8"))["rows"]
+    lines = [f"| {count} | {operator} | {why} |" for count, operator, why in refusals(rows)]
+    return fill(template.replace("REFUSED", "\n".join(["| tests | operator | why |", "|---|---|---|", *lines])))
 
 
 def fill(template: str) -> str:

@@ -1,11 +1,12 @@
 """onnx's own backend node tests, each read, planned, proved, written, and its text run on simulated ranks.
 
-Entry points: ``cases``, ``run_case``.
+Entry points: ``cases``, ``survey``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import tempfile
 import warnings
@@ -131,7 +132,8 @@ def _plan(case: Case, path: Path, inputs: Sequence[Any], devices: int) -> tuple[
                 for name in error.inputs
                 if name not in known and isinstance(given.get(name), np.ndarray | np.generic)
             ]
-            if not asked:
+            left = [name for name, x in given.items() if name not in {*known, *asked} and np.asarray(x).size]
+            if not asked or not left:  # nothing would be left to run
                 raise
             known |= {name: given[name].tolist() for name in asked}
         else:
@@ -205,3 +207,43 @@ def _time_out(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+GROUPS = ("direct, floats", "direct, others", "functions' bodies")
+WORST_FIRST = ("crashed", "wrong", "timed out", "refused", "passed")
+
+
+def group_of(case: Case) -> str:
+    """Which share a case counts to."""
+    return GROUPS[2] if case.expanded else GROUPS[0] if case.is_float else GROUPS[1]
+
+
+def survey(chosen: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    """A row for each case: what came of it on one process and cut over two, the worse of both first."""
+    for case in chosen:
+        one = run_case(case, 1)
+        two = one if one.what == "refused" else run_case(case, 2)
+        worse = min(one, two, key=lambda outcome: WORST_FIRST.index(outcome.what))
+        yield {
+            "test": case.name,
+            "operator": case.operator,
+            "group": group_of(case),
+            "outcome": worse.what,
+            "why": _short(worse.why),
+            "cut": two.cut,
+        }
+
+
+def _short(why: str) -> str:
+    """A reason without what differs from run to run."""
+    return re.sub(r"/tmp/\S*/", "", why).replace("unsupported-operators: unsupported operators ", "")[:160]
+
+
+def refusals(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """What is refused of the standard operators over floats: how many tests, of which operator, why first."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row["group"] == GROUPS[0] and row["outcome"] == "refused":
+            found.setdefault(row["operator"], []).append(row["why"])
+    ordered = sorted(found.items(), key=lambda each: (-len(each[1]), each[0]))
+    return [(str(len(whys)), operator, min(whys)) for operator, whys in ordered]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 SUM, PRODUCT, UNARY, ATOM = range(4)
@@ -52,3 +53,8 @@ def negative(x: Code) -> Code:
 def tuple_of(items: tuple[str, ...]) -> str:
     """A tuple's literal."""
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def literal(number: float) -> Code:
+    """A number as Python reads it, infinities and what is no number included."""
+    return Code(repr(number) if math.isfinite(number) else f'float("{number}")')

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ir.emission.code import Code, binary, call, method
+from ir.emission.code import Code, binary, call, literal, method
 from ir.emission.writing import Writing
 from ir.errors import ShapeError
 from ir.evaluation.einsum import Data
@@ -179,12 +179,12 @@ div = _binary(
 
 
 def _scale(node: Node, x: Sequence[Code], writing: Writing) -> Code:
-    return binary(x[0], "*", Code(repr(_number(node, "factor"))))
+    return binary(x[0], "*", literal(_number(node, "factor")))
 
 
 def _shift(node: Node, x: Sequence[Code], writing: Writing) -> Code:
     by = _number(node, "offset_by")
-    return binary(x[0], "-" if by < 0 else "+", Code(repr(abs(by))))
+    return binary(x[0], "-" if by < 0 else "+", literal(abs(by)))
 
 
 def _number(node: Node, attr: str) -> float | int:

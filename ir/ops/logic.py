@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ir.emission.code import SUM, UNARY, Code
+from ir.emission.code import SUM, UNARY, Code, literal
 from ir.emission.writing import Writing
 from ir.errors import ShapeError
 from ir.graph import Node
@@ -77,7 +77,7 @@ def _compare_number(t: Tape, operands: Sequence[Any], call: Call) -> Any:
 
 
 def _write_compare(node: Node, x: Sequence[Code], writing: Writing) -> Code:
-    right = x[1] if len(x) > 1 else Code(repr(node.attr("number")))
+    right = x[1] if len(x) > 1 else literal(node.attr("number"))
     text = f"{x[0].at(SUM)} {node.attr('relation')} {right.at(SUM)}"
     return Code(f"({text})")
 

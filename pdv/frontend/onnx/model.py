@@ -32,6 +32,7 @@ from pdv.frontend.program import Array, Dims, Program, Weights
 
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 STANDARD = ("", "ai.onnx")
+MOST_SIZES = 8
 MIN_OPSET = 7  # before it, operands are broadcast by attributes
 
 
@@ -192,9 +193,7 @@ class _ModelLowering:
         except Unsupported as reason:
             if isinstance(reason, NeedsValueError):
                 self.asked |= dict.fromkeys(inputs_of(reason.operand))
-            elif all(
-                isinstance(each, Node) and not each.type.dtype.is_floating for each in operands if each is not None
-            ):
+            elif all(each is None or (isinstance(each, Node) and _may_be_sizes(each)) for each in operands):
                 self.asked |= {name: None for each in operands if isinstance(each, Node) for name in inputs_of(each)}
             self.unsupported[f"{title} at {where}" + (f" ({reason})" if str(reason) else "")] = None
             blocked = True
@@ -288,6 +287,11 @@ class _ModelLowering:
         names = [each.name for each in schema.inputs]
         pytorch = self.model.producer_name == "pytorch"
         return Call(self.k, Operands(operands), attrs, self.opset, pytorch, names, node)
+
+
+def _may_be_sizes(node: Node) -> bool:
+    """True of a few integers, which are shapes or axes more often than not."""
+    return not node.type.dtype.is_floating and node.type.rank <= 1 and node.type.num_elements <= MOST_SIZES
 
 
 def _is_known(value: Value | None) -> bool:

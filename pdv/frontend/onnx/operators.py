@@ -16,7 +16,7 @@ from pdv.frontend import layers
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx import movement
 from pdv.frontend.onnx.call import Call, Handler, NanMask
-from pdv.frontend.onnx.readers import functions, known, logic, windows
+from pdv.frontend.onnx.readers import functions, known, logic, recurrent, windows
 
 
 def unary(op: str) -> Handler:
@@ -167,6 +167,7 @@ HANDLERS: Mapping[str, Handler] = {
     "Div": lambda c: c.k.div(c[0], c[1]),
     "Gelu": lambda c: c.k.apply("gelu", c[0], approximate=c.attrs.get("approximate", "none")),
     **logic.READERS,
+    **recurrent.READERS,
     "IsNaN": lambda c: NanMask(c[0]),
     "Where": where,
     "Identity": lambda c: c[0],

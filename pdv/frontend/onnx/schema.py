@@ -48,7 +48,13 @@ def defaults_of(schema: OpSchema) -> Mapping[str, Any]:  # Any: int, float, stri
     """The values of attributes that a node leaves out, where the schema gives them."""
     found = {name: onnx.helper.get_attribute_value(a.default_value) for name, a in schema.attributes.items()
              if a.default_value.name}  # fmt: skip
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
+    return {name: _text(value) for name, value in found.items()}
+
+
+def _text(value: Any) -> Any:  # Any: as ``defaults_of``
+    if isinstance(value, list):
+        return [_text(each) for each in value]
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def check_form(schema: OpSchema, node: onnx_ir.Node) -> None:

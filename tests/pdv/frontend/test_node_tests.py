@@ -1,0 +1,49 @@
+"""A few of onnx's own node tests for each family of readers, planned and run on two simulated ranks.
+
+All of them: ``python benchmarks/coverage.py --parts nodes``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from benchmarks.coverage_runs.nodes import Case, cases, run_case
+
+PASSING = (
+    "acos", "asinh", "mod_mixed_sign_float32", "clip_example", "max_two_inputs", "isnan",
+    "argmax_keepdims_example", "hardmax_axis_1", "reduce_prod_keepdims_random", "cumprod_1d", "onehot_without_axis",
+    "averagepool_1d_default", "averagepool_2d_same_lower", "averagepool_3d_default", "maxpool_2d_ceil",
+    "convtranspose_pads", "convtranspose_autopad_same", "lppool_2d_pads", "lrn",
+    "instancenorm_epsilon", "resize_upsample_scales_linear", "resize_upsample_sizes_nearest", "dft",
+    "cumsum_1d_reverse",
+    "scatter_elements_with_axis", "gather_elements_negative_indices", "gather_negative_indices", "edge_pad", "tile",
+    "layer_normalization_3d_axis1_epsilon", "elu", "sce_mean", "nllloss_NCd1d2", "attention_4d_softcap",
+    "attention_4d_softcap_neginf_mask",
+    "attention_4d_gqa", "lstm_with_peepholes", "gru_batchwise", "simple_rnn_bidirectional", "flatten_negative_axis1",
+)  # fmt: skip
+REFUSED = {
+    "maxpool_2d_uint8": "a maximum over windows of u8",
+    "identity_opt": "is no tensor",
+    "bernoulli": "RandomUniformLike",
+    "scatternd_add": "add of elements",
+}
+
+
+@cache
+def known() -> dict[str, Case]:
+    return {case.name.removeprefix("test_"): case for case in cases()}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_passes_on_two_ranks(name: str) -> None:
+    found = run_case(known()[name], 2)
+    assert (found.what, found.why) == ("passed", "")
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_is_refused_by_name(name: str) -> None:
+    found = run_case(known()[name], 1)
+    assert found.what == "refused"
+    assert REFUSED[name] in found.why
