@@ -56,6 +56,7 @@ SAID: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "relations of tensors": lambda y, ids: torch.where(ids > ids[:, :1], y, -y),
     "relations of floats": lambda y, ids: torch.where(y > y.mean(), y, 0.1 * y) + (y <= 0.3) * ids,
     "masks": lambda y, ids: y * ((ids > 1) & (ids < 4) | ~(ids != 0) ^ (ids == 5)),
+    "counts name rows": lambda y, ids: y.gather(1, (ids > 9).sum(1, keepdim=True) + 2) * (ids > 0).sum(),
     "truth values": lambda y, ids: y * torch.logical_and(ids, ids > 1) + (ids > 0).sum() + ~torch.logical_not(ids),
     "floats as truth values": lambda y, ids: y * ids.float().bool() + y.relu().bool(),
     "clamp": lambda y, ids: y.clamp(-0.1, 0.2) + y.clamp(min=0.0) + ids.clamp(0, 3) + ids.clamp(max=2) + F.relu6(y),
@@ -117,6 +118,7 @@ def test_recurrent_layers_are_unrolled(kind: type[nn.RNNBase]) -> None:
     [
         (lambda y, ids: y[ids > 2], "depends on values"),
         (lambda y, ids: y * (ids & 3), "bits of i64"),
+        (lambda y, ids: y.to(torch.complex64).abs(), "elements of type complex64"),
         (lambda y, ids: F.pad(y, (1, 1), mode="reflect"), "reflect"),
         (lambda y, ids: F.cross_entropy(y, ids[:, 0], weight=torch.ones(6)), "with weights"),
     ],
@@ -157,3 +159,13 @@ def test_no_row_of_a_mask_is_drawn_that_hides_all() -> None:
     graph = load_program(Doing(lambda y, ids: y.masked_fill(ids == 0, 0.0)), given()).graph
     pair: Any = SimpleNamespace(source=graph, ranges={}, stored={})
     assert all(draw(pair, seed).inputs["ids"][..., 0].all() for seed in range(20))
+
+
+def test_rows_named_by_sums_of_integers_are_proved() -> None:
+    """A shifted sequence begins with its last token, found by a count (mBART)."""
+
+    def last_token(y: Tensor, ids: Tensor) -> Tensor:
+        return y + F.embedding(ids.gather(1, (ids >= 0).sum(1, keepdim=True) - 1), torch.eye(6))
+
+    plan = pdv.optimize(Doing(last_token), (torch.randn(4, 6), torch.randint(6, (4, 6))), cluster=cluster(2))
+    assert plan.document["proof"]["statement"].startswith("equal to its source")
