@@ -85,3 +85,13 @@ def _group(x: Data, labels: Labels, groups: Sequence[Sequence[str]]) -> Data:
     moved = x.transpose(order)
     sizes = dict(zip(labels, x.shape, strict=True))
     return moved.reshape([math.prod(sizes[label] for label in group) for group in groups])
+
+
+def einsum_of_integers(spec: str, operands: Sequence[Any]) -> Data:
+    """Integers may name rows of a table, which elements of a field cannot."""
+    labels, out = parse_spec(spec, tuple(x.ndim - 1 for x in operands))
+    numbers: dict[str, int] = {}
+    given = [[numbers.setdefault(label, len(numbers)) for label in names] for names in labels]
+    interleaved = [part for pair in zip(operands, given, strict=True) for part in pair]
+    found: Data = np.einsum(*interleaved, [numbers[label] for label in out])
+    return found

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from ir.evaluation.einsum import Data, contract, drop_broadcast, parse_spec
+from ir.evaluation.einsum import Data, contract, drop_broadcast, einsum_of_integers, parse_spec
 from ir.evaluation.field import Field, Var
 from ir.evaluation.polynomial import ONE, Size
 from ir.tape import Known, Pair
@@ -77,7 +77,7 @@ class Recorder:
     def einsum(self, spec: str, *operands: Array) -> Array:
         """See ``Tape.einsum``; one or two operands, no repeated label within one. Of integers it gives integers."""
         if all(isinstance(x, np.ndarray) and x.dtype.kind in "iu" for x in operands):
-            return _einsum_of_integers(spec, operands)
+            return einsum_of_integers(spec, operands)
         xs = [self._lift(x) for x in operands]
         labels, out = parse_spec(spec, tuple(len(x.shape) - 1 for x in xs))
         extents: dict[str, int] = {}
@@ -394,13 +394,3 @@ class Recorder:
 def _counts(x: Array, number: float) -> TypeGuard[Data]:
     """True for plain integers and a whole number, whose arithmetic is that of integers in every field."""
     return isinstance(x, np.ndarray) and x.dtype.kind in "iu" and float(number).is_integer()
-
-
-def _einsum_of_integers(spec: str, operands: Sequence[Any]) -> Data:
-    """Integers may name rows of a table, which elements of a field cannot."""
-    labels, out = parse_spec(spec, tuple(x.ndim - 1 for x in operands))
-    numbers: dict[str, int] = {}
-    given = [[numbers.setdefault(label, len(numbers)) for label in names] for names in labels]
-    interleaved = [part for pair in zip(operands, given, strict=True) for part in pair]
-    found: Data = np.einsum(*interleaved, [numbers[label] for label in out])
-    return found

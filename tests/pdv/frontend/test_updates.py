@@ -111,11 +111,10 @@ def test_others_are_refused_by_name(what: Callable[[Overwriting, Tensor], Tensor
         load_program(Overwriting(what), (torch.randn(4, 3),))
 
 
-@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
-def test_rows_and_masks_are_not_made_of_floats(kind: torch.dtype) -> None:
+def test_rows_are_not_made_of_floats() -> None:
     class Steering(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x * x.to(kind)
+            return x * x.to(torch.int64)
 
     with pytest.raises(ModelError, match="floats are converted to"):
         load_program(Steering(), (torch.randn(4, 3),))
