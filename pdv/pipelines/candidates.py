@@ -95,9 +95,14 @@ class Space:
         return RECOMPUTATIONS if self.pinned.recompute is None else (self.pinned.recompute,)
 
     def orders(self, candidate: Candidate) -> tuple[Order, ...]:
-        """Of passes: that which holds least; all forward passes first, where sends may take longer than that hides."""
+        """Of passes: that which holds least; all forward passes first, where sends may take longer than that hides.
+
+        With fewer micro-batches than stages nothing is steady, and torch has no 1F1B of them.
+        """
         if candidate.stages == 1:
             return RUN_ORDERS[-1:]
+        if candidate.micro_batches < candidate.stages and self.pinned.schedule is None:
+            return RUN_ORDERS[:1]
         return RUN_ORDERS[::-1] if self.pinned.schedule is None else (self.pinned.schedule,)
 
     def graph(self, micro_batches: int) -> Graph | None:

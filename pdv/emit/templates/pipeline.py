@@ -162,7 +162,8 @@ class PipelinedModule(ParallelModule):
                 )
                 for number in self.own
             ]
-            made = getattr(pipelining, ORDERS[self.order])
+            few = self.order == "1f1b" and self.micro_batches < len(self.chain)  # torch's 1F1B needs one for each stage
+            made = getattr(pipelining, ORDERS["gpipe" if few else self.order])
             given = parts if self.order == "interleaved" else parts[0]
             self._schedules[key] = made(given, self.micro_batches, loss_fn=self._any_loss, scale_grads=False)
         return self._schedules[key]

@@ -67,6 +67,7 @@ CASES = {
     "stages of data parallel devices, tied weights": Case("gpt", 2, 4, {"dp": 2}),
     "a device a stage, row by row": Case("llama", 4, 8),
     "gpipe, with values that skip stages": Case("crossing", 3, 2, order="gpipe"),
+    "the whole batch at once, in fewer micro-batches than stages": Case("llama", 2, 1),
     "three axes, layers run again in backward": Case("gpt", 2, 2, {"dp": 2, "tp": 2}, recompute="full"),
     "micro-batches alone": Case("gpt", 1, 4, {"wire": 2}),
 }
