@@ -17,21 +17,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.coverage_runs import SLOW
+
 SECONDS, BYTES = 90, 6 << 30
 MESH = {"dp": 2, "tp": 2}
-CLUSTER = {  # so slow that it pays to cut models that are so small: they stand for larger ones
+CLUSTER = {
     "nodes": [
         {
             "count": 2,
             "devices": 2,
-            "device": {
-                "name": "slow",
-                "memory": "8 GiB",
-                "peak": {"float32": "1 GFLOP/s"},
-                "memory_bandwidth": "20 GB/s",
-                "launch_latency": "1 us",
-                "efficiency": 0.5,
-            },
+            "device": {**SLOW, "memory": "8 GiB", "efficiency": 0.5},
             "link": {"name": "fast-link", "bandwidth": "10 GB/s", "latency": "2 us"},
         }
     ],

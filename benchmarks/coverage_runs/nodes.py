@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 
 import pdv
+from benchmarks.coverage_runs import SLOW
 from ir.errors import PdvError, UnsupportedOperatorsError
 from pdv.check.imports import Texts
 from pdv.check.reference import Given
@@ -34,14 +35,6 @@ COMMON |= {onnx.TensorProto.BOOL}
 TIME_OUT_S = 60
 
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
-DEVICE = {
-    "name": "slow",
-    "memory": "1 GiB",
-    "peak": {"float32": "1 GFLOP/s"},
-    "memory_bandwidth": "20 GB/s",
-    "launch_latency": "1 us",
-    "efficiency": 1.0,
-}
 LINK = {"name": "wire", "bandwidth": "10 GB/s", "latency": "1 us"}
 """So slow a device, and so fast a link, that cutting pays for tensors of twelve elements."""
 
@@ -120,7 +113,7 @@ def run_case(case: Case, devices: int) -> Outcome:
 
 def _plan(case: Case, path: Path, inputs: Sequence[Any], devices: int) -> tuple[Plan, set[str]]:
     """The plan, and the inputs that had to be known for it: shapes, axes, and the like."""
-    cluster = {"name": "two", "nodes": [{"count": 1, "devices": devices, "device": DEVICE, "link": LINK}]}
+    cluster = {"name": "two", "nodes": [{"count": 1, "devices": devices, "device": SLOW, "link": LINK}]}
     given: Mapping[str, Any] = {value.name: x for value, x in zip(case.model.graph.input, inputs, strict=False)}
     known = {name: [] for name, x in given.items() if isinstance(x, np.ndarray) and not x.size}  # lists of axes
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +32,19 @@ def _ids_are_integers(dtypes: Sequence[DType], attrs: Attrs) -> DType:
     return table
 
 
+# Elements chosen by ids: linear in what they are chosen from, and no arithmetic.
+_lookup = partial(
+    Operator,
+    kind="index",
+    linear=(frozenset({0}),),
+    flops_per_point=0,
+    backward_factor=1,
+    saved=(1,),
+    differentiable=(0,),
+    result_dtype=_ids_are_integers,
+)
+
+
 def _write_embedding(node: Node, x: Sequence[Code], writing: Writing) -> Code:
     axes = writing.cutting(node, "v")
     table, ids = x
@@ -39,17 +53,10 @@ def _write_embedding(node: Node, x: Sequence[Code], writing: Writing) -> Code:
     return call("F.embedding", ids, table)
 
 
-embedding = Operator(
+embedding = _lookup(
     "embedding",
     "v d, ... -> ... d",
-    "index",
     offset_loop="v",  # a shard of the vocabulary answers zero for ids outside it: a term of the sum
-    linear=(frozenset({0}),),
-    flops_per_point=0,
-    backward_factor=1,
-    saved=(1,),
-    differentiable=(0,),
-    result_dtype=_ids_are_integers,
     evaluate=lambda t, x, c: t.take(x[0], x[1], c.offset),
     emit=_write_embedding,
     constant_name="{0}_ids",
@@ -85,19 +92,12 @@ def _keep_chosen(node: Node, loops: Loops, ties: Ties) -> None:
         ties.keep((*loops["v"], *loops["p"]), f"{where(node)} takes known elements of it")
 
 
-index_select = Operator(
+index_select = _lookup(
     "index_select",
     _select_loops,
-    "index",
     emit="torch.index_select({0}, {dim}, {1})",
     constant_name="chosen",
     attrs=("dim",),
-    linear=(frozenset({0}),),
-    flops_per_point=0,
-    backward_factor=1,
-    saved=(1,),
-    differentiable=(0,),
-    result_dtype=_ids_are_integers,
     ties=_keep_chosen,
     evaluate=_select,
     fold=lambda x, ids, dim: x.take(ids, dim),
@@ -126,17 +126,10 @@ def _write_pick(node: Node, x: Sequence[Code], writing: Writing) -> Code:
     return call("pick", *x, *([block_index(axes)] if axes else []))
 
 
-pick = Operator(
+pick = _lookup(
     "pick",  # of each row the element at its id, and zero where there is none: of log softmaxes, those of labels
     "... v, ... -> ...",
-    "index",
     offset_loop="v",
-    linear=(frozenset({0}),),
-    flops_per_point=0,
-    backward_factor=1,
-    saved=(1,),
-    differentiable=(0,),
-    result_dtype=_ids_are_integers,
     evaluate=_pick,
     emit=_write_pick,
     measured_as="embedding",
@@ -161,18 +154,11 @@ def _gather(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     return t.transpose(found, back)
 
 
-gather = Operator(
+gather = _lookup(
     "gather",
     _gather_loops,
-    "index",
     attrs=("dim",),
     dims_attr="dim",
-    linear=(frozenset({0}),),
-    flops_per_point=0,
-    backward_factor=1,
-    saved=(1,),
-    differentiable=(0,),
-    result_dtype=_ids_are_integers,
     ties=_keep_chosen,
     evaluate=_gather,
     emit="torch.gather({0}, {dim}, {1})",

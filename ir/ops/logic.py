@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -110,34 +111,26 @@ compare_number = Operator(
     measured_as="add_scalar",
     fold=lambda x, relation, number: RELATIONS[relation](x, number),
 )
-logical_and = Operator(
+_logical = partial(Operator, kind="map", result_dtype=_only_truth, differentiable=())
+logical_and = _logical(
     "logical_and",
     "..., ... -> ...",
-    "map",
-    result_dtype=_only_truth,
-    differentiable=(),
     evaluate=lambda t, x, c: t.mul(x[0], x[1]),
     emit=_write_both("&"),
     measured_as="add",
     fold=np.logical_and,
 )
-logical_or = Operator(
+logical_or = _logical(
     "logical_or",
     "..., ... -> ...",
-    "map",
-    result_dtype=_only_truth,
-    differentiable=(),
     evaluate=lambda t, x, c: t.add(x[0], x[1]),
     emit=_write_both("|"),
     measured_as="add",
     fold=np.logical_or,
 )
-logical_not = Operator(
+logical_not = _logical(
     "logical_not",
     "... -> ...",
-    "map",
-    result_dtype=_only_truth,
-    differentiable=(),
     evaluate=lambda t, x, c: ~x[0],
     emit=lambda node, x, writing: Code(f"~{x[0].at(UNARY)}", UNARY),
     measured_as="add_scalar",

@@ -86,9 +86,8 @@ def compose(
     for place, step in enumerate(steps):
         start = later(line.ends[step.stage], line.arrived[step.needed])
         end = start + chunks[step.taken.chunk][step.way]
-        end_pass(line, place, steps, (start, end), sent, blocking=blocking, later=later, record=record)
-        if step.way == 2:
-            line.behind[step.stage] = later(line.behind[step.stage], end + chunks[step.taken.chunk].behind)
+        times, behind = (start, end), chunks[step.taken.chunk].behind
+        end_pass(line, place, steps, times, behind, sent, blocking=blocking, later=later, record=record)
     return line
 
 
@@ -103,13 +102,17 @@ def end_pass(
     place: int,
     steps: Sequence[OrderedPass],
     times: tuple[Time, Time],
+    behind: Time,
     sent: Sent,
     *,
     blocking: bool,
     later: Callable[[Time, Time], Time] = max,
     record: bool = True,
 ) -> None:
-    """What follows a pass that took from and until ``times``: its send, and that its stage is free."""
+    """What follows a pass that took from and until ``times``: its send, and that its stage is free.
+
+    behind: how long collectives run on behind the stage's last pass.
+    """
     taken, stage, way, needed = steps[place]
     start, end = times
     free, arrival, duration = line.ends[stage], end, sent[way][taken.chunk]
@@ -118,6 +121,8 @@ def end_pass(
         arrival = line.links[stage][way > 0] = begun + duration
         if record:
             line.sends.append((taken, begun, arrival))
+    if way == 2:
+        line.behind[stage] = later(line.behind[stage], end + behind)
     line.arrived[place] = arrival
     line.ends[stage] = arrival if blocking else end
     if record:

@@ -125,10 +125,9 @@ def compose_shared(
         for stage, one in list(clock.running.items()):
             one.left -= (then - clock.now) / max(one.whole, 1.0)
             if ends[stage] <= then:
-                end_pass(line, one.place, steps, (one.start, then), sent, blocking=blocking)
+                behind = chunks[steps[one.place].taken.chunk].behind
+                end_pass(line, one.place, steps, (one.start, then), behind, sent, blocking=blocking)
                 line.gained[stage] += one.nominal - (then - one.start)
-                if steps[one.place].way == 2:
-                    line.behind[stage] = max(line.behind[stage], then + chunks[steps[one.place].taken.chunk].behind)
                 clock.done.add(one.place)
                 del clock.running[stage]
         clock.now = then

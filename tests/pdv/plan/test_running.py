@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ir.builder import Builder
+from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.cluster import load_cluster
 from pdv.plan.running import read_running, running_steps
 from pdv.problem.workload import EMITTED, Execution, Stages
 from tests.pdv.worlds import cluster, f32, problem
+
+
+def read_stages(graph: Graph, steps: Sequence[Any]) -> Stages:
+    """Of steps on two stages of two devices."""
+    return read_running(problem(graph, Mesh.of(dp=2)), graph, steps, lambda: load_cluster(cluster(4)))[0]
 
 
 def test_a_stage_without_parameters_is_refused() -> None:
@@ -25,14 +32,11 @@ def test_a_stage_without_parameters_is_refused() -> None:
         stages = Stages(2, chunk_of={h: 0, end: 1}, layers=(0, 0))
         steps = running_steps(graph, stages, EMITTED)
 
-        def read() -> Stages:
-            return read_running(problem(graph, Mesh.of(dp=2)), graph, steps, lambda: load_cluster(cluster(4)))[0]  # noqa: B023
-
         if holds:
-            assert read().chunk_of == stages.chunk_of
+            assert read_stages(graph, steps).chunk_of == stages.chunk_of
         else:
             with pytest.raises(ValueError, match=r"stages \[1\] without parameters"):
-                read()
+                read_stages(graph, steps)
 
 
 def test_interleaved_stages_are_read_back() -> None:
