@@ -1,8 +1,12 @@
-"""The field of float64 numbers: functions known by name are the real ones, with their true derivatives."""
+"""The field of floats, float64 unless another is asked for.
+
+Functions known by name are the real ones, with their true derivatives.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -12,22 +16,28 @@ from ir.tape import Known
 
 
 class FloatField:
-    """Float64, one trial: see ``ir.evaluation.recording.Field``."""
+    """One trial: see ``ir.evaluation.recording.Field``.
+
+    dtype: what constants are and products are computed in; functions of elements may give float64.
+    """
 
     trials = 1
     trial_axis = False
 
+    def __init__(self, dtype: type[np.floating[Any]] = np.float64) -> None:  # Any: its width
+        self.dtype = dtype
+
     def lift(self, array: Data) -> Data:
-        """As float64."""
-        return np.asarray(array, dtype=np.float64)
+        """As floats."""
+        return np.asarray(array, dtype=self.dtype)
 
     def constant(self, array: Data | float) -> tuple[Data, Size]:
-        """[1, *shape] as float64; no bounds are kept of floats."""
-        return np.asarray(array, dtype=np.float64)[None], ONE
+        """[1, *shape] as floats; no bounds are kept of them."""
+        return np.asarray(array, dtype=self.dtype)[None], ONE
 
     def matmul(self, x: Data, y: Data) -> Data:
         """[b, m, k] · [b, k, n]."""
-        return np.asarray(x @ y)
+        return np.asarray(x, dtype=self.dtype) @ np.asarray(y, dtype=self.dtype)
 
     def sum(self, x: Data, axes: tuple[int, ...]) -> Data:
         """Sum over axes."""

@@ -254,7 +254,8 @@ class _Interpreter:
                 return self.recorder.known(cut(lifted, sharding, self.mesh), size)
             whole = np.broadcast_to(array, (trials, *node.type.shape))
         elif node.is_param:
-            whole = np.stack([read_stored(node, partial(self._store, trial)) for trial in range(trials)])
+            each = [read_stored(node, partial(self._store, trial)) for trial in range(trials)]
+            whole = each[0][None] if trials == 1 else np.stack(each)  # one is not copied: it may be all of a file
         else:
             whole = np.asarray(self.given[node.attr("name")]).reshape(trials, *node.type.shape)
         assert whole.shape[1:] == node.type.shape, f"{node} was given {whole.shape[1:]}"

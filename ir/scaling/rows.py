@@ -1,19 +1,36 @@
-"""A program at fewer rows of its batch: what one micro-batch computes. Entry point: ``fewer_rows``."""
+"""A program at fewer rows of its batch: what one micro-batch computes. Entry points: ``fewer_rows``, ``few_rows``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ir.errors import ShapeError
-from ir.graph import Graph
+from ir.graph import Graph, Node
 from ir.scaling.resize import Sizes
 
 
 def fewer_rows(graph: Graph, share: int) -> Graph | None:
     """``graph`` over one ``share``-th of the rows of each input; None where rows cannot be told from other sizes."""
+    found = _resized(graph, share)
+    return None if found is None else found[0]
+
+
+def few_rows(graph: Graph, rows: int) -> tuple[Graph, Mapping[Node, Node]] | None:
+    """``graph`` over as few rows as divide those that it has and are no less than ``rows``, and what its nodes became.
+
+    None where there are no fewer, or rows cannot be told from other sizes.
+    """
+    batch = next((int(node.type.shape[0]) for node in graph.inputs if node.type.rank), 0)
+    share = max((batch // few for few in range(rows, batch) if batch % few == 0), default=1)
+    return None if share == 1 else _resized(graph, share)
+
+
+def _resized(graph: Graph, share: int) -> tuple[Graph, Mapping[Node, Node]] | None:
     sizes = Sizes(graph)
     rows = [sizes.open_atoms(node, 0) if node.type.rank else () for node in graph.inputs]
     if not all(atoms and sizes.atoms.extents[atoms[0]] % share == 0 for atoms in rows):
         return None
     try:
-        return sizes.resize({atoms[0]: sizes.atoms.extents[atoms[0]] // share for atoms in rows})[0]
+        return sizes.resize({atoms[0]: sizes.atoms.extents[atoms[0]] // share for atoms in rows})
     except ShapeError:
         return None

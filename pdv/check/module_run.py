@@ -22,7 +22,7 @@ from ir.dims import Shape
 from ir.errors import ModelError, first_line
 from pdv.frontend.torch.module import resize_inputs
 
-MOST_WEIGHTS = 1 << 24  # of a module that is copied, in elements
+MOST_WEIGHTS = 1 << 24  # of a module that is copied with its weights, in elements; a larger one shares them
 _SPREAD = 0.1  # of what constant weights are moved by, so that no bias is zero and no scale is one
 
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
@@ -116,10 +116,11 @@ def copy_module(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         return "the module has parameters that its first call makes"
     if any(x.is_meta for x in held):
         return "the module is on the meta device"
+    shared = dict[int, Tensor]()
     if sum(x.numel() for x in held) > MOST_WEIGHTS:
-        return f"the module has more than {MOST_WEIGHTS} weights"
+        shared = {id(p): _sharing(p) for p in module.parameters() if not _is_constant(p)}
     try:
-        own = copy.deepcopy(module)
+        own = copy.deepcopy(module, shared)
     except Exception as error:  # noqa: BLE001  # whatever a module's attributes raise
         return f"the module cannot be copied: {first_line(error)}"
     padded = []
@@ -136,8 +137,15 @@ def copy_module(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     return Source(own, given[0], given[1], tuple(padded))
 
 
-def run_module(source: Source, cotangents: Sequence[Array], *, train: bool) -> ModuleRun:
-    """Two calls of a module that nobody else uses.
+def _sharing(parameter: nn.Parameter) -> Tensor:
+    """A parameter of its own, with its own gradient, in the same memory: nothing that runs writes to it."""
+    return nn.Parameter(parameter.detach(), parameter.requires_grad)
+
+
+def run_module(
+    source: Source, cotangents: Sequence[Array], *, train: bool, dtype: type[np.floating[Any]] = np.float64
+) -> ModuleRun:
+    """Two calls of a module that nobody else uses; floats come back as ``dtype``.
 
     Raises:
         ModelError: if it does not run, or its outputs have no gradients that could be had.
@@ -146,13 +154,16 @@ def run_module(source: Source, cotangents: Sequence[Array], *, train: bool) -> M
     try:
         with torch.set_grad_enabled(train):
             outputs = _outputs(source)
-            found = [array(x) for x in outputs]
-            state = {name: array(source.held[name]) for name in firsts if source.held[name].is_floating_point()}
+            found = [array(x, dtype) for x in outputs]
+            floats = {name: x for name, x in source.held.items() if name in firsts and x.is_floating_point()}
+            state = {name: array(x, dtype) for name, x in floats.items()}
             if train:
                 _backward(outputs, cotangents)
-        gradients = {name: array(p.grad) for name, p in source.held.items() if name in firsts and p.grad is not None}
+        gradients = {
+            name: array(p.grad, dtype) for name, p in source.held.items() if name in firsts and p.grad is not None
+        }
         with torch.no_grad():
-            second = [array(x) for x in _outputs(source)]
+            second = [array(x, dtype) for x in _outputs(source)]
     except Exception as error:  # whatever the model's own code raises
         raise ModelError(
             f"{type(source.module).__name__} cannot be run on its example inputs: {first_line(error)}",
@@ -182,12 +193,14 @@ def _kept_buffers(module: nn.Module) -> list[Tensor]:
     return [x for name, x in module.named_buffers() if name in stored]
 
 
-def array(tensor: Tensor) -> Array:
-    """A copy of a tensor's values; floats as float64."""
+def array(tensor: Tensor, dtype: type[np.floating[Any]] = np.float64) -> Array:
+    """A copy of a tensor's values, floats as ``dtype``; parameters of float32, which nothing overwrites, in place."""
     x = tensor.detach().cpu()
     x = x.to_dense() if x.layout is not torch.strided else x
-    found: Array = (x.double() if x.is_floating_point() else x).resolve_conj().numpy().copy()
-    return found
+    if not x.is_floating_point():
+        return x.resolve_conj().numpy().copy()
+    found: Array = (x.float() if dtype is np.float32 else x.double()).numpy()
+    return found if dtype is np.float32 and isinstance(tensor, nn.Parameter) else found.copy()
 
 
 def _is_constant(x: Tensor) -> bool:

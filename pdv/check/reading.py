@@ -14,19 +14,26 @@ import numpy as np
 import torch
 
 from ir.errors import ModelError
+from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import Evaluation, evaluate
 from ir.graph import Graph
+from ir.scaling.rows import few_rows
 from ir.views import Base, add_up, sources_of
 from pdv.check.module_run import ModuleRun, Source, Undropped, array, copy_module, run_module
 from pdv.check.reference import largest
 from pdv.check.trainable import check_trainable
 from pdv.frontend.torch.module import ExampleInputs, call_arguments
 
-MOST_ELEMENTS = 1 << 23  # of all values of a program
+MOST_ELEMENTS = 1 << 23  # of all values of a program that is run as it is, in float64
 MOST_POINTS = 1 << 31  # of the loop nests of all its contractions: some seconds, with gradients
+FEW_ROWS = 2  # of the batch, where the program is larger
+MOST_WEIGHTS = 1 << 28  # of a program over few rows, which is run in its own type: they and their gradients are held
+MOST_VALUES = 1 << 26  # of such a program, beside its weights: half a GiB
+MOST_PRODUCTS = 1 << 35  # of such a program, forward: some seconds, with gradients
 TOLERANCE = 1e-6  # of a tensor's largest element, in float64: literals have seven digits
 SINGLE, HALF = 1e-3, 0.1  # where the module computes in a type of its own
 _FLOOR = 1e-3  # of the largest output or gradient: what is smaller may be zero but for rounding
+_WIDE = FloatField()
 _NOT_RUN = "the reading was not run against the module: "
 
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
@@ -65,11 +72,37 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
     """
     if isinstance(source, str):
         return _NOT_RUN + source
+    whole = source.at([node.type.shape for node in graph.inputs])
+    if _is_small(graph):
+        error, what = _compare(graph, whole, train=train)
+        rows = ""
+    else:
+        few = few_rows(graph, FEW_ROWS)
+        fewer = graph if few is None else few[0]
+        elements, points = work_of(fewer)
+        weights = sum(node.type.num_elements for node in graph.params)
+        if weights > MOST_WEIGHTS or elements - weights > MOST_VALUES or points > MOST_PRODUCTS:
+            return f"{_NOT_RUN}it takes {elements:.0e} elements and {points:.0e} products"
+        source = whole.at([node.type.shape for node in fewer.inputs])
+        error, what = _compare_as_it_is(fewer, source, train=train)
+        rows = "" if few is None else f" ({fewer.inputs[0].type.shape[0]} rows of them)"
+    if what:
+        raise _differs(what, error)
+    compared = "outputs of two calls, gradients and state" if train else "outputs of two calls and state"
+    but = f", where the rows of padding of {', '.join(source.padded)} are trained like the others"
+    left_out = ", both without dropout" if graph.draws else ""
+    same = f"the reading was run on the example inputs{rows} against the module{left_out}: {compared} are the same"
+    return same + (but if train and source.padded else "")
+
+
+def _is_small(graph: Graph) -> bool:
     elements, points = work_of(graph)
-    if elements > MOST_ELEMENTS or points > MOST_POINTS:
-        return f"{_NOT_RUN}it takes {elements:.0e} elements and {points:.0e} products"
-    source = source.at([node.type.shape for node in graph.inputs])
-    cotangents = [np.random.default_rng(0).normal(size=node.type.shape) for _, node in graph.outputs]
+    return elements <= MOST_ELEMENTS and points <= MOST_POINTS
+
+
+def _compare(graph: Graph, source: Source, *, train: bool) -> tuple[float, str]:
+    """The first output, gradient or state that differs, and by how much, in float64 where the module runs in it."""
+    cotangents = _draw(graph)
     with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), Undropped():
         wide = source.in_float64()
         found = _run_reading(graph, source, cotangents, train=train)
@@ -82,14 +115,25 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
                 exact = native
             else:  # how far rounding moves the module itself
                 tolerance = min(tolerance, 4 * _worst(native, exact))
-    for error, what in _differences(found, exact):
-        if not error <= max(tolerance, TOLERANCE):
-            raise _differs(what, error)
-    compared = "outputs of two calls, gradients and state" if train else "outputs of two calls and state"
-    but = f", where the rows of padding of {', '.join(source.padded)} are trained like the others"
-    left_out = ", both without dropout" if graph.draws else ""
-    same = f"the reading was run on the example inputs against the module{left_out}: {compared} are the same"
-    return same + (but if train and source.padded else "")
+    return _first_beyond(max(tolerance, TOLERANCE), found, exact)
+
+
+def _compare_as_it_is(graph: Graph, source: Source, *, train: bool) -> tuple[float, str]:
+    """The same in the module's own type: twice the memory of the weights would be needed for a wider one."""
+    cotangents = _draw(graph)
+    with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), Undropped():
+        found = _run_reading(graph, source, cotangents, train=train, field=FloatField(np.float32))
+        native = run_module(source, cotangents, train=train, dtype=np.float32)
+    return _first_beyond(_own_tolerance(source), found, native)
+
+
+def _draw(graph: Graph) -> list[Array]:
+    return [np.random.default_rng(0).normal(size=node.type.shape) for _, node in graph.outputs]
+
+
+def _first_beyond(tolerance: float, found: ModuleRun, wanted: ModuleRun) -> tuple[float, str]:
+    """Empty words where nothing is."""
+    return next(((error, what) for error, what in _differences(found, wanted) if not error <= tolerance), (0.0, ""))
 
 
 def work_of(graph: Graph) -> tuple[int, int]:
@@ -107,14 +151,16 @@ def _run_or_none(source: Source, cotangents: Sequence[Array], *, train: bool) ->
         return None
 
 
-def _run_reading(graph: Graph, source: Source, cotangents: Sequence[Array], *, train: bool) -> ModuleRun:
+def _run_reading(
+    graph: Graph, source: Source, cotangents: Sequence[Array], *, train: bool, field: FloatField = _WIDE
+) -> ModuleRun:
     """What the graph makes of the module's inputs and state, by the module's names."""
     inputs = {node.attr("name"): array(x) for node, x in zip(graph.inputs, source.tensors, strict=True)}
-    stored = {name: array(x) for name, x in source.held.items()}
-    values = evaluate(graph, {**inputs, **stored})
+    stored = {name: array(x, field.dtype) for name, x in source.held.items()}
+    values = evaluate(graph, {**inputs, **stored}, field=field)
     first = values.gather()
     updates = {name: first[f"update:{name}"] for name, _ in graph.updates}
-    second = evaluate(graph, {**inputs, **stored, **updates}).gather() if updates else first
+    second = evaluate(graph, {**inputs, **stored, **updates}, field=field).gather() if updates else first
     names = [name for name, _ in graph.outputs]
     by_name = dict(zip(names, cotangents, strict=True))
     firsts = source.first_names

@@ -68,6 +68,21 @@ def size_name(text: str, taken: Collection[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class FewRows:
+    """A source over fewer rows of its batch than it has fixed.
+
+    Attributes:
+        graph: what is read of it.
+        source: the source itself, to be run; its stored tensors lie where the whole source has them.
+        constants: what was left out of it, since it is the same in each row: values of all rows, by name.
+    """
+
+    graph: Graph
+    source: object
+    constants: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A model as the compiler sees it: `graph` names parameters, `weights` holds their values.
 
@@ -75,7 +90,7 @@ class Program:
     (by name) of other shapes, where the source can say what it is then. ``known``: inputs of the source whose values
     were said, and that are no inputs of the graph. ``notes``: what the reader changed, in words; ``doubts``: what would
     not be trained, though it might be meant to; ``folded``: norms that are part of other weights. ``as_stored``: the
-    source's own tensors, of the program's.
+    source's own tensors, of the program's. ``over_rows``: the source over as few rows of its batch as a number allows.
     """
 
     graph: Graph
@@ -87,9 +102,16 @@ class Program:
     doubts: tuple[str, ...] = field(default=(), compare=False)
     folded: tuple[str, ...] = field(default=(), compare=False)
     as_stored: Callable[[Mapping[str, Array]], dict[str, Array]] = field(default=dict, compare=False)
+    over_rows: Callable[[int], FewRows | None] | None = field(default=None, compare=False)
 
     def map(self, change: Callable[[Graph], Graph]) -> Program:
         """The program with its graph changed, also where it is read again."""
         again = self.again
         found = None if again is None else lambda shapes: change(again(shapes))
-        return replace(self, graph=change(self.graph), again=found)
+        over = self.over_rows
+
+        def changed(rows: int) -> FewRows | None:
+            read = None if over is None else over(rows)
+            return None if read is None else replace(read, graph=change(read.graph))
+
+        return replace(self, graph=change(self.graph), again=found, over_rows=None if over is None else changed)

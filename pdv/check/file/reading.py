@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from ir.errors import ModelError
+from ir.evaluation.floats import FloatField
 from ir.evaluation.id_ranges import Ranges, id_ranges
 from ir.evaluation.interpret import evaluate
 from ir.graph import Graph, Node
+from ir.scaling.rows import few_rows
 from ir.types import DType
-from pdv.check.file.run import CannotRunError, run_file
+from pdv.check.file.run import CannotRunError, run_constants, run_file
 from pdv.check.reading import HALF, SINGLE, TOLERANCE, difference, work_of
 from pdv.check.reference import largest
 from pdv.frontend.program import Program
 from pdv.frontend.tables import BROKEN, resized_inputs
 
-MOST_WEIGHTS = 1 << 27  # elements; those of GPT-2 are fewer
-MOST_POINTS = 1 << 33  # products, forward alone: some seconds
+MOST_WEIGHTS = 1 << 30  # elements, which are read where they lie
+MOST_POINTS = 1 << 37  # products, forward alone: some seconds
+WIDE = 1 << 24  # weights of programs that are run in float64, larger ones in their own type
 FEW_ROWS, SHORT = 2, 16  # what open sizes are run at
 _FLOOR = 1e-3  # of the largest output: what is smaller may be zero but for rounding
 _SPREAD = 0.1  # of what constant weights are moved by, so that no bias is zero and no scale is one
@@ -42,22 +46,26 @@ def check_file(program: Program, path: Path) -> str:
         ModelError: naming the first output that differs on all values tried.
     """
     elements = sum(node.type.num_elements for node in program.graph.params)
-    graph = _smaller(program) if elements <= MOST_WEIGHTS else program.graph
+    if elements > MOST_WEIGHTS:
+        return f"{_NOT_RUN}it has {elements:.0e} weights"
+    graph, model = _smaller(program, path)
     values, points = work_of(graph)
-    if elements > MOST_WEIGHTS or values - elements > MOST_ELEMENTS or points > MOST_POINTS:
+    if values - elements > MOST_ELEMENTS or points > MOST_POINTS:
         return f"{_NOT_RUN}it takes {values:.0e} elements and {points:.0e} products"
     stored = {name: program.weights.load(name) for name in program.weights.names}
+    kind = _type_of(graph, elements)
     worst: tuple[float, str] = (0.0, "")
     for seed in range(_TRIES):
         given = _draw(graph, seed)
         varied = {name: _vary(array, seed) for name, array in stored.items()}
         try:
             own = program.as_stored(varied)
-            wanted, judge = run_file(path, {**program.known, **given}, own, points)
+            wanted, judge = run_file(path, {**program.known, **given}, own, points, model)
         except CannotRunError as why:
             return f"{_NOT_RUN}{why}"
         with np.errstate(all="ignore"):
-            found = evaluate(graph, {**_widened(given), **_widened(varied)}).gather()
+            lifted = {**_lifted(given, kind), **_lifted(varied, kind)}
+            found = evaluate(graph, lifted, field=FloatField(kind)).gather()
         worst = max(_errors(graph, found, wanted))
         if worst[0] <= _tolerance(graph):
             return f"the reading was run on random inputs against the file in {judge}: the outputs are the same"
@@ -69,10 +77,10 @@ def check_file(program: Program, path: Path) -> str:
     )
 
 
-def _smaller(program: Program) -> Graph:
-    """The program at small sizes, where the file leaves some open and can be read at them."""
+def _smaller(program: Program, path: Path) -> tuple[Graph, onnx.ModelProto | None]:
+    """The program at small sizes, where there are such; and the file at these, if it has its own fixed."""
     if program.again is None:
-        return program.graph
+        return _over_few_rows(program, path) or (program.graph, None)
     wanted = dict.fromkeys(program.sizes, SHORT)
     shapes = resized_inputs(program.graph, program.sizes, wanted)
     first = next((node for node in program.graph.inputs if node.type.rank), None)
@@ -82,9 +90,39 @@ def _smaller(program: Program) -> Graph:
         if node.type.rank and node.type.shape[0] == rows and shapes[name][0] == rows:
             shapes[name] = (min(FEW_ROWS, rows), *shapes[name][1:])
     try:
-        return program.again(shapes)
+        return program.again(shapes), None
     except BROKEN:
-        return program.graph
+        return program.graph, None
+
+
+def _over_few_rows(program: Program, path: Path) -> tuple[Graph, onnx.ModelProto] | None:
+    """A file of fixed sizes over few rows, and what is read of it, if that is the program over few rows."""
+    expected = few_rows(program.graph, FEW_ROWS)
+    if expected is None or program.over_rows is None:
+        return None
+    try:
+        found = program.over_rows(FEW_ROWS)
+    except BROKEN:
+        return None
+    if found is None or found.graph.digest != expected[0].digest or not isinstance(found.source, onnx.ModelProto):
+        return None
+    return None if _are_other(found.constants, path) else (found.graph, found.source)
+
+
+def _are_other(constants: Mapping[str, Array], path: Path) -> bool:
+    """Whether the file computes something else than was read of what does not depend on its inputs."""
+    try:
+        wanted = run_constants(path, list(constants)) if constants else []
+    except CannotRunError:
+        return True
+    pairs = zip(constants.values(), wanted, strict=True)
+    return any(x.shape != y.shape or not np.allclose(x, y, TOLERANCE, equal_nan=True) for x, y in pairs)
+
+
+def _type_of(graph: Graph, weights: int) -> type[np.floating[Any]]:
+    """In which floats the reading is run: float64, but for programs so large that it would take much longer."""
+    narrow = weights > WIDE and not any(node.type.dtype is DType.F64 for node in graph.nodes)
+    return np.float32 if narrow else np.float64
 
 
 def _draw(graph: Graph, seed: int) -> dict[str, Array]:
@@ -131,8 +169,8 @@ def _vary(array: Array, seed: int) -> Array:
     return (array + _SPREAD * random.random(array.shape)).astype(array.dtype)
 
 
-def _widened(values: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: x if x.dtype.kind in "iub" else x.astype(np.float64) for name, x in values.items()}
+def _lifted(values: Mapping[str, Array], kind: type[np.floating[Any]]) -> dict[str, Array]:
+    return {name: x if x.dtype.kind in "iub" else x.astype(kind, copy=False) for name, x in values.items()}
 
 
 def _errors(graph: Graph, found: Mapping[str, Array], wanted: list[Array]) -> list[tuple[float, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,54 @@ class CannotRunError(Exception):
 
 
 def run_file(
-    path: Path, inputs: Mapping[str, Array], stored: Mapping[str, Array], points: int
+    path: Path,
+    inputs: Mapping[str, Array],
+    stored: Mapping[str, Array],
+    points: int,
+    model: onnx.ModelProto | None = None,
 ) -> tuple[list[Array], str]:
     """The outputs of a file on these inputs, with these values in place of stored ones; and what computed them.
 
-    points: the products that it takes.
+    points: the products that it takes; model: what is run in place of the file, whose tensors it has.
 
     Raises:
         CannotRunError: if nothing runs it.
     """
-    proto = with_inputs(onnx.load(path, load_external_data=False), stored)
+    proto = with_inputs(onnx.load(path, load_external_data=False) if model is None else model, stored)
+    return _run(proto, path, {**inputs, **stored}, points)
+
+
+def run_constants(path: Path, names: Sequence[str]) -> list[Array]:
+    """Values of a file that do not depend on its inputs, by their names.
+
+    Raises:
+        CannotRunError: if nothing runs it.
+    """
+    proto = onnx.load(path, load_external_data=False)
+    graph = proto.graph
+    needed, nodes = set(names), []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            nodes.append(node)
+    stored = [tensor for tensor in graph.initializer if tensor.name in needed]
+    outputs = [onnx.ValueInfoProto(name=name) for name in names]
+    del graph.node[:], graph.input[:], graph.output[:], graph.initializer[:], graph.value_info[:]
+    graph.node.extend(reversed(nodes))
+    graph.initializer.extend(stored)
+    graph.output.extend(outputs)
+    return _run(proto, path, {}, 0)[0]
+
+
+def _run(proto: onnx.ModelProto, path: Path, given: Mapping[str, Array], points: int) -> tuple[list[Array], str]:
+    """Outputs, and what computed them; stored tensors that are no inputs lie beside ``path``.
+
+    Raises:
+        CannotRunError: if nothing runs it.
+    """
     for tensor in onnx.external_data_helper._get_all_tensors(proto):  # noqa: SLF001  # what is left of them is small
         if onnx.external_data_helper.uses_external_data(tensor):
             onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
-    given = {**inputs, **stored}
     failures: list[str] = []
     for name, run in (("ONNX Runtime", _run_fast), ("onnx's reference implementation", _run_slowly)):
         if run is _run_slowly and points > MOST_SLOWLY:

@@ -25,10 +25,11 @@ from pdv.frontend.onnx.exported import KIND, doubts, folded_norms, mend, stored_
 from pdv.frontend.onnx.file import MALFORMED, read_onnx
 from pdv.frontend.onnx.operators import HANDLERS, dtype_of
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
+from pdv.frontend.onnx.rows import cut_rows, shapes_at
 from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, schema_of
 from pdv.frontend.onnx.sizes import OnnxSizes, known_inputs
 from pdv.frontend.onnx.subgraphs import branch_of, scan, unroll
-from pdv.frontend.program import Array, Dims, Program, Weights
+from pdv.frontend.program import Array, Dims, FewRows, Program, Weights
 
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 STANDARD = ("", "ai.onnx")
@@ -57,8 +58,20 @@ def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None)
     stored = partial(stored_of, mended)
     notes = tuple(mended.notes)
     program = replace(program, known=known, notes=notes, doubts=asked[0], folded=asked[1], as_stored=stored)
+
+    def over(rows: int) -> FewRows | None:
+        cut = shapes_at(program.graph, lowering.values, rows)
+        if cut is None:
+            return None
+        other, alike = read_onnx(path), read_onnx(path)
+        cut_rows(other, cut)
+        cut_rows(alike, cut)
+        mend(other)
+        read = _ModelLowering(other, path, lowering.sizes, known).run().graph
+        return FewRows(read, onnx_ir.to_proto(alike), cut.constants)
+
     if not lowering.sizes.found or not program.graph.inputs:
-        return program
+        return replace(program, over_rows=over)
 
     def again(shapes: Mapping[str, Shape]) -> Graph:
         other = read_onnx(path)

@@ -99,7 +99,7 @@ def test_what_nothing_runs_is_not_an_error_and_said(mlp: Path, monkeypatch: pyte
 
 def test_what_is_too_big_is_not_run_and_said(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MOST_WEIGHTS", 10)
-    assert "was not run against the file: it takes" in check_file(read(mlp), mlp)
+    assert "was not run against the file: it has" in check_file(read(mlp), mlp)
 
 
 def test_plans_say_what_was_checked(mlp: Path) -> None:
@@ -107,3 +107,49 @@ def test_plans_say_what_was_checked(mlp: Path) -> None:
     assert "outputs are the same" in json.dumps(plan.document["reading"])
     plan = pdv.optimize(mlp, cluster=cluster(2), batch=4, dims={"length": 8}, mode="infer", check=False)
     assert "--no-check" in plan.document["reading"]
+
+
+@pytest.fixture
+def fixed(tmp_path: Path) -> Path:
+    """x [8, 2, 6] -> its last dims as one, by a Reshape that says 8 -> linear -> times eight equal constant rows."""
+    stored = {
+        "shape": np.array([8, 12]),
+        "w": rng.standard_normal((12, 4)).astype("f"),
+        "rows": np.array([8, 4]),
+    }
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w"], ["m"]),
+        helper.make_node("Constant", [], ["mask"], value=numpy_helper.from_array(rng.random((1, 4)).astype("f"))),
+        helper.make_node("Expand", ["mask", "rows"], ["masks"]),
+        helper.make_node("Mul", ["m", "masks"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [8, 2, 6])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [8, 4])],
+        [numpy_helper.from_array(stored[name], name) for name in ("shape", "w", "rows")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def test_files_of_fixed_sizes_are_run_over_few_rows(fixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = load_program(fixed)
+    assert [node.type.shape for node in program.graph.inputs] == [(8, 2, 6)]
+    graph, model = reading._smaller(program, fixed)
+    assert [node.type.shape for node in graph.inputs] == [(2, 2, 6)]
+    assert model is not None
+    assert "in ONNX Runtime: the outputs are the same" in check_file(program, fixed)
+    right = operators.HANDLERS["MatMul"]
+    monkeypatch.setitem(operators.HANDLERS, "MatMul", lambda c: c.k.apply("relu", right(c)))
+    with pytest.raises(ModelError, match="is not what ONNX Runtime makes of it: output 0 differs"):
+        check_file(load_program(fixed), fixed)
+
+
+def test_constants_that_a_check_leaves_out_are_compared_first(fixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = load_program(fixed)
+    assert reading._smaller(program, fixed)[1] is not None
+    monkeypatch.setattr(reading, "run_constants", lambda path, names: [np.ones((8, 4), "f") for _ in names])
+    assert reading._smaller(program, fixed)[1] is None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pdv
 from ir.errors import ModelError
+from pdv.check import module_run, reading
 from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
 from tests.pdv.worlds import cluster
@@ -143,7 +144,20 @@ def test_what_cannot_be_run_is_said() -> None:
     module = nn.Linear(3, 3)
     module.__dict__["made"] = module.weight * 2  # copy.deepcopy takes leaves alone
     assert "cannot be copied" in said(module, torch.randn(4, 3))
-    assert "it takes" in said(nn.Linear(1 << 10, 1 << 12), torch.randn(1 << 10, 1 << 10))
+
+
+def test_large_modules_are_run_over_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_POINTS", 1)
+    monkeypatch.setattr(module_run, "MOST_WEIGHTS", 1)
+    module, x = Doing(normed), torch.randn(8, 3)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert "(2 rows of them)" in said(module, x)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert all(p.grad is None for p in module.parameters())
+    with pytest.raises(ModelError, match="the gradient of linear"):
+        said(Doing(straight), x)
+    monkeypatch.setattr(reading, "MOST_PRODUCTS", 1)
+    assert "not run against the module: it takes" in said(module, x)
 
 
 def test_exported_programs_are_run_too() -> None:
