@@ -101,6 +101,7 @@ class Operator:
             operand's layout and the result's shape; None from it where this operand has to be copied.
         has_scores: True if it compares all pairs of rows (attention), in scores that a fused kernel never writes.
         takes_positive: True if it is defined, or steady, for positive operands alone.
+        is_foreign: True if another library's function says what it computes, and nothing else does.
         measured_as: what profiles of kernels call it, where not by its own name.
         eager: the torch expression that profiles measure, where it is not what one device runs in a program.
         emit: the torch expression: a template with ``{0}`` … operands and ``{attr}`` attributes, or a function of
@@ -151,6 +152,7 @@ class Operator:
     strides: Callable[..., Sizes | None] | None = None
     has_scores: bool = False
     takes_positive: bool = False
+    is_foreign: bool = False
     measured_as: str = ""
     eager: str = ""
 

@@ -30,7 +30,7 @@ class Known:
     """
 
     name: str
-    real: Callable[[Any], tuple[Any, Callable[..., Any]]]
+    real: Callable[..., tuple[Any, Callable[..., Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,15 @@ class Call:
 
 
 class Tape(Protocol):
-    """Primitives. ``...`` shapes exclude the rank axis; broadcasting follows NumPy after it (equal rank)."""
+    """Primitives. ``...`` shapes exclude the rank axis; broadcasting follows NumPy after it (equal rank).
+
+    ``foreign`` calls functions of other libraries (``ir.ops.opaque.Run``); None where functions are names.
+    """
+
+    foreign: Callable[..., Any] | None
+
+    def joint(self, function: Known, operands: Sequence[Array]) -> Array:
+        """A function of whole operands, where it can be called: ``real(operands, which need gradients)``."""
 
     def einsum(self, spec: str, *operands: Array) -> Array:
         """Sums of products, exact in the field; ``spec`` without the rank axis."""

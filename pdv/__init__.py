@@ -30,6 +30,7 @@ from pdv.config import VERSION
 
 if TYPE_CHECKING:
     from pdv.compile import optimize
+    from pdv.frontend.torch.opaque import register_operator
     from pdv.plan.package import Plan
     from pdv.report.saved import explain
     from pdv.verification import verify
@@ -53,10 +54,17 @@ __all__ = [
     "WriteError",
     "explain",
     "optimize",
+    "register_operator",
     "verify",
 ]
 
-_LAZY = {"Plan": "plan.package", "explain": "report.saved", "optimize": "compile", "verify": "verification"}
+_LAZY = {
+    "Plan": "plan.package",
+    "explain": "report.saved",
+    "optimize": "compile",
+    "register_operator": "frontend.torch.opaque",
+    "verify": "verification",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from pdv.prices import cost_model
 from pdv.problem import Pins
 from pdv.problem.workload import Order, Recompute
 from pdv.report.loaded import workload_of_found
+from pdv.report.opaque import OpaqueWarning, opaque_warning
 from pdv.report.simulated import step_facts
 from pdv.rewrite.chosen import chosen_rules
 from pdv.search.meshes import BestPlan
@@ -61,6 +63,7 @@ def optimize(
     rules: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     cost: str | os.PathLike[str] | None = None,
     check: bool = True,
+    strict: bool = False,
     progress: Progress = lambda stage, fraction: None,
 ) -> Plan:
     """Plan a model for a cluster and prove the plan.
@@ -92,6 +95,7 @@ def optimize(
         cost: what prices kernels: "analytic", "learned", "measured", a weight file, or a folder of profiles.
         check: whether what was read is run against the model: a module on its example inputs, an ONNX file on random
             ones in ONNX Runtime, or else in onnx's reference implementation.
+        strict: refuse operators that have no declaration, instead of running them as they are on every rank.
         progress: called with (stage, fraction or None).
 
     Raises:
@@ -104,7 +108,7 @@ def optimize(
     content = pinned.content if isinstance(pinned, PinSet) else None
     compute, used = cost_model(cost, [entry.device for entry in devices.classes]), chosen_rules(rules)
     program, reading = read_model(
-        model, example_inputs, dtype, progress, train=mode == "train", check=check,
+        model, example_inputs, dtype, progress, train=mode == "train", check=check, strict=strict,
         batch=batch, dims=dims, dynamic_shapes=dynamic_shapes,
     )  # fmt: skip
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute)
@@ -133,6 +137,8 @@ def optimize(
         "sizes": sizes_document(program),
     }
     progress("proving", None)
+    if warning := opaque_warning(document):
+        warnings.warn(warning, OpaqueWarning, stacklevel=2)
     document["proof"] = proof_document(_prove(found, document))
     running = running_of(found.solution.problem, found.derived, found.stages, found.execution)
     emission = emission_of(found.pcg, plan_mesh, document, running)

@@ -19,6 +19,7 @@ class Field(Protocol):
 
     trials: int
     trial_axis: bool  # whether values from outside lead with one axis of length ``trials``
+    foreign: Callable[..., Any] | None  # calls functions of other libraries; None where functions are names
 
     def lift(self, array: Data) -> Data:
         """[worlds, ...] field elements of integers or booleans."""

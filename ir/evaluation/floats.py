@@ -15,17 +15,23 @@ from ir.evaluation.polynomial import ONE, Size
 from ir.tape import Known
 
 
+def _nobody(call: Any, *operands: Any) -> Any:
+    raise AssertionError(f"nobody was given to run {call}")
+
+
 class FloatField:
     """One trial: see ``ir.evaluation.recording.Field``.
 
     dtype: what constants are and products are computed in; functions of elements may give float64.
+    foreign: calls functions of other libraries.
     """
 
     trials = 1
     trial_axis = False
 
-    def __init__(self, dtype: type[np.floating[Any]] = np.float64) -> None:  # Any: its width
+    def __init__(self, dtype: type[np.floating[Any]] = np.float64, *, foreign: Callable[..., Any] = _nobody) -> None:
         self.dtype = dtype
+        self.foreign: Callable[..., Any] | None = foreign
 
     def lift(self, array: Data) -> Data:
         """As floats."""

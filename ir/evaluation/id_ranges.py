@@ -43,7 +43,7 @@ def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:
     if not looked_up:
         return whole
     graph = Graph((), tuple((str(i), node.operands[1]) for i, node in enumerate(looked_up)))
-    if graph.params or any(node.type.dtype.is_floating for node in graph.nodes if node.is_input):
+    if graph.params or any(_is_unknown(node) for node in graph.nodes):
         return whole
     tables = {str(i): node.loops.extents["v"] for i, node in enumerate(looked_up)}
     best, most = whole, -1.0
@@ -55,6 +55,10 @@ def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:
         if inside == 1.0:
             break
     return best
+
+
+def _is_unknown(node: Node) -> bool:
+    return node.op.is_foreign or (node.is_input and node.type.dtype.is_floating)
 
 
 def _parts() -> Iterator[tuple[Fraction, Fraction]]:

@@ -34,6 +34,7 @@ class PrimeField:
     """
 
     trial_axis = True
+    foreign: Callable[..., object] | None = None
 
     def __init__(self, key: str, primes: Sequence[int]) -> None:
         self.key = key

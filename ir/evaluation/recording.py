@@ -51,6 +51,7 @@ class Recorder:
     def __init__(self, field: Field, worlds: int) -> None:
         self.field = field
         self.worlds = worlds
+        self.foreign = field.foreign
         self.calls: dict[str, Calls] = {}
         self._steps: list[_RecordedStep] = []
         self._slots = 0
@@ -272,6 +273,12 @@ class Recorder:
         y, pullback = self.field.row_reduce(function, x.data)
         self._count(function.name, x, math.prod(x.shape[:-1]), hashed=True)
         return self._emit(y, Size(), (x,), lambda g: (pullback(g),), (Size(),), x.shape[-1])
+
+    def joint(self, function: Known, operands: Sequence[Array]) -> Array:
+        """See ``Tape.joint``."""
+        xs = tuple(self._lift(x) for x in operands)
+        y, pullback = function.real([x.data for x in xs], [x.slot >= 0 for x in xs])
+        return self._emit(y, Size(), xs, pullback, (Size(),) * len(xs))
 
     def decide(self, name: str, real: Callable[[Any], Any], x: Array) -> Data:
         """See ``Tape.decide``."""

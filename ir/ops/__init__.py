@@ -17,6 +17,7 @@ from ir.ops import (
     logic,
     movement,
     normalization,
+    opaque,
     parallel,
     parts,
     reduction,
@@ -25,7 +26,7 @@ from ir.ops import (
 
 _FAMILIES = (
     leaf, contraction, elementwise, functions, logic, dropout, normalization, batch_norm, reduction, movement, parts,
-    indexing, stencil, parallel,
+    indexing, stencil, opaque, parallel,
 )  # fmt: skip
 
 _BY_NAME = {op.name: op for family in _FAMILIES for op in family.OPS}

@@ -83,6 +83,9 @@ class CommonSizes(Ties):
     _limits: dict[Node, list[Factors]] = field(default_factory=dict)
     _cuts: list[tuple[Factors, tuple[bool, ...]]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.are_run = self.symbols is None
+
     def unify(self, graphs: Sequence[Graph]) -> None:
         """See to it that sizes that are one change together."""
         for graph in graphs:

@@ -28,16 +28,20 @@ class Ties:
 
     Attributes:
         are_open: True where sizes differ from run to run, False where the same program is wanted at one smaller choice.
+        are_run: True where the program is run at the sizes chosen, by functions of other libraries too.
         doubts: places where the numbers of a program at one size do not say what it is at another.
         tables: parts of tables: (the dim of the table, the dim of the part, what the table has at most).
+        shared: sizes that programs name alike (``share``).
     """
 
     are_open: ClassVar[bool] = False
+    are_run: bool = False
     atoms: Atoms = field(default_factory=Atoms)
     dims: dict[Node, Dims] = field(default_factory=dict)
     loops: dict[Node, Loops] = field(default_factory=dict)
     doubts: list[tuple[Factors, str]] = field(default_factory=list)
     tables: list[tuple[Factors, Factors, int]] = field(default_factory=list)
+    shared: dict[Hashable, Factors] = field(default_factory=dict)
 
     def fresh(self, shape: Shape) -> Dims:
         """Dims of these sizes that nothing else has."""
@@ -75,6 +79,10 @@ class Ties:
     def follow(self, out: Factors, inputs: Sequence[Factors], compute: Callable[..., int], where: str) -> None:  # noqa: ARG002
         """``out`` is ``compute`` of the sizes of ``inputs``, at the node that ``where`` names."""
         self.atoms.follows(out[0], inputs, compute)
+
+    def share(self, key: Hashable, factors: Factors) -> None:
+        """All that is told under a key is one size, in whichever program."""
+        self.atoms.unify(factors, self.shared.setdefault(key, factors))
 
     def join(self, node: Node, dim: int) -> Factors:
         """The dim that operands of sizes of their own make together."""

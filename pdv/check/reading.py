@@ -23,6 +23,7 @@ from pdv.check.module_run import ModuleRun, Source, Undropped, array, copy_modul
 from pdv.check.reference import largest
 from pdv.check.trainable import check_trainable
 from pdv.frontend.torch.module import ExampleInputs, call_arguments
+from pdv.frontend.torch.opaque import call_torch
 
 MOST_ELEMENTS = 1 << 23  # of all values of a program that is run as it is, in float64
 MOST_POINTS = 1 << 31  # of the loop nests of all its contractions: some seconds, with gradients
@@ -33,7 +34,7 @@ MOST_PRODUCTS = 1 << 35  # of such a program, forward: some seconds, with gradie
 TOLERANCE = 1e-6  # of a tensor's largest element, in float64: literals have seven digits
 SINGLE, HALF = 1e-3, 0.1  # where the module computes in a type of its own
 _FLOOR = 1e-3  # of the largest output or gradient: what is smaller may be zero but for rounding
-_WIDE = FloatField()
+_WIDE = FloatField(foreign=call_torch)
 _NOT_RUN = "the reading was not run against the module: "
 
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
@@ -122,7 +123,7 @@ def _compare_as_it_is(graph: Graph, source: Source, *, train: bool) -> tuple[flo
     """The same in the module's own type: twice the memory of the weights would be needed for a wider one."""
     cotangents = _draw(graph)
     with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"), Undropped():
-        found = _run_reading(graph, source, cotangents, train=train, field=FloatField(np.float32))
+        found = _run_reading(graph, source, cotangents, train=train, field=FloatField(np.float32, foreign=call_torch))
         native = run_module(source, cotangents, train=train, dtype=np.float32)
     return _first_beyond(_own_tolerance(source), found, native)
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import Evaluation, data_of, evaluate
 from ir.graph import Graph
 from ir.views import Base, add_up, sources_of
 from pdv.check.small import Pair
+from pdv.frontend.torch.opaque import call_torch
 
 _ROUNDING = 1e-14  # some tens of units in the last place
 _ZEROS = 0.25  # share of ids, where there are more than two: a mask made of ids is false there
@@ -114,7 +116,7 @@ def is_steady(pair: Pair, *, train: bool, seed: int, tolerance: float) -> bool:
 def expected_of(pair: Pair, given: Given, *, train: bool) -> Expected:
     """What the source makes of values."""
     with np.errstate(all="ignore"):
-        values = evaluate(pair.source, {**given.inputs, **given.stored})
+        values = evaluate(pair.source, {**given.inputs, **given.stored}, field=FloatField(foreign=call_torch))
         found = values.gather()
         gradients = _gradients(pair, values, given) if train else {}
     outputs = {name: found[name] for name, _ in pair.source.outputs}

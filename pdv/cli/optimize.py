@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -12,6 +13,7 @@ from ir.errors import UsageError
 from pdv import config
 from pdv.cli import values
 from pdv.cli.output import DebugOption, JsonOption, once, print_json, print_table, print_warning, progress_bar
+from pdv.report.opaque import OpaqueWarning, opaque_warning
 from pdv.report.summary import summarize
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ def optimize(
     rules: RuleFiles = None,
     cost: CostName = config.COST,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Run what was read against the model.")] = True,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse operators that have no declaration.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing package.")] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
@@ -109,17 +112,20 @@ def optimize(
 
     running = _running(*how)
     values.check_limit(limit, devices.memory_bytes)
-    with progress_bar(quiet=as_json) as progress:
+    with progress_bar(quiet=as_json) as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", OpaqueWarning)  # said below
         source = model if arch is None else _describe(arch, batch, compute_dtype)
         plan = plan_model(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
             dtype=compute_dtype, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
             **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
-            check=check, progress=progress,
+            check=check, strict=strict, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         if target is not None:
             (plan.save if arch is None else plan.save_plan)(target, overwrite=overwrite)
+    if not as_json and (warning := opaque_warning(plan.document)):
+        print_warning(warning)
     _print(plan, target, as_json=as_json)
 
 

@@ -89,8 +89,9 @@ class Program:
     ``sizes``: what the source leaves open besides the batch, by name. ``again`` reads the model once more, its inputs
     (by name) of other shapes, where the source can say what it is then. ``known``: inputs of the source whose values
     were said, and that are no inputs of the graph. ``notes``: what the reader changed, in words; ``doubts``: what would
-    not be trained, though it might be meant to; ``folded``: norms that are part of other weights. ``as_stored``: the
-    source's own tensors, of the program's. ``over_rows``: the source over as few rows of its batch as a number allows.
+    not be trained, though it might be meant to; ``folded``: norms that are part of other weights; ``opaque``: operators
+    that are run as they are, each ``op at where``. ``as_stored``: the source's own tensors, of the program's.
+    ``over_rows``: the source over as few rows of its batch as a number allows.
     """
 
     graph: Graph
@@ -101,6 +102,7 @@ class Program:
     notes: tuple[str, ...] = field(default=(), compare=False)
     doubts: tuple[str, ...] = field(default=(), compare=False)
     folded: tuple[str, ...] = field(default=(), compare=False)
+    opaque: tuple[str, ...] = field(default=(), compare=False)
     as_stored: Callable[[Mapping[str, Array]], dict[str, Array]] = field(default=dict, compare=False)
     over_rows: Callable[[int], FewRows | None] | None = field(default=None, compare=False)
 

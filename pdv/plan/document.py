@@ -87,6 +87,7 @@ def facts_document(
     graph, assignment: what the steps make of it; derived, cost: these as a PCG, and its price.
     """
     source = problem.graph
+    opaque = _opaque(graph, derived, cost)
     return {
         "format_version": FORMAT_VERSION,
         "source": {
@@ -110,6 +111,7 @@ def facts_document(
         "laws": _laws(steps, problem),
         "pcg_hash": derived.pcg.digest,
         "operators": _operators(problem, graph, assignment, derived, cost),
+        **({"opaque": opaque} if opaque else {}),
         "cost_model": dict(problem.compute.provenance()),
         "predicted": _predict(cost, problem, cluster) | _predict_step(step),
     }
@@ -235,6 +237,19 @@ def _operators(
             }
         )
     return entries
+
+
+def _opaque(graph: Graph, derived: Derived, price: PlanCost) -> list[Document]:
+    """Functions of other libraries: how often each runs, along which loops it may be cut, and its seconds."""
+    found: dict[tuple[str, str], Document] = {}
+    for node in graph.nodes:
+        if node.op.is_foreign:
+            function, loops = str(node.attr("function")), str(node.attr("loops"))
+            entry: Document = {"function": function, "loops": loops, "count": 0, "time_s": 0.0}
+            entry = found.setdefault((function, loops), entry)
+            entry["count"] += 1
+            entry["time_s"] += price.nodes[derived.places[node]].seconds
+    return list(found.values())
 
 
 def _predict_step(step: Document | None) -> Document:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ir.errors import ModelError, UsageError
+from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
 from ir.graph import Graph
 from ir.types import DType
 from pdv.guard import Progress, note
@@ -27,14 +27,16 @@ def read_model(
     *,
     train: bool,
     check: bool = True,
+    strict: bool = False,
     **sizes: Any,  # Any: as ``load_program`` takes batch, dims and dynamic shapes
 ) -> tuple[Program, str]:
     """The program of a model, under the model's name and in the type asked for; and what a run against it showed.
 
-    check: whether it is run against the model.
+    check: whether it is run against the model; strict: whether operators without a declaration are refused.
 
     Raises:
         ModelError: if the program is not the module that was given.
+        UnsupportedOperatorsError: naming operators that are run as they are, if that is not allowed.
     """
     progress("reading the model", None)
     from pdv.frontend import load_program
@@ -62,6 +64,8 @@ def read_model(
         program = load_program(model, inputs, **sizes)
         progress("running what was read against the model", None)
         reading = check_reading(note(program.graph), source, train=train)
+    if strict and program.opaque:
+        raise UnsupportedOperatorsError(program.opaque)
     doubts = program.doubts if train else ()
     reading = ". ".join(part for part in (reading, *program.notes, *doubts) if part)
     name = _name_of(model)

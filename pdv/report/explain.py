@@ -8,6 +8,7 @@ from typing import Any
 
 from pdv.cluster.units import MEMORY
 from pdv.report.axes import axis_uses
+from pdv.report.opaque import explain_opaque
 from pdv.report.simulated import order_shares, part_text
 
 Document = Mapping[str, Any]  # Any: plan.json; docs/plan-format.md
@@ -23,6 +24,7 @@ def explain_document(document: Document, why: Mapping[str, Any]) -> str:
         _memory(document),
         _simulate(document),
         _operators(why["operators"]),
+        explain_opaque(document),
         _storage(document),
     )
 

@@ -69,6 +69,7 @@ def _of_elements(op: Operator, *shapes: tuple[int, ...]) -> Example:
 
 BINARY = [op for op in OPERATORS.values() if op.loops == "..., ... -> ..."]
 _WINDOW = {"kernel": (2, 2), "stride": (1, 2), "padding": (1, 0)}
+_CALLED = {"function": "f", "arguments": "{0}, {1}", "gives": "0"}
 EXAMPLES = (
     Example("linear", ((12, 1, 12), (12, 12))),
     Example("matmul", ((12, 2, 12), (12, 12, 12))),
@@ -105,6 +106,8 @@ EXAMPLES = (
     Example("pick", ((12, 2, 12), (12, 2)), {}, {1: DType.I64}),
     Example("gather", ((12, 2, 12), (12, 24, 12)), {"dim": 1}, {1: DType.I64}),
     Example("top_k", ((12, 12, 3),), {"k": 2}),
+    Example("opaque", ((12, 12, 3), (3,)), {**_CALLED, "loops": "... d*, d* -> ... d*", "sizes": (12, 12, 3)}),
+    Example("opaque", ((12, 3), (3,)), {**_CALLED, "sizes": (12, 12)}),
     Example("conv2d", ((12, 12, 3, 4), (12, 12, 2, 1)), {"stride": (2, 1), "padding": (1, 0)}),
     Example("conv2d", ((2, 24, 3, 3), (24, 2, 2, 2)), {"groups": 12, "dilation": (2, 1)}),
     Example("max_pool2d", ((12, 12, 3, 4),), _WINDOW),

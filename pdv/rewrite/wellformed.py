@@ -56,9 +56,13 @@ def _variables(law: Law, term: Term) -> Iterator[str]:
 
 
 def _check_operator(law: Law, term: Apply) -> None:
-    known = {name for name, op in OPERATORS.items() if op.kind not in NOT_IN_LAWS}
+    known = {name for name, op in OPERATORS.items() if op.kind not in NOT_IN_LAWS and not op.is_foreign}
     if term.op not in known:
-        what = "is not for laws, which are about one device" if term.op in OPERATORS else "is no operator"
+        what = (
+            "is not for laws, which are about declared operators of one device"
+            if term.op in OPERATORS
+            else "is no operator"
+        )
         raise _error(law, f"{term.op!r} {what}", "The operators that ir/ops declares", _close(term.op, known))
     if not term.operands:
         raise _error(

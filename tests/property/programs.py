@@ -81,6 +81,28 @@ EXAMPLES: tuple[Example, ...] = (
     Example("attention", ((6, 6, 6, 2), (6, 6, 3, 2), (6, 6, 3, 2), (1, 1, 6, 3)), {"scale": 0.5}, {3: BOOL}),
     Example("attention", ((6, 6, 6, 2), (6, 6, 3, 2), (6, 6, 3, 2), (6, 1, 1, 3)), {"scale": 0.5}),
     *(Example(name, ((6, 1, 12),)) for name in _UNARY),
+    Example(
+        "opaque",
+        ((6, 2, 6), (6,)),
+        {
+            "function": "torch.ops.aten.layer_norm.default",
+            "arguments": "{0}, [6], {1}",
+            "loops": "... d*, d* -> ... d*",
+            "sizes": (6, 2, 6),
+            "gives": "0",
+        },
+    ),
+    Example(
+        "opaque",
+        ((6, 6),),
+        {
+            "function": "torch.ops.aten.cummax.default",
+            "arguments": "{0}, 1",
+            "output": 0,
+            "sizes": (6, 6),
+            "gives": "0",
+        },
+    ),
     Example("gelu", ((6, 6),), {"approximate": "none"}),
     Example("gelu", ((6, 6),), {"approximate": "tanh"}),
     Example("pow", ((6, 6),), {"exponent": 3.0}),

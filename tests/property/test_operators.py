@@ -15,6 +15,7 @@ import pytest
 
 from ir.dims import Loops
 from ir.errors import ShapeError, ShardingError, VerificationError
+from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import evaluate
 from ir.graph import Graph
 from ir.mesh import Mesh
@@ -28,9 +29,11 @@ from ir.proof.exact import verify_equal
 from ir.sharding import Partial, Replicate
 from ir.types import DType, TensorType
 from ir.verify import divides
+from pdv.frontend.torch.opaque import call_torch
 from tests.property.programs import EXAMPLES, Example, parallel, serial
 
 # Linear all the same, but no plan leaves a norm's weight or a list of pieces pending, so they are not declared.
+FLOATS = FloatField(foreign=call_torch)
 UNDECLARED = {
     "layer_norm": {frozenset({1, 2}), frozenset({1})},  # {1} where there is no bias
     "rms_norm": {frozenset({1})},
@@ -77,7 +80,7 @@ def test_a_split_operator_is_the_whole_operator(example: Example, splits: tuple[
     rng = np.random.default_rng(0)
     values = drawn(whole, rng)
     cotangents = {"y": rng.normal(size=whole.outputs[0][1].type.shape)}
-    expected, found = evaluate(whole, values), evaluate(pcg, values, mesh=mesh)
+    expected, found = evaluate(whole, values, field=FLOATS), evaluate(pcg, values, mesh=mesh, field=FLOATS)
     np.testing.assert_allclose(found.gather()["y"], expected.gather()["y"], rtol=1e-12, atol=1e-12)
     gradients = found.gather_gradients(cotangents)
     for name, gradient in expected.gather_gradients(cotangents).items():
@@ -107,10 +110,12 @@ def test_gradients_are_derivatives(example: Example) -> None:
     values = drawn(graph, rng)
     cotangent = rng.normal(size=graph.outputs[0][1].type.shape)
     step = 1e-6
-    for name, gradient in evaluate(graph, values).gather_gradients({"y": cotangent}).items():
+    for name, gradient in evaluate(graph, values, field=FLOATS).gather_gradients({"y": cotangent}).items():
         direction = rng.normal(size=gradient.shape)
         ends = [
-            (evaluate(graph, {**values, name: values[name] + s * direction}).gather()["y"] * cotangent).sum()
+            (
+                evaluate(graph, {**values, name: values[name] + s * direction}, field=FLOATS).gather()["y"] * cotangent
+            ).sum()
             for s in (step, -step)
         ]
         assert (gradient * direction).sum() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6, abs=1e-6)

@@ -16,8 +16,10 @@ from ir.operator import Operator
 
 
 def can_call(op: Operator) -> bool:
-    """Whether an operator is a call, or a view; not where it draws, for its call asks a module whether it trains."""
-    return op.kind != "parallel" and bool(op.emit) and not op.draws
+    """Whether an operator is a call, or a view; not where it draws, for its call asks a module whether it trains, nor
+    where it is any other library's function.
+    """
+    return op.kind != "parallel" and bool(op.emit) and not op.draws and not op.is_foreign
 
 
 def call_of(node: Node) -> Callable[..., Any]:  # Any: tensors, or what traces them

@@ -25,6 +25,7 @@ from pdv.check.reading import HALF, SINGLE, TOLERANCE, difference, work_of
 from pdv.check.reference import largest
 from pdv.frontend.program import Program
 from pdv.frontend.tables import BROKEN, resized_inputs
+from pdv.frontend.torch.opaque import call_torch
 
 MOST_WEIGHTS = 1 << 30  # elements, which are read where they lie
 MOST_POINTS = 1 << 37  # products, forward alone: some seconds
@@ -65,7 +66,7 @@ def check_file(program: Program, path: Path) -> str:
             return f"{_NOT_RUN}{why}"
         with np.errstate(all="ignore"):
             lifted = {**_lifted(given, kind), **_lifted(varied, kind)}
-            found = evaluate(graph, lifted, field=FloatField(kind)).gather()
+            found = evaluate(graph, lifted, field=FloatField(kind, foreign=call_torch)).gather()
         worst = max(_errors(graph, found, wanted))
         if worst[0] <= _tolerance(graph):
             return f"the reading was run on random inputs against the file in {judge}: the outputs are the same"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ir.builder import Builder
+from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import evaluate
 from ir.graph import Graph, Node, unmoved
 from ir.mesh import Mesh
@@ -20,6 +21,7 @@ from ir.verify import infer_shardings
 from ir.views import sources_of
 from pdv.emit.analysis.names import unique
 from pdv.frontend.program import Weights
+from pdv.frontend.torch.opaque import call_torch
 from pdv.pcg.plan_cost import is_fixed
 
 FOLDED = "folded"  # last word of the stored name of what was computed
@@ -103,7 +105,7 @@ def value_of(node: Node, weights: Weights) -> Array:
     graph = k.graph({"value": _serial(k, node, {})})
     sources = dict.fromkeys(source for param in graph.params for source in sources_of(param))
     values: Mapping[str, Array] = {source: np.asarray(weights.load(source)).astype(np.float64) for source in sources}
-    value = evaluate(graph, values).gather()["value"]
+    value = evaluate(graph, values, field=FloatField(foreign=call_torch)).gather()["value"]
     return value.reshape(-1) if value.ndim == 3 and value.shape[1:] == (1, 1) else value
 
 

@@ -36,6 +36,7 @@ from pdv.frontend.torch.exported_state import (
     without_spare_names,
 )
 from pdv.frontend.torch.no_grad import DETACHES, stopped_gradients
+from pdv.frontend.torch.opaque import opaque
 from pdv.passes.fold_constants import check_foldable_size
 
 Value = Node | TopK | tuple[Node | TopK | None, ...] | None
@@ -95,6 +96,7 @@ class _ProgramLowering:
         self.k = Lowering()
         self.values: dict[torch.fx.Node, Value] = {}
         self.unsupported: dict[str, None] = {}
+        self.opaque: dict[str, None] = {}
         self.loaders: dict[str, Callable[[], Array]] = {}
         self.canonical_names: dict[Memory, str] = {}
         self.returned: set[torch.fx.Node] = set()
@@ -115,17 +117,15 @@ class _ProgramLowering:
                 self.values[node] = self._call(node)
         if self.unsupported:
             raise UnsupportedOperatorsError(tuple(self.unsupported))
-        return Program(self._graph(), Weights(self.loaders))
+        return Program(self._graph(), Weights(self.loaders), opaque=tuple(self.opaque))
 
     def _graph(self) -> Graph:
         by_name = {node.name: node for node in self.program.graph.nodes}
         outputs: list[Node] = []
         updates: dict[str, Node] = {}
         for spec in self.program.graph_signature.output_specs:
-            value = self.values.get(by_name[spec.arg.name]) if isinstance(spec.arg, TensorArgument) else None
-            if isinstance(value, TopK):
-                self.unsupported[f"aten.topk.default at {_where(by_name[spec.arg.name])} ({ONLY_SCATTER})"] = None
-                raise UnsupportedOperatorsError(tuple(self.unsupported))
+            place = by_name[spec.arg.name] if isinstance(spec.arg, TensorArgument) else None
+            value = None if place not in self.values else self._read(place, None)
             if not isinstance(value, Node):
                 continue
             if spec.kind is OutputKind.USER_OUTPUT:
@@ -172,18 +172,41 @@ class _ProgramLowering:
                 return self._evaluate(node)
             if handler is None:
                 raise Unsupported("")
-            largest = any(isinstance(self.values[x], TopK) for x in node.all_input_nodes)
-            if largest and target != "aten.scatter.src":
-                raise Unsupported(ONLY_SCATTER)
-            args, kwargs = _map_operands(node, lambda x: self.values[x])
+            args, kwargs = _map_operands(node, lambda x: self._read(x, node))
             if node.target in DETACHES and node in self.returned and args[0].needs_grad:
-                raise Unsupported("a value whose gradient is stopped, by detach or no_grad")
+                self._refuse(node, "a value whose gradient is stopped, by detach or no_grad")
+                return None
             return handler(self.k, *args, **kwargs)
         except Unsupported as reason:
-            self.unsupported[f"{target} at {_where(node)}" + (f" ({reason})" if str(reason) else "")] = None
-            return None
+            return self._as_it_is(node, str(reason))
         except ShapeError as error:
             raise ModelError(f"{target} at {_where(node)}: {error.what}", error.allowed, error.mend) from error
+
+    def _refuse(self, node: torch.fx.Node, reason: str) -> None:
+        self.unsupported[f"{node.target} at {_where(node)}" + (f" ({reason})" if reason else "")] = None
+
+    def _as_it_is(self, node: torch.fx.Node, reason: str) -> Value:
+        """An operator that the IR cannot say, run by torch on whole operands; None if that cannot be, either."""
+        if not isinstance(node.target, OpOverload):
+            self._refuse(node, reason)
+            return None
+        try:
+            args, kwargs = _map_operands(node, lambda x: self._read(x, None))
+            made = cast(Value, opaque(self.k, node.target, args, kwargs))
+        except Unsupported as why:
+            self._refuse(node, "; ".join(text for text in (reason, str(why)) if text))
+            return None
+        self.opaque[f"{node.target} at {_where(node)}" + (f" ({reason})" if reason else "")] = None
+        return made
+
+    def _read(self, x: torch.fx.Node, reader: torch.fx.Node | None) -> Value:
+        """A value that is read; the k largest elements are opaque where more is asked of them than to be put back."""
+        value = self.values[x]
+        if isinstance(value, TopK) and str(reader and reader.target) != "aten.scatter.src":
+            whole, place = cast("tuple[torch.fx.Node, int]", x.args)
+            both = self._as_it_is(whole, ONLY_SCATTER)
+            self.values[x] = value = both[place] if isinstance(both, tuple) else None
+        return value
 
     def _element(self, whole: torch.fx.Node, index: int) -> Value:
         value = self.values[whole]

@@ -117,15 +117,27 @@ def test_recurrent_layers_are_unrolled(kind: type[nn.RNNBase]) -> None:
     ("what", "reason"),
     [
         (lambda y, ids: y[ids > 2], "depends on values"),
-        (lambda y, ids: y * (ids & 3), "bits of i64"),
         (lambda y, ids: y.to(torch.complex64).abs(), "elements of type complex64"),
-        (lambda y, ids: F.pad(y, (1, 1), mode="reflect"), "reflect"),
-        (lambda y, ids: F.cross_entropy(y, ids[:, 0], weight=torch.ones(6)), "with weights"),
     ],
 )
 def test_what_is_not_understood_is_refused(what: Any, reason: str) -> None:
     with pytest.raises((UnsupportedOperatorsError, ModelError), match=reason):
         load_program(Doing(what), given())
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (lambda y, ids: y * (ids & 3), "bits of i64"),
+        (lambda y, ids: F.pad(y, (1, 1), mode="reflect"), "reflect"),
+        (lambda y, ids: F.cross_entropy(y, ids[:, 0], weight=torch.ones(6)), "with weights"),
+    ],
+)
+def test_what_has_no_declaration_is_run_as_it_is(what: Any, reason: str) -> None:
+    module, inputs = Doing(what), given()
+    program = load_program(module, inputs)
+    assert any(reason in text for text in program.opaque)
+    assert "are the same" in check_reading(program.graph, copy_of(module, inputs, train=True), train=True)
 
 
 class Labelled(nn.Module):

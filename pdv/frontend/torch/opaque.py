@@ -1,0 +1,244 @@
+"""Operators that nobody declared, run as they are by torch: opaque ones (`ir.ops.opaque`).
+
+Entry points: `opaque`, by which frontends make them; `register_operator`, by which users say how one may be cut;
+`call_torch`, which runs them where programs are evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from ir.errors import ModelError, ShapeError, UsageError, first_line
+from ir.graph import Node
+from ir.ops import OPERATORS
+from ir.ops.opaque import MOST_OPERANDS, Foreign, check_loops
+from ir.types import DType
+from pdv.frontend.lowering import Lowering, Unsupported
+
+_REFUSED = {
+    torch.Tag.nondeterministic_seeded: "it draws at random",
+    torch.Tag.dynamic_output_shape: "the shape of its result depends on values",
+    torch.Tag.data_dependent_output: "its result decides what the program is",
+    torch.Tag.inplace_view: "it changes its operand",
+}
+_LOOPS: dict[str, str] = {}  # of operators that users registered: name -> loops
+
+Value = Any
+"""What torch's functions take and give: tensors, numbers, lists of either, types; here with nodes for tensors."""
+
+
+def register_operator(function: str | OpOverload | OpOverloadPacket | Any, loops: str) -> None:  # Any: a CustomOpDef
+    """Say along which dims an operator of torch may be cut: those that it goes along row by row.
+
+    Args:
+        function: an operator, as ``torch.library.custom_op`` gives it, or its name: ``"mylib::smooth"``.
+        loops: the dims of its tensors, in the order of its arguments, and of its results, which all have the same:
+            ``"... d*, d* -> ... d*"``. What has a * stays whole.
+
+    Raises:
+        UsageError: if there is no such operator, it may not be run as it is, or the loops are not of its operands.
+    """
+    found = find(function if isinstance(function, str) else getattr(function, "_qualname", None) or function)
+    if why := _why_not(found):
+        raise UsageError(f"{_name(found)} cannot be part of a plan: {why}", "Functions of their operands alone")
+    tensors = [argument for argument in found._schema.arguments if "Tensor" in str(argument.type)]  # noqa: SLF001
+    try:
+        check_loops(loops, None if any("List" in str(tensor.type) for tensor in tensors) else len(tensors))
+    except ShapeError as error:
+        raise UsageError(f"{_name(found)}: {error.what}", error.allowed, error.mend) from None
+    _LOOPS[_name(found)] = loops
+
+
+def find(function: str | OpOverload | OpOverloadPacket) -> OpOverload:
+    """The operator of a name: ``mylib::smooth``, ``aten::sort.stable``, or as programs write it, with dots.
+
+    Raises:
+        UsageError: if torch has none.
+    """
+    found: Any = function
+    if isinstance(function, str):
+        found = torch.ops
+        for part in function.removeprefix("torch.ops.").replace("::", ".").split("."):
+            found = getattr(found, part, None)
+    if isinstance(found, OpOverloadPacket):
+        found = getattr(found, "default", None)
+    if not isinstance(found, OpOverload):
+        raise UsageError(
+            f"torch has no operator {function!r}", "torch.ops.NAMESPACE.NAME.OVERLOAD", "Import its library"
+        )
+    return found
+
+
+def opaque(k: Lowering, function: OpOverload, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
+    """What torch's function gives of nodes and the like: a node, or several (None for what is no tensor).
+
+    Raises:
+        Unsupported: if it may not be run as it is on every rank.
+    """
+    function = _without_memory(function)
+    operands: list[Node] = []
+    given = [_text(x, operands) for x in args]
+    given += [f"{name}={_text(x, operands)}" for name, x in kwargs.items()]
+    why = _why_not(function)
+    if why or not 0 < len(operands) <= MOST_OPERANDS:
+        raise Unsupported(why or f"{len(operands)} operands")
+    results = _shape_results(function, args, kwargs)
+    single = isinstance(results, torch.Tensor)
+    attrs = {
+        "function": f"torch.ops.{function.namespace}.{function.__name__}",
+        "arguments": ", ".join(given),
+        "loops": _LOOPS.get(_name(function), ""),
+    }
+
+    def make(place: int, result: Value) -> Node | None:
+        if not isinstance(result, torch.Tensor):
+            return None
+        own = {"output": place, "sizes": tuple(result.shape), "gives": _type_of(result, operands)}
+        return k.builder.apply(OPERATORS["opaque"], tuple(operands), {**attrs, **own}, k.name)
+
+    return make(-1, results) if single else tuple(make(place, result) for place, result in enumerate(results))
+
+
+def call_torch(
+    foreign: Foreign, arrays: Sequence[Value], tracked: Sequence[bool]
+) -> tuple[Value, Callable[[Value], list[Value]]]:
+    """The function on arrays, of floats in float64; and how the gradients of its operands are had.
+
+    Raises:
+        ModelError: if torch cannot run it.
+    """
+    function = find(foreign.function)
+    if why := _why_not(function):
+        raise ModelError(f"{foreign.function} cannot be part of a program: {why}")
+    tensors = [
+        torch.from_numpy(np.array(x, dtype=kind)).requires_grad_(is_tracked)
+        for x, kind, is_tracked in zip(arrays, foreign.types, tracked, strict=True)
+    ]
+    args, kwargs = _read(foreign.arguments, tensors)
+    try:
+        with torch.enable_grad():
+            found = function(*args, **kwargs)
+    except Exception as error:  # whatever the operator's own code raises
+        raise ModelError(
+            f"{foreign.function} cannot be run on a CPU in float64: {first_line(error)}",
+            "Operators whose code takes any floating type",
+            "--no-check leaves out the comparison with the model",
+        ) from error
+    result = cast(torch.Tensor, found if foreign.output < 0 else found[foreign.output])
+
+    def pull(g: Value) -> list[Value]:
+        wanted = [x for x in tensors if x.requires_grad]
+        if not result.requires_grad:
+            return [np.zeros(x.shape) for x in tensors]
+        gradients = torch.autograd.grad(
+            result, wanted, torch.from_numpy(np.array(g)).to(result), allow_unused=True, retain_graph=True
+        )
+        of = {id(x): gradient for x, gradient in zip(wanted, gradients, strict=True)}
+        each = [of.get(id(x)) for x in tensors]
+        return [np.zeros(x.shape) if g is None else g.double().numpy() for x, g in zip(tensors, each, strict=True)]
+
+    return result.detach().double().numpy(), pull
+
+
+def _name(function: OpOverload) -> str:
+    return f"{function.namespace}::{function.__name__}"
+
+
+def _why_not(function: OpOverload) -> str:
+    """Why a function may not be run as it is on every rank; empty if it may."""
+    schema = function._schema  # noqa: SLF001
+    if schema.is_mutable:
+        return "it changes its operands"
+    if any(result.alias_info is not None for result in schema.returns):
+        return "its result is its operand's memory"
+    return next((why for tag, why in _REFUSED.items() if tag in function.tags), "")
+
+
+def _without_memory(function: OpOverload) -> OpOverload:
+    """Of a view the function that gives a tensor of its own, if torch has it."""
+    if all(result.alias_info is None for result in function._schema.returns):  # noqa: SLF001
+        return function
+    packet = getattr(getattr(torch.ops, function.namespace), f"{function._schema.name.split('::')[1]}_copy", None)  # noqa: SLF001
+    return getattr(packet, function._overloadname, function)  # noqa: SLF001
+
+
+def _text(value: Value, operands: list[Node]) -> str:
+    """An argument as Python reads it; a node, put among the operands, as ``{number}``."""
+    match value:
+        case Node():
+            operands.append(value)
+            return f"{{{len(operands) - 1}}}"
+        case list() | tuple():
+            return f"[{', '.join(_text(each, operands) for each in value)}]"
+        case bool() | int() | str() | None:
+            return repr(value)
+        case float():
+            return repr(value) if math.isfinite(value) else f"float('{value}')"
+        case torch.dtype() | torch.memory_format() | torch.layout():
+            return str(value)
+        case torch.device() if value.type == "cpu":
+            return "None"
+    raise Unsupported(f"an argument of type {type(value).__name__}")
+
+
+def _read(text: str, tensors: Sequence[torch.Tensor]) -> tuple[list[Value], dict[str, Value]]:
+    """The arguments that ``_text`` wrote."""
+    call = ast.parse(f"f({text})", mode="eval").body
+    assert isinstance(call, ast.Call), text
+
+    def value(node: ast.expr) -> Value:
+        match node:
+            case ast.Set(elts=[ast.Constant(value=int(number))]):
+                return tensors[number]
+            case ast.List(elts=each):
+                return [value(one) for one in each]
+            case ast.Attribute(value=ast.Name(id="torch"), attr=name) if isinstance(
+                found := getattr(torch, name), torch.dtype | torch.memory_format | torch.layout
+            ):
+                return torch.float64 if isinstance(found, torch.dtype) and found.is_floating_point else found
+            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(number))]):
+                return float(number)
+        return ast.literal_eval(node)
+
+    return [value(one) for one in call.args], {str(one.arg): value(one.value) for one in call.keywords}
+
+
+def _shape_results(function: OpOverload, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
+    """What it gives, as tensors without values.
+
+    Raises:
+        Unsupported: if torch cannot say without values.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=False):
+
+        def fake(value: Value) -> Value:
+            if not isinstance(value, Node):
+                return value
+            return torch.empty(value.type.shape, dtype=getattr(torch, value.type.dtype.torch_name))
+
+        given = tree_map(fake, (list(args), dict(kwargs)), is_leaf=lambda x: isinstance(x, Node))
+        try:
+            return function(*given[0], **given[1])
+        except Exception as error:  # noqa: BLE001  # whatever the operator's own code raises
+            raise Unsupported(f"the shape of its result cannot be had: {first_line(error)}") from None
+
+
+def _type_of(result: torch.Tensor, operands: Sequence[Node]) -> str:
+    """Of a result: of floats the number of the first operand of that type, which it goes with; else its name."""
+    try:
+        dtype = DType.from_name(str(result.dtype).removeprefix("torch."))
+    except KeyError:
+        raise Unsupported(f"element type {result.dtype}") from None
+    if 0 in result.shape:
+        raise Unsupported(f"a result of shape {list(result.shape)}")
+    alike = [str(place) for place, x in enumerate(operands) if dtype.is_floating and x.type.dtype is dtype]
+    return alike[0] if alike else dtype.value

@@ -1,0 +1,187 @@
+"""Operators without a declaration: planned whole, proved, written, run; refused where asked; cut where registered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pdv
+from ir.errors import UnsupportedOperatorsError, UsageError, VerificationError
+from ir.evaluation.floats import FloatField
+from ir.evaluation.interpret import evaluate
+from pdv.frontend import load_program
+from pdv.frontend.torch import opaque
+from pdv.frontend.torch.opaque import call_torch
+from pdv.plan.package import import_package
+from pdv.report.opaque import OpaqueWarning
+from tests.distributed.harness import run_ranks
+from tests.pdv.worlds import cluster
+
+BATCH, WIDTH, RANKS = 8, 16, 2
+LOOPS = "... d*, d* -> ... d*"
+
+
+@torch.library.custom_op("pdv_tests::smooth", mutates_args=())
+def smooth(x: Tensor, weight: Tensor, by: float) -> Tensor:
+    """softmax(by x) weight."""
+    return torch.softmax(x * by, -1) * weight
+
+
+@smooth.register_fake
+def _(x: Tensor, weight: Tensor, by: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1])
+    ctx.by = inputs[2]
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight = ctx.saved_tensors
+    y = torch.softmax(x * ctx.by, -1)
+    of_y = g * weight
+    return ctx.by * y * (of_y - (of_y * y).sum(-1, keepdim=True)), (g * y).flatten(0, -2).sum(0), None
+
+
+smooth.register_autograd(_backward, setup_context=_keep)
+
+
+class Smoothed(nn.Module):
+    """[b, 16] -> [b, 16]: a custom operator between two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.weight = nn.Parameter(torch.rand(4 * WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(smooth(torch.tanh(self.up(x)), self.weight, 2.0))  # type: ignore[no-any-return]
+
+
+class Running(nn.Module):
+    """[b, 16] -> [b, 16]: the largest element so far times its place: two results of one operator, one of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values, places = torch.cummax(self.up(x), 1)
+        return values * places
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is not registered for the next."""
+    monkeypatch.setattr(opaque, "_LOOPS", {})
+
+
+def plan_of(module: nn.Module, **options: Any) -> Any:
+    return pdv.optimize(module, (torch.randn(BATCH, WIDTH),), cluster=cluster(RANKS), mesh={"a": RANKS}, **options)
+
+
+@pytest.mark.parametrize("module", [Smoothed(), Running()], ids=["custom", "aten"])
+def test_an_unknown_operator_is_run_whole_and_listed(module: nn.Module, tmp_path: Path) -> None:
+    with pytest.warns(OpaqueWarning, match="no declaration of .* whole on every rank"):
+        plan = plan_of(module)
+    (entry,) = plan.document["opaque"]
+    assert entry["loops"] == ""
+    assert entry["time_s"] > 0
+    assert "outputs, gradients and buffers within" in plan.document["run"]["statement"]
+    assert "gradients and state are the same" in plan.document["reading"]
+    folder = plan.save(tmp_path / "planned")
+    assert entry["function"] + "(" in (folder / "model.py").read_text(encoding="utf-8")
+    assert "to let it be cut: pdv.register_operator(" in pdv.explain(folder)
+    pdv.verify(folder)
+
+
+def test_strict_refuses_it_with_its_place() -> None:
+    with pytest.raises(UnsupportedOperatorsError, match=r"pdv_tests\.smooth\.default at test_opaque\.py:\d+"):
+        plan_of(Smoothed(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.bernoulli(torch.sigmoid(x)), "it draws at random"),
+        (lambda x: torch.fft.rfft(x).real, "element type torch.complex64"),
+    ],
+)
+def test_what_may_not_be_run_as_it_is_stays_refused(function: Any, reason: str) -> None:
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)  # type: ignore[no-any-return]
+
+    with pytest.raises(UnsupportedOperatorsError, match=reason):
+        load_program(Module(), (torch.randn(4, 8),))
+
+
+def test_what_is_read_of_it_is_what_torch_gives() -> None:
+    module, x = Running(), torch.randn(BATCH, WIDTH)
+    program = load_program(module, (x,))
+    assert program.opaque
+    values = {"x": x.numpy(), **{name: p.detach().numpy() for name, p in module.named_parameters()}}
+    found = evaluate(program.graph, values, field=FloatField(foreign=call_torch)).gather()["output"]
+    torch.testing.assert_close(torch.from_numpy(found), module(x).double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "loops", "reason"),
+    [
+        ("pdv_tests::nothing", LOOPS, "torch has no operator"),
+        ("pdv_tests::smooth", "... d* -> ... d*", "are of 1 operands"),
+        ("pdv_tests::smooth", "... d, d -> ...", "d may be cut"),
+        ("pdv_tests::smooth", "... d*, d* ... d*", "cannot be read"),
+        ("aten::bernoulli", "... -> ...", "it draws at random"),
+    ],
+)
+def test_a_registration_that_cannot_be_right_is_refused(function: str, loops: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        pdv.register_operator(function, loops)
+
+
+def test_loops_that_are_no_rows_are_refused() -> None:
+    """A softmax needs all of its dim: cut along it the text gives something else."""
+    pdv.register_operator(smooth, "... d, d -> ... d")
+    pins = {"mesh": {"a": RANKS}, "techniques": {"a": "tensor"}}
+    with pytest.raises(VerificationError, match="differs from the source's"):
+        plan_of(Smoothed(), pins=pins)
+
+
+def observe(folder: Path, x: Tensor) -> tuple[tuple[int, int], Tensor, dict[str, Tensor]]:
+    """(this rank's block, of how many), the rows that it returns, and the gradients of whole weights by name."""
+    model = import_package(folder).build(device="cpu")
+    count, index = 1, 0
+    for axis in model.batch_axes:
+        count, index = count * axis.size, index * axis.size + axis.rank
+    y = model(x)
+    model.train_step(x, torch.zeros(BATCH, WIDTH), lambda y, target: ((y - target).square().sum(), float(len(y))))
+    return (index, count), y.detach(), model.full_gradients()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_plan_runs(registered: bool, tmp_path: Path) -> None:
+    module, x = Smoothed(), torch.randn(BATCH, WIDTH)
+    if registered:
+        pdv.register_operator(smooth, LOOPS)
+        pins = {"mesh": {"a": RANKS}, "techniques": {"a": "ddp"}}
+        plan = pdv.optimize(module, (x,), cluster=cluster(RANKS), mesh={"a": RANKS}, pins=pins)
+        assert "[b/a, 64]" in plan.emission.body(lambda name: ()) or plan.document["opaque"][0]["loops"] == LOOPS
+    else:
+        with pytest.warns(OpaqueWarning):
+            plan = plan_of(module)
+    folder = plan.save(tmp_path / "planned")
+    y = module(x)
+    torch.autograd.backward(y.square().sum() / BATCH)
+    for (index, count), found, gradients in run_ranks(observe, RANKS, folder, x):
+        assert count == (RANKS if registered else count)
+        torch.testing.assert_close(found, y.detach().chunk(count)[index])
+        for name, parameter in module.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-6)
