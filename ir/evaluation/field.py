@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
 
 from ir.evaluation.einsum import Data
 from ir.evaluation.polynomial import Size
@@ -67,3 +69,8 @@ class Var:
     def dtype(self) -> Any:
         """Of the representation; never bool, which is how masks are told from additive ones."""
         return self.data.dtype
+
+
+def counts(x: Array, number: float) -> TypeGuard[Data]:
+    """True for plain integers and a whole number, whose arithmetic is that of integers in every field."""
+    return isinstance(x, np.ndarray) and x.dtype.kind in "iu" and float(number).is_integer()

@@ -12,12 +12,12 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
 from ir.evaluation.einsum import Data, contract, drop_broadcast, einsum_of_integers, parse_spec
-from ir.evaluation.field import Field, Var
+from ir.evaluation.field import Field, Var, counts
 from ir.evaluation.polynomial import ONE, Size
 from ir.tape import Known, Pair
 
@@ -157,7 +157,7 @@ class Recorder:
 
     def scale(self, x: Array, factor: float) -> Array:
         """See ``Tape.scale``; integers stay integers, as ids must."""
-        if _counts(x, factor):
+        if counts(x, factor):
             return x * int(factor)
         x = self._lift(x)
         by, reduce = self._scalar(factor, x.data.ndim), self.field.reduce
@@ -166,7 +166,7 @@ class Recorder:
 
     def shift(self, x: Array, offset: float) -> Array:
         """See ``Tape.shift``; integers stay integers, as ids must."""
-        if _counts(x, offset):
+        if counts(x, offset):
             return x + int(offset)
         x = self._lift(x)
         by = self._scalar(offset, x.data.ndim)
@@ -174,8 +174,7 @@ class Recorder:
 
     def reshape(self, x: Array, shape: Sequence[int]) -> Array:
         """See ``Tape.reshape``."""
-        target = (x.shape[0], *shape)
-        return self.linear_map(x, lambda d: d.reshape(target), lambda g: g.reshape(x.shape))
+        return self.linear_map(x, lambda d: d.reshape(x.shape[0], *shape), lambda g: g.reshape(x.shape))
 
     def transpose(self, x: Array, perm: Sequence[int]) -> Array:
         """See ``Tape.transpose``."""
@@ -185,8 +184,8 @@ class Recorder:
 
     def expand(self, x: Array, shape: Sequence[int]) -> Array:
         """See ``Tape.expand``."""
-        target = (x.shape[0], *shape)
-        return self.linear_map(x, lambda d: np.broadcast_to(d, target), lambda g: self._unbroadcast(g, x.shape))
+        spread = functools.partial(np.broadcast_to, shape=(x.shape[0], *shape))
+        return self.linear_map(x, spread, lambda g: self._unbroadcast(g, x.shape))
 
     def slice(self, x: Array, dim: int, start: int, stop: int) -> Array:
         """See ``Tape.slice``."""
@@ -313,7 +312,6 @@ class Recorder:
         """
         grads: dict[int, Data] = {}
         sizes: dict[int, Size] = {}
-
         sums: set[int] = set()  # gradients added up here and not yet reduced; int64 holds 2^32 terms
 
         def accumulate(x: Var, grad: Data, size: Size) -> None:
@@ -396,8 +394,3 @@ class Recorder:
             calls.size.plus(x.size) if calls else x.size,
             hashed,
         )
-
-
-def _counts(x: Array, number: float) -> TypeGuard[Data]:
-    """True for plain integers and a whole number, whose arithmetic is that of integers in every field."""
-    return isinstance(x, np.ndarray) and x.dtype.kind in "iu" and float(number).is_integer()

@@ -111,7 +111,7 @@ def facts_document(
         "laws": _laws(steps, problem),
         "pcg_hash": derived.pcg.digest,
         "operators": _operators(problem, graph, assignment, derived, cost),
-        **({"opaque": opaque} if opaque else {}),
+        **({"opaque_operators": opaque} if opaque else {}),
         "cost_model": dict(problem.compute.provenance()),
         "predicted": _predict(cost, problem, cluster) | _predict_step(step),
     }

@@ -15,7 +15,7 @@ class OpaqueWarning(UserWarning):
 
 def opaque_warning(document: Document) -> str:
     """One line about what is run as it is and whole; empty if nothing is."""
-    whole = [entry for entry in document.get("opaque", ()) if not entry["loops"]]
+    whole = [entry for entry in document.get("opaque_operators", ()) if not entry["loops"]]
     if not whole:
         return ""
     named = ", ".join(f"{entry['function'].removeprefix('torch.ops.')} ({entry['count']})" for entry in whole)
@@ -26,7 +26,7 @@ def opaque_warning(document: Document) -> str:
 
 def explain_opaque(document: Document) -> list[str]:
     """The section of `pdv explain`."""
-    entries = document.get("opaque", ())
+    entries = document.get("opaque_operators", ())
     if not entries:
         return []
     lines = [f"Operators that torch runs as they are ({_cost(document, entries)})"]

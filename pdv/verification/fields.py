@@ -162,8 +162,8 @@ def _whole(value: object) -> bool:
 def _without_prices(document: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in document.items() if name not in PRICES}
     rest["operators"] = [{**entry, "time_s": None, "source": None} for entry in rest["operators"]]
-    if "opaque" in rest:
-        rest["opaque"] = [{**entry, "time_s": None} for entry in rest["opaque"]]
+    if "opaque_operators" in rest:
+        rest["opaque_operators"] = [{**entry, "time_s": None} for entry in rest["opaque_operators"]]
     rest["mesh"] = [{**axis, "link": {**axis["link"], "curves": None}} for axis in rest["mesh"]]
     return rest
 

@@ -90,7 +90,7 @@ def plan_of(module: nn.Module, **options: Any) -> Any:
 def test_an_unknown_operator_is_run_whole_and_listed(module: nn.Module, tmp_path: Path) -> None:
     with pytest.warns(OpaqueWarning, match="no declaration of .* whole on every rank"):
         plan = plan_of(module)
-    (entry,) = plan.document["opaque"]
+    (entry,) = plan.document["opaque_operators"]
     assert entry["loops"] == ""
     assert entry["time_s"] > 0
     assert "outputs, gradients and buffers within" in plan.document["run"]["statement"]
@@ -173,7 +173,7 @@ def test_a_plan_runs(registered: bool, tmp_path: Path) -> None:
         pdv.register_operator(smooth, LOOPS)
         pins = {"mesh": {"a": RANKS}, "techniques": {"a": "ddp"}}
         plan = pdv.optimize(module, (x,), cluster=cluster(RANKS), mesh={"a": RANKS}, pins=pins)
-        assert "[b/a, 64]" in plan.emission.body(lambda name: ()) or plan.document["opaque"][0]["loops"] == LOOPS
+        assert "[b/a, 64]" in plan.emission.body(lambda name: ()) or plan.document["opaque_operators"][0]["loops"] == LOOPS
     else:
         with pytest.warns(OpaqueWarning):
             plan = plan_of(module)
