@@ -71,6 +71,6 @@ class Var:
         return self.data.dtype
 
 
-def counts(x: Array, number: float) -> TypeGuard[Data]:
+def counts(x: object, number: float) -> TypeGuard[Data]:
     """True for plain integers and a whole number, whose arithmetic is that of integers in every field."""
     return isinstance(x, np.ndarray) and x.dtype.kind in "iu" and float(number).is_integer()

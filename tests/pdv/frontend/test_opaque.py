@@ -173,7 +173,9 @@ def test_a_plan_runs(registered: bool, tmp_path: Path) -> None:
         pdv.register_operator(smooth, LOOPS)
         pins = {"mesh": {"a": RANKS}, "techniques": {"a": "ddp"}}
         plan = pdv.optimize(module, (x,), cluster=cluster(RANKS), mesh={"a": RANKS}, pins=pins)
-        assert "[b/a, 64]" in plan.emission.body(lambda name: ()) or plan.document["opaque_operators"][0]["loops"] == LOOPS
+        assert (
+            "[b/a, 64]" in plan.emission.body(lambda name: ()) or plan.document["opaque_operators"][0]["loops"] == LOOPS
+        )
     else:
         with pytest.warns(OpaqueWarning):
             plan = plan_of(module)
