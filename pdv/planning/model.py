@@ -44,10 +44,7 @@ def read_model(
     if isinstance(getattr(model, "graph", None), Graph):
         program, reading = load_program(model, inputs, **sizes), ""
     elif not check:
-        program, reading = (
-            load_program(model, inputs, **sizes),
-            "the reading was not checked, as was asked (--no-check)",
-        )
+        program, reading = load_program(model, inputs, **sizes), _NOT_ASKED
     elif isinstance(model, str | os.PathLike):
         from pdv.check.file.reading import check_file
 
