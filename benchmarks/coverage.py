@@ -1,6 +1,6 @@
 """Which models are planned, refused, or planned wrong: on material that nobody tuned to.
 
-    python benchmarks/coverage.py [--smoke] [--json OUT] [--parts nodes] [--every 20] [--only gpt2,bert]
+    python benchmarks/coverage.py [--smoke] [--json OUT] [--parts nodes] [--every 20] [--only gpt2,bert] [--quick]
 
 ``architectures``: models of transformers and of plain torch as their users train them, each in a process of its own:
 exported, planned for 2x2, proved, and the text run on simulated ranks against the module (pdv/check).
@@ -25,9 +25,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="architectures, comma-separated")
     parser.add_argument("--no-dropout", action="store_true", help="with all probabilities of dropout set to zero")
     parser.add_argument(
-        "--quick", action="store_true", help="only read the models, and list all that is not understood"
+        "--quick", action="store_true", help="only read the models (node tests are evaluated as they were read)"
     )
     parser.add_argument("--every", type=int, default=1, help="of the node tests one in so many")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for node tests")
     options = parser.parse_args()
     only = [name for name in options.only.split(",") if name]
     if options.smoke:
@@ -35,7 +36,8 @@ def main() -> None:
     record = Record()
     for part in options.parts.split(","):
         if part == "nodes":
-            run_nodes(record, options.only, options.every, smoke=options.smoke)
+            chosen = "test_relu" if options.smoke else options.only
+            run_nodes(record, chosen, options.every, quick=options.quick, jobs=options.jobs)
             continue
         assert part == "architectures", f"no part {part!r}"
         run_architectures(record, only, dropout=not options.no_dropout, quick=options.quick)
@@ -62,15 +64,16 @@ def run_architectures(record: Record, only: list[str], *, dropout: bool, quick: 
         record.claim(f"architectures {outcome}", counts[outcome], "")
 
 
-def run_nodes(record: Record, only: str, every: int, *, smoke: bool) -> None:
+def run_nodes(record: Record, only: str, every: int, *, quick: bool, jobs: int) -> None:
     """A row for each node test, and how many of each group passed.
 
-    only: what their names contain; every: one in so many of them.
+    only: what their names contain; every: one in so many of them; quick: they are only read.
     """
-    from benchmarks.coverage_runs.nodes import GROUPS, WORST_FIRST, cases, refusals, survey
+    from benchmarks.coverage_runs.nodes import GROUPS, cases, refusals, survey
+    from benchmarks.coverage_runs.running import WORST_FIRST
 
     chosen = [case for case in cases()[::every] if any(part in case.name for part in only.split(","))]
-    rows = list(survey([case for case in chosen if case.name.startswith("test_relu")] if smoke else chosen))
+    rows = sorted(survey(chosen, quick=quick, jobs=jobs), key=lambda row: str(row["test"]))
     record.rows += rows
     for row in rows:
         if row["outcome"] not in ("passed", "refused"):

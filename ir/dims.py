@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ir.errors import ShapeError
@@ -154,6 +154,8 @@ def solve(
     Raises:
         ShapeError: if the shapes disagree; the message names the loop and the two sizes.
     """
+    if not notation.operands and list(shapes) == [()]:  # a scalar has no dims that notation could name
+        notation = replace(notation, operands=((),))
     if len(shapes) != len(notation.operands):
         raise ShapeError(f"{where} takes {len(notation.operands)} operands, got {len(shapes)}")
     lead = [len(shape) - len(dims) + 1 for dims, shape in zip(notation.operands, shapes, strict=True)]

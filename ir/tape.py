@@ -112,8 +112,11 @@ class Tape(Protocol):
     def row_reduce(self, function: Known, x: Array) -> Array:
         """A function of each row along the last dim, to size one, known by name."""
 
-    def decide(self, name: str, real: Callable[[Any], Any], x: Array) -> Array:
-        """A truth value of each element (a NumPy bool array): ``real`` of floats, elsewhere known by its name."""
+    def relate(self, name: str, real: Callable[[Any, Any], Any], x: Array, y: Array) -> Array:
+        """A truth value of each pair of elements: ``real`` of floats, elsewhere a function of their difference."""
+
+    def whole(self, name: str, real: Callable[[Any], Any], x: Array) -> Array:
+        """An integer of each element (a NumPy array): ``real`` of floats, elsewhere known by its name."""
 
     def where(self, mask: Array, x: Array, y: Array) -> Array:
         """Elements of x where the mask (a NumPy bool array with the rank axis) holds, else y."""

@@ -14,9 +14,16 @@ class DType(Enum):
     F32 = "f32"
     BF16 = "bf16"
     F16 = "f16"
+    F8E4M3 = "f8e4m3"
+    F8E5M2 = "f8e5m2"
+    F8E4M3Z = "f8e4m3z"
+    F8E5M2Z = "f8e5m2z"
     I64 = "i64"
     I32 = "i32"
+    I16 = "i16"
     I8 = "i8"
+    U32 = "u32"
+    U16 = "u16"
     U8 = "u8"
     BOOL = "bool"
 
@@ -32,8 +39,13 @@ class DType(Enum):
 
     @property
     def is_half(self) -> bool:
-        """True for floating types of two bytes."""
-        return self.is_floating and self.itemsize == 2
+        """True for floating types of two bytes or one."""
+        return self.is_floating and self.itemsize <= 2
+
+    @property
+    def is_stored(self) -> bool:
+        """True for the types in which torch keeps and moves elements, and does not compute with them."""
+        return self in _STORED
 
     @property
     def torch_name(self) -> str:
@@ -50,7 +62,9 @@ class DType(Enum):
         return _BY_NAME[name]
 
 
-_FLOATING = frozenset({DType.F64, DType.F32, DType.BF16, DType.F16})
+_EIGHTHS = frozenset({DType.F8E4M3, DType.F8E5M2, DType.F8E4M3Z, DType.F8E5M2Z})
+_FLOATING = frozenset({DType.F64, DType.F32, DType.BF16, DType.F16}) | _EIGHTHS
+_STORED = _EIGHTHS | {DType.U32, DType.U16}
 _ITEMSIZE = {
     DType.F64: 8,
     DType.F32: 4,
@@ -58,8 +72,15 @@ _ITEMSIZE = {
     DType.F16: 2,
     DType.I64: 8,
     DType.I32: 4,
+    DType.I16: 2,
     DType.I8: 1,
+    DType.U32: 4,
+    DType.U16: 2,
     DType.U8: 1,
+    DType.F8E4M3: 1,
+    DType.F8E5M2: 1,
+    DType.F8E4M3Z: 1,
+    DType.F8E5M2Z: 1,
     DType.BOOL: 1,
 }
 _TORCH_NAME = {
@@ -69,8 +90,15 @@ _TORCH_NAME = {
     DType.F16: "float16",
     DType.I64: "int64",
     DType.I32: "int32",
+    DType.I16: "int16",
     DType.I8: "int8",
+    DType.U32: "uint32",
+    DType.U16: "uint16",
     DType.U8: "uint8",
+    DType.F8E4M3: "float8_e4m3fn",
+    DType.F8E5M2: "float8_e5m2",
+    DType.F8E4M3Z: "float8_e4m3fnuz",
+    DType.F8E5M2Z: "float8_e5m2fnuz",
     DType.BOOL: "bool",
 }
 _BY_NAME = {name: dtype for dtype, name in _TORCH_NAME.items()} | {dtype.value: dtype for dtype in DType}

@@ -41,8 +41,11 @@ class Field(Protocol):
     def unary(self, function: Known, x: Data) -> tuple[Data, Callable[[], Data]]:
         """f(x), and how to get f'(x)."""
 
-    def decide(self, name: str, real: Callable[[Data], Data], x: Data) -> Data:
-        """A truth value of each element, the same in all trials."""
+    def relate(self, name: str, real: Callable[[Data, Data], Data], pair: tuple[Data, Data], gap: Data) -> Data:
+        """A truth value of each pair of elements, whose difference is ``gap``, the same in all trials."""
+
+    def whole(self, name: str, real: Callable[[Data], Data], x: Data) -> Data:
+        """An integer of each element, the same in all trials."""
 
     def row(self, function: Known, x: Data) -> tuple[Data, Callable[[Data], Data]]:
         """A function of each row along the last axis, and its pullback."""
@@ -74,3 +77,12 @@ class Var:
 def counts(x: object, number: float) -> TypeGuard[Data]:
     """True for plain integers and a whole number, whose arithmetic is that of integers in every field."""
     return isinstance(x, np.ndarray) and x.dtype.kind in "iu" and float(number).is_integer()
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How often a named function was asked, and bounds on its arguments over one common denominator."""
+
+    points: int
+    size: Size
+    hashed: bool  # rows are known by a hash of 64 bits, elements by themselves

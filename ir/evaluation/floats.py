@@ -57,9 +57,15 @@ class FloatField:
         """f(x), and how to get f'(x); of rows the function of each, and its pullback."""
         return function.real(x)
 
-    def decide(self, name: str, real: Callable[[Data], Data], x: Data) -> Data:
-        """A truth value of each element."""
-        del name  # all of it is known
-        return real(x)
+    def relate(self, name: str, real: Callable[[Data, Data], Data], pair: tuple[Data, Data], gap: Data) -> Data:
+        """A truth value of each pair; infinities are equal, and have no difference."""
+        del name, gap
+        return real(*pair)
+
+    def whole(self, name: str, real: Callable[[Data], Data], x: Data) -> Data:
+        """An integer of each element."""
+        del name
+        with np.errstate(all="ignore"):
+            return real(x).astype(np.int64)
 
     row = row_reduce = unary

@@ -1,7 +1,7 @@
 """From where integer inputs are drawn, so that what a program computes of them lies in the tables that it looks up.
 
 Rows beyond a table read as zero where programs are evaluated: a proof in which most ids lie beyond would say little.
-Entry points: ``id_ranges``; ``are_computed``.
+Entry points: ``id_ranges``; ``divisors``; ``are_computed``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,22 @@ def are_computed(ids: Node) -> bool:
         return False
     moved = ids.op.kind in ("move", "parallel") and all(not x.type.dtype.is_floating for x in ids.operands)
     return not moved or any(are_computed(operand) for operand in ids.operands)
+
+
+def divisors(graph: Graph) -> set[str]:
+    """The integer inputs that something is divided by: devices stop at a zero."""
+    left = [
+        node.operands[1]
+        for node in graph.nodes
+        if node.op.takes_positive and len(node.operands) == 2 and not node.type.dtype.is_floating
+    ]
+    seen: set[Node] = set()
+    while left:
+        node = left.pop()
+        if node not in seen and not node.type.dtype.is_floating:
+            seen.add(node)
+            left += node.operands
+    return {node.attr("name") for node in seen if node.is_input}
 
 
 def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:

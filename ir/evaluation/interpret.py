@@ -19,10 +19,10 @@ from ir.dims import Loops
 from ir.errors import VerificationError
 from ir.evaluation.collectives import MOVES, Group, Move, cut
 from ir.evaluation.einsum import Data
-from ir.evaluation.field import Field, Var
+from ir.evaluation.field import Calls, Field, Var
 from ir.evaluation.floats import FloatField
 from ir.evaluation.polynomial import ONE, Size
-from ir.evaluation.recording import Calls, Recorder
+from ir.evaluation.recording import Recorder
 from ir.graph import Graph, Node, View
 from ir.mesh import Mesh
 from ir.sharding import Partial, Replicate, Shard, Sharding
@@ -31,6 +31,7 @@ from ir.verify import check_outputs, describe, infer_shardings, node_splits, spl
 from ir.views import apply_view, read_stored
 
 SINGLE = Mesh(())
+_WIDEST = 8  # bytes of an integer, as they are evaluated
 Value = Var | Data
 Moves = Mapping[str, tuple[Move, Move]]
 
@@ -242,8 +243,8 @@ class _Interpreter:
             return result.astype(bool)
         if isinstance(self.field, FloatField) and not node.type.dtype.is_floating:
             found = data_of(result)  # arithmetic is done in floats
-            return np.rint(found).astype(np.int64) if found.dtype.kind == "f" else found
-        return result  # type: ignore[no-any-return]
+            return _wrapped(np.rint(found).astype(np.int64) if found.dtype.kind == "f" else found, node)
+        return _wrapped(result, node)
 
     def _leaf(self, node: Node, sharding: Sharding) -> Value:
         trials = self.field.trials
@@ -261,7 +262,7 @@ class _Interpreter:
         assert whole.shape[1:] == node.type.shape, f"{node} was given {whole.shape[1:]}"
         local = cut(whole, sharding, self.mesh)
         if not node.type.dtype.is_floating:
-            return local
+            return local.astype(np.int64) if local.dtype.kind in "iu" else local
         tracked = node.needs_grad or (self.track_inputs and node.is_input)
         return self.recorder.leaf(local, tracked=tracked)
 
@@ -278,7 +279,7 @@ class _Interpreter:
         result: Value = self.recorder.linear_map(
             x, lambda d: forward(group, d, node.attrs), lambda g: dual(group, g, node.attrs), group.size
         )
-        return result
+        return _wrapped(result, node)
 
     def _call(self, node: Node, shardings: Sequence[Sharding]) -> Call:
         splits = node_splits(node, shardings, self.mesh)
@@ -297,6 +298,14 @@ class _Interpreter:
     def _places(self) -> Sequence[Any]:
         """For each axis, [ranks]: where each rank stands on it."""
         return np.unravel_index(np.arange(self.mesh.num_devices), self.mesh.shape) if self.mesh.axes else ()
+
+
+def _wrapped(x: Value, node: Node) -> Value:
+    """Integers as their own type holds them: modulo a power of two."""
+    dtype = node.type.dtype
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in "iu" or dtype.is_floating or dtype.itemsize == _WIDEST:
+        return x
+    return x.astype(dtype.torch_name).astype(np.int64)
 
 
 def spec_of(loops: Loops) -> str:

@@ -24,6 +24,7 @@ _BITS = 31  # of an element
 _FEWEST = 8  # bits of a piece of one: sums of more terms than leave so many are halved
 _U = np.uint64
 
+_INTEGERS = 4  # that floats become: so few that most are of a table's rows
 _ZEROS = 0.25  # share of the integers that are drawn
 
 
@@ -104,11 +105,17 @@ class PrimeField:
         parts = self._parts(x)
         return self._draw(function.name, *parts), lambda: self._draw(function.name + "'", *parts)
 
-    def decide(self, name: str, real: Callable[[Data], Data], x: Data) -> Data:
-        """A pseudo-random truth value of the element, the same in all trials."""
+    def relate(self, name: str, real: Callable[[Data, Data], Data], pair: tuple[Data, Data], gap: Data) -> Data:
+        """A pseudo-random truth value of the difference."""
+        del pair
+        truths: Data = self.whole(name, lambda x: real(x, np.zeros_like(x)), gap) & 1 == 1
+        return truths
+
+    def whole(self, name: str, real: Callable[[Data], Data], x: Data) -> Data:
+        """A pseudo-random small integer of the element, the same in all trials."""
         del real
         drawn = self._draw(name, *self._parts(x))
-        first = drawn[: len(drawn) // self.trials] & 1 == 1
+        first = drawn[: len(drawn) // self.trials] % _INTEGERS
         return np.concatenate([first] * self.trials)
 
     def row(self, function: Known, x: Data) -> tuple[Data, Callable[[Data], Data]]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ir.evaluation.einsum import Data, contract, drop_broadcast, einsum_of_integers, parse_spec
-from ir.evaluation.field import Field, Var, counts
+from ir.evaluation.field import Calls, Field, Var, counts
 from ir.evaluation.polynomial import ONE, Size
 from ir.tape import Known, Pair
 
@@ -31,15 +31,6 @@ class _RecordedStep:
     pullback: Pullback
     factors: tuple[Size, ...]  # what a gradient is multiplied by on its way to each operand
     terms: int  # of which each element of a gradient becomes the sum, at most
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """How often a named function was asked, and bounds on its arguments over one common denominator."""
-
-    points: int
-    size: Size
-    hashed: bool  # rows are known by a hash of 64 bits, elements by themselves
 
 
 Array = Any  # Var | Data: the Tape protocol leaves it open
@@ -279,11 +270,21 @@ class Recorder:
         y, pullback = function.real([x.data for x in xs], [x.slot >= 0 for x in xs])
         return self._emit(y, Size(), xs, pullback, (Size(),) * len(xs))
 
-    def decide(self, name: str, real: Callable[[Any], Any], x: Array) -> Data:
-        """See ``Tape.decide``."""
+    def relate(self, name: str, real: Callable[[Any, Any], Any], x: Array, y: Array) -> Data:
+        """See ``Tape.relate``."""
+        x, y = (self._lift(each) for each in self._align(x, y))
+        return self.field.relate(name, real, (x.data, y.data), self._asked(name, self.sub(x, y)))
+
+    def whole(self, name: str, real: Callable[[Any], Any], x: Array) -> Data:
+        """See ``Tape.whole``."""
+        return self.field.whole(name, real, self._asked(name, x))
+
+    def _asked(self, name: str, x: Array) -> Data:
+        """An argument of a function known by its name, which is noted."""
         x = self._lift(x)
         self._count(name, x, x.data.size, hashed=False)
-        return self.field.decide(name, real, x.data)
+        data: Data = x.data
+        return data
 
     def where(self, mask: Array, x: Array, y: Array) -> Array:
         """See ``Tape.where``."""

@@ -60,7 +60,7 @@ def _compare(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: array
     relation = RELATIONS[call.attrs["relation"]]
     if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
         return relation(*_aligned(x, y))
-    return t.decide(f"{call.attrs['relation']} 0", lambda gap: relation(gap, 0), t.sub(x, y))
+    return t.relate(f"{call.attrs['relation']} 0", relation, x, y)
 
 
 def _aligned(x: Any, y: Any) -> tuple[Any, Any]:
@@ -74,7 +74,7 @@ def _compare_number(t: Tape, operands: Sequence[Any], call: Call) -> Any:
     relation = RELATIONS[call.attrs["relation"]]
     if isinstance(x, np.ndarray):
         return relation(x, number)
-    return t.decide(f"{call.attrs['relation']} 0", lambda gap: relation(gap, 0), t.shift(x, -number))
+    return t.relate(f"{call.attrs['relation']} 0", relation, x, t.constant(number, (1,) * (len(x.shape) - 1)))
 
 
 def _write_compare(node: Node, x: Sequence[Code], writing: Writing) -> Code:

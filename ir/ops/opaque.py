@@ -106,7 +106,7 @@ def _evaluate(t: Tape, operands: Sequence[Any], c: Call) -> Any:  # Any: arrays 
         y = _random(t, operands, c)
     if DType(_given(c.attrs)).is_floating:
         return y
-    found = t.decide(f"{_name(c.attrs)} is", np.rint, y)
+    found = t.whole(f"{_name(c.attrs)} is", np.rint, y)
     return found.astype(bool) if _given(c.attrs) == "bool" else np.asarray(found).astype(np.int64)
 
 

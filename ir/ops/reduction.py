@@ -128,11 +128,11 @@ cumsum = Operator(
 
 
 def _largest(x: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Not a number in rows whose largest element rounding decides."""
+    """The largest element; its gradient is not a number in rows where rounding decides which it is."""
     most = x.max(axis=-1, keepdims=True)
     found = (x == most).astype(x.dtype)
     tied = found.sum(axis=-1, keepdims=True) > 1
-    return np.where(tied, np.nan, most), lambda g: g * found
+    return most, lambda g: np.where(tied & (g != 0), np.nan, g * found)
 
 
 def _max_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:

@@ -120,7 +120,8 @@ class Comparison:
         what, found, wanted, _ = item
         if found.shape != wanted.shape:
             raise _differs(f"{what} is of shape {list(found.shape)}, the source's of {list(wanted.shape)}", where)
-        if found.dtype.kind != wanted.dtype.kind:
+        kinds = {"i" if x.dtype.kind == "u" else x.dtype.kind for x in (found, wanted)}  # evaluated in int64
+        if len(kinds) > 1:
             raise _differs(f"{what} is of type {found.dtype}, the source's of {wanted.dtype}", where)
         error = _error(item)
         if not error <= self.tolerance:

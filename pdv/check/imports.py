@@ -29,7 +29,8 @@ from pdv.check.placed import DTensor, Placement, Replicate, Shard
 from pdv.check.ranks import World
 
 Arrays = Mapping[str, np.ndarray[Any, Any] | torch.Tensor]  # Any: floats, integers and booleans
-FLOATS = ("float32", "float16", "bfloat16", "half", "float", "double")
+_EIGHTHS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+FLOATS = ("float32", "float16", "bfloat16", "half", "float", "double", *_EIGHTHS)
 _CASTS = re.compile(r"\.(float|half|bfloat16)\(\)")
 _numbers = count()
 

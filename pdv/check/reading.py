@@ -32,7 +32,7 @@ MOST_WEIGHTS = 1 << 28  # of a program over few rows, which is run in its own ty
 MOST_VALUES = 1 << 26  # of such a program, beside its weights: half a GiB
 MOST_PRODUCTS = 1 << 35  # of such a program, forward: some seconds, with gradients
 TOLERANCE = 1e-6  # of a tensor's largest element, in float64: literals have seven digits
-SINGLE, HALF = 1e-3, 0.1  # where the module computes in a type of its own
+SINGLE, HALF, EIGHTH = 1e-3, 0.1, 0.5  # where the module computes in a type of its own
 _FLOOR = 1e-3  # of the largest output or gradient: what is smaller may be zero but for rounding
 _WIDE = FloatField(foreign=call_torch)
 _NOT_RUN = "the reading was not run against the module: "

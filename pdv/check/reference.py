@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ir.evaluation.floats import FloatField
+from ir.evaluation.id_ranges import divisors
 from ir.evaluation.interpret import Evaluation, data_of, evaluate
 from ir.graph import Graph
 from ir.views import Base, add_up, sources_of
@@ -146,6 +147,8 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
             drawn = random.integers(least, most, shape)
             many = least == 0 < most - 2
             inputs[name] = np.where(random.random(shape) < _ZEROS, 0, drawn) if many else _with_one(drawn)
+    for name in divisors(pair.source):
+        inputs[name] = np.where(inputs[name] == 0, 1, inputs[name])
     kinds = {source: node.type.dtype for node in pair.source.params for source in sources_of(node)}
     stored = {
         name: _weight(random, shape, kinds[name].is_floating, size) for name, shape in sorted(pair.stored.items())

@@ -28,8 +28,15 @@ CODES = {
     DType.F16: "F16",
     DType.I64: "I64",
     DType.I32: "I32",
+    DType.I16: "I16",
     DType.I8: "I8",
+    DType.U32: "U32",
+    DType.U16: "U16",
     DType.U8: "U8",
+    DType.F8E4M3: "F8_E4M3",
+    DType.F8E5M2: "F8_E5M2",
+    DType.F8E4M3Z: "F8_E4M3FNUZ",
+    DType.F8E5M2Z: "F8_E5M2FNUZ",
     DType.BOOL: "BOOL",
 }
 _TYPES = {code: dtype for dtype, code in CODES.items()}

@@ -68,16 +68,19 @@ def load_program(
 
 
 def check_steering(graph: Graph) -> None:
-    """Rows and masks are chosen by integers and truth values: no proof speaks of such that are made of floats.
+    """Rows are chosen by integers that are not made of floats: a run on random values would leave the tables.
 
     Raises:
-        ModelError: naming where a model does.
+        ModelError: naming where a model does otherwise.
     """
+    made: set[Node] = set()
     for node in graph.nodes:
-        if node.op.name == "cast" and node.operands[0].type.dtype.is_floating and not node.type.dtype.is_floating:
+        if node.op.name == "to_integer" or (not node.type.dtype.is_floating and made & {*node.operands}):
+            made.add(node)
+        if node.op.kind == "index" and node.operands[1] in made:
             raise ModelError(
-                f"{node.name or 'a value'}: floats are converted to {node.type.dtype.torch_name}",
-                "Integers and truth values that are inputs or constants, or made of such",
+                f"{node.name or 'a value'}: rows are chosen by numbers made of floats",
+                "Integers that are inputs or constants, or made of such",
                 "Pass them as integers",
             )
 

@@ -8,7 +8,7 @@ values is computed on the spot, since shapes, masks and position tables arrive a
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import numpy as np
 from ir.builder import Builder
 from ir.evaluation.rational import short_float
 from ir.graph import Node
+from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.types import DType
 from pdv.passes.fold_constants import Array, fold
@@ -60,22 +61,55 @@ class Lowering:
         self.name = ""
 
     def apply(self, op: str, *operands: Node, **attrs: Hashable) -> Node:
-        """One operator, or its value where all operands are constants."""
+        """One operator, or its value where all operands are constants, or it has no elements."""
         declared = OPERATORS[op]
+        if not all(x.type.num_elements for x in operands):
+            return self._of_nothing(declared, operands, attrs)
+        if any(x.type.dtype.is_stored for x in operands) and declared.kind != "move" and not declared.names_dtype:
+            return self._of_stored(op, operands, attrs)
         value = fold(declared, operands, attrs)
         if value is None:
             return self.builder.apply(declared, operands, attrs, self.name)
         return self.const(value, declared.dtype_of([operand.type.dtype for operand in operands], attrs))
 
+    def _of_stored(self, op: str, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Node:
+        """An operator over a type in which torch does not compute: integers are wide ones on the way.
+
+        Raises:
+            Unsupported: of floats of eight bits.
+        """
+        own = next(x.type.dtype for x in operands if x.type.dtype.is_stored)
+        if own.is_floating:
+            raise Unsupported(f"arithmetic in {own.torch_name}")
+        wide = [self.cast(x, DType.I64) if x.type.dtype is own else x for x in operands]
+        found = self.apply(op, *wide, **attrs)
+        return self.cast(found, own) if found.type.dtype is DType.I64 else found
+
+    def _of_nothing(self, declared: Operator, operands: Sequence[Node], attrs: Mapping[str, Any]) -> Node:
+        """An operator where an operand has no elements: known, if its result has none, or all that it reads is known.
+
+        Raises:
+            Unsupported: if neither is so.
+        """
+        known = all(x.is_const for x in operands)
+        if declared.fold is None or not (known or declared.kind in ("map", "move")):
+            raise Unsupported("of a tensor without elements")
+        arrays = [np.zeros(x.type.shape) if (value := self.value(x)) is None else value for x in operands]
+        found = np.asarray(declared.fold(*arrays, **attrs))
+        if found.size and not known:
+            raise Unsupported("of a tensor without elements")
+        return self.const(found, declared.dtype_of([operand.type.dtype for operand in operands], attrs))
+
     def const(self, array: Any, dtype: DType | None = None) -> Node:  # Any: whatever NumPy can make an array of
-        """A known array; bfloat16 values are kept as float32."""
+        """A known array; values of types that NumPy alone does not know are kept as float32."""
         array = np.asarray(array)
         if dtype is None:
             try:
                 dtype = DType.from_name(array.dtype.name)
             except KeyError:
                 raise Unsupported(f"element type {array.dtype.name}") from None
-        return self.builder.const(array.astype(np.float32) if dtype is DType.BF16 else array, self.name, dtype)
+        unknown = dtype is DType.BF16 or (dtype.is_floating and dtype.itemsize == 1)  # to NumPy alone
+        return self.builder.const(array.astype(np.float32) if unknown else array, self.name, dtype)
 
     @staticmethod
     def value(node: Node) -> Array | None:
@@ -119,12 +153,12 @@ class Lowering:
         return self.apply("mul", x, y)
 
     def div(self, x: Node, y: Node) -> Node:
-        """x / y; integers only where the divisor is one."""
+        """x / y; of integers towards zero."""
         c = self.scalar(y, x)
         if c == 1:
             return x
         if not x.type.dtype.is_floating:
-            raise Unsupported(f"division of {x.type.dtype.value}")
+            return self.apply("quotient", x, y)
         if c is not None and c != 0 and math.isfinite(c):
             return self.scale(x, 1 / c)
         if (c := self.scalar(x, y)) is not None:
@@ -140,10 +174,10 @@ class Lowering:
         return x if offset == 0 else self.apply("shift", x, offset_by=self._literal(x, offset))
 
     def pow(self, x: Node, y: Node) -> Node:
-        """x ** y for a constant y of one element."""
+        """x ** y."""
         exponent = self.scalar(y, x)
         if exponent is None:
-            raise Unsupported("an exponent that is not a constant scalar")
+            return self.apply("power", x, y)
         named = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
         if exponent == 1:
             return x
@@ -158,8 +192,14 @@ class Lowering:
         return int(number) % 256 if x.type.dtype is DType.U8 else int(number)
 
     def cast(self, x: Node, dtype: DType) -> Node:
-        """x converted to an element type."""
-        return x if x.type.dtype is dtype else self.apply("cast", x, dtype=dtype.value)
+        """x converted to an element type: floats to integers towards zero, and to truth values where they are not."""
+        if x.type.dtype is dtype:
+            return x
+        if dtype is DType.BOOL:
+            zero = 0.0 if x.type.dtype.is_floating else 0
+            return self.apply("compare_number", x, relation="!=", number=zero)
+        to_integer = x.type.dtype.is_floating and not dtype.is_floating
+        return self.apply("to_integer" if to_integer else "cast", x, dtype=dtype.value)
 
     @staticmethod
     def promote(*values: Node) -> DType:
@@ -187,7 +227,7 @@ class Lowering:
         known = math.prod(size for size in sizes if size != -1)
         if -1 in sizes and known > 0:
             sizes[sizes.index(-1)] = x.type.num_elements // known
-        if math.prod(sizes) != x.type.num_elements or min(sizes, default=1) < 1:
+        if math.prod(sizes) != x.type.num_elements or min(sizes, default=1) < 0:
             raise ValueError(f"reshape of {list(x.type.shape)} to {list(shape)}")
         return x if tuple(sizes) == x.type.shape else self.apply("reshape", x, shape=tuple(sizes))
 
@@ -222,7 +262,8 @@ class Lowering:
         dim = _dim(x, dim)
         chosen = range(x.type.shape[dim])[slice(start, stop, step)]
         if not chosen:
-            raise Unsupported("an empty slice")
+            shape = (*x.type.shape[:dim], 0, *x.type.shape[dim + 1 :])
+            return self.const(np.zeros(shape, np.float32).astype(x.type.dtype.torch_name), x.type.dtype)
         if step != 1:
             return self.apply("index_select", x, self.const(np.array(chosen, np.int64)), dim=dim)
         start, stop = chosen.start, chosen.stop
@@ -251,7 +292,10 @@ class Lowering:
         return tuple(self.slice(x, dim, a, a + n) for a, n in zip(starts, sizes, strict=True))
 
     def concat(self, xs: Sequence[Node], dim: int) -> Node:
-        """The operands joined along a dim."""
+        """The operands joined along a dim; those without elements add none."""
+        full = [x for x in xs if x.type.num_elements]
+        if full and all(x.type.rank == full[0].type.rank for x in xs):
+            xs = full
         return xs[0] if len(xs) == 1 else self.apply("concat", *xs, dim=_dim(xs[0], dim))
 
     # Reductions

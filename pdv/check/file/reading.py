@@ -15,13 +15,13 @@ import onnx
 
 from ir.errors import ModelError
 from ir.evaluation.floats import FloatField
-from ir.evaluation.id_ranges import Ranges, id_ranges
+from ir.evaluation.id_ranges import Ranges, divisors, id_ranges
 from ir.evaluation.interpret import evaluate
 from ir.graph import Graph, Node
 from ir.scaling.rows import few_rows
 from ir.types import DType
 from pdv.check.file.run import CannotRunError, run_constants, run_file
-from pdv.check.reading import HALF, SINGLE, TOLERANCE, difference, work_of
+from pdv.check.reading import EIGHTH, HALF, SINGLE, TOLERANCE, difference, work_of
 from pdv.check.reference import largest
 from pdv.frontend.program import Program
 from pdv.frontend.tables import BROKEN, resized_inputs
@@ -130,6 +130,7 @@ def _draw(graph: Graph, seed: int) -> dict[str, Array]:
     """Random inputs in their own types; integers index the least table that they are used for."""
     random = np.random.default_rng(seed)
     ranges = _ranges(graph)
+    zeros = divisors(graph)  # where none may be
     found: dict[str, Array] = {}
     for node in graph.inputs:
         name, kind, shape = node.attr("name"), node.type.dtype, node.type.shape
@@ -139,9 +140,9 @@ def _draw(graph: Graph, seed: int) -> dict[str, Array]:
         elif kind is DType.BOOL:
             drawn = random.random(shape) < 0.75
         else:
-            drawn = random.integers(*ranges.get(name, (0 if kind is DType.U8 else -3, 6)), shape)
+            drawn = random.integers(*ranges.get(name, (0 if kind.value[0] == "u" else -3, 6)), shape)
         found[name] = np.asarray(drawn).astype(kind.torch_name)
-    return found
+    return {name: np.where(x == 0, x + 1, x) if name in zeros else x for name, x in found.items()}
 
 
 def _ranges(graph: Graph) -> Ranges:
@@ -191,6 +192,8 @@ def _error(node: Node, x: Array, y: Array, reached: float) -> float:
 
 def _tolerance(graph: Graph) -> float:
     kinds = {node.type.dtype for node in graph.nodes if node.type.dtype.is_floating}
+    if any(kind.itemsize == 1 for kind in kinds):
+        return EIGHTH
     if kinds & {DType.F16, DType.BF16}:
         return HALF
     return SINGLE if DType.F32 in kinds else TOLERANCE

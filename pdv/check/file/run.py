@@ -81,8 +81,20 @@ def _run(proto: onnx.ModelProto, path: Path, given: Mapping[str, Array], points:
         except Exception as error:  # noqa: BLE001  # whatever they raise on what they do not know
             failures.append(f"{name}: {first_line(error)}")
             continue
-        return [np.asarray(x) for x in found], name
+        arrays = [np.asarray(x) for x in found]
+        if all(_is_declared(value, x) for value, x in zip(proto.graph.output, arrays, strict=True)):
+            return arrays, name
+        failures.append(f"{name} gives outputs of other shapes than the file declares")
     raise CannotRunError("; ".join(failures))
+
+
+def _is_declared(value: onnx.ValueInfoProto, x: Array) -> bool:
+    """Whether an output has the shape that the file states."""
+    if not value.type.tensor_type.HasField("shape"):
+        return True
+    dims = value.type.tensor_type.shape.dim
+    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
+    return len(sizes) == x.ndim and all(size in (None, n) for size, n in zip(sizes, x.shape, strict=True))
 
 
 def with_inputs(proto: onnx.ModelProto, stored: Mapping[str, Array]) -> onnx.ModelProto:

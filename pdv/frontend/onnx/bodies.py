@@ -26,8 +26,8 @@ _NUMBERS = {
 
 def body_of(
     schema: OpSchema, node: onnx_ir.Node, types: Sequence[TensorType | None], opset: int
-) -> tuple[onnx_ir.Graph, int] | None:
-    """The body of a node's function and the opset that it is written in, or None if it has none.
+) -> tuple[onnx_ir.Graph, int, Sequence[int]] | None:
+    """The body of a node's function, the opset that it is written in, and which results it gives; None if it has none.
 
     types: of the operands; None where one is left out. The graph's inputs are the operands that are there.
     """
@@ -43,10 +43,12 @@ def body_of(
     attributes = {**defaults, **{each.name: each for each in function.attribute_proto}, **given}
     nodes = [_instance(inner, attributes, absent) for inner in function.node]
     values = [helper.make_empty_tensor_value_info(name) for name in there]
-    results = [helper.make_empty_tensor_value_info(name) for name in list(function.output)[: len(node.outputs)]]
+    made = {*function.input, *(name for inner in function.node for name in inner.output)}
+    given_back = [i for i, name in enumerate(list(function.output)[: len(node.outputs)]) if name in made]
+    results = [helper.make_empty_tensor_value_info(function.output[i]) for i in given_back]
     graph = onnx_ir.serde.deserialize_graph(helper.make_graph(nodes, schema.name, values, results))
     versions = {each.domain: each.version for each in function.opset_import}
-    return graph, versions.get("", opset)
+    return graph, versions.get("", opset), given_back
 
 
 def _function(schema: Any, node: NodeProto, types: Sequence[TensorType | None], opset: int) -> FunctionProto | None:
@@ -70,7 +72,9 @@ def _function(schema: Any, node: NodeProto, types: Sequence[TensorType | None], 
 
 def _type_proto(tensor: TensorType) -> onnx.TypeProto:
     dtype = tensor.dtype
-    number = _NUMBERS.get(dtype) or onnx.TensorProto.DataType.Value(dtype.torch_name.upper())
+    number = _NUMBERS.get(dtype) or onnx.TensorProto.DataType.Value(
+        dtype.torch_name.upper().replace("FLOAT8_", "FLOAT8")
+    )
     return helper.make_tensor_type_proto(number, tensor.shape)
 
 

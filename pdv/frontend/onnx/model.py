@@ -6,6 +6,7 @@ computed now. What an operator becomes is said in `onnx_ops`. Entry point: `load
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,10 +24,10 @@ from pdv.frontend.onnx.bodies import body_of
 from pdv.frontend.onnx.call import Attributes, Call, Handler, NeedsValueError, Operands, Value, as_tensor, inputs_of
 from pdv.frontend.onnx.exported import KIND, doubts, folded_norms, mend, stored_of
 from pdv.frontend.onnx.file import MALFORMED, read_onnx
-from pdv.frontend.onnx.operators import HANDLERS, dtype_of
+from pdv.frontend.onnx.operators import HANDLERS
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
 from pdv.frontend.onnx.rows import cut_rows, shapes_at
-from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, schema_of
+from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, dtype_of, schema_of
 from pdv.frontend.onnx.sizes import OnnxSizes, known_inputs
 from pdv.frontend.onnx.subgraphs import branch_of, scan, unroll
 from pdv.frontend.program import Array, Dims, FewRows, Program, Weights
@@ -243,6 +244,9 @@ class _ModelLowering:
             call.check_all_read()
             results = result if isinstance(result, tuple) else (result,)
             check_types(schema, types, [value.type.dtype if isinstance(value, Node) else None for value in results])
+            if known and _may_be_known(operands, results):
+                with contextlib.suppress(Exception):  # the reference implementation raises anything
+                    return self._evaluated(node, operands)
             return results
         except Unsupported as reason:
             if not known and not isinstance(reason, NeedsValueError) and node.op_type not in _WITH_GRAPHS:
@@ -251,6 +255,10 @@ class _ModelLowering:
                     return made
             if not known:
                 raise
+        return self._evaluated(node, operands)
+
+    def _evaluated(self, node: onnx_ir.Node, operands: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """The results on known operands, by ONNX's reference implementation."""
         arrays = [self.k.value(value) if isinstance(value, Node) else None for value in operands]
         return tuple(self.k.const(array) for array in evaluate(node, arrays, self.opset))
 
@@ -270,7 +278,9 @@ class _ModelLowering:
             return None
         before, self.opset = self.opset, found[1]
         try:
-            return self._run(found[0], [value for value in operands if value is not None])
+            results = self._run(found[0], [value for value in operands if value is not None])
+            made = dict(zip(found[2], results, strict=True))
+            return tuple(made.get(i) for i in range(len(node.outputs)))
         finally:
             self.opset = before
 
@@ -309,6 +319,14 @@ def _may_be_sizes(node: Node) -> bool:
 
 def _is_known(value: Value | None) -> bool:
     return value is None or (isinstance(value, Node) and value.is_const)
+
+
+def _may_be_known(operands: Sequence[Value | None], results: Sequence[Value | None]) -> bool:
+    """Whether results of known operands are not known yet, and could be; what is half is rounded as the model does."""
+    tensors = [value for value in (*operands, *results) if isinstance(value, Node)]
+    plain = all(value is None or isinstance(value, Node) for value in results)
+    halves = any(value.type.dtype.is_half for value in tensors)
+    return plain and not halves and not all(map(_is_known, results))
 
 
 def _read_tensor(tensor: onnx_ir.TensorProtocol) -> Array:

@@ -128,7 +128,7 @@ def gather(c: Call) -> Node:
     if axis == 0 and x.type.rank == 2 and x.type.dtype.is_floating:
         return c.k.apply("embedding", x, ids)
     shape = x.type.shape
-    if x.type.num_elements == 0 or ids.type.rank == 0:
+    if x.type.num_elements == 0:
         raise Unsupported("one element whose number is not known")
     found = layers.index_select(c.k, x, axis, c.k.reshape(ids, (-1,)))
     return c.k.reshape(found, (*shape[:axis], *ids.type.shape, *shape[axis + 1 :]))
@@ -156,7 +156,7 @@ def scatter_elements(c: Call) -> Node:
     """The k largest elements of each row, back where they were; or elements to known places."""
     places, values = c.inputs[1], c.inputs[2]
     if not isinstance(places, TopK) and not isinstance(values, TopK):
-        return known.moved(0, 2)(c)  # type: ignore[no-any-return]
+        return known.scatter_elements(c)
     if c.attrs.get("reduction", "none") != "none" or not isinstance(places, TopK) or not isinstance(values, TopK):
         raise Unsupported("a scatter of anything but the k largest elements of each row, where they were")
     return layers.scatter(c.k, c[0], c.attrs.get("axis", 0), places, values)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import ml_dtypes
 import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import layers
+from pdv.frontend import layers, masks
+from pdv.frontend.einsum import einsum
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx import movement
 from pdv.frontend.onnx.call import Call, Handler, NanMask
-from pdv.frontend.onnx.readers import functions, known, logic, recurrent, windows
+from pdv.frontend.onnx.readers import functions, known, logic, quantized, recurrent, windows
+from pdv.frontend.onnx.schema import dtype_of
 
 
 def unary(op: str) -> Handler:
@@ -26,19 +29,19 @@ def unary(op: str) -> Handler:
 
 def cast_to(c: Call) -> Node:
     """ONNX numbers its element types."""
-    return c.k.cast(c[0], dtype_of(c.attrs["to"]))
+    return cast(c, c[0], dtype_of(c.attrs["to"]))
 
 
-def dtype_of(number: int) -> DType:
-    """The element type with ONNX's number."""
-    import onnx_ir
-
-    name = onnx_ir.DataType(number).name
-    names = {"FLOAT": "float32", "DOUBLE": "float64"}
-    try:
-        return DType.from_name(names.get(name, name.lower()))
-    except KeyError:
-        raise Unsupported(f"element type {name}") from None
+def cast(c: Call, x: Node, dtype: DType) -> Node:
+    """x in another type; floats of eight bits end at the largest, unless what is larger is not to be a number."""
+    narrower = dtype.is_floating and dtype.itemsize == 1 and x.type.dtype.itemsize > 1
+    if narrower and not c.attrs.get("saturate", 1):
+        if dtype is DType.F8E4M3:
+            raise Unsupported(f"{dtype.torch_name} whose ends torch does not mark")
+    elif narrower:
+        most = float(ml_dtypes.finfo(dtype.torch_name).max)  # type: ignore[no-untyped-call]  # has no types
+        x = masks.clamp(c.k, x, -most, most)
+    return c.k.cast(x, dtype)
 
 
 def where(c: Call) -> Node:
@@ -172,7 +175,7 @@ HANDLERS: Mapping[str, Handler] = {
     "Where": where,
     "Identity": lambda c: c[0],
     "Cast": cast_to,
-    "CastLike": lambda c: c.k.cast(c[0], c[1].type.dtype),
+    "CastLike": lambda c: cast(c, c[0], c[1].type.dtype),
     "Constant": movement.constant,
     "Dropout": dropout,
     "Shape": movement.shape,
@@ -196,6 +199,7 @@ HANDLERS: Mapping[str, Handler] = {
     "GlobalAveragePool": lambda c: c.k.reduce("reduce_mean", c[0], tuple(range(2, c[0].type.rank)), True),
     "MatMul": lambda c: layers.matmul(c.k, c[0], c[1]),
     "Gemm": gemm,
+    "Einsum": lambda c: einsum(c.k, c.attrs["equation"], [c[i] for i in range(len(c.inputs))]),
     "Softmax": softmax("softmax"),
     "LogSoftmax": softmax("log_softmax"),
     "Attention": attention,
@@ -204,5 +208,6 @@ HANDLERS: Mapping[str, Handler] = {
     "BatchNormalization": batch_norm,
     **functions.READERS,
     **known.READERS,
+    **quantized.READERS,
     **windows.READERS,
 }

@@ -24,6 +24,7 @@ _NAMES = {
     DType.BF16: "bfloat16",
     DType.F16: "float16",
     DType.BOOL: "bool",
+    **{dtype: dtype.torch_name.replace("float8_", "float8") for dtype in DType if "float8" in dtype.torch_name},
 }
 
 
@@ -55,6 +56,16 @@ def _text(value: Any) -> Any:  # Any: as ``defaults_of``
     if isinstance(value, list):
         return [_text(each) for each in value]
     return value.decode() if isinstance(value, bytes) else value
+
+
+def dtype_of(number: int) -> DType:
+    """The element type with ONNX's number."""
+    name = onnx_ir.DataType(number).name
+    names = {"FLOAT": "float32", "DOUBLE": "float64"}
+    try:
+        return DType.from_name(names.get(name, name.lower().replace("float8", "float8_")))
+    except KeyError:
+        raise Unsupported(f"element type {name}") from None
 
 
 def check_form(schema: OpSchema, node: onnx_ir.Node) -> None:

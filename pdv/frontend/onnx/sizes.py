@@ -18,7 +18,7 @@ from pdv.frontend.program import Array, Dims, OpenSize, size_name
 
 
 def known_inputs(model: onnx_ir.Model, dims: Dims) -> dict[str, Array]:
-    """The values of inputs that are named among sizes, in the inputs' own shapes and types.
+    """The values of inputs that are named among sizes, in the inputs' own shapes and types; of those without elements.
 
     Raises:
         UsageError: if one does not fit its input, or a list is given for what is none.
@@ -30,7 +30,11 @@ def known_inputs(model: onnx_ir.Model, dims: Dims) -> dict[str, Array]:
         if not isinstance(size, int) and size.value is not None
     }
     inputs = {value.name: value for value in model.graph.inputs if value.name and not value.is_initializer()}
-    known: dict[str, Array] = {}
+    known = {
+        name: np.zeros(value.shape.numpy(), value.dtype.numpy())
+        for name, value in inputs.items()
+        if value.dtype is not None and value.shape is not None and _is_empty(value.shape)
+    }
     for name, given in dims.items():
         value = inputs.get(name)
         if name in open_sizes or value is None:
@@ -46,6 +50,11 @@ def known_inputs(model: onnx_ir.Model, dims: Dims) -> dict[str, Array]:
         except (TypeError, ValueError) as error:
             raise UsageError(f"input {name!r} cannot be {given}: {first_line(error)}") from error
     return known
+
+
+def _is_empty(shape: onnx_ir.Shape) -> bool:
+    """Whether a tensor of this shape has no elements, and so one value."""
+    return all(isinstance(size, int) for size in shape) and 0 in shape
 
 
 @dataclass

@@ -81,7 +81,7 @@ def test_other_batch_than_exported_is_refused(tmp_path: Path) -> None:
         load_program(path, batch=6)
 
 
-@pytest.mark.parametrize(("shape", "message"), [([0, 4], "size 0 in dim 0"), ([2, -4], "size -4 in dim 1")])
+@pytest.mark.parametrize(("shape", "message"), [([0, 4], "without elements"), ([2, -4], "size -4 in dim 1")])
 def test_dims_that_are_not_positive_are_refused(tmp_path: Path, shape: list[int], message: str) -> None:
     path = save(tmp_path / "m.onnx", [node("Relu", ["x"])], {"x": shape}, {})
     with pytest.raises(ModelError, match=message):

@@ -114,7 +114,11 @@ def test_others_are_refused_by_name(what: Callable[[Overwriting, Tensor], Tensor
 def test_rows_are_not_made_of_floats() -> None:
     class Steering(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x * x.to(torch.int64)
+            return self.table[x.to(torch.int64)]
 
-    with pytest.raises(ModelError, match="floats are converted to"):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(8, 3))
+
+    with pytest.raises(ModelError, match="rows are chosen by numbers made of floats"):
         load_program(Steering(), (torch.randn(4, 3),))

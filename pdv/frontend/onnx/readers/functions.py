@@ -9,9 +9,11 @@ from functools import reduce
 import numpy as np
 
 from ir.graph import Node
+from ir.types import DType
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.call import Call, Handler
 
+MOST_FACTORS = 8  # of a power that is written out
 _FUNCTIONS = (
     "Tan", "Atan", "Sinh", "Cosh", "Asinh", "Floor", "Ceil", "Round", "Sign",
 )  # fmt: skip
@@ -66,19 +68,23 @@ def mean(c: Call) -> Node:
 
 
 def power(c: Call) -> Node:
-    """By a known exponent; of integers by a whole one that is not negative, as products."""
-    k, x = c.k, c[0]
-    exponent = k.value(c[1])
-    if exponent is None or exponent.size != 1 or exponent.ndim > x.type.rank:
-        raise Unsupported("an exponent that is not a constant scalar")
-    by = exponent.reshape(()).item()
+    """In the type of what is raised; of integers by a small known exponent as products."""
+    k, x, y = c.k, c[0], c[1]
+    by = k.scalar(y, x)
     if x.type.dtype.is_floating:
         if by == 0:
             return k.expand(k.const(np.ones((), np.float64), x.type.dtype), x.type.shape)
-        return k.pow(x, k.const(np.asarray(by, np.float64), x.type.dtype))
-    if by != int(by) or not 1 <= by <= 8:
-        raise Unsupported(f"{x.type.dtype.value} to the power of {by}")
-    return reduce(k.mul, [x] * int(by))
+        number = None if by is None else k.const(np.asarray(by, np.float64), x.type.dtype)
+        return k.pow(x, k.cast(y, x.type.dtype) if number is None else number)
+    if by is not None and by == int(by) and 1 <= by <= MOST_FACTORS:
+        return reduce(k.mul, [x] * int(by))
+    if y.type.dtype.is_floating:
+        return k.cast(k.pow(k.cast(x, y.type.dtype), y), x.type.dtype)
+    return (
+        k.apply("power", *k.alike(x, y))
+        if x.type.dtype is y.type.dtype
+        else k.cast(k.apply("power", *(k.cast(each, DType.I64) for each in (x, y))), x.type.dtype)
+    )
 
 
 READERS: Mapping[str, Handler] = {

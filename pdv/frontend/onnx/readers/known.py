@@ -16,6 +16,7 @@ from ir.graph import Node
 from pdv.frontend import layers, masks
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.call import Call, Handler
+from pdv.frontend.onnx.readers.logic import chosen
 from pdv.passes.fold_constants import Array
 
 MOST_MOVED = 1 << 22  # elements of a selection that is written down
@@ -28,8 +29,6 @@ def moved(*data: int, fill: int | None = None) -> Handler:
     """
 
     def handle(c: Call) -> Node:
-        if c.attrs.get("reduction", "none") != "none":
-            raise Unsupported(f"{c.attrs['reduction']} of elements with what is there")
         xs = [c[i] for i in data if c.get(i) is not None]
         filler = c.get(fill) if fill is not None else None
         places, start = {}, 1  # zero is what the operator puts between elements
@@ -66,6 +65,13 @@ def mapped(c: Call, x: Node, over: Sequence[int]) -> Node:
 
     Its columns are what becomes of each element, where the other dims are of size one.
     """
+    columns = _columns(c, x, over)
+    matrix = np.stack([column.reshape(-1) for column in columns], axis=1)
+    return _applied(c.k, x, over, matrix, [columns[0].shape[dim] for dim in over])
+
+
+def _columns(c: Call, x: Node, over: Sequence[int]) -> list[Array]:
+    """What the operator makes of each element, where all dims but these are of size one."""
     size = math.prod(x.type.shape[dim] for dim in over)
     columns: list[Array] = []
     for unit in np.eye(size, dtype=np.float64):
@@ -73,8 +79,16 @@ def mapped(c: Call, x: Node, over: Sequence[int]) -> Node:
         columns.append(np.asarray(_reference(c, {0: small})[0]))
         if columns[0].size * size > MOST_ENTRIES:
             raise Unsupported(f"a map of {size} to {columns[0].size} elements")
+    return columns
+
+
+def columns_to_image(c: Call) -> Node:
+    """[n, channels and kernel, places] -> [n, channels, *space]: sums of what lies on a point."""
+    k, x = c.k, c[0]
+    columns = _columns(c, x, (1, 2))
     matrix = np.stack([column.reshape(-1) for column in columns], axis=1)
-    return _applied(c.k, x, over, matrix, [columns[0].shape[dim] for dim in over])
+    y = k.apply("linear", k.reshape(x, (x.type.shape[0], -1)), k.const(matrix.astype(np.float32), x.type.dtype))
+    return k.reshape(y, (x.type.shape[0], *columns[0].shape[1:]))
 
 
 def mapped_apart(c: Call, x: Node, over: Sequence[int]) -> Node:
@@ -123,13 +137,25 @@ def resize(c: Call) -> Node:
     if not x.type.dtype.is_floating:
         raise Unsupported(f"an average of {x.type.dtype.value}")
     if c.attrs.get("coordinate_transformation_mode", "") == "tf_crop_and_resize":
-        raise Unsupported("tf_crop_and_resize")
+        return cropped(c, x)
     zero = np.zeros(x.type.shape, np.float32)
     result = np.asarray(_reference(c, {0: zero})[0]).shape
     over = [dim for dim in range(x.type.rank) if result[dim] != x.type.shape[dim]]
     if not over:  # the same size, and perhaps other places
         over = list(range(2, x.type.rank))
     return mapped_apart(c, x, over)
+
+
+def cropped(c: Call, x: Node) -> Node:
+    """Averages of a part of x, which may reach beyond it: what it finds there is added."""
+    size = x.type.num_elements
+    beyond = np.asarray(_reference(c, {0: np.zeros(x.type.shape, np.float32)})[0])
+    if size * beyond.size > MOST_ENTRIES:
+        raise Unsupported(f"a map of {size} to {beyond.size} elements")
+    units = np.eye(size, dtype=np.float32).reshape(size, *x.type.shape)
+    columns = [(np.asarray(_reference(c, {0: unit})[0]) - beyond).reshape(-1) for unit in units]
+    y = _applied(c.k, x, range(x.type.rank), np.stack(columns, axis=1), beyond.shape)
+    return c.k.add(y, c.k.const(beyond, x.type.dtype)) if beyond.any() else y
 
 
 def cumulative(c: Call) -> Node:
@@ -147,7 +173,107 @@ def fourier(c: Call) -> Node:
     axis = c.dim(axis)
     if axis == x.type.rank - 1:
         raise ValueError("a transform over real and imaginary parts")
-    return mapped(c, x, [axis, x.type.rank - 1])
+    inverse, one_sided = bool(c.attrs["inverse"]), bool(c.attrs["onesided"])
+    size, parts = x.type.shape[axis], x.type.shape[-1]
+    if inverse and one_sided:
+        return mapped(c, x, [axis, x.type.rank - 1])
+    length = size if c.get(1) is None else int(c.array(1).reshape(-1)[0])
+    matrix = _transform(length, min(length, size), parts, inverse=inverse, one_sided=one_sided)
+    x = c.k.slice(x, axis, 0, length)
+    return _applied(c.k, x, [axis, x.type.rank - 1], matrix, [matrix.shape[0] // 2, 2])
+
+
+def short_fourier(c: Call) -> Node:
+    """signal: [batch, length, 1 or 2], step, window or none -> [batch, frames, frequencies, 2]."""
+    k, x, step = c.k, c[0], int(c.array(1).reshape(-1)[0])
+    window, one_sided = c.get(2), bool(c.attrs["onesided"])
+    size = window.type.shape[0] if window is not None else int(c.array(3).reshape(-1)[0])
+    if c.get(3) is not None and int(c.array(3).reshape(-1)[0]) != size:
+        raise ValueError(f"frame_length {c.array(3)}, and a window of {size}")
+    batch, length = x.type.shape[:2]
+    parts = x.type.shape[2] if x.type.rank == 3 else 1
+    frames = (length - size) // step + 1
+    if step < 1 or frames < 1 or (one_sided and parts == 2):
+        raise ValueError(f"frames of {size}, {step} apart, of {length} elements of {parts} parts")
+    places = (np.arange(frames)[:, None] * step + np.arange(size)).reshape(-1)
+    y = layers.index_select(k, k.reshape(x, (batch, length, parts)), 1, k.const(places))
+    y = k.reshape(y, (batch, frames, size, parts))
+    if window is not None:
+        y = k.mul(y, k.reshape(window, (size, 1)))
+    frequencies = size // 2 + 1 if one_sided else size
+    matrix = _transform(size, size, parts, inverse=False, one_sided=one_sided)
+    y = _applied(k, y, [2, 3], matrix, [frequencies, 2])
+    return k.reshape(y, (batch, frames, frequencies, 2))
+
+
+def _transform(length: int, size: int, parts: int, *, inverse: bool, one_sided: bool) -> Array:
+    """[frequencies and parts, elements and parts]: a discrete Fourier transform of so many elements, then zeros."""
+    frequencies = length // 2 + 1 if one_sided else length
+    angles = (2 if inverse else -2) * np.pi * (np.outer(np.arange(frequencies), np.arange(size)) % length) / length
+    real, imaginary = (part / (length if inverse else 1) for part in (np.cos(angles), np.sin(angles)))
+    each = [np.stack([real, imaginary], 1), np.stack([-imaginary, real], 1)][:parts]  # [frequencies, 2, size]
+    return np.stack(each, -1).reshape(2 * frequencies, size * parts)
+
+
+def range_(c: Call) -> Node:
+    """Known numbers, a step apart."""
+    start, limit, step = (c.array(i).reshape(()) for i in range(3))
+    if step == 0:
+        raise ValueError("a range whose step is zero")
+    count = max(math.ceil((limit - start) / step), 0)
+    if count > MOST_MOVED:
+        raise Unsupported(f"a range of {count} numbers")
+    wide = np.float64 if c[0].type.dtype.is_floating else np.int64
+    array = start.astype(wide) + np.arange(count) * step.astype(wide)
+    return c.k.const(array.astype(c[0].type.dtype.torch_name), c[0].type.dtype)
+
+
+def scatter_nd(c: Call) -> Node:
+    """Slices put to known places, or joined with what is there."""
+    if c.attrs["reduction"] == "none":
+        return moved(0, 2)(c)  # type: ignore[no-any-return]
+    shape, ids = c[0].type.shape, c.array(1)
+    depth = ids.shape[-1]
+    ids = np.where(ids < 0, ids + np.array(shape[:depth]), ids)
+    rest = math.prod(shape[depth:])
+    first = (
+        np.ravel_multi_index(tuple(np.moveaxis(ids, -1, 0)), shape[:depth]) if depth else np.zeros(ids.shape[:-1], int)
+    )
+    return _joined(c, (first[..., None] * rest + np.arange(rest)).reshape(-1))
+
+
+def scatter_elements(c: Call) -> Node:
+    """Elements put to known places of their lines, or joined with what is there."""
+    if c.attrs.get("reduction", "none") == "none":
+        return moved(0, 2)(c)  # type: ignore[no-any-return]
+    shape, axis = c[0].type.shape, c.axis()
+    places: list[Array] = list(np.indices(c.array(1).shape))
+    places[axis] = np.where(c.array(1) < 0, c.array(1) + shape[axis], c.array(1))
+    return _joined(c, np.ravel_multi_index(tuple(places), shape).reshape(-1))
+
+
+def _joined(c: Call, targets: Array) -> Node:
+    """Operand 0 with the elements of operand 2 added, multiplied, or put where they are larger or smaller.
+
+    targets: the place of each; those for one place follow each other.
+    """
+    k, x, updates = c.k, c[0], c[2]
+    how = c.attrs["reduction"]
+    order = np.argsort(targets, kind="stable")
+    _, starts, counts = np.unique(targets[order], return_index=True, return_counts=True)
+    for turn in range(int(counts.max(initial=0))):
+        has = counts > turn
+        numbers = np.full(x.type.num_elements, -1)
+        at = order[starts[has] + turn]
+        numbers[targets[at]] = at
+        neutral = {"add": 0, "mul": 1}.get(how, 0)
+        more = selected(k, [updates], numbers.reshape(x.type.shape), np.asarray(neutral))
+        if how in ("add", "mul"):
+            x = getattr(k, how)(x, more)
+        else:
+            found = chosen(k, ">" if how == "max" else "<", more, x)
+            x = k.apply("where", k.const((numbers >= 0).reshape(x.type.shape)), found, x)
+    return x
 
 
 def _reference(c: Call, given: dict[int, Array]) -> tuple[Array, ...]:
@@ -161,12 +287,15 @@ def _reference(c: Call, given: dict[int, Array]) -> tuple[Array, ...]:
 READERS: Mapping[str, Handler] = {
     **{op: moved(0) for op in ("Tile", "Compress", "ReverseSequence", "GatherND", "DepthToSpace")},
     **{op: moved(0) for op in ("SpaceToDepth", "CenterCropPad", "Trilu")},
-    **{op: moved(0, 2) for op in ("ScatterND",)},
+    "ScatterND": scatter_nd,
+    "Scatter": scatter_elements,
     "GatherElements": gather_elements,
     "Pad": moved(0, fill=2),
     "Resize": resize,
     "Upsample": resize,
     "CumSum": cumulative,
-    "Col2Im": lambda c: mapped(c, c[0], [1, 2]),
+    "Col2Im": columns_to_image,
+    "STFT": short_fourier,
+    "Range": range_,
     "DFT": fourier,
 }

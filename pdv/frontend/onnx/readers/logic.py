@@ -73,15 +73,34 @@ def reduce_extreme(sign: int) -> Handler:
         keep = bool(c.attrs["keepdims"])
         if not axes and c.attrs.get("noop_with_empty_axes", 0):
             return x
-        if x.type.dtype is DType.U8 or x.type.rank == 0:
-            raise Unsupported(f"an extreme of {x.type}")
-        truth = x.type.dtype is DType.BOOL
-        x = k.cast(x, DType.I64) if truth else x
-        found = largest(k, x if sign > 0 else k.apply("neg", x), [c.dim(axis) for axis in axes], keep=keep)
-        found = found if sign > 0 else k.apply("neg", found)
-        return masks.truth(k, found) if truth else found
+        if x.type.dtype is DType.U8:
+            return k.cast(_extreme(k, k.cast(x, DType.I32), sign, axes, c, keep=keep), DType.U8)
+        if x.type.rank == 0:
+            return x
+        if not x.type.num_elements:
+            return _of_nothing(c, x, axes, -sign, keep=keep)
+        if x.type.dtype is DType.BOOL:
+            return masks.truth(k, _extreme(k, k.cast(x, DType.I64), sign, axes, c, keep=keep))
+        return _extreme(k, x, sign, axes, c, keep=keep)
 
     return handle
+
+
+def _extreme(k: Lowering, x: Node, sign: int, axes: Sequence[int], c: Call, *, keep: bool) -> Node:
+    found = largest(k, x if sign > 0 else k.apply("neg", x), [c.dim(axis) for axis in axes], keep=keep)
+    return found if sign > 0 else k.apply("neg", found)
+
+
+def _of_nothing(c: Call, x: Node, axes: Sequence[int], sign: int, *, keep: bool) -> Node:
+    """What an extreme of no elements is: the end of the type's range."""
+    dims = {c.dim(axis) for axis in axes} or set(range(x.type.rank))
+    shape = [1 if dim in dims else n for dim, n in enumerate(x.type.shape) if keep or dim not in dims]
+    if x.type.dtype is DType.BOOL:
+        return c.k.const(np.full(shape, sign > 0))
+    if x.type.dtype.is_floating:
+        return c.k.const(np.full(shape, sign * np.inf, np.float32), x.type.dtype)
+    info = np.iinfo(x.type.dtype.torch_name)
+    return c.k.const(np.full(shape, info.max if sign > 0 else info.min), x.type.dtype)
 
 
 def largest(k: Lowering, x: Node, dims: Sequence[int], *, keep: bool) -> Node:
@@ -98,6 +117,8 @@ def reduce_product(c: Call) -> Node:
     if not axes and c.attrs.get("noop_with_empty_axes", 0):
         return x
     for dim in sorted({c.dim(axis) for axis in axes} or range(x.type.rank), reverse=True):
+        if not x.type.shape[dim]:
+            x = masks.fill(k, 1, [1 if i == dim else n for i, n in enumerate(x.type.shape)], x.type.dtype)
         if x.type.shape[dim] > MOST_FACTORS:
             raise Unsupported(f"a product of {x.type.shape[dim]} factors")
         x = reduce(k.mul, [k.slice(x, dim, i, i + 1) for i in range(x.type.shape[dim])])
@@ -175,10 +196,12 @@ def one_hot(c: Call) -> Node:
 
 
 def modulo(c: Call) -> Node:
-    """The rest of a division, with the sign of the dividend."""
+    """The rest of a division, with the sign of the divisor, or with ``fmod`` of the dividend."""
     k, x, y = c.k, c[0], c[1]
-    if not c.attrs["fmod"] or not x.type.dtype.is_floating:
-        raise Unsupported(f"the rest of a division of {x.type.dtype.value}")
+    if not x.type.dtype.is_floating:
+        return k.sub(x, k.mul(y, k.apply("quotient", x, y))) if c.attrs["fmod"] else k.apply("remainder", x, y)
+    if not c.attrs["fmod"]:
+        return k.apply("remainder", x, y)
     ratio = k.div(x, y)
     whole = k.mul(k.apply("sign", ratio), k.apply("floor", k.apply("abs", ratio)))
     return k.sub(x, k.mul(y, whole))

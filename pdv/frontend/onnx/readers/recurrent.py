@@ -13,7 +13,9 @@ from ir.graph import Node
 from pdv.frontend import layers, masks
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.call import Call, Handler
+from pdv.frontend.onnx.schema import dtype_of
 
+_ACTIVATIONS = {"tanh", "sigmoid", "relu", "softplus"}
 MOST_STEPS = 256  # that are written out
 State = tuple[Node, ...]
 Cell = Callable[["Weights", Node, State], State]
@@ -23,7 +25,8 @@ Cell = Callable[["Weights", Node, State], State]
 class Weights:
     """Those of one direction: [gates * hidden, inputs], [gates * hidden, hidden], and two biases."""
 
-    def __init__(self, c: Call, direction: int, gates: int) -> None:
+    def __init__(self, c: Call, direction: int, gates: int, activations: Sequence[str]) -> None:
+        self.activations = activations
         self.k, self.gates = c.k, gates
         self.hidden = int(c.attrs["hidden_size"])
         self.w, self.r = (c.k.select(c[i], 0, direction) for i in (1, 2))
@@ -33,6 +36,10 @@ class Weights:
             self.both = first, second
         self.peepholes: tuple[Node, ...] | None = None
         self.reset_after = False
+
+    def activate(self, number: int, x: Node) -> Node:
+        """x by one of the layer's activations."""
+        return self.k.apply(self.activations[number], x)
 
     def parts(self, y: Node) -> tuple[Node, ...]:
         """[b, gates * hidden] by gates."""
@@ -49,7 +56,7 @@ class Weights:
 
 def _rnn(weights: Weights, x: Node, state: State) -> State:
     (a,), (b,) = weights.of_input(x), weights.of_state(state[0])
-    return (weights.k.apply("tanh", weights.k.add(a, b)),)
+    return (weights.activate(0, weights.k.add(a, b)),)
 
 
 def _lstm(weights: Weights, x: Node, state: State) -> State:
@@ -58,25 +65,25 @@ def _lstm(weights: Weights, x: Node, state: State) -> State:
     if weights.peepholes is not None:
         into, _, keep = weights.peepholes
         i, f = k.add(i, k.mul(into, c)), k.add(f, k.mul(keep, c))
-    i, f = k.apply("sigmoid", i), k.apply("sigmoid", f)
-    c = k.add(k.mul(f, c), k.mul(i, k.apply("tanh", g)))
+    i, f = weights.activate(0, i), weights.activate(0, f)
+    c = k.add(k.mul(f, c), k.mul(i, weights.activate(1, g)))
     if weights.peepholes is not None:
         o = k.add(o, k.mul(weights.peepholes[1], c))
-    return k.mul(k.apply("sigmoid", o), k.apply("tanh", c)), c
+    return k.mul(weights.activate(0, o), weights.activate(2, c)), c
 
 
 def _gru(weights: Weights, x: Node, state: State) -> State:
     k, (h,) = weights.k, state
     z, r, n = weights.of_input(x)
     of_z, of_r, of_n = weights.of_state(h)
-    z, r = k.apply("sigmoid", k.add(z, of_z)), k.apply("sigmoid", k.add(r, of_r))
+    z, r = weights.activate(0, k.add(z, of_z)), weights.activate(0, k.add(r, of_r))
     if weights.reset_after:
         inner = k.mul(r, of_n)
     else:
         rows = k.slice(weights.r, 0, 2 * weights.hidden, 3 * weights.hidden)
         bias = None if weights.both is None else k.slice(weights.both[1], 0, 2 * weights.hidden, 3 * weights.hidden)
         inner = layers.linear(k, k.mul(r, h), rows, bias)
-    n = k.apply("tanh", k.add(n, inner))
+    n = weights.activate(1, k.add(n, inner))
     return (k.add(n, k.mul(z, k.sub(h, n))),)
 
 
@@ -90,9 +97,10 @@ def recurrent(cell: Cell, gates: int, states: int, activations: Sequence[str]) -
         steps, batch = x.type.shape[:2]
         direction = c.attrs["direction"]
         ways = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
-        said = [name.lower() for name in c.attrs.get("activations", ())]
-        if said and said != [name.lower() for name in activations] * len(ways):
-            raise Unsupported(f"a recurrent layer of {said}")
+        said = [name.lower() for name in c.attrs.get("activations", ())] or [*activations] * len(ways)
+        said = said[: len(activations) * len(ways)]  # the schema's default is of two directions
+        if unknown := set(said) - _ACTIVATIONS:
+            raise Unsupported(f"a recurrent layer of {sorted(unknown)}")
         if c.get(4) is not None and not (c.array(4) == steps).all():
             raise Unsupported("sequences of several lengths")
         if steps > MOST_STEPS:
@@ -100,7 +108,7 @@ def recurrent(cell: Cell, gates: int, states: int, activations: Sequence[str]) -
         before = _states(c, states, len(ways), batch, batch_first=batch_first)
         rows, last = [], []
         for way, is_reverse in enumerate(ways):
-            weights = Weights(c, way, gates)
+            weights = Weights(c, way, gates, said[way * len(activations) : (way + 1) * len(activations)])
             weights.reset_after = bool(c.attrs.get("linear_before_reset", 0))
             if states == 2 and c.get(7) is not None:
                 weights.peepholes = k.split(k.select(c[7], 0, way), 0, (weights.hidden,) * 3)
@@ -140,17 +148,15 @@ def _stacked(k: Lowering, xs: Sequence[Node], dim: int) -> Node:
 
 def eye_like(c: Call) -> Node:
     """Ones on a diagonal; in the operand's type."""
-    if "dtype" in c.attrs:
-        raise Unsupported("an element type of its own")
     x = c[0]
     rows, columns = x.type.shape
-    array = np.eye(rows, columns, k=int(c.attrs["k"])).astype(x.type.dtype.torch_name)
-    return c.k.const(array, x.type.dtype)
+    dtype = dtype_of(c.attrs["dtype"]) if "dtype" in c.attrs else x.type.dtype
+    return c.k.const(np.eye(rows, columns, k=int(c.attrs["k"])).astype(dtype.torch_name), dtype)
 
 
 READERS: Mapping[str, Handler] = {
-    "RNN": recurrent(_rnn, 1, 1, ("Tanh",)),
-    "LSTM": recurrent(_lstm, 4, 2, ("Sigmoid", "Tanh", "Tanh")),
-    "GRU": recurrent(_gru, 3, 1, ("Sigmoid", "Tanh")),
+    "RNN": recurrent(_rnn, 1, 1, ("tanh",)),
+    "LSTM": recurrent(_lstm, 4, 2, ("sigmoid", "tanh", "tanh")),
+    "GRU": recurrent(_gru, 3, 1, ("sigmoid", "tanh")),
     "EyeLike": eye_like,
 }
