@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.fuzz.campaign import Campaign, Result
-from benchmarks.fuzz.spec import Program
+from benchmarks.fuzz_programs_runs.campaign import Campaign, Result
+from benchmarks.fuzz_programs_runs.spec import Program
 from benchmarks.record import Record, arguments, table
 
 IN_ONE = (1, 2, 3, 4, 6, 8, 12)
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--worker", type=Path, metavar="FOLDER", help="what torchrun starts")
     options = parser.parse_args()
     if options.worker:
-        from benchmarks.fuzz.torchrun import observe_here
+        from benchmarks.fuzz_programs_runs.torchrun import observe_here
 
         observe_here(options.worker)
         return
@@ -60,7 +60,7 @@ def main() -> None:
     digest = judge_all(record, results, options.out)
     campaign.isolated.close()
     if options.torchrun:
-        from benchmarks.fuzz.torchrun import by_torchrun
+        from benchmarks.fuzz_programs_runs.torchrun import by_torchrun
 
         digest += judge_all(record, by_torchrun(options.seed, options.torchrun), options.out)
     report(record, time.monotonic() - started[1], digest)
@@ -112,7 +112,7 @@ def report(record: Record, wall_s: float, digest: str) -> None:
 
 def replay(path: Path, processes: list[int]) -> None:
     """One program's verdict, in full."""
-    from benchmarks.fuzz.judge import Judge
+    from benchmarks.fuzz_programs_runs.judge import Judge
 
     program = Program.parse(path.read_text(encoding="utf-8"))
     ranks = program.plan.devices if processes != [0] else 0

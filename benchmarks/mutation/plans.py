@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.fuzz.assignment import AXES, draw_splits, problem_of
-from benchmarks.fuzz.judge import planned
-from benchmarks.fuzz.spec import PlanSpec
+from benchmarks.fuzz_programs_runs.assignment import AXES, draw_splits, problem_of
+from benchmarks.fuzz_programs_runs.judge import planned
+from benchmarks.fuzz_programs_runs.spec import PlanSpec
 from benchmarks.mutation.models import MODELS, decoder, layers
 from ir.graph import Graph
 from ir.mesh import Mesh

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fuzz.campaign import judge_module
-from benchmarks.fuzz.judge import Judge, silent
-from benchmarks.fuzz.spec import Program
+from benchmarks.fuzz_programs_runs.campaign import judge_module
+from benchmarks.fuzz_programs_runs.judge import Judge, silent
+from benchmarks.fuzz_programs_runs.spec import Program
 from tests.property.test_fuzz import KEPT
 
 pytestmark = pytest.mark.distributed

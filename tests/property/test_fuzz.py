@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz import judge as judging
-from benchmarks.fuzz.assignment import draw_plan
-from benchmarks.fuzz.campaign import judge_module
-from benchmarks.fuzz.draw import draw_module
-from benchmarks.fuzz.judge import Judge, Verdict, silent
-from benchmarks.fuzz.shrink import shrunk
-from benchmarks.fuzz.spec import Program
+from benchmarks.fuzz_programs_runs import judge as judging
+from benchmarks.fuzz_programs_runs.assignment import draw_plan
+from benchmarks.fuzz_programs_runs.campaign import judge_module
+from benchmarks.fuzz_programs_runs.draw import draw_module
+from benchmarks.fuzz_programs_runs.judge import Judge, Verdict, silent
+from benchmarks.fuzz_programs_runs.shrink import shrunk
+from benchmarks.fuzz_programs_runs.spec import Program
 from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.sharding import invariant

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from benchmarks.fuzz import elementwise, layers, movement, reduction
-from benchmarks.fuzz.pool import Operation
-from benchmarks.fuzz.spec import ModuleSpec, Step
+from benchmarks.fuzz_programs_runs import elementwise, layers, movement, reduction
+from benchmarks.fuzz_programs_runs.pool import Operation
+from benchmarks.fuzz_programs_runs.spec import ModuleSpec, Step
 
 OPERATIONS: Mapping[str, Operation] = {
     **elementwise.OPERATIONS,

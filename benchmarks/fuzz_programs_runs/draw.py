@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.fuzz.module import OPERATIONS, Module, example
-from benchmarks.fuzz.pool import Pool
-from benchmarks.fuzz.spec import Input, ModuleSpec, Step
+from benchmarks.fuzz_programs_runs.module import OPERATIONS, Module, example
+from benchmarks.fuzz_programs_runs.pool import Pool
+from benchmarks.fuzz_programs_runs.spec import Input, ModuleSpec, Step
 
 LARGEST = 100.0  # of any value: beyond, rounding in float32 would be mistaken for a difference
 MOST_ELEMENTS = 1 << 14

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.fuzz.module import example, generator
-from benchmarks.fuzz.spec import ModuleSpec
+from benchmarks.fuzz_programs_runs.module import example, generator
+from benchmarks.fuzz_programs_runs.spec import ModuleSpec
 from benchmarks.measured.parity import load_package
 
 TOLERANCE = {"float64": 1e-7, "float32": 2e-3}

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.fuzz.assignment import tidied
-from benchmarks.fuzz.draw import pruned
-from benchmarks.fuzz.judge import Judge, Verdict
-from benchmarks.fuzz.spec import ModuleSpec, PlanSpec, Program, Step
+from benchmarks.fuzz_programs_runs.assignment import tidied
+from benchmarks.fuzz_programs_runs.draw import pruned
+from benchmarks.fuzz_programs_runs.judge import Judge, Verdict
+from benchmarks.fuzz_programs_runs.spec import ModuleSpec, PlanSpec, Program, Step
 
 TRIALS = 150
 

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzz.assignment import MESHES, draw_plan
-from benchmarks.fuzz.draw import draw_module
-from benchmarks.fuzz.isolate import DiedError, Isolated
-from benchmarks.fuzz.judge import Judge, Verdict
-from benchmarks.fuzz.shrink import shrunk
-from benchmarks.fuzz.spec import PlanSpec, Program
+from benchmarks.fuzz_programs_runs.assignment import MESHES, draw_plan
+from benchmarks.fuzz_programs_runs.draw import draw_module
+from benchmarks.fuzz_programs_runs.isolate import DiedError, Isolated
+from benchmarks.fuzz_programs_runs.judge import Judge, Verdict
+from benchmarks.fuzz_programs_runs.shrink import shrunk
+from benchmarks.fuzz_programs_runs.spec import PlanSpec, Program
 
 PLANS = 4  # of each module: reading one costs as much as judging some plans
 SHRUNK_ALIKE = 2  # failures of one signature that are shrunk; more would be the same mistake
@@ -132,8 +132,8 @@ def write_failure(folder: Path, name: str, program: Program, verdict: Verdict) -
     processes = program.plan.devices if "ranks" in verdict.stage else 0
     said = " ".join(word for word in verdict.signature if word)
     (folder / f"test_{name.replace('-', '_')}.py").write_text(
-        "from benchmarks.fuzz.judge import Judge\n"
-        "from benchmarks.fuzz.spec import Program\n\n"
+        "from benchmarks.fuzz_programs_runs.judge import Judge\n"
+        "from benchmarks.fuzz_programs_runs.spec import Program\n\n"
         f'PROGRAM = r"""\n{program.text()}"""\n\n\n'
         f"def test_{program.key}() -> None:\n"
         f'    """Was: {said}."""\n'

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.fuzz.pool import Attrs, Drawn, Operation, Pool, Weights, at_least, rank
+from benchmarks.fuzz_programs_runs.pool import Attrs, Drawn, Operation, Pool, Weights, at_least, rank
 
 WIDTHS = (6, 8, 12, 24, 24, 10)
 

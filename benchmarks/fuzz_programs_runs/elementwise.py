@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.fuzz.pool import Attrs, Drawn, Operation, Pool, Weights
+from benchmarks.fuzz_programs_runs.pool import Attrs, Drawn, Operation, Pool, Weights
 
 UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,

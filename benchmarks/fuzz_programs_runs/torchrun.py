@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.fuzz.assignment import assigned, draw_plan, problem_of
-from benchmarks.fuzz.campaign import Result
-from benchmarks.fuzz.draw import draw_module
-from benchmarks.fuzz.judge import Judge, Verdict
-from benchmarks.fuzz.module import Module
-from benchmarks.fuzz.observe import observe_package
-from benchmarks.fuzz.spec import PlanSpec, Program
+from benchmarks.fuzz_programs_runs.assignment import assigned, draw_plan, problem_of
+from benchmarks.fuzz_programs_runs.campaign import Result
+from benchmarks.fuzz_programs_runs.draw import draw_module
+from benchmarks.fuzz_programs_runs.judge import Judge, Verdict
+from benchmarks.fuzz_programs_runs.module import Module
+from benchmarks.fuzz_programs_runs.observe import observe_package
+from benchmarks.fuzz_programs_runs.spec import PlanSpec, Program
 from benchmarks.record import ROOT
 from ir.errors import PdvError
 from ir.graph import Graph, Node

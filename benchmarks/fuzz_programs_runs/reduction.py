@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.fuzz.pool import Attrs, Drawn, Operation, Pool, Weights, at_least, rank
+from benchmarks.fuzz_programs_runs.pool import Attrs, Drawn, Operation, Pool, Weights, at_least, rank
 
 
 def reduce(w: Weights, attrs: Attrs, xs: Sequence[Tensor]) -> Tensor:

@@ -12,7 +12,13 @@ from typing import Any
 SILENCE_S = 240.0  # between two signs of life; machines are shared
 MEMORY_BYTES = 10 << 30  # of addresses: a table of the search beyond this is a crash to be found, not to be had
 _context = multiprocessing.get_context("forkserver")
-PRELOADED = ("benchmarks.fuzz.shrink", "pdv.frontend.load", "pdv.emit.package", "pdv.search.meshes", "torch")
+PRELOADED = (
+    "benchmarks.fuzz_programs_runs.shrink",
+    "pdv.frontend.load",
+    "pdv.emit.package",
+    "pdv.search.meshes",
+    "torch",
+)
 
 
 class DiedError(Exception):

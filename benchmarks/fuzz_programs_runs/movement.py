@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.fuzz.pool import Attrs, Drawn, Operation, Pool, Weights, at_least
+from benchmarks.fuzz_programs_runs.pool import Attrs, Drawn, Operation, Pool, Weights, at_least
 
 MOST_DIMS = 5
 

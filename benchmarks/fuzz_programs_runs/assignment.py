@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.fuzz.spec import PlanSpec
+from benchmarks.fuzz_programs_runs.spec import PlanSpec
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Split

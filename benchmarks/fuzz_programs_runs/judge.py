@@ -13,10 +13,18 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.fuzz.assignment import assigned, problem_of
-from benchmarks.fuzz.module import Module
-from benchmarks.fuzz.observe import Data, Step, data_of, differences, observe_module, observe_package, says_fixed
-from benchmarks.fuzz.spec import ModuleSpec, PlanSpec
+from benchmarks.fuzz_programs_runs.assignment import assigned, problem_of
+from benchmarks.fuzz_programs_runs.module import Module
+from benchmarks.fuzz_programs_runs.observe import (
+    Data,
+    Step,
+    data_of,
+    differences,
+    observe_module,
+    observe_package,
+    says_fixed,
+)
+from benchmarks.fuzz_programs_runs.spec import ModuleSpec, PlanSpec
 from ir.errors import PdvError, VerificationError
 from ir.graph import Graph
 from ir.proof.exact import verify_equal
