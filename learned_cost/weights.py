@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.errors import WeightsError
-from learned_cost.files import write_together, write_whole
+from ir.files.reading import FileKind, parse_json, read_bytes
+from ir.files.writing import write_together, write_whole
 
 FORMAT_VERSION = 1
 SHIPPED = Path(__file__).parent / "weights"
-MAX_BYTES = 1 << 28  # shipped weights take less than 10 MB
+FILE = FileKind(1 << 28, WeightsError)  # shipped weights take less than 10 MB
 MAX_HEADER = 1 << 24
 PICKLES = (b"\x80", b"PK\x03\x04")  # pickle protocols 2 and later; the zip files of torch.save
 Arrays = Mapping[str, NDArray[Any]]  # Any: floats of several widths, and integers
@@ -84,8 +85,8 @@ def load_weights(path: Path, kind: str | None, *, features: str | None = None) -
                 allowed,
                 "`pdv cost train` makes both; without a name, `pdv cost show` shows the shipped ones",
             )
-    raw = _read(numbers_path)
-    description = _description(text_path, _read(text_path))
+    raw = read_bytes(numbers_path, FILE)
+    description = _description(text_path, read_bytes(text_path, FILE))
     _check_head(text_path, description, kind)
     arrays = _arrays(numbers_path, raw)
     digest = hashlib.sha256(raw).hexdigest()
@@ -122,7 +123,7 @@ def load_checkpoint(path: Path) -> Weights:
     """
     if not path.is_file():
         raise WeightsError(f"there is no checkpoint {path}", mend="Train without --resume")
-    raw = _read(path)
+    raw = read_bytes(path, FILE)
     arrays = _arrays(path, raw)
     (length,) = struct.unpack("<Q", raw[:8])
     text = json.loads(raw[8 : 8 + length]).get("__metadata__", {}).get("description", "")
@@ -141,16 +142,6 @@ def _numbers_text(arrays: Arrays, description: str | None = None) -> bytes:
     whole = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
     text: bytes = save(whole, metadata=None if description is None else {"description": description})
     return text
-
-
-def _read(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise WeightsError(f"{path} has {size >> 20} MiB", f"Weight files have at most {MAX_BYTES >> 20} MiB")
-        return path.read_bytes()
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _arrays(path: Path, raw: bytes) -> Arrays:
@@ -177,17 +168,13 @@ def _arrays(path: Path, raw: bytes) -> Arrays:
 
 def _description(path: Path, raw: bytes) -> dict[str, Any]:
     try:
-        data = json.loads(raw, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        data = parse_json(raw)
+    except ValueError as error:
         told = " ".join(str(error).split())[:120]
         raise WeightsError(f"{path} describes no weights ({told})", mend="Copy it again, or train again") from error
     if not isinstance(data, dict):
         raise WeightsError(f"{path} describes no weights", "Allowed: a JSON object as `pdv cost train` writes it")
     return data
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number")
 
 
 def _check_head(path: Path, description: Mapping[str, Any], kind: str | None) -> None:

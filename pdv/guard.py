@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from ir.errors import InternalError, PdvError
+from ir.errors import InternalError, PdvError, WriteError
+from ir.files.writing import is_full
 from ir.graph import Graph
 from ir.text import print_graph
 from pdv.config import VERSION
@@ -56,6 +58,7 @@ def guarded(name: str) -> Iterator[None]:
 
     Raises:
         InternalError: in place of an exception that nobody meant.
+        WriteError: if a disk was full.
     """
     call = _Call()
     token = _CALL.set(call)
@@ -66,9 +69,18 @@ def guarded(name: str) -> Iterator[None]:
     except Exception as error:
         if any(error is one for one in call.outside):
             raise
+        if isinstance(error, OSError) and is_full(error):
+            raise _no_room(error) from error
         raise _report(error, name, call.graph) from error
     finally:
         _CALL.reset(token)
+
+
+def _no_room(error: OSError) -> WriteError:
+    """The error of a disk that was full where nobody looked for it: of scratch files, or of what is printed."""
+    place = error.filename or "a temporary file, or what is printed,"
+    mend = f"Free some room ({tempfile.gettempdir()} is for temporary files), or write elsewhere"
+    return WriteError(f"{place} cannot be written ({error.strerror})", "A disk with room", mend)
 
 
 def note(graph: Graph) -> Graph:

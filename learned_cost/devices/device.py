@@ -15,9 +15,11 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ir.errors import DeviceError, did_you_mean
+from ir.files.plain_yaml import check_plain
+from ir.files.reading import FileKind, read_text
 
 FOLDER = Path(__file__).parent
-MAX_BYTES = 1 << 16  # of a file; a record takes 1 KiB
+RECORD = FileKind(1 << 16, DeviceError, wanted="Give the record of one device")  # which takes 1 KiB
 
 # Dense arithmetic; fp32_matrix where matrix units compute in float32 faster than vector units do.
 Dtype = Literal["fp64", "fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4"]
@@ -142,13 +144,11 @@ def read_record(path: Path) -> DeviceRecord:
     Raises:
         DeviceError: naming file, field and mend, if it cannot be read or says what no record may.
     """
+    text = read_text(path, RECORD)
     try:
-        raw = path.read_bytes()
-        if len(raw) > MAX_BYTES:
-            raise DeviceError(f"{path} is larger than {MAX_BYTES >> 10} KiB", mend="Give the record of one device")
-        data = yaml.load(raw, Loader=_LOADER)  # noqa: S506  # a safe loader either way
-    except OSError as error:
-        raise DeviceError(f"{path} cannot be read ({error.strerror})") from error
+        if path.parent != FOLDER:
+            check_plain(text, str(path), DeviceError, "Write plain values")
+        data = yaml.load(text, Loader=_LOADER)  # noqa: S506  # a safe loader either way
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())[:160]
         raise DeviceError(f"{path} is not valid YAML ({reason})", mend="Mend the syntax") from error

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ir.errors import DataError
+from ir.files.reading import FileKind, read_text
 from learned_cost.devices.device import DeviceRecord
 
 # column -> field, factor to SI units, whole number
@@ -36,7 +37,7 @@ RATES = {
     "int8_tops": "int8",
 }
 REQUIRED = ("gpu", "vendor", "arch", "sm", "fp32_tflops", "mem_gb", "mem_bw_gbs")
-MAX_BYTES = 1 << 20
+TABLE = FileKind(1 << 20, DataError, wanted="Give a table of devices")
 
 
 def read_device_table(path: Path) -> dict[str, DeviceRecord]:
@@ -46,11 +47,8 @@ def read_device_table(path: Path) -> dict[str, DeviceRecord]:
         DataError: if it is no such table, or a device in it says what no record may; line and column are named.
     """
     try:
-        raw = path.read_bytes()
-        if len(raw) > MAX_BYTES:
-            raise DataError(f"{path} is larger than {MAX_BYTES >> 20} MiB", mend="Give a table of devices")
-        rows = list(csv.DictReader(raw.decode("utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows = list(csv.DictReader(read_text(path, TABLE).splitlines()))
+    except csv.Error as error:
         told = " ".join(str(error).split())[:160]
         raise DataError(f"{path} is no table of devices ({told})", "Allowed: CSV, as UTF-8") from error
     missing = [name for name in REQUIRED if not rows or name not in rows[0]]

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from ir.errors import UsageError, WriteError, did_you_mean
+from ir.errors import UsageError, did_you_mean
+from ir.files.writing import make_folder, write_whole
 from ir.graph import Graph
 from ir.operator import Operator
 from ir.ops import OPERATORS
@@ -177,11 +178,8 @@ def write(path: Path, text: str) -> None:
     Raises:
         WriteError: if it cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise WriteError(f"{path} cannot be written ({error.strerror})", mend="Choose another folder") from error
+    make_folder(path.parent)
+    write_whole(path, text.encode())
 
 
 def detect_record(device: str, threads: int, count: int, name: str, *, measured: bool) -> tuple[DeviceRecord, int]:

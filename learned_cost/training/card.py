@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ir.files.writing import check_folder, unwritable, write_whole
 from learned_cost.evaluation.plots import pictures
 from learned_cost.evaluation.scoring import Evaluation
-from learned_cost.files import check_folder, unwritable, write_whole
 from learned_cost.weights import FORMAT_VERSION, Weights, load_weights, save_weights
 
 REPORT, CARD = "evaluation.json", "README.md"

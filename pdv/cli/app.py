@@ -74,11 +74,24 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with guarded(f"pdv {command}"):
             code = _ran(words)
+            _flush()
     except PdvError as error:
         return _report(error, command, as_json=as_json, debug=debug)
     if code == INTERRUPTED:  # typer turns the interrupt into this code
         print_error(command, "interrupted", "interrupted; nothing was written", INTERRUPTED, as_json=as_json)
     return code if isinstance(code, int) else 0
+
+
+def _flush() -> None:
+    """Print what is held back, so that a full disk shows while there is somebody to tell."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = None  # the reader went away; leave no complaint at exit
+    except OSError:
+        sys.stdout = None
+        raise
 
 
 def _ran(words: list[str]) -> object:

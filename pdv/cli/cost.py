@@ -146,7 +146,7 @@ def evaluate(
 ) -> None:
     """Score weights on any folder of measurements: errors, intervals and ranks, by operator, device and source."""
     if plots is not None:
-        from learned_cost.files import check_folder
+        from ir.files.writing import check_folder
 
         check_folder(plots, overwrite=True)
     _need("pyarrow")
@@ -202,8 +202,8 @@ def publish(
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
     """Check weights, score them again, and write them with a model card and pictures as a folder for others."""
+    from ir.files.writing import check_folder
     from learned_cost.data.dataset import SHIPPED as PROFILES
-    from learned_cost.files import check_folder
     from learned_cost.training.card import publish as write
     from learned_cost.weights import load_weights
 
@@ -296,7 +296,7 @@ def _evaluate(
 
 
 def _draw(found: Evaluation, folder: Path) -> list[str]:
-    from learned_cost.files import unwritable
+    from ir.files.writing import unwritable
     from learned_cost.training.card import draw
 
     try:

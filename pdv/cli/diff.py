@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ir.errors import UsageError
+from ir.files.reading import FileKind, parse_json, read_text
 from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
 
 Plan = Annotated[Path, typer.Argument(help="A package, its plan.json, or what `pdv simulate --json` printed.")]
+SAVED = FileKind(1 << 28, UsageError)
 
 
 def diff(
@@ -67,8 +68,8 @@ def _save(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        document = parse_json(read_text(path, SAVED))
+    except ValueError as error:
         raise UsageError(f"{path} cannot be read: {error}", "A package, or what pdv simulate --json printed") from error
     if not isinstance(document, dict) or ("derivation" not in document and "simulation_version" not in document):
         raise UsageError(f"{path} is neither a plan nor a simulation", "A package, or what pdv simulate --json printed")

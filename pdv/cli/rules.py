@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ir.errors import UsageError, VerificationError
+from ir.files.writing import write_whole
 from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
 
 app = typer.Typer(help="Generate, prove and list the laws that the search may apply.")
@@ -40,7 +41,7 @@ def generate(
     command = f"pdv rules generate --max-ops {max_ops} --seed {seed}"
     text = written_library(found, command)
     if output is not None:
-        output.write_text(text, encoding="utf-8")
+        write_whole(output, text.encode())
     if as_json:
         counts = {**found.counts, "cpu_s": round(time.process_time() - started, 1)}
         print_json("rules generate", counts=counts, laws=[str(law) for law in found.laws])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ir.errors import ModelError, UsageError
+from ir.files.writing import write_whole
 from pdv import config
 from pdv.cli import values
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_warning, progress_bar
@@ -86,7 +87,7 @@ def simulate(
             from pdv.simulate.trace import trace as draw
 
             progress("drawing", None)
-            trace.write_text(json.dumps(draw(simulation, memory)), encoding="utf-8")
+            write_whole(trace, json.dumps(draw(simulation, memory)).encode())
     for warning in () if as_json else work.cluster.warnings:
         print_warning(warning)
     if as_json:

@@ -7,6 +7,7 @@ import math
 import operator
 from dataclasses import dataclass, replace
 
+from ir.dims import divisors
 from ir.errors import ClusterError
 from ir.mesh import Axis, Mesh
 from pdv.cluster.description import Cluster, Level, Link, Route
@@ -117,7 +118,7 @@ def _halve(name: str, size: int) -> list[Sizes]:
 def _group(levels: Sizes, devices: int) -> list[Sizes]:
     """Two axes whose border lies inside a node: as many groups as it takes, over the network, of equal parts."""
     name, inner = levels[-1]
-    parts = [size for size in range(2, inner) if inner % size == 0]
+    parts = divisors(inner)[1:-1]
     return [(("group", devices // size), (name, size)) for size in parts]
 
 

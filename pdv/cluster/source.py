@@ -15,10 +15,12 @@ import yaml
 from pydantic import ValidationError
 
 from ir.errors import ClusterError, did_you_mean
+from ir.files.plain_yaml import check_plain
+from ir.files.reading import FileKind, read_text, shown
 from pdv.cluster.units import ValueProblem, shorten
 
-MAX_BYTES = 2**20  # a cluster description has a few hundred
-MAX_DEPTH = 16
+EXAMPLES = "Give the path of a YAML file (examples/clusters has some)"
+CLUSTER = FileKind(1 << 20, ClusterError, EXAMPLES, "Give a cluster description")  # which has a few hundred bytes
 
 Place = tuple[str | int, ...]  # keys and positions from the top of the document
 
@@ -65,36 +67,13 @@ def read_yaml(path: Path) -> Source:
     Raises:
         ClusterError: not a readable file, not text, not YAML, or a feature of YAML that is refused.
     """
-    name = str(path) if str(path).isprintable() else shorten(str(path))
-    if not path.is_file():
-        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise ClusterError(f"{name} {kind}", mend="Give the path of a YAML file (examples/clusters has some)")
-    return parse_yaml(read_text(path, name, MAX_BYTES, "Give a cluster description"), name)
-
-
-def read_text(path: Path, name: str, most: int, wanted: str) -> str:
-    """The text of a file of at most so many bytes; `wanted` says what to give in place of a larger one.
-
-    Raises:
-        ClusterError: not readable, too large, or no text.
-    """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(most + 1)
-    except OSError as error:
-        raise ClusterError(f"{name} cannot be read ({error.strerror})", mend="Give the path of a file") from error
-    if len(raw) > most:
-        raise ClusterError(f"{name} is larger than {most >> 20} MiB", mend=wanted)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ClusterError(f"{name} is not text in UTF-8 (byte {error.start})") from error
+    return parse_yaml(read_text(path, CLUSTER), shown(path))
 
 
 def parse_yaml(text: str, name: str) -> Source:
     """The data of YAML `text`; `name` stands for the file in messages. Raises as `read_yaml`."""
     try:
-        _refuse_features(text, name)
+        check_plain(text, name, ClusterError, "Describe nodes and network only")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -113,24 +92,6 @@ def parse_yaml(text: str, name: str) -> Source:
 def _key(step: str) -> str:
     """A key as it may stand in a message."""
     return step if step.isidentifier() and step.isascii() else shorten(step)
-
-
-def _refuse_features(text: str, name: str) -> None:
-    """Look at the events alone, so that nothing is built yet when an alias would multiply it."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        place = f"{name} line {event.start_mark.line + 1}" if event.start_mark else name
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise ClusterError(f"{place}: anchors and aliases (& and *) are not allowed", mend="Write the values out")
-        tag = getattr(event, "tag", None)
-        if tag:
-            raise ClusterError(f"{place}: tags ({shorten(tag)}) are not allowed", mend="Remove the tag")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        if isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            raise ClusterError(f"{place}: nested more than {MAX_DEPTH} deep", mend="Describe nodes and network only")
 
 
 def _plain(node: yaml.Node, place: Place, lines: dict[Place, int], name: str) -> object:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ir.errors import UsageError, WriteError
+from ir.files.reading import read_text
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.guard import guarded, note
-from pdv.plan.seal import DOCUMENT, damage_error, parse_document, write_document
+from pdv.plan.seal import DOCUMENT, PLAN, parse_document, write_document
 from pdv.plan.source import write_source
 
 if TYPE_CHECKING:
@@ -138,11 +139,7 @@ def read_document(directory: str | os.PathLike[str]) -> dict[str, Any]:
     if not path.is_file():
         missing = f"has no {DOCUMENT}" if Path(directory).is_dir() else "is no directory"
         raise UsageError(f"{directory} {missing}", "A package that `pdv optimize` wrote", "Check the path")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise damage_error(error) from error
-    return parse_document(text)
+    return parse_document(read_text(path, PLAN))
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:

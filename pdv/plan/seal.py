@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ir.errors import VerificationError
+from ir.files.reading import FileKind, parse_json
 
 FORMAT_VERSION = 2
 DOCUMENT = "plan.json"
+PLAN = FileKind(1 << 27, VerificationError, wanted="Plan again")
 CHECKSUM = "checksum"
 Document = dict[str, Any]  # Any: JSON
 
@@ -46,8 +48,8 @@ def parse_document(text: str) -> Document:
         VerificationError: if it is no JSON object, of another version, or not as it was written.
     """
     try:
-        document = json.loads(text, object_pairs_hook=_once_each, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(text, _once_each)
+    except ValueError as error:
         raise damage_error(error) from error
     if not isinstance(document, dict):
         raise damage_error("it is no JSON object")
@@ -88,7 +90,3 @@ def _once_each(pairs: list[tuple[str, Any]]) -> Document:
     if len(found) < len(pairs):
         raise ValueError(f"a name stands twice: {sorted(name for name, _ in pairs)}")
     return found
-
-
-def _refuse(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")

@@ -19,9 +19,9 @@ def write_source(graph: Graph, directory: Path) -> dict[str, str]:
     (directory / GRAPH).write_text(print_graph(graph), encoding="utf-8", newline="\n")
     arrays = constants(graph)
     if arrays:
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save  # which writes no file itself: its errors do not say that a disk is full
 
-        save_file(dict(sorted(arrays.items())), directory / CONSTANTS)
+        (directory / CONSTANTS).write_bytes(save(dict(sorted(arrays.items()))))
     return {name: file_digest(directory / name) for name in (GRAPH, CONSTANTS) if (directory / name).exists()}
 
 

@@ -148,7 +148,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
         if left < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("learned_cost.files.os.fsync", full)
+    monkeypatch.setattr("ir.files.writing.os.fsync", full)
     with pytest.raises(WriteError, match=r"No space left.*unchanged.*Free some room"):
         save_weights(path, Weights("kernels", {"layer.weight": np.zeros(5)}, DESCRIPTION))
     with pytest.raises(WriteError, match="No space left"):

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 from ir.errors import ClusterError
+from ir.files.reading import FileKind, read_text, shown
 from pdv.cluster.detect.facts import Facts
 from pdv.cluster.detect.hosts import LINE, hostfile
 from pdv.cluster.detect.nccl import topology_xml
 from pdv.cluster.detect.nvidia import ESCAPES, topo_matrix
 from pdv.cluster.detect.slurm import topology_conf, topology_yaml
-from pdv.cluster.source import read_text
 
-MAX_BYTES = 2**22
+TOOL_OUTPUT = FileKind(1 << 22, ClusterError, "Give the path of a file", "Give one tool's output")
 
 
 def read_facts(path: Path) -> Facts:
@@ -22,7 +22,7 @@ def read_facts(path: Path) -> Facts:
     Raises:
         ClusterError: not a readable text, of no known kind, or damaged.
     """
-    return facts_of(read_text(path, str(path), MAX_BYTES, "Give one tool's output"), str(path))
+    return facts_of(read_text(path, TOOL_OUTPUT), shown(path))
 
 
 def facts_of(text: str, name: str) -> Facts:

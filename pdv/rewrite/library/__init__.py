@@ -6,11 +6,13 @@ from functools import cache
 from pathlib import Path
 
 from ir.errors import UsageError
+from ir.files.reading import FileKind, read_text
 from pdv.rewrite.law import Law, parse_law
 from pdv.rewrite.rule import Rule, rules_of
 from pdv.rewrite.wellformed import check_form
 
 FILES = ("written.laws", "generated.laws")
+LAWS = FileKind(1 << 20, UsageError, "Give a text file with a law on each line", "UTF-8 text, a law on each line")
 
 
 def read_laws(path: Path) -> tuple[Law, ...]:
@@ -19,15 +21,7 @@ def read_laws(path: Path) -> tuple[Law, ...]:
     Raises:
         UsageError: naming file and line of what is no law, or uses what does not exist; or if there is no law at all.
     """
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "there is no such file"
-        raise UsageError(f"{path}: {what}", "A text file with a law on each line", "Check the path")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error}", "UTF-8 text, a law on each line", "Check the file"
-        ) from error
+    lines = read_text(path, LAWS).splitlines()
     found: dict[str, Law] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):

@@ -137,7 +137,7 @@ def test_publishing_on_a_full_disk_leaves_nothing(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr("learned_cost.files.os.fsync", fills)
+    monkeypatch.setattr("ir.files.writing.os.fsync", fills)
     with pytest.raises(WriteError, match="No space left"):
         publish(weights, found, tmp_path / "card", evaluated_on="some rows")
     assert sorted(tmp_path.iterdir()) == before

@@ -155,7 +155,7 @@ def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(
         if left < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("learned_cost.files.os.fsync", fills)
+    monkeypatch.setattr("ir.files.writing.os.fsync", fills)
     with pytest.raises(WriteError, match=r"No space left.*unchanged"):
         fit(Regression(), CONFIG, checkpoint=path, every_s=0.0)
     monkeypatch.undo()

@@ -163,7 +163,7 @@ def test_a_full_disk_keeps_the_checkpoint_and_the_old_weights(tmp_path: Path, mo
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     more = replace(OPTIONS, fit=replace(OPTIONS.fit, seed=3))
-    monkeypatch.setattr("learned_cost.files.os.fsync", fills)
+    monkeypatch.setattr("ir.files.writing.os.fsync", fills)
     with pytest.raises(WriteError, match="No space left"):
         trained(tmp_path, more)
     monkeypatch.undo()

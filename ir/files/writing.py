@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,6 +42,15 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
             part.unlink(missing_ok=True)
 
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""What is said of a file system that takes nothing more, whatever was to be written."""
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error says that there is no room, or none for files so large: no fault of who wrote."""
+    return error.errno in NO_ROOM
+
+
 def unwritable(path: Path, error: OSError) -> WriteError:
     """The one error of a write that failed."""
     there = "what was there before is unchanged" if path.exists() else "nothing was written"
@@ -49,6 +59,18 @@ def unwritable(path: Path, error: OSError) -> WriteError:
         "A folder that exists, with room, and that may be written to",
         "Free some room or write elsewhere",
     )
+
+
+def make_folder(path: Path) -> None:
+    """A folder, and those around it, if it is not there.
+
+    Raises:
+        WriteError: if it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
