@@ -102,6 +102,12 @@ class Loops:
 
 
 @lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
+    """Every number that divides a positive one, in order; in as many steps as its root, for it may be any size."""
+    low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return tuple(sorted({*low, *(number // size for size in low)}))
+
+
 def parse(text: str) -> Notation:
     """Parse one line of loop notation.
 

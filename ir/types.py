@@ -6,6 +6,10 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from ir.errors import ShapeError
+
+MOST_DIMS, MOST_EXTENT = 32, 1 << 40
+
 
 class DType(Enum):
     """Element types a graph may hold; the value is the short name used in printed graphs."""
@@ -110,6 +114,12 @@ class TensorType:
 
     shape: tuple[int, ...]
     dtype: DType
+
+    def __post_init__(self) -> None:
+        """Raises ShapeError if there are more dims, or longer ones, than any tensor has."""
+        if len(self.shape) > MOST_DIMS or max(self.shape, default=0) > MOST_EXTENT:
+            what = f"a tensor of {len(self.shape)} dims, the longest of {max(self.shape)}"
+            raise ShapeError(what, f"Up to {MOST_DIMS} dims of up to {MOST_EXTENT}")
 
     @property
     def rank(self) -> int:

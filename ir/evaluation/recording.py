@@ -75,7 +75,7 @@ class Recorder:
         extents: dict[str, int] = {}
         for x, names in zip(xs, labels, strict=True):
             for label, size in zip(names, x.shape, strict=True):
-                extents[label] = max(extents.get(label, 1), size)
+                extents[label] = extents.get(label, 1) if size == 1 else size
         if len(xs) == 1:
             (x,), (names,) = xs, labels
             one = np.ones((x.shape[0], 1), dtype=x.data.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ir.dims import divisors
 from ir.errors import ShapeError
 from ir.graph import Graph, Node
 from ir.scaling.resize import Sizes
@@ -21,7 +22,7 @@ def few_rows(graph: Graph, rows: int) -> tuple[Graph, Mapping[Node, Node]] | Non
     None where there are no fewer, or rows cannot be told from other sizes.
     """
     batch = next((int(node.type.shape[0]) for node in graph.inputs if node.type.rank), 0)
-    share = max((batch // few for few in range(rows, batch) if batch % few == 0), default=1)
+    share = max((batch // few for few in divisors(batch) if rows <= few < batch), default=1)
     return None if share == 1 else _resized(graph, share)
 
 

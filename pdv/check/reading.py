@@ -217,7 +217,8 @@ def difference(x: Array, y: Array, reached: float) -> float:
     if y.dtype.kind != "f":
         return float((x != y).any())
     same = (x == y) | (np.isnan(x) & np.isnan(y))
-    gap = float(np.where(same, 0.0, np.abs(x - y)).max(initial=0.0))
+    with np.errstate(invalid="ignore"):  # of infinities
+        gap = float(np.where(same, 0.0, np.abs(x - y)).max(initial=0.0))
     scale = max(largest(y), reached) or 1.0
     return math.inf if math.isnan(gap) else gap / scale
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ir.errors import ModelError, UsageError
+from ir.errors import ModelError, ShapeError, UsageError
 from ir.graph import Graph, Node
 from pdv.frontend.program import Dims, Program
 from pdv.frontend.tables import with_tables
@@ -48,7 +48,10 @@ def load_program(
             raise UsageError(f"the program has no open size called {next(iter(dims))!r}", mend="Leave dims out")
         program = model
     elif isinstance(model, str | os.PathLike):
-        program = _load_file(Path(model), batch, dims or {})
+        try:
+            program = _load_file(Path(model), batch, dims or {})
+        except ShapeError as error:
+            raise ModelError(f"{model}: {error.what}", error.allowed, error.mend) from error
     else:
         from pdv.frontend.torch.module import load_module_or_export
 
@@ -64,7 +67,20 @@ def load_program(
             "Drop out one of them, or pass in a mask",
         )
     check_steering(canonical.graph)
+    check_elements(canonical.graph)
     return canonical
+
+
+def check_elements(graph: Graph) -> None:
+    """What is computed has elements: nobody can cut a tensor without any.
+
+    Raises:
+        ModelError: naming one that has none.
+    """
+    for node in graph.nodes:
+        if not node.type.num_elements:
+            what = f"{node.name or node.op.name!r} is a tensor without elements, of shape {list(node.type.shape)}"
+            raise ModelError(what, "At least one element in all that depends on inputs and weights", "Leave it out")
 
 
 def check_steering(graph: Graph) -> None:

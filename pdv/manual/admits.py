@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ir.dims import divisors
 from ir.errors import UsageError
 from ir.graph import Graph
 from pdv.pins.roles import RoleOf
@@ -39,7 +40,7 @@ def _check_heads(graph: Graph, given: Degrees) -> None:
         if node.op.has_scores:
             heads, positions = node.type.shape[-3], node.type.shape[-2]
             if heads % given.tp:
-                raise UsageError(f"tp={given.tp} does not divide {heads} heads", f"Allowed: {divisors(heads)}")
+                raise UsageError(f"tp={given.tp} does not divide {heads} heads", f"Allowed: {list_divisors(heads)}")
             for degree, word in ((given.cp, "cp"), (given.cp * given.tp if given.sp else 1, "cp x tp, with sp=1,")):
                 if positions % degree:
                     raise UsageError(f"{word}={degree} does not divide a sequence of {positions}")
@@ -64,9 +65,9 @@ def _check_parts(graph: Graph, given: Degrees) -> None:
         raise UsageError(f"ep={given.ep}: {graph.name} has no experts", "ep=1")
     for count in experts:
         if count % given.ep:
-            raise UsageError(f"ep={given.ep} does not divide {count} experts", f"Allowed: {divisors(count)}")
+            raise UsageError(f"ep={given.ep} does not divide {count} experts", f"Allowed: {list_divisors(count)}")
 
 
-def divisors(number: int) -> str:
+def list_divisors(number: int) -> str:
     """Every divisor, for messages."""
-    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
+    return ", ".join(str(size) for size in divisors(number))

@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ir.cost_model import CostModel, forward_work
+from ir.dims import divisors
 from ir.errors import UsageError, did_you_mean
 from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
@@ -23,7 +24,7 @@ from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.cost.stage_links import stage_links
-from pdv.manual.admits import Degrees, check_model, divisors
+from pdv.manual.admits import Degrees, check_model, list_divisors
 from pdv.manual.axis_moves import StraightMoves, as_made
 from pdv.manual.interleave import heads_outermost
 from pdv.manual.placement import Use, place
@@ -212,7 +213,7 @@ def complete(given: Configuration, devices: int) -> Configuration:
     """
     others = given.tp * given.pp * given.cp
     if given.dp is None and devices % others:
-        near = [size for size in range(1, devices + 1) if devices % size == 0]
+        near = divisors(devices)
         raise UsageError(
             f"tp={given.tp}, pp={given.pp}, cp={given.cp} take {others} devices, which do not divide {devices}",
             f"Their product must be one of {', '.join(map(str, near[:24]))}",
@@ -227,7 +228,7 @@ def complete(given: Configuration, devices: int) -> Configuration:
         )
     if dp % given.ep:
         raise UsageError(
-            f"ep={given.ep} does not divide dp={dp}", f"Experts spread over data-parallel ranks: {divisors(dp)}"
+            f"ep={given.ep} does not divide dp={dp}", f"Experts spread over data-parallel ranks: {list_divisors(dp)}"
         )
     batch = given.batch or dp * given.micro_batch
     if batch % (dp * given.micro_batch):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ir.cost_model import CostModel
+from ir.dims import divisors
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
 from ir.rows import rows_apart
@@ -82,7 +83,7 @@ class Space:
 
     @cached_property
     def _divisors(self) -> tuple[int, ...]:
-        return tuple(count for count in range(1, self.batch + 1) if self.batch % count == 0)
+        return divisors(self.batch)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:

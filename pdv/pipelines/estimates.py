@@ -62,7 +62,7 @@ class Estimates:
 
     def __init__(self, space: Space, strategy: Strategy, budget: Budget) -> None:
         self.space = space
-        self.short = shorten(space.problem.graph)
+        self.short = shorten(space.problem.graph, space.problem.rules)
         self._graphs: dict[int, Graph | None] = {1: self.short.graph}
         self.insides = Insides(space, self.graph, strategy, budget, rules=False, middle=self.short.repeated)
 

@@ -26,7 +26,7 @@ def lengthen(solution: Solution, graph: Graph, middle: Middle) -> Solution:
         return solution
     problem = replace(short, graph=graph)
     blocks, wholes = split_blocks(short.graph, short.rules), split_blocks(graph, short.rules)
-    places = _places(short.graph, blocks, middle)
+    places = places_of(short.graph, blocks, middle)
     assert [whole.key for whole in wholes] == [blocks[at].key for at in places], f"{graph.name}: other blocks"
     taken: dict[int, list[str]] = {}
     for step in solution.steps:
@@ -53,12 +53,12 @@ def lengthen(solution: Solution, graph: Graph, middle: Middle) -> Solution:
     )  # fmt: skip
 
 
-def _places(graph: Graph, blocks: Sequence[Block], middle: Middle) -> list[int]:
-    """By block of the whole program, the block of the short one that it is like."""
+def places_of(graph: Graph, blocks: Sequence[Block], middle: Middle) -> list[int]:
+    """By block of the whole program, the block of the short one that it is like; none where no block is repeated."""
     start, stop, times = middle
     of = pieces(graph).of
     inside = [at for at, block in enumerate(blocks) if start <= of[block.nodes[0]] < stop]
-    return [*range(inside[0]), *inside * times, *range(inside[-1] + 1, len(blocks))]
+    return [] if not inside else [*range(inside[0]), *inside * times, *range(inside[-1] + 1, len(blocks))]
 
 
 def _rewritten(

@@ -14,7 +14,9 @@ import numpy as np
 from ir.builder import Builder
 from ir.graph import Graph, Node
 from ir.proof.repeats import Repeat
+from pdv.pipelines.lengthen import places_of
 from pdv.pipelines.profile import Numbers
+from pdv.rewrite.rule import Rule
 from pdv.schedule.pieces import Pieces, pieces
 from pdv.search.blocks import Block, longest_repeat, split_blocks
 
@@ -46,8 +48,11 @@ class Short:
         return np.concatenate([numbers[: self.start], inside, numbers[self.stop :]])
 
 
-def shorten(graph: Graph) -> Short:
-    """The program with its longest stretch of equal blocks shortened; as it is where pieces do not show that."""
+def shorten(graph: Graph, rules: Sequence[Rule]) -> Short:
+    """The program with its longest stretch of equal blocks shortened; as it is where pieces do not show that.
+
+    rules: that both are searched with, and that blocks are as long as they span.
+    """
     found = pieces(graph)
     whole = Short(graph, 0, found.count, 1)
     blocks = split_blocks(graph)
@@ -65,7 +70,10 @@ def shorten(graph: Graph) -> Short:
     start, stop = min(numbers), max(numbers) + 1
     if rest or left_out != stop - start:
         return whole
-    return Short(short, start, stop, repeat.count - KEPT + 1)
+    made = Short(short, start, stop, repeat.count - KEPT + 1)
+    left, wholes = split_blocks(short, rules), split_blocks(graph, rules)
+    places = places_of(short, left, made.middle)
+    return made if [left[at].key for at in places] == [block.key for block in wholes] else whole
 
 
 def _at_pieces(blocks: Sequence[Block], repeat: Repeat, found: Pieces) -> Repeat | None:

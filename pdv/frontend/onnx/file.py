@@ -7,6 +7,8 @@ must lie in the model's folder, as ordinary files, long enough. Entry point: `re
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
@@ -16,8 +18,9 @@ from onnx_ir.passes.common import InlinePass
 from onnx_ir.serde import SerdeError
 
 from ir.errors import ModelError, first_line
-from pdv.frontend.onnx.proto import check_proto
+from pdv.frontend.onnx.proto import check_proto, external_tensors
 
+EXTERNAL = {"location", "offset", "length", "checksum"}
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError, MemoryError)
 """What libraries and handlers raise on a missing operand, a wrong attribute, a name in no encoding."""
 
@@ -31,29 +34,40 @@ def read_onnx(path: Path) -> onnx_ir.Model:
     if not path.is_file():
         reason = "is a folder" if path.is_dir() else "does not exist"
         raise ModelError(f"model file {str(path)!r} {reason}", "An .onnx file", "Check the path")
-    resolved = path.resolve()
-    try:
-        model = _load_quietly(resolved)
-    except (DecodeError, SerdeError, *MALFORMED) as error:
-        raise ModelError(
-            f"{path} is not a readable ONNX model: {first_line(error)}", "", "Export it again; it may be truncated"
-        ) from error
+    with refusing(path):
+        model = _load_quietly(path.resolve())
     if len(model.graph) == 0 and not model.graph.outputs:
         raise ModelError(f"{path} is not a readable ONNX model: its graph is empty", "", "Export it again")
     for value in model.graph.initializers.values():
         try:
-            _check_initializer(value, resolved.parent)
+            _check_initializer(value)
         except MALFORMED as error:
             raise ModelError(f"initializer {value.name!r} is malformed: {first_line(error)}") from error
-    try:
+    with refusing(path):
         if model.functions:
             model = InlinePass()(model).model
+    try:
         model.graph.sort()
     except ValueError as error:
         raise ModelError(
             f"{path} has a cycle: {first_line(error)}", "Nodes that depend on each other in order"
         ) from error
     return model
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with a file before its operators are looked at is the file's fault.
+
+    Raises:
+        ModelError: in place of what libraries, and handlers of ours, raise on what is malformed.
+    """
+    try:
+        yield
+    except (DecodeError, SerdeError, *MALFORMED) as error:
+        raise ModelError(
+            f"{path} is not a readable ONNX model: {first_line(error)}", "", "Export it again; it may be truncated"
+        ) from error
 
 
 def _load_quietly(path: Path) -> onnx_ir.Model:
@@ -64,23 +78,28 @@ def _load_quietly(path: Path) -> onnx_ir.Model:
     try:
         proto = onnx.load(path, load_external_data=False)
         check_proto(proto)
+        for tensor in external_tensors(proto):
+            unknown = {entry.key for entry in tensor.external_data} - EXTERNAL
+            if unknown:
+                what = f"tensor {tensor.name!r} says {min(unknown)!r} of where it is stored"
+                raise ModelError(what, f"Allowed: {', '.join(sorted(EXTERNAL))}", "Export it again")
+            _check_external(onnx_ir.serde.deserialize_tensor(tensor), tensor.name, path.parent)
         model = onnx_ir.from_proto(proto)
-        onnx_ir.external_data.set_base_dir(model.graph, path.parent)
+        for graph in (model.graph, *(function.graph for function in model.functions.values())):
+            onnx_ir.external_data.set_base_dir(graph, path.parent)
         return model
     finally:
         logger.setLevel(before)
 
 
-def _check_initializer(value: onnx_ir.Value, folder: Path) -> None:
-    """Raises ModelError if a stored tensor is missing, misplaced, of the wrong length or of an impossible shape."""
+def _check_initializer(value: onnx_ir.Value) -> None:
+    """Raises ModelError if a stored tensor is missing, of the wrong length or of an impossible shape."""
     tensor = value.const_value
     if tensor is None:
         raise ModelError(f"initializer {value.name!r} has no value")
     if any(not isinstance(size, int) or size < 0 for size in tensor.shape):
         raise ModelError(f"initializer {value.name!r} has shape {list(tensor.shape)}", "Dims of size 0 or more")
-    if isinstance(tensor, onnx_ir.ExternalTensor):
-        _check_external(tensor, value.name or "", folder)
-    elif isinstance(tensor, onnx_ir.TensorProtoTensor):
+    if isinstance(tensor, onnx_ir.TensorProtoTensor):
         stored = tensor.raw
         if stored.HasField("raw_data") and len(stored.raw_data) != tensor.nbytes:
             raise ModelError(
@@ -90,14 +109,19 @@ def _check_initializer(value: onnx_ir.Value, folder: Path) -> None:
             )
 
 
-def _check_external(tensor: onnx_ir.ExternalTensor, name: str, folder: Path) -> None:
+def _check_external(tensor: onnx_ir.TensorProtocol, name: str, folder: Path) -> None:
+    """Raises ModelError if a tensor's file is not in the folder, no ordinary file, or too short."""
+    assert isinstance(tensor, onnx_ir.ExternalTensor), tensor
     location = str(tensor.location)
     allowed = "A file inside the model's folder, named by a relative path without '..'"
     parts = PurePosixPath(location).parts + PureWindowsPath(location).parts
     absolute = PurePosixPath(location).is_absolute() or PureWindowsPath(location).is_absolute()
     if absolute or PureWindowsPath(location).drive or ".." in parts or "\0" in location or not location:
         raise ModelError(f"tensor {name!r} is stored at {location!r}", allowed)
-    file = (folder / location).resolve()
+    try:
+        file = (folder / location).resolve()
+    except (OSError, RuntimeError) as error:  # links that lead to one another
+        raise ModelError(f"tensor {name!r} is stored at {location!r}: {first_line(error)}", allowed) from error
     if not file.is_relative_to(folder):
         raise ModelError(f"tensor {name!r} is stored at {location!r}, a link out of the folder", allowed)
     if not file.is_file():

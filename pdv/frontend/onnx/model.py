@@ -23,8 +23,9 @@ from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.bodies import body_of
 from pdv.frontend.onnx.call import Attributes, Call, Handler, NeedsValueError, Operands, Value, as_tensor, inputs_of
 from pdv.frontend.onnx.exported import KIND, doubts, folded_norms, mend, stored_of
-from pdv.frontend.onnx.file import MALFORMED, read_onnx
+from pdv.frontend.onnx.file import MALFORMED, read_onnx, refusing
 from pdv.frontend.onnx.operators import HANDLERS
+from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
 from pdv.frontend.onnx.rows import cut_rows, shapes_at
 from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, dtype_of, schema_of
@@ -51,8 +52,9 @@ def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None)
     model = read_onnx(path)
     known = known_inputs(model, dims or {})
     sizes = {name: size for name, size in (dims or {}).items() if name not in known and isinstance(size, int)}
-    asked = tuple(doubts(model)), tuple(folded_norms(model))
-    mended = mend(model)
+    with refusing(path):
+        asked = tuple(doubts(model)), tuple(folded_norms(model))
+        mended = mend(model)
     lowering = _ModelLowering(model, path, OnnxSizes(path, batch, sizes), known)
     program = lowering.run()
     lowering.sizes.check_used()
@@ -99,6 +101,7 @@ class _ModelLowering:
         self.values: dict[onnx_ir.Value, Value | None] = {}  # None: below something unsupported, which is reported
         self.unsupported: dict[str, None] = {}
         self.loaders: dict[str, Any] = {}
+        self.lowered = 0  # operators, those of loops each time
 
     def run(self) -> Program:
         if not MIN_OPSET <= self.opset <= NEWEST_OPSET:
@@ -193,6 +196,9 @@ class _ModelLowering:
     def _node(self, node: onnx_ir.Node) -> None:
         if not node.outputs:
             return
+        self.lowered += 1
+        if self.lowered > MOST_OPERATORS:  # loops are written out
+            check_count(self.lowered)
         where = f"node {node.name!r}" if node.name else f"the node giving {node.outputs[0].name!r}"
         operands = tuple(None if x is None else self._read(x, where) for x in node.inputs)
         blocked = any(x is not None and value is None for x, value in zip(node.inputs, operands, strict=True))

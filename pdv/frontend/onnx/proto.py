@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import onnx
 from onnx import TensorProto
 
 from ir.errors import ModelError
 
+EXPORT = "Export it again"
+MOST_OPERATORS = 1 << 16  # of a model: many times those of the largest, and what can be planned at all
 _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 _OF_TYPE = {
     "float_data": (TensorProto.FLOAT, TensorProto.COMPLEX64),
@@ -30,11 +33,13 @@ _PACKED = frozenset(
 
 
 def check_proto(model: onnx.ModelProto) -> None:
-    """Whether every name is given once, and every tensor has one payload, of its type and length.
+    """Whether every name is given once, every tensor has one payload, of its type and length, and functions end.
 
     Raises:
         ModelError: naming the first that is not.
     """
+    _check_texts(model)
+    _check_calls(model)
     domains = Counter("" if each.domain == "ai.onnx" else each.domain for each in model.opset_import)
     _once(domains.elements(), "opset of domain")
     _check_graph(model.graph, "")
@@ -44,6 +49,87 @@ def check_proto(model: onnx.ModelProto) -> None:
             _check_node(node)
     keys = ((f.domain, f.name, getattr(f, "overload", "")) for f in model.functions)
     _once((":".join(key) for key in keys), "function")
+
+
+def _check_texts(model: onnx.ModelProto) -> None:
+    """Whether every name is text: protobuf hands out what is in no encoding as bytes."""
+    left: list[Any] = [model]
+    while left:
+        message = left.pop()
+        for field, value in message.ListFields():
+            values = value if field.is_repeated else (value,)
+            if field.message_type is not None:
+                left += values
+            elif field.type == field.TYPE_STRING and any(isinstance(each, bytes) for each in values):
+                wrong = next(each for each in values if isinstance(each, bytes))
+                raise ModelError(f"{type(message).__name__}.{field.name} is {wrong[:80]!r}", "Text in UTF-8", EXPORT)
+
+
+def external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """All that are stored in files of their own, wherever they stand."""
+    graphs = [model.graph]
+    nodes = [node for function in model.functions for node in function.node]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            nodes += graph.node
+            found: Iterable[TensorProto] = graph.initializer
+        else:
+            node = nodes.pop()
+            graphs += [graph for attribute in node.attribute for graph in _graphs(attribute)]
+            found = [tensor for attribute in node.attribute for tensor in _tensors(attribute)]
+        yield from (tensor for tensor in found if tensor.data_location == TensorProto.EXTERNAL)
+
+
+def _check_calls(model: onnx.ModelProto) -> None:
+    """Whether functions, put in place of their calls, come to an end, and to no more operators than are read."""
+    own = {_key(f): Counter(_calls(f.node)) for f in model.functions}
+    sizes: dict[_Key, int] = {}
+    while len(sizes) < len(own):
+        ready = [key for key, calls in own.items() if key not in sizes and all(x in sizes for x in calls if x in own)]
+        if not ready:
+            circle = next(key for key in own if key not in sizes)
+            raise ModelError(
+                f"the function {circle[1]!r} calls itself, if by others",
+                "Functions that call others",
+                "Export it again",
+            )
+        sizes |= {key: sum(sizes.get(x, 1) * count for x, count in own[key].items()) for key in ready}
+    check_count(sum(sizes.get(key, 1) for key in _calls(model.graph.node)))
+
+
+def check_count(operators: int) -> None:
+    """Raises ModelError if a model has more operators than are read."""
+    if operators > MOST_OPERATORS:
+        count = str(operators) if operators < 1 << 60 else "more than 2^60"
+        raise ModelError(
+            f"the model has {count} operators, its functions and loops written out",
+            f"At most {MOST_OPERATORS}",
+            "Export it in parts, or without what is repeated",
+        )
+
+
+_Key = tuple[str, str, str]
+
+
+def _key(named: onnx.NodeProto | onnx.FunctionProto) -> _Key:
+    name = named.name if isinstance(named, onnx.FunctionProto) else named.op_type
+    return ("" if named.domain == "ai.onnx" else named.domain, name, getattr(named, "overload", ""))
+
+
+def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[_Key]:
+    """What nodes, and those of the graphs in them, are calls of, if of a function."""
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        yield _key(node)
+        for attribute in node.attribute:
+            for graph in _graphs(attribute):
+                left += graph.node
+
+
+def _graphs(attribute: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
+    return (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
 
 
 def _check_graph(graph: onnx.GraphProto, where: str) -> None:
@@ -65,7 +151,7 @@ def _check_node(node: onnx.NodeProto) -> None:
     for attribute in node.attribute:
         for tensor in _tensors(attribute):
             _check_tensor(tensor, f"attribute {attribute.name!r} {where}")
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+        for graph in _graphs(attribute):
             _check_graph(graph, where)
 
 
