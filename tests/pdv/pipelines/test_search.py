@@ -129,7 +129,7 @@ def test_no_random_plan_beats_the_bound() -> None:
 def test_a_short_program_stands_for_the_whole_one() -> None:
     """Its plan, carried over, is legal, and has all layers."""
     one = problem()
-    short = shorten(one.graph)
+    short = shorten(one.graph, one.rules)
     assert short.times > 1
     assert pieces(short.graph).count + (short.times - 1) * (short.stop - short.start) == pieces(one.graph).count
     space = Space(one, hosts())

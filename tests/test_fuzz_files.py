@@ -1,0 +1,66 @@
+"""Wrong files of every kind are answered, or refused by one error with its documented code (`benchmarks/fuzz.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.fuzz import FAILURES, SHARES, drawn_case, draws
+from benchmarks.fuzz_runs.case import Case
+from benchmarks.fuzz_runs.onnx_files import hostile_cases, onnx_cases
+from benchmarks.fuzz_runs.onnx_hostile import HOSTILE
+from benchmarks.fuzz_runs.run import CODES, Runner
+
+SEED, OF_EACH = 7, 2
+HURT = (  # each hung, crashed, or read what it must not
+    "a function that calls itself",
+    "a bomb of functions, 2 to the 40",
+    "loops of 1000, 2 deep",
+    "an input of 2 to the 60",
+    "an input of rank 70",
+    "an input in no encoding",
+    "Expand of [0]",
+    "weights at beside the folder in function",
+    "weights at a pipe in constant",
+    "weights at a circle in initializer",
+)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    made = Runner()
+    yield made
+    made.close()
+
+
+def check(runner: Runner, case: Case) -> None:
+    result = runner(case)
+    assert not result.failed, f"{case.kind}: {case.what}: {result.outcome}: {result.said}"
+
+
+def test_models_made_to_hurt_are_refused_or_planned(runner: Runner) -> None:
+    cases = {case.what: case for case in hostile_cases()}
+    for name in HURT:
+        check(runner, cases[name])
+    assert len(cases) == len(HOSTILE)
+
+
+def test_drawn_files_are_refused_or_answered(runner: Runner) -> None:
+    drawn = draws(runner)
+    assert set(drawn) == set(SHARES)
+    for kind in drawn:
+        for number in range(OF_EACH):
+            check(runner, drawn_case(drawn, kind, SEED, number))
+
+
+def test_the_same_seed_draws_the_same_file() -> None:
+    drawn = {"onnx": onnx_cases}
+    assert drawn_case(drawn, "onnx", 1, 3) == drawn_case(drawn, "onnx", 1, 3) != drawn_case(drawn, "onnx", 2, 3)
+
+
+def test_failures_are_told_apart(runner: Runner) -> None:
+    """An answer, a refusal, and a command that nobody knows: by documented codes alone."""
+    assert runner(Case("", "", {}, ["cluster", "devices"])).outcome == "answer"
+    assert runner(Case("", "", {}, ["cluster", "show", "../in/none.yaml"])).outcome == "bad-cluster"
+    assert not CODES.keys() & set(FAILURES)
