@@ -32,6 +32,10 @@ _QWEN3 = {  # https://huggingface.co/Qwen/Qwen3-0.6B, config.json
     "rope_theta": 1e6, "tie_word_embeddings": True,
 }  # fmt: skip
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}  # the defaults lie outside a small vocabulary
+_NO_DROPPED_SCORES = {  # torch 2.13 writes attention with a mask and dropout as the sum of floats and truth values
+    "GPT2LMHeadModel": {"attn_pdrop": 0.0},
+    "BertForMaskedLM": {"attention_probs_dropout_prob": 0.0},
+}
 Make = Callable[[Size], "tuple[torch.nn.Module, TensorTuple]"]
 
 
@@ -49,7 +53,7 @@ def _of(kind: str, config: dict[str, Any]) -> Any:  # Any: transformers' modules
     import transformers
 
     owner = getattr(transformers, kind)
-    return owner(owner.config_class(**config))
+    return owner(owner.config_class(**config, **_NO_DROPPED_SCORES.get(kind, {})))
 
 
 def _text(kind: str, full: dict[str, Any], small: dict[str, Any]) -> Make:

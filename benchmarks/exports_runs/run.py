@@ -39,7 +39,8 @@ STAGES = {  # what optimize reports -> a column
 def export(route: str, module: torch.nn.Module, inputs: TensorTuple, path: Path) -> TensorTuple:
     """Write the file as a user of this way would; the inputs that it has.
 
-    Masks are passed to the older exporter where it needs them, for it has no operators to work out that there are none.
+    The older exporter takes all arguments of forward for inputs, and has no operators for working out that there is no
+    mask; language models are exported by it with a mask, and their logits alone.
     """
     how, _, mode = route.partition(", ")
     module.train(mode != "eval")
@@ -49,14 +50,22 @@ def export(route: str, module: torch.nn.Module, inputs: TensorTuple, path: Path)
         torch.onnx.export(module, inputs, path, dynamo=True, verbose=False)
     else:
         kind = torch.onnx.TrainingMode.EVAL if mode == "eval" else torch.onnx.TrainingMode.TRAINING
-        try:
-            torch.onnx.export(module, inputs, path, dynamo=False, training=kind)
-        except torch.onnx.errors.UnsupportedOperatorError:
-            mask = torch.ones_like(inputs[0])
-            torch.onnx.export(module, inputs, path, dynamo=False, training=kind, kwargs={"attention_mask": mask})
-            inputs = (*inputs, mask)
+        if not inputs[0].is_floating_point():
+            inputs = (*inputs, torch.ones_like(inputs[0]))
+            _take_mask(module)
+        torch.onnx.export(module, inputs, path, dynamo=False, training=kind)
     module.train()
     return inputs
+
+
+def _take_mask(module: torch.nn.Module) -> None:
+    """Forward of ids and a mask, giving logits."""
+    whole = module.forward
+
+    def forward(input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Any:  # Any: of transformers
+        return whole(input_ids=input_ids, attention_mask=attention_mask).logits
+
+    module.forward = forward
 
 
 def run(model: str, route: str, size: Size) -> dict[str, Any]:

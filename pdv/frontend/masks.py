@@ -193,14 +193,43 @@ def attention_with_dropout(
     scores = k.scale(layers.matmul(k, q, k.transpose(key, -2, -1)), factor)
     if causal:
         mask = k.const(np.tri(*scores.type.shape[-2:], dtype=np.bool_))
-    hides = mask is not None and mask.type.dtype is DType.BOOL
-    if mask is not None:
-        lowest = k.const(np.asarray(np.finfo(np.float32).min / 2, np.float32), dtype)
-        scores = k.apply("where", mask, scores, lowest) if hides else k.add(scores, k.cast(mask, dtype))
-    shares = layers.softmax(k, scores, -1)
-    if mask is not None and hides:  # rows of which all is hidden see nothing
-        shares = k.apply("where", mask, shares, k.const(np.asarray(0, np.float32), dtype))
+    if mask is not None and mask.type.dtype is DType.BOOL:
+        shares = masked_softmax(k, scores, mask)
+    else:
+        shares = layers.softmax(k, scores if mask is None else k.add(scores, k.cast(mask, dtype)), -1)
     return layers.matmul(k, dropout(k, shares, p), v)
+
+
+def masked_softmax(k: Lowering, scores: Node, mask: Node) -> Node:
+    """The softmax of each row where the mask holds, and zero elsewhere: rows of which all is hidden see nothing."""
+    dtype = scores.type.dtype
+    lowest = k.const(np.asarray(np.finfo(np.float32).min / 2, np.float32), dtype)
+    shares = layers.softmax(k, k.apply("where", mask, scores, lowest), -1)
+    return k.apply("where", mask, shares, k.const(np.asarray(0, np.float32), dtype))
+
+
+def hidden_attention(k: Lowering, shares: Node, v: Node) -> Node | None:
+    """Attention under a mask of truth values, where ``shares`` are such of products (``masked_softmax``); else None."""
+    if shares.op.name != "where" or shares.operands[1].op.name != "softmax" or v.type.rank < 3:
+        return None
+    mask, softmax, _ = shares.operands
+    hidden = softmax.operands[0]
+    if hidden.op.name != "where" or hidden.operands[0] is not mask or not layers.is_constant(k, shares.operands[2], 0):
+        return None
+    scores, factor = _unscaled(hidden.operands[1])
+    if scores.op.name != "matmul" or not (scores.type.rank == v.type.rank == mask.type.rank):
+        return None
+    (q, by_q), (key, by_key) = map(_unscaled, scores.operands)
+    return layers.attention(k, q, k.transpose(key, -2, -1), v, mask, scale=factor * by_q * by_key)
+
+
+def _unscaled(x: Node) -> tuple[Node, float]:
+    """What a node is a multiple of, and by what."""
+    factor = 1.0
+    while x.op.name == "scale":
+        factor *= float(x.attr("factor"))
+        x = x.operands[0]
+    return x, factor
 
 
 def cross_entropy(

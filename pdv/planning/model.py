@@ -52,8 +52,6 @@ def read_model(
         note(program.graph)
         progress("running what was read against the model", None)
         reading = check_file(program, Path(model).resolve())
-        if train and program.folded:
-            raise _folded(program.folded)
     else:
         from pdv.check.reading import check_reading, copy_of
 
@@ -63,6 +61,8 @@ def read_model(
         reading = check_reading(note(program.graph), source, train=train)
     if strict and program.opaque:
         raise UnsupportedOperatorsError(program.opaque)
+    if train:
+        _check_trained(program)
     doubts = program.doubts if train else ()
     reading = ". ".join(part for part in (reading, *program.notes, *doubts) if part)
     name = _name_of(model)
@@ -71,12 +71,34 @@ def read_model(
     return program, reading
 
 
+def _check_trained(program: Program) -> None:
+    """Whether training the program trains the model.
+
+    Raises:
+        ModelError: if parts of the model were folded into others.
+    """
+    if program.folded:
+        raise _folded(program.folded)
+    if program.absent:
+        raise _computed(program.absent)
+
+
 def _folded(norms: Sequence[str]) -> ModelError:
     some = ", ".join(norms[:3]) + (", …" if len(norms) > 3 else "")
     return ModelError(
         f"{len(norms)} batch norms were folded into convolutions ({some}): a model without them would be trained",
         "Batch norms as layers, in training mode; for inference (--mode infer) folded ones",
         "Export the module in training mode with pdv.frontend.onnx.export.export_onnx",
+    )
+
+
+def _computed(parameters: Sequence[str]) -> ModelError:
+    some = ", ".join(parameters[:3]) + (", …" if len(parameters) > 3 else "")
+    return ModelError(
+        f"parameters of the module are not in the file ({some}): the exporter computed with them, and they would not "
+        "be trained",
+        "Files that have all parameters; for inference (--mode infer) any",
+        "Export with torch.onnx.export(..., dynamo=True, optimize=False) or pdv.frontend.onnx.export.export_onnx",
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
+from pdv.frontend.onnx.signature import Role, Signature, absent, missing_bias, turned, zeros
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
@@ -33,23 +34,102 @@ class Mended:
     """What was taken back.
 
     Attributes:
-        merged: a tensor of its own -> the file's that it was merged into.
+        merged: a tensor that the file has not -> the file's that it was merged into; None: it is zero, and left out.
         copies: a tensor of the file -> that of which it is a copy, and the order of its dims.
-        notes: both in words.
+        notes: all of it in words.
+        absent: parameters that the file has not, and that cannot be had back.
     """
 
-    merged: dict[str, str] = field(default_factory=dict)
+    merged: dict[str, str | None] = field(default_factory=dict)
     copies: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
 
 
 def mend(model: onnx_ir.Model) -> Mended:
     """Separate what the exporter merged, and tie what it copied; changes the model."""
     found = Mended()
-    if model.producer_name == "pytorch":
+    if model.producer_name != "pytorch":
+        return found
+    signature = Signature.of(model.graph)
+    if signature is not None:
+        _restore(model.graph, signature, found)
+    else:
         _separate(model.graph, found)
-        _tie(model.graph, found)
+    _tie(model.graph, found)
+    _rename(model.graph, signature, found)
+    if signature is not None:
+        found.absent += absent(signature, model.graph)
     return found
+
+
+def _restore(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
+    """By the exporter's own words: biases of zero that it left out, and parameters that started out equal."""
+    apart: dict[str, list[str]] = {}
+    left_out: list[str] = []
+    for role in list(signature.roles(graph)):
+        node, name, own = role.node, role.parameter, graph.initializers.get(role.parameter)
+        size = missing_bias(role)
+        value = node.inputs[role.place] if role.place < len(node.inputs) else None
+        if size is not None:
+            if own is None:
+                assert node.inputs[1] is not None, node
+                own = zeros(name, size, node.inputs[1])
+                graph.register_initializer(own)
+                found.merged[name] = None
+                left_out.append(name)
+            node.resize_inputs(3)
+            node.replace_input_with(2, own)
+        elif value is not None and value.name != name and value.name in signature.targets and _is_constant(value):
+            if own is None:
+                own = onnx_ir.Value(name=name, shape=value.shape, type=value.type, const_value=value.const_value)
+                graph.register_initializer(own)
+                found.merged[name] = value.name
+                apart.setdefault(value.name or "", []).append(name)
+            node.replace_input_with(role.place, own)
+    for name, names in apart.items():
+        found.notes.append(_say_merged(name, _array(graph.initializers[name]), names))
+    if left_out:
+        found.notes.append(
+            f"{len(left_out)} biases of zeros are left out of the file and are parameters here ({_some(left_out)})"
+        )
+
+
+def _is_constant(value: onnx_ir.Value) -> bool:
+    array = _array(value)
+    return bool(array.size and (array == array.reshape(-1)[0]).all())
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def _rename(graph: onnx_ir.Graph, signature: Signature | None, found: Mended) -> None:
+    """A transposed weight goes by the name that it has in the module, as it is there."""
+    roles = _roles_of_paths(graph) if signature is None else signature.roles(graph)
+    for role in list(roles):
+        value = role.node.inputs[role.place] if role.place < len(role.node.inputs) else None
+        known = value is None or not value.is_initializer() or value.name in found.copies
+        if known or value is None or role.parameter in graph.initializers or not _is_anonymous(value):
+            continue
+        if role.turned and value.const_value is not None and len(value.const_value.shape) == 2:
+            own = turned(value, role.parameter)
+            graph.register_initializer(own)
+            _turn_back(graph, value, own, (1, 0))
+            found.copies[value.name or ""] = (role.parameter, (1, 0))
+            found.merged[role.parameter] = value.name
+
+
+def _roles_of_paths(graph: onnx_ir.Graph) -> Iterator[Role]:
+    """Weights of linear layers, which torch's older exporter writes transposed, by the paths of their products."""
+    for node in graph:
+        path = (node.name or "").strip("/").split("/")
+        if node.op_type == "MatMul" and len(path) > 1 and path[-1] == "MatMul":
+            yield Role(node, 1, ".".join([*path[:-1], "weight"]), turned=True)
+
+
+def _is_anonymous(value: onnx_ir.Value) -> bool:
+    return (value.name or "").startswith(ANONYMOUS)
 
 
 def _stored(graph: onnx_ir.Graph) -> list[onnx_ir.Value]:
@@ -87,11 +167,14 @@ def _separate(graph: onnx_ir.Graph, found: Mended) -> None:
                     node.replace_input_with(index, each)
             found.merged[own] = value.name or ""
             names.append(own)
-        found.notes.append(
-            f"{value.name} is {array.reshape(-1)[0]} throughout and read in {len(names) + 1} places, since the "
-            f"exporter merges equal weights: each of them has a parameter of its own here ({', '.join(names[:3])}"
-            f"{', …' if len(names) > 3 else ''})"
-        )
+        found.notes.append(_say_merged(value.name or "", array, names))
+
+
+def _say_merged(name: str, array: Array, names: Sequence[str]) -> str:
+    return (
+        f"{name} is {array.reshape(-1)[0]} throughout and read in {len(names) + 1} places, since the exporter merges "
+        f"equal weights: each of them has a parameter of its own here ({_some(names)})"
+    )
 
 
 def _names_of_uses(users: Sequence[Any]) -> dict[str, list[tuple[onnx_ir.Node, int]]]:
@@ -184,16 +267,22 @@ def _order(kept: Array, copy: Array) -> tuple[int, ...] | None:
 def _replace(
     graph: onnx_ir.Graph, value: onnx_ir.Value, kept: onnx_ir.Value, perm: tuple[int, ...], found: Mended
 ) -> None:
-    turned = kept
+    _turn_back(graph, value, kept, perm)
+    found.copies[value.name or ""] = (kept.name or "", perm)
+    straight = perm == tuple(range(len(perm)))
+    how = "a copy" if straight else f"a copy, its dims in the order {list(perm)},"
+    found.notes.append(f"{value.name} is {how} of {kept.name}: they are one parameter here")
+
+
+def _turn_back(graph: onnx_ir.Graph, value: onnx_ir.Value, kept: onnx_ir.Value, perm: tuple[int, ...]) -> None:
+    """Read a stored tensor in this order of its dims in place of another one."""
+    read = kept
     if perm != tuple(range(len(perm))):
         node = onnx_ir.Node("", "Transpose", [kept], [onnx_ir.AttrInt64s("perm", perm)], num_outputs=1)
         node.outputs[0].name = f"{value.name} of {kept.name}"
         graph.insert_before(next(iter(graph)), node)
-        turned = node.outputs[0]
-    onnx_ir.convenience.replace_all_uses_with(value, turned)
-    found.copies[value.name or ""] = (kept.name or "", perm)
-    how = "a copy" if turned is kept else f"a copy, its dims in the order {list(perm)},"
-    found.notes.append(f"{value.name} is {how} of {kept.name}: they are one parameter here")
+        read = node.outputs[0]
+    onnx_ir.convenience.replace_all_uses_with(value, read)
 
 
 def folded_norms(model: onnx_ir.Model) -> list[str]:

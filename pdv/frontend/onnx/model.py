@@ -29,6 +29,7 @@ from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
 from pdv.frontend.onnx.rows import cut_rows, shapes_at
 from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, dtype_of, schema_of
+from pdv.frontend.onnx.signature import Signature
 from pdv.frontend.onnx.sizes import OnnxSizes, known_inputs
 from pdv.frontend.onnx.subgraphs import branch_of, scan, unroll
 from pdv.frontend.program import Array, Dims, FewRows, Program, Weights
@@ -60,7 +61,11 @@ def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None)
     lowering.sizes.check_used()
     stored = partial(stored_of, mended)
     notes = tuple(mended.notes)
-    program = replace(program, known=known, notes=notes, doubts=asked[0], folded=asked[1], as_stored=stored)
+    program = replace(
+        program, known=known, notes=notes, doubts=asked[0], folded=asked[1], as_stored=stored,
+        left_out=frozenset(name for name, place in mended.merged.items() if place is None),
+        absent=tuple(mended.absent),
+    )  # fmt: skip
 
     def over(rows: int) -> FewRows | None:
         cut = shapes_at(program.graph, lowering.values, rows)
@@ -95,6 +100,7 @@ class _ModelLowering:
         self.path = path
         self.sizes = sizes
         self.known = known
+        self.signature = Signature.of(model.graph)
         self.asked: dict[str, None] = {}  # inputs whose values readers would have to know
         self.k = Lowering()
         self.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
@@ -172,8 +178,9 @@ class _ModelLowering:
         """
         tensor, name = value.const_value, value.name or ""
         assert tensor is not None, "read_onnx checks that initializers have values"
-        kind = value.metadata_props.get(KIND)
+        kind = value.metadata_props.get(KIND) or (self.signature and self.signature.kind_of(name))
         state = value.metadata_props.get(PERSISTENT) == "True"
+        state = state or (kind == "BUFFER" and KIND not in value.metadata_props)
         if kind is None:
             is_statistic = any(u.node.op_type == "BatchNormalization" and u.idx in (3, 4) for u in value.uses())
             kind = "BUFFER" if is_statistic or not tensor.shape.rank() else "PARAMETER"

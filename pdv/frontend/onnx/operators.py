@@ -47,8 +47,11 @@ def cast(c: Call, x: Node, dtype: DType) -> Node:
 def where(c: Call) -> Node:
     """x where the mask holds, else y; guarding against NaN the softmax of rows that show something is no work."""
     mask = c.inputs[0]
-    if isinstance(mask, NanMask) and mask.of is c[2] and layers.is_constant(c.k, c[1], 0) and _is_never_nan(c.k, c[2]):
-        return c[2]
+    if isinstance(mask, NanMask) and mask.of is c[2] and layers.is_constant(c.k, c[1], 0):
+        if _is_never_nan(c.k, c[2]):
+            return c[2]
+        if (shares := _masked_softmax(c.k, c[2])) is not None:
+            return shares
     return c.k.apply("where", c[0], c[1], c[2])
 
 
@@ -57,17 +60,34 @@ def _is_never_nan(k: Lowering, node: Node) -> bool:
     if node.op.name != "softmax":
         return False
     (scores,) = node.operands
-    masks = [array for x in scores.operands if (array := k.value(x)) is not None] if scores.op.name == "add" else []
-    return all(bool(np.isfinite(array).any(axis=-1).all()) for array in masks)
+    if scores.op.name != "add":
+        return True
+    masks = [array for x in scores.operands if (array := k.value(x)) is not None]
+    return len(masks) == 1 and bool(np.isfinite(masks[0]).any(axis=-1).all())
+
+
+def _masked_softmax(k: Lowering, node: Node) -> Node | None:
+    """The softmax of scores under a mask of truth values, of rows that see nothing zero; None of any other softmax."""
+    scores = node.operands[0] if node.op.name == "softmax" else node
+    if scores.op.name != "add":
+        return None
+    for scored, mask in (scores.operands, reversed(scores.operands)):
+        if mask.op.name == "where" and layers.is_constant(k, mask.operands[1], 0):
+            hidden = k.value(mask.operands[2])
+            if hidden is not None and np.isneginf(hidden).all():
+                return masks.masked_softmax(k, scored, mask.operands[0])
+    return None
 
 
 def dropout(c: Call) -> tuple[Node, Node | None]:
-    """Only where it drops nothing."""
+    """A share of the elements dropped in training mode, by masks of the program's own; else nothing."""
     training = c.get(2) is not None and bool(c.array(2))
     ratio = float(c.array(1)) if c.get(1) is not None else c.attrs.get("ratio", 0.5)
-    c.attrs.get("seed")  # of what drops nothing
+    c.attrs.get("seed")  # masks are the program's own
     if training and ratio > 0:
-        raise Unsupported(f"dropout with ratio {ratio}: set it to 0 in the model's configuration")
+        if c.is_used(1):
+            raise Unsupported("the mask of dropout as a value")
+        return masks.dropout(c.k, c[0], float(str(np.float32(ratio)))), None
     return c[0], c.k.const(np.ones(c[0].type.shape, np.bool_)) if c.is_used(1) else None
 
 
@@ -197,7 +217,7 @@ HANDLERS: Mapping[str, Handler] = {
     "ReduceMean": reduce("reduce_mean"),
     "ReduceSum": reduce("reduce_sum"),
     "GlobalAveragePool": lambda c: c.k.reduce("reduce_mean", c[0], tuple(range(2, c[0].type.rank)), True),
-    "MatMul": lambda c: layers.matmul(c.k, c[0], c[1]),
+    "MatMul": lambda c: masks.hidden_attention(c.k, c[0], c[1]) or layers.matmul(c.k, c[0], c[1]),
     "Gemm": gemm,
     "Einsum": lambda c: einsum(c.k, c.attrs["equation"], [c[i] for i in range(len(c.inputs))]),
     "Softmax": softmax("softmax"),

@@ -16,6 +16,7 @@ import pdv
 from ir.errors import ModelError
 from pdv.check.file.reading import check_file
 from pdv.frontend import load_program
+from pdv.frontend.onnx.export import export_onnx
 from tests.pdv.worlds import cluster
 
 Export = Callable[[str, bool], Path]
@@ -63,10 +64,56 @@ class Twice(nn.Module):
         return found
 
 
+class Masked(nn.Module):
+    """Attention under a mask that the exporter computes, layers that it transposes, biases that it leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.q, self.out = nn.Conv1d(16, 16, 1), nn.Linear(16, 16), nn.Linear(16, 8, bias=False)
+        self.single = nn.Linear(8, 4)
+        nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]  # it has one
+        nn.init.zeros_(self.single.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x.transpose(1, 2)).transpose(1, 2)
+        hidden = torch.full((6, 6), float("-inf")).triu(1).expand(x.shape[0], 1, 6, 6)
+        q = self.q(x).unflatten(2, (2, 8)).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=hidden).transpose(1, 2).flatten(2)
+        found: Tensor = self.single(self.out(y).mean(1))
+        return found
+
+
+class Placed(nn.Module):
+    """Ids and positions: the exporter looks the positions up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(50, 16), nn.Embedding(9, 16), nn.Linear(16, 50)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.words(x) + self.places(torch.arange(5)))
+        return found
+
+
+class Guarded(nn.Module):
+    """Attention under a mask that is an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).unsqueeze(1)
+        return nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=(x[:, None, None, :, 0] > 1))
+
+
 MODELS: dict[str, tuple[type[nn.Module], Tensor]] = {
     "tied": (Tied, torch.zeros(2, 5, dtype=torch.int64)),
     "normed": (Normed, torch.ones(2, 3, 8, 8)),
     "twice": (Twice, torch.ones(2, 16)),
+    "masked": (Masked, torch.randn(2, 6, 16)),
+    "placed": (Placed, torch.zeros(2, 5, dtype=torch.int64)),
+    "guarded": (Guarded, torch.randn(7, 6, 16)),  # some rows see nothing
 }
 
 
@@ -124,3 +171,47 @@ def test_folded_batch_norms_are_not_trained_without_a_word(exported: Export, dyn
 def test_plans_say_what_was_tied(exported: Export) -> None:
     plan = pdv.optimize(exported("tied", True), cluster=cluster(2), mesh={"x": 2})
     assert "one parameter here" in plan.document["reading"]
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_weights_have_the_names_and_layouts_of_the_module(exported: Export, dynamo: bool) -> None:
+    path = exported("masked", dynamo)
+    program = load_program(path)
+    torch.manual_seed(0)
+    wanted = dict(Masked().named_parameters())
+    assert {param.attr("source") for param in program.graph.params} == set(wanted)
+    for name, parameter in wanted.items():
+        assert program.weights.load(name).tolist() == parameter.tolist(), name
+    assert "outputs are the same" in check_file(program, path)
+
+
+def test_files_with_what_was_computed_of_parameters_are_not_trained(exported: Export) -> None:
+    path = exported("placed", True)
+    with pytest.raises(ModelError, match=r"not in the file \(places\.weight\).*optimize=False"):
+        pdv.optimize(path, cluster=cluster(2), mesh={"x": 2})
+    plan = pdv.optimize(path, cluster=cluster(2), mesh={"x": 2}, mode="infer")
+    assert "outputs are the same" in plan.document["reading"]
+    assert not load_program(exported("placed", False)).absent
+
+
+def test_rows_that_see_nothing_are_zero_as_in_the_file(exported: Export) -> None:
+    path = exported("guarded", False)
+    program = load_program(path)
+    assert "attention" in {node.op.name for node in program.graph.nodes}
+    assert "outputs are the same" in check_file(program, path)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_dropout_in_training_mode_is_read(dynamo: bool, tmp_path: Path) -> None:
+    module, x = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1), nn.Linear(16, 4)), torch.randn(2, 16)
+    path = tmp_path / "m.onnx"
+    if dynamo:
+        export_onnx(module, (x,), path)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(module, (x,), path, dynamo=False, training=torch.onnx.TrainingMode.TRAINING)
+    program = load_program(path)
+    assert program.graph.draws == load_program(module, (x,)).graph.draws == 1
+    assert [node.attr("p") for node in program.graph.nodes if node.op.name == "dropout"] == [0.1]
+    assert "both without dropout" in check_file(program, path)
