@@ -27,6 +27,7 @@ from benchmarks.fuzz_runs.run import Result, Runner
 from benchmarks.fuzz_runs.settings import (
     cluster_case,
     device_case,
+    disk_case,
     hostile_clusters,
     laws_case,
     pins_case,
@@ -46,7 +47,8 @@ SHARES = {
     "device": 4,
     "topology": 3,
     "profiles": 4,
-    "cost": 3,
+    "cost": 2,
+    "disk": 1,
 }
 FAILURES = ("traceback", "time", "memory", "escape", "half-written", "noise", "wrong-code")
 Draw = Callable[[random.Random], Case]
@@ -112,6 +114,7 @@ def draws(runner: Runner) -> Mapping[str, Draw]:
         "laws": laws_case,
         "device": device_case,
         "topology": topology_case,
+        "disk": disk_case,
         "profiles": profile_case,
         "cost": cost_weights_case,
         "plan": partial(plan_case, packages),

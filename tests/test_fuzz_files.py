@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks.fuzz import FAILURES, SHARES, drawn_case, draws
 from benchmarks.fuzz_runs.case import Case
-from benchmarks.fuzz_runs.onnx_files import hostile_cases, onnx_cases
+from benchmarks.fuzz_runs.onnx_files import TWO, hostile_cases, onnx_cases, plan_command
 from benchmarks.fuzz_runs.onnx_hostile import HOSTILE
+from benchmarks.fuzz_runs.onnx_models import MODELS
 from benchmarks.fuzz_runs.run import CODES, Runner
 
 SEED, OF_EACH = 7, 2
@@ -57,6 +58,12 @@ def test_drawn_files_are_refused_or_answered(runner: Runner) -> None:
 def test_the_same_seed_draws_the_same_file() -> None:
     drawn = {"onnx": onnx_cases}
     assert drawn_case(drawn, "onnx", 1, 3) == drawn_case(drawn, "onnx", 1, 3) != drawn_case(drawn, "onnx", 2, 3)
+
+
+def test_a_full_disk_is_exit_9(runner: Runner) -> None:
+    files = {"m.onnx": MODELS["mlp"]().SerializeToString(), "c.yaml": TWO}
+    result = runner(Case("disk", "", files, plan_command(), room=1 << 9))
+    assert (result.outcome, CODES["cannot-write"]) == ("cannot-write", 9), result.said
 
 
 def test_failures_are_told_apart(runner: Runner) -> None:

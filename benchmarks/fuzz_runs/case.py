@@ -33,12 +33,14 @@ class Case:
         what: which change was made of which file.
         files: by their path in the folder ``in``; others of the case lie there unchanged.
         command: of pdv, run in ``work`` beside ``in``; it may write what starts with ``out`` there.
+        room: bytes of the largest file that may be written, as on a disk that is nearly full; 0: any.
     """
 
     kind: str
     what: str
     files: Mapping[str, bytes | Link | Pipe]
     command: Sequence[str]
+    room: int = 0
 
     def write(self, folder: Path) -> None:
         """``in`` with the files, an empty ``work``, and ``outside``, which nobody may read."""

@@ -87,7 +87,9 @@ class Runner:
             self.server = subprocess.Popen(
                 script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
             )
-        self.server.stdin.write(json.dumps({"folder": str(folder), "command": list(case.command)}) + "\n")
+        self.server.stdin.write(
+            json.dumps({"folder": str(folder), "command": list(case.command), "room": case.room}) + "\n"
+        )
         self.server.stdin.flush()
         answer = self.server.stdout.readline()
         return dict(json.loads(answer)) if answer else {"code": -9, "cpu_s": 0.0, "wall_s": 0.0, "peak_bytes": 0}

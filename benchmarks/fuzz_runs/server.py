@@ -30,7 +30,7 @@ def main() -> None:
     _import_all()
     for line in sys.stdin:
         asked = json.loads(line)
-        print(json.dumps(_run(Path(asked["folder"]), asked["command"])), flush=True)
+        print(json.dumps(_run(Path(asked["folder"]), asked["command"], asked["room"])), flush=True)
 
 
 def _import_all() -> None:
@@ -63,12 +63,12 @@ def _import_all() -> None:
                 continue
 
 
-def _run(folder: Path, command: list[str]) -> dict[str, Any]:
+def _run(folder: Path, command: list[str], room: int) -> dict[str, Any]:
     """What became of a command: its exit code (negative: the signal), what it printed, seconds and bytes."""
     started = time.monotonic()
     child = os.fork()
     if child == 0:
-        _child(folder, command)
+        _child(folder, command, room)
     while True:
         done, status, used = os.wait4(child, os.WNOHANG)
         if done:
@@ -85,7 +85,7 @@ def _run(folder: Path, command: list[str]) -> dict[str, Any]:
     }
 
 
-def _child(folder: Path, command: list[str]) -> None:
+def _child(folder: Path, command: list[str], room: int) -> None:
     """Run the command and end; never returns."""
     code = 99
     try:
@@ -103,6 +103,8 @@ def _child(folder: Path, command: list[str]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, mapped + MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 5))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if room:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         _watch(folder)
         from pdv.cli.app import run
 
@@ -139,7 +141,6 @@ def _watch(folder: Path) -> None:
             "open",
             "os.mkdir",
             "os.rename",
-            "os.remove",
             "os.symlink",
             "os.exec",
         ):

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from benchmarks.fuzz_runs.case import Case, Link, Pipe, flipped
-from benchmarks.fuzz_runs.onnx_files import TWO
+from benchmarks.fuzz_runs.onnx_files import TWO, plan_command
 from benchmarks.fuzz_runs.onnx_models import MODELS
 from benchmarks.fuzz_runs.packages import ARCH
 from benchmarks.fuzz_runs.values import altered
@@ -196,6 +196,34 @@ def topology_case(rng: random.Random) -> Case:
     return Case("topology", f"{path.name}: {what}", {path.name: data}, command)
 
 
-def model_files() -> dict[str, bytes]:
-    """A right model, for commands that need one."""
-    return {"m.onnx": MODELS["mlp"]().SerializeToString()}
+def disk_case(rng: random.Random) -> Case:
+    """A right model on a disk that is nearly full: whatever is written may not have room."""
+    files = {"m.onnx": MODELS[rng.choice(["mlp", "conv", "shapes"])]().SerializeToString(), "c.yaml": TWO, **_host()}
+    command = rng.choice(
+        [
+            plan_command(),
+            plan_command("--json"),
+            [*PLAN, "../in/c.yaml", "-o", "out_pdv"],
+            ["cluster", "detect", "--from", f"../in/{next(iter(_host()))}", "-o", "out.yaml"],
+            ["cluster", "devices"],
+            [
+                "simulate",
+                "../in/m.onnx",
+                "--manual",
+                "dp=2,batch=4",
+                "-c",
+                "../in/c.yaml",
+                "--dtype",
+                "float32",
+                "--trace",
+                "out.json",
+            ],
+        ]
+    )
+    room = rng.choice([1 << 12, 1 << 12, 6_000, 10_000, 20_000, 50_000])
+    return Case("disk", f"{room} bytes of room", files, command, room)
+
+
+def _host() -> dict[str, bytes]:
+    path = ROOT / "tests/pdv/cluster/inputs/dgx-a100.topo"
+    return {path.name: path.read_bytes()}

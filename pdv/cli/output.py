@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,7 +31,8 @@ def print_error(
     if as_json:
         print_json(command, error={"slug": slug, "message": message, "exit_code": exit_code, **(facts or {})})
     else:
-        print(f"error: {message}", file=sys.stderr)
+        with suppress(OSError):  # a full disk: the exit code tells all that can be told
+            print(f"error: {message}", file=sys.stderr)
 
 
 def print_warning(message: str) -> None:

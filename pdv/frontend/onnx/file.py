@@ -21,7 +21,17 @@ from ir.errors import ModelError, first_line
 from pdv.frontend.onnx.proto import check_proto, external_tensors
 
 EXTERNAL = {"location", "offset", "length", "checksum"}
-MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError, MemoryError)
+MALFORMED = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    ZeroDivisionError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+)
 """What libraries and handlers raise on a missing operand, a wrong attribute, a name in no encoding."""
 
 
@@ -35,7 +45,7 @@ def read_onnx(path: Path) -> onnx_ir.Model:
         reason = "is a folder" if path.is_dir() else "does not exist"
         raise ModelError(f"model file {str(path)!r} {reason}", "An .onnx file", "Check the path")
     with refusing(path):
-        model = _load_quietly(path.resolve())
+        model = _load(path.resolve())
     if len(model.graph) == 0 and not model.graph.outputs:
         raise ModelError(f"{path} is not a readable ONNX model: its graph is empty", "", "Export it again")
     for value in model.graph.initializers.values():
@@ -70,12 +80,20 @@ def refusing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _load_quietly(path: Path) -> onnx_ir.Model:
-    """Load without onnx_ir's log lines on what it thinks invalid: what matters comes back as an error."""
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without onnx_ir's log lines on what it thinks invalid: what matters comes back as an error."""
     logger = logging.getLogger("onnx_ir")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _load(path: Path) -> onnx_ir.Model:
+    with quietly():
         proto = onnx.load(path, load_external_data=False)
         check_proto(proto)
         for tensor in external_tensors(proto):
@@ -88,8 +106,6 @@ def _load_quietly(path: Path) -> onnx_ir.Model:
         for graph in (model.graph, *(function.graph for function in model.functions.values())):
             onnx_ir.external_data.set_base_dir(graph, path.parent)
         return model
-    finally:
-        logger.setLevel(before)
 
 
 def _check_initializer(value: onnx_ir.Value) -> None:
@@ -120,15 +136,16 @@ def _check_external(tensor: onnx_ir.TensorProtocol, name: str, folder: Path) -> 
         raise ModelError(f"tensor {name!r} is stored at {location!r}", allowed)
     try:
         file = (folder / location).resolve()
-    except (OSError, RuntimeError) as error:  # links that lead to one another
+        ordinary, size = file.is_file(), file.stat().st_size if file.is_file() else 0
+    except (OSError, RuntimeError) as error:  # links that lead to one another, names that are too long
         raise ModelError(f"tensor {name!r} is stored at {location!r}: {first_line(error)}", allowed) from error
     if not file.is_relative_to(folder):
         raise ModelError(f"tensor {name!r} is stored at {location!r}, a link out of the folder", allowed)
-    if not file.is_file():
+    if not ordinary:
         raise ModelError(
             f"tensor {name!r} is stored at {location!r}, which is no file", allowed, "Copy it beside the model"
         )
-    offset, size = tensor.offset or 0, file.stat().st_size
+    offset = tensor.offset or 0
     length = tensor.nbytes if tensor.length is None else tensor.length
     if offset < 0 or length != tensor.nbytes or offset + length > size:
         raise ModelError(

@@ -23,7 +23,7 @@ from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.bodies import body_of
 from pdv.frontend.onnx.call import Attributes, Call, Handler, NeedsValueError, Operands, Value, as_tensor, inputs_of
 from pdv.frontend.onnx.exported import KIND, doubts, folded_norms, mend, stored_of
-from pdv.frontend.onnx.file import MALFORMED, read_onnx, refusing
+from pdv.frontend.onnx.file import MALFORMED, quietly, read_onnx, refusing
 from pdv.frontend.onnx.operators import HANDLERS
 from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
@@ -109,6 +109,7 @@ class _ModelLowering:
         self.loaders: dict[str, Any] = {}
         self.lowered = 0  # operators, those of loops each time
 
+    @quietly()
     def run(self) -> Program:
         if not MIN_OPSET <= self.opset <= NEWEST_OPSET:
             raise ModelError(

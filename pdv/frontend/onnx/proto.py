@@ -16,7 +16,7 @@ from onnx import TensorProto
 from ir.errors import ModelError
 
 EXPORT = "Export it again"
-MOST_OPERATORS = 1 << 16  # of a model: many times those of the largest, and what can be planned at all
+MOST_OPERATORS = 1 << 15  # of a model: many times those of the largest, and what can be planned at all
 _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 _OF_TYPE = {
     "float_data": (TensorProto.FLOAT, TensorProto.COMPLEX64),
