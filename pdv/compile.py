@@ -64,6 +64,7 @@ def optimize(
     cost: str | os.PathLike[str] | None = None,
     check: bool = True,
     strict: bool = False,
+    weights: str | os.PathLike[str] | None = None,
     progress: Progress = lambda stage, fraction: None,
 ) -> Plan:
     """Plan a model for a cluster and prove the plan.
@@ -95,6 +96,7 @@ def optimize(
         cost: what prices kernels: "analytic", "learned", "measured", a weight file, or a folder of profiles.
         check: whether what was read is run against the model: a module on its example inputs, an ONNX file on random
             ones in ONNX Runtime, or else in onnx's reference implementation.
+        weights: a .safetensors file, or the .index.json of several, that has the model's tensors in place of its own.
         strict: refuse operators that have no declaration, instead of running them as they are on every rank.
         progress: called with (stage, fraction or None).
 
@@ -109,7 +111,7 @@ def optimize(
     compute, used = cost_model(cost, [entry.device for entry in devices.classes]), chosen_rules(rules)
     program, reading = read_model(
         model, example_inputs, dtype, progress, train=mode == "train", check=check, strict=strict,
-        batch=batch, dims=dims, dynamic_shapes=dynamic_shapes,
+        weights=weights, batch=batch, dims=dims, dynamic_shapes=dynamic_shapes,
     )  # fmt: skip
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute)
     problems = ask(program.graph, devices, pins=pinned, rules=used)

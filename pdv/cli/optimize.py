@@ -58,6 +58,10 @@ CacheFolder = Annotated[
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Search anew, and keep nothing.")]
 
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option("--weights", help="Take weights from a .safetensors file, or the .index.json of several."),
+]
 CostName = Annotated[
     str, typer.Option(help="What prices kernels: analytic, learned, measured, a weight file, a folder of profiles.")
 ]
@@ -92,6 +96,7 @@ def optimize(
     rules: RuleFiles = None,
     cost: CostName = config.COST,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Run what was read against the model.")] = True,
+    weights: Checkpoint = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse operators that have no declaration.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing package.")] = False,
     as_json: JsonOption = False,
@@ -119,7 +124,7 @@ def optimize(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
             dtype=compute_dtype, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
             **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
-            check=check, strict=strict, progress=progress,
+            check=check, strict=strict, weights=weights, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         if target is not None:

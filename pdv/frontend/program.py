@@ -88,11 +88,12 @@ class Program:
 
     ``sizes``: what the source leaves open besides the batch, by name. ``again`` reads the model once more, its inputs
     (by name) of other shapes, where the source can say what it is then. ``known``: inputs of the source whose values
-    were said, and that are no inputs of the graph. ``notes``: what the reader changed, in words; ``doubts``: what would
-    not be trained, though it might be meant to; ``folded``: norms that are part of other weights; ``opaque``: operators
-    that are run as they are, each ``op at where``; ``left_out``: tensors of zeros that the source has not; ``absent``:
-    parameters that others were computed of in the source. ``as_stored``: the source's own tensors, of the program's.
-    ``over_rows``: the source over as few rows of its batch as are allowed.
+    were said, and that are no inputs of the graph. ``notes``: what the reader changed, in words; ``doubts``: what
+    would not be trained, though it might be meant to; ``folded``: norms that are part of other weights; ``opaque``:
+    operators that are run as they are, each ``op at where``; ``aliases``: all names of stored tensors that have
+    several; ``left_out``: tensors of zeros that the source has not; ``absent``: parameters that others were computed
+    of in the source. ``as_stored``: the source's own tensors, of the program's. ``over_rows``: the source over as few
+    rows of its batch as are allowed.
     """
 
     graph: Graph
@@ -104,6 +105,7 @@ class Program:
     doubts: tuple[str, ...] = field(default=(), compare=False)
     folded: tuple[str, ...] = field(default=(), compare=False)
     opaque: tuple[str, ...] = field(default=(), compare=False)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     left_out: frozenset[str] = field(default=frozenset(), compare=False)
     absent: tuple[str, ...] = field(default=(), compare=False)
     as_stored: Callable[[Mapping[str, Array]], dict[str, Array]] = field(default=dict, compare=False)

@@ -28,16 +28,45 @@ def read_model(
     train: bool,
     check: bool = True,
     strict: bool = False,
+    weights: str | os.PathLike[str] | None = None,
     **sizes: Any,  # Any: as ``load_program`` takes batch, dims and dynamic shapes
 ) -> tuple[Program, str]:
     """The program of a model, under the model's name and in the type asked for; and what a run against it showed.
 
+    weights: a checkpoint that has its stored tensors.
     check: whether it is run against the model; strict: whether operators without a declaration are refused.
 
     Raises:
         ModelError: if the program is not the module that was given.
         UnsupportedOperatorsError: naming operators that are run as they are, if that is not allowed.
     """
+    program, reading = _read_checked(model, inputs, progress, train=train, check=check, **sizes)
+    if strict and program.opaque:
+        raise UnsupportedOperatorsError(program.opaque)
+    if train:
+        _check_trained(program)
+    if weights is not None:
+        from pdv.frontend.checkpoint import with_checkpoint
+
+        program = with_checkpoint(program, Path(weights))
+    doubts = program.doubts if train else ()
+    reading = ". ".join(part for part in (reading, *program.notes, *doubts) if part)
+    name = _name_of(model)
+    program = program.map(lambda graph: _with_dtype(replace(graph, name=name), dtype))
+    note(program.graph)
+    return program, reading
+
+
+def _read_checked(
+    model: Any,  # Any: as above
+    inputs: Any,  # Any: as above
+    progress: Progress,
+    *,
+    train: bool,
+    check: bool,
+    **sizes: Any,  # Any: as above
+) -> tuple[Program, str]:
+    """The program, and what a run against the model showed."""
     progress("reading the model", None)
     from pdv.frontend import load_program
 
@@ -59,15 +88,6 @@ def read_model(
         program = load_program(model, inputs, **sizes)
         progress("running what was read against the model", None)
         reading = check_reading(note(program.graph), source, train=train)
-    if strict and program.opaque:
-        raise UnsupportedOperatorsError(program.opaque)
-    if train:
-        _check_trained(program)
-    doubts = program.doubts if train else ()
-    reading = ". ".join(part for part in (reading, *program.notes, *doubts) if part)
-    name = _name_of(model)
-    program = program.map(lambda graph: _with_dtype(replace(graph, name=name), dtype))
-    note(program.graph)
     return program, reading
 
 
@@ -81,6 +101,12 @@ def _check_trained(program: Program) -> None:
         raise _folded(program.folded)
     if program.absent:
         raise _computed(program.absent)
+    if not any(param.attr("trainable") for param in program.graph.params):
+        raise ModelError(
+            "the model has no parameters to train",
+            "At least one that is not frozen; for inference (--mode infer) none is needed",
+            'Plan it with --mode infer (mode="infer"), or unfreeze what is to be trained',
+        )
 
 
 def _folded(norms: Sequence[str]) -> ModelError:

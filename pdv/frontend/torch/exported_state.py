@@ -41,6 +41,14 @@ def shared_names(program: ExportedProgram) -> list[tuple[str, ...]]:
     return [tuple(names) for names in found.values() if len(names) > 1]
 
 
+def same_tensors(program: ExportedProgram) -> dict[str, tuple[str, ...]]:
+    """All names of each stored tensor that has several, by each of them."""
+    found: dict[Memory, tuple[str, ...]] = {}
+    for name, tensor in program.state_dict.items():
+        found[memory_of(tensor)] = (*found.get(memory_of(tensor), ()), name)
+    return {name: names for names in found.values() if len(names) > 1 for name in names}
+
+
 @contextmanager
 def without_spare_names(program: ExportedProgram) -> Iterator[None]:
     """While this lasts, a name under which nothing is read shares its memory with no other.

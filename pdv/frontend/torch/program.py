@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any, cast
@@ -31,6 +32,7 @@ from pdv.frontend.torch.exported_state import (
     is_floating,
     live_nodes,
     memory_of,
+    same_tensors,
     shared_names,
     tensors,
     without_spare_names,
@@ -64,7 +66,7 @@ def load_exported_program(program: ExportedProgram) -> Program:
     """
     with stopped_gradients(program), without_spare_names(program):
         decomposed = _decompose(program)
-    return _ProgramLowering(decomposed).run()
+    return replace(_ProgramLowering(decomposed).run(), aliases=same_tensors(program))
 
 
 def _decompose(program: ExportedProgram) -> ExportedProgram:
