@@ -7,6 +7,8 @@ exported, planned for 2x2, proved, and the text run on simulated ranks against t
 ``nodes``: onnx's own backend node tests, for inference, planned for one process and for two, and the text run on as
 many simulated ranks against the outputs that the test asks for, within its own tolerance. docs/coverage.md is filled in
 from benchmarks/results/coverage_nodes.json.
+``random``: ONNX models of several random operators, planned for two processes in both modes, and the text run on two
+simulated ranks against what ONNX Runtime gives.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ def main() -> None:
     )
     parser.add_argument("--every", type=int, default=1, help="of the node tests one in so many")
     parser.add_argument("--jobs", type=int, default=1, help="processes for node tests")
+    parser.add_argument("--models", type=int, default=500, help="how many random models")
     options = parser.parse_args()
     only = [name for name in options.only.split(",") if name]
     if options.smoke:
@@ -38,6 +41,9 @@ def main() -> None:
         if part == "nodes":
             chosen = "test_relu" if options.smoke else options.only
             run_nodes(record, chosen, options.every, quick=options.quick, jobs=options.jobs)
+            continue
+        if part == "random":
+            run_random(record, 5 if options.smoke else options.models, options.only, jobs=options.jobs)
             continue
         assert part == "architectures", f"no part {part!r}"
         run_architectures(record, only, dropout=not options.no_dropout, quick=options.quick)
@@ -62,6 +68,24 @@ def run_architectures(record: Record, only: list[str], *, dropout: bool, quick: 
     record.claim("architectures", len(record.rows), "")
     for outcome in sorted(counts):
         record.claim(f"architectures {outcome}", counts[outcome], "")
+
+
+def run_random(record: Record, models: int, only: str, *, jobs: int) -> None:
+    """A row for each random model; only: one of them, by number."""
+    from benchmarks.coverage_runs.random_models import survey
+    from benchmarks.coverage_runs.running import WORST_FIRST
+
+    rows = sorted(survey([int(only)] if only else range(models), jobs=jobs), key=lambda row: int(row["model"]))
+    record.rows += rows
+    for row in rows:
+        if row["outcome"] != "passed":
+            print(f"{row['outcome']}: {row['model']} ({row['mode']}, {' '.join(row['operators'])}): {row['why']}")
+    counts = Counter(row["outcome"] for row in rows)
+    record.claim("random models", len(rows), "")
+    for outcome in WORST_FIRST:
+        record.claim(f"random models: {outcome}", counts[outcome], "")
+    record.claim("random models: accepted", 1 - counts["refused"] / len(rows), "of all")
+    record.claim("random models: cut", sum(row["cut"] for row in rows) / len(rows), "of all")
 
 
 def run_nodes(record: Record, only: str, every: int, *, quick: bool, jobs: int) -> None:

@@ -30,6 +30,7 @@ from pdv.check.imports import Texts
 from pdv.check.reference import Given
 from pdv.check.run import observe
 from pdv.check.small import full_pair
+from pdv.config import Mode
 from pdv.emit.emission import module_texts, shapes_in
 from pdv.frontend.load import load_program
 from pdv.plan.package import Plan
@@ -66,11 +67,11 @@ class Outcome:
 WORST_FIRST = ("crashed", "wrong", "timed out", "refused", "passed")
 
 
-def run_case(case: Case, devices: int) -> Outcome:
+def run_case(case: Case, devices: int, mode: Mode = "infer") -> Outcome:
     """One case planned for so many devices, and its text run on as many simulated ranks."""
 
     def run(path: Path, inputs: Sequence[Any], wanted: Sequence[Any]) -> tuple[str, bool]:
-        plan, known = _known(case, inputs, lambda known: _plan(path, devices, known))
+        plan, known = _known(case, inputs, lambda known: _plan(path, devices, known, mode))
         return _text_differs(case, plan, _named(case, inputs, known), wanted), _is_cut(plan)
 
     return _outcome(case, run)
@@ -118,9 +119,9 @@ def _short(why: str) -> str:
     return re.sub(r"/tmp/\S*/", "", why).replace("unsupported-operators: unsupported operators ", "")[:240]
 
 
-def _plan(path: Path, devices: int, known: Mapping[str, Any]) -> Plan:
+def _plan(path: Path, devices: int, known: Mapping[str, Any], mode: Mode) -> Plan:
     cluster = {"name": "two", "nodes": [{"count": 1, "devices": devices, "device": SLOW, "link": LINK}]}
-    return pdv.optimize(path, cluster=cluster, mode="infer", mesh={"x": devices}, dims=known, budget_s=20)
+    return pdv.optimize(path, cluster=cluster, mode=mode, mesh={"x": devices}, dims=known, budget_s=20)
 
 
 def _known(case: Case, inputs: Sequence[Any], read: Callable[[Mapping[str, Any]], T]) -> tuple[T, Names]:

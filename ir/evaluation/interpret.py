@@ -74,7 +74,11 @@ class Evaluation:
             VerificationError: if ranks that hold an Invariant result disagree.
         """
         named = [*self.graph.outputs, *((f"update:{name}", node) for name, node in self.graph.updates)]
-        return {name: self._bare(self.whole(node)) for name, node in named}
+        return {name: self._bare(self._typed(self.whole(node), node)) for name, node in named}
+
+    def _typed(self, x: Data, node: Node) -> Data:
+        """Integers that are floats by now as elements of the field."""
+        return self.field.lift(x) if node.type.dtype.is_floating and x.dtype.kind in "iub" else x
 
     def whole(self, node: Node) -> Data:
         """[trials, *global]: one node's value put together.

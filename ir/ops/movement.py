@@ -112,7 +112,7 @@ def _write_reshape(node: Node, operands: Sequence[Code], writing: Writing) -> Co
         found = _single(node, x, writing, *runs[0])
         if found is not None:
             return found
-    return method(x, "reshape", *_sizes(node, x, writing, range(len(after))))
+    return method(x, "reshape", *(_sizes(node, x, writing, range(len(after))) or ["()"]))
 
 
 def _single(node: Node, x: Code, writing: Writing, sources: list[int], targets: list[int]) -> Code | None:

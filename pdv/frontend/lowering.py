@@ -8,7 +8,7 @@ values is computed on the spot, since shapes, masks and position tables arrive a
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,6 +50,8 @@ class Lowering:
         updates: buffer name -> its new value, as batch normalisation in training leaves it.
         buffers: such a value, or one that another has replaced -> the buffer's name.
         dropped: what is dropped out.
+        foreign: functions of other libraries that are run as they are.
+        stored: how the values of stored tensors are read, where an operand must be known; by name.
         name: hint for the nodes made next, usually the source's own name for the value.
     """
 
@@ -58,6 +60,8 @@ class Lowering:
         self.updates: dict[str, Node] = {}
         self.buffers: dict[Node, str] = {}
         self.dropped: set[Node] = set()
+        self.foreign: dict[str, None] = {}
+        self.stored: Mapping[str, Callable[[], Array]] = {}
         self.name = ""
 
     def apply(self, op: str, *operands: Node, **attrs: Hashable) -> Node:

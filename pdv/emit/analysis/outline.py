@@ -96,12 +96,19 @@ def over(items: Sequence[Item], twins: Mapping[Node, Node]) -> tuple[Item, ...]:
 
 
 def ordered_steps(reading: Reading) -> list[Node]:
-    """Steps without gradient (masks, slices of inputs) first; new values of buffers as soon as they can be had."""
+    """Steps without gradient (masks, slices of inputs) that read no others first; new values of buffers as soon as they
+    can be had.
+    """
     graph = reading.graph
     needed = _reachable(reading, [node for _, node in graph.outputs])
     steps = [node for node in graph.nodes if reading.is_own(node)]
-    early = [node for node in steps if node in needed and not node.needs_grad]
-    main = [node for node in steps if node in needed and node.needs_grad]
+    early: list[Node] = []
+    main: dict[Node, None] = {}
+    for node in steps:
+        if node in needed and (node.needs_grad or any(operand in main for operand in reading.operands(node))):
+            main[node] = None
+        elif node in needed:
+            early.append(node)
     order = [*early, *main]
     place = {node: index for index, node in enumerate(order)}
     later = [node for node in steps if node not in needed]

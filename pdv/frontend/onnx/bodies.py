@@ -63,7 +63,8 @@ def _function(schema: Any, node: NodeProto, types: Sequence[TensorType | None], 
             if text:
                 function.ParseFromString(text)
                 return function
-    for version in sorted((v for v in schema.function_opset_versions if v <= opset), reverse=True):
+    versions = sorted(schema.function_opset_versions, key=lambda v: (v > opset, abs(opset - v)))
+    for version in versions:  # the newest that this opset has, else the oldest of later ones, of the same operator
         if text := schema.get_function_with_opset_version(version):
             function.ParseFromString(text)
             return function

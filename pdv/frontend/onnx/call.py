@@ -55,8 +55,29 @@ def inputs_of(node: Node) -> list[str]:
 
 
 def as_tensor(k: Lowering, value: Value | None) -> Value | None:
-    """The answer to a question about a tensor, as one."""
+    """The answer to a question about a tensor, or its largest elements, as one."""
+    if isinstance(value, TopK):
+        return first_of_sorted(k, value.of, value.k, value.of.type.rank - 1)[value.part == "places"]
     return k.apply("compare", value.of, value.of, relation="!=") if isinstance(value, NanMask) else value
+
+
+def first_of_sorted(k: Lowering, x: Node, count: int, dim: int, *, largest: bool = True) -> tuple[Node, Node]:
+    """The largest or smallest elements along a dim, in order, and where they were: of equal ones the first."""
+    values, places = run_by_torch(k, "aten::sort.stable", x, stable=True, dim=dim, descending=largest)
+    return k.slice(values, dim, 0, count), k.slice(places, dim, 0, count)
+
+
+def run_by_torch(k: Lowering, function: str, *args: Any, **kwargs: Any) -> Any:  # Any: nodes, numbers, lists of either
+    """What a function of torch gives, run as it is on whole operands: a node, or several.
+
+    Raises:
+        Unsupported: if it may not be run so.
+    """
+    from pdv.frontend.torch.opaque import find, opaque  # torch is imported where it is needed
+
+    result = opaque(k, find(function), args, kwargs)
+    k.foreign[f"{function} for {k.name!r}"] = None
+    return result
 
 
 class Attributes(Mapping[str, Any]):  # Any: int, float, string, tensor or lists of them
@@ -145,9 +166,7 @@ class Call:
         value = as_tensor(self.k, self.inputs[index]) if index < len(self.inputs) else None
         if isinstance(value, tuple):
             raise ValueError(f"operand {index} is a sequence")
-        if isinstance(value, TopK):
-            raise Unsupported("TopK, other than put back by ScatterElements")
-        assert not isinstance(value, NanMask), value
+        assert not isinstance(value, NanMask | TopK), value
         return value
 
     def __getitem__(self, index: int) -> Node:
@@ -158,8 +177,9 @@ class Call:
         return node
 
     def array(self, index: int) -> Array:
-        """A required operand that must be known."""
-        array = self.k.value(self[index])
+        """A required operand that must be known; a stored tensor is."""
+        node = self[index]
+        array = self.k.stored[node.attr("name")]() if node.is_param else self.k.value(node)
         if array is None:
             raise NeedsValueError(index, self[index])
         return array

@@ -108,6 +108,7 @@ class _ModelLowering:
         self.unsupported: dict[str, None] = {}
         self.loaders: dict[str, Any] = {}
         self.lowered = 0  # operators, those of loops each time
+        self.k.stored = self.loaders
 
     @quietly()
     def run(self) -> Program:
@@ -133,7 +134,10 @@ class _ModelLowering:
             options = " ".join(f"--dim {name}=..." for name in self.asked)
             mend = f"Say the values of inputs that shapes and axes are taken from: {options}" if options else ""
             raise UnsupportedOperatorsError(tuple(self.unsupported), mend=mend, inputs=tuple(self.asked))
-        return Program(self._graph(), Weights(self.loaders))
+        found = self._graph()
+        read = {param.attr("source") for param in found.params}  # others are scales and the like, which are known
+        loaders = {name: loader for name, loader in self.loaders.items() if name in read}
+        return Program(found, Weights(loaders), opaque=tuple(self.k.foreign))
 
     def _graph(self) -> Graph:
         found = [self._read(value, "the graph's output") for value in self.model.graph.outputs]
@@ -327,8 +331,9 @@ class _ModelLowering:
 
 
 def _may_be_sizes(node: Node) -> bool:
-    """True of a few integers, which are shapes or axes more often than not."""
-    return not node.type.dtype.is_floating and node.type.rank <= 1 and node.type.num_elements <= MOST_SIZES
+    """True of a few integers, which are shapes or axes more often than not, and of single numbers."""
+    few = node.type.rank <= 1 and node.type.num_elements <= MOST_SIZES
+    return few and (not node.type.dtype.is_floating or node.type.rank == 0)
 
 
 def _is_known(value: Value | None) -> bool:

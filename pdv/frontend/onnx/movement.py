@@ -9,8 +9,8 @@ import numpy as np
 from ir.graph import Node
 from pdv.frontend import layers, masks
 from pdv.frontend.lowering import TopK, Unsupported
-from pdv.frontend.onnx.call import Call, Value
-from pdv.frontend.onnx.readers import known
+from pdv.frontend.onnx.call import Call, Value, first_of_sorted
+from pdv.frontend.onnx.readers import as_torch
 from pdv.passes.fold_constants import Array
 
 
@@ -145,18 +145,21 @@ def from_front(ids: Array, size: int) -> Array:
     return np.where(ids < 0, ids + size, ids)
 
 
-def top_k(c: Call) -> tuple[TopK, TopK]:
+def top_k(c: Call) -> tuple[Value, Value]:
     """The k largest along an axis, and where they are."""
     (count,) = c.ints(1) or ()
     c.attrs.get("sorted")  # elements that are put back are in no order
-    return layers.top_k(c.k, c[0], count, c.attrs.get("axis", -1), largest=bool(c.attrs.get("largest", 1)))
+    x, dim, largest = c[0], c.axis(), bool(c.attrs.get("largest", 1))
+    if dim == x.type.rank - 1 and largest and x.type.dtype.is_floating:
+        return layers.top_k(c.k, x, count, dim, largest=True)
+    return first_of_sorted(c.k, x, count, dim, largest=largest)
 
 
 def scatter_elements(c: Call) -> Node:
     """The k largest elements of each row, back where they were; or elements to known places."""
     places, values = c.inputs[1], c.inputs[2]
     if not isinstance(places, TopK) and not isinstance(values, TopK):
-        return known.scatter_elements(c)
+        return as_torch.scatter_elements(c)
     if c.attrs.get("reduction", "none") != "none" or not isinstance(places, TopK) or not isinstance(values, TopK):
         raise Unsupported("a scatter of anything but the k largest elements of each row, where they were")
     return layers.scatter(c.k, c[0], c.attrs.get("axis", 0), places, values)

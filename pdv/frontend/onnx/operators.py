@@ -18,7 +18,7 @@ from pdv.frontend.einsum import einsum
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx import movement
 from pdv.frontend.onnx.call import Call, Handler, NanMask
-from pdv.frontend.onnx.readers import functions, known, logic, quantized, recurrent, windows
+from pdv.frontend.onnx.readers import as_torch, functions, known, logic, quantized, recurrent, windows
 from pdv.frontend.onnx.schema import dtype_of
 
 
@@ -230,4 +230,6 @@ HANDLERS: Mapping[str, Handler] = {
     **known.READERS,
     **quantized.READERS,
     **windows.READERS,
+    **as_torch.READERS,
+    "OptionalGetElement": lambda c: c[0],
 }

@@ -51,6 +51,8 @@ def scan(k: Lowering, node: onnx_ir.Node, operands: Sequence[Value | None], run:
     """The results of a ``Scan`` written out: states go from slice to slice, results of slices are joined."""
     body = node.attributes["body"].as_graph()
     count = node.attributes.get_int("num_scan_inputs")
+    if len(body.inputs) != len(operands):
+        raise Unsupported("a scan of opset 8, over rows of several lengths")
     states, inputs = list(operands[:-count]), [_tensor(value) for value in operands[-count:]]
     outputs = len(body.outputs) - len(states)
     axes = _ints(node, "scan_input_axes", count)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
+from pdv.frontend import masks
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.call import Call, Handler
 
@@ -67,6 +68,24 @@ def mean(c: Call) -> Node:
     return c.k.scale(reduce(c.k.add, _all(c)), 1 / len(c.inputs))
 
 
+def reduced(before: Callable[[Lowering, Node], Node], after: str = "") -> Handler:
+    """A sum of functions of elements, and a function of it."""
+
+    def handle(c: Call) -> Node:
+        axes = c.ints(1, "axes") or ()
+        noop = not axes and c.attrs.get("noop_with_empty_axes", 0)
+        x = before(c.k, c[0])
+        total = x if noop else c.k.reduce("reduce_sum", x, axes, bool(c.attrs["keepdims"]))
+        return c.k.apply(after, total) if after else total
+
+    return handle
+
+
+def leaky(k: Lowering, x: Node, below: Node) -> Node:
+    """x, and ``below`` where it is negative."""
+    return k.apply("where", masks.compare_number(k, "<", x, 0), below, x)
+
+
 def power(c: Call) -> Node:
     """In the type of what is raised; of integers by a small known exponent as products."""
     k, x, y = c.k, c[0], c[1]
@@ -96,4 +115,11 @@ READERS: Mapping[str, Handler] = {
     "Sum": of_all(lambda k, x, y: k.add(x, y)),
     "Mean": mean,
     "Pow": power,
+    "LeakyRelu": lambda c: leaky(c.k, c[0], c.k.scale(c[0], c.attrs["alpha"])),
+    "PRelu": lambda c: leaky(c.k, c[0], c.k.mul(c[0], c[1])),
+    "ReduceL1": reduced(lambda k, x: k.apply("abs", x)),
+    "ReduceL2": reduced(lambda k, x: k.mul(x, x), "sqrt"),
+    "ReduceSumSquare": reduced(lambda k, x: k.mul(x, x)),
+    "ReduceLogSum": reduced(lambda k, x: x, "log"),
+    "ReduceLogSumExp": reduced(lambda k, x: k.apply("exp", x), "log"),
 }

@@ -160,10 +160,15 @@ def cropped(c: Call, x: Node) -> Node:
 
 def cumulative(c: Call) -> Node:
     """Sums of all elements before, along a dim."""
-    x, axis = c[0], c.dim(int(c.array(1).reshape(-1)[0]))
-    if not x.type.dtype.is_floating:
-        raise Unsupported(f"of {x.type.dtype.value}")
-    return mapped(c, x, [axis])
+    k, x, axis = c.k, c[0], c.dim(int(c.array(1).reshape(-1)[0]))
+    size = x.type.shape[axis]
+    backward = k.const(np.arange(size)[::-1].copy())
+    x = k.apply("index_select", x, backward, dim=axis) if c.attrs["reverse"] else x
+    if c.attrs["exclusive"]:
+        first = masks.fill(k, 0, [1 if dim == axis else n for dim, n in enumerate(x.type.shape)], x.type.dtype)
+        x = k.concat([first, k.slice(x, axis, 0, size - 1)], axis)
+    y = k.cast(k.apply("cumsum", x, dim=axis), x.type.dtype)
+    return k.apply("index_select", y, backward, dim=axis) if c.attrs["reverse"] else y
 
 
 def fourier(c: Call) -> Node:
@@ -287,7 +292,7 @@ def _reference(c: Call, given: dict[int, Array]) -> tuple[Array, ...]:
 READERS: Mapping[str, Handler] = {
     **{op: moved(0) for op in ("Tile", "Compress", "ReverseSequence", "GatherND", "DepthToSpace")},
     **{op: moved(0) for op in ("SpaceToDepth", "CenterCropPad", "Trilu")},
-    "ScatterND": scatter_nd,
+    "TensorScatter": moved(0, 1),
     "Scatter": scatter_elements,
     "GatherElements": gather_elements,
     "Pad": moved(0, fill=2),

@@ -88,7 +88,7 @@ def padded(k: Lowering, x: Node, before: Sequence[int], after: Sequence[int], va
 
 
 def conv(c: Call) -> Node:
-    """A convolution over one or two dims."""
+    """A convolution over one to three dims."""
     k, x, w = c.k, c[0], c[1]
     kernel = w.type.shape[2:]
     if tuple(c.attrs.get("kernel_shape", kernel)) != kernel:
@@ -101,7 +101,7 @@ def convolved(k: Lowering, x: Node, w: Node, bias: Node | None, over: Window, gr
     """x: [n, c, *space] by w: [co, c / groups, *kernel]."""
     dims = len(over.kernel)
     if dims == 3:
-        raise Unsupported("a convolution over three dims")
+        return _convolved_volume(k, x, w, bias, over, groups)
     if tuple(over.before) != tuple(over.after):
         x = padded(k, x, over.before, over.after, 0.0)
         over = Window(over.kernel, over.stride, over.dilation, (0,) * dims, (0,) * dims, (0,) * dims)
@@ -116,12 +116,33 @@ def convolved(k: Lowering, x: Node, w: Node, bias: Node | None, over: Window, gr
     return k.reshape(y, (*y.type.shape[:2], y.type.shape[3])) if dims == 1 else y
 
 
+def _convolved_volume(k: Lowering, x: Node, w: Node, bias: Node | None, over: Window, groups: int) -> Node:
+    """Over three dims: for each place of the kernel's first one a convolution of planes; these are added."""
+    x = padded(k, x, (over.before[0], 0, 0), (over.after[0], 0, 0), 0.0)
+    n, channels, depth, *space = x.type.shape
+    kernel, stride, dilation = over.kernel[0], over.stride[0], over.dilation[0]
+    count = (depth - dilation * (kernel - 1) - 1) // stride + 1
+    plane = Window(
+        *(each[1:] for each in (over.kernel, over.stride, over.dilation, over.before, over.after, over.given))
+    )
+    total: Node | None = None
+    for at in range(kernel):
+        chosen = k.slice(x, 2, at * dilation, at * dilation + (count - 1) * stride + 1, stride)
+        flat = k.reshape(k.permute(chosen, (0, 2, 1, 3, 4)), (n * count, channels, *space))
+        part = convolved(k, flat, k.select(w, 2, at), None, plane, groups)
+        total = part if total is None else k.add(total, part)
+    assert total is not None
+    y = k.reshape(total, (n, count, *total.type.shape[1:]))
+    y = k.permute(y, (0, 2, 1, 3, 4))
+    return y if bias is None or layers.is_constant(k, bias, 0) else k.add(y, k.reshape(bias, (-1, 1, 1, 1)))
+
+
 def conv_transpose(c: Call) -> Node:
     """A convolution of x with zeros between its elements, by the weights turned around."""
     k, x, w, groups = c.k, c[0], c[1], c.attrs.get("group", 1)
     kernel = w.type.shape[2:]
     dims = len(kernel)
-    if tuple(c.attrs.get("kernel_shape", kernel)) != kernel or len(x.type.shape) != dims + 2 or dims > 2:
+    if tuple(c.attrs.get("kernel_shape", kernel)) != kernel or len(x.type.shape) != dims + 2 or dims > 3:
         raise Unsupported(f"a transposed convolution of {list(w.type.shape)} over {list(x.type.shape)}")
     stride, dilation = (tuple(c.attrs.get(name, (1,) * dims)) for name in ("strides", "dilations"))
     more = tuple(c.attrs.get("output_padding", (0,) * dims))
