@@ -29,6 +29,9 @@ PASSING = (
     "qlinearconv", "matmulinteger", "stft", "dft_inverse", "scatternd_add", "scatter_elements_with_reduction_max",
     "col2im", "einsum_batch_diagonal", "einsum_sum", "resize_tf_crop_and_resize", "reduce_max_empty_set", "isnan",
     "hannwindow_symmetric", "range_float_type_positive_delta_expanded", "simple_rnn_batchwise", "eyelike_with_dtype",
+    "top_k_smallest", "top_k_same_values", "gridsample_bilinear", "det_nd", "maxpool_with_argmax_2d_precomputed_pads",
+    "maxunpool_export_without_output_shape", "bitwise_and_i32_2d", "convtranspose_3d", "tensorscatter_circular",
+    "shrink_hard", "einsum_inner_prod",
     "attention_4d_with_qk_matmul", "rotary_embedding_expanded", "castlike_DOUBLE_to_FLOAT",
 )  # fmt: skip
 REFUSED = {
