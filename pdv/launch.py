@@ -17,6 +17,7 @@ from pathlib import Path
 from ir.errors import UsageError
 from pdv.cluster import Cluster
 from pdv.plan.package import read_document
+from pdv.plan.seal import refusing
 
 PORT = 29500  # torchrun's own
 WAYS = ("torchrun", "slurm", "kubernetes")
@@ -154,7 +155,8 @@ def read_launch(
         raise UsageError(f"{directory} has no model.py", mend="Plan a model with weights, and write its package")
     if not script.is_file():
         raise UsageError(f"there is no script {str(script)!r}", mend="Name the file that torchrun shall run")
-    cluster = Cluster.from_dict(document["cluster"])
+    with refusing():
+        cluster = Cluster.from_dict(document["cluster"])
     processes = tuple(group.devices for group in cluster.nodes for _ in range(group.count))
     if hosts and len(hosts) != len(processes):
         what = f"{len(hosts)} hosts: {', '.join(hosts)}"

@@ -101,7 +101,8 @@ def as_type(array: Array, dtype: DType) -> Array:
         import ml_dtypes
 
         return np.asarray(array.astype(ml_dtypes.bfloat16), order="C").view(np.uint16)
-    return np.asarray(array, np.dtype(dtype.torch_name), order="C")
+    with np.errstate(over="ignore"):  # what the type does not hold is infinite in it
+        return np.asarray(array, np.dtype(dtype.torch_name), order="C")
 
 
 def digest_of(array: Array, dtype: DType) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ir.errors import VerificationError
+from ir.errors import PdvError, UsageError, VerificationError
 from ir.files.reading import FileKind, parse_json
 
 FORMAT_VERSION = 2
@@ -83,6 +84,21 @@ def damage_error(error: object) -> VerificationError:
     """The error of a plan.json that says what no plan says."""
     said = repr(error) if isinstance(error, Exception) else str(error)
     return VerificationError(f"{DOCUMENT} is damaged: {said}", "The file that `pdv optimize` wrote", "Plan again")
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Whatever a plan.json says that nothing can be made of is damage.
+
+    Raises:
+        VerificationError: in place of what is raised by who works with it.
+    """
+    try:
+        yield
+    except (UsageError, VerificationError):
+        raise
+    except (PdvError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise damage_error(error) from error
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> Document:

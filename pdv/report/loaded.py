@@ -27,7 +27,7 @@ from pdv.plan.derivation import replay_steps
 from pdv.plan.document import read_problem
 from pdv.plan.package import read_document
 from pdv.plan.running import read_running
-from pdv.plan.seal import damage_error
+from pdv.plan.seal import damage_error, refusing
 from pdv.plan.source import GRAPH, read_source
 from pdv.plan.steps import operators
 from pdv.prices import stage_axes
@@ -105,6 +105,7 @@ def read_planned(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], Gra
     return document, source
 
 
+@refusing()
 def load_document(document: Document, graph: Graph, compute: CostModel | None = None) -> Loaded:
     """The same of a document and its source graph.
 
@@ -141,7 +142,8 @@ def workload_of_plan(
     problem, derived, stages = loaded.problem, loaded.derived, loaded.stages
     axes = None
     if cluster is None:
-        cluster = Cluster.from_dict(loaded.document["cluster"])
+        with refusing():
+            cluster = Cluster.from_dict(loaded.document["cluster"])
     else:
         axes = stage_links(cluster, problem.mesh, stages.count)
         problem = Problem(problem.graph, problem.mesh, axes[0], ComputeModel.of(cluster), problem.mode)

@@ -28,6 +28,23 @@ from pdv.search.strategies import STRATEGIES
 CLOSE = 1e-9  # relative
 PRICES = ("cost_model", "predicted", "simulated")
 UNCHECKED = (CHECKSUM, "files", "proof", "run", "command", "weights", "sizes", "reading")  # elsewhere, or claimed
+RUN = "what a run of the emitted text showed (--run runs it again)"
+_SIZES = (
+    "that the model is the same program at other sizes of its inputs, where plan.json says that it takes them (sizes)"
+)
+_SEARCH = "the bound of the search, what it spent, and the rules that it was allowed"
+CLAIMED: Mapping[str, str] = {
+    "reading": "what a run of the module against its reading showed (reading)",
+    "cluster.": "the cluster's figures",
+    "sizes.": _SIZES,
+    "search.states": _SEARCH,
+    "search.certificate.space.rules": _SEARCH,
+    "search.certificate.space.memory_limit_bytes": _SEARCH,
+    "command": "the command",
+    "run.": RUN,
+}
+"""Places of plan.json that are believed, by how they begin, and what ``pdv verify`` says of them."""
+
 SEARCH = ("strategy", "seconds", "states", "meshes", "cost", "lower_bound", "gap", "certificate")
 CERTIFICATE = ("statement", "lower_bound", "gap", "complete", "space")
 SPACE = ("meshes", "meshes_left_out", "rules", "variants", "mode", "memory_limit_bytes", "pins")
@@ -75,6 +92,8 @@ def _search(plan: Loaded, cluster: Cluster, cost: float) -> dict[str, Any]:
     certificate, bound = said["certificate"], said["lower_bound"]
     gap = None if bound is None else max(0.0, (cost - bound) / cost) if cost > 0 else 0.0
     space = {name: certificate["space"][name] for name in SPACE}
+    if running := certificate["space"].get("running"):
+        space["running"] = _pinned(plan, running)
     pins = None if space["pins"] is None else load_pins(json.loads(space["pins"]))
     meshes, count = _meshes(cluster, pins), len(space["meshes"])
     space |= {"meshes": meshes[:count], "meshes_left_out": meshes[count:], "mode": plan.problem.mode}
@@ -88,6 +107,17 @@ def _search(plan: Loaded, cluster: Cluster, cost: float) -> dict[str, Any]:
         "gap": gap,
         "certificate": {**told, "statement": statement(told)},
     }
+
+
+def _pinned(plan: Loaded, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What was pinned of how a step runs, as the plan has it: the derivation keeps what it was to keep."""
+    sizes = {axis.name: axis.size for axis in plan.problem.mesh.axes}
+    run = plan.execution
+    kept: dict[str, Any] = {"stages": plan.stages.count, "micro_batches": run.micro_batches, "schedule": run.order,
+            "recompute": run.recompute, "mesh": sizes}  # fmt: skip
+    if plan.stages.count == 1:
+        kept["schedule"] = said.get("schedule")  # of one stage there is no order
+    return {name: kept[name] for name in kept if name in said}
 
 
 def _meshes(cluster: Cluster, pins: PinSet | None) -> list[str]:
@@ -144,7 +174,8 @@ def _check_types(document: Mapping[str, Any]) -> None:
     for name, holds in possible.items():
         if not holds:
             raise VerificationError(f"plan.json: {name} says what cannot be", "", "Plan again")
-    unknown = set(search) - set(SEARCH) or set(search["certificate"]) - set(CERTIFICATE) or set(space) - set(SPACE)
+    known = {*SPACE, "running"}
+    unknown = set(search) - set(SEARCH) or set(search["certificate"]) - set(CERTIFICATE) or set(space) - known
     if unknown:
         raise VerificationError(f"plan.json: search has unknown fields {sorted(unknown)}", "", "Plan again")
 
@@ -152,7 +183,11 @@ def _check_types(document: Mapping[str, Any]) -> None:
 def _is_size(entry: Mapping[str, Any]) -> bool:
     most = entry.get("most")
     said = set(entry) == {"inputs", "fixed_by", "most"} and isinstance(entry["fixed_by"], str)
-    return said and (most is None or _whole(most)) and all(len(place) == 2 for place in entry["inputs"])
+    return (
+        said
+        and (most is None or _whole(most))
+        and all(len(place) == 2 and _whole(place[1]) for place in entry["inputs"])
+    )
 
 
 def _whole(value: object) -> bool:

@@ -7,8 +7,7 @@ simulated ranks (``pdv.check``). What is believed is named: ``CLAIMS``.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ir.cost_model import CostModel
-from ir.errors import DataError, PdvError, UsageError, VerificationError, WeightsError
+from ir.errors import DataError, UsageError, VerificationError, WeightsError
 from ir.graph import Graph
 from ir.proof.exact import verify_equal
 from ir.verify import check_outputs
@@ -28,10 +27,10 @@ from pdv.guard import guarded
 from pdv.plan.package import read_document
 from pdv.plan.proofs import checked_document, proof_document
 from pdv.plan.running import running_of
-from pdv.plan.seal import damage_error
+from pdv.plan.seal import damage_error, refusing
 from pdv.prices import priced_by
 from pdv.report.loaded import Document, Loaded, load_document, read_planned
-from pdv.verification.fields import check_fields, difference
+from pdv.verification.fields import CLAIMED, RUN, check_fields, difference
 from pdv.verification.files import check_no_program, check_program, edited_program
 from pdv.verification.weights import check_weights, read_stored
 
@@ -41,13 +40,8 @@ if TYPE_CHECKING:
 CLAIMS = (
     "that source.graph is the model that was meant",
     "that weights.safetensors has the model's values, beyond its digests",
-    "what a run of the module against its reading showed (reading)",
-    "the cluster's figures",
-    "that the model is the same program at other sizes of its inputs, where plan.json says that it takes them (sizes)",
-    "the bound of the search, what it spent, and the rules that it was allowed",
-    "the command",
+    *dict.fromkeys(sentence for sentence in CLAIMED.values() if sentence != RUN),
 )
-RUN = "what a run of the emitted text showed (--run runs it again)"
 PRICES = "the prices: the weights or profiles that they are from are not here"
 
 
@@ -77,7 +71,7 @@ def verify(
     """
     folder = Path(directory)
     read_document(folder)
-    with _refusing():
+    with refusing():
         document, source = read_planned(folder)
         compute = _compute(document, cost)
         plan = load_document(document, source, compute)
@@ -93,8 +87,11 @@ def _compute(document: Document, cost: str | os.PathLike[str] | None) -> CostMod
     try:
         return priced_by(document, cost)
     except (UsageError, WeightsError, DataError):
+        said = document["cost_model"]
         if cost is not None:
             raise
+        if not (said.get("weights") or said.get("profiles")):
+            raise damage_error(f"no cost model is called {said['name']!r}, and it names no files") from None
         return None
 
 
@@ -162,14 +159,3 @@ def _same(expected: dict[str, Any], found: object, name: str) -> None:
     wrong = difference(expected, found, name)
     if wrong:
         raise VerificationError(f"plan.json: {wrong}", "What follows from the plan", "Plan again")
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Whatever cannot be read back is a plan that does not verify."""
-    try:
-        yield
-    except (UsageError, VerificationError):
-        raise
-    except (PdvError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise damage_error(error) from error

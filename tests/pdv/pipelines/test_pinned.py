@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from ir.errors import NoPlanFitsError, UsageError
+import pdv
+from ir.errors import NoPlanFitsError, UsageError, VerificationError
 from ir.types import DType
 from pdv.cli import app as cli
 from pdv.cluster import Cluster, load_cluster
 from pdv.frontend.arch.description import arch
-from pdv.frontend.arch.graph import graph
+from pdv.frontend.arch.graph import graph, program
 from pdv.pipelines.pinned import Pinned
 from pdv.pipelines.search import search_pipelines
 from pdv.plan.running import as_run
@@ -23,6 +24,8 @@ from pdv.planning.problems import load_target, plan_problems
 from pdv.planning.search import Effort, search_problems
 from pdv.problem import Problem
 from pdv.search.strategies.backtrack import backtrack
+from pdv.verification import verify
+from tests.pdv.packages import change_plan
 
 SPEC = "gpt:layers=3,hidden=64,heads=4,seq=32,vocab=64"
 CLUSTER = "nodes: [{devices: 4, device: cpu-core, link: loopback-gloo}]\n"
@@ -56,6 +59,15 @@ def test_what_is_not_fixed_is_searched(pinned: Pinned) -> None:
     have = {"stages": found.stages.count, "micro_batches": found.execution.micro_batches}
     have |= {"recompute": found.execution.recompute}
     assert {name: have[name] for name in pinned.as_dict()} == pinned.as_dict()
+
+
+def test_a_plan_with_pinned_stages_verifies(tmp_path: Path) -> None:
+    model = program(arch(SPEC), 8, DType.F32)
+    saved = pdv.optimize(model, cluster=devices(), stages=2, micro_batches=4, rules="none").save_plan(tmp_path / "plan")
+    assert verify(saved)["proof"]
+    change_plan(saved, lambda plan: plan["search"]["certificate"]["space"]["running"].update(stages=4))
+    with pytest.raises(VerificationError, match=r"running\.stages is 4, the plan gives 2"):
+        verify(saved)
 
 
 def test_a_batch_is_taken_row_by_row() -> None:
