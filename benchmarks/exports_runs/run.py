@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import tempfile
 import time
 import warnings
@@ -145,7 +146,7 @@ def _compare(built: Any, module: torch.nn.Module, inputs: TensorTuple, given: Te
             return {"result": f"not trained: {name}", "loss": gap, "gradients": None}
         other, perm = named[name]
         error = float(np.abs(gradients[other].transpose(perm) - y).max()) / largest
-        worst, where = max((worst, where), (error, name))
+        worst, where = max((worst, where), (math.inf if math.isnan(error) else error, name))
     kept = sum(named[name][0] == name for name in wanted)
     same = gap < 1e-3 and worst < 1e-3
     return {
