@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.coverage_runs import SLOW
 
 SECONDS, BYTES = 90, 6 << 30
+MOST_OPAQUE = 0.05  # of a planned model's operations
 MESH = {"dp": 2, "tp": 2}
 CLUSTER = {
     "nodes": [
@@ -75,6 +76,8 @@ def _apart(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
                 text = json.dumps(run())
         except MemoryError:
             text = json.dumps({"outcome": "refused", "reasons": ["out of memory"]})
+        except Exception as error:  # noqa: BLE001  # of the survey's own description of a model
+            text = json.dumps({"outcome": "crashed", "reasons": [f"not built: {type(error).__name__}: {error}"[:300]]})
         os.write(writing, text.encode())
         os._exit(0)
     os.close(writing)
@@ -132,14 +135,26 @@ def _why(text: str) -> str:
 
 
 def _of_plan(plan: Any) -> dict[str, Any]:
-    """Planned, if the reading and the text were run and something is cut."""
+    """Planned, if reading and text were run, something is cut, and little is opaque, no contraction among it."""
+    from benchmarks.coverage_runs.opaque import opaque_work
+
     reading, run = plan.document["reading"], plan.document["run"]["statement"]
-    cut = any(node.op.kind == "parallel" for node in plan.emission.pcg.nodes)
-    missing = [what for what, text in (("reading", reading), ("text", run)) if "not run" in text]
-    outcome = "planned" if not missing and cut else "partly"
+    opaque, products = opaque_work(plan.source)
+    share = sum(opaque.values())
+    missing = [
+        f"the {what} was not run: {text}" for what, text in (("reading", reading), ("text", run)) if "not run" in text
+    ]
+    if not any(node.op.kind == "parallel" for node in plan.emission.pcg.nodes):
+        missing.append("nothing is cut")
+    if products:
+        missing.append(f"opaque products: {', '.join(products)}")
+    if share > MOST_OPAQUE:
+        missing.append(f"{share:.0%} of the operations are opaque")
     return {
-        "outcome": outcome,
-        "reasons": [] if not missing else [f"{', '.join(missing)} not run: {reading} {run}"[:300]],
+        "outcome": "partly" if missing else "planned",
+        "reasons": [text[:300] for text in missing],
+        "opaque_share": share,
+        "opaque": sorted(opaque),
     }
 
 

@@ -5,6 +5,7 @@ Random weights, dropout as the configuration has it. Entry point: ``HUB``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,9 +41,12 @@ _SPEECH = {
     "vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
     "conv_dim": (32, 32), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_feat_extract_layers": 2,
     "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "num_labels": CLASSES,
-    "apply_spec_augment": False,
+    "apply_spec_augment": False, "layerdrop": 0.0,  # a layer that is run or not, by chance, is no one program
 }  # fmt: skip
-_MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ALL_LAYERS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+_EXPORTED = {"experts_implementation": "batched_mm"}  # the others sort tokens by values, which no export can follow
+_SAID = {"problem_type": "single_label_classification"}  # else the kind of labels is found by their values
+_MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2, **_EXPORTED}
 
 
 def _mask() -> torch.Tensor:
@@ -122,7 +126,7 @@ def _of(
         import transformers
 
         owner = (
-            configuration or name.split("For", maxsplit=1)[0].removesuffix("Model").removesuffix("LMHead") + "Config"
+            configuration or re.split("For(?=[A-Z])", name)[0].removesuffix("Model").removesuffix("LMHead") + "Config"
         )
         made = getattr(transformers, owner)(**{**config, **more})
         return getattr(transformers, name)(made), inputs()
@@ -237,8 +241,9 @@ HUB: Mapping[str, Callable[[], Built]] = {
         num_experts_per_tok=2,
         moe_intermediate_size=32,
         shared_expert_intermediate_size=32,
+        **_EXPORTED,
     ),
-    "olmoe": _of("OlmoeForCausalLM", _DECODER, causal, num_experts=4, num_experts_per_tok=2),
+    "olmoe": _of("OlmoeForCausalLM", _DECODER, causal, num_experts=4, num_experts_per_tok=2, **_EXPORTED),
     "mamba": _of(
         "MambaForCausalLM",
         {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, **_IDS},
@@ -289,12 +294,12 @@ HUB: Mapping[str, Callable[[], Built]] = {
     ),
     "deberta": _of(
         "DebertaForSequenceClassification",
-        {**_ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+        {**_ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], **_SAID},
         classes,
     ),
     "deberta-v2": _of(
         "DebertaV2ForSequenceClassification",
-        {**_ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8},
+        {**_ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], **_SAID, "position_buckets": 8},
         classes,
     ),
     "mpnet": _of("MPNetForMaskedLM", _ENCODER, masked),
@@ -312,7 +317,7 @@ HUB: Mapping[str, Callable[[], Built]] = {
     "mbart": _of("MBartForConditionalGeneration", _BART, pairs),
     "pegasus": _of("PegasusForConditionalGeneration", _BART, pairs),
     "marian": _of("MarianMTModel", _BART, pairs, "MarianConfig"),
-    "m2m-100": _of("M2M100ForConditionalGeneration", _BART, pairs),
+    "m2m-100": _of("M2M100ForConditionalGeneration", {**_BART, **_ALL_LAYERS}, pairs),
     "blenderbot": _of("BlenderbotForConditionalGeneration", _BART, pairs),
     # vision
     "vit": _of("ViTForImageClassification", _VISION, image()),

@@ -187,7 +187,7 @@ class Translator(nn.Module):
         later = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         y = self.core(
             self.table(source), self.table(target), tgt_mask=later, src_key_padding_mask=source == 0,
-            memory_key_padding_mask=source == 0,
+            memory_key_padding_mask=source == 0, tgt_is_causal=False,  # else it is found by the mask's values
         )  # fmt: skip
         return F.cross_entropy(self.head(y).transpose(1, 2), labels, ignore_index=0, label_smoothing=0.1)
 
