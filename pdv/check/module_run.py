@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ir.dims import Shape
 from ir.errors import ModelError, first_line
+from pdv.frontend.torch.drop_path import say_drop_paths
 from pdv.frontend.torch.module import resize_inputs
 
 MOST_WEIGHTS = 1 << 24  # of a module that is copied with its weights, in elements; a larger one shares them
@@ -128,6 +129,7 @@ def copy_module(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             part.padding_idx = None
             padded.append(name or type(part).__name__)
+    say_drop_paths(own)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         given = tree_map(_vary, (args, dict(kwargs)))

@@ -13,10 +13,12 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ir.dims import Shape
-from ir.errors import ModelError, UsageError, first_line
+from ir.errors import ModelError, UsageError
 from ir.graph import Graph
 from pdv.frontend.program import BATCH, OpenSize, Program, size_name
+from pdv.frontend.torch.drop_path import say_drop_paths
 from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
+from pdv.frontend.torch.export_errors import export_error
 from pdv.frontend.torch.program import load_exported_program
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]  # Any: what the module's forward takes
@@ -124,25 +126,16 @@ def export_module(
                 _without_cache(_apart(module)), args, kwargs, dynamic_shapes=shapes, strict=False
             )
     except Exception as error:  # torch.export raises whatever the model's own code raises
-        raise ModelError(
-            f"{type(module).__name__} cannot be exported: {first_line(error)}",
-            "",
-            _suggest(error) or "See that torch.export.export(module, example_inputs) works",
-        ) from error
-
-
-def _suggest(error: Exception) -> str:
-    """The dims that torch would take in place of those given, if it says so."""
-    _, found, rest = str(error).partition("Suggested fixes:\n")
-    lines = [line.strip() for line in rest.splitlines() if line.startswith("  ")]
-    return f"torch suggests: {'; '.join(lines)}" if found and lines else ""
+        raise export_error(module, error) from error
 
 
 def _apart(module: torch.nn.Module) -> torch.nn.Module:
     """A copy with the same tensors: what a forward that is traced leaves in its module are tensors without values."""
     held = (*module.parameters(), *module.buffers())
     try:
-        return copy.deepcopy(module, {id(tensor): tensor for tensor in held})
+        own = copy.deepcopy(module, {id(tensor): tensor for tensor in held})
+        say_drop_paths(own)
+        return own
     except Exception:  # noqa: BLE001  # whatever a module's attributes raise
         return module
 

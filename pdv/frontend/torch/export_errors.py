@@ -1,0 +1,71 @@
+"""Why a module cannot be exported: the cause in a sentence, the line of the model, and what to do.
+
+Entry point: ``export_error``.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from pathlib import PurePath
+
+import torch
+
+from ir.errors import ModelError, first_line
+
+_OTHERS = (str(PurePath(torch.__file__).parent), str(PurePath(__file__).parents[2]))  # whose lines are not the model's
+_BY_VALUE = re.compile(r"data-dependent expression (.+?) \(unhinted")
+
+
+def export_error(module: torch.nn.Module, error: Exception) -> ModelError:
+    """What torch.export raised of a module, in one screen."""
+    name, where = type(module).__name__, _line(error)
+    if found := _BY_VALUE.search(str(error)):
+        return ModelError(
+            f"{name} cannot be exported: what it runs depends on values of tensors ({found[1]}){where}",
+            "Programs that are the same for all values",
+            _remedy(module, where),
+        )
+    return ModelError(
+        f"{name} cannot be exported: {first_line(error)}{where}",
+        "",
+        _suggest(error) or "See that torch.export.export(module, example_inputs) works",
+    )
+
+
+def _line(error: BaseException) -> str:
+    """``, at file.py:7: its text`` of the model's line that was run last; empty if it has none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of_model(frame.filename)]
+    if not frames:
+        return ""
+    path, number = frames[-1].filename, frames[-1].lineno or 0
+    text = linecache.getline(path, number).strip()
+    return f", at {PurePath(path).name}:{number}: {text}" if text else f", at {PurePath(path).name}:{number}"
+
+
+def _is_of_model(path: str) -> bool:
+    return not path.startswith("<") and not path.startswith(_OTHERS)
+
+
+def _remedy(module: torch.nn.Module, where: str) -> str:
+    """What to change: options of the model by which it need not look at values, if it has such."""
+    config = getattr(module, "config", None)
+    named = {
+        "layerdrop": [name for name, value in vars(config or object).items() if "layerdrop" in name and value],
+        "problem_type": ["problem_type"] if getattr(config, "problem_type", "") is None else [],
+    }
+    if named["layerdrop"]:
+        return f"Set {', '.join(named['layerdrop'])} of its configuration to 0: layers are skipped by chance"
+    if named["problem_type"] and "label" in where:
+        return 'Set problem_type of its configuration, e.g. "single_label_classification"'
+    if "mask" in where or "transformer" in where.lower():
+        return "Say what the mask is (is_causal=, tgt_is_causal=), for torch looks at its values else"
+    return "Decide it by an option or by shapes, or compute both sides and choose with torch.where"
+
+
+def _suggest(error: Exception) -> str:
+    """The dims that torch would take in place of those given, if it says so."""
+    _, found, rest = str(error).partition("Suggested fixes:\n")
+    lines = [line.strip() for line in rest.splitlines() if line.startswith("  ")]
+    return f"torch suggests: {'; '.join(lines)}" if found and lines else ""
