@@ -198,6 +198,21 @@ def _move(k: Lowering, buffer: Node, statistic: Node, momentum: float) -> Node:
     return new
 
 
+def spread_out(k: Lowering, x: Node, w: Node, bias: Node | None = None) -> Node:
+    """A transposed convolution into blocks of their own: x [n, c, *space], w [c, o, *kernel] -> [n, o, *larger]."""
+    channels, outs, *kernel = w.type.shape
+    rows, dims = x.type.shape[0], len(kernel)
+    last = k.permute(x, (0, *range(2, 2 + dims), 1))
+    y = matmul(k, last, k.reshape(w, (channels, math.prod((outs, *kernel)))))
+    y = k.reshape(y, (rows, *x.type.shape[2:], outs, *kernel))
+    order = [place for dim in range(dims) for place in (1 + dim, 2 + dims + dim)]
+    y = k.reshape(
+        k.permute(y, (0, 1 + dims, *order)),
+        (rows, outs, *(n * step for n, step in zip(x.type.shape[2:], kernel, strict=True))),
+    )
+    return y if bias is None else k.add(y, k.reshape(bias, (outs, *(1,) * dims)))
+
+
 def conv2d(
     k: Lowering, x: Node, w: Node, bias: Node | None, *, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Node:

@@ -31,6 +31,11 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Empty:
+    """A tensor without elements, of which the IR has none."""
+
+
+@dataclass(frozen=True, slots=True)
 class TopK:
     """What a search for each row's k largest elements gives: the elements or where they are, of the node ``of``.
 

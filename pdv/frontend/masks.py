@@ -177,8 +177,8 @@ def dropout(k: Lowering, x: Node, p: float) -> Node:
         raise Unsupported(f"dropout with p = {p}")
     if p == 0:
         return x
-    if x in k.dropped:
-        raise Unsupported("two dropouts of one value, whose masks would be one")
+    if x in k.dropped:  # by another mask: of another value, therefore
+        return k.scale(dropout(k, k.scale(x, 2.0), p), 0.5)
     k.dropped.add(x)
     return k.apply("dropout", x, p=float(p))
 

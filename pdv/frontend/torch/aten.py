@@ -255,9 +255,11 @@ def convolution(
     k: Lowering, x: Node, w: Node, bias: Node | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Node:  # fmt: skip
-    """The general form, of which only the two-dimensional forward one is taken."""
+    """The general form; a transposed one where each element makes a block of its own."""
     if transposed:
-        raise Unsupported("transposed convolution")
+        if tuple(stride) != w.type.shape[2:] or any(padding) or any(output_padding) or groups > 1 or max(dilation) > 1:
+            raise Unsupported("a transposed convolution whose windows overlap")
+        return layers.spread_out(k, x, w, bias)
     return conv2d(k, x, w, bias, stride, padding, dilation, groups)
 
 

@@ -32,6 +32,10 @@ _REFUSED = {
 }
 _LOOPS: dict[str, str] = {}  # of operators that users registered: name -> loops
 
+_ATEN = torch.ops.aten
+_OF_ROWS = {_ATEN.topk: 2, _ATEN.sort: 1, _ATEN.argsort: 1, _ATEN.cummax: 1, _ATEN.cummin: 1, _ATEN.cumprod: 1}
+"""Functions of each row along a dim -> the place of the dim among their arguments."""
+
 Value = Any
 """What torch's functions take and give: tensors, numbers, lists of either, types; here with nodes for tensors."""
 
@@ -93,19 +97,28 @@ def opaque(k: Lowering, function: OpOverload, args: Sequence[Value], kwargs: Map
         raise Unsupported(why or f"{len(operands)} operands")
     results = _shape_results(function, args, kwargs)
     single = isinstance(results, torch.Tensor)
-    attrs = {
-        "function": f"torch.ops.{function.namespace}.{function.__name__}",
-        "arguments": ", ".join(given),
-        "loops": _LOOPS.get(_name(function), ""),
-    }
+    attrs = {"function": f"torch.ops.{function.namespace}.{function.__name__}", "arguments": ", ".join(given)}
 
     def make(place: int, result: Value) -> Node | None:
         if not isinstance(result, torch.Tensor):
             return None
-        own = {"output": place, "sizes": tuple(result.shape), "gives": _type_of(result, operands)}
+        loops = _LOOPS.get(_name(function)) or _loops_of(function, operands, args, result.dim())
+        own = {"loops": loops, "output": place, "sizes": tuple(result.shape), "gives": _type_of(result, operands)}
         return k.builder.apply(OPERATORS["opaque"], tuple(operands), {**attrs, **own}, k.name)
 
     return make(-1, results) if single else tuple(make(place, result) for place, result in enumerate(results))
+
+
+def _loops_of(function: OpOverload, operands: Sequence[Node], args: Sequence[Value], rank: int) -> str:
+    """What torch itself says of an operator: that it is one of elements; and what is known of those of rows."""
+    if torch.Tag.pointwise in function.tags:
+        return f"{', '.join(['...'] * len(operands))} -> ..."
+    place = _OF_ROWS.get(function.overloadpacket)
+    if place is None or len(operands) != 1:
+        return ""
+    dim = int(args[place]) % rank if len(args) > place else rank - 1
+    left, right = (" ".join(f"{whole}*" if i == dim else f"d{i}" for i in range(rank)) for whole in ("n", "k"))
+    return f"{left} -> {right}"
 
 
 def call_torch(

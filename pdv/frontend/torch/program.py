@@ -23,7 +23,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Tenso
 from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError, first_line
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
-from pdv.frontend.lowering import Lowering, TopK, Unsupported
+from pdv.frontend.lowering import Empty, Lowering, TopK, Unsupported
 from pdv.frontend.program import Array, Program, Weights
 from pdv.frontend.torch.aten import HANDLERS
 from pdv.frontend.torch.exported_state import (
@@ -41,7 +41,8 @@ from pdv.frontend.torch.no_grad import DETACHES, stopped_gradients
 from pdv.frontend.torch.opaque import opaque
 from pdv.passes.fold_constants import check_foldable_size
 
-Value = Node | TopK | tuple[Node | TopK | None, ...] | None
+EMPTY = Empty()
+Value = Node | TopK | Empty | tuple[Node | TopK | None, ...] | None
 """What an fx node gave: a tensor, several, or (None) something that could not be lowered and is already reported."""
 
 
@@ -166,19 +167,25 @@ class _ProgramLowering:
             return self._element(cast(torch.fx.Node, node.args[0]), cast(int, node.args[1]))
         target = str(node.target)
         handler = HANDLERS.get(target)
+        if _has_no_elements(node):
+            return EMPTY
         try:
             if any(self.values.get(x) is None for x in node.all_input_nodes):
-                if handler is not None:
-                    return None  # below something unsupported, which is reported already
-            elif self._is_known(node) and (handler is None or not is_floating(node)):
+                return None  # below something unsupported, which is reported already
+            if self._is_known(node) and (handler is None or not is_floating(node)):
                 return self._evaluate(node)
             if handler is None:
                 raise Unsupported("")
             args, kwargs = _map_operands(node, lambda x: self._read(x, node))
+            if node.target is torch.ops.aten.cat.default:
+                args = ([x for x in args[0] if x is not EMPTY], *args[1:])
+            elif any(self.values[x] is EMPTY for x in node.all_input_nodes):
+                raise Unsupported("an operand without elements")
             if node.target in DETACHES and node in self.returned and args[0].needs_grad:
                 self._refuse(node, "a value whose gradient is stopped, by detach or no_grad")
                 return None
-            return handler(self.k, *args, **kwargs)
+            made = handler(self.k, *args, **kwargs)
+            return self._evaluate(node) if self._is_known(node) and not _is_constant(made) else made
         except Unsupported as reason:
             return self._as_it_is(node, str(reason))
         except ShapeError as error:
@@ -270,6 +277,12 @@ def _dtype(dtype: torch.dtype, where: str) -> DType:
     except KeyError:
         allowed = ", ".join(sorted(x.torch_name for x in DType))
         raise ModelError(f"{where!r} has element type {name}", f"Allowed: {allowed}") from None
+
+
+def _has_no_elements(node: torch.fx.Node) -> bool:
+    """True of a tensor of size zero, such as the part of a head that is not rotated: joined, it is nothing."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and any(isinstance(size, int) and size == 0 for size in value.shape)
 
 
 def _is_constant(value: Value) -> bool:

@@ -83,6 +83,10 @@ SAID: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "conv1d": lambda y, ids: F.conv1d(y.view(2, 2, 6), y[:, :4].reshape(4, 2, 2), y[0, :4], padding=1, stride=2),
     "einsum": lambda y, ids: torch.einsum("ij,kj,ij->ik", y, y, ids.float()),
     "integers and fractions": lambda y, ids: (ids * 0.5 + ids / 2 + ids.square()) * y,
+    "parts of size zero": lambda y, ids: torch.cat([y[:, 6:] * 2, y, y[:, :0]], 1) + ids,
+    "transposed convolution": lambda y, ids: F.conv_transpose2d(
+        y.reshape(1, 4, 2, 3), torch.arange(24.0).reshape(4, 1, 2, 3) / 24, torch.ones(1), stride=(2, 3)
+    ),
     "decomposed": lambda y, ids: (
         F.smooth_l1_loss(y, 2 * y) + F.leaky_relu(y).sum() + F.elu(y).sum() + F.hardswish(y).sum()
     ),

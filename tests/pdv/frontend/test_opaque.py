@@ -101,6 +101,26 @@ def test_an_unknown_operator_is_run_whole_and_listed(module: nn.Module, tmp_path
     pdv.verify(folder)
 
 
+class Bits(nn.Module):
+    """[b, 16] -> [b, 16]: functions of elements and of rows that nobody declared, and the places that they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.table = nn.Linear(WIDTH, WIDTH), nn.Embedding(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values, places = self.up(x).topk(2)
+        return torch.special.bessel_j0(x) + (self.table(places) * values.unsqueeze(-1)).sum(1)
+
+
+def test_what_torch_knows_to_be_of_elements_or_rows_is_cut() -> None:
+    """And what is chosen by values that have gradients is written behind them, though it has none itself."""
+    pins = {"mesh": {"a": RANKS}, "techniques": {"a": "ddp"}}
+    plan = plan_of(Bits(), pins=pins)
+    assert {entry["loops"] for entry in plan.document["opaque_operators"]} == {"... -> ...", "d0 n* -> d0 k*"}
+    assert "outputs, gradients and buffers within" in plan.document["run"]["statement"]
+
+
 def test_strict_refuses_it_with_its_place() -> None:
     with pytest.raises(UnsupportedOperatorsError, match=r"pdv_tests\.smooth\.default at test_opaque\.py:\d+"):
         plan_of(Smoothed(), strict=True)
