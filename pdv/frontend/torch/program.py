@@ -282,7 +282,7 @@ def _dtype(dtype: torch.dtype, where: str) -> DType:
 def _has_no_elements(node: torch.fx.Node) -> bool:
     """True of a tensor of size zero, such as the part of a head that is not rotated: joined, it is nothing."""
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and any(isinstance(size, int) and size == 0 for size in value.shape)
+    return isinstance(value, torch.Tensor) and any(type(size) is int and size == 0 for size in value.shape)
 
 
 def _is_constant(value: Value) -> bool:
