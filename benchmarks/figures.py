@@ -46,10 +46,23 @@ def coverage() -> str:
     """docs/coverage.md: figures, and what is refused."""
     from benchmarks.coverage_runs.nodes import refusals
 
-    template = (RESULTS / "coverage.template.md").read_text(encoding="utf-8")
+    template = _architectures((RESULTS / "coverage.template.md").read_text(encoding="utf-8"))
     rows = json.loads((RESULTS / "coverage_nodes.json").read_text(encoding="utf-8"))["rows"]
     lines = [f"| {count} | {operator} | {why} |" for count, operator, why in refusals(rows)]
     return fill(template.replace("REFUSED", "\n".join(["| tests | operator | why |", "|---|---|---|", *lines])))
+
+
+def _architectures(template: str) -> str:
+    """What stands in the way of the architectures that are not planned, and the names of the others."""
+    rows = json.loads((RESULTS / "coverage_architectures.json").read_text(encoding="utf-8"))["rows"]
+    planned = ", ".join(row["architecture"] for row in rows if row["outcome"] == "planned")
+    table = ["| architecture | outcome | why |", "|---|---|---|"]
+    table += [
+        f"| {row['architecture']} | {row['outcome']} | {'; '.join(row['reasons'])} |"
+        for row in rows
+        if row["outcome"] != "planned"
+    ]
+    return template.replace("ARCHITECTURES", "\n".join(table)).replace("PLANNED", planned)
 
 
 def fill(template: str) -> str:
