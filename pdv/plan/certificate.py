@@ -27,6 +27,7 @@ def certificate_document(
     document = {
         "lower_bound": bound if known else None,
         "gap": found.gap if known else None,
+        "of": "price" if found.step_s is None else "step",
         "complete": found.complete,
         "space": {
             "meshes": [str(entry.mesh) for entry in problems[: found.meshes]],
@@ -57,10 +58,11 @@ def statement(document: Mapping[str, Any]) -> str:
     stopped = "" if document["complete"] else "; the search was stopped by its budget"
     if document["lower_bound"] is None:
         return f"no bound is known: plans {among}{kept} may cost less{stopped}"
-    return (
-        f"gap {document['gap']:.2%}: no plan costs less than {document['lower_bound'] * 1e3:.4g} ms a step by the same "
-        f"model, {among}{kept}{stopped}"
-    )
+    least = f"{document['lower_bound'] * 1e3:.4g} ms"
+    said = f"no plan costs less than {least} a step, kernels, collectives and optimizer added up"
+    if document["of"] == "step":
+        said = f"no plan's step is simulated in less than {least}"
+    return f"gap {document['gap']:.2%}: {said}, {among}{kept}{stopped}"
 
 
 def rules_digest(problem: Problem) -> str:

@@ -49,13 +49,12 @@ def plan_document(
 ) -> Document:
     """The document of a plan found for ``problems`` (one mesh each); the proof is added by whoever proves it.
 
-    step: of a plan that says how a step runs, what a simulation of it gave (``pdv.report.simulated.step_facts``).
+    step: what a simulation of a step gave (``pdv.report.simulated.step_facts``): what is predicted; by default what the
+        search adds up.
     pins, running: what was pinned of the plan, and of how its steps run.
     """
     solution = found.solution
-    if found.is_whole:
-        step = None
-    elif step is not None:
+    if step is not None and not found.is_whole:
         bound = min(found.lower_bound_s, step["step_s"])
         found = replace(found, step_s=step["step_s"], lower_bound_s=bound)
     steps = [describe_step(step, solution.problem) for step in to_steps(solution, found.stages, found.execution)]
@@ -83,7 +82,7 @@ def facts_document(
 ) -> Document:
     """Everything in plan.json that follows from the derivation ``steps`` of ``problem.graph``, on a cluster.
 
-    step: as ``plan_document`` takes it; what is predicted is then its time and memory.
+    step: as ``plan_document`` takes it.
     graph, assignment: what the steps make of it; derived, cost: these as a PCG, and its price.
     """
     source = problem.graph

@@ -20,8 +20,9 @@ from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.search import may_fit_whole, search_pipelines
 from pdv.plan.cache import Cache, open_cache, with_cache
 from pdv.problem import Pins, Problem
-from pdv.search.meshes import BestPlan, Needs, search_meshes
+from pdv.search.meshes import BestPlan, search_meshes
 from pdv.search.strategies import STRATEGIES, Strategy
+from pdv.simulate.step import simulate
 
 Again = Callable[[Graph, Cluster], Sequence[Problem]]
 
@@ -90,7 +91,7 @@ def search_problems(
         PinsError: if no plan keeps the pins, naming those to blame.
         NoPlanFitsError: if there is none, with changes that would let one fit.
     """
-    from pdv.report.remedies import find_remedies, need_of, with_remedies
+    from pdv.report.remedies import find_remedies, with_remedies
 
     started = time.process_time()
     plain = pins is None and problems[0].pins == Pins()
@@ -101,7 +102,7 @@ def search_problems(
     if first and (result := _search_pipelines(problems, cluster, effort, progress, pinned)) is not None:
         return _timed(result, started)
     try:
-        return _timed(_search(problems, effort, pins, progress, need_of(cluster)), started)
+        return _timed(_search(problems, effort, pins, progress, cluster), started)
     except NoPlanFitsError as error:
         if math.isinf(error.needed_bytes) or pins is not None:
             raise
@@ -152,19 +153,23 @@ def _search_pipelines(
 
 
 def _search(
-    problems: Sequence[Problem], effort: Effort, pins: str | None, progress: Progress, needs: Needs
+    problems: Sequence[Problem], effort: Effort, pins: str | None, progress: Progress, cluster: Cluster
 ) -> BestPlan:
-    """The best plan over all meshes; ``needs``: what a plan takes of a device.
+    """The best plan over all meshes of a cluster.
 
     Raises:
         PinsError: if no plan keeps the pins, naming those to blame.
         NoPlanFitsError: if none fits in memory.
     """
+    from pdv.report.loaded import workload_of_found
+    from pdv.report.remedies import need_of
+
     strategy = effort.strategy(pins)
     try:
         return search_meshes(
-            problems, lambda fraction: progress("searching", fraction), effort.budget_s, strategy, effort.seed, needs
-        )
+            problems, lambda fraction: progress("searching", fraction), effort.budget_s, strategy, effort.seed,
+            need_of(cluster), lambda found: simulate(workload_of_found(found, cluster)).step_s,
+        )  # fmt: skip
     except NoPlanFitsError as error:
         progress("looking for the pins to blame", None)
         blamed = next(filter(None, (contradiction(problem, error) for problem in problems)), None)

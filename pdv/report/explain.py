@@ -22,7 +22,6 @@ def explain_document(document: Document, why: Mapping[str, Any]) -> str:
         _rewrites(why["rewrites"], document["predicted"]["step_time_s"]["mean"]),
         _time(document),
         _memory(document),
-        _simulate(document),
         _operators(why["operators"]),
         explain_opaque(document),
         _storage(document),
@@ -90,7 +89,10 @@ def _law(entry: Mapping[str, Any]) -> list[str]:
 def _time(document: Document) -> list[str]:
     time = document["predicted"]["step_time_s"]
     parts = document["predicted"]["breakdown_s"]
-    rows = [(name, f"{seconds * 1e3:.4g}", f"{_share(seconds, time['mean']):.1%}") for name, seconds in parts.items()]
+    rows = [
+        (part_text(name), f"{seconds * 1e3:.4g}", f"{_share(seconds, time['mean']):.1%}")
+        for name, seconds in order_shares(parts).items()
+    ]
     return [
         f"Predicted step: {time['mean'] * 1e3:.4g} ± {time['std'] * 1e3:.4g} ms ({document['predicted']['source']})",
         *table(("part", "ms", "share"), rows),
@@ -116,27 +118,10 @@ def _memory(document: Document) -> list[str]:
     rows = [(name, MEMORY.format(size)) for name, size in parts.items()]
     limit = document["search"]["certificate"]["space"]["memory_limit_bytes"]
     limited = "" if limit is None else f", limit {MEMORY.format(limit)}"
-    peak = max(document["predicted"]["memory_bytes"].values(), default=0.0)
-    heading = f"Memory per device: {MEMORY.format(peak)} as the search adds it up{limited}"
+    held = ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in document["predicted"]["memory_bytes"].items())
+    verdict = "" if document.get("simulated", {}).get("fits", True) else ": does not fit"
+    heading = f"Memory: at most {held}{limited}{verdict}; as the search adds it up"
     return [heading, *table(("lifetime", "bytes"), rows)]
-
-
-def _simulate(document: Document) -> list[str]:
-    """A step of the emitted program by events; plans made before there was a simulator have none."""
-    simulated = document.get("simulated")
-    if simulated is None:
-        return []
-    held = ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in simulated["peak_bytes"].items())
-    mean, std = simulated["step_s"], simulated["std_s"]
-    rows = [
-        (part_text(name), f"{seconds * 1e3:.4g}", f"{100 * _share(seconds, mean):.1f}%")
-        for name, seconds in order_shares(simulated["breakdown_s"]).items()
-    ]
-    verdict = "fits" if simulated["fits"] else "does not fit"
-    return [
-        f"Simulated step: {mean * 1e3:.4g} ± {std * 1e3:.4g} ms; at most {held}: {verdict}",
-        *table(("part", "ms", "share"), rows),
-    ]
 
 
 def _operators(entries: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -20,13 +20,9 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
     rows |= {f"axis {axis}": use for axis, use in axis_uses(document).items()}
     rows |= {
         "predicted step": f"{seconds(time['mean'])} ± {seconds(time['std'])} ({source_shares(predicted['sources'])})",
-        "predicted memory": memory,
+        "predicted memory": memory + ("" if document.get("simulated", {}).get("fits", True) else ": does not fit"),
         "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states",
     }
-    if (simulated := document.get("simulated")) is not None:  # plans made before there was a simulator
-        held = ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in simulated["peak_bytes"].items())
-        step = f"{seconds(simulated['step_s'])} ± {seconds(simulated['std_s'])}"
-        rows["simulated"] = f"{step}, {held}" + ("" if simulated["fits"] else ": does not fit")
     if not search["certificate"]["complete"]:
         rows["cut short"] = _cut_short(search["certificate"]["space"])
     said = {"certificate": search["certificate"]["statement"], "proof": document["proof"]["statement"]}

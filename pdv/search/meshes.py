@@ -24,6 +24,8 @@ from pdv.search.variants.variants import KnownSources
 CLASSES = 5  # of plans, by the size of their working sets
 ROUNDS = 6  # of a tighter limit, where plans need more than the search thinks
 CLOSE = 0.999  # of the limit that would just do
+NEAR = 1.15  # times the cheapest mesh's price: whose step is timed, where that has the last word
+TIMED = 4  # meshes at most
 Needs = Callable[["BestPlan"], float]
 """What a device needs for a plan; by default what the search priced, working set included."""
 
@@ -91,10 +93,12 @@ def search_meshes(
     strategy: Strategy = backtrack,
     seed: int = 0,
     needs: Needs | None = None,
+    step_s: Needs | None = None,
 ) -> BestPlan:
     """The cheapest plan over several meshes of one cluster; ``budget_s`` of wall time spent, the best so far.
 
-    ``needs`` says what a plan really takes of a device, and has the last word on whether it fits.
+    ``needs`` says what a plan really takes of a device, and has the last word on whether it fits; ``step_s`` the
+    seconds of its step, and has the last word among meshes whose plans cost about the same.
 
     A strategy that can be cut short gets an equal share of what is left for each mesh; an exact one may take more, for
     most meshes take less. A mesh that was left undecided lowers the bound, to what is known of it; of one that was left
@@ -103,14 +107,14 @@ def search_meshes(
     Raises:
         NoPlanFitsError: the one of the mesh that comes nearest, if none fits.
     """
-    best: BestPlan | None = None
+    plans: list[BestPlan] = []
     refused: list[NoPlanFitsError] = []
     bounds: list[float] = []
     states = 0
     complete = True
     deadline, sources = time.monotonic() + budget_s, KnownSources()
     for number, problem in enumerate(problems):
-        if best is not None and time.monotonic() > deadline:
+        if plans and time.monotonic() > deadline:
             break
         left, waiting = max(0.0, deadline - time.monotonic()), len(problems) - number
         budget = Budget(left / waiting, seed, most_s=left / min(waiting, 2), sources=sources)
@@ -126,14 +130,20 @@ def search_meshes(
         bounds.append(found.lower_bound_s)
         states += found.states
         complete = complete and found.complete
-        if best is None or found.cost.seconds < best.cost.seconds:
-            best = found
-    if best is None:
+        plans.append(found)
+    if not plans:
         raise min(refused, key=lambda error: error.needed_bytes)
     tried = len(bounds) + len(refused)
     complete = complete and tried == len(problems)
     bound = min([*bounds, *(error.bound_s for error in refused)]) if tried == len(problems) else 0.0
-    return replace(best, lower_bound_s=bound, states=states, meshes=tried, complete=complete)
+    return replace(_best(plans, step_s), lower_bound_s=bound, states=states, meshes=tried, complete=complete)
+
+
+def _best(plans: Sequence[BestPlan], step_s: Needs | None) -> BestPlan:
+    """The cheapest plan, or of those that cost about the same the one whose step is shortest."""
+    cheapest = sorted(plans, key=lambda plan: plan.cost.seconds)
+    near = [plan for plan in cheapest[:TIMED] if plan.cost.seconds <= NEAR * cheapest[0].cost.seconds]
+    return near[0] if step_s is None or len(near) == 1 else min(near, key=step_s)
 
 
 def search_mesh(

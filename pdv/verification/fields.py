@@ -46,7 +46,7 @@ CLAIMED: Mapping[str, str] = {
 """Places of plan.json that are believed, by how they begin, and what ``pdv verify`` says of them."""
 
 SEARCH = ("strategy", "seconds", "states", "meshes", "cost", "lower_bound", "gap", "certificate")
-CERTIFICATE = ("statement", "lower_bound", "gap", "complete", "space")
+CERTIFICATE = ("statement", "lower_bound", "gap", "of", "complete", "space")
 SPACE = ("meshes", "meshes_left_out", "rules", "variants", "mode", "memory_limit_bytes", "pins")
 
 
@@ -78,9 +78,8 @@ def _expect(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
     ]
     step = step_facts(workload_of_plan(plan)) if priced else None
     facts = facts_document(
-        plan.source, plan.graph, plan.assignment, plan.derived, plan.cost, steps,
-        None if plan.is_whole else step, cluster=cluster,
-    )  # fmt: skip
+        plan.source, plan.graph, plan.assignment, plan.derived, plan.cost, steps, step, cluster=cluster
+    )
     simulated = {} if step is None else {"simulated": step}
     cost = plan.document["search"]["cost"] if step is None else plan.cost.seconds if plan.is_whole else step["step_s"]
     return {**facts, "derivation": steps, **simulated, "search": _search(plan, cluster, cost)}
@@ -98,6 +97,7 @@ def _search(plan: Loaded, cluster: Cluster, cost: float) -> dict[str, Any]:
     meshes, count = _meshes(cluster, pins), len(space["meshes"])
     space |= {"meshes": meshes[:count], "meshes_left_out": meshes[count:], "mode": plan.problem.mode}
     told = {**{name: certificate[name] for name in CERTIFICATE}, "space": space, "lower_bound": bound, "gap": gap}
+    told["of"] = "price" if plan.is_whole else "step"
     same = {name: said[name] for name in ("strategy", "states", "lower_bound")}
     return {
         **same,

@@ -136,7 +136,12 @@ class PipelinedModule(ParallelModule):
         numbers = torch.arange(len(batches))
         first, last = 0 in self.own, len(self.chain) - 1 in self.own
         with self.no_sync():
-            self._schedule().step(*([numbers] if first else []), target=numbers if last else None, number=numbers)
+            self._schedule().step(
+                *([numbers] if first else []),
+                target=numbers if last else None,
+                number=numbers,
+                return_outputs=False,  # else the outputs of all micro-batches are kept, and copied into one
+            )
         self.flush()
         self._tied.sum_gradients()
         self._batches = []

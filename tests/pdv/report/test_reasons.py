@@ -134,13 +134,13 @@ def test_a_rewrite_has_brought_something() -> None:
 def test_it_reads_as_text() -> None:
     document = {**attention().document, "proof": {"statement": "equal to its source"}}
     text = explain_document(document, reasons(attention()))
-    for heading in ("Mesh axes, slow to fast", "Memory per device: ", "Algebraic rewrites, in the order taken"):
+    for heading in ("Mesh axes, slow to fast", "Memory: at most ", "Algebraic rewrites, in the order taken"):
         assert any(line.startswith(heading) for line in text.splitlines())
     assert all(line == line.rstrip() for line in text.splitlines())
     laws = text[text.index("best plan takes that uses") : text.index("Predicted step")].splitlines()
     assert len(laws) > 2
     assert all(len(line) <= 116 for line in laws)
-    assert "0.000" not in text[text.index("Memory per device") : text.index("Operators by time")]
+    assert "0.000" not in text[text.index("Memory: at most") : text.index("Operators by time")]
 
 
 def test_one_device_reads_as_text() -> None:
