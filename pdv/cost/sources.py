@@ -8,7 +8,7 @@ from typing import Any
 from ir.cost_model import SOURCES, Source
 from pdv.cost.breakdown import NodeCost, PlanCost
 
-ROOFLINE = "roofline and alpha-beta, nothing overlapped, not calibrated on this cluster"
+ROOFLINE = "roofline and alpha-beta, not calibrated on this cluster"
 
 
 def node_source(cost: NodeCost) -> Source:
@@ -36,12 +36,12 @@ def cost_document(cost: PlanCost, provenance: Mapping[str, Any]) -> dict[str, An
 
 
 def _sentence(by_source: Mapping[Source, float], provenance: Mapping[str, Any]) -> str:
-    """``learned 93 % (weights kernels 0f3a...), analytic 7 %; nothing overlapped``."""
+    """``learned 93 % (weights kernels 0f3a...), analytic 7 %``."""
     if provenance["name"] == "analytic":
         return ROOFLINE
     files = [provenance.get(kind) for kind in ("weights", "profiles")]
     used = ", ".join(f"{file['name']} {str(file['hash'])[:12]}" for file in files if file)
-    return f"{source_shares(by_source)} ({used}); nothing overlapped"
+    return f"{source_shares(by_source)} ({used})"
 
 
 def source_shares(by_source: Mapping[Source, float]) -> str:

@@ -37,7 +37,7 @@ def test_what_is_no_law_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path.write_text("linear(x, w)\n")
     assert run(["rules", "check", str(path)]) == 2
     assert run(["rules", "check", str(tmp_path / "none.laws")]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_laws_are_listed_as_they_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_fallbacks_are_told_with_their_reason() -> None:
         cost(learned(1.0), unknown, unknown), {"name": "learned", "weights": {"name": "w", "hash": "ab"}}
     )
     assert told["fallbacks"] == [{"op": "relu", "why": "out of range", "count": 2, "seconds": 1.0}]
-    assert told["source"] == "learned 50%, analytic 50% (w ab); nothing overlapped"
+    assert told["source"] == "learned 50%, analytic 50% (w ab)"
 
 
 def test_the_analytic_model_is_named_in_words() -> None:
