@@ -110,8 +110,7 @@ def search_meshes(
     plans: list[BestPlan] = []
     refused: list[NoPlanFitsError] = []
     bounds: list[float] = []
-    states = 0
-    complete = True
+    states, complete = 0, True
     deadline, sources = time.monotonic() + budget_s, KnownSources()
     for number, problem in enumerate(problems):
         if plans and time.monotonic() > deadline:
