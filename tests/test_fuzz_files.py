@@ -12,6 +12,7 @@ from benchmarks.fuzz_runs.onnx_files import TWO, hostile_cases, onnx_cases, plan
 from benchmarks.fuzz_runs.onnx_hostile import HOSTILE
 from benchmarks.fuzz_runs.onnx_models import MODELS
 from benchmarks.fuzz_runs.run import CODES, Runner
+from pdv.cli.output import print_error
 
 SEED, OF_EACH = 7, 2
 HURT = (  # each hung, crashed, or read what it must not
@@ -64,6 +65,11 @@ def test_a_full_disk_is_exit_9(runner: Runner) -> None:
     files = {"m.onnx": MODELS["mlp"]().SerializeToString(), "c.yaml": TWO}
     result = runner(Case("disk", "", files, plan_command(), room=1 << 9))
     assert (result.outcome, CODES["cannot-write"]) == ("cannot-write", 9), result.said
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error("optimize", "bad-model", "an operator called 'x\n\x1b'", 3, as_json=False)
+    assert capsys.readouterr().err == "error: an operator called 'x\\n\\x1b'\n"
 
 
 def test_failures_are_told_apart(runner: Runner) -> None:
