@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,6 +143,11 @@ def _table(
 ) -> Table:
     """One file, checked."""
     raw = read_parquet(path)
+    twice = sorted(name for name, count in Counter(raw.column_names).items() if count > 1)
+    if twice:
+        raise DataError(
+            f"{path.name} in {path.parent} has the columns {', '.join(twice)} twice", mend="Keep one of each"
+        )
     unknown = sorted(set(raw.column_names) - {column.name for column in columns})
     if unknown and not skip_bad:
         known = [column.name for column in columns]
