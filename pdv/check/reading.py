@@ -86,6 +86,8 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
             return f"{_NOT_RUN}it takes {elements:.0e} elements and {points:.0e} products"
         source = whole.at([node.type.shape for node in fewer.inputs])
         error, what = _compare_as_it_is(fewer, source, train=train)
+        if what:  # over few rows, statistics of a batch make much of rounding
+            error, what = _compare(fewer, source, train=train)
         rows = "" if few is None else f" ({fewer.inputs[0].type.shape[0]} rows of them)"
     if what:
         raise _differs(what, error)

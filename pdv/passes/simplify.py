@@ -25,7 +25,7 @@ def _array_of(node: Node) -> Array | None:
 
 def fold_constant(k: Builder, node: Node) -> Node | None:
     """f(constants) == constant"""
-    if node.op.repeats and node.operands[0].type.shape[0] == 1:
+    if node.op.repeats and node.operands[0].type.shape[:1] == (1,):
         return None  # rows stay once
     value = fold(node.op, node.operands, node.attrs)
     return None if value is None else k.const(value, node.name, node.type.dtype)

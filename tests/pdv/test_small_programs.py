@@ -12,10 +12,11 @@ import pdv
 from ir.builder import Builder
 from ir.graph import Graph
 from ir.mesh import Mesh
+from pdv.config import Mode
 from pdv.plan.certificate import certificate_document
 from pdv.report.saved import explain
 from pdv.rewrite.algebra import RULES
-from pdv.search.meshes import search_meshes
+from pdv.search.meshes import NEAR, search_meshes
 from pdv.verification import verify
 from tests.pdv.test_compile import cluster
 from tests.pdv.worlds import f32, problem
@@ -43,6 +44,10 @@ FORWARDS: dict[str, Forward] = {
 }
 
 
+UNTRAINED = ("its input", "a constant", "a permute", "no parameter")
+NOTHING_TO_DO = ("a parameter",)
+
+
 @pytest.mark.parametrize("name", FORWARDS)
 def test_a_program_with_little_to_cut_is_planned(name: str, tmp_path: Path) -> None:
     import torch
@@ -55,11 +60,11 @@ def test_a_program_with_little_to_cut_is_planned(name: str, tmp_path: Path) -> N
         def forward(self, x: torch.Tensor) -> Any:  # Any: one tensor or several
             return FORWARDS[name](x, self.w)
 
-    plan = pdv.optimize(Module(), (torch.randn(8, 8),), cluster=cluster(4))
+    mode: Mode = "infer" if name in UNTRAINED else "train"
+    plan = pdv.optimize(Module(), (torch.randn(8, 8),), cluster=cluster(4), mode=mode)
     gap = plan.document["search"]["gap"]
-    assert gap == pytest.approx(0.0, abs=1e-9) if name != "a parameter" else gap is None, (
-        "what nobody reads is not priced"
-    )
+    known = name not in NOTHING_TO_DO
+    assert 0.0 <= gap < NEAR - 1.0 if known else gap is None, "what nobody reads is not priced"
     saved = plan.save_plan(tmp_path / "saved")
     assert verify(saved)["proof"]["error_bound"] < 1e-6
     assert "certificate: " in explain(saved)

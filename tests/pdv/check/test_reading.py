@@ -146,6 +146,13 @@ def test_what_cannot_be_run_is_said() -> None:
     assert "cannot be copied" in said(module, torch.randn(4, 3))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_statistics_of_few_rows_are_no_false_alarm(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_POINTS", 1)
+    torch.manual_seed(seed)
+    assert "(2 rows of them)" in said(Doing(normed), torch.randn(8, 3))
+
+
 def test_large_modules_are_run_over_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MOST_POINTS", 1)
     monkeypatch.setattr(module_run, "MOST_WEIGHTS", 1)
