@@ -23,6 +23,7 @@ from ir.types import DType
 from pdv.check.file.run import CannotRunError, run_constants, run_file
 from pdv.check.reading import EIGHTH, HALF, SINGLE, TOLERANCE, difference, work_of
 from pdv.check.reference import largest
+from pdv.frontend.onnx.file import quietly
 from pdv.frontend.program import Program
 from pdv.frontend.tables import BROKEN, resized_inputs
 from pdv.frontend.torch.opaque import call_torch
@@ -40,6 +41,7 @@ _TRIES = 2  # a choice between nearly equals may fall either way; two in a row d
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
 
 
+@quietly()
 def check_file(program: Program, path: Path) -> str:
     """What a run of the reading and of the file on the same values showed, as a sentence.
 

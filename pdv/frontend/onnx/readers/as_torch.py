@@ -6,11 +6,12 @@ Entry points: ``READERS``; ``scatter_elements``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ir.graph import Node
+from ir.types import DType
 from pdv.frontend import masks
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.call import Call, Handler, run_by_torch
@@ -42,8 +43,7 @@ def bits(op: str) -> Handler:
     """Of integers, bit by bit."""
 
     def handle(c: Call) -> Node:
-        found: Node = run_by_torch(c.k, f"aten::bitwise_{op}", *(c[i] for i in range(len(c.inputs))))
-        return found
+        return _on_bits(c, f"aten::bitwise_{op}", [c[i] for i in range(len(c.inputs))])
 
     return handle
 
@@ -51,8 +51,15 @@ def bits(op: str) -> Handler:
 def shifted_bits(c: Call) -> Node:
     """Of integers; shifts by their width or more leave nothing."""
     direction = "left_shift" if c.attrs["direction"] == "LEFT" else "right_shift"
-    found: Node = run_by_torch(c.k, f"aten::bitwise_{direction}.Tensor", c[0], c[1])
-    return found
+    return _on_bits(c, f"aten::bitwise_{direction}.Tensor", [c[0], c[1]])
+
+
+def _on_bits(c: Call, function: str, operands: Sequence[Node]) -> Node:
+    """Of types in which torch does not compute, wide ones on the way."""
+    own = operands[0].type.dtype
+    wide = [c.k.cast(x, DType.I64) for x in operands] if own.is_stored else operands
+    found: Node = run_by_torch(c.k, function, *wide)
+    return c.k.cast(found, own)
 
 
 def max_pool(c: Call) -> tuple[Node, Node | None]:
