@@ -18,8 +18,8 @@ from ir.operator import Operator, Split
 from ir.proof.exact import verify_equal
 from learned_cost.profile.programs.library import call_of
 from pdv.frontend.torch.aten import HANDLERS
-from pdv.plan.package import import_package
 from tests.distributed.harness import run_ranks
+from tests.distributed.observed import observe_step
 from tests.pdv.worlds import cluster
 from tests.property.programs import Example, parallel, serial
 
@@ -87,17 +87,6 @@ def test_what_is_measured_is_what_torch_calls_it() -> None:
     assert torch.equal(call_of(serial(EXAMPLE).outputs[0][1])(x), x.roll(3, -1))
 
 
-def observe(folder: Path, x: Tensor) -> tuple[tuple[int, int], Tensor, dict[str, Tensor]]:
-    """(this rank's block, of how many), the rows that it returns, and the gradients of whole weights by name."""
-    model = import_package(folder).build(device="cpu")
-    count, index = 1, 0
-    for axis in model.batch_axes:
-        count, index = count * axis.size, index * axis.size + axis.rank
-    y = model(x)
-    model.train_step(x, torch.zeros(BATCH, WIDTH), lambda y, target: ((y - target).square().sum(), float(len(y))))
-    return (index, count), y.detach(), model.full_gradients()
-
-
 @pytest.mark.distributed
 @pytest.mark.parametrize("technique", ["ddp", "tensor"])
 def test_a_plan_runs(technique: str, tmp_path: Path) -> None:
@@ -109,7 +98,7 @@ def test_a_plan_runs(technique: str, tmp_path: Path) -> None:
     assert plan.document["predicted"]["step_time_s"]["mean"] > 0
     y = module(x)
     torch.autograd.backward(y.square().sum() / BATCH)
-    for (index, count), found, gradients in run_ranks(observe, RANKS, folder, x):
+    for (index, count), found, gradients in run_ranks(observe_step, RANKS, folder, x):
         torch.testing.assert_close(found, y.detach().chunk(count)[index])
         for name, parameter in module.named_parameters():
             torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-6)

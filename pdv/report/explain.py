@@ -10,6 +10,7 @@ from pdv.cluster.units import MEMORY
 from pdv.report.axes import axis_uses
 from pdv.report.opaque import explain_opaque
 from pdv.report.simulated import order_shares, part_text
+from pdv.report.summary import memory_text
 
 Document = Mapping[str, Any]  # Any: plan.json; docs/plan-format.md
 
@@ -118,9 +119,7 @@ def _memory(document: Document) -> list[str]:
     rows = [(name, MEMORY.format(size)) for name, size in parts.items()]
     limit = document["search"]["certificate"]["space"]["memory_limit_bytes"]
     limited = "" if limit is None else f", limit {MEMORY.format(limit)}"
-    held = ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in document["predicted"]["memory_bytes"].items())
-    verdict = "" if document.get("simulated", {}).get("fits", True) else ": does not fit"
-    heading = f"Memory: at most {held}{limited}{verdict}; as the search adds it up"
+    heading = f"Memory: at most {memory_text(document)}{limited}; as the search adds it up"
     return [heading, *table(("lifetime", "bytes"), rows)]
 
 

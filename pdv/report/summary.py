@@ -15,12 +15,11 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
     """Mesh and what it is used for, predicted step time and memory, distance from the bound, and the proof."""
     predicted, search = document["predicted"], document["search"]
     time = predicted["step_time_s"]
-    memory = ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in predicted["memory_bytes"].items())
     rows = {"mesh": " x ".join(f"{axis['name']}={axis['size']}" for axis in document["mesh"]) or "one device"}
     rows |= {f"axis {axis}": use for axis, use in axis_uses(document).items()}
     rows |= {
         "predicted step": f"{seconds(time['mean'])} ± {seconds(time['std'])} ({source_shares(predicted['sources'])})",
-        "predicted memory": memory + ("" if document.get("simulated", {}).get("fits", True) else ": does not fit"),
+        "predicted memory": memory_text(document),
         "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states",
     }
     if not search["certificate"]["complete"]:
@@ -29,6 +28,13 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
     if document.get("reading"):
         said["reading"] = document["reading"]
     return rows | said | ({"run": document["run"]["statement"]} if "run" in document else {})
+
+
+def memory_text(document: Mapping[str, Any]) -> str:
+    """What a device of each class holds at most, and whether that is too much."""
+    held = document["predicted"]["memory_bytes"].items()
+    verdict = "" if document.get("simulated", {}).get("fits", True) else ": does not fit"
+    return ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in held) + verdict
 
 
 def _cut_short(space: Mapping[str, Any]) -> str:

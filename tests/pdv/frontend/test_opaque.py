@@ -16,9 +16,9 @@ from ir.evaluation.interpret import evaluate
 from pdv.frontend import load_program
 from pdv.frontend.torch import opaque
 from pdv.frontend.torch.opaque import call_torch
-from pdv.plan.package import import_package
 from pdv.report.opaque import OpaqueWarning
 from tests.distributed.harness import run_ranks
+from tests.distributed.observed import Observed, observe_step
 from tests.pdv.worlds import cluster
 
 BATCH, WIDTH, RANKS = 8, 16, 2
@@ -174,15 +174,9 @@ def test_loops_that_are_no_rows_are_refused() -> None:
         plan_of(Smoothed(), pins=pins)
 
 
-def observe(folder: Path, x: Tensor) -> tuple[tuple[int, int], Tensor, dict[str, Tensor]]:
-    """(this rank's block, of how many), the rows that it returns, and the gradients of whole weights by name."""
-    model = import_package(folder).build(device="cpu")
-    count, index = 1, 0
-    for axis in model.batch_axes:
-        count, index = count * axis.size, index * axis.size + axis.rank
-    y = model(x)
-    model.train_step(x, torch.zeros(BATCH, WIDTH), lambda y, target: ((y - target).square().sum(), float(len(y))))
-    return (index, count), y.detach(), model.full_gradients()
+def observe(folder: Path, x: Tensor) -> Observed:
+    """As ``observe_step``, from a module that makes the operator: a rank imports it."""
+    return observe_step(folder, x)
 
 
 @pytest.mark.distributed
