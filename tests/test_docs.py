@@ -11,7 +11,8 @@ import yaml
 
 from benchmarks.figures import pages
 from pdv.cluster import load_cluster
-from pdv.cluster.presets import DEVICES, LINKS, NODES
+from pdv.cluster.nodes import NODES
+from pdv.cluster.presets import DEVICES, LINKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

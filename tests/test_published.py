@@ -6,8 +6,18 @@ import math
 
 import pytest
 
-from benchmarks.published.cluster import bandwidth, cluster_of, devices_of
-from benchmarks.published.runs import Unreadable, arch_of, default_heads, measured_s, parameters, partition_of, run_of
+from benchmarks.published.cluster import bandwidth, cluster_of, devices_of, node_size
+from benchmarks.published.runs import (
+    Refused,
+    Unreadable,
+    arch_of,
+    default_heads,
+    measured_s,
+    parameters,
+    partition_of,
+    run_of,
+)
+from benchmarks.published.simulate import ends
 
 ROW = {
     "model": "GPT-2 345M", "params": "0.355e9", "layers": "24", "hidden": "1024", "heads": "16", "seq": "1024",
@@ -45,15 +55,40 @@ def test_both_directions_are_halved_and_no_rate_is_none() -> None:
         ("4xA100, 4xT4", 16, [("a100-80gb-sxm", 8), ("t4", 8)]),
         ("A100+V100+T4", 12, [("a100-80gb-sxm", 4), ("v100-16gb-sxm", 4), ("t4", 4)]),
         ("T4 (4x g4dn.12xlarge)", 16, [("t4", 16)]),
+        ("DGX-GB300", 256, [("gb300", 256)]),
+        ("DGX-B200", 8, [("b200-sxm-180gb", 8)]),
+        ("GH-96", 4, [("gh200-96gb", 4)]),
+        ("H100-94G", 8, [("h100-94gb-sxm", 8)]),
+        ("H100-96G(HBM2e,500W)", 8, [({"preset": "h100-96gb-sxm", "power": "500 W"}, 8)]),
     ],
 )
-def test_gpus_are_counted_by_kind(text: str, devices: int, found: list[tuple[str, int]]) -> None:
-    assert [(entry[1], count) for entry, count in devices_of(text, devices)] == found
+def test_gpus_are_counted_by_kind(text: str, devices: int, found: list[tuple[object, int]]) -> None:
+    assert devices_of(text, devices) == found
 
 
-def test_a_gpu_without_record_is_refused() -> None:
+def test_a_gpu_without_record_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="abacus"):
         devices_of("abacus", 8)
+    with pytest.raises(ValueError, match="rtx-a6000"):
+        devices_of("rtx-a600x", 8)
+
+
+def test_a_refusal_has_a_reason() -> None:
+    with pytest.raises(AssertionError, match="without a reason"):
+        Refused(7, "made-up", " ")
+
+
+def test_racks_are_one_fast_level_of_equal_parts() -> None:
+    row = {**ROW, "gpu": "DGX-GB200", "gpus_per_node": "4 per tray, NVL72 domain", "num_gpus": "256"}
+    assert cluster_of(row, 256)["nodes"] == [{"count": 4, "devices": 64, "device": "gb200", "link": "nvlink5"}]
+    assert cluster_of(row, 8)["nodes"][0]["devices"] == 8
+    assert node_size("8", 256) == 8
+
+
+def test_embedding_and_loss_count_as_layers_where_that_evens_the_rest() -> None:
+    assert ends(126, 16) == {"partition": (7, *[8] * 14, 7)}
+    assert ends(126, 128) == {"partition": (0, *[1] * 126, 0)}
+    assert ends(96, 12) == ends(126, 1) == ends(125, 16) == {}
 
 
 def test_a_row_says_its_cluster_model_and_plan() -> None:

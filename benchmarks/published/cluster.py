@@ -10,40 +10,24 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pdv.cluster.presets import LINKS
+from ir.errors import did_you_mean
+from pdv.cluster.names import device_in
+from pdv.cluster.presets import DEVICES, LINKS
 
 Row = Mapping[str, str]
 
-# A word in a GPU's name -> (device record or preset, memory it may be told by, link inside a node, network).
-# The first that matches is taken, so longer words come first.
-DEVICES: tuple[tuple[str, str, str, str], ...] = (
-    ("gb200", "gb200", "nvlink5", "ib-ndr"),
-    ("gh200", "gh200-96gb", "nvlink4", "ib-ndr"),
-    ("b200", "b200-sxm-180gb", "nvlink5", "ib-ndr"),
-    ("h200", "h200-141gb-sxm", "nvlink4", "ib-ndr"),
-    ("h800", "h800-sxm-80gb", "nvlink4", "ib-ndr"),
-    ("h100", "h100-80gb-sxm", "nvlink4", "ib-ndr"),
-    ("h20", "h20-sxm-96gb", "nvlink4", "ib-ndr"),
-    ("a10080gpcie", "a100-80gb-pcie", "pcie4", "ib-hdr"),
-    ("a100pcie", "a100-40gb-pcie", "pcie4", "ib-hdr"),
-    ("a10040", "a100-40gb-sxm", "nvlink3", "ib-hdr"),
-    ("a100", "a100-80gb-sxm", "nvlink3", "ib-hdr"),
-    ("a800", "a100-80gb-sxm", "nvlink3", "ib-hdr"),
-    ("v10032", "v100-32gb-sxm", "nvlink2", "ethernet-25g"),
-    ("v100", "v100-16gb-sxm", "nvlink2", "ethernet-25g"),
-    ("mi300", "mi300x", "xgmi3", "ib-ndr"),
-    ("mi250", "mi250-1gcd", "xgmi3", "ib-hdr"),
-    ("rtx4090", "rtx-4090", "pcie4", "ethernet-100g"),
-    ("rtx3090", "rtx-3090", "pcie4", "ethernet-100g"),
-    ("a6000", "rtx-a6000", "pcie4", "ethernet-100g"),
-    ("l40s", "l40s", "pcie4", "ethernet-100g"),
-    ("l40", "l40", "pcie4", "ethernet-100g"),
-    ("a40", "a40", "pcie4", "ib-hdr"),
-    ("a10", "a10g", "pcie4", "ethernet-100g"),
-    ("l4", "l4", "pcie4", "ethernet-25g"),
-    ("p100", "p100-pcie-16gb", "pcie3", "ethernet-25g"),
-    ("t4", "t4", "pcie3", "ethernet-25g"),
+# A preset's first word -> link inside a node, network: what nodes of such GPUs usually have.
+USUAL: tuple[tuple[str, str, str], ...] = (
+    ("gb300", "nvlink5", "ib-xdr"), ("gb200", "nvlink5", "ib-ndr"), ("gh200", "nvlink4", "ib-ndr"),
+    ("b300", "nvlink5", "ib-xdr"), ("b200", "nvlink5", "ib-ndr"),
+    ("h100-94gb-nvl", "pcie5", "ib-ndr"), ("h", "nvlink4", "ib-ndr"),
+    ("a100-80gb-pcie", "pcie4", "ib-hdr"), ("a100-40gb-pcie", "pcie4", "ib-hdr"), ("a100", "nvlink3", "ib-hdr"),
+    ("v100", "nvlink2", "ethernet-25g"), ("mi300", "xgmi3", "ib-ndr"), ("mi250", "xgmi3", "ib-hdr"),
+    ("a40", "pcie4", "ib-hdr"), ("p100", "pcie3", "ethernet-25g"), ("t4", "pcie3", "ethernet-25g"),
+    ("l40", "pcie4", "ethernet-100g"), ("l4", "pcie4", "ethernet-25g"),
+    ("", "pcie4", "ethernet-100g"),
 )  # fmt: skip
+DOMAIN = 72  # GPUs of an NVL72 rack, one NVLink domain (GB200 NVL72 data sheet); schedulers hand out equal parts of it
 # What collectives reach of a link's line rate. NVLink: NCCL all-reduce, A100 (pdv/cluster/presets.py). PCIe: through
 # host memory, median of seven systems of 2 to 8 GPUs in public measurements (0.12 to 0.71). Ethernet: TCP, assumed.
 REACHED = {"nvlink": 0.71, "pcie": 0.45, "ethernet": 0.4}
@@ -61,12 +45,11 @@ def cluster_of(row: Row, devices: int) -> dict[str, Any]:
         ValueError: if a GPU has no record.
     """
     kinds = devices_of(row.get("gpu", ""), devices)
-    stated = re.match(r"\d+", row.get("gpus_per_node") or "")
-    per_node = max(1, min(devices, int(stated[0]) if stated else 8))
+    per_node = node_size(row.get("gpus_per_node") or "", devices)
     nodes: list[dict[str, Any]] = []
     network: dict[str, Any] | str = ""
-    for entry, count in kinds:
-        _, device, link, usual = entry
+    for device, count in kinds:
+        _, link, usual = next(entry for entry in USUAL if preset(device).startswith(entry[0]))
         for number, size in ((count // per_node, per_node), (1, count % per_node)):
             if number and size:
                 node: dict[str, Any] = {"count": number, "devices": size, "device": device}
@@ -76,12 +59,28 @@ def cluster_of(row: Row, devices: int) -> dict[str, Any]:
     return found if sum(node["count"] for node in nodes) == 1 else found | {"network": network}
 
 
-def devices_of(text: str, devices: int) -> list[tuple[tuple[str, str, str, str], int]]:
+def node_size(text: str, devices: int) -> int:
+    """Devices that one fast level joins: of a node as stated, or the largest equal parts of an NVL72 domain."""
+    stated = re.match(r"\d+", text)
+    if "nvl72" in text.lower() and devices > DOMAIN:
+        tray = int(stated[0]) if stated else 4
+        return max(size for size in range(tray, DOMAIN + 1, tray) if devices % size == 0)
+    return devices if "nvl72" in text.lower() else max(1, min(devices, int(stated[0]) if stated else 8))
+
+
+def preset(device: str | dict[str, str]) -> str:
+    """The preset of a device as a cluster file names it."""
+    return device if isinstance(device, str) else device["preset"]
+
+
+def devices_of(text: str, devices: int) -> list[tuple[str | dict[str, str], int]]:
     """The kinds of device that a cell names, each with how many: as written (``8xA100 + 8xV100``), else even parts."""
-    parts = [part for part in re.split(r"[+,|&/]| and ", text) if part.strip()]
-    found = [(entry, _count(part)) for part in parts if (entry := _device(part)) is not None]
-    if not found:
-        raise ValueError(f"GPU {text!r} has no record")
+    parts = [part for part in re.split(r"[+|&/]|,(?![^(]*\))| and ", text) if part.strip()]
+    named = [(found, _count(part)) for part in parts if (found := device_in(part)) is not None]
+    if not named:
+        near = did_you_mean(text, DEVICES) or "`pdv cluster devices` lists all"
+        raise ValueError(f"GPU {text!r} has no record. {near}")
+    found = [(name if watts is None else {"preset": name, "power": f"{watts:g} W"}, n) for (name, watts), n in named]
     if len(found) == 1:
         return [(found[0][0], devices)]
     if all(count for _, count in found) and sum(count for _, count in found) == devices:
@@ -92,11 +91,6 @@ def devices_of(text: str, devices: int) -> list[tuple[tuple[str, str, str, str],
     if devices % len(found):
         raise ValueError(f"{devices} devices of {text!r}: how many of each is not said")
     return [(entry, devices // len(found)) for entry, _ in found]
-
-
-def _device(text: str) -> tuple[str, str, str, str] | None:
-    plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*?\)", "", text.lower()).replace("gb", "g"))
-    return next((entry for entry in DEVICES if entry[0] in plain), None)
 
 
 def _count(text: str) -> int:

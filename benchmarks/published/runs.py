@@ -61,6 +61,9 @@ class Refused:
     set: str
     why: str
 
+    def __post_init__(self) -> None:
+        assert self.why.strip(), f"row {self.number} is refused without a reason"
+
 
 @dataclass(frozen=True, slots=True)
 class Framework:

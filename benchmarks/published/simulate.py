@@ -71,7 +71,7 @@ def _simulated(runs: Sequence[Run], calibration: Calibration, cost: str) -> list
 def _one(run: Run, calibration: Calibration, cost: str) -> Simulated | Refused:
     """The fastest that fits of what the row leaves open; settings that no program allows are passed over."""
     found: list[Simulated] = []
-    why = ""
+    why = "no settings that it leaves open go together"
     for opened in openings(run):
         try:
             found.append(_priced(run, opened, calibration, cost))
@@ -87,15 +87,29 @@ def openings(run: Run) -> list[dict[str, Any]]:
     data = run.manual.get("dp", 1)
     micro = [run.micro_batch] if run.micro_batch else [2**k for k in range(6) if (run.batch // data) % 2**k == 0]
     stages, layers = run.manual.get("pp", 1), int(run.arch.split("layers=")[1].split(",")[0])
-    virtual = [run.virtual] if run.virtual else [v for v in (1, 2, 3, 4) if layers % (stages * v) == 0]
+    even = [v for v in (1, 2, 3, 4) if 0 in (layers % (stages * v), (layers + 2) % (stages * v))]
+    virtual = [run.virtual] if run.virtual else even or [1]
     if stages == 1:
         virtual = [1]
     found = []
     for size in micro:
         for chunks in virtual:
             order = "interleaved" if chunks > 1 and run.manual["schedule"] == "interleaved" else "1f1b"
-            found.append({"micro_batch": size, "vp": chunks if order == "interleaved" else 1, "schedule": order})
+            count = chunks if order == "interleaved" else 1
+            found.append({"micro_batch": size, "vp": count, "schedule": order} | ends(layers, stages * count))
     return found
+
+
+def ends(layers: int, chunks: int) -> dict[str, Any]:
+    """One layer fewer in the first and the last chunk, where that makes the others equal.
+
+    So Megatron-LM counts embedding and loss (``account_for_embedding_in_pipeline_split``, ``_for_loss_``), and
+    torchtitan by default: Llama's 126 layers were chosen for it (Grattafiori et al., 2024, section 3.3.2).
+    """
+    if chunks == 1 or layers % chunks == 0 or (layers + 2) % chunks:
+        return {}
+    each = (layers + 2) // chunks
+    return {"partition": (each - 1, *[each] * (chunks - 2), each - 1)}
 
 
 def _priced(run: Run, opened: Mapping[str, Any], calibration: Calibration, cost: str) -> Simulated:

@@ -7,6 +7,7 @@ Decides what a record may say. Entry points: ``record`` for one device, ``load_r
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,6 +20,7 @@ from ir.files.plain_yaml import check_plain
 from ir.files.reading import FileKind, read_text
 
 FOLDER = Path(__file__).parent
+LIMITED = re.compile(r"(.+)-([0-9]{2,4})w", re.ASCII)  # a device's name, and the watts that it is limited to
 RECORD = FileKind(1 << 16, DeviceError, wanted="Give the record of one device")  # which takes 1 KiB
 
 # Dense arithmetic; fp32_matrix where matrix units compute in float32 faster than vector units do.
@@ -109,12 +111,32 @@ def record(name: str, folder: Path | None = None) -> DeviceRecord:
 
 
 def find(name: str, records: Iterable[DeviceRecord]) -> DeviceRecord | None:
-    """The record that has this name or alias, letter case aside."""
+    """The record that has this name or alias, letter case aside; of a name that ends in ``-500w``, so limited."""
+    known = {label.casefold(): entry for entry in records for label in (entry.name, *entry.aliases)}
     wanted = name.casefold()
-    for entry in records:
-        if wanted in {label.casefold() for label in (entry.name, *entry.aliases)}:
-            return entry
-    return None
+    limit = LIMITED.fullmatch(wanted)
+    if wanted in known or limit is None:
+        return known.get(wanted)
+    whole = known.get(limit[1])
+    return None if whole is None or whole.tdp_w is None else limit_power(whole, float(limit[2]))
+
+
+def limit_power(whole: DeviceRecord, watts: float) -> DeviceRecord:
+    """The device under a power limit: its clock, and with it all its peak rates, as the cube root of the power.
+
+    Dynamic power is C V² f, and voltage falls with the clock (Hennessy and Patterson, Computer Architecture, 6th ed.,
+    1.5), so a clock f takes power as f³. Memory keeps its clock.
+    """
+    assert whole.tdp_w is not None, "a device whose power is known"
+    share = min(1.0, (watts / whole.tdp_w) ** (1 / 3))
+    changed = {
+        "name": f"{whole.name}-{watts:.0f}w",
+        "aliases": (),
+        "tdp_w": watts,
+        "boost_hz": None if whole.boost_hz is None else whole.boost_hz * share,
+        "peak_flops": {dtype: rate * share for dtype, rate in whole.peak_flops.items()},
+    }
+    return whole.model_copy(update=changed)
 
 
 def load_records(folder: Path | None = None) -> dict[str, DeviceRecord]:

@@ -206,7 +206,7 @@ def _write(
 
 def _expand(node: Any) -> dict[str, Any]:  # Any: YAML
     """A node with its preset, if any, written out."""
-    from pdv.cluster.presets import NODES
+    from pdv.cluster.nodes import NODES
 
     plain = {"preset": node} if isinstance(node, str) else dict(node)
     preset = NODES.get(str(plain.pop("preset", "")))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
 from ir.errors import did_you_mean
+from pdv.cluster.names import preset_of
 from pdv.cluster.units import Quantity, ValueProblem, shorten
 
 MAX_NAMES = 6  # of presets in a message
@@ -71,11 +72,16 @@ def from_preset(value: object, presets: dict[str, Any], kind: str) -> object:
             f"{shorten(value)} is no {kind}", f"Allowed: a preset's name or a mapping that describes the {kind}"
         )
     preset = named.get("preset")
-    if preset is not None and (not isinstance(preset, str) or preset not in presets):
+    known = preset_of(preset, presets) if isinstance(preset, str) else None
+    if known is not None:
+        return named | {"preset": known}
+    if preset is not None:
         names = sorted(presets)
         near = names if len(names) <= MAX_NAMES else difflib.get_close_matches(str(preset), names, MAX_NAMES, 0.4)
         allowed = f"Presets like it: {', '.join(sorted(near))}" if near else f"There are {len(names)}"
-        hint = did_you_mean(str(preset), names) or "Describe it by a mapping instead"
+        longer = [name for name in names if name.startswith(str(preset).lower())]
+        meant = f"Did you mean {' or '.join(map(repr, longer))}?" if preset and 0 < len(longer) <= MAX_NAMES else ""
+        hint = meant or did_you_mean(str(preset), names) or "Describe it by a mapping instead"
         raise ValueProblem(
             f"there is no {kind} preset {shorten(preset)}", f"{allowed} (`pdv cluster devices` lists all)", hint
         )

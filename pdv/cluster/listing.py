@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from pdv.cluster.description import Device
-from pdv.cluster.presets import DEVICES, LINKS, NODES, PresetNode
+from pdv.cluster.nodes import NODES, PresetNode
+from pdv.cluster.presets import DEVICES, LINKS
 from pdv.cluster.units import COMPUTE, LINK_BANDWIDTH, MEMORY, MEMORY_BANDWIDTH, TIME
 
 NETWORKS = ("ib-", "ethernet-", "efa-", "roce-", "slingshot-", "omni-path-")

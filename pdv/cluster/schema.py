@@ -29,8 +29,10 @@ from pdv.cluster.fields import (
     quantity_of,
     require,
 )
-from pdv.cluster.presets import DEVICES, LINKS, NODES
-from pdv.cluster.units import COMPUTE, LINK_BANDWIDTH, MEMORY, MEMORY_BANDWIDTH, TIME, ValueProblem, shorten
+from pdv.cluster.names import preset_of
+from pdv.cluster.nodes import NODES
+from pdv.cluster.presets import DEVICES, LINKS, limit_preset, preset_tdp_w
+from pdv.cluster.units import COMPUTE, LINK_BANDWIDTH, MEMORY, MEMORY_BANDWIDTH, POWER, TIME, ValueProblem, shorten
 
 __all__ = ["MAX_COUNT", "ClusterSpec", "DeviceSpec", "LinkSpec", "NetworkSpec", "NodeSpec", "PartSpec", "WireSpec"]
 
@@ -48,6 +50,7 @@ class DeviceSpec(Spec):
     memory_bandwidth: Annotated[float, quantity_of(MEMORY_BANDWIDTH)] | None = None
     launch_latency: Annotated[float, quantity_of(TIME)] | None = None
     efficiency: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] | None = None
+    power: Annotated[float, quantity_of(POWER)] | None = None
     share: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] = 1.0
     quota: Annotated[bool, Field(strict=True)] = False
 
@@ -58,6 +61,10 @@ class DeviceSpec(Spec):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
+        if self.power is not None and (self.preset is None or preset_tdp_w(self.preset) is None):
+            raise ValueProblem(
+                "`power` limits a preset whose full power is known", mend="Write `peak` as it is under the limit"
+            )
         if self.preset is None:
             require(self, ("name", "memory", "peak", "memory_bandwidth", "launch_latency", "efficiency"), "device")
             if "float32" not in (self.peak or {}):
@@ -69,8 +76,12 @@ class DeviceSpec(Spec):
     def build(self) -> Device:
         """As plain data, the preset's values where the file gives none."""
         base = DEVICES.get(self.preset or "")
-        changed = bool(self.model_fields_set - {"preset", "name", "share", "quota"})
-        name = self.name or (f"{self.preset}-changed" if changed else self.preset)
+        limited = self.preset
+        if base is not None and self.power is not None:
+            base = limit_preset(base, self.power)
+            limited = base.name
+        changed = bool(self.model_fields_set - {"preset", "name", "share", "quota", "power"})
+        name = self.name or (f"{limited}-changed" if changed else limited)
 
         def pick(own: Any, field: str) -> Any:  # a field's type differs from field to field
             return own if own is not None else getattr(base, field)
@@ -241,5 +252,6 @@ class ClusterSpec(Spec):
         if not isinstance(nodes, list) or "network" in value:
             return value
         names = [node.get("preset") if isinstance(node, dict) else node for node in nodes]
-        known = [NODES[name].network for name in names if isinstance(name, str) and name in NODES]
+        presets = [preset_of(name, NODES) for name in names if isinstance(name, str)]
+        known = [NODES[name].network for name in presets if name is not None]
         return value | {"network": known[0]} if known and known[0] is not None else value

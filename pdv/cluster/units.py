@@ -115,3 +115,4 @@ TIME = Quantity(
     1.0,
     "3 us",
 )
+POWER = Quantity("power", {"W": 1.0, "kW": 1e3}, ("W", "kW"), 10.0, 5e3, "500 W")

@@ -125,7 +125,7 @@ def cut(
     """
     found = units(graph)
     what = "layers" if found.layers else "places where it can be cut"
-    if chunks > found.count:
+    if chunks > found.count and partition is None:
         raise UsageError(
             f"{graph.name} has {found.count} {what}, too few for {chunks} chunks of a pipeline",
             mend=f"Choose pp x vp of at most {found.count}",
@@ -138,13 +138,9 @@ def cut(
         )
     ends = list(accumulate(sizes))
     chunk_of_unit = [next(chunk for chunk, end in enumerate(ends) if unit < end) for unit in range(found.count)]
-    of = {node: chunk_of_unit[unit] for node, unit in _clip(found)}
+    places = [0, *chunk_of_unit, chunks - 1]  # what is before the first unit, and behind the last
+    of = {node: places[unit + 1] for node, unit in found.of.items()}
     return of, tuple(sizes), found
-
-
-def _clip(found: Units) -> list[tuple[Node, int]]:
-    """Operators with their unit, those before the first and behind the last with these."""
-    return [(node, min(max(unit, 0), found.count - 1)) for node, unit in found.of.items()]
 
 
 def _sizes(
@@ -155,8 +151,8 @@ def _sizes(
     if weight is None and found.layers:
         return even(found.count, chunks)
     weights = [0.0] * found.count
-    for node, unit in _clip(found):
-        weights[unit] += weight(node) if weight is not None else float(node.loops.points)
+    for node, unit in found.of.items():  # those before the first and behind the last count with these
+        weights[min(max(unit, 0), found.count - 1)] += weight(node) if weight is not None else float(node.loops.points)
     return balance(weights, chunks)
 
 

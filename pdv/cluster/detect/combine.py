@@ -102,7 +102,8 @@ def _nodes(
 
 
 def _usual_link(device: str) -> str:
-    from pdv.cluster.presets import NODES, host_link
+    from pdv.cluster.nodes import NODES
+    from pdv.cluster.presets import host_link
 
     usual = next((node.link for node in NODES.values() if node.device == device and isinstance(node.link, str)), None)
     return usual or host_link(device)

@@ -8,7 +8,7 @@ import pytest
 
 from ir.errors import ClusterError
 from pdv.cluster import Cluster, candidate_meshes, load_cluster
-from pdv.cluster.presets import NODES
+from pdv.cluster.nodes import NODES
 from pdv.cluster.routing.route import find_route
 
 PAIRS: dict[str, Any] = {  # Any: YAML
