@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cache
 
-from learned_cost.devices.device import load_records
-from pdv.cluster.presets import DEVICES
+from pdv.cluster.presets import DEVICES, record_labels
 
 # Other names of nodes: of vendors (a DGX is an HGX board in a case), and what clouds call a machine in full.
 NODE_ALIASES: Mapping[str, str] = {
@@ -56,8 +55,7 @@ def device_in(text: str) -> tuple[str, float | None] | None:
 def _names() -> Mapping[str, str]:
     """Plain name -> preset: of devices also what their records are called."""
     found = {_plain(alias): preset for alias, preset in NODE_ALIASES.items()}
-    for record in load_records().values():
-        labels = (record.name, *record.aliases)
+    for labels in record_labels():
         preset = next((label for label in labels if label in DEVICES), None)
         preset = preset or next((label.lower() for label in labels if label.lower() in DEVICES), None)
         found |= {_plain(label): preset for label in labels if preset is not None}

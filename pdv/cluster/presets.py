@@ -98,6 +98,13 @@ DEVICES: dict[str, Device] = {
 }
 
 
+def record_labels() -> list[tuple[str, ...]]:
+    """What each device with a record is called: its name, and the names of presets, drivers and makers."""
+    from learned_cost.devices.device import load_records
+
+    return [(entry.name, *entry.aliases) for entry in load_records().values()]
+
+
 def preset_tdp_w(name: str) -> float | None:
     """The power that a preset takes at full clock."""
     from learned_cost.devices.device import record
