@@ -1,9 +1,12 @@
 """Which models are planned, refused, or planned wrong: on material that nobody tuned to.
 
     python benchmarks/coverage.py [--smoke] [--json OUT] [--parts nodes] [--every 20] [--only gpt2,bert] [--quick]
+        [--route plain] [--alike]
 
 ``architectures``: models of transformers and of plain torch as their users train them, each in a process of its own:
-exported, planned for 2x2, proved, and the text run on simulated ranks against the module (pdv/check).
+exported, planned for 2x2, proved, and the text run on simulated ranks against the module (pdv/check). ``--route``:
+as files of torch's exporters (plain, older) or of our own (own), which are held against the module; with ``--alike``
+those of which the same graph is read as of the module are not planned again.
 ``nodes``: onnx's own backend node tests, for inference, planned for one process and for two, and the text run on as
 many simulated ranks against the outputs that the test asks for, within its own tolerance. docs/coverage.md is filled in
 from benchmarks/results/coverage_nodes.json.
@@ -15,8 +18,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+from benchmarks.coverage_runs.architectures import ROUTES, How
 from benchmarks.record import Record, arguments, table
 
 
@@ -29,6 +34,9 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="only read the models (node tests are evaluated as they were read)"
     )
+    parser.add_argument("--route", default="torch", choices=ROUTES, help="how architectures reach pdv")
+    parser.add_argument("--alike", action="store_true", help="do not plan files that give the module's graph")
+    parser.add_argument("--files", type=Path, help="keep exported files here, and take them from here")
     parser.add_argument("--every", type=int, default=1, help="of the node tests one in so many")
     parser.add_argument("--jobs", type=int, default=1, help="processes for node tests")
     parser.add_argument("--models", type=int, default=500, help="how many random models")
@@ -46,12 +54,13 @@ def main() -> None:
             run_random(record, 5 if options.smoke else options.models, options.only, jobs=options.jobs)
             continue
         assert part == "architectures", f"no part {part!r}"
-        run_architectures(record, only, dropout=not options.no_dropout, quick=options.quick)
+        how = How(options.route, not options.no_dropout, options.quick, options.alike, options.files)
+        run_architectures(record, only, how)
     record.print_summary()
     record.write(options.json)
 
 
-def run_architectures(record: Record, only: list[str], *, dropout: bool, quick: bool) -> None:
+def run_architectures(record: Record, only: list[str], how: How) -> None:
     """A row for each architecture, and what stands in their way, most frequent first."""
     from benchmarks.coverage_runs.architectures import reasons, survey
 
@@ -62,7 +71,7 @@ def run_architectures(record: Record, only: list[str], *, dropout: bool, quick: 
         )
         sys.stdout.flush()
 
-    survey(only, dropout=dropout, quick=quick, report=report)
+    survey(only, how, report)
     table(("models", "alone", "reason"), [(str(n), str(alone), why[:160]) for n, alone, why in reasons(record.rows)])
     counts = Counter(row["outcome"] for row in record.rows)
     record.claim("architectures", len(record.rows), "")

@@ -1,6 +1,6 @@
 """Architectures as their users train them, each in a process of its own: exported, planned, proved, and run as text.
 
-Entry point: ``survey``.
+As modules, or as files (``routes``): what is read of these is held against the module first. Entry point: ``survey``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ import os
 import resource
 import select
 import signal
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.coverage_runs import SLOW
 
-SECONDS, BYTES = 90, 6 << 30
+SECONDS, BYTES = 90, 6 << 30  # of CPU time, each
+WALL_SECONDS = 900  # where others use the same cores
+ROUTES = ("torch", "plain", "own", "older")
 MOST_OPAQUE = 0.05  # of a planned model's operations
 MESH = {"dp": 2, "tp": 2}
 CLUSTER = {
@@ -35,7 +40,27 @@ CLUSTER = {
 }
 
 
-def survey(only: Sequence[str], *, dropout: bool, quick: bool, report: Callable[[dict[str, Any]], None]) -> None:
+@dataclass(frozen=True)
+class How:
+    """What is done with each architecture.
+
+    Attributes:
+        route: how it reaches pdv, one of ``ROUTES``.
+        dropout: with the probabilities of its configuration, else none.
+        quick: it is only read, files against the module, too.
+        alike: a file of which the same graph is read as of the module is neither run nor planned again: all that is
+            done with it would be the same.
+        files: where exported files are kept, and taken from.
+    """
+
+    route: str = "torch"
+    dropout: bool = True
+    quick: bool = False
+    alike: bool = False
+    files: Path | None = None
+
+
+def survey(only: Sequence[str], how: How, report: Callable[[dict[str, Any]], None]) -> None:
     """One row for each architecture: its name, ``planned``, ``wrong`` or ``refused``, and why."""
     import torch  # noqa: F401  # once, before processes are forked
     import transformers  # noqa: F401
@@ -48,8 +73,10 @@ def survey(only: Sequence[str], *, dropout: bool, quick: bool, report: Callable[
     for name, build in {**PLAIN, **HUB}.items():
         if not only or name in only:
             started = time.perf_counter()
-            row = _apart(lambda build=build: _try(build, dropout=dropout, quick=quick))  # type: ignore[misc]
-            report({"architecture": name, **row, "seconds": round(time.perf_counter() - started, 1)})
+            row = _apart(lambda name=name, build=build: _try(name, build, how))  # type: ignore[misc]
+            report(
+                {"architecture": name, "route": how.route, **row, "seconds": round(time.perf_counter() - started, 1)}
+            )
 
 
 def reasons(rows: Sequence[dict[str, Any]]) -> list[tuple[int, int, str]]:
@@ -71,6 +98,7 @@ def _apart(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if child == 0:
         os.close(reading)
         resource.setrlimit(resource.RLIMIT_AS, (BYTES + (8 << 30), BYTES + (8 << 30)))  # libraries take addresses too
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         try:
             with contextlib.redirect_stderr(io.StringIO()):
                 text = json.dumps(run())
@@ -81,7 +109,7 @@ def _apart(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         os.write(writing, text.encode())
         os._exit(0)
     os.close(writing)
-    ready, _, _ = select.select([reading], [], [], SECONDS)
+    ready, _, _ = select.select([reading], [], [], WALL_SECONDS)
     found = b""
     if not ready:
         os.kill(child, signal.SIGKILL)
@@ -89,33 +117,33 @@ def _apart(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         while part := os.read(reading, 1 << 16):
             found += part
     os.close(reading)
-    os.waitpid(child, 0)
-    late = {"outcome": "refused", "reasons": [f"longer than {SECONDS} s"]}
-    return (
-        json.loads(found) if found else late if not ready else {"outcome": "refused", "reasons": ["the process died"]}
-    )
+    _, status = os.waitpid(child, 0)
+    if found:
+        row: dict[str, Any] = json.loads(found)
+        return row
+    late = not ready or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXCPU))
+    return {"outcome": "refused", "reasons": [f"longer than {SECONDS} s" if late else "the process died"]}
 
 
-def _try(build: Callable[[], tuple[Any, dict[str, Any]]], *, dropout: bool, quick: bool) -> dict[str, Any]:
+def _try(name: str, build: Callable[[], tuple[Any, dict[str, Any]]], how: How) -> dict[str, Any]:
     import warnings
 
     import torch
 
     import pdv
-    from pdv.frontend.load import load_program
+    from benchmarks.coverage_runs.routes import CannotExportError
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module, inputs = build()
     module.train()
-    if not dropout:
+    if not how.dropout:
         _without_dropout(module)
     try:
-        if quick:
-            load_program(module, inputs)
-            return {"outcome": "read"}
-        plan = pdv.optimize(module, inputs, cluster=CLUSTER, mesh=MESH, budget_s=30.0)
+        return _as_module(module, inputs, how) if how.route == "torch" else _as_file(name, module, inputs, how)
+    except CannotExportError as error:
+        return {"outcome": "refused", "reasons": [f"torch cannot export it: {error}"[:300]]}
     except pdv.UnsupportedOperatorsError as error:
         return {
             "outcome": "refused",
@@ -127,7 +155,39 @@ def _try(build: Callable[[], tuple[Any, dict[str, Any]]], *, dropout: bool, quic
         return {"outcome": "refused", "reasons": [error.what[:300]]}
     except Exception as error:  # noqa: BLE001  # whatever escapes is a crash, which is told apart
         return {"outcome": "crashed", "reasons": [f"{type(error).__name__}: {str(error)[:300]}"]}
-    return _of_plan(plan)
+
+
+def _as_module(module: Any, inputs: dict[str, Any], how: How) -> dict[str, Any]:
+    import pdv
+    from pdv.frontend.load import load_program
+
+    if how.quick:
+        load_program(module, inputs)
+        return {"outcome": "read"}
+    return _of_plan(pdv.optimize(module, inputs, cluster=CLUSTER, mesh=MESH, budget_s=30.0))
+
+
+def _as_file(name: str, module: Any, inputs: dict[str, Any], how: How) -> dict[str, Any]:
+    """The same of a file, and whether the same graph is read of it as of the module."""
+    import pdv
+    from benchmarks.coverage_runs.routes import differs, export
+    from pdv.frontend.load import load_program
+
+    with tempfile.TemporaryDirectory() as scratch:
+        path = (how.files or Path(scratch)) / f"{how.route}-{name}.onnx"
+        if not path.is_file():
+            export(how.route, module, inputs, path)
+        program = load_program(path)
+        if program.doubts:
+            return {"outcome": "partly", "reasons": [text[:300] for text in program.doubts]}
+        alike = program.graph.digest == load_program(module, inputs).graph.digest
+        if alike and how.alike:
+            return {"outcome": "alike", "reasons": [], "alike": True}
+        if not (program.absent or program.folded) and (why := differs(program, module, inputs)):  # else it is refused
+            return {"outcome": "wrong", "reasons": [why[:300]], "alike": alike}
+        if how.quick:
+            return {"outcome": "read", "reasons": [], "alike": alike}
+        return {**_of_plan(pdv.optimize(path, cluster=CLUSTER, mesh=MESH, budget_s=30.0)), "alike": alike}
 
 
 def _why(text: str) -> str:
@@ -153,6 +213,8 @@ def _of_plan(plan: Any) -> dict[str, Any]:
     return {
         "outcome": "partly" if missing else "planned",
         "reasons": [text[:300] for text in missing],
+        "predicted_s": plan.document["predicted"]["step_time_s"]["mean"],
+        "techniques": plan.document["techniques"],
         "opaque_share": share,
         "opaque": sorted(opaque),
     }

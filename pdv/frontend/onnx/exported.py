@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
-from pdv.frontend.onnx.signature import Role, Signature, absent, missing_bias, turned, zeros
+from pdv.frontend.onnx.origins.recovered import Made, recover
+from pdv.frontend.onnx.origins.signature import Role, Signature, absent, left_out, missing_bias, turned, zeros
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
@@ -36,12 +37,14 @@ class Mended:
     Attributes:
         merged: a tensor that the file has not -> the file's that it was merged into; None: it is zero, and left out.
         copies: a tensor of the file -> that of which it is a copy, and the order of its dims.
+        made: a tensor of the file -> the parameters that it was made of.
         notes: all of it in words.
         absent: parameters that the file has not, and that cannot be had back.
     """
 
     merged: dict[str, str | None] = field(default_factory=dict)
     copies: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    made: dict[str, Made] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
 
@@ -54,6 +57,7 @@ def mend(model: onnx_ir.Model) -> Mended:
     signature = Signature.of(model.graph)
     if signature is not None:
         _restore(model.graph, signature, found)
+        _recover(model.graph, signature, found)
     else:
         _separate(model.graph, found)
     _tie(model.graph, found)
@@ -93,6 +97,18 @@ def _restore(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
         found.notes.append(
             f"{len(left_out)} biases of zeros are left out of the file and are parameters here ({_some(left_out)})"
         )
+
+
+def _recover(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
+    for name, (made, own) in recover(graph, signature).items():
+        found.made[name] = made
+        found.merged |= dict.fromkeys(own, name)
+        parts = own if name.startswith("embedding") else []
+        if parts:
+            found.notes.append(
+                f"of {parts[0]} the file has the {max(made.rows or (0,)) + 1} rows that it reads, and these are the "
+                "parameter here"
+            )
 
 
 def _is_constant(value: onnx_ir.Value) -> bool:
@@ -310,6 +326,12 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
             use.node.op_type in _WEIGHTED and use.idx == _WEIGHTED[use.node.op_type] for use in node.outputs[0].uses()
         )
     ]
+    lost = [f"{what} ({node.name})" for node in model.graph if (what := left_out(node))]
+    if lost:
+        yield (
+            f"torch's exporter leaves out {_some(lost)}: training would do without. {EXPORT}, if it is to be trained "
+            "with it"
+        )
     if held:
         yield (
             f"{len(held)} weights are constants of the file ({', '.join(held[:3])}, …): training would keep them as "
@@ -325,4 +347,6 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
 def stored_of(mended: Mended, values: Mapping[str, Array]) -> dict[str, Array]:
     """The file's tensors, of the program's: those that were merged are one, copies as what they are copies of."""
     own = {name: array for name, array in values.items() if name not in mended.merged}
-    return own | {name: values[kept].transpose(perm) for name, (kept, perm) in mended.copies.items() if kept in values}
+    made = {name: how.of(values) for name, how in mended.made.items() if set(how.parameters) <= set(values)}
+    copied = {name: values[kept].transpose(perm) for name, (kept, perm) in mended.copies.items() if kept in values}
+    return own | made | copied

@@ -25,11 +25,11 @@ from pdv.frontend.onnx.call import Attributes, Call, Handler, NeedsValueError, O
 from pdv.frontend.onnx.exported import KIND, doubts, folded_norms, mend, stored_of
 from pdv.frontend.onnx.file import MALFORMED, quietly, read_onnx, refusing
 from pdv.frontend.onnx.operators import HANDLERS
+from pdv.frontend.onnx.origins.signature import Signature
 from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
 from pdv.frontend.onnx.rows import cut_rows, shapes_at
 from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, dtype_of, schema_of
-from pdv.frontend.onnx.signature import Signature
 from pdv.frontend.onnx.sizes import OnnxSizes, known_inputs
 from pdv.frontend.onnx.subgraphs import branch_of, scan, unroll
 from pdv.frontend.program import Array, Dims, FewRows, Program, Weights

@@ -106,12 +106,21 @@ def power(c: Call) -> Node:
     )
 
 
+def cross_entropy(c: Call) -> tuple[Node, None]:
+    """Of logits and labels, of which some do not count; in other forms by the body that ONNX gives."""
+    if c.get(2) is not None or "ignore_index" not in c.attrs.given or c.is_used(1):
+        raise Unsupported("with weights, or with all labels counted, or with its logarithms as a value")
+    ignored, kind = int(c.attrs["ignore_index"]), c.attrs["reduction"]
+    return masks.cross_entropy(c.k, c[0], c[1], ignored=ignored, reduction=kind), None
+
+
 READERS: Mapping[str, Handler] = {
     **{op: function(op.lower()) for op in _FUNCTIONS},
     "Asin": asin,
     "Acos": acos,
     "Acosh": acosh,
     "Atanh": atanh,
+    "SoftmaxCrossEntropyLoss": cross_entropy,
     "Sum": of_all(lambda k, x, y: k.add(x, y)),
     "Mean": mean,
     "Pow": power,

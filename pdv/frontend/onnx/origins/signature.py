@@ -8,6 +8,7 @@ parameters beforehand cannot be had back: ``absent`` names such.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import onnx_ir
 from pdv.passes.fold_constants import Array
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_ORIGINS = "pkg.onnxscript.optimizer.folded_from"  # on what the optimizer computed: the names that it computed it from
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _FX_NODE = "pkg.torch.onnx.fx_node"
 _ENTRY = re.compile(r"^(\w+): (PARAMETER|BUFFER) target='([^']*)'(.*)$", re.MULTILINE)
@@ -37,7 +39,9 @@ _PLACES: Mapping[tuple[str, str], Mapping[int, tuple[int, bool]]] = {
     ("layer_norm", "LayerNormalization"): {1: (2, False), 2: (3, False)},
     ("embedding", "Gather"): {0: (0, False)},
 }
-_ELSEWHERE = {("linear", "Add"): 2, ("addmm", "Add"): 0}  # the bias, whichever operand it is
+_ELSEWHERE = {  # the argument that is the one stored operand, whichever of the node it is
+    ("linear", "Add"): 2, ("addmm", "Add"): 0, ("group_norm", "Mul"): 2, ("group_norm", "Add"): 3,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,13 @@ class Signature:
                 if parameter is not None:
                     yield Role(node, place, parameter, turned and not _is_turned(node))
 
+    def weights_of(self, node: onnx_ir.Node) -> list[str]:
+        """The parameters of a recurrent layer, in torch's order."""
+        call = _CALL.search(node.metadata_props.get(_FX_NODE, ""))
+        given = _arguments(call[2]) if call is not None else []
+        names = given[2].strip("[]").split(",") if len(given) > 2 else []
+        return [self.parameters.get(name.strip().removeprefix("%"), "") for name in names]
+
     def mentioned(self, graph: onnx_ir.Graph) -> set[str]:
         """Parameters that some node's operator reads."""
         text = " ".join(node.metadata_props.get(_FX_NODE, "") for node in graph)
@@ -120,6 +131,26 @@ class Signature:
 
 
 _SAME = {("add", "Add"), ("mul", "Mul"), ("sub", "Sub"), ("div", "Div")}
+
+
+def left_out(node: onnx_ir.Node) -> str:
+    """What torch's exporter leaves out of an operator that trains otherwise without it; empty if nothing."""
+    call = _CALL.search(node.metadata_props.get(_FX_NODE, ""))
+    given = _arguments(call[2]) if call is not None else []
+    if node.op_type == "SoftmaxCrossEntropyLoss" and len(given) > _SMOOTHING and float(given[_SMOOTHING]):
+        return f"label_smoothing={given[_SMOOTHING]} of cross entropy"
+    if call is not None and node.op_type == "Dropout" and call[1].startswith("scaled_dot_product") and _is_off(node):
+        return "dropout of attention"
+    return ""
+
+
+_SMOOTHING = 5  # the argument of cross entropy
+
+
+def _is_off(node: onnx_ir.Node) -> bool:
+    """Whether dropout is not in training mode."""
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    return mode is None or (mode.const_value is not None and not mode.const_value.numpy().any())
 
 
 def missing_bias(role: Role) -> int | None:
@@ -153,17 +184,36 @@ def zeros(name: str, size: int, like: onnx_ir.Value) -> onnx_ir.Value:
 def absent(signature: Signature, graph: onnx_ir.Graph) -> list[str]:
     """Parameters that the exporter computed with, so that the file has what came out in their place.
 
-    One that no operator names any more is taken for such if what a module reads has an origin that is not known, and
-    the parameter is of this module or of one in it; else it is a second name of another, or was never read.
+    They are what the file says that a stored tensor was computed from, be they read elsewhere or not. Where it says
+    nothing, one that no operator names any more is taken for such if what a module reads has an origin that is not
+    known, and the parameter is of this module or of one in it; else it is a second name of another, or was never read.
     """
     missing = signature.targets - {name for name, value in graph.initializers.items() if value.uses()}
     found = missing & signature.mentioned(graph)
     for name, value in graph.initializers.items():
-        if value.uses() and _is_computed(signature, value):
+        if not value.uses() or name in signature.targets:
+            continue
+        origins = origins_of(value)
+        if origins is not None:
+            found |= origins & signature.targets if _is_float(value) else set()
+        elif _is_computed(signature, value):
             inside = {scope for use in value.uses() for scope in [_module_of(use.node)] if scope is not None}
             near = {each for each in missing if any(map(each.startswith, inside))}
             found |= near or (missing if name.startswith("embedding") else set())
     return sorted(found)
+
+
+def origins_of(value: onnx_ir.Value) -> set[str] | None:
+    """Names of all that a stored tensor was computed from, on the way and at its start; None where none are said."""
+    try:
+        found = ast.literal_eval(value.metadata_props.get(_ORIGINS, "None"))
+    except (ValueError, SyntaxError):
+        return None
+    return {str(name) for name in found} if isinstance(found, list) else None
+
+
+def _is_float(value: onnx_ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.dtype.is_floating_point()
 
 
 def _module_of(node: onnx_ir.Node) -> str | None:

@@ -1,0 +1,231 @@
+"""Parameters had back from stored tensors that torch's exporter made of them beforehand.
+
+Its optimizer computes what depends on small parameters alone: rows of a table at known places, a token for each row of
+the batch, weights of recurrent layers by gates as ONNX orders them. It writes down from which parameters
+(``signature.origins_of``). What was only moved is moved in the graph again; what was calculated with is not touched,
+and named as lost (``signature.absent``). Entry point: ``recover``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import onnx_ir
+
+from ir.dims import Shape
+from pdv.frontend.onnx.origins.signature import Signature, origins_of
+from pdv.passes.fold_constants import Array
+
+_GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
+"""Of torch's gates, in ONNX's order: input, forget, cell, output become i, o, f, c; reset, update, new: z, r, h."""
+_BIASES = 3  # the operand of a recurrent layer that has those of input and state, one after the other
+_MOST_RUNS = 16  # of neighbouring rows that are written as slices
+_MOVES = {
+    "alias", "arange", "clone", "contiguous", "cumsum", "detach", "embedding", "expand", "full", "full_like", "ones",
+    "ones_like", "new_ones", "new_zeros", "permute", "reshape", "select", "slice", "squeeze", "sub", "add", "to",
+    "_to_copy", "transpose", "unsqueeze", "view", "zeros", "zeros_like",
+}  # fmt: skip
+"""Operators of torch by which positions are made and a table is looked up: none of them scales what it is given."""
+_CHANCE = 8  # distinct elements that are equal to others by no chance
+
+
+@dataclass(frozen=True)
+class Made:
+    """A stored tensor as what was made of parameters.
+
+    Attributes:
+        parameters: by name, one after the other along dim 0.
+        rows: which of their rows, in order; None: all.
+        between: their shape before it is repeated to ``shape``.
+    """
+
+    parameters: tuple[str, ...]
+    rows: tuple[int, ...] | None
+    between: Shape
+    shape: Shape
+
+    def of(self, values: Mapping[str, Array]) -> Array:
+        """The stored tensor, of the parameters' values."""
+        whole = np.concatenate([values[name] for name in self.parameters]) if len(self.parameters) > 1 else None
+        taken = values[self.parameters[0]] if whole is None else whole
+        taken = taken if self.rows is None else taken[list(self.rows)]
+        found: Array = np.broadcast_to(taken.reshape(self.between), self.shape)
+        return found
+
+
+def recover(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made, list[str]]]:
+    """Stored tensor -> what it was made of, and which of these parameters were not in the file; changes the graph."""
+    found = _recover_norms(graph, signature)
+    for value in list(graph.initializers.values()):
+        origins = (origins_of(value) or set()) & signature.targets
+        if not value.uses() or not origins or value.name in signature.targets or not _is_float(value):
+            continue
+        made = _of_recurrent(value, signature, origins) or _of_known(graph, value, origins) or _of_lost(value, origins)
+        if made is None or any(made[1][name].dtype != _array(value).dtype for name in made[1]):
+            continue
+        how, own = made
+        for name, array in own.items():
+            _register(graph, name, array, value)
+        onnx_ir.convenience.replace_all_uses_with(value, _write(graph, value.name or "", how))
+        found[value.name or ""] = how, sorted(own)
+    return found
+
+
+def _recover_norms(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made, list[str]]]:
+    """Scales and shifts of norms over groups, written with dims of size one behind them; equal ones became one."""
+    found: dict[str, tuple[Made, list[str]]] = {}
+    for role in list(signature.roles(graph)):
+        value = role.node.inputs[role.place] if role.place < len(role.node.inputs) else None
+        origins = (origins_of(value) or set()) & signature.targets if value is not None else set()
+        if value is None or not origins or value.name in signature.targets or role.parameter in graph.initializers:
+            continue
+        array = _array(value)
+        alike = bool((array == array.reshape(-1)[0]).all())
+        if array.shape != (array.shape[0], *(1,) * (array.ndim - 1)) or not (alike or origins == {role.parameter}):
+            continue
+        name = value.name or ""
+        _register(graph, role.parameter, array.reshape(-1), value)
+        how = Made((role.parameter,), None, array.shape, array.shape)
+        role.node.replace_input_with(role.place, _write(graph, f"{role.parameter} as {name}", how))
+        made, own = found.get(name, (how, []))
+        found[name] = made, [*own, role.parameter]
+    return found
+
+
+def _register(graph: onnx_ir.Graph, name: str, array: Array, like: onnx_ir.Value) -> None:
+    tensor, shape = onnx_ir.Tensor(array, name=name), onnx_ir.Shape(array.shape)
+    graph.register_initializer(onnx_ir.Value(name=name, shape=shape, type=like.type, const_value=tensor))
+
+
+Found = tuple[Made, dict[str, Array]]
+"""What a tensor is made of, and the values of those of them that the file has not."""
+
+
+def _of_recurrent(value: onnx_ir.Value, signature: Signature, origins: set[str]) -> Found | None:
+    """The weights or biases of a recurrent layer, [directions, gates * hidden, ...], of those of torch's."""
+    uses = list(value.uses())
+    node, place = uses[0].node, uses[0].idx
+    if len(uses) != 1 or node.op_type not in _GATES or place not in (1, 2, _BIASES):
+        return None
+    names = [name for name in signature.weights_of(node) if name in origins]
+    array, gates = _array(value), _GATES[node.op_type]
+    parts = array.shape[0] * (2 if place == _BIASES else 1)
+    if set(names) != origins or len(names) != parts or array.size % (parts * len(gates)):
+        return None
+    each = array.reshape(parts, len(gates), -1, *array.shape[2:])  # [part, gate, hidden, ...]
+    hidden = each.shape[2]
+    back = np.argsort(gates)
+    own = {name: each[i][back].reshape(-1, *array.shape[2:]) for i, name in enumerate(names)}
+    numbers = np.arange(parts * len(gates) * hidden).reshape(parts, len(gates), hidden)[:, list(gates)]
+    return Made(tuple(names), tuple(map(int, numbers.reshape(-1))), array.shape, array.shape), own
+
+
+def _of_known(graph: onnx_ir.Graph, value: onnx_ir.Value, origins: set[str]) -> Found | None:
+    """A parameter that the file has, repeated, or rows of it.
+
+    What else went into it had no part: no zeros are among the other parameters by which it could have been hidden.
+    """
+    array, stored = _array(value), {name: graph.initializers.get(name) for name in sorted(origins)}
+    if any(each is None or each.const_value is None or not _is_chance(_array(each)) for each in stored.values()):
+        return None
+    for name, each in stored.items():
+        assert each is not None, name
+        parameter = _array(each)
+        fits = all(a in (1, b) for a, b in zip(parameter.shape[::-1], array.shape[::-1], strict=False))
+        if fits and parameter.ndim <= array.ndim and np.array_equal(np.broadcast_to(parameter, array.shape), array):
+            return Made((name,), None, parameter.shape, array.shape), {}
+    return None
+
+
+def _of_lost(value: onnx_ir.Value, origins: set[str]) -> Found | None:
+    """Rows of a table, or one tensor repeated, that the file has in no other form."""
+    array, kind = _array(value), _kind(value.name or "")
+    (*_, name), others = origins, (origins_of(value) or set()) - origins
+    moved = all(_kind(each) in _MOVES or each.startswith("val_") or "." in each for each in others)
+    if len(origins) != 1 or array.ndim < 2 or not moved or not _is_chance(array):
+        return None
+    if kind == "embedding":
+        rows, places, counts = np.unique(
+            array.reshape(-1, array.shape[-1]), axis=0, return_inverse=True, return_counts=True
+        )
+        if any(
+            len(np.unique(row)) < min(_CHANCE, row.size) for row, count in zip(rows, counts, strict=True) if count > 1
+        ):
+            return None
+        order = np.argsort([int(np.argmax(places == i)) for i in range(len(rows))])  # as they come
+        numbers = np.argsort(order)[places.reshape(-1)]
+        return Made((name,), tuple(map(int, numbers)), array.shape, array.shape), {name: rows[order]}
+    if kind == "expand":
+        once = array[tuple(slice(0, 1) if _is_repeated(array, dim) else slice(None) for dim in range(array.ndim))]
+        return Made((name,), None, once.shape, array.shape), {name: np.ascontiguousarray(once)}
+    return None
+
+
+def _kind(name: str) -> str:
+    """The operator of torch that a value is called after."""
+    return name.rstrip("0123456789").rstrip("_") or name
+
+
+def _is_repeated(array: Array, dim: int) -> bool:
+    return bool((array == array.take([0], axis=dim)).all())
+
+
+def _is_chance(array: Array) -> bool:
+    """Whether values are such that two tensors have the same by no chance, and a bound or a sign would show."""
+    distinct = np.unique(array)
+    return len(distinct) >= _CHANCE and bool(distinct[0] < 0 < distinct[-1]) and bool((array != 0).all())
+
+
+def _is_float(value: onnx_ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.dtype.is_floating_point()
+
+
+def _array(value: onnx_ir.Value) -> Array:
+    assert value.const_value is not None, value
+    array: Array = value.const_value.numpy()
+    return array
+
+
+def _write(graph: onnx_ir.Graph, name: str, made: Made) -> onnx_ir.Value:
+    """The stored tensor, computed from parameters at the graph's start."""
+    first, step = next(iter(graph)), iter(range(1 << 16))
+
+    def add(op: str, operands: Sequence[onnx_ir.Value], **attributes: int) -> onnx_ir.Value:
+        given = [onnx_ir.AttrInt64(key, number) for key, number in attributes.items()]
+        node = onnx_ir.Node("", op, operands, given, num_outputs=1)
+        node.outputs[0].name = f"{name}.{next(step)}"
+        graph.insert_before(first, node)
+        return node.outputs[0]
+
+    def known(numbers: Sequence[int]) -> onnx_ir.Value:
+        tensor = onnx_ir.Tensor(np.asarray(numbers, np.int64), name=f"{name}.{next(step)}")
+        value = onnx_ir.Value(
+            name=tensor.name, shape=tensor.shape, type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
+        )
+        graph.register_initializer(value)
+        return value
+
+    def join(values: Sequence[onnx_ir.Value]) -> onnx_ir.Value:
+        return add("Concat", values, axis=0) if len(values) > 1 else values[0]
+
+    read = join([graph.initializers[each] for each in made.parameters])
+    if made.rows is not None:
+        runs = list(_runs(made.rows))
+        zero = known([0]) if len(runs) <= _MOST_RUNS else None
+        read = (
+            add("Gather", [read, known(made.rows)], axis=0)
+            if zero is None
+            else join([add("Slice", [read, known([start]), known([stop]), zero]) for start, stop in runs])
+        )
+    read = add("Reshape", [read, known(made.between)])
+    return read if made.between == made.shape else add("Expand", [read, known(made.shape)])
+
+
+def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(start, stop) of neighbouring rows."""
+    ends = [i + 1 for i, (row, following) in enumerate(pairwise(rows)) if following != row + 1]
+    for start, stop in pairwise([0, *ends, len(rows)]):
+        yield rows[start], rows[stop - 1] + 1
