@@ -15,7 +15,7 @@ from pdv.report.loaded import Loaded
 from pdv.search.blocks import Block
 from pdv.search.solver.configs import Config, ConfigTable
 from pdv.search.solver.elimination import eliminate
-from pdv.search.solver.network import BlockModel
+from pdv.search.solver.network import NOBODY, BlockModel
 from pdv.search.solver.tables import Factor, Variable
 from pdv.search.solver.tied import TiedTable
 from pdv.search.solver.ties import Ties
@@ -42,7 +42,12 @@ class Again:
     ) -> None:
         self._block = block
         sources: tuple[Sharding, ...] = ((),) if block.source is None else (made_in(plan, block.source),)
-        network = BlockModel(block, configs, Ties.together(tied), sources, limit=limit, domain=domain).at(0.0)
+        wanted = {node: read_in(plan, block, node) for node in block.nodes} if block.beside else NOBODY
+        beside = {node: made_in(plan, node) for node in block.read_beside}
+        model = BlockModel(
+            block, configs, Ties.together(tied), sources, limit=limit, domain=domain, wanted=wanted, beside=beside
+        )
+        network = model.at(0.0)
         self._options, self._variables = network.options, network.variables
         kept: dict[Variable, Sequence[int]] = {}
         for param in network.tied:
@@ -81,6 +86,18 @@ class Again:
 def made_in(plan: Loaded, node: Node) -> Sharding:
     """The sharding in which a node makes its value."""
     return tuple(split.result for split in plan.assignment.splits[node])
+
+
+def read_in(plan: Loaded, block: Block, value: Node) -> tuple[Sharding, ...]:
+    """The shardings in which others than the block's nodes read a value."""
+    readers = [node for node in plan.graph.users[value] if node not in block.nodes]
+    needs = [
+        tuple(split.operands[i] for split in plan.assignment.splits[node])
+        for node in readers
+        for i, operand in enumerate(node.operands)
+        if operand is value
+    ]
+    return tuple(dict.fromkeys(needs))
 
 
 def _elsewhere(plan: Loaded, block: Block, table: TiedTable, variable: Variable) -> Factor:

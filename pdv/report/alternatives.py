@@ -122,7 +122,7 @@ class Weighing:
     def _boundary(self, block: Block) -> object:
         sharding = None if block.source is None else made_in(self._plan, block.source)
         stored = [self._plan.assignment.storage.get(param) for param in self._numbers]
-        return sharding, tuple(stored)
+        return sharding, tuple(stored), tuple(made_in(self._plan, node) for node in block.read_beside)
 
 
 class _Solve:

@@ -98,10 +98,12 @@ def _alike(prefix: str, numbers: set[int], trained: Sequence[Node]) -> bool:
 def _blocks(graph: Graph) -> Units:
     """Layers by structure, where equal blocks follow each other; else every block is a unit."""
     blocks = split_blocks(graph)
+    aside = sum(block.beside for block in blocks)  # which goes with the first
     found = longest_repeat([block.key for block in blocks])
     inside = sum(len(block.nodes) for block in blocks[found.start : found.stop]) if found else 0
     if found is None or inside < SHARE * sum(len(block.nodes) for block in blocks):
-        return Units({node: at for at, block in enumerate(blocks) for node in block.nodes}, len(blocks), layers=False)
+        of = {node: max(at - aside, 0) for at, block in enumerate(blocks) for node in block.nodes}
+        return Units(of, len(blocks) - aside, layers=False)
     place = [min(max((at - found.start) // found.period, -1), found.count) for at in range(len(blocks))]
     return Units({node: place[at] for at, block in enumerate(blocks) for node in block.nodes}, found.count, layers=True)
 

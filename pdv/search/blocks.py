@@ -1,7 +1,8 @@
 """Split a graph at bottleneck values into blocks, and recognise equal blocks by hash.
 
 A bottleneck is a value that everything after it depends on alone (Unity, OSDI'22, section 6.2, splits at
-post-dominators); leaves do not count, for they can be read anywhere.
+post-dominators); leaves do not count, for they can be read anywhere. Nor does what is made of inputs alone, costs
+little and is read all along the program (masks, positions): it is *beside* the way, a block of its own.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from ir.graph import Graph, Node, bottlenecks
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.proof.repeats import Repeat, find_repeats
+from ir.sharding import Partial
 from pdv.rewrite.match import matches
 from pdv.rewrite.rule import Rule
 
 SMALL = 8  # operators: what is smaller may be merged with its neighbours
 MOST = 40  # operators in a merged block
 WIDEST = 8  # blocks between bottlenecks that a layer may have
+# Of the points of the largest operator, what is beside the way may take together. A mask of a GPT is 1/200 of the
+# attention that reads it; one of no more than this costs a step under a percent, on which a certificate is open.
+BESIDE = 1 / 64
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Block:
         outputs: what the program returns of the source and the nodes but the sink; ``updates``: what overwrites a
             buffer. A sink that leaves the program does so in the block that reads it, with which it may share its way.
         key: equal for blocks that differ only in parameter names.
+        beside: True for what others read beside their sources: it has no source and no sink, and is the first block.
     """
 
     source: Node | None
@@ -44,6 +50,14 @@ class Block:
     outputs: tuple[Node, ...]
     updates: tuple[Node, ...]
     key: str
+    beside: bool = False
+
+    @property
+    def read_beside(self) -> tuple[Node, ...]:
+        """What it reads that is made elsewhere, beside its source."""
+        known = {self.source, *self.nodes}
+        read = dict.fromkeys(operand for node in self.nodes for operand in node.operands if not operand.is_leaf)
+        return tuple(operand for operand in read if operand not in known)
 
 
 def repeats(keys: Sequence[str]) -> tuple[Repeat, ...]:
@@ -65,12 +79,12 @@ def split_blocks(graph: Graph, rules: Sequence[Rule] = ()) -> tuple[Block, ...]:
 
     Small neighbours that a match of one of ``rules`` spans are one block.
     """
-    nodes = _in_place(graph)
+    beside, nodes = _beside(_in_place(graph), graph)
     if not nodes:
         return ()  # a program that returns what comes in
     ends = _merge(nodes, [*bottlenecks(nodes, graph.users), len(nodes) - 1], graph, rules)
     tied = _read_across(tied_params(graph), nodes, ends, graph)
-    blocks: list[Block] = []
+    blocks = [replace(block_of(None, beside, None, (), (), tied), beside=True)] if beside else []
     start = 0
     source: Node | None = None
     for end in ends:
@@ -115,7 +129,7 @@ def _merge(nodes: Sequence[Node], ends: list[int], graph: Graph, rules: Sequence
     for index, node in enumerate(nodes):
         for rule in by_op.get(node.op, ()) if mergeable[block[index]] else ():
             if (match := next(matches(rule, node, graph.users), None)) is not None:
-                touched = sorted({block[order[x]] for x in match.nodes})
+                touched = sorted({block[order[x]] for x in match.nodes if x in order})
                 for number in range(touched[0], touched[-1]):
                     spanned[number] = True
     kept: list[int] = []
@@ -154,6 +168,45 @@ def _in_place(graph: Graph) -> list[Node]:
     return sorted(operators, key=lambda node: (anchor[node], node not in wanted))
 
 
+def _beside(nodes: Sequence[Node], graph: Graph) -> tuple[tuple[Node, ...], list[Node]]:
+    """What several blocks read of values made of inputs alone, and what they are made of; and all other operators.
+
+    Such values are never sums of terms, so that who can read them whole can read them however they are made.
+    """
+    roots = {node for _, node in (*graph.outputs, *graph.updates)}
+    made: set[Node] = set()
+    for node in nodes:
+        given = all(x.is_input or x.is_const or x in made for x in node.operands)
+        if given and node not in roots and _is_plain(node):
+            made.add(node)
+    way = [node for node in nodes if node not in made]
+    ends = bottlenecks(way, graph.users)
+    homes = {node: {bisect_left(ends, at)} for at, node in enumerate(way)}
+    for node in reversed(nodes):
+        if node in made:
+            homes[node] = {home for user in graph.users[node] for home in homes[user]}
+    beside = tuple(node for node in nodes if node in made and len(homes[node]) > 1)
+    points = sum(node.loops.points for node in beside)
+    if not beside or points > BESIDE * max(node.loops.points for node in nodes):
+        return (), list(nodes)
+    own: dict[Node, list[Node]] = {}  # of one block: right before its first reader, or what that stands before
+    place = {node: at for at, node in enumerate(way)}
+    for node in reversed(nodes):
+        if node in made and len(homes[node]) == 1:
+            place[node] = min(place[user] for user in graph.users[node])
+            own.setdefault(way[place[node]], []).insert(0, node)
+    return beside, [x for node in way for x in (*own.get(node, ()), node)]
+
+
+def _is_plain(node: Node) -> bool:
+    """No gradient, nothing drawn, and no sum over a loop that is cut."""
+    sums = any(
+        isinstance(split.result, Partial) and not any(isinstance(state, Partial) for state in split.operands)
+        for split in node.op.splits(node.loops)
+    )
+    return not (node.needs_grad or node.op.draws or sums)
+
+
 def tied_params(graph: Graph) -> dict[Node, int]:
     """Trained parameters read more than once, numbered in order: their storage couples blocks."""
     tied = [node for node in graph.params if len(graph.users[node]) > 1 and node.needs_grad]
@@ -174,7 +227,7 @@ def block_of(
     local: dict[Node, str] = {} if source is None else {source: f"source {source.type} {source.needs_grad}"}
     lines = [f"{local[source]} {source in outputs} {source in updates}" if source is not None else "start"]
     for number, node in enumerate(nodes):
-        operands = [local.get(operand) or _leaf_key(operand, tied, own) for operand in node.operands]
+        operands = [local.get(operand) or _outside_key(operand, tied, own) for operand in node.operands]
         attrs = [f"{key}={value!s}" for key, value in node.attrs.items()]
         flags = f"{node in outputs} {node in updates} {node is sink}"
         lines.append(f"{node.op.name} {attrs} {operands} {node.type} {flags}")
@@ -183,7 +236,9 @@ def block_of(
     return Block(source, nodes, sink, outputs, updates, key)
 
 
-def _leaf_key(leaf: Node, tied: Mapping[Node, int], own: Mapping[Node, int]) -> str:
+def _outside_key(leaf: Node, tied: Mapping[Node, int], own: Mapping[Node, int]) -> str:
+    if not leaf.is_leaf:
+        return f"beside {leaf.type}"
     if leaf.is_const:
         return f"const {leaf.type}"
     if leaf in tied:

@@ -18,6 +18,7 @@ from pdv.config import UNIFORM_GAP
 from pdv.pcg.plan_cost import realize, whole_bytes
 from pdv.problem import AlgebraicStep, Assignment, Problem, Realized
 from pdv.search.assemble import VariantChoice, assemble
+from pdv.search.beside import settle_beside
 from pdv.search.blocks import repeats
 from pdv.search.priced_blocks import BlockPricer
 from pdv.search.refine import TOLERANCE, BlockChoice, Tables
@@ -93,8 +94,10 @@ class PricedChain:
         self.problem = problem
         self._late = Noticed(late)
         self._source = source or SourceBlocks(problem.graph, problem.rules)
+        self._beside = tuple(block for block in self._source.blocks if block.beside)
         self.blocks = tuple(
-            replace(block, key=block.key + problem.pins.mark(block.nodes)) for block in self._source.blocks
+            replace(block, key=block.key + problem.pins.mark(block.nodes))
+            for block in self._source.blocks[len(self._beside) :]
         )
         self.repeats = repeats([block.key for block in self.blocks])
         known = known or KnownConfigs.of(problem)
@@ -129,10 +132,19 @@ class PricedChain:
         if settled is None:
             raise TooWideError("a block, close to its bound")
         states, parts = settled
-        value = tables.value + price * self.whole_bytes
+        value = tables.value + price * self.whole_bytes + self._least_beside(price)
         if tables.ties.loose:
             return self._fix(price, value, tables.ties.settled(self._readings(parts), price))
         return self.assemble(parts, states, price, value, tables)
+
+    def _least_beside(self, price: float) -> float:
+        """What values beside the way cost at least: each operator at its cheapest, nothing moved, bytes priced."""
+        every = [
+            [seconds + price * held for seconds, held in (config.totals(price) for config in self.configs.of(node))]
+            for block in self._beside
+            for node in block.nodes
+        ]
+        return sum(min(costs, default=np.inf) for costs in every)
 
     def alike(self, plan: Priced) -> Priced:
         """A plan of the same price whose repeated blocks do alike, if it costs little more than this one; else this."""
@@ -207,7 +219,7 @@ class PricedChain:
     @property
     def exact(self) -> bool:
         """True if no price so far was but a bound."""
-        return self._stages.exact and not self._stages.ties.loose
+        return self._stages.exact and not self._stages.ties.loose and not self._beside
 
     @property
     def cut(self) -> bool:
@@ -253,8 +265,10 @@ class PricedChain:
             VariantChoice(block, self._variant(number, part.number), part.configs, part.price)
             for number, (block, part) in enumerate(zip(self.blocks, parts, strict=True))
         ]
+        for block in self._beside:
+            choices.insert(0, settle_beside(block, choices, self.configs, parts[0].price))
         settled = {**dict(zip(ties.axes, states, strict=True)), **ties.fixed}
-        for choice, part in zip(choices, parts, strict=True):
+        for choice, part in zip(choices[len(self._beside) :], parts, strict=True):
             settled.update(zip(ties.inside(choice.variant.block.nodes), part.ties, strict=True))
         storage = {param: self.tied[param].states[state].storage for param, state in settled.items()}
         graph, assignment, steps = assemble(self.problem.graph, choices, storage)
@@ -265,4 +279,6 @@ class PricedChain:
 
     def _variant(self, block: int, number: int) -> Variant:
         """A variant of a block (both by number), which may have been found for an equal one."""
-        return self._source.variant(block, self._stages.variants[self.blocks[block].key][number].rules)
+        return self._source.variant(
+            block + len(self._beside), self._stages.variants[self.blocks[block].key][number].rules
+        )

@@ -23,6 +23,8 @@ from pdv.search.solver.ties import Ties
 
 Domain = Mapping[Node, Sequence[int]]
 """By node of a block: which of its configurations (as numbers) are left."""
+NOBODY: Mapping[Node, Sequence[Sharding]] = {}
+WHOLE: Mapping[Node, Sharding] = {}
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,14 @@ class BlockModel:
         optimistic: bool = False,
         limit: float = math.inf,
         domain: Domain | None = None,
+        wanted: Mapping[Node, Sequence[Sharding]] = NOBODY,
+        beside: Mapping[Node, Sharding] = WHOLE,
     ) -> None:
-        """Tables of more than ``limit`` entries are bounded from below; ``domain`` leaves out what it does not name."""
+        """Tables of more than ``limit`` entries are bounded from below; ``domain`` leaves out what it does not name.
+
+        wanted: how values are read by others.
+        beside: in what shardings values come that are made elsewhere, beside the source (default: whole).
+        """
         self.block = block
         self.sources = tuple(sources)
         self.domain = domain
@@ -84,6 +92,7 @@ class BlockModel:
         self.ties = ties
         self.limit = limit
         self._optimistic = optimistic
+        self._wanted = wanted
         self.options = {node: _remaining(configs.of(node), node, domain) for node in block.nodes}
         made = {node: tuple(config.result for config in self.options[node]) for node in block.nodes}
         if block.source is not None:
@@ -96,7 +105,7 @@ class BlockModel:
         self.sizes |= {self.variables[param]: len(ties.states(param)) for param in (*self.tied, *self.inside)}
         self._freely: dict[Variable, int] = {}  # of each helper, how many values differ where memory is free
         self._inexact = self._relaxed = False
-        self._factors = (*self._moves(made), *self._uses(), *self._shares())
+        self._factors = (*self._moves(made), *self._uses(), *self._shares(), *self._reads_beside(made, beside))
         self.whole = not self._relaxed
         self.exact = not self._inexact and all(ties.tables[param].exact for param in (*self.tied, *self.inside))
 
@@ -153,6 +162,7 @@ class BlockModel:
         factors: list[PricedFactor] = []
         for value, shardings in made.items():
             leaves = [exits] * (value in self.block.outputs) + [whole] * (value in self.block.updates)
+            leaves += [(sharding,) for sharding in self._wanted.get(value, ())]
             if not readers[value] and not leaves:
                 continue
             local = {
@@ -237,6 +247,24 @@ class BlockModel:
             if share:
                 seconds, held = self.ties.tables[param].own_costs
                 yield PricedFactor((self.variables[param],), share * seconds, share * held)
+
+    def _reads_beside(
+        self, made: Mapping[Node, Sequence[Sharding]], beside: Mapping[Node, Sharding]
+    ) -> Iterator[PricedFactor]:
+        """Factors of reads of what is made elsewhere: from a whole copy every piece is had for nothing, but no term.
+
+        What readers hold of it they hold together, so that no block can say what that is: a plan's own price says it.
+        """
+        mesh, moves = self._configs.problem.mesh, self._configs.moves
+        for node in self.block.nodes:
+            for i, operand in enumerate(node.operands):
+                if operand.is_leaf or operand in made:
+                    continue
+                routes = moves.routes(operand.type, gradient=False)
+                index = routes.states.index
+                needs = [index[config.needs[i]] for config in self.options[node]]
+                before = index[beside.get(operand, invariant(mesh))]
+                yield PricedFactor((self.variables[node],), routes.seconds[before, needs])
 
     def _readers(self, value: Node) -> list[tuple[Node, int]]:
         return [(node, i) for node in self.block.nodes for i, operand in enumerate(node.operands) if operand is value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -147,7 +147,8 @@ def _following(variant: Variant, rule: Rule, new: Mapping[Node, Node], tied: dic
     outputs = tuple(new.get(node, node) for node in block.outputs)
     updates = tuple(new.get(node, node) for node in block.updates)
     sink = None if block.sink is None else new[block.sink]
-    nodes = _order([*outputs, *updates, *([] if sink is None else [sink])], block.source)
+    outside = {block.source, *(operand for node in block.nodes for operand in node.operands)}.difference(block.nodes)
+    nodes = _order([*outputs, *updates, *([] if sink is None else [sink])], outside)
     if sink is not None and sink.is_leaf:
         return None
     reads = Counter(operand for node in nodes for operand in node.operands if operand.is_leaf and operand.needs_grad)
@@ -156,17 +157,17 @@ def _following(variant: Variant, rule: Rule, new: Mapping[Node, Node], tied: dic
     return Variant(block_of(block.source, nodes, sink, outputs, updates, tied), (*variant.rules, rule.name))
 
 
-def _order(roots: list[Node], source: Node | None) -> tuple[Node, ...]:
-    """Operators that ``roots`` need, operands first, down to leaves and the source."""
+def _order(roots: list[Node], outside: Collection[Node | None]) -> tuple[Node, ...]:
+    """Operators that ``roots`` need, operands first, down to leaves and what is ``outside`` of the block."""
     order: dict[Node, None] = {}
     for root in roots:
         stack = [root]
         while stack:
             node = stack[-1]
-            if node in order or node.is_leaf or node is source:
+            if node in order or node.is_leaf or node in outside:
                 stack.pop()
                 continue
-            waiting = [x for x in node.operands if x not in order and not x.is_leaf and x is not source]
+            waiting = [x for x in node.operands if x not in order and not x.is_leaf and x not in outside]
             if waiting:
                 stack.extend(reversed(waiting))
             else:
