@@ -8,7 +8,8 @@ from ir.graph import Node
 from ir.ops.parallel import move
 from ir.sharding import Invariant, Partial, Shard, Sharding, State
 from ir.types import TensorType
-from pdv.pcg.redistribute import Chain, MoveStep, Redistribution
+from pdv.pcg.redistribute import Chain, Redistribution
+from pdv.pcg.states import MoveStep
 
 
 @dataclass

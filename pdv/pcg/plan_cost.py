@@ -53,8 +53,9 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
             nodes[node] = known[node]
             compute_s += nodes[node].seconds
     optimizer: tuple[Estimate, ...] = ()
-    outside = NOTHING
+    outside, trained = NOTHING, 0
     if problem.train:
+        trained = sum(held[node] for node in pcg.params if node.needs_grad)
         optimizer = tuple(problem.compute.optimizer(held[node]) for node in pcg.params if node.needs_grad)
         outputs = [node for _, node in pcg.outputs]
         pieces = [TensorType(local_shape(x.type, shardings[x], problem.mesh), x.type.dtype) for x in outputs]
@@ -62,7 +63,7 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
     return PlanCost(
         compute_s,
         communication_s,
-        sum(estimate.mean_s * problem.once for estimate in optimizer),
+        sum(estimate.mean_s * problem.once for estimate in optimizer) + problem.adding_s * trained,
         _memory(problem, pcg, held),
         nodes,
         optimizer,

@@ -16,38 +16,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ir.mesh import Mesh
-from ir.ops.parallel import move, transition_of
 from ir.sharding import (
     Invariant,
     Partial,
-    Replicate,
     Shard,
     Sharding,
     State,
     fits,
-    inner_states,
-    shard_degrees,
-    with_states,
 )
 from ir.types import TensorType
 from pdv.cost.comm import AxisLink, joint_link, move_seconds
-
-Seconds = np.ndarray[Any, np.dtype[np.float64]]
-Indices = np.ndarray[Any, np.dtype[np.int64]]
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
+from pdv.pcg.states import Flags, Indices, MoveStep, Seconds, StateGraph, state_graph
 
 # Large enough that a line through this point and zero gives a collective's rate to full precision.
 MANY_BYTES = 2.0**40
 # A chain of more steps has to be cheaper by more than sums of seconds are rounded.
 ROUNDING = 1e-12
-
-
-class MoveStep(NamedTuple):
-    """One parallel operator: its name, its dims, its axis."""
-
-    name: str
-    dims: tuple[tuple[str, int], ...]
-    axis: str
 
 
 class Chain(NamedTuple):
@@ -61,86 +45,6 @@ class Chain(NamedTuple):
     def seconds(self) -> float:
         """Forward and backward."""
         return self.forward_s + self.backward_s
-
-
-@dataclass(frozen=True)
-class StateGraph:
-    """The shardings of a tensor of one rank as vertices, the parallel operators as edges; edges sorted by target.
-
-    Attributes:
-        shardings: every sharding, whether or not a tensor's sizes divide.
-        index: its number.
-        degrees: [shardings, rank], into how many blocks each dim is cut.
-        tails, heads: [edges] the shardings before and after.
-        kinds: [edges] which of ``operators`` it is, as (name, axes).
-        steps: [edges] the operator.
-    """
-
-    shardings: tuple[Sharding, ...]
-    index: dict[Sharding, int]
-    degrees: Indices
-    tails: Indices
-    heads: Indices
-    kinds: Indices
-    operators: tuple[tuple[str, str], ...]
-    steps: tuple[MoveStep, ...]
-
-    @classmethod
-    def of(cls, mesh: Mesh, rank: int) -> StateGraph:
-        """All states of ``rank`` dims on a mesh."""
-        states: list[State] = [Invariant(), Replicate(), Partial(), *(Shard(dim) for dim in range(rank))]
-        shardings = tuple(itertools.product(states, repeat=len(mesh.axes)))
-        index = {sharding: number for number, sharding in enumerate(shardings)}
-        edges = sorted(_edges(mesh, shardings, index, states))
-        kinds = {kind: number for number, kind in enumerate(sorted({(step.name, step.axis) for *_, step in edges}))}
-        degrees = np.array([shard_degrees(s, mesh, rank) for s in shardings]).reshape(len(shardings), rank)
-        return cls(
-            shardings,
-            index,
-            degrees,
-            np.array([tail for _, tail, _, _ in edges], dtype=np.int64),
-            np.array([head for head, *_ in edges], dtype=np.int64),
-            np.array([kinds[step.name, step.axis] for *_, step in edges], dtype=np.int64),
-            tuple(kinds),
-            tuple(step for *_, step in edges),
-        )
-
-    @cached_property
-    def copies(self) -> Flags:
-        """[shardings] whether some axis holds copies that are used differently."""
-        return np.array([any(isinstance(state, Replicate) for state in s) for s in self.shardings], dtype=bool)
-
-    @cached_property
-    def gathers(self) -> Flags:
-        """[edges] whether the operator's result is a copy that takes memory."""
-        return np.array([transition_of(step.name).fetches for step in self.steps], dtype=bool)
-
-    @cached_property
-    def names_only(self) -> Flags:
-        """[edges] whether the operator only names a state."""
-        return np.array([transition_of(step.name).only_names for step in self.steps], dtype=bool)
-
-
-def _edges(
-    mesh: Mesh, shardings: tuple[Sharding, ...], index: dict[Sharding, int], states: list[State]
-) -> list[tuple[int, int, int, MoveStep]]:
-    """(head, tail, span, step) of every legal operator, on each axis and on axes in the same state as one."""
-    edges = []
-    spans = [(number, name, mesh.positions(name)) for number, name in enumerate(mesh.spans)]
-    for tail, sharding in enumerate(shardings):
-        for number, name, positions in spans:
-            before, inner = sharding[positions[0]], inner_states(sharding, positions)
-            if any(sharding[position] != before for position in positions[1:]):
-                continue
-            if isinstance(before, Shard) and before in inner:
-                continue  # the inner cut of the same dim has to go first
-            for target in states:
-                found = move(before, target)
-                if found is None or (isinstance(target, Shard) and target in inner):
-                    continue
-                head = index[with_states(sharding, positions, target)]
-                edges.append((head, tail, number, MoveStep(found[0], tuple(found[1].items()), name)))
-    return edges
 
 
 @dataclass(frozen=True)
@@ -247,7 +151,7 @@ class Redistribution:
     axes: tuple[AxisLink, ...]
     bucket_bytes: float = 0.0
     _routes: dict[tuple[TensorType, bool], Routes] = field(default_factory=dict)
-    _graphs: dict[int, StateGraph] = field(default_factory=dict)
+    _known_lines: dict[tuple[tuple[str, str], ...], tuple[list[AxisLink], Seconds]] = field(default_factory=dict)
 
     def chain(self, tensor: TensorType, before: Sharding, after: Sharding, *, gradient: bool) -> Chain | None:
         """The cheapest chain, or None if there is none: nothing enters Partial, and none starts from copies."""
@@ -258,10 +162,15 @@ class Redistribution:
         """All chains of a tensor."""
         key = (tensor, gradient)
         if key not in self._routes:
-            if tensor.rank not in self._graphs:
-                self._graphs[tensor.rank] = StateGraph.of(self.mesh, tensor.rank)
-            self._routes[key] = self._find(tensor, self._graphs[tensor.rank], gradient=gradient)
+            self._routes[key] = self._find(tensor, state_graph(self.mesh, tensor.rank), gradient=gradient)
         return self._routes[key]
+
+    def held_bytes(self, tensor: TensorType, sharding: Sharding) -> float:
+        """Of one device's piece; infinite where the cut is not even."""
+        states = state_graph(self.mesh, tensor.rank)
+        degrees = states.degrees[states.index[sharding]]
+        even = all(size % degree == 0 for size, degree in zip(tensor.shape, degrees.tolist(), strict=True))
+        return float(tensor.num_bytes) / max(int(degrees.prod()), 1) if even else np.inf
 
     def _find(self, tensor: TensorType, states: StateGraph, *, gradient: bool) -> Routes:
         """Bellman and Ford from all shardings at once: after n rounds, the cheapest chains of at most n steps.
@@ -310,14 +219,21 @@ class Redistribution:
         each[:, usable] = forward, backward * named, summed * named
         return _routes(states, seconds, edge, length, each, held)
 
+    def _lines(self, states: StateGraph) -> tuple[list[AxisLink], Seconds]:
+        """By operator its links; [operators, 2, 2] seconds of no byte and of each more, forward and backward."""
+        if states.operators not in self._known_lines:
+            links = [joint_link(tuple(self.axes[p] for p in self.mesh.positions(axis))) for _, axis in states.operators]
+            lines = np.empty((len(states.operators), 2, 2))
+            for kind, ((name, _), link) in enumerate(zip(states.operators, links, strict=True)):
+                base = np.array(move_seconds(name, link, 0.0))
+                lines[kind, 0] = base
+                lines[kind, 1] = (np.array(move_seconds(name, link, MANY_BYTES)) - base) / MANY_BYTES
+            self._known_lines[states.operators] = links, lines
+        return self._known_lines[states.operators]
+
     def _edge_seconds(self, states: StateGraph, edges: Indices, held: Seconds) -> tuple[Seconds, Seconds]:
         """[edges] seconds forward and backward: a line over a collective's bytes, or what the axis's curve says."""
-        links = [joint_link(tuple(self.axes[p] for p in self.mesh.positions(axis))) for _, axis in states.operators]
-        lines = np.empty((len(states.operators), 2, 2))
-        for kind, ((name, _), link) in enumerate(zip(states.operators, links, strict=True)):
-            base = np.array(move_seconds(name, link, 0.0))
-            lines[kind, 0] = base
-            lines[kind, 1] = (np.array(move_seconds(name, link, MANY_BYTES)) - base) / MANY_BYTES
+        links, lines = self._lines(states)
         kinds, sizes = states.kinds[edges], held[states.tails[edges]]
         found = lines[kinds]
         both: Seconds = found[:, 0] + found[:, 1] * sizes[:, None]

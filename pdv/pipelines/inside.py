@@ -85,7 +85,8 @@ class Insides:
         plain = replace(
             self.space.problem, graph=graph, mesh=candidate.mesh, axes=candidate.inside, rules=self.rules, rows=None
         )
-        problem = replace(plain, memory_limit=limit, resting=resting, once=1.0 / candidate.spread)
+        adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
+        problem = replace(plain, memory_limit=limit, resting=resting, once=1.0 / candidate.spread, adding_s=adding_s)
         key = (candidate.mesh, candidate.inside, candidate.micro_batches, candidate.stages, resting)
         budget = replace(self.budget, known=self._known.setdefault(key, EarlierSearches()))
         self.solved += 1
@@ -121,7 +122,9 @@ class Insides:
     def _planned(self, solution: Solution) -> BestPlan:
         """The plan of a solution; its own price is that of one micro-batch by itself."""
         made = solution.realized or realize_solution(solution)
-        plain = replace(solution.problem, once=1.0, resting=1.0, memory_limit=self.space.problem.memory_limit)
+        plain = replace(
+            solution.problem, once=1.0, resting=1.0, adding_s=0.0, memory_limit=self.space.problem.memory_limit
+        )
         cost = plan_cost(replace(plain, graph=solution.graph), made.derived.pcg)
         solution = replace(
             solution, problem=plain, cost_s=cost.seconds, memory_bytes=cost.memory_bytes, lower_bound_s=0.0,

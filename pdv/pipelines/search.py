@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from ir.errors import NoPlanFitsError
 from ir.mesh import Mesh
 from pdv.cluster import Cluster
+from pdv.pipelines.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimate, Estimates
 from pdv.pipelines.inside import Insides
@@ -31,6 +32,7 @@ WORSE = 1.15  # times the best so far: stages are not made more of behind two su
 STARTS = 3  # numbers of stages that are looked at closely
 CLOSE = 1.01  # times the best found: what is estimated higher is not made
 BETTER = 0.998  # times what a mesh takes where memory does not matter, that another is looked at for
+ENOUGH = 0.96  # times the step found: what is bounded so is not bounded more closely
 MADE = 3  # plans at most, once one fits
 
 ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
@@ -60,10 +62,9 @@ def search_pipelines(
     if best is None or best.estimate.is_plain:
         return None
     step_s = simulate(best.work).step_s
-    bound = min(space.busy_s, space.busy_with(best.plan.solution.graph) * best.estimate.candidate.micro_batches, step_s)
-    states = search.states
-    bound = bound if space.is_bounded else 0.0
-    return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=states, complete=not search.late)
+    bounds = Bounds.of(estimates, best.plan, best.estimate.candidate.micro_batches)
+    bound = min(step_s, bounds.least_s(ENOUGH * step_s)) if space.is_bounded else 0.0
+    return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=not search.late)
 
 
 def _too_large(nearest: Found | None, limit: float) -> NoPlanFitsError:

@@ -82,6 +82,8 @@ class Problem:
     parameters that rest whole, the optimizer), and each byte that stays all step (parameters and what training keeps
     of them, inputs) as ``resting`` of a micro-batch's activations; ``memory_limit`` is of bytes that count so.
     Gradients of parameters that rest whole are summed ``bucket_bytes`` at once, and so take their share of a bucket.
+    ``adding_s`` are seconds a byte of a parameter that its gradient takes to be added to those of micro-batches before.
+    ``hides``: gradients of parameters move behind compute, at no price: what costs so bounds a step from below.
     """
 
     graph: Graph
@@ -98,6 +100,8 @@ class Problem:
     once: float = 1.0
     resting: float = 1.0
     bucket_bytes: float = 0.0
+    adding_s: float = 0.0
+    hides: bool = False
 
     def __post_init__(self) -> None:
         if self.rows is None:

@@ -7,7 +7,7 @@ prices are but bounded (``sharing``). Who chooses prices: ``chain``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,12 +83,13 @@ class PricedChain:
         late: Deadline = lambda: False,
         source: SourceBlocks | None = None,
         known: KnownConfigs | None = None,
+        variants: Mapping[str, Sequence[Variant]] | None = None,
     ) -> None:
         """When it is ``late``, no more rewrites and prices are tried; a plan is found nevertheless.
 
         A search that left rewrites out knows no bound: one of them may cost less than anything it saw. ``source``: the
         problem's blocks, where they were found before; ``known``: configurations of the problem, or of one that differs
-        in its limits alone.
+        in its limits alone; ``variants``: of blocks by key, where none are to be looked for.
         """
         assert not problem.undecided, "how outputs leave is decided first (pdv.search.strategies.together)"
         self.problem = problem
@@ -107,6 +108,7 @@ class PricedChain:
         self.whole_bytes = whole_bytes(problem.graph) * problem.resting
         ties = Ties.of(self.tied, self.blocks, self.configs, problem.mesh)
         self._stages = BlockPricer(problem, self.blocks, self.configs, ties, self._late, known)
+        self._stages.variants |= {key: list(found) for key, found in (variants or {}).items()}
         self.plans: list[Priced] = []
 
     def at_price(self, price: float) -> Priced:
@@ -120,6 +122,10 @@ class PricedChain:
             known = self._at_price(price)
             self.plans.append(known)
         return known
+
+    def least(self, price: float) -> float:
+        """What no derivation takes less than, bytes priced: of ``at_price`` the bound that it begins with."""
+        return self._stages.bounded(price).value + price * self.whole_bytes
 
     def _at_price(self, price: float) -> Priced:
         if not all(table.states for table in self.tied.values()):

@@ -182,8 +182,7 @@ class ConfigTable:
         key = tensor, sharding
         held = self._all.pieces.get(key)
         if held is None:
-            routes = self.moves.routes(tensor, gradient=True)
-            held = self._all.pieces[key] = float(routes.held[routes.states.index[sharding]])
+            held = self._all.pieces[key] = self.moves.held_bytes(tensor, sharding)
         return held
 
     def _leaf(self, param: Node, need: Sharding, *, keep: bool) -> tuple[Use, ...]:
@@ -198,7 +197,7 @@ class ConfigTable:
     def param_routes(self, tensor: TensorType) -> Routes:
         """The chains of a parameter, with what of its gradient is summed once a step counted so."""
         if tensor not in self._all.param_routes:
-            routes = self.moves.routes(tensor, gradient=self.problem.train)
+            routes = self.moves.routes(tensor, gradient=self.problem.train and not self.problem.hides)
             if self.problem.once != 1.0 or self.problem.bucket_bytes:
                 seconds = routes.seconds - routes.named_s + self.problem.once * routes.summed_s
                 routes = replace(routes, seconds=seconds)
@@ -232,7 +231,7 @@ class ConfigTable:
             held = local_bytes(param.type, storage.sharding, self.problem.mesh)
             problem = self.problem
             if problem.train:
-                seconds = problem.compute.optimizer(held).mean_s * problem.once
+                seconds = problem.compute.optimizer(held).mean_s * problem.once + held * problem.adding_s
                 self._all.resident[key] = seconds, float(held * TRAIN_COPIES) * problem.resting
             else:
                 self._all.resident[key] = 0.0, float(held * INFER_COPIES) * problem.resting

@@ -13,7 +13,8 @@ import numpy as np
 from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.pcg.derive import exit_sharding
-from pdv.pcg.redistribute import Indices, Routes
+from pdv.pcg.redistribute import Routes
+from pdv.pcg.states import Indices
 from pdv.search.solver.configs import ConfigTable
 from pdv.search.solver.sharing import EXACT_WANTS, ReshardChains
 from pdv.search.solver.tables import PricedFactor, Table, Variable

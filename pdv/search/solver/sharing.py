@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ir.sharding import Sharding
-from pdv.pcg.redistribute import Flags, Indices, Routes, Seconds
+from pdv.pcg.redistribute import Routes
+from pdv.pcg.states import Flags, Indices, Seconds
 
 EXACT_WANTS = {1: 3, 2: 5}  # by how many are named
 

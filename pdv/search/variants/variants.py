@@ -50,10 +50,11 @@ class Variant:
 class SourceBlocks:
     """A program's blocks, and what rules make of each: the same on every mesh and under every limit."""
 
-    def __init__(self, graph: Graph, rules: Sequence[Rule]) -> None:
+    def __init__(self, graph: Graph, rules: Sequence[Rule], blocks: Sequence[Block] | None = None) -> None:
+        """``blocks``: of ``graph``, which stand for those of a longer program that is solved in its place."""
         self.graph = graph
         self.rules = tuple(rules)
-        self.blocks = split_blocks(graph, rules)
+        self.blocks = split_blocks(graph, rules) if blocks is None else tuple(blocks)
         self.tied = tied_params(graph)
         self._variants: dict[tuple[int, tuple[str, ...]], Variant] = {}
 

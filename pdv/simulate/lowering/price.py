@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query, Work
-from ir.graph import Node
+from ir.dims import Loops
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.ops.parallel import transition_of
@@ -57,7 +57,7 @@ class DevicePrices:
     device: Device
     problem: Problem
     execution: Execution
-    inside: _InStep
+    inside: InStepDevice
     compute: CostModel
     entries: dict[int, Price] = field(default_factory=dict)
     losses: dict[tuple[tuple[TensorType, Sharding], ...], Price] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class DevicePrices:
     ) -> DevicePrices:
         """Ask the device's cost model once for everything."""
         problem = replace(entries.problem, compute=compute)
-        found = cls(device, problem, execution, _InStep(device, calibration), compute)
+        found = cls(device, problem, execution, InStepDevice(device, calibration), compute)
         found.learn(entries.all)
         return found
 
@@ -82,8 +82,8 @@ class DevicePrices:
             else:
                 forward, backward = cost.estimates or (NOTHING, NOTHING)
                 kernels = entry.kernels if cost.estimates else (0, 0)
-                shapes = _shapes(entry, self.problem)
-                factor = self.inside.slowdown(entry.node.op) * self.inside.alignment(shapes, entry.node)
+                loops = node_local_loops(entry.node, entry.splits, self.problem.mesh)
+                factor = self.inside.factor(entry.node.op, loops, entry.node.type.dtype)
                 self.entries[entry.number] = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
             if self.execution.dropout and is_residual(entry.node):
                 self.entries[entry.number] = _sum(self.entries[entry.number], self._dropout(entry))
@@ -162,7 +162,7 @@ def optimizer_bytes(precision: Precision, weight: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _InStep:
+class InStepDevice:
     """How kernels of a device run within a step, rather than alone in a loop of their own."""
 
     device: Device
@@ -177,11 +177,20 @@ class _InStep:
         products = op is not None and op.kind == "contraction"
         return self.calibration.products_gpu if products else self.calibration.traffic_gpu
 
-    def alignment(self, shapes: Sequence[Sequence[int]], node: Node) -> float:
-        """Of a product in two-byte types: tensor cores read rows of a multiple of 16 bytes (cuBLAS manual, 2.1.11)."""
-        if self.device.kind == "cpu" or node.type.dtype.itemsize != 2 or node.op.kind != "contraction":
-            return 1.0
-        return 1.0 if all(shape[-1] % ALIGNED == 0 for shape in shapes if shape) else self.calibration.unaligned
+    def factor(self, op: Operator, loops: Loops, dtype: DType) -> float:
+        """Of an operator's kernels under ``loops``, over what they take alone.
+
+        Tensor cores read rows of a multiple of 16 bytes (cuBLAS manual, 2.1.11): products in two-byte types.
+        """
+        if self.device.kind == "cpu" or dtype.itemsize != 2 or op.kind != "contraction":
+            return self.slowdown(op)
+        shapes = [loops.shape_of(term) for term in (*loops.operands, loops.result)]
+        aligned = all(shape[-1] % ALIGNED == 0 for shape in shapes if shape)
+        return self.slowdown(op) * (1.0 if aligned else self.calibration.unaligned)
+
+    def of_query(self, query: Query, found: NodeEstimate, kernels: tuple[int, int]) -> Price:
+        """Of an operator asked about by itself."""
+        return self.price(found, kernels, self.factor(query.op, query.loops, query.result.dtype))
 
     def price(self, estimate: NodeEstimate, kernels: tuple[int, int], factor: float) -> Price:
         """Of kernels that take ``factor`` times their estimate."""
@@ -208,14 +217,6 @@ def _times(estimate: Estimate, factor: float) -> Estimate:
     return replace(estimate, mean_s=estimate.mean_s * factor, std_s=estimate.std_s * factor)
 
 
-def _shapes(entry: Entry, problem: Problem) -> list[tuple[int, ...]]:
-    """Of a product's operands and result, on one device."""
-    if entry.node.op.kind != "contraction":
-        return []
-    loops = node_local_loops(entry.node, entry.splits, problem.mesh)
-    return [loops.shape_of(term) for term in (*loops.operands, loops.result)]
-
-
 def _own_s(device: Device, estimate: Estimate, kernels: int) -> float:
     """Without launches where a host issues them ahead: measured and predicted kernels were timed one behind another."""
     if device.kind == "cpu" or estimate.source != "analytic":
@@ -223,7 +224,7 @@ def _own_s(device: Device, estimate: Estimate, kernels: int) -> float:
     return max(0.0, estimate.mean_s - kernels * device.launch_latency_s / device.share)
 
 
-def _written_scores(entry: Entry, problem: Problem, inside: _InStep, execution: Execution) -> Price:
+def _written_scores(entry: Entry, problem: Problem, inside: InStepDevice, execution: Execution) -> Price:
     """Attention as q kᵀ, scale, mask, softmax, dropout and a product with v, each written to memory."""
     loops = node_local_loops(entry.node, entry.splits, problem.mesh)
     dtype = entry.node.type.dtype

@@ -25,7 +25,8 @@ from ir.types import TensorType
 from ir.verify import divides, node_local_loops
 from pdv.cost.compute import ComputeModel
 from pdv.pcg.derive import exit_sharding
-from pdv.pcg.redistribute import Chain, MoveStep, Redistribution
+from pdv.pcg.redistribute import Chain, Redistribution
+from pdv.pcg.states import MoveStep
 from pdv.problem import TRAIN_COPIES, Assignment, Problem, Storage
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

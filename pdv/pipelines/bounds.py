@@ -1,0 +1,273 @@
+"""What no plan's simulated step takes less than, whatever its stages, mesh and micro-batches. Entry point: ``Bounds``.
+
+Branch and bound over *cells*: some numbers of micro-batches of some stages, on any mesh or on one. A cell's first bound
+is compute alone, spread evenly; the next one the search of a stage's inside (``least``); the last one that search with
+a price of memory, which stages share. The cell that is bounded lowest is looked at more closely, as long as that helps.
+
+If a micro-batch takes L at least, over all stages, then p stages take so many times L / p for m of them, however L is
+cut among stages (``least_rounds``): m + p - 1 in GPipe's order, and in 1F1B's where m > p. There are paths of passes
+then, each behind the one before, that go once through every stage and spend m - 1 rounds more on stages at will; their
+mean has (m + p - 1) / p of each stage. A micro-batch of fewer rows takes no less a row, so the inside of m
+micro-batches bounds that of multiples of m.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+
+from ir.cost_model import backward_work
+from ir.graph import Graph
+from ir.mesh import Mesh
+from pdv.pipelines.candidates import Candidate, Space
+from pdv.pipelines.estimates import Estimates
+from pdv.pipelines.least import LeastInside, Rewrites
+from pdv.pipelines.lengthen import places_of
+from pdv.search.meshes import BestPlan
+from pdv.search.variants.variants import SourceBlocks
+from pdv.simulate.calibration import CALIBRATION
+from pdv.simulate.engine.shared import Cores
+from pdv.simulate.step import factors
+
+DRAWS = 16  # of stragglers, as steps are predicted
+PRICES = (0.1, 0.2, 0.3, 0.45, 0.7, 1.2)  # of memory: seconds of an inside for all that its stages have
+COMING = 0.75  # of what rests while the only micro-batch runs forward: gradients come as it runs backward
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Plans of ``stages``, of any of the numbers of micro-batches, on one mesh or (None) any; ``final``: no more to do.
+
+    On one mesh all numbers are multiples of the first.
+    """
+
+    stages: int
+    counts: tuple[int, ...]
+    mesh: Mesh | None = None
+    final: bool = False
+
+
+@dataclass
+class Bounds:
+    """Of a space, whose program is as written, or in all blocks as ``rewrites`` of a plan have it.
+
+    ``busy_s``: of a step, compute alone, evenly spread over all devices; ``issued_s``: of one micro-batch, forward and
+    backward, in which hosts of all stages together issue its kernels.
+    """
+
+    space: Space
+    estimates: Estimates
+    busy_s: float
+    issued_s: tuple[float, float]
+    rewrites: Rewrites = field(default_factory=dict)
+    solved: int = 0
+    _insides: dict[tuple[int, int, Mesh], LeastInside | None] = field(default_factory=dict)
+    _sources: dict[int, SourceBlocks | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, estimates: Estimates, plan: BestPlan | None = None, micro_batches: int = 1) -> Bounds:
+        """Among all of a space, and what a plan of so many micro-batches makes of its program."""
+        space = estimates.space
+        busy_s, issued_s = space.busy_s, _issued_s(space, space.problem.graph)
+        rewrites: dict[int, tuple[str, ...]] = {}
+        for step in plan.solution.steps if plan is not None else ():
+            rewrites[step.block] = (*rewrites.get(step.block, ()), step.rule)
+        if plan is not None and rewrites:
+            busy_s = min(busy_s, space.busy_with(plan.solution.graph) * micro_batches)
+            other_s = _issued_s(space, plan.solution.graph)
+            issued_s = min(issued_s[0], other_s[0]), min(issued_s[1], other_s[1])
+        return cls(space, estimates, busy_s if space.is_bounded else 0.0, issued_s, rewrites)
+
+    def least_s(self, enough_s: float) -> float:
+        """Seconds of a step that no plan is faster than; what takes ``enough_s`` is not looked at more closely."""
+        numbers, least_s = count(), math.inf
+        cells: list[tuple[float, int, Cell]] = []
+        for stages in self.space.stages:
+            alone_s = {m: self._even_s(stages, (m,)) for m in self.space.counts}
+            near = tuple(m for m, seconds in alone_s.items() if seconds < enough_s)
+            least_s = min([least_s, *(alone_s[m] for m in self.space.counts if m not in near)])
+            if near:
+                cells.append((self._even_s(stages, near), next(numbers), Cell(stages, near)))
+        heapq.heapify(cells)
+        while cells and cells[0][0] < min(enough_s, least_s):
+            bound_s, _, cell = heapq.heappop(cells)
+            inner = list(self._open(cell))
+            if not inner:
+                return bound_s
+            for found_s, one in inner:
+                heapq.heappush(cells, (max(bound_s, found_s), next(numbers), one))
+        return min([least_s, *(bound_s for bound_s, *_ in cells)])
+
+    def _open(self, cell: Cell) -> Iterator[tuple[float, Cell]]:
+        """The cells in a cell, each with its bound; none where nothing more can be said."""
+        if cell.final or not self._is_alike(cell.stages):
+            return
+        if cell.mesh is None:
+            for mesh in self.space.meshes(cell.stages):
+                for group in _multiples(cell.counts):
+                    yield self._free_s(cell.stages, mesh, group), Cell(cell.stages, group, mesh)
+            return
+        first, *rest = cell.counts
+        yield self._within_s(cell.stages, cell.mesh, first), replace(cell, counts=(first,), final=True)
+        for group in _multiples(rest):
+            yield self._free_s(cell.stages, cell.mesh, group), replace(cell, counts=group)
+
+    # ---- Bounds of cells ----
+
+    def _even_s(self, stages: int, counts: Sequence[int]) -> float:
+        """Compute alone, spread evenly; of one number of micro-batches, again where memory asks for that."""
+        most = counts[-1]
+        if not self._is_alike(stages):
+            return self.space.least_s(stages, most) * (self.busy_s / self.space.busy_s)
+        busy_s = self.busy_s
+        if len(counts) == 1 and not self._may_keep(stages, most):
+            busy_s += self.space.again_s if self._may_repeat else math.inf
+        return self._step_s(stages, counts, busy_s)
+
+    def _free_s(self, stages: int, mesh: Mesh, counts: Sequence[int]) -> float:
+        """The inside of the fewest micro-batches, whatever memory it takes."""
+        inside = self._inside(stages, counts[0], mesh)
+        if inside is None:
+            return math.inf
+        return self._step_s(stages, counts, self._whole_s(stages, counts[0], inside.at(0.0)))
+
+    def _within_s(self, stages: int, mesh: Mesh, micro_batches: int) -> float:
+        """The same of one number of micro-batches, within the memory of all stages, or with layers run again."""
+        inside = self._inside(stages, micro_batches, mesh)
+        if inside is None:
+            return math.inf
+        free_s, limit = inside.at(0.0), stages * self.space.problem.memory_limit
+        least_s = free_s
+        for share in PRICES if math.isfinite(limit) and "none" in self.space.recomputations else ():
+            price = share * free_s / limit
+            other_s = inside.at(price) - share * free_s
+            if other_s < least_s:
+                break
+            least_s = other_s
+        found = [self._whole_s(stages, micro_batches, least_s)] if "none" in self.space.recomputations else []
+        if self._may_repeat:
+            found.append(self._whole_s(stages, micro_batches, free_s) + self.space.again_s)
+        return self._step_s(stages, (micro_batches,), min(found, default=math.inf))
+
+    def _whole_s(self, stages: int, micro_batches: int, inside_s: float) -> float:
+        """Seconds of a step in which all stages are busy all the time, given those of an inside."""
+        return max(inside_s * micro_batches / stages, self.busy_s)
+
+    def _step_s(self, stages: int, counts: Sequence[int], whole_s: float) -> float:
+        """Of a step that keeps all stages busy for ``whole_s``, pipelines filled and drained, with stragglers."""
+        rounds = [self._rounds(stages, m) for m in counts]
+        first, more = min(rounds), min(of / m for of, m in zip(rounds, counts, strict=True))
+        on_gpu = any(entry.device.kind == "gpu" for entry in self.space.cluster.classes)
+        begun_s = CALIBRATION.host_pass_s * (1 + self.space.problem.train) if on_gpu and stages > 1 else 0.0
+        issued_s = first * (sum(self.issued_s) / stages + begun_s)
+        if stages > 1:  # else a host issues the next pass ahead
+            behind_s = self.busy_s * more * self._backward_share
+            issued_s = max(issued_s, first * (self.issued_s[0] / stages + begun_s) + behind_s)
+        slower = factors(stages, self.space.cluster.num_devices // stages, DRAWS, CALIBRATION.straggler_std, 0)
+        slow = max(1.0, float(slower.min(axis=0).mean()))
+        busy_s = whole_s * more + first * begun_s
+        return max(busy_s, issued_s) * slow + (CALIBRATION.host_step_s if on_gpu else 0.0)
+
+    @cached_property
+    def _backward_share(self) -> float:
+        """What part of compute is backward at least."""
+        return self.space.backward_s / self.space.busy_s
+
+    def _rounds(self, stages: int, micro_batches: int) -> float:
+        mesh = self.space.meshes(stages)[0]
+        orders = self.space.orders(self.space.candidate(stages, mesh, micro_batches))
+        return min(least_rounds(stages, micro_batches, order) for order in orders)
+
+    # ---- What a cell is ----
+
+    def _is_alike(self, stages: int) -> bool:
+        """Whether a piece takes the same on each stage, whatever runs on the others."""
+        if stages == 1:
+            return True
+        axes = [self.space.candidate(stages, mesh, 1).axes for mesh in self.space.meshes(stages)]
+        cluster, same = self.space.cluster, all(len(set(links)) == 1 for links in axes)
+        return same and len(cluster.classes) == 1 and Cores.of(cluster, stages) is None
+
+    @cached_property
+    def _may_repeat(self) -> bool:
+        return "full" in self.space.recomputations and self.space.has_layers
+
+    def _may_keep(self, stages: int, micro_batches: int) -> bool:
+        """Whether an even cut of all that is kept would fit."""
+        resting = COMING if stages == micro_batches == 1 else 1.0
+        return self.space.held_bytes(micro_batches, resting) <= self.space.problem.memory_limit
+
+    def _inside(self, stages: int, micro_batches: int, mesh: Mesh) -> LeastInside | None:
+        """None if there is no such program."""
+        key = stages, micro_batches, mesh
+        if key not in self._insides:
+            self._insides[key] = self._find(self.space.candidate(stages, mesh, micro_batches))
+        return self._insides[key]
+
+    def _find(self, candidate: Candidate) -> LeastInside | None:
+        source = self._source(candidate.micro_batches)
+        if source is None:
+            return None
+        self.solved += 1
+        alone = candidate.stages == 1
+        adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
+        problem = replace(
+            self.space.problem,
+            graph=source.graph,
+            mesh=candidate.mesh,
+            rows=None,
+            once=1.0 / candidate.micro_batches if alone else 0.0,
+            adding_s=adding_s,
+            resting=COMING if alone and candidate.micro_batches == 1 else 1.0,
+        )
+        device = self.space.slowest
+        loss_s = self.space.least_loss_s / candidate.micro_batches
+        compute = self.space.compute_of((device,))
+        return LeastInside(problem, device, compute, candidate.inside, loss_s, source, self.rewrites)
+
+    def _source(self, micro_batches: int) -> SourceBlocks | None:
+        """The program's blocks, those of the short one over and over; None if there is none."""
+        if micro_batches not in self._sources:
+            graph, short = self.estimates.graph(micro_batches), self.estimates.short
+            source = None if graph is None else SourceBlocks(graph, self.space.problem.rules)
+            if source is not None and short.times > 1:
+                places = places_of(source.graph, source.blocks, short.middle)
+                source = SourceBlocks(source.graph, source.rules, [source.blocks[at] for at in places])
+            self._sources[micro_batches] = source
+        return self._sources[micro_batches]
+
+
+def least_rounds(stages: int, micro_batches: int, order: str) -> float:
+    """How often a stage runs forward and backward in the time of a step at least, were all stages equally long."""
+    if order == "gpipe" or (order == "1f1b" and micro_batches > stages) or stages == 1:
+        return micro_batches + stages - 1
+    if order != "1f1b":
+        return micro_batches
+    # before its own passes a stage waits for those of the stages before it, once each
+    return stages / (1.0 - (1.0 - 1.0 / micro_batches) ** stages)
+
+
+def _multiples(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All numbers, in groups of multiples of their first."""
+    left = list(counts)
+    while left:
+        yield tuple(m for m in left if m % left[0] == 0)
+        left = [m for m in left[1:] if m % left[0]]
+
+
+def _issued_s(space: Space, graph: Graph) -> tuple[float, float]:
+    """Seconds in which a host issues the kernels of a program, forward and backward; a CPU issues to itself."""
+    if not any(entry.device.kind == "gpu" for entry in space.cluster.classes):
+        return 0.0, 0.0
+    forward = backward = 0
+    for node in graph.nodes:
+        if not node.is_leaf and node.op.kind != "parallel":
+            forward += int(node.op.kernel)
+            types = [operand.type for operand in node.operands]
+            if space.problem.train and node.needs_grad:
+                backward += backward_work(node.op, node.loops, types, node.type, node.wanted).kernels
+    return forward * CALIBRATION.host_forward_s, backward * CALIBRATION.host_backward_s
