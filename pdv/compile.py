@@ -23,7 +23,7 @@ from pdv.plan.document import plan_document, read_problem
 from pdv.plan.package import Plan
 from pdv.plan.proofs import proof_document, run_document
 from pdv.plan.running import as_run, running_of
-from pdv.planning.model import read_model
+from pdv.planning.model import read_model, state_document
 from pdv.planning.problems import load_target, plan_problems
 from pdv.planning.search import Effort, cache_in, check_drawn_once, search_problems
 from pdv.planning.sizes import sizes_document
@@ -137,6 +137,7 @@ def optimize(
         "simulated": step,
         "reading": reading,
         "sizes": sizes_document(program),
+        **state_document(program, mode),
     }
     progress("proving", None)
     if warning := opaque_warning(document):

@@ -155,6 +155,10 @@ class Stored:
         """Names of all stored tensors."""
         return sorted(self._arrays)
 
+    def metadata(self) -> dict[str, str]:
+        """Nothing: tensors go by the names under which they are stored."""
+        return {}
+
     def get_tensor(self, name: str) -> torch.Tensor:
         """One stored tensor."""
         return self.get_slice(name)[()]

@@ -142,7 +142,7 @@ def _call(model: Any, inputs: Sequence[Tensor], *, stateful: bool) -> Observed:
 
 
 def _state(model: Any) -> dict[str, Array]:
-    whole = model._whole(lambda tensor: tensor.detach(), rest=False)  # noqa: SLF001  # what is not read shows as zeros
+    whole = model.whole(lambda tensor: tensor.detach(), rest=False)  # what is not read shows as zeros
     return {name: value.numpy().copy() for name, value in whole.items()}
 
 

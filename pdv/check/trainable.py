@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ir.errors import ModelError
 from pdv.frontend.torch.exported_state import storage_of
+from pdv.frontend.torch.shared_memory import overlap
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -30,7 +31,7 @@ def check_trainable(module: nn.Module) -> None:
         by_memory.setdefault(storage_of(tensor), []).append((name, tensor))
     for group in by_memory.values():
         for name, tensor in group:
-            others = [other for other, x in group if x is not tensor and _overlap(x, tensor)]
+            others = [other for other, x in group if x is not tensor and overlap(x, tensor)]
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad and others:
                 raise ModelError(
                     f"the parameter {name} shares memory with {others[0]}, which would not be trained with it",
@@ -48,15 +49,3 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             if isinstance(value, Tensor) and not nn.parameter.is_lazy(value) and id(value) not in seen:
                 seen.add(id(value))
                 yield f"{path}.{name}" if path else name, value
-
-
-def _overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors of one memory may have elements in common."""
-    (start, end), (other_start, other_end) = _range(x), _range(y)
-    return start < other_end and other_start < end
-
-
-def _range(x: Tensor) -> tuple[int, int]:
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    start = int(x.storage_offset())
-    return start, start + (last + 1 if x.numel() else 0)

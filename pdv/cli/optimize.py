@@ -62,6 +62,9 @@ Checkpoint = Annotated[
     Path | None,
     typer.Option("--weights", help="Take weights from a .safetensors file, or the .index.json of several."),
 ]
+Linked = Annotated[
+    bool, typer.Option("--link-weights", help="Read the tensors of --weights where they lie, instead of copying them.")
+]
 CostName = Annotated[
     str, typer.Option(help="What prices kernels: analytic, learned, measured, a weight file, a folder of profiles.")
 ]
@@ -97,6 +100,7 @@ def optimize(
     cost: CostName = config.COST,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Run what was read against the model.")] = True,
     weights: Checkpoint = None,
+    link_weights: Linked = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse operators that have no declaration.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing package.")] = False,
     as_json: JsonOption = False,
@@ -128,7 +132,10 @@ def optimize(
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         if target is not None:
-            (plan.save if arch is None else plan.save_plan)(target, overwrite=overwrite)
+            if arch is None:
+                plan.save(target, overwrite=overwrite, link_weights=link_weights)
+            else:
+                plan.save_plan(target, overwrite=overwrite)
     if not as_json and (warning := opaque_warning(plan.document)):
         print_warning(warning)
     _print(plan, target, as_json=as_json)

@@ -29,7 +29,7 @@ ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor, by name."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
-BESIDE = ("parallel", "runtime", "accumulate", "gradients", "losses", "optimizers", "stored", "training")
+BESIDE = ("parallel", "runtime", "accumulate", "gradients", "losses", "optimizers", "stored", "training", "checkpoints")
 """Modules that stand beside every ``model.py``."""
 _INIT = '''"""The sharded model, for a training script.
 

@@ -39,7 +39,8 @@ CODES = {
     DType.F8E5M2Z: "F8_E5M2FNUZ",
     DType.BOOL: "BOOL",
 }
-_TYPES = {code: dtype for dtype, code in CODES.items()}
+TYPES = {code: dtype for dtype, code in CODES.items()}
+SAID = "pdv"  # what it is called in the file's metadata; ``templates/stored.py`` reads it
 _ROOM_PER_TENSOR = 240  # dtype, up to eight dims, two offsets of 20 digits
 
 
@@ -53,24 +54,45 @@ class Stored(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """What it takes in the file."""
-        return math.prod(self.shape) * _TYPES[self.dtype].itemsize
+        return math.prod(self.shape) * TYPES[self.dtype].itemsize
 
 
-def write_weights(path: Path, tensors: Mapping[str, tuple[DType, Loader]]) -> dict[str, Stored]:
-    """Write every tensor once, as the given type; what was stored, by name, in the file's order."""
+def write_weights(path: Path, tensors: Mapping[str, tuple[DType, Loader]], said: str = "") -> dict[str, Stored]:
+    """Write every tensor once, as the given type; what was stored, by name, in the file's order.
+
+    said: of the tensors, for the program (``state_text``).
+    """
     names = in_order({name: dtype for name, (dtype, _) in tensors.items()})
     written: dict[str, Stored] = {}
     with path.open("wb") as file:
-        file.seek(8 + _room(names))
+        file.seek(8 + _room(names, said))
         for name in names:
             dtype, load = tensors[name]
             array = as_type(load(), dtype)
-            data = array.data.cast("B") if array.ndim and array.size else array.tobytes()
-            file.write(data)
-            written[name] = Stored(CODES[dtype], tuple(array.shape), hashlib.sha256(data).hexdigest())
+            file.write(_bytes(array))
+            written[name] = _describe(array, dtype)
         file.seek(0)
-        file.write(head(written))
+        file.write(head(written, said))
     return written
+
+
+def describe(array: Array, dtype: DType) -> Stored:
+    """What would be stored of it."""
+    return _describe(as_type(array, dtype), dtype)
+
+
+def _describe(array: Array, dtype: DType) -> Stored:
+    return Stored(CODES[dtype], tuple(array.shape), hashlib.sha256(_bytes(array)).hexdigest())
+
+
+def _bytes(array: Array) -> memoryview | bytes:
+    return array.data.cast("B") if array.ndim and array.size else array.tobytes()
+
+
+def index_text(weight_map: Mapping[str, str], state: Mapping[str, object]) -> str:
+    """The index of a package whose tensors lie in several files."""
+    metadata = {SAID: state_text(state)} if state else {}
+    return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=1) + "\n"
 
 
 def in_order(types: Mapping[str, DType]) -> list[str]:
@@ -78,21 +100,32 @@ def in_order(types: Mapping[str, DType]) -> list[str]:
     return sorted(types, key=lambda name: (-types[name].itemsize, name))
 
 
-def head(stored: Mapping[str, Stored]) -> bytes:
+def head(stored: Mapping[str, Stored], said: str = "") -> bytes:
     """What stands before the data of the tensors, which lie in the order of ``stored``."""
-    header: dict[str, dict[str, object]] = {}
+    header: dict[str, Mapping[str, object]] = {"__metadata__": {SAID: said}} if said else {}
     offset = 0
     for name, entry in stored.items():
         end = offset + entry.num_bytes
         header[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (offset, end)}
         offset = end
-    room, text = _room(stored), json.dumps(header, separators=(",", ":")).encode()
+    room, text = _room(stored, said), json.dumps(header, separators=(",", ":")).encode()
     assert len(text) <= room, f"header of {len(text)} bytes in {room}"
     return room.to_bytes(8, "little") + text.ljust(room)
 
 
-def _room(names: Sequence[str] | Mapping[str, object]) -> int:
-    return -(-sum(len(json.dumps(name)) + _ROOM_PER_TENSOR for name in names) // 8) * 8 + 8
+def _room(names: Sequence[str] | Mapping[str, object], said: str) -> int:
+    own = sum(len(json.dumps(name)) + _ROOM_PER_TENSOR for name in names)
+    return -(-(own + (len(json.dumps(said)) + _ROOM_PER_TENSOR if said else 0)) // 8) * 8 + 8
+
+
+def state_text(state: Mapping[str, object]) -> str:
+    """What a file of weights says of the source's state (``state`` of plan.json); nothing where that is all read."""
+    return json.dumps(state, sort_keys=True, separators=(",", ":")) if state else ""
+
+
+def type_of(array: Array) -> DType:
+    """The type of an array, as the IR calls it."""
+    return DType.from_name(array.dtype.name)
 
 
 def as_type(array: Array, dtype: DType) -> Array:
@@ -100,11 +133,11 @@ def as_type(array: Array, dtype: DType) -> Array:
     if dtype is DType.BF16:
         import ml_dtypes
 
-        return np.asarray(array.astype(ml_dtypes.bfloat16), order="C").view(np.uint16)
+        return np.asarray(array.astype(ml_dtypes.bfloat16, copy=False), order="C").view(np.uint16)
     with np.errstate(over="ignore"):  # what the type does not hold is infinite in it
         return np.asarray(array, np.dtype(dtype.torch_name), order="C")
 
 
 def digest_of(array: Array, dtype: DType) -> str:
     """The digest that ``write_weights`` would give it."""
-    return hashlib.sha256(as_type(array, dtype).tobytes()).hexdigest()
+    return describe(array, dtype).sha256

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from ir.dims import Shape
 from ir.errors import ShapeError, WeightsError, first_line
-from ir.views import Reading, readings, shape_after
+from ir.views import Reading, apply_view, readings, shape_after
 from pdv.frontend.program import Array, Program, Weights
 
 INDEX = ".index.json"
@@ -84,23 +85,53 @@ def with_checkpoint(program: Program, path: Path) -> Program:
         WeightsError: naming tensors that the checkpoint lacks, or has in another shape; or if it cannot be read.
     """
     found = read_checkpoint(path)
-    named = {
-        name: next((each for each in (name, *program.aliases.get(name, ())) if each in found), "")
-        for name in program.weights.names
-    }
-    missing = [name for name, own in named.items() if not own]
+    parts = {name: source for name, (source, _) in program.names.items() if source in program.joint}
+    own = (name for name in program.weights.names if name not in program.joint)
+    named = {name: _name_in(found, name, program) for name in (*own, *parts)}
+    missing = [name for name, there in named.items() if not there]
     if missing:
         some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         raise WeightsError(f"{path} lacks {len(missing)} of {len(named)} tensors ({some})", "All that the model stores")
-    entries = {name: found[own] for name, own in named.items()}
-    for reading in (reading for param in program.graph.params for reading in readings(param)):
+    entries = {name: found[there] for name, there in named.items()}
+    wanted = [reading for param in program.graph.params for reading in readings(param) if reading.source in entries]
+    for name in parts:
+        source, view = program.names[name]
+        wanted.append(Reading(name, (), shape_after(program.weights.load(source).shape, view)))
+    for reading in wanted:
         entry = entries[reading.source]
         if not (entry.is_floating and _is_view(entry.shape, reading)):
             held = f"{entry.dtype.name} of shape {list(entry.shape)}"
             raise WeightsError(
                 f"{path}: {named[reading.source]} is {held}", f"Floats, of which the model reads {list(reading.shape)}"
             )
-    return replace(program, weights=Weights({name: entry.load for name, entry in entries.items()}))
+    loaders = {name: entry.load for name, entry in entries.items() if name not in parts}
+    joined = {name: partial(_join, program, name, entries) for name in program.weights.names if name in program.joint}
+    unread = {name: found[name].load if name in found else load for name, load in program.weights.unread.items()}
+    files = {name: entries[name].file for name in loaders if named[name] == name}
+    return replace(program, weights=Weights({**loaders, **joined}, unread, files))
+
+
+def _name_in(found: Mapping[str, Entry], name: str, program: Program) -> str:
+    """What a checkpoint calls a tensor, by any of its names; nothing if it has none."""
+    others = (other for other, (source, view) in program.names.items() if source == name and not view)
+    return next((each for each in (name, *others) if each in found), "")
+
+
+def _join(program: Program, name: str, entries: Mapping[str, Entry]) -> Array:
+    """Memory that several tensors of a checkpoint lie in.
+
+    Raises:
+        WeightsError: if two of them differ where they overlap.
+    """
+    before = program.weights.load(name)
+    whole, numbers = before.copy(), np.arange(before.size).reshape(before.shape)
+    parts = {other: apply_view(numbers, view) for other, (source, view) in program.names.items() if source == name}
+    for other, places in parts.items():
+        whole.reshape(-1)[places] = entries[other].load()
+    for other, places in parts.items():
+        if not np.array_equal(whole.reshape(-1)[places], entries[other].load().astype(whole.dtype)):
+            raise WeightsError(f"{other} differs from tensors whose memory it shares in the model", "Equal parts of it")
+    return whole
 
 
 def _is_view(shape: Shape, reading: Reading) -> bool:

@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ir.dims import Shape
-from ir.graph import Graph
+from ir.graph import Graph, View
 
 BATCH = "b"
 """What a program calls the number of rows of its inputs: dim 0 of the first."""
@@ -29,10 +30,13 @@ Array = np.ndarray[Any, Any]  # Any: the element type is known only when the ten
 class Weights:
     """Stored tensors by name, read one at a time: planning reads none, emitting reads each once.
 
-    bfloat16 tensors are arrays of `ml_dtypes.bfloat16`.
+    bfloat16 tensors are arrays of `ml_dtypes.bfloat16`. ``unread``: what the source's state has and no program reads;
+    ``files``: the safetensors files that have tensors, by name, as they are loaded.
     """
 
     loaders: Mapping[str, Callable[[], Array]] = field(default_factory=lambda: MappingProxyType({}))
+    unread: Mapping[str, Callable[[], Array]] = field(default_factory=lambda: MappingProxyType({}))
+    files: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,10 +94,10 @@ class Program:
     (by name) of other shapes, where the source can say what it is then. ``known``: inputs of the source whose values
     were said, and that are no inputs of the graph. ``notes``: what the reader changed, in words; ``doubts``: what
     would not be trained, though it might be meant to; ``folded``: norms that are part of other weights; ``opaque``:
-    operators that are run as they are, each ``op at where``; ``aliases``: all names of stored tensors that have
-    several; ``left_out``: tensors of zeros that the source has not; ``absent``: parameters that others were computed
-    of in the source. ``as_stored``: the source's own tensors, of the program's. ``over_rows``: the source over as few
-    rows of its batch as are allowed.
+    operators that are run as they are, each ``op at where``; ``names``: what the source's state has besides the stored
+    tensors, as views of these; ``joint``: stored tensors that it has only in views; ``left_out``: tensors of
+    zeros that the source has not; ``absent``: parameters that others were computed of in the source. ``as_stored``: the
+    source's own tensors, of the program's. ``over_rows``: the source over as few rows of its batch as are allowed.
     """
 
     graph: Graph
@@ -105,7 +109,8 @@ class Program:
     doubts: tuple[str, ...] = field(default=(), compare=False)
     folded: tuple[str, ...] = field(default=(), compare=False)
     opaque: tuple[str, ...] = field(default=(), compare=False)
-    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    names: Mapping[str, tuple[str, View]] = field(default_factory=dict, compare=False)
+    joint: frozenset[str] = field(default=frozenset(), compare=False)
     left_out: frozenset[str] = field(default=frozenset(), compare=False)
     absent: tuple[str, ...] = field(default=(), compare=False)
     as_stored: Callable[[Mapping[str, Array]], dict[str, Array]] = field(default=dict, compare=False)

@@ -56,11 +56,14 @@ class Plan:
         return replace(self, document={**self.document, "command": command})
 
     @guarded("Plan.save")
-    def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False, link_weights: bool = False) -> Path:
         """Write the package; it appears whole or not at all.
 
+        link_weights: read weights at build from the checkpoint that was given (``weights=``), not from a copy.
+
         Raises:
-            UsageError: if the directory exists and is not to be overwritten, or is no plan's, or there are no weights.
+            UsageError: if the directory exists and is not to be overwritten, or is no plan's, or there are no weights,
+                or none in a checkpoint that could be linked.
         """
         from pdv.emit.package import write_package
 
@@ -71,8 +74,12 @@ class Plan:
                 "Plan the model itself, or save the plan (Plan.save_plan)",
             )
 
+        if link_weights and not self.weights.files:
+            what = "there is no checkpoint whose weights could be linked"
+            raise UsageError(what, mend="Plan with --weights (weights=), or leave --link-weights out")
+
         def write(built: Path, document: Mapping[str, Any]) -> None:
-            write_package(self.emission, document, self.weights, built)
+            write_package(self.emission, document, self.weights, built, link=link_weights)
 
         return self._write(Path(directory).absolute(), write, overwrite=overwrite)
 
@@ -107,7 +114,8 @@ class Plan:
     def build(self, device: str | None = None, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """The sharded module of this process, as the saved package's ``build`` gives it."""
         with tempfile.TemporaryDirectory(prefix="pdv-plan-") as scratch:
-            package = self.save(Path(scratch) / package_name(str(self.document["source"]["name"])))
+            target = Path(scratch) / package_name(str(self.document["source"]["name"]))
+            package = self.save(target, link_weights=bool(self.weights.files))
             return import_package(package).build(device=device, dtype=dtype)  # type: ignore[no-any-return]
 
     def _save(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
 from ir.graph import Graph
 from ir.types import DType
+from ir.views import sources_of
 from pdv.guard import Progress, note
 
 if TYPE_CHECKING:
@@ -72,23 +73,35 @@ def _read_checked(
 
     if isinstance(getattr(model, "graph", None), Graph):
         program, reading = load_program(model, inputs, **sizes), ""
-    elif not check:
-        program, reading = load_program(model, inputs, **sizes), _NOT_ASKED
     elif isinstance(model, str | os.PathLike):
-        from pdv.check.file.reading import check_file
+        program, reading = load_program(model, inputs, **sizes), _NOT_ASKED
+        if check:
+            from pdv.check.file.reading import check_file
 
-        program = load_program(model, inputs, **sizes)
-        note(program.graph)
-        progress("running what was read against the model", None)
-        reading = check_file(program, Path(model).resolve())
+            note(program.graph)
+            progress("running what was read against the model", None)
+            reading = check_file(program, Path(model).resolve())
     else:
         from pdv.check.reading import check_reading, copy_of
+        from pdv.frontend.torch.shared_memory import with_views
 
+        model, shared = with_views(model)
         source = copy_of(model, inputs, train=train)
-        program = load_program(model, inputs, **sizes)
-        progress("running what was read against the model", None)
-        reading = check_reading(note(program.graph), source, train=train)
+        program, reading = shared.name(load_program(model, inputs, **sizes)), _NOT_ASKED
+        if check:
+            progress("running what was read against the model", None)
+            reading = check_reading(note(program.graph), source, train=train)
     return program, reading
+
+
+def state_document(program: Program, mode: str) -> dict[str, dict[str, object]]:
+    """``state`` of plan.json: what the source's state has beside the tensors that the program reads, if anything."""
+    read = {source for param in program.graph.params for source in sources_of(param)}
+    names = {name: [source, view] for name, (source, view) in sorted(program.names.items()) if source in read}
+    unread, joint = sorted(program.weights.unread), sorted(program.joint & read)
+    said: dict[str, object] = {"names": names, "unread": unread, "joint": joint}
+    state = {key: value for key, value in said.items() if value}
+    return {"state": state} if state and mode == "train" else {}
 
 
 def _check_trained(program: Program) -> None:

@@ -24,10 +24,21 @@ from pdv.problem import Problem
 from pdv.report.loaded import Loaded, workload_of_plan
 from pdv.report.simulated import step_facts
 from pdv.search.strategies import STRATEGIES
+from pdv.verification.weights import view_shape
 
 CLOSE = 1e-9  # relative
 PRICES = ("cost_model", "predicted", "simulated")
-UNCHECKED = (CHECKSUM, "files", "proof", "run", "command", "weights", "sizes", "reading")  # elsewhere, or claimed
+UNCHECKED = (
+    CHECKSUM,
+    "files",
+    "proof",
+    "run",
+    "command",
+    "weights",
+    "sizes",
+    "reading",
+    "state",
+)  # elsewhere, or claimed
 RUN = "what a run of the emitted text showed (--run runs it again)"
 _SIZES = (
     "that the model is the same program at other sizes of its inputs, where plan.json says that it takes them (sizes)"
@@ -35,6 +46,7 @@ _SIZES = (
 _SEARCH = "the bound of the search, what it spent, and the rules that it was allowed"
 CLAIMED: Mapping[str, str] = {
     "reading": "what a run of the module against its reading showed (reading)",
+    "state.": "further names of the source's tensors (state)",
     "cluster.": "the cluster's figures",
     "sizes.": _SIZES,
     "search.states": _SEARCH,
@@ -170,6 +182,7 @@ def _check_types(document: Mapping[str, Any]) -> None:
         "run.ranks": _whole(document["run"]["ranks"]),
         "sizes": all(map(_is_size, document["sizes"].values())),
         "reading": isinstance(document.get("reading", ""), str),
+        "state": _is_state(document),
     }
     for name, holds in possible.items():
         if not holds:
@@ -188,6 +201,25 @@ def _is_size(entry: Mapping[str, Any]) -> bool:
         and (most is None or _whole(most))
         and all(len(place) == 2 and _whole(place[1]) for place in entry["inputs"])
     )
+
+
+def _is_state(document: Mapping[str, Any]) -> bool:
+    """Whether further names are of stored tensors, of which there is such a view."""
+    state, weights = document.get("state", {}), document.get("weights", {})
+    if not (set(state) <= {"names", "unread", "joint"} and all(name in weights for name in state.get("unread", ()))):
+        return False
+    of = {name: source for name, (source, _) in state.get("names", {}).items()}
+    views = [
+        view_shape(tuple(weights[source]["shape"]), tuple((step[0], *map(_tuple, step[1:])) for step in view))
+        for source, view in state.get("names", {}).values()
+        if source in weights
+    ]
+    joint = state.get("joint", ())
+    return None not in views and not set(of) & set(weights) and {*of.values(), *joint} <= {*weights}
+
+
+def _tuple(value: Any) -> Any:  # Any: JSON
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _whole(value: object) -> bool:

@@ -113,7 +113,8 @@ def _check_files(folder: Path, plan: Loaded, *, run: bool, allow_edits: bool) ->
     stored = read_stored(plan.document["weights"])
     running = running_of(plan.problem, plan.derived, plan.stages, plan.execution)
     program = emission_of(plan.derived.pcg, plan.problem.mesh, plan.document, running)
-    check_weights(folder, program, stored, edited=allow_edits)
+    state = plan.document.get("state") or {}
+    check_weights(folder, program, stored, state, edited=allow_edits)
     texts = program.files(plan.document, lambda name: stored[name].shape)
     found, edited = dict(texts), list[str]()
     if allow_edits:

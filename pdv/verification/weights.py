@@ -8,19 +8,32 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ir.dims import Shape
-from ir.errors import VerificationError
+from ir.errors import VerificationError, WeightsError
+from ir.files.reading import parse_json, read_text
 from ir.graph import View
 from ir.views import readings
 from pdv.emit.emission import Emission
-from pdv.emit.package import WEIGHTS
-from pdv.emit.weights import CODES, Stored, digest_of, head, in_order
+from pdv.emit.package import INDEX, WEIGHTS
+from pdv.emit.weights import (
+    CODES,
+    TYPES,
+    Stored,
+    describe,
+    digest_of,
+    head,
+    in_order,
+    index_text,
+    state_text,
+    type_of,
+)
+from pdv.frontend.checkpoint import read_checkpoint
 from pdv.frontend.program import Weights
-from pdv.plan.seal import damage_error
+from pdv.plan.seal import PLAN, damage_error
 
 PIECE = 1 << 20  # bytes read at a time
 _MEND = "Restore it, or write the package again with pdv optimize"
@@ -43,32 +56,80 @@ def read_stored(said: object) -> dict[str, Stored]:
     return found
 
 
-def check_weights(folder: Path, program: Emission, stored: Mapping[str, Stored], *, edited: bool = False) -> None:
+def check_weights(
+    folder: Path,
+    program: Emission,
+    stored: Mapping[str, Stored],
+    state: Mapping[str, Any],  # Any: JSON
+    *,
+    edited: bool = False,
+) -> None:
     """Whether plan.json names the tensors that the program reads, and the file holds these.
 
+    state: what else of the source's state there is (``state`` of plan.json).
     ``edited``: the file may be another one, of the same names, types and shapes; constants keep their values.
 
     Raises:
         VerificationError: naming the tensor.
     """
-    _check_names(program, stored)
+    _check_names(program, stored, state.get("unread", ()))
     _check_shapes(program, stored)
     path = folder / WEIGHTS
     try:
+        linked = _read_links(folder, stored, state)
+        for name, other in linked.items():
+            _check_linked(other, name, stored[name], edited=edited)
+        own = {name: entry for name, entry in stored.items() if name not in linked}
         with path.open("rb") as file:
             if edited:
-                _check_others(file, path, program, stored)
+                _check_others(file, path, program, own)
             else:
-                _check_same(file, path, stored)
+                _check_same(file, path, own, state_text(state))
     except FileNotFoundError:
         raise VerificationError(f"{path} is missing", "", _MEND) from None
     except OSError as error:
         raise VerificationError(f"{path} cannot be read: {error.strerror}", "", _MEND) from error
 
 
-def _check_same(file: BinaryIO, path: Path, stored: Mapping[str, Stored]) -> None:
+def _read_links(folder: Path, stored: Mapping[str, Stored], state: Mapping[str, Any]) -> dict[str, Path]:
+    """Which tensors lie in files of others, by the index of the package, if it has one.
+
+    Raises:
+        VerificationError: if the index is not as it was written.
+    """
+    path = folder / INDEX
+    if not path.exists():
+        return {}
+    try:
+        weight_map = dict(parse_json(read_text(path, PLAN))["weight_map"])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise VerificationError(f"{path} is no index of weights: {error!r}", "", _MEND) from error
+    whole = set(weight_map) == set(stored) and all(isinstance(file, str) for file in weight_map.values())
+    if not whole or path.read_text(encoding="utf-8") != index_text(weight_map, state):
+        raise VerificationError(f"{path} is not the index of the tensors that plan.json names", "", _MEND)
+    return {name: Path(file) for name, file in weight_map.items() if file != WEIGHTS}
+
+
+def _check_linked(path: Path, name: str, entry: Stored, *, edited: bool) -> None:
+    """A tensor of another file is the one that the plan names.
+
+    Raises:
+        VerificationError: if it is not; or, of one that may be ``edited``, has another type or shape.
+    """
+    try:
+        found = read_checkpoint(path).get(name)
+    except WeightsError as error:
+        raise VerificationError(f"{name}: {error.what}", "", _MEND) from error
+    array = None if found is None else found.load()
+    if array is None or (CODES[type_of(array)], array.shape) != entry[:2]:
+        raise VerificationError(f"{path} has no {name} as the program reads it", "", _MEND)
+    if not edited and describe(array, TYPES[entry.dtype]).sha256 != entry.sha256:
+        raise VerificationError(f"{path}: {name} is another tensor than was linked", "", _MEND)
+
+
+def _check_same(file: BinaryIO, path: Path, stored: Mapping[str, Stored], said: str) -> None:
     """The file holds the tensors that were written, byte for byte."""
-    expected = head(stored)
+    expected = head(stored, said)
     if file.read(len(expected)) != expected:
         raise VerificationError(f"{path} does not hold the tensors that plan.json names", "", _MEND)
     for name, entry in stored.items():
@@ -106,9 +167,13 @@ def _check_others(file: BinaryIO, path: Path, program: Emission, stored: Mapping
             raise VerificationError(f"{path}: {name} is no tensor of the program's, or another constant", "", _MEND)
 
 
-def _check_names(program: Emission, stored: Mapping[str, Stored]) -> None:
+def _check_names(program: Emission, stored: Mapping[str, Stored], unread: Sequence[str]) -> None:
     """The names and types are those that the program reads; constants have the plan's values."""
     types = {name: dtype for name, (dtype, _) in program.tensors(Weights()).items()}
+    for name in unread:
+        if name in types or name not in stored or stored[name].dtype not in TYPES:
+            raise VerificationError(f"plan.json: state.unread names {name!r}, which is no such tensor", "", _MEND)
+        types[name] = TYPES[stored[name].dtype]
     expected = in_order(types)
     if list(stored) != expected:
         odd = sorted(set(stored) ^ set(expected)) or "in another order"

@@ -7,7 +7,7 @@ between neighbours and orders the passes (GPipe, Huang et al., NeurIPS'19; 1F1B,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -195,21 +195,25 @@ class PipelinedModule(ParallelModule):
 
     # ---- All of the model ----
 
-    def _whole(self, read: Callable[[Tensor], Tensor | None], *, rest: bool) -> dict[str, Tensor]:
-        found = super()._whole(read, rest=rest)
+    def whole_parts(self, read: Callable[[Tensor], Tensor | None], *, rest: bool) -> Iterator[dict[str, Tensor]]:
+        """See ParallelModule: one stage after the other."""
+        own = super().whole_parts(read, rest=rest)
         if self.mesh.stage.size == 1:
-            return found
-        everything: dict[str, Tensor] = {}
+            yield from own
+            return
+        seen: set[str] = set()
         for place in range(self.mesh.stage.size):
-            names = [sorted(found)]
-            dist.broadcast_object_list(
-                names, src=self._peer(place), group=self.mesh.stage.group, device=self.mesh.device
-            )
-            for name in names[0]:
-                own = found[name] if place == self.mesh.stage.rank else None
-                value = self._broadcast(own, place)
-                everything.setdefault(name, value)
-        return everything
+            while True:
+                part = next(own, None) if place == self.mesh.stage.rank else None
+                names = [None if part is None else sorted(part)]
+                dist.broadcast_object_list(
+                    names, src=self._peer(place), group=self.mesh.stage.group, device=self.mesh.device
+                )
+                if names[0] is None:
+                    break
+                found = {name: self._broadcast(None if part is None else part[name], place) for name in names[0]}
+                yield {name: value for name, value in found.items() if name not in seen}
+                seen |= found.keys()
 
 
 class _Link(nn.Module):

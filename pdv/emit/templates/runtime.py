@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,10 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .accumulate import Loss, accumulate
+from .checkpoints import load, save, whole_parts, with_names
 from .gradients import GradientSums, Leaves, local
 from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows
 from .optimizers import step_on_local_tensors
-from .parallel import NONE, Axis, combine, join_axes, own_group
+from .parallel import NONE, Axis, join_axes, own_group
 from .stored import Stored, Weights, join
 from .training import Batch, check_in_sync, check_inputs, clip_grad_norm, self_check, shard_batch
 
@@ -308,41 +309,54 @@ class ParallelModule(nn.Module):
         super().zero_grad(set_to_none)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Every parameter and buffer, whole, under the name and in the layout of the source model.
+        """Every parameter and buffer, whole, under all names and in the layout of the source model.
 
         All ranks must call it, and each gets all of the model. What the program does not read is as it was stored.
         """
-        return self._whole(lambda tensor: tensor.detach(), rest=True)
+        return with_names(self.whole(lambda tensor: tensor.detach(), rest=True), self)
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """As ``full_state_dict``, of the gradients that there are; they are zero of what the program does not read."""
-        return self._whole(lambda tensor: tensor.grad, rest=False)
+        """The gradients that there are, whole, one for each stored tensor; zero of what the program does not read."""
+        return self.whole(lambda tensor: tensor.grad, rest=False)
 
-    @torch.no_grad()
-    def _whole(self, read: Callable[[Tensor], Tensor | None], *, rest: bool) -> dict[str, Tensor]:
-        held = {id(tensor) for tensor in (*self.parameters(), *self.buffers())}
-        found: dict[str, Tensor] = {}
-        for tensor, stored in self.mesh.origins:
-            if id(tensor) not in held:
-                raise RuntimeError(
-                    f"replaced-tensor: {stored.name} is no longer what build made of it. "
-                    "Parameters and buffers must be changed in place. Give build the device and the dtype."
-                )
-            value = read(tensor)
-            if value is None:
-                continue
-            if isinstance(value, DTensor):
-                value = self._combine(value)
-            stored.write(value, found, rest=rest)
-        return found
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take weights from whole tensors under the source's names, such as its ``state_dict()``.
 
-    def _combine(self, x: DTensor) -> Tensor:
-        """All of a parameter: as ``full_tensor``, by this file's own collectives."""
-        piece = x.to_local()
-        for axis, placement in reversed(list(zip(self.mesh.axes, x.placements, strict=True))):  # inner axis first
-            if isinstance(placement, Shard):
-                piece = combine(piece, placement.dim, axis)
-        return piece
+        Raises:
+            ValueError: naming a tensor that is missing, or of another shape; then all stays as it was.
+        """
+        load(self, state)
+
+    def save_safetensors(
+        self, folder: str | os.PathLike[str], *, max_shard_bytes: int = 5 * 10**9, overwrite: bool = False
+    ) -> None:
+        """Write all weights as safetensors files under the source's names, as ``from_pretrained`` reads them.
+
+        All ranks must call it; rank 0 writes. One tensor at a time is whole in memory. Where a file would be larger
+        than ``max_shard_bytes`` there are several, and an index. They appear together or not at all.
+
+        Raises:
+            OSError: on all ranks, if it could not be written, or there are such files and they are not to be replaced.
+        """
+        save(self, folder, max_shard_bytes, overwrite=overwrite)
+
+    def load_safetensors(self, path: str | os.PathLike[str]) -> None:
+        """Take weights, under the source's names, from a safetensors file, the index of several, or their folder.
+
+        Each rank reads the part that it holds.
+
+        Raises:
+            ValueError: as ``load_full_state_dict``.
+        """
+        load(self, path)
+
+    def whole(self, read: Callable[[Tensor], Tensor | None], *, rest: bool) -> dict[str, Tensor]:
+        """What ``read`` gives of each parameter and buffer, whole, by the names under which they are stored."""
+        return {name: tensor for part in self.whole_parts(read, rest=rest) for name, tensor in part.items()}
+
+    def whole_parts(self, read: Callable[[Tensor], Tensor | None], *, rest: bool) -> Iterator[dict[str, Tensor]]:
+        """As ``whole``, one stored tensor after the other; all ranks must take all."""
+        return whole_parts(self, read, rest=rest)
 
 
 def train_step(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ class Held:
         """One of which parts are read."""
         return HeldSlice(self.tensors[name]) if name in self.tensors else self.file.get_slice(name)
 
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says beside its tensors."""
+        return self.file.metadata() or {}
+
 
 @dataclass(frozen=True)
 class HeldSlice:
@@ -45,6 +50,83 @@ class HeldSlice:
         return self.tensor[ranges]
 
 
+class Files:
+    """A safetensors file, or those that an index names, read as one.
+
+    A file is opened for as long as one tensor of it is read: what is mapped of it counts as memory of the process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.name.endswith(".json"):
+            listed = json.loads(path.read_text(encoding="utf-8"))
+            self._said: Mapping[str, str] = listed.get("metadata") or {}
+            self._paths = {name: path.parent / file for name, file in listed["weight_map"].items()}
+        else:
+            file = _open(path)
+            self._said = file.metadata() or {}
+            self._paths = dict.fromkeys(file.keys(), path)
+        self._held = {path: _open(path) for path in sorted({*self._paths.values()})}  # should they be removed
+
+    def keys(self) -> list[str]:
+        """Names of its tensors."""
+        return list(self._paths)
+
+    def get_tensor(self, name: str) -> Tensor:
+        """All of one."""
+        found: Tensor = self._file_of(name).get_tensor(name)
+        return found
+
+    def get_slice(self, name: str) -> Any:  # Any: what can be sliced, with a get_shape
+        """One of which parts are read."""
+        return self._file_of(name).get_slice(name)
+
+    def metadata(self) -> Mapping[str, str]:
+        """What the files say beside their tensors."""
+        return self._said
+
+    def _file_of(self, name: str) -> Any:  # Any: it ships no types
+        path = self._paths[name]
+        return _open(path) if path.exists() else self._held[path]
+
+
+def _open(path: Path) -> Any:  # Any: it ships no types
+    return safe_open(str(path), framework="pt", device="cpu")
+
+
+@dataclass(frozen=True)
+class SourceNames:
+    """What the state of the source has besides the tensors that the program reads.
+
+    names: another name -> the stored tensor of which it is a view, and the view.
+    unread: tensors that are stored, and that no line of the program reads.
+    joint: stored tensors that the source has only in views.
+    """
+
+    names: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # Any: JSON
+    unread: tuple[str, ...] = ()
+    joint: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, file: Any) -> SourceNames:  # Any: an open safetensors file
+        """What a file of weights says."""
+        said = json.loads((file.metadata() or {}).get("pdv", "{}"))
+        return cls(said.get("names", {}), tuple(said.get("unread", ())), tuple(said.get("joint", ())))
+
+
+def take_view(x: Tensor, view: Any) -> Tensor:  # Any: JSON
+    """A tensor as a view has it: (``slice``, dim, start, stop, …), (``permute``, dims) and (``reshape``, sizes)."""
+    for name, *values in view:
+        several = len(values) > 1  # dim, start, stop, and of how many
+        x = x.narrow(values[0], values[1], values[2] - values[1]) if several else getattr(x, name)(values[0])
+    return x
+
+
+def _present(path: Path) -> Path:
+    """A file of weights, or the index that is there in its place."""
+    index = path.with_name(f"{path.name}.index.json")
+    return index if index.exists() else path
+
+
 class Weights:
     """A safetensors file; ``weights[name]`` names a stored tensor without reading it.
 
@@ -52,8 +134,7 @@ class Weights:
     """
 
     def __init__(self, path: str | Path | Held, dtype: torch.dtype | None = None) -> None:
-        held = isinstance(path, Held)
-        self.file: Any = path if held else safe_open(str(path), framework="pt", device="cpu")  # Any: it ships no types
+        self.file: Held | Files = path if isinstance(path, Held) else Files(_present(Path(path)))
         self.dtype = dtype
 
     def __getitem__(self, name: str) -> Stored:
@@ -74,6 +155,21 @@ class Stored:
     dtype: torch.dtype | None = None
     base: Stored | Joined | None = None
     base_shape: tuple[int, ...] = ()
+
+    def names(self) -> Iterator[str]:
+        """The stored tensors that it is made of."""
+        if self.base is None:
+            yield self.name
+        else:
+            for part in self.base.parts if isinstance(self.base, Joined) else (self.base,):
+                yield from part.names()
+
+    def of(self, file: Any) -> Stored:  # Any: an open safetensors file
+        """The same view of another file."""
+        base = self.base
+        if isinstance(base, Joined):
+            return replace(self, file=file, base=replace(base, parts=tuple(part.of(file) for part in base.parts)))
+        return replace(self, file=file, base=None if base is None else base.of(file))
 
     def permute(self, *perm: int) -> Stored:
         """As ``Tensor.permute``."""

@@ -157,7 +157,8 @@ def self_check(
         raise RuntimeError("gradients-present: self_check makes gradients and drops them. Call zero_grad before it.")
     before = [b.clone() for b in model.buffers()]
     stored = model.mesh.origins[0][1]
-    whole = Weights(Held(model.full_state_dict(), stored.file), stored.dtype)
+    state = model.whole(lambda tensor: tensor.detach(), rest=True)
+    whole = Weights(Held(state, stored.file), stored.dtype)
     alone = type(model)(model.mesh.alone(), whole).train(model.training)  # type: ignore[arg-type]  # the model that build makes
     runs = []
     training = model.training

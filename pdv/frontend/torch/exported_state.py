@@ -16,6 +16,7 @@ from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ir.errors import ModelError
+from ir.graph import View
 
 _WRITTEN = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.PARAMETER_MUTATION: "parameter"}
 
@@ -41,12 +42,11 @@ def shared_names(program: ExportedProgram) -> list[tuple[str, ...]]:
     return [tuple(names) for names in found.values() if len(names) > 1]
 
 
-def same_tensors(program: ExportedProgram) -> dict[str, tuple[str, ...]]:
-    """All names of each stored tensor that has several, by each of them."""
-    found: dict[Memory, tuple[str, ...]] = {}
-    for name, tensor in program.state_dict.items():
-        found[memory_of(tensor)] = (*found.get(memory_of(tensor), ()), name)
-    return {name: names for names in found.values() if len(names) > 1 for name in names}
+def other_names(program: ExportedProgram, read: Collection[str]) -> dict[str, tuple[str, View]]:
+    """Further names of the tensors that are ``read``, of which each is all."""
+    state = {name: memory_of(tensor) for name, tensor in program.state_dict.items()}
+    by_memory = {memory: name for name, memory in state.items() if name in read}
+    return {name: (by_memory[x], ()) for name, x in state.items() if name not in read and x in by_memory}
 
 
 @contextmanager

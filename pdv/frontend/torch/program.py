@@ -32,7 +32,7 @@ from pdv.frontend.torch.exported_state import (
     is_floating,
     live_nodes,
     memory_of,
-    same_tensors,
+    other_names,
     shared_names,
     tensors,
     without_spare_names,
@@ -67,7 +67,19 @@ def load_exported_program(program: ExportedProgram) -> Program:
     """
     with stopped_gradients(program), without_spare_names(program):
         decomposed = _decompose(program)
-    return replace(_ProgramLowering(decomposed).run(), aliases=same_tensors(program))
+    lowered = _ProgramLowering(decomposed).run()
+    names, state = other_names(program, lowered.weights.loaders), program.state_dict
+    unread = {
+        name: partial(_to_numpy, state[name], name)
+        for name in state
+        if name not in names and name not in lowered.weights.loaders and _is_storable(state[name])
+    }
+    return replace(lowered, names=names, weights=replace(lowered.weights, unread=unread))
+
+
+def _is_storable(tensor: torch.Tensor) -> bool:
+    """Whether it has values, of a type that files of weights have."""
+    return not tensor.is_meta and str(tensor.dtype).removeprefix("torch.") in {dtype.torch_name for dtype in DType}
 
 
 def _decompose(program: ExportedProgram) -> ExportedProgram:

@@ -11,8 +11,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import pdv
-from ir.errors import ModelError, WeightsError
+from ir.errors import ModelError, UsageError, VerificationError, WeightsError
 from pdv.frontend.checkpoint import read_checkpoint
+from pdv.plan.package import import_package
+from pdv.verification import verify
 from tests.pdv.miniatures import Gpt, ids, settled
 from tests.pdv.worlds import cluster
 
@@ -38,11 +40,40 @@ def test_a_package_has_the_weights_of_the_checkpoint_and_gives_them_back(tmp_pat
     plan = pdv.optimize(module, (ids(2, 8),), cluster=cluster(2), mesh={"x": 2}, weights=write(tmp_path, state))
     found = plan.build("cpu").full_state_dict()  # type: ignore[operator]  # of a package
     other = Gpt(1)
-    missing, unexpected = other.load_state_dict(found, strict=False)
-    assert (len(missing), unexpected) == (1, [])  # it is tied to one that is there
-    assert missing[0] in ("wte.weight", "head.weight")
+    other.load_state_dict(found)
     for name, x in other.state_dict().items():
         assert torch.equal(x, state.get(name, state["wte.weight"]).to(x.dtype)), name
+
+
+def test_a_package_may_read_a_checkpoint_where_it_lies(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    state = {name: torch.randn_like(x) for name, x in module.state_dict().items()}
+    state["1.bias"] = state["1.bias"].to(torch.bfloat16)  # is read in another type, and so copied
+    x = torch.randn(2, 4)
+    plan = pdv.optimize(module, (x,), cluster=cluster(2), mesh={"x": 2}, weights=write(tmp_path, state), check=False)
+    folder = plan.save(tmp_path / "linked", link_weights=True)
+    assert (folder / "weights.safetensors").stat().st_size < 400
+    assert set(verify(folder)["files"]) >= {"model.py", "weights.safetensors"}
+    found = import_package(folder).build("cpu").full_state_dict()
+    for name, tensor in state.items():
+        assert torch.equal(found[name], tensor.float()), name
+    copied = plan.save(tmp_path / "copied")
+    same = json.loads((copied / "plan.json").read_text())["weights"]
+    assert json.loads((folder / "plan.json").read_text())["weights"] == same
+    write(tmp_path, {**state, "0.bias": state["0.bias"] + 1})
+    with pytest.raises(VerificationError, match=r"0\.bias is another tensor than was linked"):
+        verify(folder)
+    verify(folder, allow_edits=True)
+    index = folder / "weights.safetensors.index.json"
+    index.write_text(index.read_text().replace("0.bias", "0.bia"))
+    with pytest.raises(VerificationError, match=r"is not the index of the tensors"):
+        verify(folder)
+
+
+def test_only_a_checkpoint_is_linked(tmp_path: Path) -> None:
+    plan = pdv.optimize(nn.Linear(4, 4), (torch.randn(2, 4),), cluster=cluster(2), check=False)
+    with pytest.raises(UsageError, match="no checkpoint whose weights could be linked"):
+        plan.save(tmp_path / "linked", link_weights=True)
 
 
 def test_what_a_checkpoint_lacks_or_has_otherwise_is_named(tmp_path: Path) -> None:
