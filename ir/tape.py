@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ir.dims import Loops
+from ir.types import DType
 
 Pair = tuple[int, int]
 Array = Any
@@ -44,6 +45,7 @@ class Call:
         attrs: the node's attributes.
         offset: [R] integers, where each rank's block of the operator's ``offset_loop`` starts.
         starts: the same of every loop that is cut.
+        dtypes: the operands' own types; arrays of integers are wider.
     """
 
     loops: Loops
@@ -51,6 +53,7 @@ class Call:
     attrs: Mapping[str, Any]
     offset: np.ndarray[Any, Any]
     starts: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    dtypes: tuple[DType, ...] = ()
 
 
 class Tape(Protocol):

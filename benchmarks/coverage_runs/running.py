@@ -7,6 +7,8 @@ Entry points: ``run_case``, ``read_case``.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import re
 import signal
 import tempfile
@@ -38,6 +40,7 @@ from pdv.frontend.torch.opaque import call_torch
 from pdv.plan.package import Plan
 
 TIME_OUT_S = 60
+DRAWS = 100  # of masks, whose share of zeros is compared
 LINK = {"name": "wire", "bandwidth": "10 GB/s", "latency": "1 us"}
 """So slow a device, and so fast a link, that cutting pays for tensors of twelve elements."""
 
@@ -169,12 +172,15 @@ def _text_differs(case: Case, plan: Plan, inputs: Mapping[str, Array], wanted: S
     given = Given({name: _wide(x) for name, x in inputs.items() if name in names}, {}, {}, np.ones(1))
     wide = {name: _wide(x) for name, x in stored.items()}
     ranks = [first for first, _ in observe(pair, texts, {**wide, **pair.own_tensors(wide)}, given, train=False)]
-    if why := _any_differs(case, plan, ranks, wanted):
+    drawn = bool(plan.source.draws)
+    why = "" if drawn else _any_differs(case, plan, ranks, wanted)
+    if drawn or why:
         with np.errstate(all="ignore"):
-            values = evaluate(plan.source, {**given.inputs, **wide}).gather()
+            values = evaluate(plan.source, {**given.inputs, **wide}, field=FloatField(foreign=call_torch)).gather()
         exact = [values[name] for name, _ in plan.source.outputs]
-        same = not _any_differs(case, plan, ranks, exact, typed=False)
-        why = _differs_in_own_types(case, plan, inputs, wanted) if same else why
+        if differs := _any_differs(case, plan, ranks, exact, typed=False):
+            return why or differs
+        why = (_drawn_differs if drawn else _differs_in_own_types)(case, plan, inputs, wanted)
     return why
 
 
@@ -191,15 +197,42 @@ def _any_differs(
 
 def _differs_in_own_types(case: Case, plan: Plan, inputs: Mapping[str, Array], wanted: Sequence[Any]) -> str:
     """The same of the text on one process, in the model's own types: where rounding decides what comes out."""
+    nodes = [node for _, node in plan.source.outputs]
+    return _differs(case, nodes, next(_runs(plan, inputs)), wanted)
+
+
+def _drawn_differs(case: Case, plan: Plan, inputs: Mapping[str, Array], wanted: Sequence[Any]) -> str:
+    """The same where masks of dropout are drawn: kept elements are those of the test, as many are dropped as should be.
+
+    The first output is what was dropped out, and further ones are masks.
+    """
+    shares = [node.attr("p") for node in plan.source.nodes if node.op.draws]
+    nodes = [node for _, node in plan.source.outputs]
+    want = _wide(wanted[0])
+    kept = []
+    for found in itertools.islice(_runs(plan, inputs), DRAWS):
+        mask = np.logical_and(found[0] != 0, want != 0)
+        held = [np.where(mask, found[0], want), *(x | ~mask | (want == 0) for x in found[1:])]
+        asked = [wanted[0], *(np.ones_like(_plain(x)) for x in wanted[1:])]
+        if why := _differs(case, nodes, held, asked):
+            return why
+        kept.append(found[0] != 0)
+    rate, share = 1 - float(np.mean(kept)), math.prod(1 - p for p in shares)
+    spread = math.sqrt(share * (1 - share) / np.size(kept))
+    return "" if abs(1 - rate - share) <= 5 * spread else f"{rate:.3f} of the elements are dropped, not {1 - share:.3f}"
+
+
+def _runs(plan: Plan, inputs: Mapping[str, Array]) -> Iterator[list[Array]]:
+    """What the text on one process gives in the model's own types, again and again."""
     import torch
 
     names = [node.attr("name") for node in plan.source.inputs]
-    with torch.no_grad():
-        found = plan.build("cpu")(*(_tensor(inputs[name]) for name in names))
-    nodes = [node for _, node in plan.source.outputs]
-    outputs = [found] if isinstance(found, torch.Tensor) else list(found)
-    arrays = [(x.double() if x.is_floating_point() else x).numpy() for x in outputs]
-    return _differs(case, nodes, arrays, wanted)
+    model = plan.build("cpu")
+    while True:
+        with torch.no_grad():
+            found = model(*(_tensor(inputs[name]) for name in names))
+        outputs = [found] if isinstance(found, torch.Tensor) else list(found)
+        yield [(x.double() if x.is_floating_point() else x).numpy() for x in outputs]
 
 
 def _tensor(x: Array) -> Any:  # Any: a tensor of torch, which is imported late

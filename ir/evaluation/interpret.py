@@ -297,7 +297,8 @@ class _Interpreter:
         starts = {loop: np.tile(block * extents[loop], self.field.trials) for loop, block in blocks.items()}
         none = np.zeros(self.recorder.worlds, dtype=np.int64)
         offset = starts.get(node.op.offset_loop or "", none)
-        return Call(local, self.loops.get(node, node.loops), node.attrs, offset, starts)
+        dtypes = tuple(operand.type.dtype for operand in node.operands)
+        return Call(local, self.loops.get(node, node.loops), node.attrs, offset, starts, dtypes)
 
     def _places(self) -> Sequence[Any]:
         """For each axis, [ranks]: where each rank stands on it."""

@@ -39,7 +39,7 @@ class Foreign:
         function: its name there, as Python reads it: ``torch.ops.aten.sort.stable``.
         arguments: as they stand in the call, operands by number: ``{0}, stable=True, dim=-1``.
         output: which of its results is taken; -1 where it gives one.
-        types: of each operand as NumPy calls them; all floats are ``float64``.
+        types: of each operand, its own; all floats are ``float64``.
     """
 
     function: str
@@ -98,13 +98,16 @@ def _dtype(operands: Sequence[DType], attrs: Attrs) -> DType:
 
 
 def _evaluate(t: Tape, operands: Sequence[Any], c: Call) -> Any:  # Any: arrays of the tape's field
+    is_floating = DType(_given(c.attrs)).is_floating
     if t.foreign is not None:
-        kinds = tuple(x.dtype.name if isinstance(x, np.ndarray) else "float64" for x in operands)
+        kinds = tuple("float64" if dtype.is_floating else dtype.torch_name for dtype in c.dtypes)
         foreign = Foreign(str(c.attrs["function"]), str(c.attrs["arguments"]), int(c.attrs["output"]), kinds)
+        if not is_floating and all(isinstance(x, np.ndarray) for x in operands):  # floats do not hold all integers
+            return _run(t.foreign, foreign, operands, [False] * len(operands))[0]
         y = t.joint(Known(foreign.function, partial(_run, t.foreign, foreign)), operands)
     else:
         y = _random(t, operands, c)
-    if DType(_given(c.attrs)).is_floating:
+    if is_floating:
         return y
     found = t.whole(f"{_name(c.attrs)} is", np.rint, y)
     return found.astype(bool) if _given(c.attrs) == "bool" else np.asarray(found).astype(np.int64)

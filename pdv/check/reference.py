@@ -16,6 +16,7 @@ from ir.evaluation.floats import FloatField
 from ir.evaluation.id_ranges import divisors
 from ir.evaluation.interpret import Evaluation, data_of, evaluate
 from ir.graph import Graph
+from ir.types import DType
 from ir.views import Base, add_up, sources_of
 from pdv.check.small import Pair
 from pdv.frontend.torch.opaque import call_torch
@@ -146,13 +147,12 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
             least, most = pair.ranges.get(name, (0, 2))
             drawn = random.integers(least, most, shape)
             many = least == 0 < most - 2
-            inputs[name] = np.where(random.random(shape) < _ZEROS, 0, drawn) if many else _with_one(drawn)
+            drawn = np.where(random.random(shape) < _ZEROS, 0, drawn) if many else _with_one(drawn)
+            inputs[name] = np.asarray(drawn).astype(kind.torch_name)  # the text computes in it
     for name in divisors(pair.source):
         inputs[name] = np.where(inputs[name] == 0, 1, inputs[name])
     kinds = {source: node.type.dtype for node in pair.source.params for source in sources_of(node)}
-    stored = {
-        name: _weight(random, shape, kinds[name].is_floating, size) for name, shape in sorted(pair.stored.items())
-    }
+    stored = {name: _weight(random, shape, kinds[name], size) for name, shape in sorted(pair.stored.items())}
     cotangents = {
         name: random.normal(size=node.type.shape) for name, node in pair.source.outputs if node.type.dtype.is_floating
     }
@@ -167,10 +167,10 @@ def _with_one(mask: Array) -> Array:
     return mask
 
 
-def _weight(random: np.random.Generator, shape: Sequence[int], floating: bool, size: float) -> Array:
+def _weight(random: np.random.Generator, shape: Sequence[int], kind: DType, size: float) -> Array:
     """Of a size that keeps activations in range; vectors, which may be variances, are near one."""
-    if not floating:
-        return random.integers(0, 2, shape)
+    if not kind.is_floating:
+        return random.integers(0, 2, shape).astype(kind.torch_name)
     if len(shape) < 2:
         return random.uniform(0.5, 1.5, shape)
     return random.normal(size=shape) * size / math.sqrt(math.prod(shape[1:]))

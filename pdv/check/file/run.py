@@ -1,4 +1,7 @@
-"""What ONNX Runtime, or onnx's reference implementation, makes of an ONNX file. Entry point: ``run_file``."""
+"""What ONNX Runtime, or onnx's reference implementation, makes of an ONNX file.
+
+Entry points: ``JUDGES``, ``run_file``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ from ir.errors import first_line
 
 MOST_SLOWLY = 1 << 27  # products that the reference implementation may take: it has loops in Python
 
+SLOW = "onnx's reference implementation"
+JUDGES = ("ONNX Runtime", SLOW)
+"""Who runs files. They differ in places; a reading is right if it is what one of them makes of the file."""
+
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
 
 
@@ -23,21 +30,25 @@ class CannotRunError(Exception):
 
 
 def run_file(
+    judge: str,
     path: Path,
     inputs: Mapping[str, Array],
     stored: Mapping[str, Array],
     points: int,
     model: onnx.ModelProto | None = None,
-) -> tuple[list[Array], str]:
-    """The outputs of a file on these inputs, with these values in place of stored ones; and what computed them.
+) -> list[Array]:
+    """The outputs of a file on these inputs, with these values in place of stored ones.
 
-    points: the products that it takes; model: what is run in place of the file, whose tensors it has.
+    judge: of ``JUDGES``; points: the products that it takes; model: what is run in place of the file, whose tensors it
+    has.
 
     Raises:
-        CannotRunError: if nothing runs it.
+        CannotRunError: if that one does not run it.
     """
-    proto = with_inputs(onnx.load(path, load_external_data=False) if model is None else model, stored)
-    return _run(proto, path, {**inputs, **stored}, points)
+    read = onnx.load(path, load_external_data=False) if model is None else onnx.ModelProto()
+    if model is not None:
+        read.CopyFrom(model)
+    return _run(with_inputs(read, stored), path, {**inputs, **stored}, points, (judge,))
 
 
 def run_constants(path: Path, names: Sequence[str]) -> list[Array]:
@@ -59,14 +70,16 @@ def run_constants(path: Path, names: Sequence[str]) -> list[Array]:
     graph.node.extend(reversed(nodes))
     graph.initializer.extend(stored)
     graph.output.extend(outputs)
-    return _run(proto, path, {}, 0)[0]
+    return _run(proto, path, {}, 0, JUDGES)
 
 
-def _run(proto: onnx.ModelProto, path: Path, given: Mapping[str, Array], points: int) -> tuple[list[Array], str]:
-    """Outputs, and what computed them; stored tensors that are no inputs lie beside ``path``.
+def _run(
+    proto: onnx.ModelProto, path: Path, given: Mapping[str, Array], points: int, judges: Sequence[str]
+) -> list[Array]:
+    """Outputs, by the first that can; stored tensors that are no inputs lie beside ``path``.
 
     Raises:
-        CannotRunError: if nothing runs it.
+        CannotRunError: if none of the judges runs it.
     """
     for tensor in onnx.external_data_helper._get_all_tensors(proto):  # noqa: SLF001  # what is left of them is small
         if onnx.external_data_helper.uses_external_data(tensor):
@@ -75,18 +88,18 @@ def _run(proto: onnx.ModelProto, path: Path, given: Mapping[str, Array], points:
         if node.op_type == "Dropout" and len(node.input) > 2:
             del node.input[2:]  # without it nothing is dropped
     failures: list[str] = []
-    for name, run in (("ONNX Runtime", _run_fast), ("onnx's reference implementation", _run_slowly)):
-        if run is _run_slowly and points > MOST_SLOWLY:
+    for name in judges:
+        if name == SLOW and points > MOST_SLOWLY:
             failures.append(f"{name} is too slow for it")
             continue
         try:
-            found = run(proto, given)
+            found = _run_slowly(proto, given) if name == SLOW else _run_fast(proto, given)
         except Exception as error:  # noqa: BLE001  # whatever they raise on what they do not know
             failures.append(f"{name}: {first_line(error)}")
             continue
         arrays = [np.asarray(x) for x in found]
         if all(_is_declared(value, x) for value, x in zip(proto.graph.output, arrays, strict=True)):
-            return arrays, name
+            return arrays
         failures.append(f"{name} gives outputs of other shapes than the file declares")
     raise CannotRunError("; ".join(failures))
 

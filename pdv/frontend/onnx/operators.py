@@ -85,9 +85,11 @@ def dropout(c: Call) -> tuple[Node, Node | None]:
     ratio = float(c.array(1)) if c.get(1) is not None else c.attrs.get("ratio", 0.5)
     c.attrs.get("seed")  # masks are the program's own
     if training and ratio > 0:
-        if c.is_used(1):
-            raise Unsupported("the mask of dropout as a value")
-        return masks.dropout(c.k, c[0], float(str(np.float32(ratio)))), None
+        share = float(str(np.float32(ratio)))
+        if not c.is_used(1):
+            return masks.dropout(c.k, c[0], share), None
+        drawn = masks.dropout(c.k, masks.fill(c.k, 1, c[0].type.shape, c[0].type.dtype), share)
+        return c.k.mul(c[0], drawn), masks.compare_number(c.k, "!=", drawn, 0.0)
     return c[0], c.k.const(np.ones(c[0].type.shape, np.bool_)) if c.is_used(1) else None
 
 

@@ -159,7 +159,7 @@ def call_torch(
         each = [of.get(id(x)) for x in tensors]
         return [np.zeros(x.shape) if g is None else g.double().numpy() for x, g in zip(tensors, each, strict=True)]
 
-    return result.detach().double().numpy(), pull
+    return (result.double() if result.is_floating_point() else result).detach().numpy(), pull
 
 
 def _name(function: OpOverload) -> str:

@@ -32,6 +32,8 @@ PASSING = (
     "top_k_smallest", "top_k_same_values", "gridsample_bilinear", "det_nd", "maxpool_with_argmax_2d_precomputed_pads",
     "maxunpool_export_without_output_shape", "bitwise_and_i32_2d", "convtranspose_3d", "tensorscatter_circular",
     "shrink_hard", "einsum_inner_prod",
+    "bitwise_not_4d", "training_dropout_mask", "onehot_with_axis", "resize_downsample_scales_linear_align_corners",
+    "attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",
     "attention_4d_with_qk_matmul", "rotary_embedding_expanded", "castlike_DOUBLE_to_FLOAT",
 )  # fmt: skip
 REFUSED = {

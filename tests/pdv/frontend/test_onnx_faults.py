@@ -14,8 +14,10 @@ from onnx.reference import ReferenceEvaluator
 
 import pdv
 from ir.errors import ModelError, UnsupportedOperatorsError
+from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import evaluate
 from pdv.frontend import load_program
+from pdv.frontend.torch.opaque import call_torch
 from tests.pdv.worlds import cluster
 
 F32, I64, I8, F64 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT8, TensorProto.DOUBLE
@@ -47,7 +49,7 @@ def check(tmp_path: Path, proto: onnx.ModelProto, **inputs: Any) -> None:
     program = load_program(save(tmp_path, proto))
     wanted = ReferenceEvaluator(proto).run(None, inputs)
     stored = {name: program.weights.load(name) for name in program.weights.names}
-    found = evaluate(program.graph, {**inputs, **stored}).gather()
+    found = evaluate(program.graph, {**inputs, **stored}, field=FloatField(foreign=call_torch)).gather()
     assert len(wanted) == len(program.graph.outputs)
     for (name, node), want in zip(program.graph.outputs, wanted, strict=True):
         assert node.type.dtype.torch_name == want.dtype.name.replace("bool_", "bool"), name

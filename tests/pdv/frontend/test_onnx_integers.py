@@ -35,6 +35,13 @@ def test_integers_that_wrap_are_compared_as_they_are(tmp_path: Path) -> None:
     check(tmp_path, proto, a=np.array([200, 1, 255, 0], "u1"), b=np.array([100, 2, 1, 0], "u1"))
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "int64"])
+def test_bits_are_those_of_the_own_type(tmp_path: Path, kind: str) -> None:
+    number = KINDS.get(kind, I64)
+    proto = model([n("BitwiseNot", ["x"])], {"x": (number, [4])}, {"y": (number, [4])})
+    check(tmp_path, proto, x=np.array([0, 1, 100, np.iinfo(kind).max - 2], kind))
+
+
 def test_floats_become_integers_towards_zero(tmp_path: Path) -> None:
     nodes = [n("Cast", ["x"], "i", to=I64), n("Mul", ["i", "i"], "j"), n("Cast", ["j"], to=F32)]
     proto = model(nodes, {"x": (F32, [2, 4])}, {"y": (F32, [2, 4])})
