@@ -10,6 +10,8 @@ those of which the same graph is read as of the module are not planned again.
 ``nodes``: onnx's own backend node tests, for inference, planned for one process and for two, and the text run on as
 many simulated ranks against the outputs that the test asks for, within its own tolerance. docs/coverage.md is filled in
 from benchmarks/results/coverage_nodes.json.
+``gradients``: the same tests with their inputs of floats as parameters, in training: gradients of the text on one
+process and on two against each other, and against differences of values in float64 (coverage_runs/gradients.py).
 ``random``: ONNX models of several random operators, planned for two processes in both modes, and the text run on two
 simulated ranks against what ONNX Runtime gives.
 """
@@ -49,6 +51,10 @@ def main() -> None:
         if part == "nodes":
             chosen = "test_relu" if options.smoke else options.only
             run_nodes(record, chosen, options.every, quick=options.quick, jobs=options.jobs)
+            continue
+        if part == "gradients":
+            chosen = "test_add,test_matmul" if options.smoke else options.only
+            run_gradients(record, chosen, options.every, jobs=options.jobs)
             continue
         if part == "random":
             run_random(record, 5 if options.smoke else options.models, options.only, jobs=options.jobs)
@@ -95,6 +101,30 @@ def run_random(record: Record, models: int, only: str, *, jobs: int) -> None:
         record.claim(f"random models: {outcome}", counts[outcome], "")
     record.claim("random models: accepted", 1 - counts["refused"] / len(rows), "of all")
     record.claim("random models: cut", sum(row["cut"] for row in rows) / len(rows), "of all")
+
+
+def run_gradients(record: Record, only: str, every: int, *, jobs: int) -> None:
+    """A row for each node test with gradients, and how many came out; the arguments as of ``run_nodes``."""
+    from benchmarks.coverage_runs.gradients import READING, REFERENCE, UNDEFINED
+    from benchmarks.coverage_runs.nodes import cases, refusals, survey_gradients
+    from benchmarks.coverage_runs.running import WORST_FIRST
+
+    chosen = [case for case in cases()[::every] if any(part in case.name for part in only.split(","))]
+    rows = sorted(survey_gradients(chosen, jobs=jobs), key=lambda row: str(row["test"]))
+    record.rows += rows
+    for row in rows:
+        if row["outcome"] not in ("passed", "refused"):
+            print(f"{row['outcome']}: {row['test']}: {row['why']}")
+    table(("tests", "operator", "refused, since"), refusals(rows))
+    counts = Counter(row["outcome"] for row in rows)
+    record.claim("gradients", len(rows), "tests")
+    for outcome in WORST_FIRST:
+        record.claim(f"gradients: {outcome}", counts[outcome], "tests")
+    passed = [row for row in rows if row["outcome"] == "passed"]
+    record.claim("gradients: passing", len(passed) / max(len(rows), 1), "of all")
+    record.claim("gradients: cut", sum(row["cut"] for row in passed) / max(len(passed), 1), "of those that passed")
+    for judge in (REFERENCE, READING, UNDEFINED):
+        record.claim(f"gradients: {judge}", sum(row["judge"] == judge for row in passed), "of those that passed")
 
 
 def run_nodes(record: Record, only: str, every: int, *, quick: bool, jobs: int) -> None:

@@ -1,14 +1,16 @@
-"""onnx's own backend node tests. Entry points: ``cases``, ``survey``."""
+"""onnx's own backend node tests. Entry points: ``cases``, ``survey``, ``survey_gradients``."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx
 
 from benchmarks.coverage_runs.apart import LATE, each_apart
+from benchmarks.coverage_runs.gradients import NOTHING, run_gradients
 from benchmarks.coverage_runs.running import TIME_OUT_S, WORST_FIRST, Case, read_case, run_case
 
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
@@ -52,8 +54,17 @@ def survey(chosen: Sequence[Case], *, quick: bool = False, jobs: int = 1) -> Ite
 
     quick: it is only read, and evaluated as it was read.
     """
-    tasks = [(case, quick) for case in chosen]
-    for number, found in each_apart(_row, tasks, seconds=3 * TIME_OUT_S, jobs=jobs):
+    yield from _rows(partial(_row, quick=quick), chosen, jobs)
+
+
+def survey_gradients(chosen: Sequence[Case], *, jobs: int = 1) -> Iterator[dict[str, Any]]:
+    """A row for each case with gradients, as it ends: its inputs of floats parameters, on one process and on two."""
+    plain = [case for case in chosen if group_of(case) != GROUPS[1]]
+    yield from (row for row in _rows(_gradients_row, plain, jobs) if row.get("judge") != NOTHING)
+
+
+def _rows(run: Callable[[Case], dict[str, Any]], chosen: Sequence[Case], jobs: int) -> Iterator[dict[str, Any]]:
+    for number, found in each_apart(run, chosen, seconds=3 * TIME_OUT_S, jobs=jobs):
         if isinstance(found, str):
             what = "timed out" if found == LATE else "crashed"
             yield {**_head(chosen[number]), "outcome": what, "why": found, "cut": False}
@@ -65,8 +76,12 @@ def _head(case: Case) -> dict[str, Any]:
     return {"test": case.name, "operator": _operator(case), "group": group_of(case)}
 
 
-def _row(task: tuple[Case, bool]) -> dict[str, Any]:
-    case, quick = task
+def _gradients_row(case: Case) -> dict[str, Any]:
+    found, judge = run_gradients(case)
+    return {**_head(case), "outcome": found.what, "why": found.why, "cut": found.cut, "judge": judge}
+
+
+def _row(case: Case, *, quick: bool) -> dict[str, Any]:
     one = read_case(case) if quick else run_case(case, 1)
     two = one if quick or one.what == "refused" else run_case(case, 2)
     worse = min(one, two, key=lambda outcome: WORST_FIRST.index(outcome.what))

@@ -1,7 +1,7 @@
 """Small ONNX models and the outputs that they should give: read, planned, proved, written, and the text run on
 simulated ranks.
 
-Entry points: ``run_case``, ``read_case``.
+Entry points: ``run_case``, ``read_case``; ``run_safely``, with what a run is made of.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import numpy as np
 import onnx
 
 import pdv
-from benchmarks.coverage_runs import SLOW
 from ir.errors import PdvError, UnsupportedOperatorsError
 from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import evaluate
@@ -41,8 +40,16 @@ from pdv.plan.package import Plan
 
 TIME_OUT_S = 60
 DRAWS = 100  # of masks, whose share of zeros is compared
-LINK = {"name": "wire", "bandwidth": "10 GB/s", "latency": "1 us"}
-"""So slow a device, and so fast a link, that cutting pays for tensors of twelve elements."""
+SLOW = {
+    "name": "slow",
+    "memory": "1 GiB",
+    "peak": {"float32": "100 MFLOP/s"},
+    "memory_bandwidth": "1 GB/s",
+    "launch_latency": "10 ns",
+    "efficiency": 0.02,
+}
+LINK = {"name": "wire", "bandwidth": "1 GB/s", "latency": "10 ns"}
+"""So slow a device, and so fast a link, that cutting pays for tensors of two elements."""
 
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
 T = TypeVar("T")
@@ -76,10 +83,10 @@ def run_case(case: Case, devices: int, mode: Mode = "infer") -> Outcome:
     """One case planned for so many devices, and its text run on as many simulated ranks."""
 
     def run(path: Path, inputs: Sequence[Any], wanted: Sequence[Any]) -> tuple[str, bool]:
-        plan, known = _known(case, inputs, lambda known: _plan(path, devices, known, mode))
-        return _text_differs(case, plan, _named(case, inputs, known), wanted), _is_cut(plan)
+        plan, known = find_known(case, inputs, lambda known: plan_case(path, devices, known, mode))
+        return _text_differs(case, plan, name_inputs(case, inputs, known), wanted), is_cut(plan)
 
-    return _outcome(case, run)
+    return run_safely(case, run)
 
 
 def read_case(case: Case) -> Outcome:
@@ -89,20 +96,20 @@ def read_case(case: Case) -> Outcome:
     """
 
     def run(path: Path, inputs: Sequence[Any], wanted: Sequence[Any]) -> tuple[str, bool]:
-        program, known = _known(case, inputs, lambda known: load_program(path, dims=known))
+        program, known = find_known(case, inputs, lambda known: load_program(path, dims=known))
         stored = {name: program.weights.load(name) for name in program.weights.names}
-        given = {**stored, **_named(case, inputs, known)}
+        given = {**stored, **name_inputs(case, inputs, known)}
         with np.errstate(all="ignore"):
-            wide = {name: _wide(x) for name, x in given.items()}
+            wide = {name: widen(x) for name, x in given.items()}
             found = evaluate(program.graph, wide, field=FloatField(foreign=call_torch)).gather()
         nodes = [node for _, node in program.graph.outputs]
         return _differs(case, nodes, [found[name] for name, _ in program.graph.outputs], wanted), False
 
-    found = _outcome(case, run)
+    found = run_safely(case, run)
     return run_case(case, 1) if found.what == "wrong" else found
 
 
-def _outcome(case: Case, run: Callable[[Path, Sequence[Any], Sequence[Any]], tuple[str, bool]]) -> Outcome:
+def run_safely(case: Case, run: Callable[[Path, Sequence[Any], Sequence[Any]], tuple[str, bool]]) -> Outcome:
     """run: (the model's file, inputs, outputs) -> what is wrong, and whether it was cut."""
     cut = False
     try:
@@ -129,12 +136,13 @@ def _short(why: str) -> str:
     return re.sub(r"/tmp/\S*/", "", why).replace("unsupported-operators: unsupported operators ", "")[:240]
 
 
-def _plan(path: Path, devices: int, known: Mapping[str, Any], mode: Mode) -> Plan:
+def plan_case(path: Path, devices: int, known: Mapping[str, Any], mode: Mode) -> Plan:
+    """The plan of a file for so many devices; known: values of inputs."""
     cluster = {"name": "two", "nodes": [{"count": 1, "devices": devices, "device": SLOW, "link": LINK}]}
     return pdv.optimize(path, cluster=cluster, mode=mode, mesh={"x": devices}, dims=known, budget_s=20)
 
 
-def _known(case: Case, inputs: Sequence[Any], read: Callable[[Mapping[str, Any]], T]) -> tuple[T, Names]:
+def find_known(case: Case, inputs: Sequence[Any], read: Callable[[Mapping[str, Any]], T]) -> tuple[T, Names]:
     """What ``read`` gives, and the inputs whose values it had to know: shapes, axes, and the like."""
     given: Mapping[str, Any] = {value.name: x for value, x in zip(case.model.graph.input, inputs, strict=False)}
     known: dict[str, Any] = {}
@@ -152,12 +160,13 @@ def _known(case: Case, inputs: Sequence[Any], read: Callable[[Mapping[str, Any]]
             known |= {name: given[name].tolist() for name in asked}
 
 
-def _named(case: Case, inputs: Sequence[Any], known: Names) -> dict[str, Array]:
+def name_inputs(case: Case, inputs: Sequence[Any], known: Names) -> dict[str, Array]:
+    """Inputs by name, without those that are known."""
     named = {value.name: x for value, x in zip(case.model.graph.input, inputs, strict=False)}
-    return {name: _plain(x) for name, x in named.items() if name not in known}
+    return {name: plain(x) for name, x in named.items() if name not in known}
 
 
-def _is_cut(plan: Plan) -> bool:
+def is_cut(plan: Plan) -> bool:
     """Whether some value of the program lies in parts on the devices."""
     return any(node.op.kind == "parallel" and node.op.name == "partition" for node in plan.pcg.nodes)
 
@@ -169,8 +178,8 @@ def _text_differs(case: Case, plan: Plan, inputs: Mapping[str, Array], wanted: S
     stored = {name: plan.weights.load(name) for name in plan.weights.names}
     texts = Texts(module_texts(emission.body(shape_of)), Path("emitted"))
     names = {node.attr("name") for node in plan.source.inputs}
-    given = Given({name: _wide(x) for name, x in inputs.items() if name in names}, {}, {}, np.ones(1))
-    wide = {name: _wide(x) for name, x in stored.items()}
+    given = Given({name: widen(x) for name, x in inputs.items() if name in names}, {}, {}, np.ones(1))
+    wide = {name: widen(x) for name, x in stored.items()}
     ranks = [first for first, _ in observe(pair, texts, {**wide, **pair.own_tensors(wide)}, given, train=False)]
     drawn = bool(plan.source.draws)
     why = "" if drawn else _any_differs(case, plan, ranks, wanted)
@@ -189,7 +198,7 @@ def _any_differs(
 ) -> str:
     nodes = [node for _, node in plan.source.outputs]
     for rank, observed in enumerate(ranks):
-        own = [own_rows(_plain(want), observed.batch_axes) for want in wanted]
+        own = [own_rows(plain(want), observed.batch_axes) for want in wanted]
         if why := _differs(case, nodes, observed.outputs, wanted, own, typed=typed):
             return f"{why} (rank {rank})"
     return ""
@@ -208,12 +217,12 @@ def _drawn_differs(case: Case, plan: Plan, inputs: Mapping[str, Array], wanted: 
     """
     shares = [node.attr("p") for node in plan.source.nodes if node.op.draws]
     nodes = [node for _, node in plan.source.outputs]
-    want = _wide(wanted[0])
+    want = widen(wanted[0])
     kept = []
     for found in itertools.islice(_runs(plan, inputs), DRAWS):
         mask = np.logical_and(found[0] != 0, want != 0)
         held = [np.where(mask, found[0], want), *(x | ~mask | (want == 0) for x in found[1:])]
-        asked = [wanted[0], *(np.ones_like(_plain(x)) for x in wanted[1:])]
+        asked = [wanted[0], *(np.ones_like(plain(x)) for x in wanted[1:])]
         if why := _differs(case, nodes, held, asked):
             return why
         kept.append(found[0] != 0)
@@ -239,7 +248,7 @@ def _tensor(x: Array) -> Any:  # Any: a tensor of torch, which is imported late
     import torch
 
     own = getattr(torch, x.dtype.name)
-    return torch.from_numpy(_wide(x)).to(own) if x.dtype.kind in "fV" else torch.from_numpy(np.array(x))
+    return torch.from_numpy(widen(x)).to(own) if x.dtype.kind in "fV" else torch.from_numpy(np.array(x))
 
 
 def _differs(
@@ -254,7 +263,7 @@ def _differs(
     """How outputs differ from what is asked for; own: the part of it that is to be found here; typed: and its type."""
     if len(found) != len(wanted):
         return f"{len(found)} outputs, not {len(wanted)}"
-    rows = zip(found, map(_plain, wanted), map(_plain, own or wanted), nodes, strict=True)
+    rows = zip(found, map(plain, wanted), map(plain, own or wanted), nodes, strict=True)
     for index, (value, want, part, node) in enumerate(rows):
         if typed and node.type.dtype.torch_name != want.dtype.name.replace("bool_", "bool"):
             return f"output {index} is {node.type.dtype.torch_name}, not {want.dtype.name}"
@@ -263,8 +272,8 @@ def _differs(
         if value.shape != part.shape:
             return f"output {index} is of shape {list(value.shape)}, not {list(part.shape)}"
         close = {"rtol": max(case.rtol, _resolution(want)), "atol": max(case.atol, _step(want)), "equal_nan": True}
-        if not np.allclose(value, _wide(part), **close):  # type: ignore[arg-type]
-            gap = float(np.nanmax(np.abs(np.subtract(value, _wide(part), dtype=np.float64)), initial=0.0))
+        if not np.allclose(value, widen(part), **close):  # type: ignore[arg-type]
+            gap = float(np.nanmax(np.abs(np.subtract(value, widen(part), dtype=np.float64)), initial=0.0))
             return f"output {index} differs by {gap:.1e}"
     return ""
 
@@ -282,12 +291,14 @@ def _step(want: Array) -> float:
     return 2 * float(np.finfo(np.float32).eps) * float(finite.max(initial=0.0))
 
 
-def _wide(x: Any) -> Array:
-    x = _plain(x)
+def widen(x: Any) -> Array:  # Any: whatever a test's values are
+    """Floats in float64, others as they are."""
+    x = plain(x)
     return x if x.dtype.kind in "iub" else x.astype(np.float64)
 
 
-def _plain(x: Any) -> Array:
+def plain(x: Any) -> Array:  # Any: whatever a test's values are
+    """An array of a tensor of ONNX, or of what is one."""
     return np.asarray(onnx.numpy_helper.to_array(x) if isinstance(x, onnx.TensorProto) else x)
 
 

@@ -266,7 +266,7 @@ class _Interpreter:
         assert whole.shape[1:] == node.type.shape, f"{node} was given {whole.shape[1:]}"
         local = cut(whole, sharding, self.mesh)
         if not node.type.dtype.is_floating:
-            return local.astype(np.int64) if local.dtype.kind in "iu" else local
+            return _wrapped(local.astype(np.int64), node) if local.dtype.kind in "iu" else local
         tracked = node.needs_grad or (self.track_inputs and node.is_input)
         return self.recorder.leaf(local, tracked=tracked)
 

@@ -9,6 +9,8 @@ from functools import cache
 
 import pytest
 
+from benchmarks.coverage_runs import gradients
+from benchmarks.coverage_runs.gradients import NOTHING, READING, REFERENCE, run_gradients
 from benchmarks.coverage_runs.nodes import cases
 from benchmarks.coverage_runs.running import Case, run_case
 
@@ -36,6 +38,13 @@ PASSING = (
     "attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",
     "attention_4d_with_qk_matmul", "rotary_embedding_expanded", "castlike_DOUBLE_to_FLOAT",
 )  # fmt: skip
+TRAINED = {  # with their inputs as parameters
+    "add_bcast": REFERENCE, "attention_3d_causal": REFERENCE, "conv_with_strides_padding": REFERENCE,
+    "layer_normalization_3d_axis1_epsilon": REFERENCE, "gather_0": REFERENCE, "gridsample_bilinear": READING,
+    "resize_upsample_scales_linear": REFERENCE, "training_dropout_default": READING, "argmax_keepdims_example": NOTHING,
+    "lstm_with_peepholes": REFERENCE, "sce_mean": REFERENCE, "dequantizelinear_axis": REFERENCE,
+    "cast_FLOAT_to_FLOAT8E4M3FNUZ": READING,
+}  # fmt: skip
 REFUSED = {
     "maxpool_2d_uint8": "a maximum over windows of u8",
     "identity_opt": "is no tensor",
@@ -53,6 +62,23 @@ def known() -> dict[str, Case]:
 def test_passes_on_two_ranks(name: str) -> None:
     found = run_case(known()[name], 2)
     assert (found.what, found.why) == ("passed", "")
+
+
+@pytest.mark.parametrize("name", sorted(TRAINED))
+def test_gradients_on_two_ranks_are_those_on_one_and_those_of_values(name: str) -> None:
+    found, judge = run_gradients(known()[name])
+    assert (found.what, found.why, judge) == ("passed", "", TRAINED[name])
+
+
+def test_wrong_gradients_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gradients._gradients
+    monkeypatch.setattr(
+        gradients, "_gradients",
+        lambda *args: [{name: 1.001 * x for name, x in each.items()} for each in right(*args)],
+    )  # fmt: skip
+    found, _ = run_gradients(known()["add_bcast"])
+    assert found.what == "wrong"
+    assert "along a direction" in found.why
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
