@@ -147,7 +147,7 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
             least, most = pair.ranges.get(name, (0, 2))
             drawn = random.integers(least, most, shape)
             many = least == 0 < most - 2
-            drawn = np.where(random.random(shape) < _ZEROS, 0, drawn) if many else _with_one(drawn)
+            drawn = np.where(random.random(shape) < _ZEROS, 0, drawn) if many else _with_one(drawn, most - 1)
             inputs[name] = np.asarray(drawn).astype(kind.torch_name)  # the text computes in it
     for name in divisors(pair.source):
         inputs[name] = np.where(inputs[name] == 0, 1, inputs[name])
@@ -160,10 +160,10 @@ def draw(pair: Pair, seed: int, *, positive: bool = False, size: float = 1.0) ->
     return Given(inputs, stored, cotangents, random.uniform(0.5, 1.5, rows))
 
 
-def _with_one(mask: Array) -> Array:
+def _with_one(mask: Array, most: int = 1) -> Array:
     """No row of a mask is all false: kernels differ in what they make of a softmax of nothing, and its gradient."""
     if mask.ndim:
-        mask[..., 0] = np.maximum(mask[..., 0], 1)
+        mask[..., 0] = np.maximum(mask[..., 0], min(most, 1))
     return mask
 
 

@@ -192,10 +192,8 @@ class _ModelLowering:
             state = is_statistic
         dtype = self._dtype(value)
         self.k.name = name
-        if not dtype.is_floating or not (kind == "PARAMETER" or state):
+        if not dtype.is_floating or not (kind == "PARAMETER" or state) or 0 in tensor.shape:
             return self.k.const(tensor.numpy(), dtype)
-        if 0 in tensor.shape:
-            raise ModelError(f"initializer {name!r} has shape {list(tensor.shape)}", "Every dim is at least 1")
         self.loaders[name] = partial(_read_tensor, tensor)
         shape = tuple(tensor.shape.numpy())
         return self.k.builder.param(name, TensorType(shape, dtype), trainable=kind == "PARAMETER")

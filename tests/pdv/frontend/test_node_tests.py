@@ -34,6 +34,7 @@ PASSING = (
     "top_k_smallest", "top_k_same_values", "gridsample_bilinear", "det_nd", "maxpool_with_argmax_2d_precomputed_pads",
     "maxunpool_export_without_output_shape", "bitwise_and_i32_2d", "convtranspose_3d", "tensorscatter_circular",
     "shrink_hard", "einsum_inner_prod",
+    "deform_conv_with_mask_bias", "deform_conv_with_multiple_offset_groups", "roialign_aligned_true",
     "bitwise_not_4d", "training_dropout_mask", "onehot_with_axis", "resize_downsample_scales_linear_align_corners",
     "attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",
     "attention_4d_with_qk_matmul", "rotary_embedding_expanded", "castlike_DOUBLE_to_FLOAT",
@@ -43,7 +44,7 @@ TRAINED = {  # with their inputs as parameters
     "layer_normalization_3d_axis1_epsilon": REFERENCE, "gather_0": REFERENCE, "gridsample_bilinear": READING,
     "resize_upsample_scales_linear": REFERENCE, "training_dropout_default": READING, "argmax_keepdims_example": NOTHING,
     "lstm_with_peepholes": REFERENCE, "sce_mean": REFERENCE, "dequantizelinear_axis": REFERENCE,
-    "cast_FLOAT_to_FLOAT8E4M3FNUZ": READING,
+    "cast_FLOAT_to_FLOAT8E4M3FNUZ": READING, "deform_conv_with_mask_bias": READING,
 }  # fmt: skip
 REFUSED = {
     "maxpool_2d_uint8": "a maximum over windows of u8",

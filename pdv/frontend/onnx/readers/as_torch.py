@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import masks
+from pdv.frontend import layers, masks
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.call import Call, Handler, run_by_torch
 from pdv.frontend.onnx.readers import known, windows
@@ -31,6 +32,80 @@ def sample(c: Call) -> Node:
     how = (number, _PADDINGS[c.attrs["padding_mode"]], bool(c.attrs["align_corners"]))
     found: Node = run_by_torch(c.k, f"aten::grid_sampler_{dims}d", c[0], c[1], *how)
     return found
+
+
+def deformed_conv(c: Call) -> Node:
+    """A convolution that reads between elements, where offsets say, times a mask (https://arxiv.org/abs/1811.11168).
+
+    x: [n, c, h, w], w: [co, c / groups, *kernel], offset: [n, (g *kernel 2), h', w'], mask: [n, (g *kernel), h', w']
+    """
+    k, x, w, offset, bias, mask = c.k, c[0], c[1], c[2], c.get(3), c.get(4)
+    if (
+        x.type.rank != 4
+        or min(x.type.shape[2:]) < 2
+        or c.attrs.get("kernel_shape", w.type.shape[2:]) != w.type.shape[2:]
+    ):
+        raise Unsupported(f"a deformed convolution of {list(w.type.shape)} over {list(x.type.shape)}")
+    over, groups, moved = windows.window(c, w.type.shape[2:]), c.attrs["group"], c.attrs["offset_group"]
+    (n, channels, *space), (height, width) = x.type.shape, offset.type.shape[2:]
+    places = math.prod(over.kernel)
+    lines = [
+        stride * np.arange(count) - before + dilation * np.arange(size)[:, None]
+        for count, size, stride, before, dilation in zip(
+            (height, width), over.kernel, over.stride, over.before, over.dilation, strict=True
+        )
+    ]  # along each dim, [kernel, positions]
+    shapes = ((over.kernel[0], 1, height, 1), (1, over.kernel[1], 1, width))
+    offsets = k.reshape(offset, (n * moved, *over.kernel, 2, height, width))
+    points = [
+        k.add(k.select(offsets, 3, i), k.const(line.reshape(shape).astype(np.float32), x.type.dtype))
+        for i, (line, shape) in enumerate(zip(lines, shapes, strict=True))
+    ]
+    read = _read_between(k, k.reshape(x, (n * moved, channels // moved, *space)), points, 0)
+    if mask is not None:
+        read = k.mul(read, k.reshape(mask, (n * moved, 1, *over.kernel, height, width)))
+    columns = k.reshape(read, (n, groups, channels // groups * places, height * width))
+    y = k.apply("matmul", k.reshape(w, (1, groups, w.type.shape[0] // groups, -1)), columns)
+    y = k.reshape(y, (n, w.type.shape[0], height, width))
+    return y if bias is None else k.add(y, k.reshape(bias, (-1, 1, 1)))
+
+
+def _read_between(k: Lowering, x: Node, points: Sequence[Node], padding: int) -> Node:
+    """x: [n, c, h, w] at two coordinates, each [n, *places], in elements -> [n, c, *places]; outside as torch pads."""
+    n, *places = points[0].type.shape
+    scaled = [
+        k.reshape(k.shift(k.scale(point, 2 / (size - 1)), -1.0), (n, math.prod(places), 1, 1))
+        for point, size in zip(points, x.type.shape[2:], strict=True)
+    ]
+    found = run_by_torch(k, "aten::grid_sampler_2d", x, k.concat(scaled[::-1], 3), 0, padding, True)
+    return k.reshape(found, (n, x.type.shape[1], *places))
+
+
+def aligned_regions(c: Call) -> Node:
+    """x: [b, c, h, w], regions: [n, 4], the row of each: [n] -> [n, c, h', w'], means of what lies between elements."""
+    k, x, regions, rows = c.k, c[0], c[1], c[2]
+    count, scale, mode = c.attrs["sampling_ratio"], c.attrs["spatial_scale"], c.attrs["mode"]
+    if mode != "avg" or count < 1 or min(x.type.shape[2:]) < 2:
+        raise Unsupported(f"the {mode} of regions by {count} samples of {list(x.type.shape)}")
+    half = c.attrs.get("coordinate_transformation_mode", "output_half_pixel") == "half_pixel"
+    sizes = (c.attrs["output_height"], c.attrs["output_width"])
+    n, ends = regions.type.shape[0], k.shift(k.scale(regions, scale), -0.5 if half else 0.0)
+    points, inside = [], []
+    for i, (size, most) in enumerate(zip(sizes, x.type.shape[2:], strict=True)):
+        first, last = (k.reshape(k.select(ends, 1, at), (n, 1)) for at in (1 - i, 3 - i))
+        length = k.sub(last, first)
+        length = length if half else masks.clamp(k, length, 1.0, None)
+        at = k.const(((np.arange(size * count) + 0.5) / (size * count)).astype(np.float32)[None], x.type.dtype)
+        line = k.reshape(k.add(first, k.mul(length, at)), (n, *((1, -1) if i else (-1, 1))))
+        inside += [masks.compare_number(k, ">=", line, -1.0), masks.compare_number(k, "<=", line, float(most))]
+        points.append(k.expand(line, (n, sizes[0] * count, sizes[1] * count)))
+    chosen = layers.index_select(k, x, 0, rows)
+    read = _read_between(k, chosen, points, 1)
+    seen = reduce(lambda one, other: masks.logical(k, "and", one, other), inside)
+    zero = masks.fill(k, 0, (1, 1, 1, 1), x.type.dtype)
+    read = k.apply("where", k.reshape(seen, (n, 1, *seen.type.shape[1:])), read, zero)
+    parts = k.reshape(read, (n, x.type.shape[1], sizes[0], count, sizes[1], count))
+    return k.reduce("reduce_mean", parts, (3, 5), False)
 
 
 def determinant(c: Call) -> Node:
@@ -140,6 +215,8 @@ def scatter_nd(c: Call) -> Node:
 READERS: Mapping[str, Handler] = {
     "GridSample": sample,
     "Det": determinant,
+    "DeformConv": deformed_conv,
+    "RoiAlign": aligned_regions,
     **{f"Bitwise{name}": bits(op) for name, op in (("And", "and.Tensor"), ("Or", "or.Tensor"), ("Xor", "xor.Tensor"))},
     "BitwiseNot": bits("not"),
     "BitShift": shifted_bits,
