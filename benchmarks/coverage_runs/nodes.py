@@ -64,7 +64,7 @@ def survey_gradients(chosen: Sequence[Case], *, jobs: int = 1) -> Iterator[dict[
 
 
 def _rows(run: Callable[[Case], dict[str, Any]], chosen: Sequence[Case], jobs: int) -> Iterator[dict[str, Any]]:
-    for number, found in each_apart(run, chosen, seconds=3 * TIME_OUT_S, jobs=jobs):
+    for number, found in each_apart(run, chosen, seconds=10 * TIME_OUT_S, jobs=jobs):
         if isinstance(found, str):
             what = "timed out" if found == LATE else "crashed"
             yield {**_head(chosen[number]), "outcome": what, "why": found, "cut": False}

@@ -345,7 +345,7 @@ def _wanted(proto: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
 
 def survey(seeds: Sequence[int], *, jobs: int = 1) -> Iterator[dict[str, Any]]:
     """A row for each model, as it ends, planned for two processes."""
-    for number, found in each_apart(_row, seeds, seconds=3 * TIME_OUT_S, jobs=jobs):
+    for number, found in each_apart(_row, seeds, seconds=10 * TIME_OUT_S, jobs=jobs):
         if isinstance(found, str):
             what = "timed out" if found == LATE else "crashed"
             yield {"model": seeds[number], "mode": "", "outcome": what, "why": found, "cut": False, "operators": []}
