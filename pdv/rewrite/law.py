@@ -24,6 +24,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import EllipsisType
 from typing import cast
 
@@ -87,7 +88,7 @@ class Law:
     def __str__(self) -> str:
         return self.text + (f" # {self.proof}" if self.proof else "")
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The law as a line, without the record of its proof."""
         sides = " == ".join(", ".join(map(str, side)) for side in (self.left, self.right))

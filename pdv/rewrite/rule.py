@@ -32,7 +32,7 @@ class Rule:
     before: tuple[Apply, ...]
     after: tuple[Term, ...]
 
-    @property
+    @cached_property
     def equation(self) -> str:
         """The law in this direction, for people."""
         before, after = (", ".join(map(str, side)) for side in (self.before, self.after))
