@@ -17,8 +17,9 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from benchmarks.published.cross import cross_validate, interval
 from benchmarks.published.fit import fit
 from benchmarks.published.runs import Refused, Run, read_runs
 from benchmarks.published.simulate import Simulated, simulate_runs
@@ -33,6 +34,7 @@ made-up,,2,256,4,128,1024,A100-80G,2,2,,,4,2,1,1,2,0,none,none,9,ms/iteration,in
 """
 
 
+Entry = TypeVar("Entry")
 FITTED = 1  # the half that constants are fitted on; it has runs of every set
 
 
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, metavar="FILE", help="a CSV file in the form of training_runs.csv")
     parser.add_argument("--cost", default="learned", help="what prices kernels, as pdv takes it")
     parser.add_argument("--fit", action="store_true", help="fit the constants on one half, and print them")
+    parser.add_argument("--cross", action="store_true", help="fit the constants of modern machines, each part left out")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     options = parser.parse_args()
     record = Record()
@@ -56,6 +59,11 @@ def main() -> None:
     if options.fit:
         print(fit([run for run in runs if half_of(run) == FITTED], options.cost, options.jobs))
         return
+    if options.cross:
+        crossed(record, runs, options.cost, options.jobs)
+        record.print_summary()
+        record.write(options.json)
+        return
     found = simulate_runs(runs, CALIBRATION, options.cost, options.jobs)
     done = [entry for entry in found if isinstance(entry, Simulated)]
     record.rows = [row_of(entry) for entry in done]
@@ -64,6 +72,31 @@ def main() -> None:
     report(record, done, failed)
     record.print_summary()
     record.write(options.json)
+
+
+def crossed(record: Record, runs: Sequence[Run], cost: str, jobs: int) -> None:
+    """Errors of each part under constants that were fitted without it, with intervals: the runs are few."""
+    found = cross_validate(runs, cost, jobs)
+    print(found.calibration)
+    rows = zip(runs, found.parts, found.errors, strict=True)
+    record.rows = [{"row": run.number, "set": run.set, "part": part, "error": error} for run, part, error in rows]
+    narrow = [error for run, error in zip(runs, found.errors, strict=True) if run.manual["products"] != "own"]
+    wide = [error for run, error in zip(runs, found.errors, strict=True) if run.manual["products"] == "own"]
+    by_set = grouped(zip(runs, found.errors, strict=True), lambda entry: entry[0].set)
+    groups = {f"set {name}": [error for _, error in entries] for name, entries in by_set.items()}
+    groups |= {"bf16": wide, "fp8 and fp4": narrow}
+    for name, errors in groups.items():
+        if errors:
+            low, high = interval(errors)
+            note = f"{len(errors)} runs; 90 % of means {100 * low:.1f} to {100 * high:.1f}"
+            record.claim(f"cross-validated, {name}: error of the step time", mean_of(errors), "%", note)
+    means = [mean_of([error for _, error in entries]) for entries in by_set.values()]
+    record.claim("cross-validated: error of the step time, mean over sets", statistics.fmean(means), "%")
+
+
+def mean_of(errors: Sequence[float]) -> float:
+    """Mean absolute error in percent."""
+    return 100 * statistics.fmean(map(abs, errors))
 
 
 def half_of(run: Run) -> int:
@@ -161,9 +194,9 @@ def by_memory(record: Record, entries: Sequence[Simulated]) -> None:
     record.claim("runs said not to fit, which ran", float(too_large), "runs", f"of {len(entries)}")
 
 
-def grouped(entries: Iterable[Simulated], key: Callable[[Simulated], Any]) -> dict[Any, list[Simulated]]:
+def grouped(entries: Iterable[Entry], key: Callable[[Entry], Any]) -> dict[Any, list[Entry]]:
     """By key, in order of appearance."""
-    found: dict[Any, list[Simulated]] = defaultdict(list)
+    found: dict[Any, list[Entry]] = defaultdict(list)
     for entry in entries:
         found[key(entry)].append(entry)
     return found

@@ -21,7 +21,11 @@ SOURCES: tuple[Source, ...] = ("measured", "learned", "analytic")  # in order of
 
 
 class Query(NamedTuple):
-    """One operator under local loops; ``wanted[i]`` says whether operand ``i`` needs a gradient, None: no backward."""
+    """One operator under local loops; ``wanted[i]`` says whether operand ``i`` needs a gradient, None: no backward.
+
+    ``number``: of a product, the format in which its factors are multiplied where it is narrower than their type, as
+    profiles call it ("fp8", "fp8_block", "nvfp4").
+    """
 
     op: Operator
     loops: Loops
@@ -29,6 +33,7 @@ class Query(NamedTuple):
     result: TensorType
     attrs: Attrs
     wanted: tuple[bool, ...] | None
+    number: str = ""
 
     @classmethod
     def of(cls, node: Node, loops: Loops, *, train: bool) -> Query:
@@ -88,6 +93,10 @@ class Work:
     flops: float
     bytes_moved: float
     kernels: int
+
+    def faster(self, gain: float) -> Work:
+        """The same on units of ``gain`` times the rate."""
+        return self if gain == 1.0 else Work(self.flops / gain, self.bytes_moved, self.kernels)
 
 
 def forward_work(op: Operator, loops: Loops, operands: Sequence[TensorType], result: TensorType) -> Work:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from ir.cost_model import Work, backward_work, forward_work
@@ -15,7 +16,9 @@ from ir.dims import Loops, Shape
 from ir.operator import Attrs, Operator
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel
+from learned_cost.kernels.products import ACTIVATION_BYTES, WEIGHT_BYTES
 
+RESULT_BYTES = 2.0  # of products in narrow formats: bfloat16
 DTYPES = {DType.F64: "fp64", DType.F32: "fp32", DType.BF16: "bf16", DType.F16: "fp16", DType.I8: "int8"}
 
 
@@ -63,6 +66,13 @@ def _eager_backward(
     if op.looks_up_rows:
         return Work(work.flops, work.bytes_moved + sizes[0] * operands[0].dtype.itemsize, work.kernels)
     return work
+
+
+def in_format(kernel: Kernel, number: str) -> Kernel:
+    """A product whose factors are in a narrower format; its result is as wide as before."""
+    m, n, k, b = (kernel.dims[name] for name in ("m", "n", "k", "b"))
+    size = float(b) * (m * k * ACTIVATION_BYTES[number] + n * k * WEIGHT_BYTES[number] + m * n * RESULT_BYTES)
+    return replace(kernel, dtype=number, bytes=size)
 
 
 def _kernel(op: Operator, loops: Loops, result: TensorType, attrs: Attrs, work: Work, direction: str) -> Kernel:

@@ -20,7 +20,7 @@ from ir.cost_model import NOTHING, SOURCES, Estimate, NodeEstimate, Query, Work
 from ir.types import DType, TensorType
 from learned_cost.data.kernel import Kernel, Subgraph
 from learned_cost.data.measured import Measurements
-from learned_cost.describe import DTYPES, backward_kernels, forward_kernels
+from learned_cost.describe import DTYPES, backward_kernels, forward_kernels, in_format
 from learned_cost.devices.device import DeviceRecord
 from learned_cost.devices.host import CPU
 from learned_cost.evaluation.evaluate import Answer
@@ -186,15 +186,17 @@ def _mean(estimate: Estimate) -> float:
 
 def _key(query: Query) -> Key:
     """All that the kernels depend on: dims follow from the operator, the operands and the attributes."""
-    op, loops, operands, result, attrs, wanted = query
-    return op.name, tuple(loops.extents.values()), operands, result, tuple(attrs.items()), wanted
+    op, loops, operands, result, attrs, wanted, number = query
+    return op.name, tuple(loops.extents.values()), operands, result, tuple(attrs.items()), wanted, number
 
 
 def _describe(query: Query) -> tuple[list[Named], list[Named]]:
     """The kernels forward and backward, by name."""
-    op, loops, operands, result, attrs, wanted = query
+    op, loops, operands, result, attrs, wanted, number = query
     forward = forward_kernels(op, loops, operands, result, attrs)
     backward = () if wanted is None else backward_kernels(op, loops, operands, result, attrs, wanted)
+    if number:
+        forward, backward = (tuple(in_format(kernel, number) for kernel in part) for part in (forward, backward))
     return [(kernel.key, kernel) for kernel in forward], [(kernel.key, kernel) for kernel in backward]
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from benchmarks.published.cluster import bandwidth, cluster_of, devices_of, node_size
+from benchmarks.published.cross import BY_MODEL, interval, parts_of
 from benchmarks.published.runs import (
     Refused,
     Unreadable,
@@ -172,3 +173,43 @@ def test_a_partition_counts_layers_between_what_stands_at_both_ends() -> None:
     assert partition_of(notes, 24, 4) == (6, 6, 6, 6)
     assert partition_of("none stated", 24, 4) is None
     assert math.isclose(sum(partition_of("pipeline partition [0, 2, 30]", 24, 2) or ()), 24)
+
+
+TITAN = {
+    **ROW, "gpu": "H100-80G", "source": "pytorch/torchtitan benchmarks/a_2025-06.md", "zero": "3",
+    "recompute": "selective-op", "precision": "fp8-rowwise", "notes": "async TP, compile", "pp": "1", "dp": "8",
+}  # fmt: skip
+
+
+def test_what_modern_frameworks_do_is_told_by_source_and_notes() -> None:
+    manual = run_of(0, TITAN).manual
+    said = {name: manual[name] for name in ("products", "recompute", "pieces", "sp", "loss", "light")}
+    wanted = {"products": "fp8-rowwise", "recompute": "operators", "pieces": True, "sp": True, "loss": "fused"}
+    assert said == wanted | {"light": True}
+    assert not run_of(0, {**TITAN, "notes": "vanilla TP, compile"}).manual["pieces"]
+    assert run_of(0, {**TITAN, "source": "pytorch/torchtitan a_202412.md"}).manual["loss"] == "float32"
+    assert run_of(0, TITAN).recompute == ()
+
+
+def test_what_tables_leave_out_is_open() -> None:
+    row = {
+        **TITAN,
+        "source": "NVIDIA-NeMo/Megatron-Bridge",
+        "recompute": "",
+        "zero": "not stated (distributed optimizer)",
+    }
+    run = run_of(0, row)
+    assert run.manual["zero"] == 1
+    assert run.recompute == ("none", "elementwise", "full")
+    assert "offload" in run_of(0, {**row, "gpu": "DGX-GB200"}).recompute
+
+
+def test_parts_are_models_of_large_sets() -> None:
+    few, many = run_of(0, ROW), run_of(1, {**ROW, "set": "many"})
+    assert set(parts_of([few, *[many] * BY_MODEL])) == {"made-up", "many GPT-2 345M"}
+
+
+def test_an_interval_holds_the_mean() -> None:
+    low, high = interval([0.1, -0.1, 0.2, 0.05])
+    assert low <= 0.1125 <= high
+    assert interval([0.1, -0.1]) == pytest.approx((0.1, 0.1))

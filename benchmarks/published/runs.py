@@ -51,6 +51,13 @@ class Run:
     micro_batch: int | None
     virtual: int | None
     single: bool = False  # float32, said so
+    recompute: tuple[str, ...] = ()  # what users choose among where the row does not say
+    reserved: bool = False  # stated memory is what the allocator reserved, not what the device shows
+
+    @property
+    def stated(self) -> str:
+        """Equal for runs that state the same, whatever was measured of them."""
+        return repr(replace(self, number=0, set="", model="", group=(), measured_s=0.0, memory_bytes=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +82,34 @@ class Framework:
     precision: str
     gathers: int = 0  # layers that weights are gathered ahead
     gradients: bool = False  # summed beside backward
+    weights: bool = False  # of ZeRO 1, gathered beside forward
+    pieces: bool = False  # activations beside the products that read or make them
+    sequence: bool = False  # tensor parallelism is always sequence parallelism as well
+    loss: str = "in-place"
+    cast_weights: bool = False  # gathered as they are multiplied
+    recompute_open: bool = False  # what is recomputed is the user's choice, which tables leave out
+    light: bool = False  # on GPUs since Hopper
+    reserved: bool = False  # memory is stated as torch.cuda.max_memory_reserved
 
 
 # By a word of `source` or `notes`. Megatron-LM and its DeepSpeed fork until 2022: fused softmax, bias-gelu and
 # bias-dropout-add, scores written (Narayanan et al., SC'21, section 4.2); DeepSpeed's gradients stay in half precision.
 # llm-foundry: FSDP with FlashAttention in eager mode. torchtitan: FSDP, compiled, SDPA. Others as eager PyTorch with
 # autocast.
+TITAN = Framework(
+    flash=True, fused=True, dropout=False, precision="mixed", gathers=1, gradients=True, sequence=True, loss="float32",
+    reserved=True, light=True, cast_weights=True,
+)  # fmt: skip
+# Megatron Core: FlashAttention, sequence parallelism, and all of its overlaps (README, "Training Speed and
+# Scalability": --tp-comm-overlap, --overlap-grad-reduce, --overlap-param-gather); gradients are summed in bfloat16.
+CORE = Framework(
+    flash=True, fused=True, dropout=False, precision="mixed-half-gradients", gathers=1, gradients=True, weights=True,
+    pieces=True, sequence=True, loss="fused", cast_weights=True, recompute_open=True, light=True,
+)  # fmt: skip
 FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
-    ("torchtitan", Framework(flash=True, fused=True, dropout=False, precision="mixed", gathers=1, gradients=True)),
+    ("torchtitan", TITAN),
+    ("megatron-bridge", CORE),
+    ("overlap flags in readme", CORE),
     ("foundry", Framework(flash=True, fused=False, dropout=False, precision="mixed", gathers=1, gradients=True)),
     ("deepspeed", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
     # The chronicle says so itself: from that section on, DeepSpeed's BF16_Optimizer, which sums gradients in float32
@@ -95,7 +122,7 @@ FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
 FSDP = Framework(flash=True, fused=False, dropout=False, precision="mixed", gathers=1, gradients=True)
 EAGER = Framework(flash=False, fused=False, dropout=True, precision="mixed-half-gradients")
 # GPUs that came after FlashAttention: frameworks that train on them use it.
-LATER = ("h100", "h200", "h800", "gh200", "b200", "gb200", "mi300", "l40s")
+LATER = ("h100", "h200", "h800", "gh200", "gh96", "b200", "gb200", "b300", "gb300", "mi300", "l40s")
 
 
 def read_runs(path: Path) -> tuple[list[Run], list[Refused]]:
@@ -136,17 +163,41 @@ def run_of(number: int, row: Row) -> Run:
         number, row.get("set", ""), row.get("model", ""), arch, cluster, manual, batch, devices,
         measured_s(row, batch, devices), None if memory is None else memory * 2**30,
         tuple(row.get(name, "") for name in plan_free), micro, virtual, in_float32(row),
+        again_of(cluster) if framework.recompute_open and not row.get("recompute") else (), framework.reserved,
     )  # fmt: skip
 
 
 def framework_of(row: Row) -> Framework:
     """By the source's name; else by ZeRO-3, which is FSDP's, and by the age of the GPU."""
-    text = f"{row.get('source', '')} {row.get('notes', '')}".lower()
-    later = any(name in re.sub(r"[^a-z0-9]", "", row.get("gpu", "").lower()) for name in LATER)
+    text = f"{row.get('source', '')} {row.get('notes', '')} {row.get('zero', '')}".lower()
     for word, framework in FRAMEWORKS:
         if word in text:
-            return replace(framework, flash=framework.flash or later)
-    return FSDP if _int(row, "zero", 0) == 3 else replace(EAGER, flash=later)
+            notes = re.sub("[^a-z0-9]", "", row.get("notes", "").lower())
+            return replace(
+                framework,
+                flash=framework.flash or is_later(row),
+                pieces=framework.pieces or "asynctp" in notes,
+                loss="fused" if framework is TITAN and "2025" in text else framework.loss,  # compiled since April 2025
+            )
+    return FSDP if _int(row, "zero", 0) == 3 else replace(EAGER, flash=is_later(row))
+
+
+def again_of(cluster: Mapping[str, Any]) -> tuple[str, ...]:
+    """What users of Megatron Core choose among, cheapest first; offloading where the host is a link of NVLink away."""
+    coherent = all(str(node["device"]).startswith(("gb200", "gb300", "gh200")) for node in cluster["nodes"])
+    return ("none", "elementwise", *(["offload"] if coherent else []), "full")
+
+
+def products_of(row: Row) -> str:
+    """The format of products in layers, as settings call it; fp8 without more is scaled by tensor."""
+    text = row.get("precision", "").lower()
+    words = (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("rowwise", "fp8-rowwise"), ("fp8", "fp8"))
+    return next((name for word, name in words if word in text), "own")
+
+
+def is_later(row: Row) -> bool:
+    """Whether a row's GPUs came after FlashAttention."""
+    return any(name in re.sub(r"[^a-z0-9]", "", row.get("gpu", "").lower()) for name in LATER)
 
 
 def in_float32(row: Row) -> bool:
@@ -161,16 +212,20 @@ def _manual(
     recompute = row.get("recompute", "").lower()
     interleaved = "interleaved" in row.get("schedule", "").lower()
     manual: dict[str, Any] = {name: size for name, size in degrees.items() if size > 1}
-    manual["zero"] = _int(row, "zero", 0)
+    manual["zero"] = _int(row, "zero", int("distributed optimizer" in row.get("zero", "")))
     manual["recompute"] = next((kind for kind in ("full", "selective") if kind in recompute), "none")
-    if "selective-layer" in recompute:
-        manual["recompute"] = "selective"
-    if "sequence" in recompute and degrees["tp"] > 1:
+    # torchtitan's default of selective checkpointing is by operator
+    if "selective-op" in recompute or (recompute == "selective" and framework.reserved):
+        manual["recompute"] = "operators"
+    if ("sequence" in recompute or framework.sequence) and degrees["tp"] > 1:
         manual["sp"] = True
     manual["schedule"] = "interleaved" if interleaved and degrees["pp"] > 1 else "1f1b"
     manual["micro_batch"] = micro or 1
     manual |= {"flash": framework.flash, "fused": framework.fused, "dropout": framework.dropout}
     manual |= {"precision": framework.precision, "gathers": framework.gathers, "gradients": framework.gradients}
+    manual |= {"products": products_of(row), "loss": framework.loss, "weights": framework.weights}
+    manual["light"] = framework.light and is_later(row)
+    manual |= {"pieces": framework.pieces, "cast_weights": framework.cast_weights}
     if in_float32(row):
         manual["precision"] = "as-emitted"
     if partition is not None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 from benchmarks.published.runs import Refused, Run
 from ir.cost_model import CostModel
-from ir.errors import PdvError
+from ir.errors import PdvError, UsageError
 from ir.types import DType
 from pdv.cluster import Device
 from pdv.problem.workload import Workload
@@ -38,8 +38,10 @@ class Simulated:
 
 
 def simulate_runs(runs: Sequence[Run], calibration: Calibration, cost: str, jobs: int) -> list[Simulated | Refused]:
-    """In the order of ``runs``."""
-    together = sorted(range(len(runs)), key=lambda i: (runs[i].arch, repr(runs[i].cluster), i))
+    """In the order of ``runs``; of those that state the same one is simulated."""
+    alike = [run.stated for run in runs]
+    first = {key: i for i, key in reversed([*enumerate(alike)])}
+    together = sorted(first.values(), key=lambda i: (runs[i].arch, repr(runs[i].cluster), i))
     parts = [part for part in _parts(together, runs) if part]
     tasks = [([runs[i] for i in part], calibration, cost) for part in parts]
     if jobs == 1:
@@ -50,7 +52,14 @@ def simulate_runs(runs: Sequence[Run], calibration: Calibration, cost: str, jobs
     found: dict[int, Simulated | Refused] = {}
     for part, answer in zip(parts, answers, strict=True):
         found.update(zip(part, answer, strict=True))
-    return [found[i] for i in range(len(runs))]
+    return [_as(found[first[key]], run) for run, key in zip(runs, alike, strict=True)]
+
+
+def _as(answer: Simulated | Refused, run: Run) -> Simulated | Refused:
+    """What was said of a run that states the same, of this one."""
+    if isinstance(answer, Refused):
+        return replace(answer, number=run.number, set=run.set)
+    return replace(answer, run=run)
 
 
 def _parts(order: Sequence[int], runs: Sequence[Run], size: int = 24) -> Iterator[list[int]]:
@@ -72,14 +81,41 @@ def _one(run: Run, calibration: Calibration, cost: str) -> Simulated | Refused:
     """The fastest that fits of what the row leaves open; settings that no program allows are passed over."""
     found: list[Simulated] = []
     why = "no settings that it leaves open go together"
+    fitting: set[str] = set()  # settings of which less recomputation fits, which is the faster
     for opened in openings(run):
+        others = repr({name: value for name, value in opened.items() if name != "recompute"})
+        if others in fitting:
+            continue
         try:
             found.append(_priced(run, opened, calibration, cost))
+            fitting |= {others} if found[-1].fits else set()
         except PdvError as error:
             why = str(error)
         except Exception:  # noqa: BLE001  # a fault of ours in one row must not lose the others; it is told with them
             return Refused(run.number, run.set, f"our fault: {traceback.format_exc(limit=-3)}")
     return min(found, key=lambda s: (not s.fits, s.step_s)) if found else Refused(run.number, run.set, why)
+
+
+def fastest(run: Run, calibration: Calibration, cost: str) -> dict[str, Any]:
+    """What the row leaves open, as `simulate_runs` decides it.
+
+    Raises:
+        PdvError: if no settings go together.
+    """
+    from pdv.memory import step_memory
+    from pdv.simulate.step import simulate
+
+    found: list[tuple[bool, float, int, dict[str, Any]]] = []
+    for number, opened in enumerate(openings(run)):
+        try:
+            made = workload_of(run, opened, cost)
+        except PdvError:
+            continue
+        time = simulate(made, calibration=calibration, draws=0).step_s
+        found.append((not step_memory(made).fits, time, number, opened))
+    if not found:
+        raise UsageError(f"row {run.number}: no settings that it leaves open go together")
+    return min(found)[3]
 
 
 def openings(run: Run) -> list[dict[str, Any]]:
@@ -96,7 +132,8 @@ def openings(run: Run) -> list[dict[str, Any]]:
         for chunks in virtual:
             order = "interleaved" if chunks > 1 and run.manual["schedule"] == "interleaved" else "1f1b"
             count = chunks if order == "interleaved" else 1
-            found.append({"micro_batch": size, "vp": count, "schedule": order} | ends(layers, stages * count))
+            settings = {"micro_batch": size, "vp": count, "schedule": order} | ends(layers, stages * count)
+            found += [settings | {"recompute": again} for again in run.recompute] or [settings]
     return found
 
 
@@ -121,7 +158,8 @@ def _priced(run: Run, opened: Mapping[str, Any], calibration: Calibration, cost:
     memory = step_memory(made)
     chosen = " ".join(f"{name}={value}" for name, value in opened.items() if run.manual.get(name) != value)
     return Simulated(
-        run, simulation.step_s, simulation.std_s, memory.worst.total_bytes, memory.fits,
+        run, simulation.step_s, simulation.std_s,
+        memory.worst.reserved_bytes if run.reserved else memory.worst.total_bytes, memory.fits,
         simulation.totals, chosen,
     )  # fmt: skip
 

@@ -135,6 +135,8 @@ def _of_settings(
     from pdv.prices import cost_model, with_curves
 
     devices = load_cluster(cluster)
+    if dtype in values.FORMATS:  # of the products in layers; all else is in bfloat16
+        asked, dtype = asked.model_copy(update={"products": dtype}), "bfloat16"
     given = complete(asked, devices.num_devices)
     wanted = str(values.dtype(dtype))
     graph_of = read(wanted, given.tp)

@@ -45,6 +45,7 @@ RECORDED: Mapping[str, object] = {
     "--cost": config.COST,
 }
 _NUMBER = r"-?[0-9]{1,9}(\.[0-9]{1,9})?"
+FORMATS = ("fp8", "fp8-rowwise", "mxfp8", "nvfp4")  # of products, which are simulated (`pdv.problem.formats`)
 NOT_PACKAGES = sys.stdlib_module_names | {"torch", "safetensors", "numpy", "pdv", "ir", "learned_cost"}
 
 
@@ -87,6 +88,12 @@ def dtype(text: str | None) -> str | None:
     """The full name of a dtype: `bf16` is bfloat16."""
     if text is None or text in DTYPES:
         return DTYPES[text] if text else None
+    if text in FORMATS:
+        raise UsageError(
+            f"--dtype: no program is emitted whose products are in {text}",
+            "bfloat16 is what the others of its layers compute in",
+            f"Ask what it would bring: `pdv simulate --manual products={text}`",
+        )
     raise UsageError(f"--dtype: {text!r} is not known", f"Allowed: {', '.join(sorted(DTYPES))}")
 
 

@@ -9,6 +9,7 @@ divided by the 2 log2 n steps that `pdv.cost.comm` counts).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -103,6 +104,14 @@ def record_labels() -> list[tuple[str, ...]]:
     from learned_cost.devices.device import load_records
 
     return [(entry.name, *entry.aliases) for entry in load_records().values()]
+
+
+def record_peaks(name: str) -> Mapping[str, float] | None:
+    """Peak rates of a device by its record's dtypes; None where there is no record of that name."""
+    from learned_cost.devices.device import find, load_records
+
+    found = find(name, load_records().values())
+    return None if found is None else {str(dtype): rate for dtype, rate in found.peak_flops.items()}
 
 
 def preset_tdp_w(name: str) -> float | None:

@@ -1,13 +1,20 @@
-"""Whether a model admits degrees: heads, positions and experts that divide. Entry point: `check_model`."""
+"""Whether a model admits degrees (heads, positions and experts that divide), and devices a format.
+
+Entry points: `check_model`, `check_format`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ir.dims import divisors
 from ir.errors import UsageError
 from ir.graph import Graph
+from pdv.cluster import Device
+from pdv.cluster.presets import record_peaks
 from pdv.pins.roles import RoleOf
+from pdv.problem.formats import FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,24 @@ def check_model(graph: Graph, given: Degrees) -> None:
     """
     _check_heads(graph, given)
     _check_parts(graph, given)
+
+
+def check_format(name: str, devices: Sequence[Device]) -> None:
+    """Products in a narrow format, on devices that have units for it.
+
+    Raises:
+        UsageError: naming the device that has none.
+    """
+    chosen = FORMATS.get(name)
+    for device in devices if chosen is not None else ():
+        assert chosen is not None, "as the loop says"
+        peaks = record_peaks(device.name)
+        if peaks is not None and chosen.peak not in peaks:
+            having = [one.name for one in FORMATS.values() if one.peak in peaks]
+            raise UsageError(
+                f"products={name}: {device.name} has no units for {chosen.peak}",
+                f"Allowed: {', '.join(['own', *having])}",
+            )
 
 
 def _check_heads(graph: Graph, given: Degrees) -> None:

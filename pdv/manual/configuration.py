@@ -24,19 +24,21 @@ from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.cost.stage_links import stage_links
-from pdv.manual.admits import Degrees, check_model, list_divisors
+from pdv.manual.admits import Degrees, check_format, check_model, list_divisors
 from pdv.manual.axis_moves import StraightMoves, as_made
 from pdv.manual.interleave import heads_outermost
 from pdv.manual.placement import Use, place
 from pdv.pcg.derive import derive
 from pdv.pcg.spread import spread_to_pcg
 from pdv.problem import Derived, Problem
+from pdv.problem.formats import FORMATS
 from pdv.problem.workload import (
     AS_EMITTED,
     MIXED,
     MIXED_HALF_GRADIENTS,
     MIXED_TWO_GRADIENTS,
     Execution,
+    Loss,
     Order,
     Overlap,
     Precision,
@@ -70,7 +72,10 @@ class Configuration(BaseModel):
         partition: layers of each chunk, in the order of the model; "balanced" by arithmetic.
         precision: what training keeps of each weight (`pdv.problem.workload`).
         fused, flash, dropout: `Execution`'s.
-        gradients, bucket_bytes, gathers, activations, transfers: `Overlap`'s.
+        products: the format of products inside layers: their own type, or a narrower one (`pdv.problem.formats`).
+        cast_weights, loss: `Execution`'s.
+        gradients, bucket_bytes, gathers, activations, transfers: `Overlap`'s, as weights and light.
+        pieces: whether activations of ``tp``, and of ``cp``, move in pieces beside the products that read or make them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -97,6 +102,12 @@ class Configuration(BaseModel):
     gathers: int = 1
     activations: bool = False
     transfers: bool = True
+    products: Literal["own", "fp8", "fp8-rowwise", "mxfp8", "nvfp4"] = "own"
+    cast_weights: bool = False
+    loss: Loss = "in-place"
+    weights: bool = False
+    pieces: bool = False
+    light: bool = False
 
     def text(self) -> str:
         """What differs from the defaults: ``configuration(c.text()) == c``."""
@@ -132,7 +143,17 @@ class Configuration(BaseModel):
 
     def execution(self) -> Execution:
         """How a step runs, beside what the PCG says."""
-        overlap = Overlap(self.gradients, self.bucket_bytes, self.gathers, self.activations, self.transfers)
+        pieces = ("tp", "cp") if self.pieces else ()
+        overlap = Overlap(
+            self.gradients,
+            self.bucket_bytes,
+            self.gathers,
+            self.activations,
+            self.transfers,
+            self.weights,
+            pieces,
+            self.light,
+        )
         axes = tuple(axis.name for axis in self.mesh().axes if axis.name != "tp")
         return Execution(
             self.micro_batches,
@@ -145,6 +166,9 @@ class Configuration(BaseModel):
             self.fused,
             self.flash,
             self.dropout,
+            FORMATS.get(self.products),
+            self.cast_weights,
+            self.loss,
         )
 
 
@@ -162,6 +186,8 @@ def configuration(text: str, batch: int | None = None) -> Configuration:
         if not equals or key not in fields:
             mend = did_you_mean(key, (*fields, *ALIASES)) or "Write for instance tp=8,pp=4,dp=2,zero=1"
             raise UsageError(f"--manual: {part!r} is no setting", f"Settings: {', '.join(fields)}", mend)
+        if key == "precision" and value.lower() in FORMATS:  # what people call a precision is the format of products
+            key = "products"
         if key in given:
             raise UsageError(f"--manual: {key} is given twice", mend="Leave one of them out")
         given[key] = _read(key, value)
@@ -280,6 +306,7 @@ def workload(
         UsageError: if the configuration is none for this model and cluster.
     """
     full = complete(given, cluster.num_devices)
+    check_format(full.products, [entry.device for entry in cluster.classes])
     graph = graph_of(full.micro_batch * full.data)
     check_model(graph, Degrees(full.tp, full.cp, full.ep, full.sp))
     mesh = full.mesh()

@@ -2,7 +2,7 @@
 
 Emitted programs call ``F.cross_entropy`` (examples/train.py): log-probabilities are kept, and its backward makes two
 gradients of their size. Megatron-LM's vocab_parallel_cross_entropy computes in float32: logits, and exponentials that
-become the gradient in place.
+become the gradient in place. A compiled loss writes nothing of float32, and keeps the logits and a number a row.
 """
 
 from __future__ import annotations
@@ -26,13 +26,21 @@ def loss_forward(setting: Setting, heap: Heap, outputs: Sequence[Node]) -> dict[
     for node in outputs:
         if node.needs_grad:
             elements = _elements(setting, node)
-            if setting.eager:
+            if fused(setting, node):
+                kept[node] = heap.allocate(elements / node.type.shape[-1] * FULL_BYTES, LOSS)  # a number a row
+            elif setting.eager:
                 kept[node] = heap.allocate(elements * node.type.dtype.itemsize, LOSS)
             else:
                 logits = heap.allocate(elements * FULL_BYTES, LOSS)
                 kept[node] = heap.allocate(elements * FULL_BYTES, LOSS)
                 heap.drop(logits)
     return kept
+
+
+def fused(setting: Setting, node: Node) -> bool:
+    """Whether one kernel reads logits as they are; rows that vocabulary cuts are summed over devices in between."""
+    last = setting.shape(node)[-1] == node.type.shape[-1]
+    return setting.execution.loss == "fused" and last
 
 
 def loss_backward(setting: Setting, heap: Heap, node: Node, kept: Storage) -> Storage:
@@ -42,6 +50,12 @@ def loss_backward(setting: Setting, heap: Heap, node: Node, kept: Storage) -> St
         picked = heap.allocate(size, LOSS)  # of the log-probabilities: zero but for the targets
         gradient = heap.allocate(size, LOSS)
         heap.drop(picked)
+    elif setting.execution.loss == "float32" and not fused(setting, node):
+        wide = _elements(setting, node) * FULL_BYTES
+        made = [heap.allocate(float(wide), LOSS) for _ in range(2)]  # of the log-probabilities, and of the logits
+        heap.drop(made[0])
+        gradient = heap.allocate(size, LOSS)
+        heap.drop(made[1])
     else:
         gradient = heap.allocate(size, LOSS)
     heap.drop(kept)

@@ -15,6 +15,7 @@ from pdv.memory.log import Heap, Holder, Log, Storage
 from pdv.memory.loss import loss_backward, loss_forward
 from pdv.memory.setting import Setting, of_weights
 from pdv.memory.walk import Value, Walk
+from pdv.problem.recomputation import SELECTIVE, kept_operators
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
     for segment in segments:
         inputs.append(_inputs(walk, segment) if segment.recomputed else [])
         walk.run(segment.nodes, keep=not segment.recomputed)
+        inputs[-1] += _kept(walk, segment)
     kept = loss_forward(setting, heap, [x for x in sent if x in returned])
     # a stage's outputs are held until their backward, as autograd's roots (torch.distributed.pipelining, DeepSpeed)
     roots = [heap.keep(walk.values[x].storage) for x in sent if x not in returned and x.needs_grad and setting.train]
@@ -106,7 +108,7 @@ def _backward(walk: Walk, segments: Sequence[Segment], inputs: Sequence[list[Sto
 
 def _segments(setting: Setting, nodes: Sequence[Node]) -> list[Segment]:
     """Runs of nodes of one layer; in between what belongs to none. One segment, if nothing is recomputed."""
-    if setting.execution.recompute != "full" or not setting.train:
+    if setting.execution.recompute not in {"full", *SELECTIVE} or not setting.train:
         return [Segment(tuple(nodes))]
     runs: list[tuple[int | None, list[Node]]] = []
     for node in nodes:
@@ -125,6 +127,17 @@ def _inputs(walk: Walk, segment: Segment) -> list[Storage]:
     read = dict.fromkeys(x for node in segment.nodes for x in node.operands)
     outside = [x for x in read if x not in inside and x in walk.values]
     return [walk.heap.keep(walk.values[x].storage) for x in outside]
+
+
+def _kept(walk: Walk, segment: Segment) -> list[Storage]:
+    """What selective recomputation by operator keeps of a segment beside what it reads."""
+    if not segment.recomputed or walk.setting.execution.recompute not in SELECTIVE:
+        return []
+    places = sorted(kept_operators([node.op for node in segment.nodes], walk.setting.execution.recompute))
+    nodes = [segment.nodes[place] for place in places]
+    if walk.setting.execution.recompute == "offload":
+        return []
+    return [walk.heap.allocate(walk.setting.num_bytes(x), Holder("activations", x.op.name)) for x in nodes]
 
 
 def _again(walk: Walk, segment: Segment) -> None:

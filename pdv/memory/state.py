@@ -38,7 +38,7 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     leaves = _leaves(setting, chunks)
     trained = [leaf for leaf in leaves if leaf.is_param and leaf.needs_grad]
     others = [leaf for leaf in leaves if not (leaf.is_param and leaf.needs_grad)]
-    sizes = {leaf: float(math.prod(setting.shape(leaf)) * leaf.type.dtype.itemsize) for leaf in leaves}
+    sizes = {x: math.prod(setting.shape(x)) * x.type.dtype.itemsize * _resting(setting, x) for x in leaves}
     held = {
         Holder("weights"): sum(sizes[leaf] for leaf in (*trained, *others) if not leaf.is_input),
         Holder("inputs"): sum(sizes[leaf] for leaf in others if leaf.is_input),
@@ -57,6 +57,21 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     # root and the quotient, while the last parameter's quotient is still there (torch/optim/adam.py).
     step = sum(weights) if on_gpu else sum(weights[:1]) + sum(weights[:2])
     return State(held, gradients, step)
+
+
+def _resting(setting: Setting, leaf: Node) -> float:
+    """The part of a weight's bytes that rests, where its products read it in a narrow format; not of what is gathered.
+
+    A gathered one rests as the optimizer's own copy, which is cast when it is sent.
+    """
+    chosen = setting.execution.resting
+    if chosen is None or not leaf.is_param or leaf.attr("regather") or len(setting.shape(leaf)) < 2:
+        return 1.0
+    readers = [leaf]
+    while readers and all(reader.is_leaf or reader.op.kind == "parallel" for reader in readers):
+        readers = [user for reader in readers for user in setting.workload.pcg.users[reader]]
+    inside = bool(readers) and all(setting.layer(reader) is not None for reader in readers)
+    return chosen.bytes / leaf.type.dtype.itemsize if inside else 1.0
 
 
 def _leaves(setting: Setting, chunks: Iterable[int]) -> list[Node]:

@@ -16,11 +16,13 @@ from ir.mesh import Mesh
 from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
+from pdv.problem.formats import Format
 from pdv.problem.problem import Problem
 
 Order = Literal["gpipe", "1f1b", "interleaved"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "operators", "elementwise", "offload", "full"]
 Zero = Literal[0, 1, 2]
+Loss = Literal["in-place", "float32", "fused"]
 RUN_ORDERS: tuple[Order, ...] = ("gpipe", "1f1b")  # that emitted programs run, the one that holds least last
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "full")  # that they know
 
@@ -56,6 +58,13 @@ class Overlap:
         gathers: how many layers ahead a resting weight is gathered (FSDP, Zhao et al., VLDB'23); 0: where it is used.
         activations: collectives on activations run beside work that does not wait for them.
         transfers: pipeline sends run beside the next micro-batch.
+        weights: weights whose optimizer state is cut (ZeRO 1) are gathered beside the next step's first forward pass
+            (Megatron-LM's --overlap-param-gather), instead of before it.
+        pieces: axes along which an activation is moved in as many pieces as the axis has devices, each beside the
+            product or attention of the piece before it (Wang et al., "Overlap communication with dependent
+            computation", ASPLOS'23; torch's asynchronous tensor parallelism, Megatron-LM's --tp-comm-overlap).
+        light: collectives beside compute take little of a device, as on GPUs since Hopper: sums are made in the switch
+            (NVLink SHARP), and copies are asynchronous (TMA).
     """
 
     gradients: bool = False
@@ -63,6 +72,9 @@ class Overlap:
     gathers: int = 0
     activations: bool = False
     transfers: bool = True
+    weights: bool = False
+    pieces: tuple[str, ...] = ()
+    light: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +85,23 @@ class Execution:
         micro_batches: how often each stage runs forward and backward in a step.
         order: of micro-batches in a stage (`pdv.schedule.order`).
         recompute: "full": of each layer only its input is kept, and forward runs again in backward (Chen et al., 2016);
-            "selective": attention's inside alone is computed again (Korthikanti et al., MLSys'23, section 5).
+            "selective": attention's inside alone is computed again (Korthikanti et al., MLSys'23, section 5);
+            "operators": of a layer the results of attention and of every second product are kept, all else is computed
+            again (torchtitan's selective activation checkpointing by operator); "elementwise": the results of all
+            products are kept as well (Megatron-LM's --recompute-modules layernorm mlp); "offload": these lie in the
+            host's memory in between, over a link so fast that it costs nothing beside compute (NVLink-C2C; NeMo's
+            activation offloading).
         zero: of parameters that rest whole along ``data_axes``: 1 cuts their optimizer state, 2 their gradients too.
         data_axes: mesh axes along which gradients are summed once a step.
         fused: element-wise operators between products run as one kernel (a compiler's or Megatron's fusions), so that
             each such group reads its inputs and writes its result once.
         flash: attention never writes its scores (Dao et al., NeurIPS'22); without it they are written and kept.
         dropout: masks are made and kept, one byte an element, where the model description says that dropout stands.
+        products: the format of products inside layers, where it is narrower than their type.
+        cast_weights: weights rest, and are gathered, in that format where it admits that: no micro-batch casts them.
+        loss: "in-place": in float32, exponentials over which their gradient is written (Megatron-LM); "float32": logits
+            are cast to it, and each step makes a tensor (F.cross_entropy, eager); "fused": one kernel each way reads
+            logits as they are (a compiled loss; Megatron-LM's --cross-entropy-loss-fusion).
     """
 
     micro_batches: int = 1
@@ -92,6 +114,14 @@ class Execution:
     fused: bool = False
     flash: bool = True
     dropout: bool = False
+    products: Format | None = None
+    cast_weights: bool = False
+    loss: Loss = "in-place"
+
+    @property
+    def resting(self) -> Format | None:
+        """The format in which weights of layers rest, if it is not their own."""
+        return self.products if self.cast_weights and self.products is not None and self.products.rests else None
 
 
 EMITTED = Execution(overlap=Overlap(transfers=False))  # of a plan that says nothing of how a step runs

@@ -22,6 +22,7 @@ class Calibration:
         host_step_s: host time outside the graph in each step (data, loss scale, logging).
         products_gpu: time of products within a step over that of the same kernels alone in a loop (clocks fall under
             sustained load).
+        scaled_products: products in 8 or 4 bits within a step over the same alone, beside `products_gpu`.
         attention_gpu: the same of FlashAttention.
         traffic_gpu: the same of all other kernels, which move memory.
         kernels_cpu: the same of every kernel on a CPU.
@@ -30,6 +31,9 @@ class Calibration:
             new memory each time, whose pages the system has yet to give.
         unaligned: how much slower a product in two-byte types is where its rows are no multiple of 16 bytes.
         overlap_slowdown: how much slower compute runs while a collective runs beside it (shared SMs and memory).
+        overlap_slowdown_light: the same where collectives take little of a device (`Overlap.light`).
+        pieces_hidden: share of what moving activations in pieces could hide at best that it does hide: products in
+            pieces are slower, and pieces wait for each other.
         straggler_std: relative deviation of one device's time of a step.
         collective_efficiency: share of a link's bandwidth that collectives reach inside a step.
     """
@@ -39,6 +43,7 @@ class Calibration:
     host_pass_s: float = 1e-4
     host_step_s: float = 9.4e-4
     products_gpu: float = 1.10
+    scaled_products: float = 1.0
     attention_gpu: float = 0.89
     traffic_gpu: float = 0.79
     kernels_cpu: float = 1.35
@@ -46,6 +51,8 @@ class Calibration:
     copies_cpu: float = 10.0
     unaligned: float = 13.1
     overlap_slowdown: float = 2.0
+    overlap_slowdown_light: float = 1.2
+    pieces_hidden: float = 0.6
     straggler_std: float = 0.005
     collective_efficiency: float = 0.86
 

@@ -97,7 +97,12 @@ class Lowered:
         if device not in self._prices:
             compute = self.workload.compute_of(device)
             self._prices[device] = DevicePrices.of(
-                self.nodes.entries, self.workload.execution, device, compute, self.calibration
+                self.nodes.entries,
+                self.workload.execution,
+                device,
+                compute,
+                self.calibration,
+                self.workload.stages.layer_of,
             )
         return self._prices[device]
 
@@ -113,7 +118,8 @@ class Lowered:
             program = Lowering(self.nodes, kind.segments).program(self.chunks.runs[chunk], part)
             program = self._with_sums(program, part, kind)
             programs.append(self._with_loss(program, kind) if chunk == stages.chunks - 1 else program)
-        tail = sums.tail(kind.prices, self._tie(number), kind.segments.issue[0]) if self._train else Segment(())
+        ahead = sum(computing(program.forward) for program in programs)
+        tail = sums.tail(kind.prices, self._tie(number), kind.segments.issue[0], ahead) if self._train else Segment(())
         return Stage(number, kind, own, tuple(programs), sums, tail)
 
     @property
@@ -249,6 +255,12 @@ def loss_segments(segments: Segments, losses: Sequence[Price], sums: Sequence[Ta
         ]
         found.append(segments.made((*tasks, *(sums if way == 0 else ())), "loss"))
     return found[0], found[1]
+
+
+def computing(placed: Sequence[Placed]) -> int:
+    """Picoseconds of compute of the first class of devices."""
+    tasks = (task for one in placed for task in one.segment.tasks)
+    return sum(task.duration for task in tasks if task.part == COMPUTE and 0 in task.classes)
 
 
 def pad_task(parts: Parts, time: int, part: str = "waiting") -> Parts:

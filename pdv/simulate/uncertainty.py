@@ -83,7 +83,7 @@ def _local(lowered: Lowered, stage: Stage, number: int) -> _Sums:
             entry = lowered.nodes.of[node]
             if entry.role == "local":
                 counts[entry.number] = counts.get(entry.number, 0) + 1
-    prices, again = stage.kind.prices[number], 2 if execution.recompute == "full" else 1
+    prices, again = stage.kind.prices[number], 2 if execution.recompute in {"full", "operators"} else 1
     for entry_number, count in counts.items():
         forward, backward = prices.entries[entry_number].estimates
         sums.add(forward, execution.micro_batches * again, count)

@@ -6,12 +6,13 @@ the loss, the optimizer. Entry point: ``DevicePrices``; collectives are in ``lin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query, Work
 from ir.dims import Loops
+from ir.graph import Node, unmoved
 from ir.operator import Operator
 from ir.ops import OPERATORS
 from ir.ops.parallel import transition_of
@@ -23,15 +24,18 @@ from pdv.cluster import Device
 from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import is_residual, local_costs
 from pdv.problem import Problem
+from pdv.problem.formats import Format
 from pdv.problem.workload import AS_EMITTED, Execution, Precision
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine.task import picoseconds
 from pdv.simulate.lowering.copies import copied_bytes
 from pdv.simulate.lowering.entries import Entries, Entry
+from pdv.simulate.lowering.scaled import cast_bytes, is_scaled, scaled_products
 
 # Cross-entropy in float32 over logits: the copy in float32, the row's maximum and sum, the result; backward reads and
 # writes (as the reference implementation in torch.nn.functional does it).
 LOSS_PASSES = (3, 2)
+FUSED_LOSS_PASSES = (1, 2)
 ALIGNED = 8  # elements of two bytes in 16 bytes
 
 
@@ -59,16 +63,24 @@ class DevicePrices:
     execution: Execution
     inside: InStepDevice
     compute: CostModel
+    layers: Collection[Node] = ()
+    cast_types: set[TensorType] = field(default_factory=set)
     entries: dict[int, Price] = field(default_factory=dict)
     losses: dict[tuple[tuple[TensorType, Sharding], ...], Price] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, entries: Entries, execution: Execution, device: Device, compute: CostModel, calibration: Calibration
+        cls,
+        entries: Entries,
+        execution: Execution,
+        device: Device,
+        compute: CostModel,
+        calibration: Calibration,
+        layers: Collection[Node] = (),
     ) -> DevicePrices:
-        """Ask the device's cost model once for everything."""
+        """Ask the device's cost model once for everything; ``layers``: nodes that stand in one."""
         problem = replace(entries.problem, compute=compute)
-        found = cls(device, problem, execution, InStepDevice(device, calibration), compute)
+        found = cls(device, problem, execution, InStepDevice(device, calibration), compute, layers)
         found.learn(entries.all)
         return found
 
@@ -77,7 +89,10 @@ class DevicePrices:
         local = [entry for entry in entries if entry.role == "local" and entry.number not in self.entries]
         costs = local_costs(self.problem, [(entry.node, entry.splits) for entry in local])
         for entry, cost in zip(local, costs, strict=True):
-            if OPERATORS[entry.name].has_scores and not self.execution.flash:
+            if self.execution.products is not None and is_scaled(entry, self.layers):
+                self.entries[entry.number] = self._scaled(entry, self.execution.products)
+                self.cast_types.update(unmoved(operand).type for operand in entry.node.operands)
+            elif OPERATORS[entry.name].has_scores and not self.execution.flash:
                 self.entries[entry.number] = _written_scores(entry, self.problem, self.inside, self.execution)
             else:
                 forward, backward = cost.estimates or (NOTHING, NOTHING)
@@ -90,6 +105,22 @@ class DevicePrices:
         if self.execution.precision == AS_EMITTED:
             moves = [entry for entry in entries if entry.role in {"move", "parameter", "sum"}]
             self.entries.update((entry.number, self._copies(entry)) for entry in moves)
+
+    def _scaled(self, entry: Entry, chosen: Format) -> Price:
+        """A product in a narrow format, and its casts; weights that are gathered in it were cast before that."""
+        found = scaled_products(entry, chosen, self.problem)
+        casts = cast_bytes(entry, chosen, self.problem, weights=self.execution.resting is None)
+        inside = self.inside
+        passes = [self.traffic(size * inside.slowdown(None)) if size else NOTHING for size in casts]
+        factor = inside.slowdown(entry.node.op) * inside.calibration.scaled_products
+        parts = [_together([_times(one, factor), cast]) for one, cast in zip(found, passes, strict=True)]
+        return inside.price(NodeEstimate(*parts), (2 * entry.kernels[0], 2 * entry.kernels[1]), 1.0)
+
+    def cast_share(self, param: Node) -> float:
+        """The part of a weight's bytes that is sent where it is cast before it is gathered."""
+        chosen = self.execution.resting
+        type_ = unmoved(param).type
+        return 1.0 if chosen is None or type_ not in self.cast_types else chosen.bytes / type_.dtype.itemsize
 
     def _dropout(self, entry: Entry) -> Price:
         """Of what a branch adds: a kernel of its own, or fused with the sum, which then writes and reads a mask."""
@@ -128,6 +159,9 @@ class DevicePrices:
         if not problem.train:
             return Price(0, 0)
         pieces = [TensorType(local_shape(full, cut, problem.mesh), full.dtype) for full, cut in outputs]
+        if self.execution.loss == "fused":  # logits are read forward; read again, and their gradient written over them
+            sizes = [float(sum(piece.num_bytes for piece in pieces)) * passes for passes in FUSED_LOSS_PASSES]
+            return inside.price(NodeEstimate(*map(self.traffic, sizes)), (1, 1), inside.slowdown(None))
         known = problem.compute.outside(pieces)
         ahead, behind = LOSS_PASSES
         if known.mean_s > 0.0:

@@ -12,12 +12,14 @@ from typing import Literal
 
 from ir.ops import OPERATORS
 from ir.ops.parallel import transition_of
+from pdv.problem.recomputation import run_again
 from pdv.problem.workload import Execution
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine.task import COMPUTE, HOST, RECOMPUTATION, Placed, Segment, Task, picoseconds
 from pdv.simulate.lowering.entries import Entry
 from pdv.simulate.lowering.fusion import Fusion
 from pdv.simulate.lowering.links import Links
+from pdv.simulate.lowering.pieces import Pieces
 from pdv.simulate.lowering.price import DevicePrices, Price
 
 # Numbers of tasks that others wait for: the node's place in its chunk, what it does, and the set of classes.
@@ -57,8 +59,11 @@ class Segments:
             picoseconds(calibration.host_backward_s) if gpu else 0,
         )
         self.begin = picoseconds(calibration.host_pass_s) if gpu else 0
-        self.slowed = 1.0 - 1.0 / calibration.overlap_slowdown if gpu else 0.0
-        self.most_slowed = calibration.overlap_slowdown - 1.0
+        light = execution.overlap.light
+        slowdown = calibration.overlap_slowdown_light if light else calibration.overlap_slowdown
+        self.slowed = 1.0 - 1.0 / slowdown if gpu else 0.0
+        self.most_slowed = slowdown - 1.0
+        self.hidden = calibration.pieces_hidden
 
     def of(
         self,
@@ -129,6 +134,9 @@ class _Work:
         self._lowering, self._items, self._start, self._fused = lowering, items, start, fused
         self._links, self._overlap = lowering.links, lowering.execution.overlap
         self._classes = len(lowering.links.devices)
+        self._pieces = Pieces(
+            lowering.links, lowering.prices[0], lowering.execution, [x.entry for x in items], lowering.hidden
+        )
         self._held: list[Task] = []  # products that may run behind the next collective
         self.tasks: list[Task] = []
 
@@ -150,9 +158,9 @@ class _Work:
         for item in () if self._overlap.gathers else self._items:
             if item.entry.regathers:
                 self._collective(item.entry, item.place, 0, REGATHER, blocks=True)
-        for number, item in enumerate(self._items):
-            inside = recompute == "selective" and OPERATORS[item.entry.name].has_scores and item.entry.backward
-            if inside or (recompute == "full" and again):
+        for number in sorted(run_again([OPERATORS[item.entry.name] for item in self._items], recompute)):
+            item = self._items[number]
+            if again or (item.entry.backward and recompute == "selective"):
                 self._forward(number, item, RECOMPUTATION, AGAIN)
         for number in reversed(range(len(self._items))):
             item = self._items[number]
@@ -173,7 +181,8 @@ class _Work:
                 self._kernels(number, item, 0, part, self._numbers(item.waits, kind))
             case "move":
                 blocks = not self._overlap.activations
-                self._collective(entry, item.place, 0, kind, blocks=blocks, after=item.waits)
+                left = self._pieces.left(number, 0) if blocks else -1
+                self._collective(entry, item.place, 0, kind, blocks=blocks, after=item.waits, left=left)
             case "parameter" if not self._overlap.gathers and not again:
                 self._collective(entry, item.place, 0, kind, blocks=True)
 
@@ -187,7 +196,8 @@ class _Work:
                 self._kernels(number, item, 1, COMPUTE, self._numbers(item.gradient, BACKWARD))
             case "move":
                 blocks = not self._overlap.activations
-                self._collective(entry, item.place, 1, BACKWARD, blocks=blocks, after=item.gradient)
+                left = self._pieces.left(number, 1) if blocks else -1
+                self._collective(entry, item.place, 1, BACKWARD, blocks=blocks, after=item.gradient, left=left)
                 self._release()
             case "parameter":
                 self._release()
@@ -227,9 +237,15 @@ class _Work:
                 detail = (("source", price.estimates[way].source),)
                 yield Task(name, part, (kind,), duration, issue * kernels, after=after[kind], detail=detail)
 
-    def _collective(self, entry: Entry, place: int, way: int, kind: int, *, blocks: bool, after: Waits = ()) -> None:
-        """What a parallel operator runs forward or backward, if anything."""
+    def _collective(
+        self, entry: Entry, place: int, way: int, kind: int, *, blocks: bool, after: Waits = (), left: int = -1
+    ) -> None:
+        """What a parallel operator runs forward or backward, if anything; ``left``: picoseconds of it, if not all."""
         self._copies(entry, way, kind)
+        if left >= 0:
+            moves = self._moves(entry, place, way, kind, blocks=True, after=())
+            self.tasks += [task._replace(duration=left) for task in moves]
+            return
         if not blocks:
             self.tasks += self._moves(entry, place, way, kind, blocks=False, after=after)
             return
@@ -241,6 +257,8 @@ class _Work:
 
     def _moves(self, entry: Entry, place: int, way: int, kind: int, *, blocks: bool, after: Waits) -> tuple[Task, ...]:
         duration = self._links.move(entry)[way]
+        if entry.role == "parameter" and way == 0:
+            duration = round(duration * self._lowering.prices[0].cast_share(entry.node))
         collective = transition_of(entry.name).communications[way].collective
         if not duration or collective is None:
             return ()

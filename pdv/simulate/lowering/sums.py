@@ -105,10 +105,11 @@ class Sums:
                 tasks += self._collectives("gradients", axis, duration, issue)
         return tasks
 
-    def tail(self, prices: Sequence[DevicePrices], tied: int, issue: int) -> Segment:
+    def tail(self, prices: Sequence[DevicePrices], tied: int, issue: int, ahead: int = 0) -> Segment:
         """What follows the last backward: sums that do not overlap, those of tied weights, the optimizer, gathers.
 
-        ``tied``: picoseconds of sums with other stages; ``issue``: of the host, for each launch.
+        ``tied``: picoseconds of sums with other stages; ``issue``: of the host, for each launch; ``ahead``: of compute
+        of the next step's first forward pass, which hides gathers where they may run beside it.
         """
         tasks = barrier(self.links)
         if not (self.execution.overlap.gradients or self.each_time):
@@ -121,11 +122,20 @@ class Sums:
             time = sum(picoseconds(estimate.mean_s) for estimate in self.optimizer(own))
             tasks.append(Task("optimizer", OPTIMIZER, (number,), time, issue))
         if self.execution.zero:
-            for axes, (_, weight) in self.by_axes().items():
-                for size in self._pieces(weight):
-                    duration = self.links.gather_weights(axes, size)
-                    tasks += self._collectives("weights", axes[0], duration, issue)
+            tasks += self._gathers(prices[0], issue, ahead)
         return Segment(tuple(task for task in tasks if task.duration or task.name == "wait"), "step")
+
+    def _gathers(self, prices: DevicePrices, issue: int, ahead: int) -> list[Task]:
+        """Of weights, after the optimizer has each rank's part of them: what nothing hides."""
+        sent: dict[tuple[int, ...], float] = {}
+        for base, due in self.due.items():
+            sent[due.axes] = sent.get(due.axes, 0.0) + due.weight * prices.cast_share(base)
+        sizes = [(axes, size) for axes, weight in sent.items() for size in self._pieces(weight)]
+        pieces = [(axes[0], self.links.gather_weights(axes, size)) for axes, size in sizes]
+        whole = sum(duration for _, duration in pieces)
+        left = max(0, whole - ahead) / whole if whole and self.execution.overlap.weights else 1.0
+        exposed = [(axis, round(duration * left)) for axis, duration in pieces]
+        return [task for axis, time in exposed for task in self._collectives("weights", axis, time, issue)]
 
     def optimizer(self, prices: DevicePrices) -> list[Estimate]:
         """Of each parameter; equal ones are asked for once."""

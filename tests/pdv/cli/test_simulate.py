@@ -168,3 +168,20 @@ def test_what_a_description_needs(
     gpus: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     assert said in refused(capsys, "optimize", *words, "-c", "gpus4.yaml")
+
+
+def test_formats_of_products_are_simulated_and_not_emitted(gpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (gpus / "b200.yaml").write_text("nodes: [{preset: dgx-b200}]\n")
+    words = ("simulate", "--arch", SMALL, "-c", "b200.yaml", "--batch", "16")
+    assert told(capsys, *words, "--dtype", "nvfp4")["configuration"] == "dp=8,batch=16,products=nvfp4"
+    assert told(capsys, *words, "--manual", "precision=nvfp4")["configuration"] == "dp=8,batch=16,products=nvfp4"
+    error = refused(capsys, "optimize", "--arch", SMALL, "-c", "b200.yaml", "--batch", "16", "--dtype", "fp8")
+    assert "no program is emitted whose products are in fp8" in error
+    assert "pdv simulate --manual products=fp8" in error
+
+
+def test_formats_are_named_as_settings_name_them() -> None:
+    from pdv.cli import values
+    from pdv.problem.formats import FORMATS
+
+    assert set(values.FORMATS) == set(FORMATS)
