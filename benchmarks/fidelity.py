@@ -129,7 +129,21 @@ def report(record: Record, done: Sequence[Simulated], failed: Sequence[Refused])
     for name, entries in halves:
         if entries:
             by_set(record, name, entries)
+    by_format(record, done)
     by_memory(record, done)
+
+
+def by_format(record: Record, entries: Sequence[Simulated]) -> None:
+    """Errors of runs whose products are in 8 or 4 bits, and of the others, where there are both."""
+    kinds = {
+        "products in 8 or 4 bits": [entry for entry in entries if entry.run.manual["products"] != "own"],
+        "products in their own type": [entry for entry in entries if entry.run.manual["products"] == "own"],
+    }
+    for name, members in kinds.items() if all(kinds.values()) else ():
+        errors = [error(entry) for entry in members]
+        low, high = interval(errors)
+        note = f"{len(errors)} runs; 90 % of means {100 * low:.1f} to {100 * high:.1f}"
+        record.claim(f"{name}: error of the step time", mean_of(errors), "%", note)
 
 
 def by_set(record: Record, name: str, entries: Sequence[Simulated]) -> None:
@@ -189,6 +203,7 @@ def by_memory(record: Record, entries: Sequence[Simulated]) -> None:
     if stated:
         errors = [entry.memory_bytes / (entry.run.memory_bytes or 1.0) - 1 for entry in stated]
         record.claim("peak memory: error", 100 * statistics.fmean(map(abs, errors)), "%", f"{len(stated)} runs")
+        record.claim("peak memory: median error", 100 * statistics.median(map(abs, errors)), "%")
         record.claim("peak memory: bias", 100 * statistics.fmean(errors), "%")
     too_large = sum(not entry.fits for entry in entries)
     record.claim("runs said not to fit, which ran", float(too_large), "runs", f"of {len(entries)}")
