@@ -35,6 +35,7 @@ from pdv.simulate.step import factors
 
 DRAWS = 16  # of stragglers, as steps are predicted
 PRICES = (0.1, 0.2, 0.3, 0.45, 0.7, 1.2)  # of memory: seconds of an inside for all that its stages have
+SOLVED = 24  # insides at most; what is known by then is a bound, too
 COMING = 0.75  # of what rests while the only micro-batch runs forward: gradients come as it runs backward
 
 
@@ -93,7 +94,7 @@ class Bounds:
             if near:
                 cells.append((self._even_s(stages, near), next(numbers), Cell(stages, near)))
         heapq.heapify(cells)
-        while cells and cells[0][0] < min(enough_s, least_s):
+        while cells and cells[0][0] < min(enough_s, least_s) and self.solved < SOLVED:
             bound_s, _, cell = heapq.heappop(cells)
             inner = list(self._open(cell))
             if not inner:
@@ -111,9 +112,11 @@ class Bounds:
                 for group in _multiples(cell.counts):
                     yield self._free_s(cell.stages, mesh, group), Cell(cell.stages, group, mesh)
             return
-        first, *rest = cell.counts
-        yield self._within_s(cell.stages, cell.mesh, first), replace(cell, counts=(first,), final=True)
-        for group in _multiples(rest):
+        half = len(cell.counts) // 2
+        if not half:
+            yield self._within_s(cell.stages, cell.mesh, cell.counts[0]), replace(cell, final=True)
+            return
+        for group in (cell.counts[:half], *_multiples(cell.counts[half:])):
             yield self._free_s(cell.stages, cell.mesh, group), replace(cell, counts=group)
 
     # ---- Bounds of cells ----

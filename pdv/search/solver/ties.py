@@ -130,10 +130,12 @@ def _roomy(
     mesh: Mesh,
 ) -> set[Node]:
     """Those of ``params``, in order, whose states all blocks' tables have room for beside those before."""
-    boundaries = {block.key: _boundary(block, configs, mesh) for block in blocks}
+    if not params:
+        return set()
     firsts = {block.key: block for block in reversed(blocks)}
+    boundaries = {key: _boundary(block, configs, mesh) for key, block in firsts.items()}
     reads = {key: {x for node in block.nodes for x in node.operands if x in tables} for key, block in firsts.items()}
-    widest = max((_sources(block, mesh) for block in blocks), default=1)
+    widest = max((_sources(block, mesh) for block in firsts.values()), default=1)
     axes: set[Node] = set()
     for param in params:
         wider = {*axes, param}
