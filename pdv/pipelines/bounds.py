@@ -35,7 +35,7 @@ from pdv.simulate.step import factors
 
 DRAWS = 16  # of stragglers, as steps are predicted
 PRICES = (0.1, 0.2, 0.3, 0.45, 0.7, 1.2)  # of memory: seconds of an inside for all that its stages have
-SOLVED = 24  # insides at most; what is known by then is a bound, too
+SOLVED = 32  # insides at most; what is known by then is a bound, too
 COMING = 0.75  # of what rests while the only micro-batch runs forward: gradients come as it runs backward
 
 

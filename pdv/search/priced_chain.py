@@ -20,7 +20,7 @@ from pdv.problem import AlgebraicStep, Assignment, Problem, Realized
 from pdv.search.assemble import VariantChoice, assemble
 from pdv.search.beside import settle_beside
 from pdv.search.blocks import repeats
-from pdv.search.priced_blocks import BlockPricer
+from pdv.search.priced_blocks import LIMIT, BlockPricer
 from pdv.search.refine import TOLERANCE, BlockChoice, Tables
 from pdv.search.refusals import no_legal_plan
 from pdv.search.solver.configs import ConfigTable, KnownConfigs
@@ -84,12 +84,14 @@ class PricedChain:
         source: SourceBlocks | None = None,
         known: KnownConfigs | None = None,
         variants: Mapping[str, Sequence[Variant]] | None = None,
+        limit: int = LIMIT,
     ) -> None:
         """When it is ``late``, no more rewrites and prices are tried; a plan is found nevertheless.
 
         A search that left rewrites out knows no bound: one of them may cost less than anything it saw. ``source``: the
         problem's blocks, where they were found before; ``known``: configurations of the problem, or of one that differs
-        in its limits alone; ``variants``: of blocks by key, where none are to be looked for.
+        in its limits alone; ``variants``: of blocks by key, where none are to be looked for; ``limit``: entries of
+        a table, beyond which it is bounded.
         """
         assert not problem.undecided, "how outputs leave is decided first (pdv.search.strategies.together)"
         self.problem = problem
@@ -107,7 +109,7 @@ class PricedChain:
         self.tied = {param: TiedTable(self.configs, param, reads(nodes, param)) for param in self._source.tied}
         self.whole_bytes = whole_bytes(problem.graph) * problem.resting
         ties = Ties.of(self.tied, self.blocks, self.configs, problem.mesh)
-        self._stages = BlockPricer(problem, self.blocks, self.configs, ties, self._late, known)
+        self._stages = BlockPricer(problem, self.blocks, self.configs, ties, self._late, known, limit)
         self._stages.variants |= {key: list(found) for key, found in (variants or {}).items()}
         self.plans: list[Priced] = []
 
