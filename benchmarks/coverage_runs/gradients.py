@@ -128,6 +128,7 @@ def _differ(case: Case, one: Plan, two: Plan, inputs: Values) -> tuple[str, str]
         drawn = draw(full_pair(one.source, one.emission, shape_of), seed)
         added = {name + ADDED: _nudge(x, random) for name, x in _named(stored).items()}
         given = replace(drawn, inputs={**{name: widen(x) for name, x in inputs.items()}, **added}, stored=stored)
+        given = replace(given, cotangents=_where_finite(_read(one, given)({}), given.cotangents))
         first, *others = [gradients for plan in (one, two) for gradients in _gradients(plan, given)]
         if gap := _apart(first, others):
             return gap, ""
@@ -182,13 +183,7 @@ def _apart(first: Values, others: Sequence[Values]) -> str:
 
 def _judges(case: Case, plan: Plan, given: Given) -> list[tuple[str, Forward]]:
     """Who computes values in float64, best first."""
-    names = [name for name, _ in plan.source.outputs]
-
-    def read(values: Values) -> Sequence[Array]:
-        field = FloatField(foreign=call_torch)
-        found = evaluate(plan.source, {**given.inputs, **given.stored, **values}, field=field).gather()
-        return [found[name] for name in given.cotangents]
-
+    names, read = [name for name, _ in plan.source.outputs], _read(plan, given)
     model, (inputs, _) = _wider(case.model), case.data[0]
     feeds = {v.name: widen(x) for v, x in zip(case.model.graph.input, inputs, strict=False) if not _is_list(x)}
     evaluator: list[ReferenceEvaluator] = []
@@ -201,6 +196,23 @@ def _judges(case: Case, plan: Plan, given: Given) -> list[tuple[str, Forward]]:
 
     rounds = any(node.type.dtype.is_half for node in plan.source.nodes)  # constants, which are others in float64
     return [(READING, read)] if plan.source.draws or rounds else [(REFERENCE, refer), (READING, read)]
+
+
+def _read(plan: Plan, given: Given) -> Forward:
+    """What was read of the file."""
+
+    def read(values: Values) -> Sequence[Array]:
+        field = FloatField(foreign=call_torch)
+        found = evaluate(plan.source, {**given.inputs, **given.stored, **values}, field=field).gather()
+        return [found[name] for name in given.cotangents]
+
+    return read
+
+
+def _where_finite(outputs: Sequence[Array], cotangents: Values) -> dict[str, Array]:
+    """Infinite outputs, of what is masked, stay out of the loss."""
+    pairs = zip(cotangents.items(), outputs, strict=True)
+    return {name: np.where(np.isfinite(x), c, 0.0) for (name, c), x in pairs}
 
 
 def _is_list(x: Any) -> bool:  # Any: what a test's input may be
@@ -238,7 +250,7 @@ def _judge(forward: Forward, given: Given, gradients: Values, random: np.random.
     def along(name: str, direction: Array, step: float) -> float:
         base = given.stored[name]
         ends = [forward({name: base + sign * step * direction}) for sign in (1, -1)]
-        terms = [((up - down) * c).sum() for up, down, c in zip(*ends, cotangents, strict=True)]
+        terms = [np.where(c == 0, 0.0, (up - down) * c).sum() for up, down, c in zip(*ends, cotangents, strict=True)]
         return float(sum(terms)) / (2 * step)
 
     for name, gradient in gradients.items():
