@@ -185,9 +185,16 @@ def _as_file(name: str, module: Any, inputs: dict[str, Any], how: How) -> dict[s
             return {"outcome": "alike", "reasons": [], "alike": True}
         if not (program.absent or program.folded) and (why := differs(program, module, inputs)):  # else it is refused
             return {"outcome": "wrong", "reasons": [why[:300]], "alike": alike}
+        if frozen := sorted(_frozen(module) & {p.attr("name") for p in program.graph.params if p.attr("trainable")}):
+            why = f"the file does not say that {', '.join(frozen[:3])} are frozen, which would be trained"
+            return {"outcome": "partly", "reasons": [why], "alike": alike}
         if how.quick:
             return {"outcome": "read", "reasons": [], "alike": alike}
         return {**_of_plan(pdv.optimize(path, cluster=CLUSTER, mesh=MESH, budget_s=30.0)), "alike": alike}
+
+
+def _frozen(module: Any) -> set[str]:
+    return {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
 
 
 def _why(text: str) -> str:

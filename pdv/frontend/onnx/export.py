@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from onnxscript import opset23
 
+from pdv.frontend.onnx.exported import KIND, PERSISTENT
 from pdv.frontend.torch.module import export_module
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ def export_onnx(
             custom_translation_table=_translations(opset),
         )
     assert program is not None, "torch.onnx.export(dynamo=True) without a path returns the program"
+    for name, parameter in module.named_parameters():
+        stored_as = program.model.graph.initializers.get(name)
+        if not parameter.requires_grad and stored_as is not None:  # which torch's exporter does not say
+            stored_as.metadata_props |= {KIND: "BUFFER", PERSISTENT: "True"}
     stored = sum(tensor.nbytes for tensor in module.state_dict().values())
     program.save(Path(path), external_data=stored > MAX_EMBEDDED_BYTES)
 

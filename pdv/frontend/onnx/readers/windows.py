@@ -148,6 +148,8 @@ def conv_transpose(c: Call) -> Node:
     more = tuple(c.attrs.get("output_padding", (0,) * dims))
     pads, auto, wanted = c.attrs.get("pads"), c.attrs.get("auto_pad", "NOTSET"), c.attrs.get("output_shape")
     before, after = _transposed_pads(c, kernel, stride, dilation, more, pads, auto, wanted)
+    if stride == kernel and groups == max(dilation) == 1 and not any((*before, *after, *more)):
+        return layers.spread_out(k, x, w, c.get(2))
     for dim, step in enumerate(stride, 2):
         x = _spread(k, x, dim, step)
     inputs, each = w.type.shape[:2]
@@ -350,12 +352,27 @@ def local_response_norm(c: Call) -> Node:
 
 def instance_norm(c: Call) -> Node:
     """Over space, each channel of each row by itself."""
-    k, x, dims = c.k, c[0], tuple(range(2, c[0].type.rank))
-    centred = k.sub(x, k.reduce("reduce_mean", x, dims, True))
-    variance = k.reduce("reduce_mean", k.mul(centred, centred), dims, True)
-    scale, shift = (k.reshape(c[i], (-1, *(1,) * len(dims))) for i in (1, 2))
-    normed = k.mul(centred, k.apply("rsqrt", k.shift(variance, c.attrs["epsilon"])))
-    return k.add(k.mul(normed, scale), shift)
+    return _normed(c, c[0].type.shape[1])
+
+
+def group_norm(c: Call) -> Node:
+    """Over groups of channels and space; before opset 21 by its body."""
+    if c.opset < _BY_CHANNEL:
+        raise Unsupported("with a scale for each group")
+    c.attrs["stash_type"]  # in which type it is computed, which is this one's business
+    return _normed(c, c.attrs["num_groups"])
+
+
+_BY_CHANNEL = 21  # the first opset whose group norms have a scale for each channel
+
+
+def _normed(c: Call, groups: int) -> Node:
+    k, x = c.k, c[0]
+    rows = k.reshape(x, (x.type.shape[0], groups, -1))
+    y = k.reshape(layers.layer_norm(k, rows, 1, None, None, c.attrs["epsilon"]), x.type.shape)
+    scale, shift = (k.reshape(c[i], (-1, *(1,) * (x.type.rank - 2))) for i in (1, 2))
+    y = y if layers.is_constant(k, scale, 1) else k.mul(*k.alike(y, scale))
+    return y if layers.is_constant(k, shift, 0) else k.add(*k.alike(y, shift))
 
 
 READERS: Mapping[str, Handler] = {
@@ -368,4 +385,5 @@ READERS: Mapping[str, Handler] = {
     "GlobalLpPool": global_lp_pool,
     "LRN": local_response_norm,
     "InstanceNormalization": instance_norm,
+    "GroupNormalization": group_norm,
 }
