@@ -67,7 +67,7 @@ def export_onnx(
     for name, parameter in module.named_parameters():
         stored_as = program.model.graph.initializers.get(name)
         if not parameter.requires_grad and stored_as is not None:  # which torch's exporter does not say
-            stored_as.metadata_props |= {KIND: "BUFFER", PERSISTENT: "True"}
+            stored_as.metadata_props.update({KIND: "BUFFER", PERSISTENT: "True"})
     stored = sum(tensor.nbytes for tensor in module.state_dict().values())
     program.save(Path(path), external_data=stored > MAX_EMBEDDED_BYTES)
 

@@ -64,7 +64,7 @@ def mend(model: onnx_ir.Model) -> Mended:
     _tie(model.graph, found)
     _rename(model.graph, signature, found)
     if signature is not None:
-        found.absent += absent(signature, model.graph)
+        found.absent += [name for name in absent(signature, model.graph) if name not in found.copies]
     return found
 
 

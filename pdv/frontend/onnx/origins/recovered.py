@@ -29,6 +29,7 @@ _MOVES = {
     "_to_copy", "transpose", "unsqueeze", "view", "zeros", "zeros_like",
 }  # fmt: skip
 """Operators of torch by which positions are made and a table is looked up: none of them scales what it is given."""
+_TURNS = {"permute", "transpose", "t", "numpy_t", "numpy_T"}
 _CHANCE = 8  # distinct elements that are equal to others by no chance
 
 
@@ -40,25 +41,28 @@ class Made:
         parameters: by name, one after the other along dim 0.
         rows: which of their rows, in order; None: all.
         between: their shape before it is repeated to ``shape``.
+        turned: whether the dims of the one matrix change places first.
     """
 
     parameters: tuple[str, ...]
     rows: tuple[int, ...] | None
     between: Shape
     shape: Shape
+    turned: bool = False
 
     def of(self, values: Mapping[str, Array]) -> Array:
         """The stored tensor, of the parameters' values."""
         whole = np.concatenate([values[name] for name in self.parameters]) if len(self.parameters) > 1 else None
         taken = values[self.parameters[0]] if whole is None else whole
         taken = taken if self.rows is None else taken[list(self.rows)]
+        taken = taken.T if self.turned else taken
         found: Array = np.broadcast_to(taken.reshape(self.between), self.shape)
         return found
 
 
 def recover(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made, list[str]]]:
     """Stored tensor -> what it was made of, and which of these parameters were not in the file; changes the graph."""
-    found = _recover_norms(graph, signature)
+    found = _recover_by_roles(graph, signature)
     for value in list(graph.initializers.values()):
         origins = (origins_of(value) or set()) & signature.targets
         if not value.uses() or not origins or value.name in signature.targets or not _is_float(value):
@@ -71,11 +75,16 @@ def recover(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made,
             _register(graph, name, array, value)
         onnx_ir.convenience.replace_all_uses_with(value, _write(graph, value.name or "", how))
         found[value.name or ""] = how, sorted(own)
+    for name in found:  # else it would be a copy of what it is made of
+        if not graph.initializers[name].uses():
+            del graph.initializers[name]
     return found
 
 
-def _recover_norms(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made, list[str]]]:
-    """Scales and shifts of norms over groups, written with dims of size one behind them; equal ones became one."""
+def _recover_by_roles(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made, list[str]]]:
+    """Scales and shifts of norms over groups, written with dims of size one behind them, of which equal ones became
+    one; and tables of which rows are chosen by ids, as they are.
+    """
     found: dict[str, tuple[Made, list[str]]] = {}
     for role in list(signature.roles(graph)):
         value = role.node.inputs[role.place] if role.place < len(role.node.inputs) else None
@@ -84,10 +93,12 @@ def _recover_norms(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tupl
             continue
         array = _array(value)
         alike = bool((array == array.reshape(-1)[0]).all())
-        if array.shape != (array.shape[0], *(1,) * (array.ndim - 1)) or not (alike or origins == {role.parameter}):
+        column = array.shape == (array.shape[0], *(1,) * (array.ndim - 1))
+        table = role.node.op_type == "GatherND"
+        if not (column or table) or not (alike or origins == {role.parameter}):
             continue
         name = value.name or ""
-        _register(graph, role.parameter, array.reshape(-1), value)
+        _register(graph, role.parameter, array if table else array.reshape(-1), value)
         how = Made((role.parameter,), None, array.shape, array.shape)
         role.node.replace_input_with(role.place, _write(graph, f"{role.parameter} as {name}", how))
         made, own = found.get(name, (how, []))
@@ -141,27 +152,31 @@ def _of_known(graph: onnx_ir.Graph, value: onnx_ir.Value, origins: set[str]) -> 
 
 
 def _of_lost(value: onnx_ir.Value, origins: set[str]) -> Found | None:
-    """Rows of a table, or one tensor repeated, that the file has in no other form."""
+    """Rows of a table, a turned weight, or one tensor repeated, that the file has in no other form."""
     array, kind = _array(value), _kind(value.name or "")
     (*_, name), others = origins, (origins_of(value) or set()) - origins
     moved = all(_kind(each) in _MOVES or each.startswith("val_") or "." in each for each in others)
-    if len(origins) != 1 or array.ndim < 2 or not moved or not _is_chance(array):
+    if len(origins) != 1 or array.ndim < 2 or not moved:
         return None
     if kind == "embedding":
-        rows, places, counts = np.unique(
-            array.reshape(-1, array.shape[-1]), axis=0, return_inverse=True, return_counts=True
-        )
-        if any(
-            len(np.unique(row)) < min(_CHANCE, row.size) for row, count in zip(rows, counts, strict=True) if count > 1
-        ):
-            return None
-        order = np.argsort([int(np.argmax(places == i)) for i in range(len(rows))])  # as they come
-        numbers = np.argsort(order)[places.reshape(-1)]
-        return Made((name,), tuple(map(int, numbers)), array.shape, array.shape), {name: rows[order]}
-    if kind == "expand":
+        return _rows(name, array)
+    if kind in _TURNS and array.ndim == 2 and not others:
+        return Made((name,), None, array.shape, array.shape, turned=True), {name: np.ascontiguousarray(array.T)}
+    if kind in ("expand", "repeat") and _is_chance(array):
         once = array[tuple(slice(0, 1) if _is_repeated(array, dim) else slice(None) for dim in range(array.ndim))]
         return Made((name,), None, once.shape, array.shape), {name: np.ascontiguousarray(once)}
     return None
+
+
+def _rows(name: str, array: Array) -> Found | None:
+    """A table of the distinct rows, as they come; None where equal rows need not be one."""
+    flat = array.reshape(-1, array.shape[-1])
+    rows, places, counts = np.unique(flat, axis=0, return_inverse=True, return_counts=True)
+    if any(len(np.unique(row)) < min(_CHANCE, row.size) for row in rows[counts > 1]):
+        return None
+    order = np.argsort([int(np.argmax(places == i)) for i in range(len(rows))])
+    numbers = np.argsort(order)[places.reshape(-1)]
+    return Made((name,), tuple(map(int, numbers)), array.shape, array.shape), {name: rows[order]}
 
 
 def _kind(name: str) -> str:
@@ -220,6 +235,8 @@ def _write(graph: onnx_ir.Graph, name: str, made: Made) -> onnx_ir.Value:
             if zero is None
             else join([add("Slice", [read, known([start]), known([stop]), zero]) for start, stop in runs])
         )
+    if made.turned:
+        return add("Transpose", [read])
     read = add("Reshape", [read, known(made.between)])
     return read if made.between == made.shape else add("Expand", [read, known(made.shape)])
 

@@ -38,6 +38,7 @@ _PLACES: Mapping[tuple[str, str], Mapping[int, tuple[int, bool]]] = {
     ("convolution", "Conv"): {1: (1, False), 2: (2, False)},
     ("layer_norm", "LayerNormalization"): {1: (2, False), 2: (3, False)},
     ("embedding", "Gather"): {0: (0, False)},
+    ("index", "GatherND"): {0: (0, False)},
 }
 _ELSEWHERE = {  # the argument that is the one stored operand, whichever of the node it is
     ("linear", "Add"): 2, ("addmm", "Add"): 0, ("group_norm", "Mul"): 2, ("group_norm", "Add"): 3,
@@ -95,6 +96,8 @@ class Signature:
             if call is None or node.domain != "":
                 continue
             given = _arguments(call[2])
+            if call[1] == "index" and (len(given) < 2 or not given[1].startswith("[%")):
+                continue  # ids along another dim than the first, which the exporter puts in front
             for place, argument, turned in self._places(node, call[1], given):
                 parameter = self.parameters.get(given[argument].removeprefix("%")) if argument < len(given) else None
                 if parameter is not None:

@@ -291,25 +291,30 @@ def _reference(c: Call, given: dict[int, Array]) -> tuple[Array, ...]:
 
 def pad(c: Call) -> Node:
     """Elements of one value around a tensor, each dim by itself; other modes move elements."""
-    x, by_element = c[0], moved(0, fill=2)
-    if c.get(1) is None or c.attrs["mode"] != "constant":
-        return by_element(c)
-    widths, axes = c.ints(1) or (), c.ints(3) if c.get(3) is not None else tuple(range(x.type.rank))
-    ends = [(0, 0)] * x.type.rank
-    for axis, before, after in zip(axes or (), widths, widths[len(axes or ()) :], strict=False):
+    ends = _ends(c) if c.get(1) is not None and c.attrs["mode"] == "constant" else None
+    if ends is None:
+        found: Node = moved(0, fill=2)(c)
+        return found
+    return masks.pad(c.k, c[0], ends, 0 if c.get(2) is None else c.array(2).item())
+
+
+def _ends(c: Call) -> list[tuple[int, int]] | None:
+    """(before, after) of each dim; None where nothing of one is left."""
+    shape = c[0].type.shape
+    widths, axes = c.ints(1) or (), (c.ints(3) if c.get(3) is not None else None) or range(len(shape))
+    ends = [(0, 0)] * len(shape)
+    for axis, before, after in zip(axes, widths, widths[len(axes) :], strict=False):
         ends[axis] = before, after
-    if any(
-        size + min(before, 0) + min(after, 0) <= 0 for size, (before, after) in zip(x.type.shape, ends, strict=True)
-    ):
-        return by_element(c)
-    return masks.pad(c.k, x, ends, 0 if c.get(2) is None else c.array(2).item())
+    kept = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(shape, ends, strict=True)]
+    return ends if min(kept) > 0 else None
 
 
 def gather_nd(c: Call) -> Node:
     """Slices by several ids each, which are the last dim of operand 1."""
     ids = c[1]
     if int(c.attrs["batch_dims"]):
-        return moved(0)(c)
+        found: Node = moved(0)(c)
+        return found
     return masks.index(c.k, c[0], [c.k.select(ids, ids.type.rank - 1, i) for i in range(ids.type.shape[-1])])
 
 
