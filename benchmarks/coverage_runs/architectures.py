@@ -183,11 +183,11 @@ def _as_file(name: str, module: Any, inputs: dict[str, Any], how: How) -> dict[s
         alike = program.graph.digest == load_program(module, inputs).graph.digest
         if alike and how.alike:
             return {"outcome": "alike", "reasons": [], "alike": True}
-        if not (program.absent or program.folded) and (why := differs(program, module, inputs)):  # else it is refused
-            return {"outcome": "wrong", "reasons": [why[:300]], "alike": alike}
         if frozen := sorted(_frozen(module) & {p.attr("name") for p in program.graph.params if p.attr("trainable")}):
             why = f"the file does not say that {', '.join(frozen[:3])} are frozen, which would be trained"
             return {"outcome": "partly", "reasons": [why], "alike": alike}
+        if not (program.absent or program.folded) and (why := differs(program, module, inputs)):  # else it is refused
+            return {"outcome": "wrong", "reasons": [why[:300]], "alike": alike}
         if how.quick:
             return {"outcome": "read", "reasons": [], "alike": alike}
         return {**_of_plan(pdv.optimize(path, cluster=CLUSTER, mesh=MESH, budget_s=30.0)), "alike": alike}

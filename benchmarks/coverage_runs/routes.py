@@ -58,15 +58,9 @@ def export(route: str, module: torch.nn.Module, inputs: Mapping[str, Any], path:
 
 
 def differs(program: Program, module: torch.nn.Module, inputs: Mapping[str, Any]) -> str:
-    """How what was read of a file differs from the module; empty if it does not.
-
-    A parameter that torch's exporters do not say to be frozen is none here.
-    """
+    """How what was read of a file differs from the module; empty if it does not."""
     source = copy_of(module, inputs, train=True)
     if isinstance(source, Source):
-        trained = {node.attr("name") for node in program.graph.params if node.attr("trainable")}
-        for name, parameter in source.module.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad or name in trained)
         source = _with_rows(source, program)
     try:
         check_reading(program.graph, source, train=True)
