@@ -162,7 +162,8 @@ def _of_lost(value: onnx_ir.Value, origins: set[str]) -> Found | None:
         return _rows(name, array)
     if kind in _TURNS and array.ndim == 2 and not others:
         return Made((name,), None, array.shape, array.shape, turned=True), {name: np.ascontiguousarray(array.T)}
-    if kind in ("expand", "repeat") and _is_chance(array):
+    shifted = {"add", "sub"} & set(map(_kind, others))  # of positions, before a lookup; here of the values themselves
+    if kind in ("expand", "repeat") and _is_chance(array) and not shifted:
         once = array[tuple(slice(0, 1) if _is_repeated(array, dim) else slice(None) for dim in range(array.ndim))]
         return Made((name,), None, once.shape, array.shape), {name: np.ascontiguousarray(once)}
     return None
