@@ -6,7 +6,8 @@
 ``architectures``: models of transformers and of plain torch as their users train them, each in a process of its own:
 exported, planned for 2x2, proved, and the text run on simulated ranks against the module (pdv/check). ``--route``:
 as files of torch's exporters (plain, older) or of our own (own), which are held against the module; with ``--alike``
-those of which the same graph is read as of the module are not planned again.
+those of which the same graph is read as of the module are not planned again. ``--torchrun``: the packages of modules
+are run on four processes, too.
 ``nodes``: onnx's own backend node tests, for inference, planned for one process and for two, and the text run on as
 many simulated ranks against the outputs that the test asks for, within its own tolerance. docs/coverage.md is filled in
 from benchmarks/results/coverage_nodes.json.
@@ -38,6 +39,7 @@ def main() -> None:
     )
     parser.add_argument("--route", default="torch", choices=ROUTES, help="how architectures reach pdv")
     parser.add_argument("--alike", action="store_true", help="do not plan files that give the module's graph")
+    parser.add_argument("--torchrun", action="store_true", help="run the packages of modules on four processes, too")
     parser.add_argument("--files", type=Path, help="keep exported files here, and take them from here")
     parser.add_argument("--every", type=int, default=1, help="of the node tests one in so many")
     parser.add_argument("--jobs", type=int, default=1, help="processes for node tests")
@@ -60,7 +62,7 @@ def main() -> None:
             run_random(record, 5 if options.smoke else options.models, options.only, jobs=options.jobs)
             continue
         assert part == "architectures", f"no part {part!r}"
-        how = How(options.route, not options.no_dropout, options.quick, options.alike, options.files)
+        how = How(options.route, not options.no_dropout, options.quick, options.alike, options.torchrun, options.files)
         run_architectures(record, only, how)
     record.print_summary()
     record.write(options.json)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from benchmarks.record import ROOT, arguments
 
@@ -62,7 +64,33 @@ def _architectures(template: str) -> str:
         for row in rows
         if row["outcome"] != "planned"
     ]
+    lines = ["| route | run | planned | of these by the module's own graph | partly | refused | wrong | crashed |"]
+    lines += ["|---|---|---|---|---|---|---|---|", *map(_route, ROUTES)]
+    refused = ["| architecture | route | outcome | why |", "|---|---|---|---|"]
+    refused += [
+        f"| {row['architecture']} | {row['route']} | {row['outcome']} | {'; '.join(row['reasons'])} |"
+        for row in (each for route in ROUTES for each in _files(route))
+        if row["outcome"] not in ("planned", "alike")
+    ]
+    template = template.replace("ROUTES", "\n".join(lines)).replace("FILES", "\n".join(refused))
     return template.replace("ARCHITECTURES", "\n".join(table)).replace("PLANNED", planned)
+
+
+ROUTES = ("own", "plain")
+
+
+def _files(route: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"coverage_{route}.json").read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def _route(route: str) -> str:
+    """The outcomes of one way to export files."""
+    rows = _files(route)
+    count = Counter(row["outcome"] for row in rows)
+    planned, alike = count["planned"] + count["alike"], sum(bool(row.get("alike")) for row in rows)
+    others = " | ".join(str(count[outcome]) for outcome in ("partly", "refused", "wrong", "crashed"))
+    return f"| {route} | {len(rows)} | {planned} | {alike} | {others} |"
 
 
 def fill(template: str) -> str:

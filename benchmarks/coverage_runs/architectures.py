@@ -50,6 +50,7 @@ class How:
         quick: it is only read, files against the module, too.
         alike: a file of which the same graph is read as of the module is neither run nor planned again: all that is
             done with it would be the same.
+        torchrun: the package of a module is run by torchrun, too.
         files: where exported files are kept, and taken from.
     """
 
@@ -57,6 +58,7 @@ class How:
     dropout: bool = True
     quick: bool = False
     alike: bool = False
+    torchrun: bool = False
     files: Path | None = None
 
 
@@ -164,7 +166,16 @@ def _as_module(module: Any, inputs: dict[str, Any], how: How) -> dict[str, Any]:
     if how.quick:
         load_program(module, inputs)
         return {"outcome": "read"}
-    return _of_plan(pdv.optimize(module, inputs, cluster=CLUSTER, mesh=MESH, budget_s=30.0))
+    plan = pdv.optimize(module, inputs, cluster=CLUSTER, mesh=MESH, budget_s=30.0)
+    row = _of_plan(plan)
+    if not how.torchrun:
+        return row
+    from benchmarks.coverage_runs.launched import TOLERANCE, run
+
+    with tempfile.TemporaryDirectory() as scratch:
+        gaps = run(plan, module, inputs, Path(scratch))
+    wrong = max(gaps.values()) > TOLERANCE
+    return {**row, "torchrun": gaps, **({"outcome": "wrong", "reasons": ["on processes"]} if wrong else {})}
 
 
 def _as_file(name: str, module: Any, inputs: dict[str, Any], how: How) -> dict[str, Any]:
