@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from onnxscript import opset23
 
-from pdv.frontend.onnx.exported import KIND, PERSISTENT
+from pdv.frontend.onnx.exported import KIND
+from pdv.frontend.onnx.model import PERSISTENT
 from pdv.frontend.torch.module import export_module
 
 if TYPE_CHECKING:

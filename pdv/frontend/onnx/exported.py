@@ -20,7 +20,6 @@ from pdv.frontend.onnx.origins.signature import Role, Signature, absent, left_ou
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
-PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 SCOPES = "pkg.torch.onnx.name_scopes"  # and on nodes: the modules that a node is of
 CLASSES = "pkg.torch.onnx.class_hierarchy"
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"

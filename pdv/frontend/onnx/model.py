@@ -22,7 +22,7 @@ from ir.types import DType, TensorType
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.bodies import body_of
 from pdv.frontend.onnx.call import Attributes, Call, Handler, NeedsValueError, Operands, Value, as_tensor, inputs_of
-from pdv.frontend.onnx.exported import KIND, PERSISTENT, doubts, folded_norms, mend, stored_of
+from pdv.frontend.onnx.exported import KIND, doubts, folded_norms, mend, stored_of
 from pdv.frontend.onnx.file import MALFORMED, quietly, read_onnx, refusing
 from pdv.frontend.onnx.operators import HANDLERS
 from pdv.frontend.onnx.origins.signature import Signature
@@ -34,6 +34,7 @@ from pdv.frontend.onnx.sizes import OnnxSizes, known_inputs
 from pdv.frontend.onnx.subgraphs import branch_of, scan, unroll
 from pdv.frontend.program import Array, Dims, FewRows, Program, Weights
 
+PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 STANDARD = ("", "ai.onnx")
 MOST_SIZES = 8
 MIN_OPSET = 7  # before it, operands are broadcast by attributes
