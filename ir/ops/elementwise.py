@@ -292,7 +292,9 @@ def _clamp(x: Data, minimum: float, maximum: float) -> tuple[Data, Callable[[], 
 
 
 def _write_clamp(node: Node, x: Sequence[Code], writing: Writing) -> Code:
-    ends = [f"{end[:3]}={node.attr(end)!r}" for end in ("minimum", "maximum") if math.isfinite(node.attr(end))]
+    said = {"min": node.attr("minimum"), "max": node.attr("maximum")}
+    neutral = {"min": -math.inf, "max": math.inf}
+    ends = [f"{end}={literal(value).text}" for end, value in said.items() if value != neutral[end]]
     return method(x[0], "clamp", *ends)
 
 

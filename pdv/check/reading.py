@@ -53,7 +53,7 @@ def copy_of(
     """
     if isinstance(model, torch.export.ExportedProgram):
         if train:
-            check_trainable(model.module())
+            check_trainable(model)
         given = model.example_inputs if example_inputs is None else call_arguments(example_inputs)
         return "the exported program has no example inputs" if given is None else copy_module(model.module(), *given)
     if example_inputs is None or not isinstance(model, torch.nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from ir.errors import ModelError
 from pdv.frontend.torch.exported_state import storage_of
@@ -13,12 +14,17 @@ from pdv.frontend.torch.shared_memory import overlap
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def check_trainable(module: nn.Module) -> None:
+def check_trainable(model: object) -> None:
     """Parameters have no hooks, and memory of their own: what an optimizer writes to one changes no other tensor.
+
+    model: a module, or an exported program; others, which their reader refuses, are not looked at.
 
     Raises:
         ModelError: naming a parameter that has a hook, or two tensors that share memory.
     """
+    module = model.module() if isinstance(model, ExportedProgram) else model
+    if not isinstance(module, nn.Module):
+        return
     for name, parameter in module.named_parameters():
         if any(getattr(parameter, hooks, None) for hooks in _HOOKS):
             raise ModelError(

@@ -59,6 +59,8 @@ def clamp(k: Lowering, x: Node, least: Number | None, most: Number | None) -> No
     """x, at least ``least`` and at most ``most``."""
     if x.type.dtype.is_floating:
         ends = (-np.inf if least is None else float(least), np.inf if most is None else float(most))
+        if ends == (-np.inf, np.inf):
+            return x
         return k.apply("clamp", x, minimum=ends[0], maximum=ends[1])
     for relation, end in (("<", least), (">", most)):
         if end is not None:

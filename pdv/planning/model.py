@@ -83,10 +83,13 @@ def _read_checked(
             reading = check_file(program, Path(model).resolve())
     else:
         from pdv.check.reading import check_reading, copy_of
+        from pdv.check.trainable import check_trainable
         from pdv.frontend.torch.shared_memory import with_views
 
         model, shared = with_views(model)
-        source = copy_of(model, inputs, train=train)
+        if train and not check:
+            check_trainable(model)
+        source = copy_of(model, inputs, train=train) if check else ""
         program, reading = shared.name(load_program(model, inputs, **sizes)), _NOT_ASKED
         if check:
             progress("running what was read against the model", None)

@@ -80,6 +80,12 @@ def run_by_torch(k: Lowering, function: str, *args: Any, **kwargs: Any) -> Any: 
     return result
 
 
+def in_torch(function: str, c: Call) -> Any:  # Any: a node, or several
+    """An operator of a domain of somebody's own, by what its user said that it is in torch."""
+    attributes = {name: list(x) if isinstance(x, tuple) else x for name, x in c.attrs.items()}
+    return run_by_torch(c.k, function, *(c.get(i) for i in range(len(c.inputs))), **attributes)
+
+
 class Attributes(Mapping[str, Any]):  # Any: int, float, string, tensor or lists of them
     """The attributes of a node, with the schema's defaults where it has none; notes which were asked for."""
 

@@ -21,7 +21,17 @@ from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.bodies import body_of
-from pdv.frontend.onnx.call import Attributes, Call, Handler, NeedsValueError, Operands, Value, as_tensor, inputs_of
+from pdv.frontend.onnx.call import (
+    Attributes,
+    Call,
+    Handler,
+    NeedsValueError,
+    Operands,
+    Value,
+    as_tensor,
+    in_torch,
+    inputs_of,
+)
 from pdv.frontend.onnx.exported import KIND, doubts, folded_norms, mend, stored_of
 from pdv.frontend.onnx.file import MALFORMED, quietly, read_onnx, refusing
 from pdv.frontend.onnx.operators import HANDLERS
@@ -33,6 +43,7 @@ from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_t
 from pdv.frontend.onnx.sizes import OnnxSizes, known_inputs
 from pdv.frontend.onnx.subgraphs import branch_of, scan, unroll
 from pdv.frontend.program import Array, Dims, FewRows, Program, Weights
+from pdv.frontend.registered import IN_TORCH
 
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 STANDARD = ("", "ai.onnx")
@@ -239,12 +250,19 @@ class _ModelLowering:
 
     @staticmethod
     def _handler(node: onnx_ir.Node) -> Handler | None:
-        return HANDLERS.get(node.op_type) if node.domain in STANDARD else None
+        if node.domain in STANDARD:
+            return HANDLERS.get(node.op_type)
+        function = IN_TORCH.get(f"{node.domain}::{node.op_type}")
+        return None if function is None else partial(in_torch, function)
 
     def _lower(self, node: onnx_ir.Node, operands: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
         handler = self._handler(node)
-        if handler is None and node.domain not in STANDARD:
-            raise Unsupported("")
+        if node.domain not in STANDARD:
+            if handler is None:
+                raise Unsupported("pdv.register_operator(..., onnx=...) says what it is in torch")
+            names = {name: attr.value for name, attr in node.attributes.items()}
+            found = handler(Call(self.k, Operands(operands), Attributes(names, {}), self.opset, False, (), node))
+            return found if isinstance(found, tuple) else (found,)
         schema = schema_of(node.op_type, self.opset)
         check_form(schema, node)
         types = [value.type.dtype if isinstance(value, Node) else None for value in operands]

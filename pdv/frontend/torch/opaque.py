@@ -23,6 +23,7 @@ from ir.ops import OPERATORS
 from ir.ops.opaque import MOST_OPERANDS, Foreign, check_loops
 from ir.types import DType
 from pdv.frontend.lowering import Lowering, Unsupported
+from pdv.frontend.registered import IN_TORCH, LOOPS
 
 _REFUSED = {
     torch.Tag.nondeterministic_seeded: "it draws at random",
@@ -30,7 +31,6 @@ _REFUSED = {
     torch.Tag.data_dependent_output: "its result decides what the program is",
     torch.Tag.inplace_view: "it changes its operand",
 }
-_LOOPS: dict[str, str] = {}  # of operators that users registered: name -> loops
 
 _ATEN = torch.ops.aten
 _OF_ROWS = {_ATEN.topk: 2, _ATEN.sort: 1, _ATEN.argsort: 1, _ATEN.cumprod: 1}
@@ -40,16 +40,24 @@ Value = Any
 """What torch's functions take and give: tensors, numbers, lists of either, types; here with nodes for tensors."""
 
 
-def register_operator(function: str | OpOverload | OpOverloadPacket | Any, loops: str) -> None:  # Any: a CustomOpDef
+def register_operator(
+    function: str | OpOverload | OpOverloadPacket | Any,  # Any: a CustomOpDef
+    loops: str,
+    *,
+    onnx: str | None = None,
+) -> None:
     """Say along which dims an operator of torch may be cut: those that it goes along row by row.
 
     Args:
         function: an operator, as ``torch.library.custom_op`` gives it, or its name: ``"mylib::smooth"``.
         loops: the dims of its tensors, in the order of its arguments, and of its results, which all have the same:
             ``"... d*, d* -> ... d*"``. What has a * stays whole.
+        onnx: what the operator is called in ONNX files, with its domain: ``"mylib::Smooth"``. Its inputs are the first
+            arguments, in order, its attributes arguments by name.
 
     Raises:
-        UsageError: if there is no such operator, it may not be run as it is, or the loops are not of its operands.
+        UsageError: if there is no such operator, it may not be run as it is, the loops are not of its operands, or the
+            ONNX operator is one of the standard's.
     """
     found = find(function if isinstance(function, str) else getattr(function, "_qualname", None) or function)
     if why := _why_not(found):
@@ -59,7 +67,14 @@ def register_operator(function: str | OpOverload | OpOverloadPacket | Any, loops
         check_loops(loops, None if any("List" in str(tensor.type) for tensor in tensors) else len(tensors))
     except ShapeError as error:
         raise UsageError(f"{_name(found)}: {error.what}", error.allowed, error.mend) from None
-    _LOOPS[_name(found)] = loops
+    if onnx is not None:
+        domain, _, name = onnx.partition("::")
+        if not (domain and name) or domain == "ai.onnx":
+            raise UsageError(
+                f"onnx={onnx!r} is no operator of a domain of your own", 'DOMAIN::NAME, such as "mylib::Smooth"'
+            )
+        IN_TORCH[onnx] = _full_name(found)
+    LOOPS[_name(found)] = loops
 
 
 def find(function: str | OpOverload | OpOverloadPacket) -> OpOverload:
@@ -102,7 +117,7 @@ def opaque(k: Lowering, function: OpOverload, args: Sequence[Value], kwargs: Map
     def make(place: int, result: Value) -> Node | None:
         if not isinstance(result, torch.Tensor):
             return None
-        loops = _LOOPS.get(_name(function)) or _loops_of(function, operands, args, result.dim())
+        loops = LOOPS.get(_name(function)) or _loops_of(function, operands, args, result.dim())
         own = {"loops": loops, "output": place, "sizes": tuple(result.shape), "gives": _type_of(result, operands)}
         return k.builder.apply(OPERATORS["opaque"], tuple(operands), {**attrs, **own}, k.name)
 
@@ -164,6 +179,10 @@ def call_torch(
 
 def _name(function: OpOverload) -> str:
     return f"{function.namespace}::{function.__name__}"
+
+
+def _full_name(function: OpOverload) -> str:
+    return f"{_name(function).removesuffix('.default')}"
 
 
 def _why_not(function: OpOverload) -> str:

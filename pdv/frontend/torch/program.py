@@ -126,7 +126,9 @@ class _ProgramLowering:
             self.k.name = node.name
             if node.op == "placeholder":
                 spec = specs.get(node.name)
-                if spec is not None and (node in live or spec.kind is InputKind.USER_INPUT):
+                if spec is not None and spec.kind is not InputKind.USER_INPUT and _has_no_elements(node):
+                    self.values[node] = EMPTY
+                elif spec is not None and (node in live or spec.kind is InputKind.USER_INPUT):
                     self.values[node] = self._placeholder(node, spec)
             elif node.op == "call_function" and node in live:
                 self.values[node] = self._call(node)
