@@ -31,6 +31,7 @@ _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint32: "U32", torch.uint16: "U16",
     torch.uint8: "U8", torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }  # fmt: skip
 Entry = tuple[torch.dtype, tuple[int, ...]]
 Read = Callable[[Tensor], Tensor | None]
@@ -99,6 +100,7 @@ class _Writer:
                 self.files[-1].truncate(8 + len(text) + layout.sizes[number])
                 for tensor in header.keys() - {"__metadata__"}:
                     self.places[tensor] = number, 8 + len(text) + header[tensor]["data_offsets"][0]
+            self.left = {*self.places}
             self.index = {
                 "metadata": {"total_size": sum(layout.sizes)},
                 "weight_map": {name: self.names[number] for name, (number, _) in sorted(self.places.items())},
@@ -114,6 +116,7 @@ class _Writer:
         if self.error or name not in self.places:
             return
         number, offset = self.places[name]
+        self.left.discard(name)
         try:
             self.files[number].seek(offset)
             self.files[number].write(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -127,6 +130,8 @@ class _Writer:
                 file.flush()
                 os.fsync(file.fileno())
                 file.close()
+            if not self.error and self.left:
+                self.error = f"{len(self.left)} tensors were not given ({min(self.left)})"
             if not self.error:
                 if len(self.names) > 1:
                     self._part(INDEX).write_text(json.dumps(self.index, indent=2) + "\n", encoding="utf-8")
@@ -148,7 +153,9 @@ def save(model: ParallelModule, folder: str | os.PathLike[str], most: int, *, ov
     origins = model.mesh.origins
     file = origins[0][1].file if origins else None
     tables = _gather({name: entry for tensor, stored in origins for name, entry in _entries(tensor, stored).items()})
-    said = next(iter(filter(None, _gather(None if file is None else SourceNames.of(file)))), SourceNames())
+    own = None if file is None else SourceNames.of(file)
+    given = _gather(None if own is None else (own.names, own.unread, own.joint))  # classes go by other names elsewhere
+    said = next((SourceNames(*parts) for parts in given if parts is not None), SourceNames())
     entries: dict[str, Entry] = {name: entry for table in reversed(tables) for name, entry in table.items()}
     views = {name: source for name, (source, _) in said.names.items() if source in entries}
     others = {name: _shape_of(entries[source], said.names[name][1]) for name, source in views.items()}
