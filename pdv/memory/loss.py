@@ -39,8 +39,8 @@ def loss_forward(setting: Setting, heap: Heap, outputs: Sequence[Node]) -> dict[
 
 def fused(setting: Setting, node: Node) -> bool:
     """Whether one kernel reads logits as they are; rows that vocabulary cuts are summed over devices in between."""
-    last = setting.shape(node)[-1] == node.type.shape[-1]
-    return setting.execution.loss == "fused" and last
+    last = setting.shape(node)[-1:] == node.type.shape[-1:]
+    return setting.execution.loss == "fused" and node.type.rank > 0 and last
 
 
 def loss_backward(setting: Setting, heap: Heap, node: Node, kept: Storage) -> Storage:
