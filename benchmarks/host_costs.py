@@ -2,11 +2,12 @@
 
     python benchmarks/host_costs.py [--smoke] [--json OUT]
 
-An emitted program keeps parameters as DTensors. Timed per parameter of n float32 elements: the step of AdamW; and
-taking the local piece in forward with the accumulation of its gradient. Least squares over relative errors gives
-seconds per parameter and per byte. Timed beside it: linear layers one after the other, each with weights of its own,
-against one layer again and again, as profiles have it (weights that are not in the caches, gradients in memory that was
-not touched). These are the numbers of ``learned_cost/devices/host.py``.
+An emitted program keeps parameters as DTensors, reads them through leaves, and steps on local tensors. Timed per
+parameter of n float32 elements, as the templates do it: *once a step*, AdamW and giving the parameter its gradient;
+*with each micro-batch*, taking the leaf. Least squares over relative errors gives seconds per parameter and per byte.
+Timed beside it with layers one after the other, each with weights of its own: against one layer again and again, as
+profiles have it (weights that are not in the caches, gradients in memory that was not touched); and with gradients
+that are added to those of an earlier micro-batch. These are the numbers of ``learned_cost/devices/host.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from benchmarks.record import Record, arguments, table
 
 SIZES = tuple(4**power * 256 for power in range(8))  # elements: 1 KiB to 16 MiB
 BYTES = 4  # of float32
+CLOCK_S = 1e-7  # what differences of clocks tell
 
 
 def main() -> None:
@@ -33,15 +35,16 @@ def main() -> None:
     for size in SIZES[:2] if options.smoke else SIZES:
         count = max(2, min(40, 2**22 // size))
         record.rows.append({"bytes": size * BYTES, **timed(size, count, 3 if options.smoke else 15)})
-    for name in ("optimizer_s", "handling_s"):
+    for name in ("step_s", "visit_s"):
         constant, slope = fitted([row["bytes"] for row in record.rows], [row[name] for row in record.rows])
         record.claim(f"{name}: a parameter", constant * 1e6, "us")
         record.claim(f"{name}: a GB", slope * 1e9, "s")
-    repeats = 3 if options.smoke else 15
-    record.claim("first touch of a weight and its gradient: a GB", first_touch(repeats) * 1e9, "s")
+    touched, added = by_layer(3 if options.smoke else 15)
+    record.claim("first touch of a weight and its gradient: a GB", touched * 1e9, "s")
+    record.claim("adding to an earlier gradient: a GB", added * 1e9, "s")
     table(
-        ("bytes", "AdamW us", "handling us"),
-        [(str(r["bytes"]), f"{r['optimizer_s'] * 1e6:.1f}", f"{r['handling_s'] * 1e6:.1f}") for r in record.rows],
+        ("bytes", "once a step us", "each micro-batch us"),
+        [(str(r["bytes"]), f"{r['step_s'] * 1e6:.1f}", f"{r['visit_s'] * 1e6:.1f}") for r in record.rows],
     )
     record.print_summary()
     record.write(options.json)
@@ -57,30 +60,46 @@ def _start() -> None:
 
 
 def timed(size: int, count: int, repeats: int) -> dict[str, float]:
-    """Seconds per parameter of ``size`` elements, of ``count`` alike."""
+    """Seconds per parameter of ``size`` elements, of ``count`` alike: once a step, and with each micro-batch."""
     import torch
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate
 
+    from pdv.emit.templates.gradients import GradientSums, Leaves, local
+    from pdv.emit.templates.optimizers import step_on_local_tensors
+
     mesh = init_device_mesh("cpu", (1,))
+    sums = GradientSums(mesh)
     whole = [torch.randn(size) for _ in range(count)]
     parameters = [nn.Parameter(DTensor.from_local(x, mesh, [Replicate()])) for x in whole]
+    for parameter in parameters:
+        parameter.leaves = Leaves(sums)  # type: ignore[attr-defined]
     plain = [x.clone().requires_grad_() for x in whole]
+    step_on_local_tensors()
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
 
-    def local(x: Any) -> Any:
-        return x.to_local(grad_placements=x.placements)
+    def held() -> None:
+        sums.drop()
+        with sums.hold():
+            _through([local(x) for x in parameters])
 
-    handled = lower(lambda: _through([local(x) for x in parameters]), repeats)
-    alone = lower(lambda: _through(plain), repeats)
+    def alone() -> None:
+        for x in plain:
+            x.grad = None
+        _through(plain)
+
+    visit = lower(held, repeats) - lower(alone, repeats)
+    given = lower(sums.flush, 1, before=held)
     step = lower(optimizer.step, repeats)
     zero = lower(optimizer.zero_grad, 1)
-    return {"optimizer_s": (step + zero) / count, "handling_s": max(handled - alone, 0.0) / count}
+    return {"step_s": (given + step + zero) / count, "visit_s": max(visit / count, CLOCK_S)}
 
 
-def first_touch(repeats: int) -> float:
-    """Seconds a byte that a layer with weights of its own takes more than one that is run again and again."""
+def by_layer(repeats: int) -> tuple[float, float]:
+    """Seconds a byte that layers with weights of their own take more than one that is run again and again; and that
+    gradients take more which are added to earlier ones.
+    """
     import torch
     from torch.nn.functional import linear
 
@@ -88,12 +107,24 @@ def first_touch(repeats: int) -> float:
     weights = [torch.randn(width, width, requires_grad=True) for _ in range(count)]
     x, seed = torch.randn(rows, width, requires_grad=True), torch.ones(rows, width)
 
-    def layers(chosen: list[Any]) -> list[Any]:
-        return [torch.autograd.grad(linear(x, weight), [x, weight], seed) for weight in chosen]
+    def layers(chosen: Sequence[Any]) -> None:
+        for weight in chosen:
+            linear(x, weight).backward(seed)
 
-    apart = lower(lambda: layers(weights), repeats)
-    again = lower(lambda: [layers(weights[:1]) for _ in range(count)], repeats)
-    return max(apart - again, 0.0) / (count * width * width * BYTES)
+    def anew() -> None:
+        for weight in weights:
+            weight.grad = None
+
+    apart = lower(lambda: layers(weights), repeats, before=anew)
+    added = lower(lambda: layers(weights), repeats)
+
+    def again() -> None:
+        for _ in range(count):
+            weights[0].grad = None
+            layers(weights[:1])
+
+    size = count * width * width * BYTES
+    return max(apart - lower(again, repeats), 0.0) / size, max(added - apart, 0.0) / size
 
 
 def _through(values: list[Any]) -> None:
@@ -102,10 +133,11 @@ def _through(values: list[Any]) -> None:
     torch.autograd.backward([x.sum() for x in values])
 
 
-def lower(run: Callable[[], object], repeats: int) -> float:
+def lower(run: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> float:
     """Lower quartile of the seconds of a call, after two to warm up."""
     times = []
     for _ in range(repeats + 2):
+        before()
         started = time.perf_counter()
         run()
         times.append(time.perf_counter() - started)

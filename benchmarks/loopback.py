@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measured.many_plans import GROUPS, program_of
-from benchmarks.ranking import COLLECTIVE_STD, here, links
+from benchmarks.ranking import here, links
 from benchmarks.record import ROOT, Record, arguments, table
 from ir.graph import Graph
-from pdv.cost.curves import Curves
 from pdv.problem.workload import Workload, workload_of_pcg
 from pdv.simulate.calibration import CALIBRATION, Calibration
 from pdv.simulate.step import simulate
@@ -70,8 +69,7 @@ def workloads(source: Record, rows: Sequence[Row], cost: str) -> list[Workload]:
 
 def workload_of(source: Record, row: Row, graph: Graph, processes: int, cost: str) -> Workload:
     """A plan of the record as the emitted program runs it."""
-    curves = Curves.of(links(source, processes), "measured", COLLECTIVE_STD)
-    return workload_of_pcg(*here(row, graph, processes, curves, cost))
+    return workload_of_pcg(*here(row, graph, processes, links(source, processes), cost))
 
 
 def row_of(row: Row, work: Workload) -> Row:

@@ -79,7 +79,7 @@ def measured(group: Group, folder: Path, count: int, options: Any) -> list[Row]:
     directories = [(row["key"], row.pop("directory")) for row in rows]
     inputs = [x.numpy() for x in module_of(group.model)[1]]
     times = on_ranks(run_packages, group.processes, directories, inputs, group.loss, seconds)
-    links = on_ranks(run_collectives, group.processes, SIZES[:2] if options.smoke else SIZES, seconds / 200)
+    links = on_ranks(run_collectives, group.processes, SIZES[:2] if options.smoke else SIZES)
     print(f"{group.name}: {len(rows)} plans in {time.monotonic() - started:.0f} s", flush=True)
     return [*({**row, **found} for row, found in zip(rows, times, strict=True)), {"group": group.name, "links": links}]
 
@@ -129,14 +129,17 @@ def score(record: Record, names: Sequence[str]) -> None:
         record.claim(f"{name}: mean error of the step time", 100 * error, "%")
 
 
-def links(record: Record, processes: int) -> list[tuple[str, float, float]]:
-    """(collective, bytes, seconds): medians over what was measured beside all groups of so many processes."""
-    found: dict[tuple[str, float], list[float]] = {}
+def links(record: Record, processes: int) -> dict[int, Curves]:
+    """By size of a group: medians over what was measured beside all groups of plans on so many processes."""
+    found: dict[int, dict[tuple[str, float], list[float]]] = {}
     for row in record.rows:
-        for one in row.get("links", ()):
-            if one["n"] == processes:
-                found.setdefault((one["collective"], one["bytes"]), []).append(one["latency_s"])
-    return [(*key, statistics.median(seconds)) for key, seconds in found.items()]
+        measured = row.get("links", ())
+        if max((one["n"] for one in measured), default=0) == processes:
+            for one in measured:
+                point = one["collective"], one["bytes"]
+                found.setdefault(one["n"], {}).setdefault(point, []).append(one["latency_s"])
+    medians = {n: [(*key, statistics.median(s)) for key, s in points.items()] for n, points in found.items()}
+    return {n: Curves.of(points, "measured", COLLECTIVE_STD) for n, points in medians.items()}
 
 
 def parts(cost: PlanCost) -> dict[str, float]:
@@ -147,14 +150,15 @@ def parts(cost: PlanCost) -> dict[str, float]:
     }  # fmt: skip
 
 
-def priced(row: Row, graph: Graph, processes: int, points: Sequence[tuple[str, float, float]], name: str) -> PlanCost:
+def priced(row: Row, graph: Graph, processes: int, curves: Mapping[int, Curves], name: str) -> PlanCost:
     """A measured plan's price."""
-    curves = None if name == "analytic" else Curves.of(points, "measured", COLLECTIVE_STD)
-    problem, pcg, _ = here(row, graph, processes, curves, name)
+    problem, pcg, _ = here(row, graph, processes, {} if name == "analytic" else curves, name)
     return plan_cost(problem, pcg)
 
 
-def here(row: Row, graph: Graph, processes: int, curves: Curves | None, cost: str) -> tuple[Problem, Graph, Cluster]:
+def here(
+    row: Row, graph: Graph, processes: int, curves: Mapping[int, Curves], cost: str
+) -> tuple[Problem, Graph, Cluster]:
     """A measured plan, replayed as it was planned, on the machine as it is: its problem, PCG and cluster."""
     mesh = Mesh(tuple(Axis(axis, size) for axis, size in row["mesh"].items()))
     problem = problem_of(graph, mesh, speed=row["speed"])
@@ -162,7 +166,8 @@ def here(row: Row, graph: Graph, processes: int, curves: Curves | None, cost: st
     pcg = realize(replace(problem, graph=rewritten), assignment).derived.pcg
     assert pcg.digest == row["pcg_hash"], f"{row['key']} replays to another graph"
     cluster = load_cluster(machine(processes))
-    axes = tuple(AxisLink(axis.size, cluster.levels[-1].link, curves) for axis in mesh.axes)
+    link, wider = cluster.levels[-1].link, tuple(sorted(curves.items()))
+    axes = tuple(AxisLink(axis.size, link, curves.get(axis.size), library="gloo", wider=wider) for axis in mesh.axes)
     compute = cost_model(cost, [entry.device for entry in cluster.classes])
     return replace(problem, graph=rewritten, axes=axes, compute=compute), pcg, cluster
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
+import itertools
 import multiprocessing
 import os
 import socket
@@ -22,7 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from learned_cost.profile.collectives import collective_call, slowest_seconds
+
 WARM = 2
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LEAST = 4  # rounds
 Row = dict[str, Any]  # Any: JSON
 Array = np.ndarray[Any, Any]
@@ -151,37 +155,21 @@ def _largest(seconds: float) -> float:
     return float(value.item())
 
 
-def run_collectives(sizes: Sequence[int], seconds: float) -> list[Row]:
-    """On each rank: medians of the collectives that emitted programs use, by bytes of the larger side."""
-    import torch.distributed as dist
+def run_collectives(sizes: Sequence[int]) -> list[Row]:
+    """On each rank: the collectives that emitted programs use, by bytes of the larger side and size of a group.
 
-    return [
-        {"collective": name, "bytes": size, "n": dist.get_world_size(), "latency_s": _collective(name, size, seconds)}
-        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-        for size in sizes
-    ]
-
-
-def _collective(name: str, size: int, seconds: float) -> float:
+    All groups of a size run at the same time, as the groups of a mesh axis do.
+    """
     import torch
     import torch.distributed as dist
 
-    n = dist.get_world_size()
-    whole, part = torch.ones(size // 4), torch.ones(size // 4 // n)
-    calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
-    }
-    for _ in range(3):
-        calls[name]()
-    started = time.perf_counter()
-    calls[name]()
-    count = max(5, min(100, int(seconds / _largest(time.perf_counter() - started))))
-    times = []
-    for _ in range(count):
-        started = time.perf_counter()
-        calls[name]()
-        times.append(time.perf_counter() - started)
-    return _largest(_lower(times))
+    world, rank, device = dist.get_world_size(), dist.get_rank(), torch.device("cpu")
+    rows = []
+    for n in (n for n in range(2, world + 1) if world % n == 0):
+        groups = [dist.new_group(list(range(start, start + n))) for start in range(0, world, n)]
+        own = groups[rank // n]
+        assert own is not None, "every rank is in one of them"
+        for name, size in itertools.product(COLLECTIVES, sizes):
+            seconds = slowest_seconds(collective_call(name, size // 4, device, own), device)
+            rows.append({"collective": name, "bytes": size, "n": n, "latency_s": statistics.median(seconds)})
+    return rows

@@ -1,7 +1,8 @@
 """Collectives between the processes of a torchrun, as rows: gloo between CPUs, NCCL between GPUs.
 
 ``bytes`` is what nccl-tests calls size: of the whole buffer that a rank has before (all_reduce, reduce_scatter,
-all_to_all, send_recv) or after (all_gather). A call takes as long as its slowest rank. Entry point: ``run``.
+all_to_all, send_recv) or after (all_gather). A call takes as long as its slowest rank. On CPUs each call comes behind
+a product, as in a step: gloo's threads then wait for a core, and ranks for each other. Entry point: ``run``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from learned_cost.profile.store import Row, Store
 
 SIZES = tuple(256 * 2**i for i in range(19))  # 256 B to 64 MiB
 SAMPLES = 9
-SAMPLE_S = 2e-3
+SAMPLE_S = 1e-2
+BESIDE = 384  # rows and columns of the product before a call on a CPU: about a millisecond
+LEAST_S = 1e-6  # what a clock tells
 MOST_S = 3.0  # of a call, beyond which larger sizes are left out
 FACTORS: dict[str, Callable[[int], float]] = {  # of bus bandwidth over bytes per second (nccl-tests, PERFORMANCE.md)
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -107,19 +111,30 @@ def _exchange(whole: Tensor, rank: int, group: dist.ProcessGroup | None) -> None
 
 
 def slowest_seconds(call: Callable[[], object], device: torch.device) -> list[float]:
-    """Seconds of a call: the slowest rank's, sample by sample; all ranks make it at the same time."""
+    """Seconds of a call: the slowest rank's, sample by sample; all ranks make it at the same time.
 
-    def sample(calls: int) -> float:
+    On CPUs it is what products take longer with a call behind each than without.
+    """
+
+    def slowest(calls: int, *works: Callable[[], object]) -> float:
         dist.barrier()
         _wait(device)
         began = time.perf_counter()
         for _ in range(calls):
-            call()
+            for work in works:
+                work()
         _wait(device)
-        slowest = torch.tensor([(time.perf_counter() - began) / calls], dtype=torch.float64, device=device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        return float(slowest.item())
+        seconds = torch.tensor([(time.perf_counter() - began) / calls], dtype=torch.float64, device=device)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        return float(seconds.item())
 
+    def sample(calls: int) -> float:
+        if device.type != "cpu":
+            return slowest(calls, call)
+        return max(slowest(calls, multiply, call) - slowest(calls, multiply), LEAST_S)
+
+    factor = torch.ones(BESIDE, BESIDE)
+    multiply = partial(torch.mm, factor, factor)
     sample(1)
     first = sample(1)
     calls = max(1, min(200, int(SAMPLE_S / first)))
