@@ -30,13 +30,13 @@ format: setup
 
 test: setup
 	$(BIN)/pytest -q -n auto
-	$(BIN)/pytest -q -m 'distributed and not slow'
+	$(BIN)/pytest -q -n 2 -m 'distributed and not slow'
 
 test-unit: setup
 	$(BIN)/pytest -q -n auto
 
 test-distributed: setup
-	$(BIN)/pytest -q -m 'distributed and not slow'
+	$(BIN)/pytest -q -n 2 -m 'distributed and not slow'
 
 test-slow: setup
 	$(BIN)/pytest -q -m slow

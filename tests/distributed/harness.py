@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-COLLECTIVE_TIMEOUT_S = 30
+COLLECTIVE_TIMEOUT_S = 90
 _GRACE_S = 0.5  # a rank that fails makes its peers fail too; wait this long for the first cause
 _context = multiprocessing.get_context("forkserver")
 PRELOADED = (  # torch._dynamo: the first DTensor of a process imports it, for a second of its time
@@ -34,7 +34,7 @@ class RankError(AssertionError):
     """At least one rank raised, died or hung."""
 
 
-def run_ranks(worker: Callable[..., T], size: int, *args: Any, timeout_s: float = 60) -> list[T]:
+def run_ranks(worker: Callable[..., T], size: int, *args: Any, timeout_s: float = 180) -> list[T]:
     """``[worker(*args) on rank 0, ..., on rank size - 1]``.
 
     ``worker`` is a module-level function; its arguments and its result are pickled. The default process group is
