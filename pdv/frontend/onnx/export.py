@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -59,6 +59,7 @@ def export_onnx(
         program = torch.onnx.export(
             exported,
             dynamo=True,
+            dynamic_shapes=cast(Any, dynamic_shapes),  # for the names: the program has numbers of its own
             opset_version=opset,
             optimize=False,  # would fold batch normalisation away, and make one weight of all that start out equal
             verbose=False,
