@@ -180,6 +180,11 @@ class Operator:
         return self.kind == "contraction" and self.bias_rank > 0
 
     @property
+    def weight_waits(self) -> bool:
+        """True of such a product by rows, of whose backward a pipeline may leave the weight's half for later."""
+        return self.kind == "contraction" and self.bias_rank == 1
+
+    @property
     def adds(self) -> bool:
         """True of the sum of two values."""
         return self.commutative and self.linear == (frozenset({0, 1}),)

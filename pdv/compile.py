@@ -58,6 +58,7 @@ def optimize(
     micro_batches: int | None = None,
     schedule: Order | None = None,
     recompute: Recompute | None = None,
+    virtual_stages: int | None = None,
     seed: int = 0,
     cache: str | os.PathLike[str] | Cache | None = None,
     rules: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
@@ -85,11 +86,12 @@ def optimize(
         pins: what is fixed or forbidden: a YAML file or its content (docs/pins.md), or predicates.
         budget_s: wall time of search after which the best plan so far is taken.
         pipelines: whether stages and micro-batches are searched: "always", "never", or "where-needed", where no plan
-            for the whole batch at once fits. Nothing may be pinned then but the four that follow, and the mesh.
-        stages: how many a pipeline has; default: searched.
+            for the whole batch at once fits. Nothing may be pinned then but the five that follow, and the mesh.
+        stages: on how many ranks (each a mesh of its own) a pipeline is; default: searched.
         micro_batches: how many a step has; default: searched.
-        schedule: of passes in a pipeline, "gpipe" or "1f1b"; default: searched.
+        schedule: of passes in a pipeline, "gpipe", "1f1b", "interleaved", …; default: searched (docs/pins.md).
         recompute: "full": backward runs the forward of each layer again; "none"; default: searched.
+        virtual_stages: how many each rank of a pipeline has, in turn; default: searched.
         seed: of searches that sample (mcmc, gradient, reinforce, bayes); the same seed gives the same plan.
         cache: a directory of searches made before; default: none is kept.
         rules: algebraic rules that may be applied: "shipped" (default), "none", files of laws, or several of these.
@@ -104,7 +106,8 @@ def optimize(
         PdvError: one of its kinds, each with what is wrong and what to do (docs/errors.md).
     """
     progress = passing(progress)
-    devices, pinned, how = load_target(cluster, mesh, pins, Pinned(stages, micro_batches, schedule, recompute))
+    fixed = Pinned(stages, micro_batches, schedule, recompute, virtual_stages=virtual_stages)
+    devices, pinned, how = load_target(cluster, mesh, pins, fixed)
     predicates = isinstance(pinned, Pins)  # have no content by which a search could be remembered
     effort = Effort(search, budget_s, None if predicates else cache_in(cache), seed)
     content = pinned.content if isinstance(pinned, PinSet) else None

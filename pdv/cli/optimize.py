@@ -48,7 +48,12 @@ StageCount = Annotated[
     typer.Option("--stages", help="Pin the stages of the pipeline; --mesh is then that of one stage.", min=1),
 ]
 MicroBatches = Annotated[int | None, typer.Option(help="Pin how many micro-batches a step has.", min=1)]
-Schedule = Annotated[str | None, typer.Option(help="Pin the order of passes in a pipeline: gpipe or 1f1b.")]
+Schedule = Annotated[
+    str | None, typer.Option(help="Pin the order of passes in a pipeline: gpipe, 1f1b, interleaved, zbv, ….")
+]
+VirtualStages = Annotated[
+    int | None, typer.Option(help="Pin how many stages each rank of a pipeline has, in turn (interleaved).", min=1)
+]
 Again = Annotated[
     str | None, typer.Option("--recompute", help="Pin what runs again in backward: full (layers) or none.")
 ]
@@ -92,6 +97,7 @@ def optimize(
     stages: StageCount = None,
     micro_batches: MicroBatches = None,
     schedule: Schedule = None,
+    virtual_stages: VirtualStages = None,
     recompute: Again = None,
     seed: Seed = 0,
     cache: CacheFolder = None,
@@ -113,7 +119,7 @@ def optimize(
     budget_s, sizes = values.seconds(budget, "--budget"), values.open_dims(dim)
     devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
-    how = pipelines, stages, micro_batches, schedule, recompute
+    how = pipelines, stages, micro_batches, schedule, virtual_stages, recompute
     options = arch, batch, dim, mode, dtype, memory_limit, mesh, names[0], search, budget, *how, seed, *names[1:]
     given = dict(zip(values.RECORDED, options, strict=True))
 
@@ -142,7 +148,12 @@ def optimize(
 
 
 def _running(
-    pipelines: str, stages: int | None, micro_batches: int | None, schedule: str | None, recompute: str | None
+    pipelines: str,
+    stages: int | None,
+    micro_batches: int | None,
+    schedule: str | None,
+    virtual_stages: int | None,
+    recompute: str | None,
 ) -> dict[str, Any]:  # Any: as pdv.optimize takes them
     """What is said of how a step runs."""
     from pdv.problem.workload import RECOMPUTATIONS, RUN_ORDERS
@@ -152,6 +163,7 @@ def _running(
         "stages": stages,
         "micro_batches": micro_batches,
         "schedule": schedule and values.choice("--schedule", schedule, RUN_ORDERS),
+        "virtual_stages": virtual_stages,
         "recompute": recompute and values.choice("--recompute", recompute, RECOMPUTATIONS),
     }
 

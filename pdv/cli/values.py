@@ -39,6 +39,7 @@ RECORDED: Mapping[str, object] = {
     "--stages": None,
     "--micro-batches": None,
     "--schedule": None,
+    "--virtual-stages": None,
     "--recompute": None,
     "--seed": 0,
     "--rules": None,

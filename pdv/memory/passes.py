@@ -16,15 +16,20 @@ from pdv.memory.loss import loss_backward, loss_forward
 from pdv.memory.setting import Setting, of_weights
 from pdv.memory.walk import Value, Walk
 from pdv.problem.recomputation import SELECTIVE, kept_operators
+from pdv.problem.workload import IN_HALVES
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Changes of memory of one micro-batch in one chunk; ``later``: backward where gradients are there already."""
+    """Changes of memory of one micro-batch in one chunk; ``later``: backward where gradients are there already.
+
+    ``waiting``: bytes that gradients of weights take which are left for later, from one half of backward to the other.
+    """
 
     forward: Log
     backward: Log
     later: Log
+    waiting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,15 @@ def passes(setting: Setting, number: int, heap: Heap, *, twice: bool, on_gpu: bo
     walk = Walk(setting, setting.chunks[number], heap, on_gpu)
     forward, backward = _pass(walk, number)
     later = _pass(walk, number)[1] if twice else backward
-    return Passes(forward, backward, later)
+    return Passes(forward, backward, later, _waiting(setting, number))
+
+
+def _waiting(setting: Setting, number: int) -> float:
+    """What products were made of and the gradients of their results, of those whose weights' gradients wait."""
+    if setting.workload.execution.order not in IN_HALVES:
+        return 0.0
+    products = [node for node in setting.chunks[number] if node.op.weight_waits and sum(node.wanted) == 2]
+    return float(sum(map(setting.num_bytes, dict.fromkeys([*(node.operands[0] for node in products), *products]))))
 
 
 def _pass(walk: Walk, number: int) -> tuple[Log, Log]:

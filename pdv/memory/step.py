@@ -18,7 +18,8 @@ from pdv.memory.passes import Passes, passes
 from pdv.memory.setting import Setting
 from pdv.memory.state import State, state
 from pdv.problem.workload import Workload
-from pdv.schedule.order import Pass, Pipeline, orders
+from pdv.schedule.order import Pipeline, orders
+from pdv.schedule.passes import Pass
 
 OPTIMIZER = "optimizer step"
 
@@ -146,7 +147,7 @@ def _peak(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes], 
     """Over the turns of a stage."""
     stages, execution = setting.workload.stages, setting.workload.execution
     rounded = allocator.round_up if on_gpu else exactly
-    own = range(stage, stages.chunks, stages.count)
+    own = stages.chunks_on(stage)
     for chunk in own:
         if (chunk, on_gpu) not in walked:
             walked[chunk, on_gpu] = passes(
@@ -172,20 +173,28 @@ class _Search:
         self.base = sum(kept.held.values())
         self.now = self.base
         self.in_flight: dict[int, int] = defaultdict(int)  # micro-batches by chunk
+        self.waiting: dict[int, int] = defaultdict(int)  # those whose gradients of weights do
         self.begun: dict[int, bool] = {}  # chunks whose gradients are there
         self._peaks: dict[tuple[int, bool, bool], tuple[float, int, float]] = {}
-        self._marked: tuple[Log, int, dict[int, int], tuple[int, ...]] | None = None
+        self._marked: tuple[Log, int, dict[int, int], dict[int, int], tuple[int, ...]] | None = None
 
     def take(self, turn: Pass) -> None:
         """Run one micro-batch through a chunk, one way."""
         log, (most, at, end) = self._log(turn)
+        waiting = self.known[turn.chunk].waiting if turn.part != "all" else 0.0
+        if turn.part == "weights":
+            self.best.curve.append(Point(turn, self.now, self.now - waiting))
+            self.now -= waiting
+            self.waiting[turn.chunk] -= 1
+            return
         if self.now + most > self.best.num_bytes:
             where = log.moments[at - 1] if at else f"{'backward' if turn.backward else 'forward'} begins"
             several = self.setting.execution.micro_batches > 1
             when = f"micro-batch {turn.micro_batch}, {where}" if several else where
             self._mark(self.now + most, when, log, at)
         before = self.now
-        self.now += end
+        self.now += end + waiting
+        self.waiting[turn.chunk] += turn.part == "values"
         self.best.curve.append(Point(turn, before + most, self.now))
         self.in_flight[turn.chunk] += -1 if turn.backward else 1
         if turn.backward:
@@ -212,14 +221,17 @@ class _Search:
     def _mark(self, num_bytes: float, when: str, log: Log, at: int) -> None:
         """A new peak, after ``at`` changes of a turn's log."""
         self.best.num_bytes, self.best.when = num_bytes, when
-        self._marked = log, at, dict(self.in_flight), tuple(self.begun)
+        self._marked = log, at, dict(self.in_flight), dict(self.waiting), tuple(self.begun)
 
     def found(self) -> _Peak:
         """The peak with its holders: what stays, what is in flight, and what the turn has made (or freed) by then."""
         if self._marked is None:
             return self.best
-        log, at, in_flight, begun = self._marked
+        log, at, in_flight, waiting, begun = self._marked
         sums: dict[Holder, float] = defaultdict(float, self.kept.held)
+        sums[Holder("activations", "gradients of weights")] += sum(
+            count * self.known[chunk].waiting for chunk, count in waiting.items()
+        )
         parts = [(log.held(at), 1)]
         parts += [(self.known[chunk].forward.held(), count) for chunk, count in in_flight.items()]
         parts += [(one.held(), 1) for chunk in begun for one in (self.known[chunk].forward, self.known[chunk].backward)]

@@ -56,6 +56,8 @@ class Cell:
 class Bounds:
     """Of a space, whose program is as written, or in all blocks as ``rewrites`` of a plan have it.
 
+    ``one_each``: of plans with one stage on each rank; several may fill a pipeline in next to no time.
+
     ``busy_s``: of a step, compute alone, evenly spread over all devices; ``issued_s``: of one micro-batch, forward and
     backward, in which hosts of all stages together issue its kernels.
     """
@@ -65,6 +67,7 @@ class Bounds:
     busy_s: float
     issued_s: tuple[float, float]
     rewrites: Rewrites = field(default_factory=dict)
+    one_each: bool = True
     solved: int = 0
     _insides: dict[tuple[int, int, Mesh], LeastInside | None] = field(default_factory=dict)
     _sources: dict[int, SourceBlocks | None] = field(default_factory=dict)
@@ -81,7 +84,8 @@ class Bounds:
             busy_s = min(busy_s, space.busy_with(plan.solution.graph) * micro_batches)
             other_s = _issued_s(space, plan.solution.graph)
             issued_s = min(issued_s[0], other_s[0]), min(issued_s[1], other_s[1])
-        return cls(space, estimates, busy_s if space.is_bounded else 0.0, issued_s, rewrites)
+        one_each = plan is None or plan.stages.virtual == 1
+        return cls(space, estimates, busy_s if space.is_bounded else 0.0, issued_s, rewrites, one_each)
 
     def least_s(self, enough_s: float) -> float:
         """Seconds of a step that no plan is faster than; what takes ``enough_s`` is not looked at more closely."""
@@ -182,8 +186,10 @@ class Bounds:
 
     def _rounds(self, stages: int, micro_batches: int) -> float:
         mesh = self.space.meshes(stages)[0]
-        orders = self.space.orders(self.space.candidate(stages, mesh, micro_batches))
-        return min(least_rounds(stages, micro_batches, order) for order in orders)
+        orders = self.space.orders(self.space.candidate(stages, mesh, micro_batches), "none")
+        if self.one_each and orders:
+            return min(least_rounds(stages, micro_batches, order) for order, _ in orders)
+        return micro_batches
 
     # ---- What a cell is ----
 

@@ -25,7 +25,8 @@ from pdv.pcg.plan_cost import saved_values
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import TRAIN_COPIES, Problem
-from pdv.problem.workload import RECOMPUTATIONS, RUN_ORDERS, Execution, Order, Recompute
+from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, Execution, Order, Recompute
+from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.shared import Cores
@@ -100,16 +101,40 @@ class Space:
         """What may run again in backward, the fastest first."""
         return RECOMPUTATIONS if self.pinned.recompute is None else (self.pinned.recompute,)
 
-    def orders(self, candidate: Candidate) -> tuple[Order, ...]:
+    def orders(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
         """Of passes: that which holds least; all forward passes first, where sends may take longer than that hides.
 
-        With fewer micro-batches than stages nothing is steady, and torch has no 1F1B of them.
+        With fewer micro-batches than stages nothing is steady, and torch has no 1F1B of them. Each with the stages on
+        a rank: one, unless more are pinned.
         """
         if candidate.stages == 1:
-            return RUN_ORDERS[-1:]
-        if candidate.micro_batches < candidate.stages and self.pinned.schedule is None:
-            return RUN_ORDERS[:1]
-        return RUN_ORDERS[::-1] if self.pinned.schedule is None else (self.pinned.schedule,)
+            return ((ONE_EACH[-1], 1),)
+        if self.pinned.takes_turns:
+            return self.in_turns(candidate, recompute)
+        if self.pinned.schedule is not None:
+            return ((self.pinned.schedule, 1),)
+        few = candidate.micro_batches < candidate.stages
+        return tuple((order, 1) for order in (ONE_EACH[:1] if few else ONE_EACH[::-1]))
+
+    def in_turns(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
+        """Orders of passes through several stages on each rank, or in halves of backward, with how many stages.
+
+        The latter only where they are pinned: on no machine were they measured to be faster.
+        """
+        order, count = self.pinned.schedule or "interleaved", candidate.micro_batches
+        if not self.pinned.may_take_turns or candidate.stages == 1:
+            return ()
+        return tuple(
+            (order, each)
+            for each in self.pinned.virtual(order)
+            if candidate.stages * each <= self._most
+            and not why_not(order, candidate.stages, each, count, recomputes=recompute != "none")
+        )
+
+    @cached_property
+    def _most(self) -> int:
+        """Stages at most, on all ranks: each has something to train."""
+        return trained_pieces(self.problem.graph)
 
     def graph(self, micro_batches: int) -> Graph | None:
         """The program of one micro-batch."""
@@ -121,9 +146,8 @@ class Space:
     @cached_property
     def stages(self) -> tuple[int, ...]:
         """Numbers of stages that divide the devices and are no more than the pieces that have parameters."""
-        most = trained_pieces(self.problem.graph)
         devices = self.cluster.num_devices
-        allowed = range(1, min(devices, most) + 1) if self.pinned.stages is None else (self.pinned.stages,)
+        allowed = range(1, min(devices, self._most) + 1) if self.pinned.stages is None else (self.pinned.stages,)
         return tuple(p for p in allowed if devices % p == 0 and self.meshes(p))
 
     def meshes(self, stages: int) -> tuple[Mesh, ...]:
@@ -255,6 +279,8 @@ class Space:
     def least_s(self, stages: int, micro_batches: int) -> float:
         """Seconds of a step that no plan is faster than: all devices at work but for filling and draining."""
         busy = self.busy_s if self.is_bounded else HOPE * self.busy_s
+        if self.pinned.takes_turns:
+            return busy
         cores = Cores.of(self.cluster, stages)
         if cores is not None:  # who waits leaves its core to others; a micro-batch is on one core a device at a time
             return busy * max(1.0, sum(cores.shares) / micro_batches)
@@ -278,10 +304,19 @@ class Space:
         """Whether anything repeats that might run again in backward."""
         return any(pieces(self.problem.graph).layers)
 
+    def counts_of(self, stages: int) -> tuple[int, ...]:
+        """Of so many stages: those that the order of passes asks for, where it is pinned."""
+        order = self.pinned.schedule or "interleaved"
+        if not self.pinned.takes_turns:
+            return self.counts
+        each = self.pinned.virtual(order)[0]
+        found = tuple(count for count in self.counts if not why_not(order, stages, each, count, recomputes=False))
+        return found or self.counts
+
     def first_count(self, stages: int) -> int:
         """Micro-batches to begin with: the fewest that fit if all is cut evenly and keep a pipeline busy."""
-        limit = self.problem.memory_limit
-        for count in self.counts:
+        limit, counts = self.problem.memory_limit, self.counts_of(stages)
+        for count in counts:
             if (stages - 1) / count <= IDLE and self.least_bytes(stages, count) <= 0.8 * limit:
                 return count
-        return self.counts[-1]
+        return counts[-1]

@@ -15,6 +15,7 @@ from pdv.pipelines.pipeline import Extra, Mode, Whole, stages_of
 from pdv.pipelines.profile import ByStage
 from pdv.pipelines.shorten import Short, shorten
 from pdv.problem.workload import RECOMPUTATIONS, Recompute
+from pdv.schedule.order import Pipeline, in_flight
 from pdv.search.strategies.budget import Budget, Strategy
 
 SLACK = 1.03  # times the limit, of which an estimate may still fit
@@ -75,9 +76,11 @@ class Estimates:
     def free(self, candidate: Candidate) -> Estimate | None:
         """As fast as can be, whether it fits or not; None if there is no plan."""
         inside = self.insides.free(candidate)
-        if inside is None:
+        recompute = self.space.recomputations[0]
+        orders = self.space.orders(candidate, recompute)
+        if inside is None or not orders:
             return None
-        mode = Mode(self.space.recomputations[0], self.space.orders(candidate)[0])
+        mode = Mode(recompute, *orders[0])
         return self._estimate(candidate, inside, mode, None, self._extra(candidate, inside, mode.recompute))
 
     def of(self, candidate: Candidate, below_s: float) -> Iterator[Estimate]:
@@ -92,7 +95,9 @@ class Estimates:
         for recompute in self.space.recomputations if any(inside.pieces.layers) else RECOMPUTATIONS[:1]:
             if AGAIN * fastest_s > below_s:
                 return
-            modes = [Mode(recompute, order) for order in self.space.orders(candidate)]
+            modes = [Mode(recompute, *order) for order in self.space.orders(candidate, recompute)]
+            if not modes:
+                return
             extra = self._extra(candidate, inside, recompute)
             found = [self._estimate(candidate, inside, mode, None, extra) for mode in modes]
             yield from found
@@ -103,6 +108,20 @@ class Estimates:
                 for one in self._within(found[0], below_s):
                     below_s = min(below_s, one.step_s if one.fits else math.inf)
                     yield one
+
+    def in_turns(self, one: Estimate, below_s: float) -> Iterator[Estimate]:
+        """The same with several stages on each rank, where that may take less than ``below_s``.
+
+        Filling and draining take what they did, divided by the stages of a rank (Narayanan et al., SC'21, 2.2).
+        """
+        candidate = one.candidate
+        for order, each in self.space.in_turns(candidate, one.mode.recompute):
+            least_s = one.step_s * (candidate.spread - (candidate.stages - 1) * (1.0 - 1.0 / each)) / candidate.spread
+            if least_s < below_s:
+                mode = Mode(one.mode.recompute, order, each)
+                found = self._estimate(candidate, one.inside, mode, one.room, one.extra)
+                below_s = min(below_s, found.step_s if found.fits else math.inf)
+                yield found
 
     @property
     def limit(self) -> float:
@@ -216,7 +235,8 @@ def share(short: Short, inside: Inside, flight: float) -> float:
 
 def held_at_once(candidate: Candidate, inside: Inside, mode: Mode) -> float:
     """How many micro-batches' activations a pipeline holds at once, as a share of what backward needs of each."""
-    own, in_order = inside.profiles[0], min(candidate.stages, candidate.micro_batches)
-    flight = float(candidate.micro_batches if mode.order == "gpipe" and candidate.stages > 1 else in_order)
+    own = inside.profiles[0]
+    pipeline = Pipeline(candidate.stages, mode.virtual, candidate.micro_batches, mode.order)
+    flight = in_flight(pipeline, 0) / mode.virtual
     kept, entering = float(own.kept_bytes.sum()), float(own.entering_bytes.sum())
     return flight * max(FEWER, entering / kept) if mode.recompute == "full" and kept else flight

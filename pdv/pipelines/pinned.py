@@ -13,8 +13,16 @@ from ir.mesh import Axis, Mesh
 from ir.rows import rows_apart
 from pdv.cluster import Cluster
 from pdv.problem import Problem
-from pdv.problem.workload import RECOMPUTATIONS, RUN_ORDERS, Order, Recompute
+from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, RUN_ORDERS, Order, Recompute
+from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
+
+VIRTUAL = (2, 4)  # stages on each rank that are looked at, where several are
+ASKED = (
+    "gpipe and 1f1b have one stage on each rank, interleaved two or more, zero-bubble any number, zbv and dualpipev "
+    "two; interleaved and zero-bubble take a multiple of the ranks in micro-batches, dualpipev two for each rank or "
+    "more; zero-bubble, zbv and dualpipev recompute nothing"
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,8 @@ class Pinned:
     """Each None is searched.
 
     Attributes:
+        stages: ranks of the pipeline, each a mesh of its own.
+        virtual_stages: on each of them.
         mesh: axis sizes of one stage, slow to fast.
     """
 
@@ -30,6 +40,7 @@ class Pinned:
     schedule: Order | None = None
     recompute: Recompute | None = None
     mesh: Mapping[str, int] | None = None
+    virtual_stages: int | None = None
 
     @property
     def says_how(self) -> bool:
@@ -40,6 +51,22 @@ class Pinned:
     def allows_whole(self) -> bool:
         """Whether batch and model taken as a whole are among what is allowed."""
         return self.stages in (None, 1) and self.micro_batches in (None, 1) and self.recompute in (None, "none")
+
+    @property
+    def may_take_turns(self) -> bool:
+        """Whether a rank may have several stages, or backward be in halves."""
+        return self.takes_turns or (self.schedule is None and self.virtual_stages is None)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether they are to."""
+        several = self.virtual_stages not in (None, 1)
+        return several if self.schedule is None else self.schedule not in ONE_EACH
+
+    def virtual(self, order: Order) -> tuple[int, ...]:
+        """Stages on each rank that are looked at in an order of passes."""
+        allowed = {"interleaved": VIRTUAL, "zero-bubble": (1, *VIRTUAL)}.get(order, (2,))
+        return allowed if self.virtual_stages is None else (self.virtual_stages,)
 
     @property
     def devices(self) -> int | None:
@@ -76,12 +103,18 @@ class Pinned:
                 "Stages and micro-batches ask that each row of the outputs depends on the same row of the inputs alone",
                 "Leave --stages, --micro-batches and --recompute out",
             )
+        self._check_pieces(problem)
+
+    def _check_pieces(self, problem: Problem) -> None:
+        """Whether the batch has as many parts as are asked for, and the model as many pieces."""
         found, batch = pieces(problem.graph), rows_of(problem)
         if self.micro_batches is not None and batch % self.micro_batches:
             raise UsageError(f"{self.micro_batches} micro-batches of {batch} rows", f"A number that divides {batch}")
-        if self.stages is not None and self.stages > (most := trained_pieces(problem.graph)):
+        each = self.virtual(self.schedule or "interleaved")[0] if self.takes_turns else 1
+        all_stages = (self.stages or 1) * each
+        if self.stages is not None and all_stages > (most := trained_pieces(problem.graph)):
             what = f"{problem.graph.name} has {most} pieces with parameters that a pipeline can be cut between"
-            raise UsageError(f"{self.stages} stages: {what}", f"At most {most}")
+            raise UsageError(f"{all_stages} stages: {what}", f"At most {most}")
         if self.recompute == "full" and not any(found.layers):
             what = "a model without repeated layers"
             raise UsageError(f"recompute 'full' runs layers again: {problem.graph.name} is {what}", "Allowed: none")
@@ -93,9 +126,20 @@ class Pinned:
         ):
             if value is not None and value not in allowed:
                 raise UsageError(f"{name}: {value!r} is not known", f"Allowed: {', '.join(allowed)}")
-        for name, number in (("stages", self.stages), ("micro-batches", self.micro_batches)):
+        for name, number in (
+            ("stages", self.stages),
+            ("micro-batches", self.micro_batches),
+            ("virtual stages", self.virtual_stages),
+        ):
             if number is not None and number < 1:
                 raise UsageError(f"{number} {name}", "Allowed: numbers from 1")
+        order = self.schedule or ("interleaved" if self.takes_turns else "1f1b")
+        if self.stages == 1 or not (self.takes_turns or self.virtual_stages):
+            return
+        ranks, each = self.stages or 2, self.virtual_stages or self.virtual(order)[0]
+        count = self.micro_batches if self.micro_batches and self.stages else 2 * ranks
+        if wrong := why_not(order, ranks, each, count, recomputes=self.recompute == "full"):
+            raise UsageError(wrong, ASKED)
 
     def _check_devices(self, cluster: Cluster) -> None:
         count, stages, devices = cluster.num_devices, self.stages or 1, self.devices

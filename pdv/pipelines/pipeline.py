@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -15,8 +16,8 @@ from pdv.pipelines.candidates import Candidate
 from pdv.pipelines.cuts import cut_pieces, held_bytes, stage_costs
 from pdv.pipelines.profile import ByStage, Numbers, Profile
 from pdv.pipelines.timing import Timing
-from pdv.problem.workload import Order, Recompute, Stages
-from pdv.schedule.order import Pipeline, in_flight
+from pdv.problem.workload import FOLDED, Order, Recompute, Stages
+from pdv.schedule.order import Pipeline, in_flight, most_held
 from pdv.schedule.pieces import Pieces
 from pdv.simulate.engine.pipeline import Durations, Sends, Timeline, compose
 from pdv.simulate.engine.shared import Cores, compose_shared
@@ -25,10 +26,11 @@ from pdv.simulate.engine.task import PICO, picoseconds
 
 @dataclass(frozen=True)
 class Mode:
-    """How micro-batches run, beside where."""
+    """How micro-batches run, beside where; ``virtual``: stages on each rank."""
 
     recompute: Recompute = "none"
     order: Order = "1f1b"
+    virtual: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,27 +72,45 @@ class Whole:
 
     def cut(self, limit: float) -> tuple[int, ...] | None:
         """Pieces of each stage, so that the slowest is fastest; None if nothing is within so many bytes a device."""
-        candidate, links = self.candidate, self.links
-        limits = [self.extra.room(limit, stage, candidate.stages) for stage in range(candidate.stages)]
-        if candidate.stages == 1:
+        if self.candidate.stages == 1:
             whole = (self.profiles[0].count,)
             return whole if self.held(whole)[0] <= limit else None
+        if self.mode.virtual > 1:  # chunks of a rank are unequal: what one leaves, another may take
+            sizes = cut_pieces(self._costs(math.inf))
+            if sizes is not None and max(self.held(sizes)) <= limit:
+                return sizes
+        return cut_pieces(self._costs(limit))
+
+    def _costs(self, limit: float) -> list[Numbers]:
+        """By chunk, what runs of pieces take, each of the chunks of a rank within an equal part of its room."""
+        candidate, links, each = self.candidate, self.links, self.mode.virtual
+        limits = [self.extra.room(limit, stage, candidate.stages) / each for stage in range(candidate.stages)]
         costs: dict[tuple[object, ...], Numbers] = {}
-        of_stage, flight, timed = [], self.flight, self._timed
-        for stage, kind in enumerate(self.profiles.kind_of):
-            key = kind, flight[stage], links[stage], links[stage + 1], limits[stage]
+        of_chunk, flight, timed = [], self.flight, self._timed
+        for chunk in range(self.chunks):
+            stage = self._shape.place_of(chunk)
+            key = self.profiles.kind_of[stage], flight[stage], links[chunk], links[chunk + 1], limits[stage]
             if key not in costs:
                 costs[key] = stage_costs(
                     timed[stage],
                     micro_batches=candidate.micro_batches,
-                    in_flight=flight[stage],
+                    in_flight=flight[stage] / each,
                     limit=limits[stage],
                     recompute=self.again,
-                    before=links[stage],
-                    behind=links[stage + 1],
+                    before=links[chunk],
+                    behind=links[chunk + 1],
                 )
-            of_stage.append(costs[key])
-        return cut_pieces(of_stage)
+            of_chunk.append(costs[key])
+        return of_chunk
+
+    @property
+    def chunks(self) -> int:
+        """Stages of all ranks."""
+        return self.candidate.stages * self.mode.virtual
+
+    @property
+    def _shape(self) -> Stages:
+        return Stages(self.candidate.stages, self.mode.virtual, folded=self.mode.order in FOLDED)
 
     @property
     def again(self) -> bool:
@@ -99,55 +119,64 @@ class Whole:
 
     @property
     def flight(self) -> list[float]:
-        """By stage, micro-batches whose activations are held at once, each as many as its values say."""
+        """By rank, chunks whose activations are held at once, each as many as its values say."""
         return [self.extra.kept * in_flight(self._pipeline, stage) for stage in range(self.candidate.stages)]
 
     @property
     def _pipeline(self) -> Pipeline:
-        return Pipeline(self.candidate.stages, 1, self.candidate.micro_batches, self.mode.order)
+        return Pipeline(self.candidate.stages, self.mode.virtual, self.candidate.micro_batches, self.mode.order)
 
     @property
     def links(self) -> list[Link | None]:
-        """Before each stage and behind the last: of the slowest pair of devices that send there."""
-        size = self.candidate.mesh.num_devices
+        """Before each chunk and behind the last: of the slowest pair of devices that send there."""
+        size, place = self.candidate.mesh.num_devices, self._shape.place_of
+        known: dict[tuple[int, int], Link | None] = {}
         found: list[Link | None] = [None]
-        for stage in range(self.candidate.stages - 1):
-            pairs = [(stage * size + at, (stage + 1) * size + at) for at in {0, size - 1}]
-            routes = [find_route(self.cluster, pair).link for pair in pairs]
-            found.append(min(routes, key=lambda link: link.bandwidth_bytes_per_s))
+        for chunk in range(self.chunks - 1):
+            ends = one, other = place(chunk), place(chunk + 1)
+            if one == other:
+                known[ends] = None
+            if ends not in known:
+                pairs = [(one * size + at, other * size + at) for at in {0, size - 1}]
+                routes = [find_route(self.cluster, pair).link for pair in pairs]
+                known[ends] = min(routes, key=lambda link: link.bandwidth_bytes_per_s)
+            found.append(known[ends])
         return [*found, None]
 
     def held(self, sizes: Sequence[int]) -> list[float]:
-        """By stage, bytes of a device."""
-        ends, flight, count = [0, *accumulate(sizes)], self.flight, self.candidate.stages
+        """By rank, bytes of a device."""
+        ends, count = [0, *accumulate(sizes)], self.candidate.stages
         found = []
         for at in range(count):
-            values = held_bytes(self.profiles[at], in_flight=flight[at], recompute=self.again)
-            found.append(self.extra.needed(float(values[ends[at], ends[at + 1]]), at, count))
+            held = 0.0
+            for chunk, flight in most_held(self._pipeline, at).items():
+                values = held_bytes(self.profiles[at], in_flight=self.extra.kept * flight, recompute=self.again)
+                held += float(values[ends[chunk], ends[chunk + 1]])
+            found.append(self.extra.needed(held, at, count))
         return found
 
     def step_s(self, sizes: Sequence[int]) -> float:
         """Seconds of a step: the passes of all stages, each as soon as what it needs is there."""
         ends, links, timed = [0, *accumulate(sizes)], self.links, self._timed
         durations, sends = [], []
-        for stage in range(self.candidate.stages):
-            own, link = slice(ends[stage], ends[stage + 1]), links[stage + 1]
+        for chunk in range(self.chunks):
+            stage, own, link = self._shape.place_of(chunk), slice(ends[chunk], ends[chunk + 1]), links[chunk + 1]
             ratio = _ratio(self.profiles[stage].backward_s, self.profiles[0].backward_s)
             forward, backward = float(timed[stage].forward_s[own].sum()), float(timed[stage].backward_s[own].sum())
             last = float((self.timing.last_s * ratio)[own].sum())
             begun = self.timing.begun_s
             forward += begun[0]
             again = forward if self.again else 0.0
-            durations.append(
-                Durations(forward, backward + begun[1] + again, last + begun[2] + again, self.timing.behind_s)
-            )
-            if link is not None:
-                sends.append(link.latency_s + timed[stage].sent_bytes[ends[stage + 1] - 1] / link.bandwidth_bytes_per_s)
-        line = self._timeline(durations, sends)
-        done = [
-            max(end, behind) + float(self.profiles[stage].optimizer_s[ends[stage] : ends[stage + 1]].sum())
-            for stage, (end, behind) in enumerate(zip(line.ends, line.behind, strict=True))
-        ]
+            back, end = backward + begun[1] + again, last + begun[2] + again
+            durations.append(Durations(forward, back, end, self.timing.behind_s, self.timing.later * backward))
+            passed = timed[stage].sent_bytes[ends[chunk + 1] - 1]
+            sends.append(0.0 if link is None else link.latency_s + passed / link.bandwidth_bytes_per_s)
+        line = self._timeline(durations, sends[:-1])
+        done = []
+        for stage, (end, behind) in enumerate(zip(line.ends, line.behind, strict=True)):
+            optimizer_s, here = self.profiles[stage].optimizer_s, self._shape.chunks_on(stage)
+            stepped = sum(float(optimizer_s[ends[chunk] : ends[chunk + 1]].sum()) for chunk in here)
+            done.append(max(end, behind) + stepped)
         return float(max(done))
 
     def _timeline(self, durations: Sequence[Durations], sends: Sequence[Any]) -> Timeline:
@@ -179,13 +208,13 @@ def _ratio(one: Numbers, other: Numbers) -> Numbers:
     return found
 
 
-def stages_of(found: Pieces, count: int, sizes: Sequence[int], *, layered: bool) -> Stages:
-    """The pipeline over operators of the rewritten graph, given the pieces of each stage."""
+def stages_of(found: Pieces, count: int, sizes: Sequence[int], *, layered: bool, virtual: int = 1) -> Stages:
+    """The pipeline over operators of the rewritten graph, given the pieces of each chunk; ``virtual`` on each rank."""
     chunk_of_piece = [stage for stage, size in enumerate(sizes) for _ in range(size)]
-    layers = [0] * count
+    layers = [0] * count * virtual
     for piece, stage in enumerate(chunk_of_piece):
         layers[stage] += found.layers[piece]
     chunk_of = {node: chunk_of_piece[piece] for node, piece in found.of.items()} if count > 1 else {}
     inside = [node for node, piece in found.of.items() if found.layers[piece]] if layered or count > 1 else []
     layer_of = {node: found.of[node] for node in inside}
-    return Stages(count, 1, chunk_of, tuple(layers) if count > 1 else (), layer_of)
+    return Stages(count, virtual, chunk_of, tuple(layers) if count > 1 else (), layer_of)

@@ -12,7 +12,7 @@ from pdv.pipelines.estimates import Estimate, held_at_once, share
 from pdv.pipelines.inside import Inside, Insides, workload
 from pdv.pipelines.pipeline import Whole, stages_of
 from pdv.pipelines.shorten import Short
-from pdv.problem.workload import Workload
+from pdv.problem.workload import FOLDED, Workload
 from pdv.search.meshes import BestPlan
 from pdv.simulate.step import simulate
 
@@ -107,7 +107,9 @@ class Pricer:
 
     def _cut(self, estimate: Estimate, inside: Inside, sizes: Sequence[int]) -> Found:
         candidate = estimate.candidate
-        stages = stages_of(inside.pieces, candidate.stages, sizes, layered=estimate.mode.recompute == "full")
+        again, each = estimate.mode.recompute == "full", estimate.mode.virtual
+        stages = stages_of(inside.pieces, candidate.stages, sizes, layered=again, virtual=each)
+        stages = replace(stages, folded=estimate.mode.order in FOLDED)
         work = workload(self.space, candidate, inside.plan, stages, estimate.mode)
         plan = replace(inside.plan, stages=stages, execution=work.execution)
         needed = step_memory(work).worst.least_bytes

@@ -33,6 +33,7 @@ STARTS = 3  # numbers of stages that are looked at closely
 CLOSE = 1.01  # times the best found: what is estimated higher is not made
 BETTER = 0.998  # times what a mesh takes where memory does not matter, that another is looked at for
 ENOUGH = 0.96  # times the step found: what is bounded so is not bounded more closely
+IN_TURNS = 3  # candidates that are looked at with several stages on each rank
 MADE = 3  # plans at most, once one fits
 
 ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
@@ -166,6 +167,17 @@ class Search:
             for mesh in self.space.meshes(starts[0].stages):
                 self._try_mesh(starts[0], mesh)
             self._descend(self._starts()[0], self._counts)
+        self._take_turns()
+
+    def _take_turns(self) -> None:
+        """The best candidates with several stages on each rank."""
+        near: dict[tuple[object, ...], Estimate] = {}
+        for one in sorted(self._all, key=lambda one: one.step_s):
+            if one.fits and one.mode.virtual == 1 < one.candidate.stages:
+                near.setdefault((one.candidate, one.mode.recompute), one)
+        for one in list(near.values())[:IN_TURNS]:
+            if not self.late:
+                self.known[one.candidate].extend(self.estimates.in_turns(one, BETTER * self._best_s))
 
     def _try_mesh(self, candidate: Candidate, mesh: Mesh) -> None:
         """The same on another mesh, if that is faster where memory does not matter."""
@@ -213,7 +225,7 @@ class Search:
 
     def _counts(self, candidate: Candidate) -> list[Candidate]:
         """With about twice and half as many micro-batches."""
-        counts, count = self.space.counts, candidate.micro_batches
+        counts, count = self.space.counts_of(candidate.stages), candidate.micro_batches
         more = next((c for c in counts if c >= 2 * count), None)
         less = next((c for c in reversed(counts) if 2 * c <= count), None)
         return [self.space.candidate(candidate.stages, candidate.mesh, other) for other in (more, less) if other]

@@ -32,6 +32,7 @@ class Timing:
         begun_s: what a stage takes beyond the sum of its pieces: forward, backward, last backward.
         behind_s: what sums of gradients take behind the last backward pass.
         busy: of each pass, the part in which the device computes.
+        later: of backward, the part that gives gradients of weights, and may wait.
     """
 
     forward_s: Numbers
@@ -40,11 +41,12 @@ class Timing:
     begun_s: tuple[float, float, float]
     behind_s: float
     busy: Busy
+    later: float
 
     def map(self, change: Callable[[Numbers], Numbers]) -> Timing:
         """The same of other pieces."""
         forward, backward, last = map(change, (self.forward_s, self.backward_s, self.last_s))
-        return Timing(forward, backward, last, self.begun_s, self.behind_s, self.busy)
+        return Timing(forward, backward, last, self.begun_s, self.behind_s, self.busy, self.later)
 
 
 def measure(in_chunks: Callable[[Stages], Workload], pieces: Pieces, middle: range) -> Timing:
@@ -71,4 +73,5 @@ def measure(in_chunks: Callable[[Stages], Workload], pieces: Pieces, middle: ran
         borders = max(1, pieces.count - 1)
         saved = [float(sum(found[way] for found in each) - one[way]) / PICO / borders for way in range(3)]
     forward, backward, last = (np.array([found[way] for found in each]) / PICO - saved[way] for way in range(3))
-    return Timing(forward, backward, last, (saved[0], saved[1], saved[2]), one.behind / PICO, busy)
+    begun, later = (saved[0], saved[1], saved[2]), one.weight / max(one.backward, 1)
+    return Timing(forward, backward, last, begun, one.behind / PICO, busy, later)

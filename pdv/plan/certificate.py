@@ -38,6 +38,7 @@ def certificate_document(
             "memory_limit_bytes": finite(problems[0].memory_limit if problems else problem.memory_limit),
             "pins": pins,
             **({"running": dict(running)} if running else {}),
+            **({"virtual_stages": 1} if found.step_s is not None and found.stages.virtual == 1 else {}),
         },
     }
     return {"statement": statement(document), **document}
@@ -52,6 +53,7 @@ def statement(document: Mapping[str, Any]) -> str:
     if space["variants"] > 1 and space["rules"]["count"]:
         rewrites = f"of {space['variants']} variants of its blocks by {space['rules']['count']} algebraic rules"
     among = f"over {over}, with any cut of any operator and parameter {rewrites}"
+    among += ", with one stage on each rank of a pipeline" if space.get("virtual_stages") == 1 else ""
     limit = space["memory_limit_bytes"]
     kept = "" if limit is None else f", that fit in {MEMORY.format(limit)}"
     kept += (" and keep the pins" if kept else ", that keep the pins") if space["pins"] or space.get("running") else ""

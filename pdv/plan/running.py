@@ -22,7 +22,9 @@ from pdv.emit.analysis.staged import Running
 from pdv.pcg.spread import spread_to_pcg
 from pdv.plan.steps import Step, operators, require
 from pdv.problem import Derived, Problem
-from pdv.problem.workload import EMITTED, ONE_STAGE, RUN_ORDERS, Execution, Order, Recompute, Stages, emitted
+from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, RUN_ORDERS, Execution, Order, Recompute, Stages, emitted
+from pdv.schedule.check import stuck
+from pdv.schedule.order import Pipeline, why_not
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 
@@ -67,13 +69,16 @@ def read_running(
         return ONE_STAGE, EMITTED
     stage_of, count, ranks, order = _read_stages(graph, [step for step in own if step["rule"] == STAGE])
     micro_batches = _read_parts(problem.graph, [step for step in own if step["rule"] == ACCUMULATE])
-    turns = order != "interleaved" or micro_batches % ranks == 0
-    require(turns, f"{micro_batches} micro-batches take turns on stages of {ranks} ranks")
     again = [step for step in own if step["rule"] == RECOMPUTE]
+    wrong = "" if ranks == 1 else why_not(order, ranks, count // ranks, micro_batches, recomputes=bool(again))
+    require(not wrong, wrong)
+    waits = "" if ranks == 1 else stuck(Pipeline(ranks, count // ranks, micro_batches, order))
+    require(not waits, f"the order of passes: {waits}")
     require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
     recompute: Recompute = "full" if again else "none"
     execution = emitted(cluster(), problem.mesh, micro_batches, recompute, order)
-    return _with_layers(graph, stage_of, count, ranks, layered=bool(again) or count > 1), execution
+    stages = _with_layers(graph, stage_of, count, ranks, layered=bool(again) or count > 1)
+    return replace(stages, folded=order in FOLDED), execution
 
 
 def _read_parts(source: Graph, steps: Sequence[Step]) -> int:
@@ -95,9 +100,8 @@ def _read_stages(graph: Graph, steps: Sequence[Step]) -> tuple[dict[Node, int], 
         stage, count, order = step["bindings"]["stage"], step["bindings"]["of"], step["bindings"]["order"]
         require(type(stage) is int and type(count) is int and 0 <= stage < count, f"stage {stage!r} of {count!r}")
         ranks = step["bindings"].get("ranks", count)
-        require(order in (*RUN_ORDERS, "interleaved"), f"the order {order!r}")
+        require(order in RUN_ORDERS, f"the order {order!r}")
         require(type(ranks) is int and 1 < ranks <= count and count % ranks == 0, f"{count} stages on {ranks!r} ranks")
-        require((ranks < count) == (order == "interleaved"), f"{count} stages on {ranks} ranks in the order {order}")
         shapes.add((count, ranks, order))
         for number in step["sites"]:
             require(0 <= number < len(nodes) and nodes[number] not in of, f"operator {number} in stage {stage}")

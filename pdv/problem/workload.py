@@ -19,11 +19,16 @@ from pdv.cost.compute import ComputeModel
 from pdv.problem.formats import Format
 from pdv.problem.problem import Problem
 
-Order = Literal["gpipe", "1f1b", "interleaved"]
+Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"]
 Recompute = Literal["none", "selective", "operators", "elementwise", "offload", "full"]
 Zero = Literal[0, 1, 2]
 Loss = Literal["in-place", "float32", "fused"]
-RUN_ORDERS: tuple[Order, ...] = ("gpipe", "1f1b")  # that emitted programs run, the one that holds least last
+RUN_ORDERS: tuple[Order, ...] = (  # that emitted programs run
+    "gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"
+)  # fmt: skip
+ONE_EACH: tuple[Order, ...] = RUN_ORDERS[:2]  # of one stage on each rank, the one that holds least last
+FOLDED: tuple[Order, ...] = ("zbv", "dualpipev")  # of two, one on the way through the ranks, and one on the way back
+IN_HALVES: tuple[Order, ...] = ("zero-bubble", *FOLDED)  # gradients of weights may wait
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "full")  # that they know
 
 
@@ -149,7 +154,8 @@ class Stages:
     """A pipeline: ``chunk_of`` says which chunk runs a PCG node; chunk ``c`` lives on stage ``c % count``.
 
     Chunks are numbered in the order of the model; there are ``count`` times ``virtual`` of them, more than one a stage
-    where the schedule is interleaved (Narayanan et al., SC'21, section 2.2). ``layers`` lists, by chunk, how many of
+    where the schedule is interleaved (Narayanan et al., SC'21, section 2.2), or ``folded``: then the second half comes
+    back through the stages (Qi et al., ICLR'24, section 6). ``layers`` lists, by chunk, how many of
     the model's repeated blocks it has. A node that no entry names (leaves; what needs no gradient, such as masks) runs
     with each reader.
     """
@@ -159,11 +165,26 @@ class Stages:
     chunk_of: Mapping[Node, int] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
     layer_of: Mapping[Node, int] = field(default_factory=dict)  # which repeated block a node belongs to, if any
+    folded: bool = False
 
     @property
     def chunks(self) -> int:
         """How many chunks there are."""
         return self.count * self.virtual
+
+    def place_of(self, chunk: int) -> int:
+        """The stage that a chunk lives on."""
+        return place_of(chunk, self.count, folded=self.folded)
+
+    def chunks_on(self, stage: int) -> tuple[int, ...]:
+        """The chunks that live on a stage."""
+        return tuple(chunk for chunk in range(self.chunks) if self.place_of(chunk) == stage)
+
+
+def place_of(chunk: int, stages: int, *, folded: bool) -> int:
+    """The stage that a chunk lives on."""
+    turn, place = divmod(chunk, stages)
+    return stages - 1 - place if folded and turn % 2 else place
 
 
 ONE_STAGE = Stages()

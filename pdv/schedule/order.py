@@ -1,29 +1,24 @@
 """In which order each stage of a pipeline runs forward and backward of its micro-batches.
 
 GPipe (Huang et al., NeurIPS'19), 1F1B (Narayanan et al., "PipeDream", SOSP'19, its variant that flushes) and
-interleaved 1F1B (Narayanan et al., SC'21, section 2.2). Entry point: ``orders``.
+interleaved 1F1B (Narayanan et al., SC'21, section 2.2); those whose gradients of weights may wait are in ``halves``.
+Entry points: ``orders``, and ``why_not`` of what has none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
 
-Order = Literal["gpipe", "1f1b", "interleaved"]
-
-
-class Pass(NamedTuple):
-    """A micro-batch through one chunk, forward or backward; chunks are numbered in the order of the model."""
-
-    chunk: int
-    micro_batch: int
-    backward: bool = False
+from pdv.problem.workload import FOLDED, IN_HALVES, ONE_EACH, Order, place_of
+from pdv.schedule.halves import dualpipev, zbv, zero_bubble
+from pdv.schedule.passes import Pass
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """``stages`` with ``virtual`` chunks each; chunk ``c`` lives on stage ``c % stages``."""
+    """``stages`` with ``virtual`` chunks each; where each lives: ``pdv.problem.workload.place_of``."""
 
     stages: int
     virtual: int
@@ -38,24 +33,60 @@ def orders(pipeline: Pipeline) -> tuple[tuple[Pass, ...], ...]:
     return tuple(_stage(pipeline, stage) for stage in range(pipeline.stages))
 
 
+def why_not(order: Order, ranks: int, each: int, micro_batches: int, *, recomputes: bool) -> str:
+    """Why passes cannot be in an order on so many ranks of a pipeline, ``each`` with so many stages; "" if they can.
+
+    As ``torch.distributed.pipelining`` asks, which runs them.
+    """
+    if order in ONE_EACH and each != 1:
+        return f"{each} stages on each of {ranks} ranks in the order {order}, which has one"
+    if order in FOLDED and each != 2:
+        return f"{each} stages on each of {ranks} ranks in the order {order}, which has two"
+    if order == "interleaved" and each < 2:
+        return "one stage on each rank, which leaves nothing to interleave"
+    if order in ("interleaved", "zero-bubble") and micro_batches % ranks:
+        return f"{micro_batches} micro-batches take turns on stages of {ranks} ranks, which asks for a multiple"
+    if order == "dualpipev" and micro_batches < 2 * ranks:
+        return f"{micro_batches} micro-batches in the order dualpipev on {2 * ranks} stages, which asks for as many"
+    if order in IN_HALVES and recomputes:
+        return f"the order {order} with recomputation: gradients of weights that wait hold what it would let go of"
+    return ""
+
+
 def in_flight(pipeline: Pipeline, stage: int) -> int:
     """The most chunks' activations that a stage holds at once: forward passes without their backward."""
-    held = most = 0
+    return sum(most_held(pipeline, stage).values())
+
+
+def most_held(pipeline: Pipeline, stage: int) -> Mapping[int, int]:
+    """The same by chunk, at the first moment when there are most."""
+    count, folded = pipeline.stages, pipeline.order in FOLDED
+    own = [chunk for chunk in range(count * pipeline.virtual) if place_of(chunk, count, folded=folded) == stage]
+    held = dict.fromkeys(own, 0)
+    now = most = 0
+    found = dict(held)
     for step in orders(pipeline)[stage]:
-        held += -1 if step.backward else 1
-        most = max(most, held)
-    return most
+        change = {"all": -1, "values": 0, "weights": -1}[step.part] if step.backward else 1
+        held[step.chunk] += change
+        now += change
+        if now > most:
+            most, found = now, dict(held)
+    return found
 
 
 def _stage(pipeline: Pipeline, stage: int) -> tuple[Pass, ...]:
+    if pipeline.order in FOLDED and pipeline.train:
+        return (zbv if pipeline.order == "zbv" else dualpipev)(stage, pipeline.stages, pipeline.micro_batches)
     forward = _forward(pipeline, stage)
     if not pipeline.train:
         return tuple(forward)
     last = pipeline.virtual - 1
-    backward = [Pass(stage + (last - chunk // pipeline.stages) * pipeline.stages, m, True) for chunk, m, _ in forward]
+    backward = [Pass(stage + (last - chunk // pipeline.stages) * pipeline.stages, m, True) for chunk, m, *_ in forward]
     if pipeline.order == "gpipe":
         return (*forward, *backward)
     ahead = min(_warm_up(pipeline, stage), len(forward))
+    if pipeline.order in IN_HALVES:
+        return zero_bubble(stage, forward, backward, ahead)
     steady: list[Pass] = []
     for one, other in zip(forward[ahead:], backward, strict=False):
         steady += [one, other]
@@ -87,4 +118,4 @@ def _warm_up(pipeline: Pipeline, stage: int) -> int:
     if pipeline.virtual == 1:
         return behind
     most = max(pipeline.stages, *(len(group) for group in _groups(pipeline)))
-    return 2 * behind + (pipeline.virtual - 1) * most
+    return (1 if pipeline.order in IN_HALVES else 2) * behind + (pipeline.virtual - 1) * most

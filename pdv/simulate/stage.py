@@ -109,7 +109,7 @@ class Lowered:
     def _stage(self, number: int) -> Stage:
         stages, execution = self.workload.stages, self.workload.execution
         kind = self._kind(number)
-        own = tuple(range(number, stages.chunks, stages.count))
+        own = stages.chunks_on(number)
         used = [node for chunk in own for node in self.chunks.nodes[chunk]]
         sums = Sums(self.nodes, kind.links, execution, used)
         programs = []
@@ -179,7 +179,7 @@ class Lowered:
         stages, size = self.workload.stages, self.workload.problem.mesh.num_devices
         forward, backward = [], []
         for chunk, crossing in enumerate(self.chunks.crossings):
-            source, target = chunk % stages.count, (chunk + 1) % stages.count
+            source, target = stages.place_of(chunk), stages.place_of(chunk + 1)
             times = [0.0, 0.0]
             for i in {0, size - 1} if source != target else ():
                 there = self._pair(source * size + i, target * size + i)
@@ -202,7 +202,7 @@ class Lowered:
         stages, size = self.workload.stages, self.workload.problem.mesh.num_devices
         seconds = 0.0
         for node in self._shared:
-            places = sorted({chunk % stages.count for chunk in self.chunks.homes[node]})
+            places = sorted({stages.place_of(chunk) for chunk in self.chunks.homes[node]})
             if number in places and len(places) > 1:
                 other = next(place for place in reversed(places) if place != number)
                 link = self._pair(number * size, other * size).link
@@ -219,11 +219,17 @@ class Lowered:
     @cached_property
     def tied_stages(self) -> tuple[int, ...]:
         """Stages that wait for each other at the end of the step, to sum the gradients of tied parameters."""
-        count = self.workload.stages.count
-        found = {chunk % count for node in self._shared for chunk in self.chunks.homes[node]}
+        place = self.workload.stages.place_of
+        found = {place(chunk) for node in self._shared for chunk in self.chunks.homes[node]}
         return tuple(sorted(found)) if len(found) > 1 else ()
 
     # ---- Chunks in time ----
+
+    def weight_time(self, stage: Stage, chunk: int) -> int:
+        """Picoseconds of a chunk's backward pass that may wait: the half that gives gradients of weights."""
+        products = [self.nodes.of[node] for node in self.chunks.nodes[chunk]]
+        numbers = [one.number for one in products if one.two_products and one.node.op.weight_waits]
+        return max(sum(price.entries[number].backward // 2 for number in numbers) for price in stage.kind.prices)
 
     def timed(self, stage: Stage, program: tuple[Placed, ...]) -> Timed:
         """From quiet streams."""

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from pdv.problem.workload import Workload
-from pdv.schedule.order import Pass, Pipeline
+from pdv.schedule.order import Pipeline
 from pdv.simulate.calibration import CALIBRATION, Calibration
-from pdv.simulate.engine.pipeline import Durations, Timeline, compose
+from pdv.simulate.engine.pipeline import Durations, Timeline, compose, way_of
 from pdv.simulate.engine.shared import Busy, Cores, compose_shared
 from pdv.simulate.engine.streams import Clocks, Parts
 from pdv.simulate.engine.task import BUBBLE, COMPUTE, HOST, PICO, RECOMPUTATION, WAITING, Placed, picoseconds
@@ -146,7 +146,8 @@ def chunk_durations(lowered: Lowered) -> list[Durations]:
         for chunk, program in zip(stage.chunks, stage.programs, strict=True):
             forward, backward = lowered.timed(stage, program.forward), lowered.timed(stage, program.backward)
             last = lowered.timed(stage, program.last)
-            found[chunk] = Durations(forward.duration, backward.duration, last.duration, last.behind)
+            weight = lowered.weight_time(stage, chunk)
+            found[chunk] = Durations(forward.duration, backward.duration, last.duration, last.behind, weight)
     return [found[chunk] for chunk in range(len(found))]
 
 
@@ -162,8 +163,9 @@ def _stage_parts(lowered: Lowered, stage: Stage, number: int, line: Timeline) ->
     counts: dict[tuple[int, int], int] = {}
     final = lowered.workload.execution.micro_batches - 1
     for step, _, _ in line.passes[stage.number]:
-        way = _way(step, final)
-        counts[step.chunk, way] = counts.get((step.chunk, way), 0) + 1
+        if step.part != "values":  # counted with the other half
+            way = (0, 1, 2, 0, 1, 2)[way_of(step, final)]
+            counts[step.chunk, way] = counts.get((step.chunk, way), 0) + 1
     for (chunk, way), count in counts.items():
         program = stage.programs[stage.chunks.index(chunk)]
         timed = lowered.timed(stage, (program.forward, program.backward, program.last)[way])
@@ -176,11 +178,6 @@ def _stage_parts(lowered: Lowered, stage: Stage, number: int, line: Timeline) ->
     rest = line.ends[stage.number] - sum(parts.values())
     _add(parts, max(computed, key=lambda kind: computed[kind], default=WAITING), rest if gained else 0)
     return parts
-
-
-def _way(step: Pass, final: int) -> int:
-    """0 forward, 1 backward, 2 the last backward."""
-    return 0 if not step.backward else 2 if step.micro_batch == final else 1
 
 
 def _draw(lowered: Lowered, ran: RunResult, draws: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -200,14 +197,15 @@ def _draw(lowered: Lowered, ran: RunResult, draws: int, seed: int) -> np.ndarray
 
 def _drawn_ends(lowered: Lowered, slow: Factors) -> list[np.ndarray[Any, Any]]:
     """[stages][draws] picoseconds until the last pass of a stage, its devices slower by ``slow`` [stages, draws]."""
-    nominal, stages, workload = chunk_durations(lowered), len(lowered.stages), lowered.workload
+    nominal, workload = chunk_durations(lowered), lowered.workload
+    place = workload.stages.place_of
     if Cores.of(workload.cluster, workload.stages.count) is not None:
         drawn = [
-            _timeline(lowered, [_slower(of, slow[chunk % stages, draw]) for chunk, of in enumerate(nominal)]).ends
+            _timeline(lowered, [_slower(of, slow[place(chunk), draw]) for chunk, of in enumerate(nominal)]).ends
             for draw in range(slow.shape[1])
         ]
         return list(np.array(drawn).T)
-    durations = [Durations(*(np.round(time * slow[chunk % stages]) for time in of)) for chunk, of in enumerate(nominal)]
+    durations = [Durations(*(np.round(time * slow[place(chunk)]) for time in of)) for chunk, of in enumerate(nominal)]
     blocking = not workload.execution.overlap.transfers
     line = compose(pipeline_of(workload), durations, lowered.sends, blocking=blocking, later=np.maximum, record=False)
     return line.ends

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pdv.memory import StepMemory
-from pdv.schedule.order import Pass
+from pdv.schedule.passes import Pass
 from pdv.simulate.engine.streams import Clocks, simulate_tasks
 from pdv.simulate.engine.task import TRANSFER, Placed, Task
 from pdv.simulate.result import RunResult, Simulation
@@ -136,9 +136,8 @@ class _Drawing:
             simulate_tasks(segment, offset, clocks, watch)
 
     def _send(self, number: int, step: Pass, start: int, end: int) -> None:
-        count = self._lowered.workload.stages.count
-        stages = self._lowered.stages
-        source, target = step.chunk % count, (step.chunk + (-1 if step.backward else 1)) % count
+        place, stages = self._lowered.workload.stages.place_of, self._lowered.stages
+        source, target = place(step.chunk), place(step.chunk + (-1 if step.backward else 1))
         name = f"send {'gradients' if step.backward else 'activations'} {step.micro_batch}"
         self._event(stages[source], 0, SEND_THREAD, name, (start, end), {"to stage": target}, TRANSFER)
         common = {"name": "send", "cat": TRANSFER, "id": number}
@@ -179,7 +178,8 @@ class _Drawing:
 
 
 def _title(step: Pass) -> str:
-    return f"{'backward' if step.backward else 'forward'} {step.micro_batch}, chunk {step.chunk}"
+    part = "" if step.part == "all" else f" of {step.part}"
+    return f"{'backward' if step.backward else 'forward'}{part} {step.micro_batch}, chunk {step.chunk}"
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> Event:

@@ -105,6 +105,8 @@ def _search(plan: Loaded, cluster: Cluster, cost: float) -> dict[str, Any]:
     space = {name: certificate["space"][name] for name in SPACE}
     if running := certificate["space"].get("running"):
         space["running"] = _pinned(plan, running)
+    if not plan.is_whole and plan.stages.virtual == 1:
+        space["virtual_stages"] = 1
     pins = None if space["pins"] is None else load_pins(json.loads(space["pins"]))
     meshes, count = _meshes(cluster, pins), len(space["meshes"])
     space |= {"meshes": meshes[:count], "meshes_left_out": meshes[count:], "mode": plan.problem.mode}
@@ -126,9 +128,9 @@ def _pinned(plan: Loaded, said: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {axis.name: axis.size for axis in plan.problem.mesh.axes}
     run = plan.execution
     kept: dict[str, Any] = {"stages": plan.stages.count, "micro_batches": run.micro_batches, "schedule": run.order,
-            "recompute": run.recompute, "mesh": sizes}  # fmt: skip
-    if plan.stages.count == 1:
-        kept["schedule"] = said.get("schedule")  # of one stage there is no order
+            "recompute": run.recompute, "mesh": sizes, "virtual_stages": plan.stages.virtual}  # fmt: skip
+    if plan.stages.count == 1:  # of one stage there is no order
+        kept |= {name: said.get(name) for name in ("schedule", "virtual_stages")}
     return {name: kept[name] for name in kept if name in said}
 
 
@@ -187,7 +189,7 @@ def _check_types(document: Mapping[str, Any]) -> None:
     for name, holds in possible.items():
         if not holds:
             raise VerificationError(f"plan.json: {name} says what cannot be", "", "Plan again")
-    known = {*SPACE, "running"}
+    known = {*SPACE, "running", "virtual_stages"}
     unknown = set(search) - set(SEARCH) or set(search["certificate"]) - set(CERTIFICATE) or set(space) - known
     if unknown:
         raise VerificationError(f"plan.json: search has unknown fields {sorted(unknown)}", "", "Plan again")

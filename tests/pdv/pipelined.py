@@ -15,7 +15,7 @@ from pdv.plan.package import Plan
 from pdv.planning.search import SearchResult
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Problem
-from pdv.problem.workload import EMITTED, ONE_STAGE, Order, Recompute, Stages
+from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, Order, Recompute, Stages
 from pdv.schedule.pieces import pieces
 from pdv.schedule.stages import cut
 from pdv.search.meshes import BestPlan, search_mesh
@@ -48,18 +48,19 @@ def plan_pipeline(
         links = slowest_axes(stage_axes(devices, whole.compute, inside, stages))
         found = search_mesh(Problem(graph, inside, links, whole.compute, whole.mode, pins=whole.pins))
         execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute)
-        return SearchResult(replace(found, stages=_cut(found, stages, virtual, sizes), execution=execution), 0.0)
+        cut_there = _cut(found, stages, virtual, sizes, folded=order in FOLDED)
+        return SearchResult(replace(found, stages=cut_there, execution=execution), 0.0)
 
     with patch("pdv.compile.search_problems", search):
         return pdv.optimize(model, inputs, cluster=cluster, rules="none", **options)
 
 
-def _cut(found: BestPlan, stages: int, virtual: int, sizes: Sequence[int] | None) -> Stages:
+def _cut(found: BestPlan, stages: int, virtual: int, sizes: Sequence[int] | None, *, folded: bool) -> Stages:
     if stages == 1:
         return ONE_STAGE
     if sizes is not None:
         cut_there = stages_of(pieces(found.solution.graph), stages * virtual, sizes, layered=False)
-        return replace(cut_there, count=stages, virtual=virtual)
+        return replace(cut_there, count=stages, virtual=virtual, folded=folded)
     chunk_of, sizes, _ = cut(found.solution.graph, stages * virtual)
     own = {node: chunk for node, chunk in chunk_of.items() if node.needs_grad}
-    return Stages(stages, virtual, chunk_of=own, layers=sizes)
+    return Stages(stages, virtual, chunk_of=own, layers=sizes, folded=folded)

@@ -2,12 +2,14 @@
 
 Stages and values between them are named in ``model.py``. ``torch.distributed.pipelining`` sends values and gradients
 between neighbours and orders the passes (GPipe, Huang et al., NeurIPS'19; 1F1B, Narayanan et al., SOSP'19; interleaved
-1F1B, Narayanan et al., SC'21); a value that a later stage reads passes through those between.
+1F1B, Narayanan et al., SC'21; zero bubble and ZBV, Qi et al., ICLR'24; DualPipeV, DeepSeek-AI, 2025); a value that a
+later stage reads passes through those between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +18,23 @@ from torch import Tensor, nn
 
 from .accumulate import Loss
 from .gradients import local_piece
+from .later import LaterWeights
 from .parallel import NONE
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
 
-ORDERS = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
-"""In ``torch.distributed.pipelining``; the last takes several stages on each rank."""
+ORDERS = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zero-bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+    "dualpipev": "ScheduleDualPipeV",
+}
+"""In ``torch.distributed.pipelining``; all but the first two take several stages on each rank."""
+FOLDED = ("zbv", "dualpipev")
+"""Two stages on each rank: one on the way through the ranks, and one on the way back."""
+IN_HALVES = ("zero-bubble", *FOLDED)
+"""Gradients of weights may wait."""
 
 
 class Stage(NamedTuple):
@@ -35,7 +49,7 @@ class PipelinedModule(ParallelModule):
     """A model as a chain of stages, on the ranks of a pipeline in turn, or all on every rank, one after another.
 
     stages: in order. inputs, cuts, most, batch_axes: as ``ParallelModule``, of one micro-batch.
-    micro_batches: in a step. order: of their passes, "gpipe", "1f1b" or "interleaved".
+    micro_batches: in a step. order: of their passes, one of ``ORDERS``.
     joint: axes that stages take as one; every rank makes their groups, whichever stage it has.
     tied: parameters that several stages hold, as names by stage; their gradients are summed.
     """
@@ -60,13 +74,18 @@ class PipelinedModule(ParallelModule):
             mesh[names]
         self.order = order
         self.chain = tuple(stages)
-        self.own = range(mesh.stage.rank, len(stages), mesh.stage.size)
+        self.own = [number for number in range(len(stages)) if self.place(number) == mesh.stage.rank]
         self.stages = nn.ModuleDict({str(number): stages[number].make(mesh, weights) for number in self.own})
         self._takes = tuple(inputs)
         self._tied = _Tied(self, tied)
         self._schedules: dict[object, Any] = {}  # by the shapes of a micro-batch
         self._batches: list[Mapping[str, Tensor]] = []
         self._loss: Loss = lambda output, number: output
+
+    def place(self, number: int) -> int:
+        """The rank, in its pipeline, of a stage."""
+        turn, place = divmod(number, self.mesh.stage.size)
+        return self.mesh.stage.size - 1 - place if self.order in FOLDED and turn % 2 else place
 
     # ---- Forward, without gradients where stages are apart ----
 
@@ -100,7 +119,7 @@ class PipelinedModule(ParallelModule):
             if number in self.own:
                 self._run(number, values)
             for name in stage.gives:
-                values[name] = self._broadcast(values.get(name), number % self.mesh.stage.size)
+                values[name] = self._broadcast(values.get(name), self.place(number))
         results = tuple(values[name] for name in self.chain[-1].gives)
         return results if len(results) > 1 else results[0]
 
@@ -155,21 +174,23 @@ class PipelinedModule(ParallelModule):
         key = tuple((name, tuple(x.shape), x.dtype) for name, x in self._batches[0].items())
         if key not in self._schedules:
             sent, carried = [(torch.empty(1, dtype=torch.int64, device="meta"),), *self._sent_values()], self._carried()
+            links = [_Link(self, number, carried) for number in self.own]
             parts = [
                 pipelining.PipelineStage(
-                    _Link(self, number, carried),
-                    number,
+                    link,
+                    link.place,
                     len(self.chain),
                     self.mesh.device,
-                    input_args=sent[number],
-                    output_args=sent[number + 1],
+                    input_args=sent[link.place],
+                    output_args=sent[link.place + 1],
                     group=self.mesh.stage.group,
+                    dw_builder=link.later.take if link.later else None,
                 )
-                for number in self.own
+                for link in links
             ]
             few = self.order == "1f1b" and self.micro_batches < len(self.chain)  # torch's 1F1B needs one for each stage
             made = getattr(pipelining, ORDERS["gpipe" if few else self.order])
-            given = parts if self.order == "interleaved" else parts[0]
+            given = parts[0] if self.order in ("gpipe", "1f1b") else parts
             self._schedules[key] = made(given, self.micro_batches, loss_fn=self._any_loss, scale_grads=False)
         return self._schedules[key]
 
@@ -225,8 +246,13 @@ class _Link(nn.Module):
         self.place = number
         self.taken = carried[number - 1] if number else ()
         self.given = carried[number]
+        self.later = LaterWeights() if model.order in IN_HALVES else None
 
     def forward(self, *received: Tensor, number: Tensor) -> Any:
+        with self.later or nullcontext():
+            return self._run(received, number)
+
+    def _run(self, received: Sequence[Tensor], number: Tensor) -> Any:
         (model,) = self.owner
         values: dict[str, Any] = dict(zip(self.taken, received, strict=False))
         values.update(model._batches[int(number)])  # noqa: SLF001  # of one file
@@ -248,7 +274,7 @@ class _Tied:
                 dropped = getattr(stage, name)
                 setattr(stage, name, getattr(*own[0]))
                 mesh.origins[:] = [(tensor, stored) for tensor, stored in mesh.origins if tensor is not dropped]
-            ranks = sorted({stage % mesh.stage.size for stage in places})
+            ranks = sorted({model.place(stage) for stage in places})
             group = mesh.stage_group(ranks) if len(ranks) > 1 else None
             if own and group is not None:
                 self._here.append((getattr(*own[0]), group))

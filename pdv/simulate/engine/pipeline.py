@@ -12,20 +12,33 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-from pdv.schedule.order import Pass, Pipeline, orders
+from pdv.schedule.order import Pipeline, orders
+from pdv.schedule.passes import Pass
 from pdv.simulate.engine.task import BUBBLE, TRANSFER
 
+LAST, INPUT, LAST_WEIGHT = 2, 3, 5  # see OrderedPass.way
 Time = Any  # Any: int, or an array of int64
-Sent = tuple[Sequence[int], Sequence[int], Sequence[int]]
+Sent = tuple[Sequence[int], ...]
 
 
 class Durations(NamedTuple):
-    """Of one chunk: its passes, and how long its collectives run on behind the last backward pass."""
+    """Of one chunk: its passes, and how long its collectives run on behind the last backward pass.
+
+    ``weight`` is the part of backward that may wait, as it gives gradients of weights alone.
+    """
 
     forward: Time
     backward: Time
     last: Time
     behind: Time = 0
+    weight: Time = 0
+
+    def of(self, way: int) -> Time:
+        """Of a pass, by ``OrderedPass.way``."""
+        if way <= LAST:
+            return self[way]
+        apart = self.backward - self.weight, self.weight, self.last - self.backward + self.weight
+        return apart[way - INPUT]
 
 
 class Sends(NamedTuple):
@@ -63,7 +76,7 @@ class OrderedPass(NamedTuple):
 
     taken: Pass
     stage: int
-    way: int  # 0 forward, 1 backward, 2 the last backward
+    way: int  # 0 forward, 1 backward, 2 the last backward; 3 gradients of values, 4 of weights, 5 the last of these
     needed: int
 
 
@@ -85,7 +98,7 @@ def compose(
     sent = by_way(sends)
     for place, step in enumerate(steps):
         start = later(line.ends[step.stage], line.arrived[step.needed])
-        end = start + chunks[step.taken.chunk][step.way]
+        end = start + chunks[step.taken.chunk].of(step.way)
         times, behind = (start, end), chunks[step.taken.chunk].behind
         end_pass(line, place, steps, times, behind, sent, blocking=blocking, later=later, record=record)
     return line
@@ -94,7 +107,8 @@ def compose(
 def by_way(sends: Sends) -> Sent:
     """Picoseconds that the result of a pass is on its way: by way, then by chunk."""
     back = (0, *sends.backward)
-    return (*sends.forward, 0), back, back
+    nothing = (0,) * len(back)
+    return (*sends.forward, 0), back, back, back, nothing, nothing
 
 
 def end_pass(
@@ -121,7 +135,7 @@ def end_pass(
         arrival = line.links[stage][way > 0] = begun + duration
         if record:
             line.sends.append((taken, begun, arrival))
-    if way == 2:
+    if way in (LAST, LAST_WEIGHT):
         line.behind[stage] = later(line.behind[stage], end + behind)
     line.arrived[place] = arrival
     line.ends[stage] = arrival if blocking else end
@@ -155,8 +169,9 @@ def sequence(pipeline: Pipeline) -> tuple[OrderedPass, ...]:
                 needed = _pass_before(taken, last)
                 if needed is not None and needed not in places:
                     break
-                places[taken] = len(steps)
-                way = (2 if taken.micro_batch == final else 1) if taken.backward else 0
+                if taken.part != "weights":  # nobody waits for those
+                    places[taken._replace(part="all")] = len(steps)
+                way = way_of(taken, final)
                 steps.append(OrderedPass(taken, stage, way, -1 if needed is None else places[needed]))
                 done[stage] += 1
         if len(steps) == before:
@@ -165,9 +180,19 @@ def sequence(pipeline: Pipeline) -> tuple[OrderedPass, ...]:
     return tuple(steps)
 
 
+def way_of(taken: Pass, final: int) -> int:
+    """As ``OrderedPass.way``; ``final``: the last micro-batch."""
+    if not taken.backward:
+        return 0
+    first, last = {"all": (1, LAST), "values": (INPUT, INPUT), "weights": (4, LAST_WEIGHT)}[taken.part]
+    return last if taken.micro_batch == final else first
+
+
 def _pass_before(taken: Pass, last: int) -> Pass | None:
-    """The pass whose result this one takes."""
-    chunk, micro_batch, backward = taken
+    """The pass whose result this one takes, if it is another stage's or comes late: of a weight's it is behind us."""
+    chunk, micro_batch, backward, part = taken
+    if part == "weights":
+        return None
     if not backward:
         return Pass(chunk - 1, micro_batch) if chunk > 0 else None
     return Pass(chunk + 1, micro_batch, True) if chunk < last else Pass(chunk, micro_batch)

@@ -26,6 +26,10 @@ class Busy(NamedTuple):
     backward: float
     last: float
 
+    def of(self, way: int) -> float:
+        """Of a pass, by ``OrderedPass.way``: either half of backward as all of it."""
+        return self[(0, 1, 2, 1, 1, 2)[way]]
+
 
 @dataclass(frozen=True)
 class Cores:
@@ -101,7 +105,8 @@ class _Clock:
                 later.append(start)
                 continue
             taken, _, way, _ = self.steps[own[0]]
-            self.running[stage] = _Running(own.popleft(), start, chunks[taken.chunk][way], busy[taken.chunk][way])
+            nominal, part = chunks[taken.chunk].of(way), busy[taken.chunk].of(way)
+            self.running[stage] = _Running(own.popleft(), start, nominal, part)
         return later
 
 

@@ -23,6 +23,7 @@ from pdv.plan.running import as_run
 from pdv.planning.problems import load_target, plan_problems
 from pdv.planning.search import Effort, search_problems
 from pdv.problem import Problem
+from pdv.problem.workload import Order
 from pdv.search.strategies.backtrack import backtrack
 from pdv.verification import verify
 from tests.pdv.packages import change_plan
@@ -50,6 +51,28 @@ def test_each_is_kept() -> None:
     execution, mesh = found.execution, found.solution.problem.mesh
     assert (found.stages.count, execution.micro_batches, execution.order) == (2, 4, "gpipe")
     assert (execution.recompute, [(axis.name, axis.size) for axis in mesh.axes]) == ("full", [("dp", 2)])
+
+
+@pytest.mark.parametrize(("order", "virtual"), [("zero-bubble", 1), ("zbv", 2), ("dualpipev", 2)])
+def test_halves_of_backward_are_kept(order: Order, virtual: int) -> None:
+    found = search_pipelines(problem(), devices(), float("inf"), backtrack, Pinned(2, schedule=order))
+    assert found is not None
+    assert (found.stages.count, found.stages.virtual, found.execution.order) == (2, virtual, order)
+    assert found.stages.folded == (virtual == 2)
+    assert as_run(found, devices()).stages == found.stages
+
+
+def test_interleaved_stages_are_kept() -> None:
+    """Two or more on each rank, in turn; micro-batches go in groups of as many as there are ranks."""
+    for pinned in (Pinned(2, schedule="interleaved"), Pinned(2, virtual_stages=2)):
+        found = search_pipelines(problem(), devices(), float("inf"), backtrack, pinned)
+        assert found is not None
+        assert (found.stages.count, found.stages.virtual, found.execution.order) == (2, 2, "interleaved")
+        assert found.execution.micro_batches % 2 == 0
+        assert set(found.stages.chunk_of.values()) == {0, 1, 2, 3}
+    one_each = search_pipelines(problem(), devices(), float("inf"), backtrack, Pinned(2, virtual_stages=1))
+    assert one_each is not None
+    assert one_each.stages.virtual == 1
 
 
 @pytest.mark.parametrize("pinned", [Pinned(stages=4), Pinned(micro_batches=8), Pinned(recompute="full")])
@@ -84,7 +107,18 @@ def test_a_batch_is_taken_row_by_row() -> None:
         (Pinned(stages=2, mesh={"a": 4}), "the mesh a=4 has 4 devices"),
         (Pinned(micro_batches=3), "3 micro-batches of 8 rows"),
         (Pinned(micro_batches=0), "0 micro-batches"),
-        (Pinned(schedule="interleaved"), "schedule: 'interleaved' is not known"),
+        (Pinned(schedule="chimera"), "schedule: 'chimera' is not known"),  # type: ignore[arg-type]
+        (Pinned(stages=4, virtual_stages=2), r"8 stages: .* has 5 pieces"),
+        (Pinned(schedule="1f1b", virtual_stages=2), "2 stages on each of 2 ranks in the order 1f1b"),
+        (
+            Pinned(schedule="interleaved", virtual_stages=1),
+            "leaves nothing to interleave",
+        ),
+        (Pinned(stages=4, schedule="interleaved", micro_batches=2), "take turns on stages of 4 ranks"),
+        (Pinned(virtual_stages=0), "0 virtual stages"),
+        (Pinned(stages=2, schedule="zbv", virtual_stages=4), "4 stages on each of 2 ranks in the order zbv"),
+        (Pinned(stages=2, schedule="dualpipev", micro_batches=2), "2 micro-batches in the order dualpipev on 4 stages"),
+        (Pinned(schedule="zero-bubble", recompute="full"), "the order zero-bubble with recomputation"),
         (Pinned(recompute="selective"), "recompute: 'selective' is not known"),
     ],
 )
@@ -141,4 +175,4 @@ def test_options_reach_the_plan(
     assert certificate["space"]["running"]["mesh"] == {"dp": 2}
     assert "keep the pins" in certificate["statement"]
     assert cli.run([*words[:-6], "--schedule", "zb"]) == 2
-    assert "Allowed: gpipe, 1f1b" in capsys.readouterr().out
+    assert "Allowed: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev" in capsys.readouterr().out

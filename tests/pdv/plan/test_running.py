@@ -55,7 +55,10 @@ def test_interleaved_stages_are_read_back() -> None:
     steps = running_steps(graph, stages, execution)
     found, how = read(steps)
     assert (found.count, found.virtual, found.chunk_of, how.order) == (2, 2, stages.chunk_of, "interleaved")
-    for changed, told in (({"ranks": 3}, "4 stages on 3 ranks"), ({"order": "1f1b"}, "on 2 ranks in the order 1f1b")):
+    for changed, told in (
+        ({"ranks": 3}, "4 stages on 3 ranks"),
+        ({"order": "1f1b"}, "each of 2 ranks in the order 1f1b"),
+    ):
         wrong = [
             {**step, "bindings": {**step["bindings"], **changed}} if step["rule"] == "stage" else step for step in steps
         ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pdv.schedule.order import Order, Pipeline, in_flight, orders
+from pdv.problem.workload import Order
+from pdv.schedule.order import Pipeline, in_flight, orders
 
 
 def spelled(pipeline: Pipeline, stage: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdv.schedule.order import Order, Pipeline, orders
+from pdv.problem.workload import Order
+from pdv.schedule.order import Pipeline, orders
 from pdv.simulate.engine.pipeline import Durations, Sends, compose, sequence
 
 
@@ -22,6 +23,15 @@ def test_bubbles_are_those_of_the_papers(stages: int, virtual: int, micro_batche
     """(p - 1) / m of the work, a v-th of it with v chunks a stage (Narayanan et al., SC'21, section 2.2)."""
     work = 300 * micro_batches * virtual
     assert end(Pipeline(stages, virtual, micro_batches, order)) == work + 300 * (stages - 1)
+
+
+@pytest.mark.parametrize(("order", "virtual"), [("zero-bubble", 1), ("zbv", 2), ("dualpipev", 2)])
+def test_gradients_of_weights_fill_bubbles(order: Order, virtual: int) -> None:
+    """ZB-H1 has a third of 1F1B's bubble, ZBV none, where all thirds of a pass are equal (Qi et al., ICLR'24)."""
+    work, bubble = 300 * 16 * virtual, {"zero-bubble": 100 * 3, "zbv": 100 * 3, "dualpipev": 100 * 6}[order]
+    chunks = [Durations(100, 200, 200, 0, 100)] * (4 * virtual)
+    line = compose(Pipeline(4, virtual, 16, order), chunks, Sends([0] * 7, [0] * 7), blocking=False)
+    assert max(line.ends) <= work + bubble < end(Pipeline(4, virtual, 16, "interleaved" if virtual > 1 else "1f1b"))
 
 
 def test_sends_cost_less_beside_compute_than_before_it() -> None:
