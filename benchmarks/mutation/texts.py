@@ -28,7 +28,17 @@ MOVED = {"partition": "reduce_scatter", "combine": "all_gather", "all_gather": "
          "replicate": "reduce", "reduce_scatter": "partition"}  # fmt: skip
 PRIVATE = {"_all_reduce": "_same", "_same": "_all_reduce", "_slice": "_reduce_scatter", "_reduce_scatter": "_slice"}
 OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*"}
-KEPT = ("regather", "_remember", "_pack", "_unpack", "again", "_is_gone")  # functions that no check runs
+KEPT = (
+    "regather",
+    "recipes",
+    "remember",
+    "check_version",
+    "_remembered",
+    "_pack",
+    "_unpack",
+    "again",
+    "_is_gone",
+)  # functions that no check runs
 Changed = tuple[ast.expr | ast.stmt, str]
 """(where, what is put in its place)."""
 

@@ -165,7 +165,7 @@ def _lower_stages(lowered: Graph, made: Mapping[Node, Node], stage_of: Mapping[N
 
 def module_texts(model: str) -> dict[str, str]:
     """The Python files of a package, by name; model: the text of model.py."""
-    beside = [*BESIDE, *(name for name in ("operators", "pipeline") if f"from .{name} import" in model)]
+    beside = [*BESIDE, *(name for name in ("gathers", "operators", "pipeline") if f"from .{name} import" in model)]
     beside += ["later"] if "pipeline" in beside else []
     return {
         "model.py": model,

@@ -61,6 +61,7 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
     setting, heap = walk.setting, walk.heap
     heap.log = forward = Log()
     inside = set(walk.chunk)
+    walk.units.begin()
     walk.waiting = Counter(x for node in walk.chunk for x in node.operands if not x.is_leaf and not of_weights(x))
     received = [x for x in dict.fromkeys(x for node in walk.chunk for x in node.operands) if walk.waiting[x]]
     heap.moment = "receives"
@@ -85,12 +86,17 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
         walk.waiting[value] -= 1
         if not walk.waiting[value]:
             walk.forget(value)
+    if not setting.train or setting.execution.micro_batches > 1:
+        walk.units.let_go()  # the next forward pass does
     heap.log = backward = Log()
     if setting.train:
         for value in sent:
             if value.needs_grad:
                 walk.grads[value] = _arriving(walk, value, kept)
+        walk.units.turn()
         _backward(walk, segments, inputs)
+    walk.units.finish()
+    walk.units.let_go()
     for storage in roots:
         heap.drop(storage)
     return forward, backward

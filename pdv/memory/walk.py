@@ -17,6 +17,7 @@ from ir.memory.local import Local
 from pdv.memory.log import Heap, Holder, Kind, Storage
 from pdv.memory.moves import Backend, backward_move, forward_move, gathered_dim
 from pdv.memory.setting import Setting, chain, gathered_for_use, of_weights
+from pdv.memory.units import Units
 from pdv.pcg.plan_cost import is_residual
 
 
@@ -46,11 +47,18 @@ class Walk:
     saved: dict[Node, list[Storage]] = field(default_factory=dict)
     grads: dict[Node, Storage] = field(default_factory=dict)
     accumulated: set[Node] = field(default_factory=set)  # parameters whose gradient is there
+    units: Units = field(init=False)
+    backwards: bool = False
+    """Whether what runs now is part of a backward pass."""
+
+    def __post_init__(self) -> None:
+        self.units = Units(self.setting, self.chunk, self.heap, self.on_gpu)
 
     # ---- forward ----
 
     def run(self, nodes: Iterable[Node], *, keep: bool, again: bool = False) -> None:
         """Forward of some nodes; ``keep``: what backward needs stays; ``again``: recomputation."""
+        self.backwards = again
         for node in nodes:
             self.heap.moment = _moment("recomputation" if again else "forward", node, self.setting)
             self._run(node, keep=keep and self.setting.is_differentiated(node))
@@ -105,6 +113,9 @@ class Walk:
         if setting.axis_size(node) == 1:
             return self._share(read, read.layout)
         layout = fresh(setting.shape(node))
+        if node in self.units.of:
+            self.units.reach(self.units.of[node], backward=self.backwards)
+            return Value(Storage(0.0, Holder("weights")), layout)
         num_bytes = float(layout.elements * _itemsize(node))
         dim = gathered_dim(node, backward=False)
         move = forward_move(node, read.layout, num_bytes, dim, self._backend)
@@ -145,6 +156,8 @@ class Walk:
         held = [] if selective else [heap.keep(storage) for storage in scores]
         by_node = dict(zip((*node.operands, node), (*read, value), strict=True))
         for kept in setting.saved(local, (0, 1, 2) if every else local.saved):
+            if kept in self.units.of:
+                self.units.saved.append(self.units.of[kept])
             for storage in by_node[kept].sources or (by_node[kept].storage,):
                 own = not kept.is_leaf and storage.holder.kind not in ("weights", "inputs")
                 held += [heap.keep(storage)] if own and storage.again is None else []
@@ -196,6 +209,7 @@ class Walk:
 
     def run_backward(self, nodes: Sequence[Node]) -> None:
         """Backward of some nodes, the last one first."""
+        self.backwards = True
         for node in reversed(nodes):
             if self.setting.is_differentiated(node):
                 self.heap.moment = _moment("backward", node, self.setting)
@@ -235,7 +249,9 @@ class Walk:
         node = local.node
         again = 0.0
         for operand in self.setting.saved(local, local.saved):
-            if self._drop(operand) or self.setting.gathers_again(operand):
+            if operand in self.units.of:
+                self.units.reach(self.units.of[operand], backward=True)
+            elif self._drop(operand) or self.setting.gathers_again(operand):
                 again += self.setting.num_bytes(operand)
         if not self.setting.is_flash(node):
             q, k = (self.setting.shape(operand) for operand in node.operands[:2])
@@ -302,6 +318,9 @@ class Walk:
 
     def _give_weight(self, node: Node, term: Storage) -> None:
         """Back through what moved a weight, to its gradient."""
+        if node in self.units.of:
+            self.units.give(self.units.of[node], term)
+            return
         for step in reversed(chain(node)[1:]):
             moved = self._moved_back(step, term)
             self.heap.drop(term)

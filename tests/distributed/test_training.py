@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoin
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pdv.emit.templates.parallel import Axis, all_gather, combine, regathering, replicate
+from pdv.emit.templates.gathers import regathering
+from pdv.emit.templates.parallel import Axis, all_gather, combine, replicate
 from pdv.emit.templates.runtime import Weights, local, make_mesh, train_step
 from tests.distributed import two_layer
 from tests.distributed.harness import run_ranks

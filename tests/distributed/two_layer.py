@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from pdv.emit.templates.parallel import all_gather, combine, partition, reduce_scatter, regathering, replicate
+from pdv.emit.templates.gathers import regathering
+from pdv.emit.templates.parallel import all_gather, combine, partition, reduce_scatter, replicate
 from pdv.emit.templates.runtime import Mesh, Weights, local
 
 BATCH, SEQ, DIM, HIDDEN, VOCAB = 8, 4, 16, 32, 24

@@ -14,8 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from pdv.emit.templates import parallel
+from pdv.emit.templates.gathers import Unit, gather, regathering
+from pdv.emit.templates.gradients import GradientSums, Leaves
 from pdv.emit.templates.parallel import Axis
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -54,11 +58,11 @@ def test_collectives_over_one_rank_are_the_identity(dtype: torch.dtype, device: 
 
 
 def test_a_gathered_weight_is_dropped_and_gathered_again(device: torch.device, axis: Axis) -> None:
-    """What `_remember` notes on a larger axis, noted by hand: memory goes after forward, gradients are right."""
+    """What `remember` notes on a larger axis, noted by hand: memory goes after forward, gradients are right."""
     shard = torch.randn(256, 64, device=device, requires_grad=True)
     x = torch.randn(8, 64, device=device, requires_grad=True)
     grad = torch.randn(8, 256, device=device)
-    with parallel.regathering():
+    with parallel.recipes():
         whole = parallel._linear(
             shard, lambda t: parallel._all_gather(t, 0, axis), lambda g: parallel._reduce_scatter(g, 0, axis)
         )
@@ -74,3 +78,33 @@ def test_a_gathered_weight_is_dropped_and_gathered_again(device: torch.device, a
     with torch.no_grad():
         expected = (grad @ shard, grad.T @ x)
     torch.testing.assert_close((x.grad, shard.grad), expected)
+
+
+def test_weights_gathered_at_once_have_the_gradients_of_whole_ones(device: torch.device, axis: Axis) -> None:
+    """Two units, the second one ahead of use from the second pass on; on a GPU by streams of NCCL."""
+    mesh = init_device_mesh(device.type, (1,), mesh_dim_names=("dp",))
+    sums = GradientSums(mesh)
+    plain = [torch.randn(64, 64, device=device, requires_grad=True) for _ in range(4)]
+    weights = [
+        torch.nn.Parameter(DTensor.from_local(w.detach().clone(), mesh, [Shard(n % 2)], run_check=False))
+        for n, w in enumerate(plain)
+    ]
+    for n, weight in enumerate(weights):
+        weight.leaves = Leaves(sums, {"dp": n % 2})  # type: ignore[attr-defined]
+    for first in (0, 2):
+        Unit(axis, [w for w in weights[first : first + 2] if isinstance(w, DTensor)])
+    for _ in range(3):
+        x = torch.randn(8, 64, device=device)
+        with regathering():
+            y = x
+            for n, weight in enumerate(weights):
+                y = torch.tanh(torch.nn.functional.linear(y, gather(weight, n % 2, axis)))
+        wanted = x
+        for w in plain:
+            wanted = torch.tanh(torch.nn.functional.linear(wanted, w))
+        torch.testing.assert_close(y, wanted)
+        torch.autograd.backward([y.sum(), wanted.sum()])
+        for weight, w in zip(weights, plain, strict=True):
+            assert isinstance(weight.grad, DTensor)
+            torch.testing.assert_close(weight.grad.to_local(), w.grad)
+            weight.grad = w.grad = None

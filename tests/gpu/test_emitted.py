@@ -102,7 +102,7 @@ def test_output_and_gradients_equal_the_module(
 def test_the_forced_package_regathers(packages: Packages) -> None:
     text = (packages.zero / "model.py").read_text(encoding="utf-8")
     assert "regathering()" in text
-    assert "regather=True" in text
+    assert "gather_together(" in text
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -23,13 +23,15 @@ MODULE = frozenset(_MODULE.split())
 _OPERATORS = Path(__file__).parent.with_name("templates") / "operators.py"
 HELPERS = tuple(re.findall(r"^def (\w+)", _OPERATORS.read_text(encoding="utf-8"), re.MULTILINE))
 """Functions of ``operators.py`` that expressions may call."""
-PARALLEL = (*(op.name for op in OPS if op.emit), "regathering")
-"""Functions of ``parallel.py``: one for each parallel operator that is written, and the context for gathers."""
+PARALLEL = tuple(op.name for op in OPS if op.emit)
+"""Functions of ``parallel.py``: one for each parallel operator that is written."""
+GATHERS = ("gather", "gather_together", "regathering")
+"""Functions of ``gathers.py``."""
 RUNTIME = ("Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh")
 """What ``runtime.py`` gives."""
 PIPELINE = ("PipelinedModule", "Stage")
 """What ``pipeline.py`` gives."""
-MODULES = {"operators": HELPERS, "parallel": PARALLEL, "pipeline": PIPELINE, "runtime": RUNTIME}
+MODULES = {"gathers": GATHERS, "operators": HELPERS, "parallel": PARALLEL, "pipeline": PIPELINE, "runtime": RUNTIME}
 """The modules beside ``model.py``, by what it may take of each."""
 
 _OTHERS = """

@@ -22,6 +22,7 @@ from pdv.emit.analysis.shapes import Shapes
 from pdv.emit.program.body import Attributes, Body
 from pdv.emit.program.code import WIDTH, signature, statement
 from pdv.emit.program.statements import Scope
+from pdv.pcg.units import Key, gathered_units
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,23 @@ def declaration(
     return statement(f"self.{attribute} = ", call("mesh.buffer", stored), 8)
 
 
+def unit_lines(reads: Iterable[Node], attributes: Mapping[Node, str], reading: Reading, *, whole: bool) -> list[str]:
+    """The lines that make units of the parameters among what is read; ``whole``: the module holds no others."""
+    units: dict[Key, dict[Node, str]] = {}
+    moves = [leaf.chain[0] for node in reads if (leaf := reading.leaf(node)) is not None and leaf.chain]
+    for move, key in gathered_units(moves).items():
+        if move.operands[0] in attributes:
+            units.setdefault(key, {})[move.operands[0]] = attributes[move.operands[0]]
+    trained = sum(bool(param.attr("trainable")) for param in attributes if param.is_param)
+    lines: list[str] = []
+    for (_, axis, _), members in units.items():
+        names = [f"self.{name}" for name in members.values()]
+        if whole and len(members) == trained:
+            names = ["*self.parameters()"]
+        lines += statement("", call("gather_together", f"self.{variable(axis)}", *map(Code, names)), 8)
+    return lines
+
+
 def attribute_names(params: Sequence[Node], prefix: str, taken: Sequence[str] = ()) -> dict[Node, str]:
     """An attribute for each parameter: as much of its stored name after the prefix as tells it from the others."""
     split = {param: _split_name(param.attr("name").removeprefix(f"{prefix}.")) for param in params}
@@ -214,6 +232,7 @@ def block_class(
         "        super().__init__()",
         *axis_attributes(axes),
         *declared,
+        *unit_lines((operand for node in first for operand in reading.operands(node)), attributes, reading, whole=True),
         "",
         *signature("forward", (arguments[node] for node in scope.arguments), len(scope.results)),
         *axis_lines(lines, setting.axes),

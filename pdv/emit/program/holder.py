@@ -23,6 +23,7 @@ from pdv.emit.program.classes import (
     axis_lines,
     block_class,
     declaration,
+    unit_lines,
     used_axes,
 )
 from pdv.emit.program.code import WIDTH, signature, statement
@@ -104,12 +105,26 @@ class Holder:
         for param, attribute in self.attributes.items():
             keys = [string(source) for source in sources_of(param)]
             lines += declaration(param, attribute, keys, self.setting.mesh, self.stored_shapes)
+        for reads in self._segments():
+            lines += unit_lines(reads, self.attributes, self.setting.reading, whole=False)
         for buffer in self.constants:
             made = call("mesh.tensor", f"weights[{string(buffer.stored)}]", *([buffer.cuts] if buffer.cuts else []))
             lines += statement(f"self.{buffer.attribute} = ", call("nn.Buffer", made, "persistent=False"), 8)
         for run, block in self.blocks:
             lines += self._module_list(run, block)
         return lines
+
+    def _segments(self) -> list[list[Node]]:
+        """What it reads itself, before, between and behind its runs; nothing twice."""
+        found: list[dict[Node, None]] = [{}]
+        for item in self.outline.items:
+            run = isinstance(item, BlockRun)
+            reads = item.fixed if isinstance(item, BlockRun) else self.setting.reading.operands(item)
+            known = set().union(*found[:-1])
+            found[-1] |= dict.fromkeys(node for node in reads if node not in known)
+            if run:
+                found.append({})
+        return [list(reads) for reads in found]
 
     def _module_list(self, run: BlockRun, block: BlockClass) -> list[str]:
         pad = " " * 8

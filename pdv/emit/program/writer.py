@@ -11,6 +11,7 @@ from ir.views import is_column
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.lower import variable
 from pdv.emit.program.expressions import ScopeWriting
+from pdv.pcg.units import joins_unit
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,10 @@ class Writer:
         if below.is_leaf:
             attribute = Code(f"self.{self.attributes[below]}")
             return call("local", attribute, *axes) if below.attr("trainable") else attribute
-        inner = self._chain(self.reading.resolve(node.operands[0]), making=False)
+        inner = self.reading.resolve(node.operands[0])
+        if joins_unit(node):
+            weight = Code(f"self.{self.attributes[inner]}")
+            return call("gather", weight, str(node.attr("dim")), variable(node.attr("axis")))
         leaf = self.reading.leaf(node)
         again = leaf is not None and leaf.regather and node.op.transition.gathers
-        return replace(self.writing, regather=again).write(node, [inner])
+        return replace(self.writing, regather=again).write(node, [self._chain(inner, making=False)])

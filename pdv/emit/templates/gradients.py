@@ -14,10 +14,11 @@ parameters)``, ``backward(inputs=parameters)`` and derivatives of gradients, nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from weakref import ref
 
 import torch
@@ -57,6 +58,15 @@ class Leaf:
     axes: tuple[Axis, ...]
     in_bucket: bool = False
 
+    @property
+    def version(self) -> int:
+        """How often the parameter was changed in place."""
+        return self.tensor._version  # noqa: SLF001
+
+    def add(self, grad: Tensor) -> None:
+        """Give it more of its gradient."""
+        self.tensor.grad = grad if self.tensor.grad is None else self.tensor.grad.add_(grad)
+
     def take(self) -> Tensor:
         """What backward gave it, which it gives away."""
         grad = self.tensor.grad
@@ -66,10 +76,14 @@ class Leaf:
 
 
 class Leaves:
-    """The leaves of one parameter, one for each list of axes that it is used with, and its shard for optimizers."""
+    """The leaves of one parameter, one for each list of axes that it is used with, and its shard for optimizers.
 
-    def __init__(self, sums: GradientSums) -> None:
-        self.sums = sums
+    cuts: the dim that each axis cuts. unit: with what it is gathered (``gathers.py``), if with anything.
+    """
+
+    def __init__(self, sums: GradientSums, cuts: Mapping[str, int]) -> None:
+        self.sums, self.cuts = sums, cuts
+        self.unit: Any = None  # it knows leaves
         self._shard: Tensor | None = None
         self._by_axes: dict[tuple[Axis, ...], Leaf] = {}
 
@@ -139,7 +153,8 @@ class GradientSums:
         self._filling: dict[tuple[object, ...], Bucket] = {}
         self._running: list[Bucket] = []
         self._holds = 0
-        self._backward = -1  # autograd's number of the pass at whose end ``flush`` is called
+        self._backward = -1  # autograd's number of the pass at whose end ``_end`` is called
+        self._unfinished: list[Callable[[], None]] = []
 
     def add_leaf(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:
         """A leaf of a parameter, a DTensor, that is summed over these axes."""
@@ -170,8 +185,15 @@ class GradientSums:
         finally:
             self.use_leaves = before
 
+    def finish_later(self, finish: Callable[[], None]) -> None:
+        """Call it, which gives leaves their gradients, when the next one comes, or at the end of this backward pass."""
+        self._finish()
+        self._unfinished.append(finish)
+        self._wait_for_end()
+
     def drop(self) -> None:
         """Forget what waits."""
+        self._finish()
         self._filling, self._running = {}, []
         for leaf in self._leaves:
             leaf.tensor.grad, leaf.in_bucket = None, False
@@ -189,7 +211,7 @@ class GradientSums:
     @torch.no_grad()
     def flush(self) -> None:
         """Sum everything that waits; every ``parameter.grad`` is final then. All ranks must call it."""
-        self._backward = -1
+        self._finish()
         waiting = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
         for leaf in waiting:
             if leaf.axes and not leaf.in_bucket:
@@ -215,12 +237,27 @@ class GradientSums:
         """What autograd calls when it has added all of a backward pass to the gradient of a leaf."""
         if self._holds:
             return
+        self._wait_for_end()
+        if leaf.axes and not leaf.in_bucket:
+            self._put(leaf)
+
+    def _wait_for_end(self) -> None:
         backward = torch._C._current_graph_task_id()  # noqa: SLF001
         if backward != self._backward:
             self._backward = backward
-            torch.autograd.Variable._execution_engine.queue_callback(self.flush)  # noqa: SLF001
-        if leaf.axes and not leaf.in_bucket:
-            self._put(leaf)
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)  # noqa: SLF001
+
+    def _end(self) -> None:
+        """A backward pass ends."""
+        self._backward = -1
+        self._finish()
+        if not self._holds:
+            self.flush()
+
+    def _finish(self) -> None:
+        unfinished, self._unfinished = self._unfinished, []
+        for finish in unfinished:
+            finish()
 
     def _put(self, leaf: Leaf) -> None:
         grad = leaf.tensor.grad

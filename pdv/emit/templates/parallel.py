@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,8 +32,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.multiprocessing.reductions import StorageWeakRef
 
 # torch 2.13 renamed both and deprecated the old names.
-_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+gather_single = getattr(dist, "allgather_single", None) or dist.all_gather_into_tensor
+scatter_single = getattr(dist, "reducescatter_single", None) or dist.reduce_scatter_tensor
 
 NONE: Mapping[str, Any] = {}
 
@@ -105,7 +105,7 @@ def partition(x: Tensor, dim: int, axis: Axis) -> Tensor:
 def combine(x: Tensor, dim: int, axis: Axis, *, regather: bool = False) -> Tensor:
     """Shard(dim) -> Invariant: every rank gets the whole and goes on computing the same with it."""
     whole = _move(x, axis, lambda t: _all_gather(t, dim, axis), lambda g: _slice(g, dim, axis))
-    return _remember(whole, x, dim, axis) if regather else whole
+    return _remembered(whole, x, dim, axis) if regather else whole
 
 
 def replicate(x: Tensor, axis: Axis) -> Tensor:
@@ -121,7 +121,7 @@ def reduce(x: Tensor, axis: Axis) -> Tensor:
 def all_gather(x: Tensor, dim: int, axis: Axis, *, regather: bool = False) -> Tensor:
     """Shard(dim) -> Replicate: as combine, and each rank uses its copy of the whole differently."""
     whole = _move(x, axis, lambda t: _all_gather(t, dim, axis), lambda g: _reduce_scatter(g, dim, axis))
-    return _remember(whole, x, dim, axis) if regather else whole
+    return _remembered(whole, x, dim, axis) if regather else whole
 
 
 def reduce_scatter(x: Tensor, dim: int, axis: Axis) -> Tensor:
@@ -180,8 +180,8 @@ def _slice(x: Tensor, dim: int, axis: Axis) -> Tensor:
 
 def _all_gather(x: Tensor, dim: int, axis: Axis) -> Tensor:
     blocks = x.new_empty((axis.size, *x.shape))
-    _gather_single(blocks.view(-1), x.contiguous().view(-1), group=axis.group)
-    return _join(blocks, dim)
+    gather_single(blocks.view(-1), x.contiguous().view(-1), group=axis.group)
+    return join_blocks(blocks, dim)
 
 
 def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
@@ -215,11 +215,11 @@ def _all_reduce_by_levels(x: Tensor, levels: Sequence[Axis]) -> Iterator[bool]:
     rest = -x.numel() % inner.size
     whole = torch.cat([x, x.new_zeros(rest)]) if rest else x
     part = x.new_empty(whole.numel() // inner.size)
-    work = _scatter_single(part, whole, group=inner.group, async_op=True)
+    work = scatter_single(part, whole, group=inner.group, async_op=True)
     yield True
     work.wait()
     yield from all_reduce_steps(part, slower)
-    work = _gather_single(whole, part, group=inner.group, async_op=True)
+    work = gather_single(whole, part, group=inner.group, async_op=True)
     yield False
     work.wait()
     if rest:
@@ -229,7 +229,7 @@ def _all_reduce_by_levels(x: Tensor, levels: Sequence[Axis]) -> Iterator[bool]:
 def _reduce_scatter(x: Tensor, dim: int, axis: Axis) -> Tensor:
     blocks = _blocks(x, dim, axis)
     total = x.new_empty(blocks.shape[1:])
-    _scatter_single(total.view(-1), blocks.view(-1), group=axis.group)
+    scatter_single(total.view(-1), blocks.view(-1), group=axis.group)
     return total
 
 
@@ -237,7 +237,7 @@ def _all_to_all(x: Tensor, src: int, dst: int, axis: Axis) -> Tensor:
     sent = _blocks(x, dst, axis)
     received = x.new_empty(sent.shape)
     dist.all_to_all_single(received, sent, group=axis.group)
-    return _join(received, src)
+    return join_blocks(received, src)
 
 
 def _blocks(x: Tensor, dim: int, axis: Axis) -> Tensor:
@@ -246,7 +246,7 @@ def _blocks(x: Tensor, dim: int, axis: Axis) -> Tensor:
     return _row_major(x.view(split).movedim(dim, 0))  # a dim can be split whatever the strides
 
 
-def _join(blocks: Tensor, dim: int) -> Tensor:
+def join_blocks(blocks: Tensor, dim: int) -> Tensor:
     """The blocks of all ranks, [axis.size, *block], one behind another along ``dim``."""
     return blocks.flatten(0, 1) if dim == 0 else torch.cat(blocks.unbind(), dim)
 
@@ -263,9 +263,16 @@ def _block_size(x: Tensor, dim: int, axis: Axis) -> int:
 # ---- Gathered weights that are not kept for backward (ZeRO-3) ----
 
 
+class Recipe(Protocol):
+    """How to get a gathered tensor again."""
+
+    def again(self) -> Tensor:
+        """All of it, row-major."""
+
+
 @dataclass(frozen=True)
 class _Gathered:
-    """How to get a gathered tensor again: from its shard, which may itself be gathered along another axis."""
+    """From its shard, which may itself be gathered along another axis."""
 
     shard: Tensor | _Saved
     dim: int
@@ -273,41 +280,56 @@ class _Gathered:
     version: int
 
     def again(self) -> Tensor:
-        shard = _unpack(self.shard)
-        if isinstance(self.shard, Tensor) and shard._version != self.version:  # noqa: SLF001  # as autograd checks
-            raise RuntimeError(
-                "stale-weight: a gathered weight's shard was changed in place between forward and backward. "
-                "Its gradient would be that of other values. Step the optimizer after backward."
-            )
-        return _all_gather(shard, self.dim, self.axis)
+        """See Recipe."""
+        if isinstance(self.shard, Tensor):
+            check_version(self.shard, self.version)
+        return _all_gather(_unpack(self.shard), self.dim, self.axis)
 
 
 @dataclass(frozen=True)
 class _Saved:
     """A gathered tensor, or a view of one, as autograd keeps it: the recipe and the view's geometry."""
 
-    source: _Gathered
+    source: Recipe
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
 
 
 # By address of the gathered memory, with a weak reference to it: whoever has that address later is no gathered tensor.
-_live: dict[int, tuple[_Gathered, StorageWeakRef]] = {}
+_live: dict[int, tuple[Recipe, StorageWeakRef]] = {}
 
 
-def regathering() -> saved_tensors_hooks:
-    """Context of a forward pass: what autograd saves of tensors gathered with ``regather`` is gathered again."""
+def recipes() -> saved_tensors_hooks:
+    """Context of a forward pass: what autograd saves of tensors with a recipe is got again in backward."""
     return saved_tensors_hooks(_pack, _unpack)
 
 
-def _remember(whole: Tensor, shard: Tensor, dim: int, axis: Axis) -> Tensor:
-    if axis.size > 1:
-        for address in [address for address, (_, memory) in _live.items() if _is_gone(memory)]:
-            del _live[address]
+def remember(gathered: Sequence[tuple[Tensor, Recipe]]) -> None:
+    """Note how to get tensors again."""
+    for address in [address for address, (_, memory) in _live.items() if _is_gone(memory)]:
+        del _live[address]
+    for whole, recipe in gathered:
         storage = whole.untyped_storage()
-        source = _Gathered(_pack(shard.detach()), dim, axis, shard._version)  # noqa: SLF001
-        _live[storage.data_ptr()] = source, StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        _live[storage.data_ptr()] = recipe, StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+def check_version(shard: Tensor, version: int) -> None:
+    """Whether a shard is as it was.
+
+    Raises:
+        RuntimeError: if not, as autograd would of what it saves.
+    """
+    if shard._version != version:  # noqa: SLF001
+        raise RuntimeError(
+            "stale-weight: a gathered weight's shard was changed in place between forward and backward. "
+            "Its gradient would be that of other values. Step the optimizer after backward."
+        )
+
+
+def _remembered(whole: Tensor, shard: Tensor, dim: int, axis: Axis) -> Tensor:
+    if axis.size > 1:
+        remember([(whole, _Gathered(_pack(shard.detach()), dim, axis, shard._version))])  # noqa: SLF001
     return whole
 
 

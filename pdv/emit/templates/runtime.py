@@ -92,7 +92,7 @@ class Mesh:
             piece = DTensor.from_local(piece, self.device_mesh, placements, run_check=False)
         parameter = nn.Parameter(piece)
         if self.device_mesh is not None:
-            parameter.leaves = Leaves(self.sums)  # type: ignore[attr-defined]
+            parameter.leaves = Leaves(self.sums, cuts or {})  # type: ignore[attr-defined]
         self.origins.append((parameter, stored))
         return parameter
 

@@ -35,7 +35,7 @@ def test_an_uneven_cut_names_tensor_axis_and_mend() -> None:
 
 def test_regathering_leaves_other_tensors_alone() -> None:
     x = torch.arange(3.0, requires_grad=True)
-    with parallel.regathering():
+    with parallel.recipes():
         y = (parallel.all_gather(x, 0, Axis("dp"), regather=True) ** 2).sum()
     (grad,) = torch.autograd.grad(y, x)
     assert torch.equal(grad, 2 * x.detach())

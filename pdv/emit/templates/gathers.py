@@ -1,0 +1,260 @@
+"""Weights that rest cut, gathered a block at a time, ahead of use, and dropped behind it (ZeRO-3). Entry: ``gather``.
+
+The weights of a block are a *unit*: one flat all-gather when the first of them is read, while the next unit's runs
+behind the block's work; the first pass learns which is next. A unit is dropped when another one is read, and gathered
+again in backward; the last of a forward pass stays, for backward begins with it. Gradients of a unit are one flat
+reduce-scatter, behind the rest of backward (FSDP, Zhao et al., VLDB'23).
+
+In ``model.parameters_in_graph()`` weights are gathered one by one, and so are those that ``torch.func.functional_call``
+exchanges, or that have a hook of ``register_hook``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .gradients import GradientSums, Leaf, Leaves, local, local_piece
+from .parallel import (
+    Axis,
+    all_gather,
+    check_version,
+    gather_single,
+    join_blocks,
+    recipes,
+    remember,
+    scatter_single,
+)
+
+LARGEST_BYTES = 256 << 20  # of a unit, gathered: what is larger is several
+
+
+@contextmanager
+def regathering() -> Iterator[None]:
+    """Context of a forward pass: what autograd saves of gathered weights is gathered again in backward."""
+    for order in _orders.values():
+        order.begin()
+    with recipes():
+        yield
+
+
+def gather_together(axis: Axis, *parameters: Tensor) -> None:
+    """Make units of parameters that are cut along ``axis``, given in the order in which they are read."""
+    filling: dict[torch.dtype, list[DTensor]] = {}
+    for parameter in parameters if axis.size > 1 else ():
+        assert isinstance(parameter, DTensor), "on a mesh"
+        unit = filling.setdefault(parameter.dtype, [])
+        if unit and sum(local_piece(x).nbytes for x in (*unit, parameter)) * axis.size > LARGEST_BYTES:
+            Unit(axis, unit)
+            unit = filling[parameter.dtype] = []
+        unit.append(parameter)
+    for unit in filling.values():
+        Unit(axis, unit)
+
+
+def gather(parameter: Tensor, dim: int, axis: Axis) -> Tensor:
+    """As ``all_gather`` of a parameter, with those of its unit, and not kept for backward."""
+    leaves = getattr(parameter, "leaves", None)
+    unit = leaves.unit if isinstance(leaves, Leaves) else None
+    if unit is None or not unit.sums.use_leaves or parameter._backward_hooks:  # noqa: SLF001
+        return all_gather(local(parameter), dim, axis, regather=True)
+    whole: Tensor = unit.get(parameter)
+    return whole
+
+
+@dataclass(eq=False)
+class Order:
+    """Units as a program reads them: the one that is here, and those of this pass and of the last one of its kind."""
+
+    here: Unit | None = None
+    last: tuple[Unit, bool] | None = None
+    passes: dict[bool, list[Unit]] = field(default_factory=dict)  # forward, backward
+    before: dict[bool, list[Unit]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """A forward pass begins: nothing is here."""
+        self.drop()
+        self.last = None
+
+    def drop(self) -> None:
+        """Nothing is here."""
+        if self.here is not None:
+            self.here.close()
+        self.here = None
+
+    def leave(self, unit: Unit) -> None:
+        """Backward of a unit is done."""
+        if self.here is unit:
+            self.drop()
+
+    def reach(self, unit: Unit) -> None:
+        """Weights of a unit are read now; those of the next one are on their way."""
+        if self.here is not unit:
+            self.drop()
+            self.here = unit
+            unit.open()
+        backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001  # autograd's number of a backward pass
+        if self.last == (unit, backward):
+            return
+        if self.last is None or self.last[1] != backward:
+            self.before[backward], self.passes[backward] = self.passes.get(backward, []), []
+        self.last = unit, backward
+        found, known = self.passes[backward], self.before[backward]
+        found.append(unit)
+        if known[: len(found)][-1:] == [unit] and len(known) > len(found):
+            known[len(found)].start()
+
+
+_orders: WeakKeyDictionary[GradientSums, Order] = WeakKeyDictionary()
+
+
+class Unit:
+    """Parameters of one type, cut along one axis, that are gathered at once."""
+
+    def __init__(self, axis: Axis, parameters: Sequence[DTensor]) -> None:
+        self._axis, self._parameters = axis, list(parameters)
+        self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        held: list[Leaves] = [parameter.leaves for parameter in parameters]  # type: ignore[attr-defined]
+        self.sums, self._dims = held[0].sums, [leaves.cuts[axis.name] for leaves in held]
+        for leaves in held:
+            leaves.unit = self
+        self._order = _orders.setdefault(self.sums, Order())
+        self._leaves: list[Leaf] = []
+        self._coming: _Coming | None = None
+        self.whole: list[Tensor] = []
+        self._versions: list[int] = []
+        self._read: tuple[Tensor, ...] = ()
+        self._root = torch.zeros((), requires_grad=True)  # of autograd's graph: leaves get theirs behind it
+
+    def get(self, parameter: Tensor) -> Tensor:
+        """One of them, gathered."""
+        place = self._places[id(parameter)]
+        self._order.reach(self)
+        if self._versions[place] != self._leaves[place].version:  # changed since
+            self.open()
+        if not torch.is_grad_enabled():
+            return self.whole[place]
+        if not self._read:
+            self._read = _InGraph.apply(self._root, self)  # type: ignore[no-untyped-call]
+            remember([(x, _Again(self, at, self._versions[at])) for at, x in enumerate(self._read)])
+        return self._read[place]
+
+    def again(self, place: int, version: int) -> Tensor:
+        """One of them, for its backward."""
+        check_version(self._leaves[place].tensor, version)
+        self._order.reach(self)
+        return self.whole[place]
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Have them gathered while others are read."""
+        self._leaves = [parameter.leaves.get(parameter, ()) for parameter in self._parameters]  # type: ignore[attr-defined]
+        versions = [leaf.version for leaf in self._leaves]
+        if self._coming is not None and self._coming.versions == versions:
+            return
+        if self._coming is not None:
+            self._coming.work.wait()
+        flat = torch.cat([leaf.tensor.detach().reshape(-1) for leaf in self._leaves])
+        blocks = flat.new_empty((self._axis.size, flat.numel()))
+        work = gather_single(blocks.view(-1), flat, group=self._axis.group, async_op=True)
+        self._coming = _Coming(versions, flat, blocks, work)
+
+    @torch.no_grad()
+    def open(self) -> None:
+        """Have them here."""
+        self.close()
+        self.start()
+        coming, self._coming = self._coming, None
+        assert coming is not None, "started"
+        coming.work.wait()
+        self._versions = coming.versions
+        parts = torch.split(coming.blocks, [leaf.tensor.numel() for leaf in self._leaves], 1)
+        for leaf, part, dim in zip(self._leaves, parts, self._dims, strict=True):
+            self.whole.append(join_blocks(part.view(self._axis.size, *leaf.tensor.shape), dim))
+
+    def close(self) -> None:
+        """Let go of them."""
+        self.whole, self._read = [], ()
+
+    @property
+    def trained(self) -> list[bool]:
+        """Which are."""
+        return [leaf.tensor.requires_grad for leaf in self._leaves]
+
+    @torch.no_grad()
+    def scatter(self, grads: Sequence[Tensor | None]) -> None:
+        """Sum gradients over ranks, behind the rest of backward; each leaf gets this rank's part of its own."""
+        self._order.leave(self)
+        given = [
+            (leaf, _blocks_of(grad, dim, self._axis).flatten(1))
+            for leaf, grad, dim in zip(self._leaves, grads, self._dims, strict=True)
+            if grad is not None
+        ]
+        if not given:
+            return
+        blocks = torch.cat([part for _, part in given], 1)
+        total = blocks.new_empty(blocks.size(1))
+        work = scatter_single(total, blocks.view(-1), group=self._axis.group, async_op=True)
+
+        leaves = [leaf for leaf, _ in given]
+
+        def finish() -> None:
+            work.wait()
+            for leaf, part in zip(leaves, torch.split(total, [leaf.tensor.numel() for leaf in leaves]), strict=True):
+                leaf.add(part.view(leaf.tensor.shape))
+
+        self.sums.finish_later(finish)
+
+
+def _blocks_of(grad: Tensor, dim: int, axis: Axis) -> Tensor:
+    """[axis.size, *block], where it lies."""
+    shape = (*grad.shape[:dim], axis.size, grad.size(dim) // axis.size, *grad.shape[dim + 1 :])
+    return grad.reshape(shape).movedim(dim, 0)
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """A gather that runs: of which versions, from what, into what."""
+
+    versions: list[int]
+    flat: Tensor
+    blocks: Tensor
+    work: Any  # of torch.distributed, which names no type that has ``wait``
+
+
+@dataclass(frozen=True)
+class _Again:
+    """How to get a gathered parameter again."""
+
+    unit: Unit
+    place: int
+    version: int
+
+    def again(self) -> Tensor:
+        """All of it."""
+        return self.unit.again(self.place, self.version)
+
+
+class _InGraph(torch.autograd.Function):
+    """A unit in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, unit: Unit) -> tuple[Tensor, ...]:
+        del root
+        ctx.unit = unit
+        ctx.set_materialize_grads(False)
+        whole = [x.detach() for x in unit.whole]
+        ctx.mark_non_differentiable(*(x for x, trained in zip(whole, unit.trained, strict=True) if not trained))
+        return tuple(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None]:
+        ctx.unit.scatter(grads)
+        return None, None
