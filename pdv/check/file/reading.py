@@ -35,7 +35,7 @@ WIDE = 1 << 24  # weights of programs that are run in float64, larger ones in th
 FEW_ROWS, SHORT = 2, 16  # what open sizes are run at
 _FLOOR = 1e-3  # of the largest output: what is smaller may be zero but for rounding
 _SPREAD = 0.1  # of what constant weights are moved by, so that no bias is zero and no scale is one
-MOST_ELEMENTS = 1 << 26  # of all values: half a GiB
+MOST_BYTES = 1 << 29  # of all values, in the type in which they are run
 _NOT_RUN = "the reading was not run against the file: "
 _TRIES = 2  # a choice between nearly equals may fall either way; two in a row do not
 
@@ -54,7 +54,8 @@ def check_file(program: Program, path: Path) -> str:
         return f"{_NOT_RUN}it has {elements:.0e} weights"
     graph, model = _smaller(program, path)
     values, points = work_of(graph)
-    if values - elements > MOST_ELEMENTS or points > MOST_POINTS:
+    kind = _type_of(graph, elements)
+    if (values - elements) * np.dtype(kind).itemsize > MOST_BYTES or points > MOST_POINTS:
         return f"{_NOT_RUN}it takes {values:.0e} elements and {points:.0e} products"
     failures: list[str] = []
     differs: tuple[str, float, str] | None = None

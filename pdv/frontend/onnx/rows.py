@@ -1,11 +1,13 @@
 """The same file over fewer rows of its batch, though it has their number fixed: what a check of the reading runs.
 
-The shapes that Reshape and Expand are given are those that the program has at fewer rows; what else names the number of
-rows is left, so that the file may then be no such program, which whoever runs it has to see. Entry point: ``cut_rows``.
+The shapes that Reshape and Expand are given are those that the program has at fewer rows, and the numbers of rows
+(0, 1, 2, …, as torch's older exporter writes them down) are fewer; what else names the number of rows is left, so that
+the file may then be no such program, which whoever runs it has to see. Entry point: ``cut_rows``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +21,8 @@ from ir.graph import Graph, Node
 from ir.scaling.rows import few_rows
 from pdv.passes.fold_constants import Array
 
+_INTEGERS = (onnx_ir.DataType.INT64, onnx_ir.DataType.INT32)
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -27,10 +31,12 @@ class Cut:
     Attributes:
         shapes: over fewer rows, of those that the program reads.
         constants: what is the same in all rows, as it was read, of all rows.
+        rows: how many there were, and how many there are.
     """
 
     shapes: Mapping[str, Shape]
     constants: Mapping[str, Array]
+    rows: tuple[int, int]
 
 
 def shapes_at(graph: Graph, values: Mapping[onnx_ir.Value, object], rows: int) -> Cut | None:
@@ -49,7 +55,8 @@ def shapes_at(graph: Graph, values: Mapping[onnx_ir.Value, object], rows: int) -
             shapes[value.name] = found[1][became[node]].type.shape
             if node.is_const and node.type.shape[0] != shapes[value.name][0]:
                 constants[value.name] = node.attr("value").array
-    return Cut(shapes, constants)
+    before, after = (next(x.type.shape[0] for x in each.inputs if x.type.rank) for each in (loose, found[0]))
+    return Cut(shapes, constants, (before, after))
 
 
 def cut_rows(model: onnx_ir.Model, cut: Cut) -> None:
@@ -64,6 +71,7 @@ def cut_rows(model: onnx_ir.Model, cut: Cut) -> None:
     for name, array in cut.constants.items():
         onnx_ir.convenience.replace_all_uses_with(known[name], _constant(graph, name, array[: shapes[name][0]]))
     RemoveUnusedNodesPass()(model)
+    _cut_numbers(graph, *cut.rows)
     for node in list(graph):
         output = node.outputs[0]
         for each in node.outputs:
@@ -72,6 +80,19 @@ def cut_rows(model: onnx_ir.Model, cut: Cut) -> None:
         if node.op_type in ("Reshape", "Expand") and node.domain == "" and shape is not None:
             sizes = np.asarray(shape, dtype=np.int64)
             node.replace_input_with(1, _constant(graph, f"the shape of {output.name}", sizes))
+
+
+def _cut_numbers(graph: onnx_ir.Graph, before: int, after: int) -> None:
+    """Constants that number the rows number fewer."""
+    values = (*graph.initializers.values(), *(node.outputs[0] for node in graph if node.op_type == "Constant"))
+    for value in values:
+        tensor = onnx_ir.convenience.get_const_tensor(value)
+        shape = () if tensor is None else tensor.shape.numpy()
+        if tensor is None or shape[:1] != (before,) or math.prod(shape) != before or tensor.dtype not in _INTEGERS:
+            continue
+        array = tensor.numpy()
+        if (array.reshape(-1) == np.arange(before)).all():
+            onnx_ir.convenience.replace_all_uses_with(value, _constant(graph, value.name or "numbers", array[:after]))
 
 
 def _with_rows_once(graph: Graph) -> tuple[Graph, dict[Node, Node]]:

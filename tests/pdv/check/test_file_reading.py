@@ -161,3 +161,32 @@ def test_constants_that_a_check_leaves_out_are_compared_first(fixed: Path, monke
     assert reading._smaller(program, fixed)[1] is not None
     monkeypatch.setattr(reading, "run_constants", lambda path, names: [np.ones((8, 4), "f") for _ in names])
     assert reading._smaller(program, fixed)[1] is None
+
+
+def test_rows_that_a_file_numbers_are_fewer(tmp_path: Path) -> None:
+    """As torch's older exporter reads a mask: all of it flat, at row * 6 + column."""
+    numbers = {"rows": np.arange(8).reshape(8, 1), "columns": np.arange(6).reshape(1, 6), "six": np.array(6)}
+    nodes = [
+        *(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(x)) for name, x in numbers.items()),
+        helper.make_node("Flatten", ["x"], ["flat"], axis=2),
+        helper.make_node("Reshape", ["flat", "all"], ["line"]),
+        helper.make_node("Mul", ["rows", "six"], ["starts"]),
+        helper.make_node("Add", ["starts", "columns"], ["places"]),
+        helper.make_node("Gather", ["line", "places"], ["again"]),
+        helper.make_node("MatMul", ["again", "w"], ["y"]),
+    ]
+    stored = {"all": np.array([-1]), "w": rng.standard_normal((6, 4)).astype("f")}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [8, 6])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [8, 4])],
+        [numpy_helper.from_array(x, name) for name, x in stored.items()],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    program = load_program(path)
+    small, model = reading._smaller(program, path)
+    assert model is not None
+    assert [node.type.shape for node in small.inputs] == [(2, 6)]
+    assert "in ONNX Runtime: the outputs are the same" in check_file(program, path)
