@@ -2,11 +2,13 @@
 
     python benchmarks/fuzz_programs.py [--seed 1] [--count 200] [--processes 0|2,4,8] [--torchrun K] [--out FOLDER]
 
-A program is a drawn module under a drawn assignment on one to three mesh axes. With ``--processes 0`` it runs in one
-process; with numbers, on that many gloo processes, too. ``--torchrun K`` takes K more programs the user's way: saved by
-``Plan.save`` and started by torchrun. Outputs, loss, gradients and buffers are compared at the planned batch and at
-twice that. Failures are shrunk and written to FOLDER, each with a test that fails as it does; ``--replay FILE`` judges
-one again. The same seed draws the same programs, byte by byte; ``--start N`` goes on at program N.
+A program is a drawn module under a drawn assignment on one to three mesh axes; with ``--parts`` its step is taken in
+micro-batches, in stages that are cut anywhere, in every order, and with recomputation, as is drawn. With ``--processes
+0`` it runs in one process; with numbers, on that many gloo processes, too. ``--torchrun K`` takes K more programs the
+user's way: saved by ``Plan.save`` and started by torchrun. Outputs, loss, gradients and buffers are compared at the
+planned batch and at twice that. Failures are shrunk and written to FOLDER, each with a test that fails as it does;
+``--replay FILE`` judges one again. The same seed draws the same programs, byte by byte; ``--start N`` goes on at
+program N.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.fuzz_programs_runs.campaign import Campaign, Result
@@ -36,6 +39,7 @@ def main() -> None:
         "--processes", default="0", help="0: one process; or numbers of gloo processes, comma-separated"
     )
     parser.add_argument("--torchrun", type=int, default=0, metavar="K", help="K programs by Plan.save and torchrun")
+    parser.add_argument("--parts", action="store_true", help="draw micro-batches, stages and recomputation, too")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where failures go, and a line for each program")
     parser.add_argument("--as-drawn", action="store_true", help="do not shrink failures")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="judge this program only")
@@ -53,7 +57,8 @@ def main() -> None:
         options.count, options.torchrun = 8, 0
     processes = tuple(int(n) for n in options.processes.split(","))
     real = processes != (0,)
-    campaign = Campaign(options.seed, processes if real else IN_ONE, real, options.out, not options.as_drawn)
+    devices = processes if real else IN_ONE
+    campaign = Campaign(options.seed, devices, real, options.out, not options.as_drawn, options.parts)
     record = Record()
     started = time.process_time(), time.monotonic()
     results = campaign.run(options.start, options.count)
@@ -77,6 +82,7 @@ def judge_all(record: Record, results: Iterable[Result], folder: Path | None) ->
         row = {
             "program": result.name,
             "mesh": "x".join(str(size) for _, size in plan.mesh) if plan else "",
+            "run": asdict(plan.run) if plan else {},
             "outcome": verdict.outcome, "stage": verdict.stage, "kind": verdict.kind,
             "twice": verdict.twice, "ranks": verdict.ranks, "cpu_s": round(result.seconds, 2),
         }  # fmt: skip
@@ -103,6 +109,10 @@ def report(record: Record, wall_s: float, digest: str) -> None:
     for outcome in ("equal", "refused", "wrong", "crash"):
         record.claim(outcome, count[outcome], "programs")
     record.claim("accepted", 100 * (total - count["refused"]) / max(1, total), "%")
+    runs = [row["run"] for row in record.rows if row["run"]]
+    record.claim("in stages", sum(bool(run["cuts"]) for run in runs), "programs")
+    record.claim("in micro-batches", sum(run["micro_batches"] > 1 for run in runs), "programs")
+    record.claim("with recomputation", sum(run["recompute"] for run in runs), "programs")
     record.claim("on several real processes", sum(row["ranks"] > 1 for row in record.rows), "programs")
     record.claim("batch fixed, and said so", sum(row["twice"] == "fixed" for row in record.rows), "programs")
     record.claim("CPU time of a program", sum(row["cpu_s"] for row in record.rows) / max(1, total), "s")

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.fuzz_programs_runs.spec import PlanSpec
+from benchmarks.fuzz_programs_runs.running import draw_run, micro_graph
+from benchmarks.fuzz_programs_runs.spec import PlanSpec, RunSpec
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Split
@@ -56,15 +57,19 @@ def problem_of(graph: Graph, plan: PlanSpec) -> Problem:
     return Problem(graph, mesh, axes, ComputeModel((DEVICE,)), plan.mode)
 
 
-def draw_plan(graph: Graph, devices: int, rng: random.Random) -> PlanSpec:
-    """A legal plan on a drawn mesh of so many devices; sometimes one that trains nothing, or is searched."""
-    sizes = rng.choice(MESHES[devices])
+def draw_plan(graph: Graph, devices: int, rng: random.Random, parts: random.Random | None = None) -> PlanSpec:
+    """A legal plan on a drawn mesh of so many devices; sometimes one that trains nothing, or is searched.
+
+    parts: draws the micro-batches and stages of a step; default: it is taken whole.
+    """
     trained = any(node.needs_grad for _, node in graph.outputs)
-    mode = "infer" if rng.random() < 0.1 or not trained else "train"
-    plan = PlanSpec(tuple(zip(AXES, sizes, strict=False)), mode)  # type: ignore[arg-type]
+    run = draw_run(graph, devices, parts) if parts and trained else RunSpec()
+    sizes = rng.choice(MESHES[devices // run.ranks])
+    mode = "infer" if (rng.random() < 0.1 and run == RunSpec()) or not trained else "train"
+    plan = PlanSpec(tuple(zip(AXES, sizes, strict=False)), mode, run=run)  # type: ignore[arg-type]
     if rng.random() < 0.1:
         return replace(plan, searched=True)
-    return draw_splits(graph, plan, rng)
+    return draw_splits(micro_graph(graph, plan), plan, rng)
 
 
 def draw_splits(graph: Graph, plan: PlanSpec, rng: random.Random) -> PlanSpec:

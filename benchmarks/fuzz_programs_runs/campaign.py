@@ -33,9 +33,17 @@ class Result:
 
 
 def judge_module(
-    seed: int, number: int, first: int, last: int, devices: Sequence[int], *, real: bool, progress: Progress
+    seed: int,
+    number: int,
+    first: int,
+    last: int,
+    devices: Sequence[int],
+    *,
+    real: bool,
+    parts: bool,
+    progress: Progress,
 ) -> Iterator[Result]:
-    """Plans ``first`` to ``last`` of a module."""
+    """Plans ``first`` to ``last`` of a module; ``parts``: of steps in micro-batches, stages and with recomputation."""
     module = draw_module(seed, number)
     judge = Judge(module, 0, progress)
     for index in range(first, last):
@@ -48,7 +56,8 @@ def judge_module(
             yield Result(name, Program(module, PlanSpec((("a", 1),))), loaded, time.process_time() - started)
             continue
         rng = random.Random(f"plan {seed} {number} {index}")
-        plan = draw_plan(loaded.graph, rng.choice(devices), rng)
+        ways = random.Random(f"parts {seed} {number} {index}") if parts else None
+        plan = draw_plan(loaded.graph, rng.choice(devices), rng, ways)
         judge.processes = plan.devices if real else 0
         yield Result(name, Program(module, plan), judge.judge(plan), time.process_time() - started)
 
@@ -63,13 +72,17 @@ def work(task: str, arguments: dict[str, Any], progress: Progress) -> Any:
 
 @dataclass
 class Campaign:
-    """``devices``: sizes of meshes; ``real``: run on that many gloo processes, too; ``folder``: where failures go."""
+    """``devices``: in all; ``real``: run on that many gloo processes, too; ``folder``: where failures go.
+
+    ``parts``: steps are taken in micro-batches, stages and with recomputation.
+    """
 
     seed: int
     devices: tuple[int, ...] = tuple(MESHES)
     real: bool = False
     folder: Path | None = None
     shrinks: bool = True
+    parts: bool = False
     isolated: Isolated = field(default_factory=lambda: Isolated(work))
     failures: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
@@ -86,7 +99,8 @@ class Campaign:
                 yield result
 
     def _module(self, number: int, first: int, last: int) -> list[Result]:
-        arguments = {"seed": self.seed, "number": number, "devices": self.devices, "real": self.real}
+        arguments: dict[str, Any] = {"seed": self.seed, "number": number, "devices": self.devices}
+        arguments |= {"real": self.real, "parts": self.parts}
         try:
             found: list[Result] = self.isolated("judge", {**arguments, "first": first, "last": last})
         except DiedError as error:

@@ -24,12 +24,15 @@ from benchmarks.fuzz_programs_runs.observe import (
     observe_package,
     says_fixed,
 )
-from benchmarks.fuzz_programs_runs.spec import ModuleSpec, PlanSpec
+from benchmarks.fuzz_programs_runs.running import micro_graph, run_as
+from benchmarks.fuzz_programs_runs.spec import ModuleSpec, PlanSpec, RunSpec
 from ir.errors import PdvError, VerificationError
 from ir.graph import Graph
 from ir.proof.exact import verify_equal
 from pdv.check import Checked, check_text
+from pdv.emit.analysis.staged import Running
 from pdv.emit.emission import Emission
+from pdv.emit.package import emission_of, write_package
 from pdv.frontend.program import Program as Loaded
 
 Outcome = Literal["equal", "refused", "wrong", "crash"]
@@ -107,36 +110,35 @@ class Judge:
         loaded = self.loaded
         if isinstance(loaded, Verdict):
             return loaded
-        graph = loaded.graph
-        pcg = self._guarded("plan", lambda: planned(graph, plan))
-        if isinstance(pcg, Verdict):
-            return pcg
+        graph = self._guarded("micro-batches", lambda: micro_graph(loaded.graph, plan))
+        made = graph if isinstance(graph, Verdict) else self._guarded("plan", lambda: planned(graph, plan))
+        if isinstance(made, Verdict):
+            return made
+        pcg, running = made
         mesh = problem_of(graph, plan).mesh
         proof = self._guarded("prove", lambda: verify_equal(graph, pcg, mesh, gradients=plan.mode == "train"))
         if isinstance(proof, Verdict):
             return proof
-        simulated = self._guarded("run on simulated ranks", lambda: self._simulated(loaded, pcg, plan))
+        document = {"mode": plan.mode, "sizes": self.sizes}
+        emission = self._guarded("emit", lambda: emission_of(pcg, mesh, document, running))
+        if isinstance(emission, Verdict):
+            return emission
+        simulated = self._guarded("run on simulated ranks", lambda: self._simulated(loaded, graph, emission))
         if isinstance(simulated, Verdict):
             return simulated
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
             package = Path(folder) / "fuzzed_pdv"
             package.mkdir()
-            emitted = self._guarded("emit", lambda: self._emit(loaded, pcg, plan, package))
+            emitted = self._guarded("emit", lambda: write_package(emission, document, loaded.weights, package))
             return emitted if isinstance(emitted, Verdict) else self._run(plan, package)
 
-    def _simulated(self, loaded: Loaded, pcg: Graph, plan: PlanSpec) -> Checked | Verdict:
+    def _simulated(self, loaded: Loaded, graph: Graph, emission: Emission) -> Checked | Verdict:
         """The text on all ranks, one process: another program than the source's is a mistake, not a refusal."""
-        mesh, train = problem_of(pcg, plan).mesh, plan.mode == "train"
         try:
-            return check_text(loaded.graph, Emission.of(pcg, mesh, train=train), loaded.weights)
+            return check_text(graph, emission, loaded.weights)
         except VerificationError as error:
-            return Verdict("wrong", "on simulated ranks", error.check or error.slug, str(error), ranks=plan.devices)
-
-    def _emit(self, loaded: Loaded, pcg: Graph, plan: PlanSpec, package: Path) -> None:
-        from pdv.emit.package import emit_package
-
-        document = {"mode": plan.mode, "sizes": self.sizes}
-        emit_package(pcg, problem_of(pcg, plan).mesh, document, loaded.weights, package)
+            kind = error.check or error.slug
+            return Verdict("wrong", "on simulated ranks", kind, str(error), ranks=emission.mesh.num_devices)
 
     def _run(self, plan: PlanSpec, package: Path) -> Verdict:
         """Alone, then on all ranks."""
@@ -150,7 +152,8 @@ class Judge:
 
     def write_data(self, folder: Path, plan: PlanSpec) -> None:
         """Where ``observe_package`` looks for it."""
-        torch.save(replace(self.data, train=plan.mode == "train"), folder / "data.pt")
+        given = replace(self.data, train=plan.mode == "train", in_parts=plan.run != RunSpec())
+        torch.save(given, folder / "data.pt")
 
     def compared(self, stage: str, plan: PlanSpec, ranks: Sequence[list[Step]]) -> Verdict:
         """The verdict of what ranks observed."""
@@ -192,8 +195,8 @@ class Judge:
             return Verdict("crash", stage, f"{type(error).__name__} in {frames[-1]}", traceback.format_exc(limit=-6))
 
 
-def planned(graph: Graph, plan: PlanSpec) -> Graph:
-    """The parallel graph of a plan."""
+def planned(graph: Graph, plan: PlanSpec) -> tuple[Graph, Running]:
+    """The parallel graph of a plan, and how its steps run."""
     from pdv.pcg.derive import derive
     from pdv.pcg.redistribute import Redistribution
     from pdv.rewrite.algebra import RULES
@@ -202,8 +205,10 @@ def planned(graph: Graph, plan: PlanSpec) -> Graph:
 
     problem = problem_of(graph, plan)
     if plan.searched:
-        return search_mesh(replace(problem, rules=RULES), budget=Budget(SEARCH_S)).pcg
-    return derive(problem, assigned(problem, plan), Redistribution(problem.mesh, problem.axes)).pcg
+        found = search_mesh(replace(problem, rules=RULES), budget=Budget(SEARCH_S))
+        return found.pcg, run_as(problem, found.solution.graph, found.derived, plan.run)
+    derived = derive(problem, assigned(problem, plan), Redistribution(problem.mesh, problem.axes))
+    return derived.pcg, run_as(problem, graph, derived, plan.run)
 
 
 def run_real(package: Path, devices: int) -> list[list[Step]]:

@@ -29,9 +29,12 @@ Batch = tuple[Tensor, ...]
 
 @dataclass
 class Step:
-    """One batch. ``error``: what running it raised; then the rest is empty. ``place``: (index, count) of its rows."""
+    """One batch. ``error``: what running it raised; then the rest is empty. ``place``: (index, count) of its rows.
 
-    outputs: list[Tensor] = field(default_factory=list)
+    ``outputs`` are None where a step is taken in parts, of which loss and gradients tell.
+    """
+
+    outputs: list[Tensor] | None = field(default_factory=list)
     loss: float = 0.0
     gradients: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -41,11 +44,14 @@ class Step:
 
 @dataclass
 class Data:
-    """Inputs and targets of both batches; ``train``: a step is taken, else outputs are all."""
+    """Inputs and targets of both batches; ``train``: a step is taken, else outputs are all; ``in_parts``: of batches
+    or of the program, of which no rank has all outputs.
+    """
 
     batches: list[Batch]
     targets: list[Batch]
     train: bool
+    in_parts: bool = False
 
 
 def data_of(spec: ModuleSpec, module: nn.Module) -> Data:
@@ -76,6 +82,11 @@ def terms_of(outputs: Any, targets: Any) -> list[tuple[Tensor, int]]:
     """The same as ``train_step`` takes it: of each output the sum, and the number of its elements."""
     pairs = zip(_several(outputs), _several(targets), strict=True)
     return [((y - t).square().sum(), y.numel()) for y, t in pairs]
+
+
+def _by_rows(terms: Sequence[tuple[Tensor, int]], rows: int) -> tuple[Tensor, int]:
+    """The same as one sum and its weight, as a step in micro-batches takes it: each output has an element a row."""
+    return torch.stack([distance * rows / number for distance, number in terms]).sum(), rows
 
 
 def _several(value: Any) -> tuple[Tensor, ...]:
@@ -111,20 +122,21 @@ def observe_package(directory: Path) -> list[Step]:
     steps = []
     for batch, target in zip(data.batches, data.targets, strict=True):
         try:
-            steps.append(_step(model, batch, target, train=data.train))
+            steps.append(_step(model, batch, target, train=data.train, in_parts=data.in_parts))
         except Exception as error:  # noqa: BLE001  # told apart by whoever compares
             steps.append(Step(error=f"{type(error).__name__}: {error}"))
             break
     return steps
 
 
-def _step(model: Any, batch: Batch, target: Batch, *, train: bool) -> Step:
+def _step(model: Any, batch: Batch, target: Batch, *, train: bool, in_parts: bool) -> Step:
     step = Step()
     if train:
 
         def loss_fn(outputs: Any, wanted: Any) -> list[tuple[Tensor, int]]:
             step.outputs = [y.detach() for y in _several(outputs)]
-            return terms_of(outputs, wanted)
+            terms = terms_of(outputs, wanted)
+            return terms if model.micro_batches == 1 else [_by_rows(terms, len(step.outputs[0]))]
 
         model.zero_grad()
         step.loss = model.train_step(batch, target if len(target) > 1 else target[0], loss_fn).item()
@@ -132,6 +144,7 @@ def _step(model: Any, batch: Batch, target: Batch, *, train: bool) -> Step:
     else:
         with torch.no_grad():
             step.outputs = [y.detach() for y in _several(model(*batch))]
+    step.outputs = None if in_parts else step.outputs
     whole = model.full_state_dict()
     trained = {name for name, _ in model.named_parameters()}
     step.buffers = {name: value for name, value in whole.items() if name not in trained}
@@ -164,9 +177,11 @@ def differences(expected: Sequence[Step], found: Sequence[Step], dtype: str) -> 
 
 
 def _different(wanted: Step, step: Step, tolerance: float) -> tuple[str, str] | None:
-    if len(wanted.outputs) != len(step.outputs):
-        return "forward", f"{len(step.outputs)} outputs, not {len(wanted.outputs)}"
-    for number, (whole, y) in enumerate(zip(wanted.outputs, step.outputs, strict=True)):
+    known = wanted.outputs or []
+    outputs = known if step.outputs is None else step.outputs
+    if len(known) != len(outputs):
+        return "forward", f"{len(outputs)} outputs, not {len(known)}"
+    for number, (whole, y) in enumerate(zip(known, outputs, strict=True) if step.outputs is not None else ()):
         index, count = step.place
         rows = whole.chunk(count)[index] if count > 1 else whole
         text = _far(y, rows, tolerance, 1e-3)
@@ -176,7 +191,7 @@ def _different(wanted: Step, step: Step, tolerance: float) -> tuple[str, str] | 
         return "loss", f"{step.loss} for {wanted.loss}"
     scale = FLOOR * max([float(g.abs().max()) for g in wanted.gradients.values()], default=0.0)
     if tolerance == TOLERANCE["float64"]:
-        largest = max([float(y.abs().max()) for y in wanted.outputs if y.numel()], default=0.0)
+        largest = max([float(y.abs().max()) for y in known if y.numel()], default=0.0)
         scale = max(scale, ZERO * largest)
     for name in sorted(wanted.gradients.keys() | step.gradients.keys()):
         found, want = step.gradients.get(name), wanted.gradients.get(name)

@@ -12,7 +12,8 @@ from typing import Any
 from benchmarks.fuzz_programs_runs.assignment import tidied
 from benchmarks.fuzz_programs_runs.draw import pruned
 from benchmarks.fuzz_programs_runs.judge import Judge, Verdict
-from benchmarks.fuzz_programs_runs.spec import ModuleSpec, PlanSpec, Program, Step
+from benchmarks.fuzz_programs_runs.running import micro_graph
+from benchmarks.fuzz_programs_runs.spec import ModuleSpec, PlanSpec, Program, RunSpec, Step
 
 TRIALS = 150
 
@@ -46,7 +47,7 @@ def _tidied(judge: Judge, program: Program) -> Program:
     """Without what the plan says of operators that are gone."""
     if isinstance(judge.loaded, Verdict):
         return program
-    return Program(program.module, tidied(judge.loaded.graph, program.plan))
+    return Program(program.module, tidied(micro_graph(judge.loaded.graph, program.plan), program.plan))
 
 
 def _smaller(program: Program) -> Iterator[Program]:
@@ -89,6 +90,7 @@ def _modules(module: ModuleSpec) -> Iterator[ModuleSpec]:
 
 
 def _plans(plan: PlanSpec) -> Iterator[PlanSpec]:
+    yield from (replace(plan, run=run) for run in _runs(plan.run))
     for axis in range(len(plan.mesh)):
         if len(plan.mesh) > 1:
             yield _without_axis(plan, axis)
@@ -106,6 +108,14 @@ def _plans(plan: PlanSpec) -> Iterator[PlanSpec]:
         width //= 2
     for name in plan.storage if len(plan.storage) > 1 else ():
         yield replace(plan, storage={other: rest for other, rest in plan.storage.items() if other != name})
+
+
+def _runs(run: RunSpec) -> Iterator[RunSpec]:
+    simpler = [RunSpec(), replace(run, recompute=False)]
+    simpler += [replace(run, micro_batches=1), replace(run, cuts=(), virtual=1, order="1f1b")]
+    if run.virtual == 1:
+        simpler += [replace(run, cuts=(*run.cuts[:i], *run.cuts[i + 1 :])) for i in range(len(run.cuts))]
+    yield from (less for less in simpler if less != run)
 
 
 def _without_axis(plan: PlanSpec, axis: int) -> PlanSpec:

@@ -48,8 +48,28 @@ class ModuleSpec:
 
 
 @dataclass(frozen=True)
+class RunSpec:
+    """How a step runs: in so many micro-batches, and in stages.
+
+    ``cuts``: at which of the operators with a gradient, by number, a stage begins that is not the first. ``virtual``:
+    stages on each rank of the pipeline.
+    """
+
+    micro_batches: int = 1
+    cuts: tuple[int, ...] = ()
+    order: str = "1f1b"
+    virtual: int = 1
+    recompute: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Of the pipeline."""
+        return (len(self.cuts) + 1) // self.virtual
+
+
+@dataclass(frozen=True)
 class PlanSpec:
-    """How a module runs on a mesh (axis sizes, slow to fast).
+    """How a module runs on a mesh (axis sizes, slow to fast), which is that of a stage.
 
     ``splits``: for each operator of the graph in order, its name and the label of its split along each axis;
     ``storage``: where parameters rest, and whether they are gathered again in backward. Whatever these do not say runs
@@ -61,11 +81,12 @@ class PlanSpec:
     searched: bool = False
     splits: tuple[tuple[str, tuple[str, ...]], ...] = ()
     storage: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    run: RunSpec = field(default_factory=RunSpec)
 
     @property
     def devices(self) -> int:
-        """Of the mesh."""
-        count = 1
+        """Of the meshes of all stages."""
+        count = self.run.ranks
         for _, size in self.mesh:
             count *= size
         return count
@@ -107,5 +128,6 @@ class Program:
                 plan["searched"],
                 tuple((op, tuple(labels)) for op, labels in plan["splits"]),
                 {name: (sharding, regather) for name, (sharding, regather) in plan["storage"].items()},
+                replace(RunSpec(**run), cuts=tuple(run["cuts"])) if (run := plan.get("run")) else RunSpec(),
             ),
         )
