@@ -69,7 +69,7 @@ def draw_plan(graph: Graph, devices: int, rng: random.Random, parts: random.Rand
     plan = PlanSpec(tuple(zip(AXES, sizes, strict=False)), mode, run=run)  # type: ignore[arg-type]
     if rng.random() < 0.1:
         return replace(plan, searched=True)
-    return draw_splits(micro_graph(graph, plan), plan, rng)
+    return replace(draw_splits(micro_graph(graph, plan), plan, rng), run=run)
 
 
 def draw_splits(graph: Graph, plan: PlanSpec, rng: random.Random) -> PlanSpec:
@@ -118,7 +118,7 @@ def assigned(problem: Problem, plan: PlanSpec) -> Assignment:
 
 def tidied(graph: Graph, plan: PlanSpec) -> PlanSpec:
     """The plan in terms of the operators that the graph has."""
-    return plan if plan.searched else _settled(problem_of(graph, plan), plan).written()
+    return plan if plan.searched else replace(_settled(problem_of(graph, plan), plan).written(), run=plan.run)
 
 
 def _settled(problem: Problem, plan: PlanSpec) -> _Settling:

@@ -40,8 +40,8 @@ def judge_module(
     devices: Sequence[int],
     *,
     real: bool,
-    parts: bool,
     progress: Progress,
+    parts: bool = False,
 ) -> Iterator[Result]:
     """Plans ``first`` to ``last`` of a module; ``parts``: of steps in micro-batches, stages and with recomputation."""
     module = draw_module(seed, number)

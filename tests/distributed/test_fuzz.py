@@ -29,3 +29,12 @@ def test_drawn_programs_equal_their_modules(number: int) -> None:
     for result in judge_module(SEED, number, 0, 1, (2, 4), real=True, progress=silent):
         assert not result.verdict.failed, f"{result.name} {result.verdict.signature}: {result.verdict.text}"
         assert result.verdict.ranks > 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_programs_in_parts_equal_their_modules(number: int) -> None:
+    for result in judge_module(77, number, 0, 1, (4,), real=True, progress=silent, parts=True):
+        assert result.program is not None
+        assert result.program.plan.run.cuts
+        assert not result.verdict.failed, f"{result.name} {result.verdict.signature}: {result.verdict.text}"
+        assert result.verdict.ranks == 4

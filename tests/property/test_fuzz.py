@@ -40,6 +40,13 @@ def test_drawn_programs_equal_their_modules(number: int) -> None:
         assert not result.verdict.failed, f"{result.name} {result.verdict.signature}: {result.verdict.text}"
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_programs_in_parts_equal_their_modules(number: int) -> None:
+    """In micro-batches, stages cut anywhere, and with recomputation."""
+    for result in judge_module(SEED, 20 + number, 0, 1, (4, 6), real=False, progress=silent, parts=True):
+        assert not result.verdict.failed, f"{result.name} {result.verdict.signature}: {result.verdict.text}"
+
+
 def drawn(number: int) -> Program:
     module = draw_module(SEED, number)
     loaded = Judge(module).loaded
