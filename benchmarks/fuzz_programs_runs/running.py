@@ -21,10 +21,11 @@ from pdv.emit.analysis.staged import Running
 from pdv.plan.running import read_running, running_of, running_steps
 from pdv.plan.steps import operators
 from pdv.problem import Derived, Problem
-from pdv.problem.workload import EMITTED, RUN_ORDERS, Stages
+from pdv.problem.workload import EMITTED, Order, Recompute, Stages
 
 TRIES = 12  # places of cuts that are drawn until each stage has a parameter
 MOST_STAGES = 4
+ONE_EACH: tuple[Order, ...] = ("gpipe", "1f1b")  # orders of one stage on each rank
 
 
 def draw_run(graph: Graph, devices: int, rng: random.Random) -> RunSpec:
@@ -36,7 +37,7 @@ def draw_run(graph: Graph, devices: int, rng: random.Random) -> RunSpec:
     ranks = rng.choice(several) if several and rng.random() < 0.9 else 1
     virtual = 2 if ranks > 1 and micro_batches % ranks == 0 and rng.random() < 0.25 else 1
     cuts = _draw_cuts(graph, ranks * virtual, rng) if ranks > 1 else ()
-    order = "interleaved" if virtual > 1 and cuts else rng.choice(RUN_ORDERS)
+    order = "interleaved" if virtual > 1 and cuts else rng.choice(ONE_EACH)
     return RunSpec(micro_batches, cuts, order if cuts else "1f1b", virtual if cuts else 1, rng.random() < 0.3)
 
 
@@ -68,7 +69,7 @@ def run_as(problem: Problem, graph: Graph, derived: Derived, run: RunSpec) -> Ru
     """How the emitter is told to run the plan of ``problem``, whose rewritten graph is ``graph``."""
     stage_of = _stage_of(_staged(graph), run.cuts) if run.cuts else {}
     stages = Stages(run.ranks, run.virtual, chunk_of=stage_of)
-    recompute = "full" if run.recompute else "none"
+    recompute: Recompute = "full" if run.recompute else "none"
     execution = replace(EMITTED, micro_batches=run.micro_batches, order=run.order, recompute=recompute)
     node = {"devices": problem.mesh.num_devices * run.ranks, "device": "cpu-core", "link": "loopback-gloo"}
     steps = running_steps(graph, stages, execution)
