@@ -153,13 +153,21 @@ class Emission:
 
 
 def _lower_stages(lowered: Graph, made: Mapping[Node, Node], stage_of: Mapping[Node, int]) -> dict[Node, int]:
-    """The stage of each node with a gradient: where it was, or a move that lowering made, with its first reader."""
+    """The stage of each node with a gradient: where it was, or a move that lowering made, with its first reader.
+
+    One that only leaves the program goes with what it moves.
+    """
     if not stage_of:
         return {}
     found = {made[node]: stage for node, stage in stage_of.items()}
-    for node in reversed(lowered.nodes):
-        if node.needs_grad and not node.is_leaf and node not in found:
-            found[node] = min(found[reader] for reader in lowered.users[node] if reader in found)
+    moves = [node for node in lowered.nodes if node.needs_grad and not node.is_leaf and node not in found]
+    for node in reversed(moves):
+        readers = [found[reader] for reader in lowered.users[node] if reader in found]
+        if readers:
+            found[node] = min(readers)
+    for node in moves:
+        if node not in found:
+            found[node] = max(found[operand] for operand in node.operands if operand in found)
     return {node: stage for node, stage in found.items() if node.needs_grad and not node.is_leaf}
 
 
