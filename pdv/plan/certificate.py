@@ -47,13 +47,7 @@ def certificate_document(
 def statement(document: Mapping[str, Any]) -> str:
     """A certificate as a sentence."""
     space = document["space"]
-    meshes, left_out = len(space["meshes"]), len(space["meshes_left_out"])
-    over = f"{meshes} mesh{'es' if meshes > 1 else ''}" + (f" (of {meshes + left_out})" if left_out else "")
-    rewrites = "of the graph as it was written"
-    if space["variants"] > 1 and space["rules"]["count"]:
-        rewrites = f"of {space['variants']} variants of its blocks by {space['rules']['count']} algebraic rules"
-    among = f"over {over}, with any cut of any operator and parameter {rewrites}"
-    among += ", with one stage on each rank of a pipeline" if space.get("virtual_stages") == 1 else ""
+    among = _among_pipelines(space) if document["of"] == "step" else _among_meshes(space)
     limit = space["memory_limit_bytes"]
     kept = "" if limit is None else f", that fit in {MEMORY.format(limit)}"
     kept += (" and keep the pins" if kept else ", that keep the pins") if space["pins"] or space.get("running") else ""
@@ -65,6 +59,25 @@ def statement(document: Mapping[str, Any]) -> str:
     if document["of"] == "step":
         said = f"no plan's step is simulated in less than {least}"
     return f"gap {document['gap']:.2%}: {said}, {among}{kept}{stopped}"
+
+
+def _among_pipelines(space: Mapping[str, Any]) -> str:
+    """Which plans the bound of a simulated step is of (``pdv.pipelines.bounds``)."""
+    among = (
+        "over numbers of stages and micro-batches, for each number of stages the few meshes of a stage that are nearest"
+        " to the cluster's levels, with any cut of any operator and parameter of the graph as it was written or as this"
+        " plan rewrites it, recomputed or not"
+    )
+    return among + (", with one stage on each rank of a pipeline" if space.get("virtual_stages") == 1 else "")
+
+
+def _among_meshes(space: Mapping[str, Any]) -> str:
+    meshes, left_out = len(space["meshes"]), len(space["meshes_left_out"])
+    over = f"{meshes} mesh{'es' if meshes > 1 else ''}" + (f" (of {meshes + left_out})" if left_out else "")
+    rewrites = "of the graph as it was written"
+    if space["variants"] > 1 and space["rules"]["count"]:
+        rewrites = f"of {space['variants']} variants of its blocks by {space['rules']['count']} algebraic rules"
+    return f"over {over}, with any cut of any operator and parameter {rewrites}"
 
 
 def rules_digest(problem: Problem) -> str:
