@@ -48,7 +48,7 @@ def right_program(name: str, sizes: tuple[int, ...], seed: int) -> Right:
     empty = PlanSpec(tuple(zip(AXES, sizes, strict=False)))
     for _ in range(DRAWS):
         plan = _repeated(name, empty, rng) if name in DEEP else draw_splits(source, empty, rng)
-        pcg = planned(source, plan)
+        pcg, _ = planned(source, plan)
         moves = sum(node.op.kind == "parallel" for node in pcg.nodes)
         if moves >= FEWEST_MOVES and len(pcg.nodes) <= MOST_NODES * len(source.nodes):
             break

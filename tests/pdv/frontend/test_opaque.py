@@ -79,7 +79,7 @@ class Running(nn.Module):
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is not registered for the next."""
-    monkeypatch.setattr(opaque, "_LOOPS", {})
+    monkeypatch.setattr(opaque, "LOOPS", {})
 
 
 def plan_of(module: nn.Module, **options: Any) -> Any:

@@ -42,7 +42,7 @@ MODES = (Mode(), Mode("none", "gpipe"), Mode("full"), Mode("full", "gpipe"))
 @cache
 def hosts() -> Cluster:
     """Two hosts of two cores."""
-    link = {"name": "port", "bandwidth": "100 Mb/s", "latency": "750 us"}
+    link = {"name": "port", "bandwidth": "200 Mb/s", "latency": "750 us"}
     node = {"count": 2, "devices": 2, "device": "cpu-core", "link": "loopback-gloo"}
     return load_cluster({"name": "hosts", "nodes": [node], "network": link})
 
