@@ -23,7 +23,7 @@ from learned_cost.profile.rows import FOLDS, Setting
 from learned_cost.profile.store import Row, Store
 
 SIZES = tuple(256 * 2**i for i in range(19))  # 256 B to 64 MiB
-SAMPLES = 9
+SAMPLES = 7
 SAMPLE_S = 1e-2
 BESIDE = 384  # rows and columns of the product before a call on a CPU: about a millisecond
 LEAST_S = 1e-6  # what a clock tells
@@ -135,8 +135,9 @@ def slowest_seconds(call: Callable[[], object], device: torch.device) -> list[fl
 
     factor = torch.ones(BESIDE, BESIDE)
     multiply = partial(torch.mm, factor, factor)
-    sample(1)
-    first = sample(1)
+    works = (multiply, call) if device.type == "cpu" else (call,)
+    slowest(1, *works)
+    first = slowest(1, *works)
     calls = max(1, min(200, int(SAMPLE_S / first)))
     return [sample(calls) for _ in range(SAMPLES if first < 0.3 else 3)]
 
