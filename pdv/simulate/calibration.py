@@ -46,9 +46,9 @@ class Calibration:
     scaled_products: float = 1.0
     attention_gpu: float = 0.89
     traffic_gpu: float = 0.79
-    kernels_cpu: float = 1.25
+    kernels_cpu: float = 1.35
     move_cpu_s: float = 5e-5
-    copies_cpu: float = 9.2
+    copies_cpu: float = 10.0
     unaligned: float = 13.1
     overlap_slowdown: float = 2.0
     overlap_slowdown_light: float = 1.2
