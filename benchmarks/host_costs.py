@@ -74,7 +74,7 @@ def timed(size: int, count: int, repeats: int) -> dict[str, float]:
     whole = [torch.randn(size) for _ in range(count)]
     parameters = [nn.Parameter(DTensor.from_local(x, mesh, [Replicate()])) for x in whole]
     for parameter in parameters:
-        parameter.leaves = Leaves(sums)  # type: ignore[attr-defined]
+        parameter.leaves = Leaves(sums, {})  # type: ignore[attr-defined]
     plain = [x.clone().requires_grad_() for x in whole]
     step_on_local_tensors()
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
