@@ -129,15 +129,14 @@ def slowest_seconds(call: Callable[[], object], device: torch.device) -> list[fl
         return float(seconds.item())
 
     def sample(calls: int) -> float:
-        if device.type != "cpu":
-            return slowest(calls, call)
-        return max(slowest(calls, multiply, call) - slowest(calls, multiply), LEAST_S)
+        return max(slowest(calls, *beside, call) - (slowest(calls, *beside) if beside else 0.0), LEAST_S)
 
-    factor = torch.ones(BESIDE, BESIDE)
-    multiply = partial(torch.mm, factor, factor)
-    works = (multiply, call) if device.type == "cpu" else (call,)
-    slowest(1, *works)
-    first = slowest(1, *works)
+    beside: tuple[Callable[[], object], ...] = ()
+    if device.type == "cpu":
+        factor = torch.ones(BESIDE, BESIDE)
+        beside = (partial(torch.mm, factor, factor),)
+    slowest(1, *beside, call)
+    first = slowest(1, *beside, call)
     calls = max(1, min(200, int(SAMPLE_S / first)))
     return [sample(calls) for _ in range(SAMPLES if first < 0.3 else 3)]
 

@@ -150,12 +150,10 @@ def _inputs(walk: Walk, segment: Segment) -> list[Storage]:
 
 def _kept(walk: Walk, segment: Segment) -> list[Storage]:
     """What selective recomputation by operator keeps of a segment beside what it reads."""
-    if not segment.recomputed or walk.setting.execution.recompute not in SELECTIVE:
+    recompute = walk.setting.execution.recompute
+    if not segment.recomputed or recompute not in SELECTIVE or recompute == "offload":
         return []
-    places = sorted(kept_operators([node.op for node in segment.nodes], walk.setting.execution.recompute))
-    nodes = [segment.nodes[place] for place in places]
-    if walk.setting.execution.recompute == "offload":
-        return []
+    nodes = [segment.nodes[place] for place in sorted(kept_operators([node.op for node in segment.nodes], recompute))]
     return [walk.heap.allocate(walk.setting.num_bytes(x), Holder("activations", x.op.name)) for x in nodes]
 
 

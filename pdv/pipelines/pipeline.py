@@ -16,7 +16,7 @@ from pdv.pipelines.candidates import Candidate
 from pdv.pipelines.cuts import cut_pieces, held_bytes, stage_costs
 from pdv.pipelines.profile import ByStage, Numbers, Profile
 from pdv.pipelines.timing import Timing
-from pdv.problem.workload import FOLDED, Order, Recompute, Stages
+from pdv.problem.workload import Order, Recompute, Stages
 from pdv.schedule.order import Pipeline, in_flight, most_held
 from pdv.schedule.pieces import Pieces
 from pdv.simulate.engine.pipeline import Durations, Sends, Timeline, compose
@@ -88,7 +88,7 @@ class Whole:
         costs: dict[tuple[object, ...], Numbers] = {}
         of_chunk, flight, timed = [], self.flight, self._timed
         for chunk in range(self.chunks):
-            stage = self._shape.place_of(chunk)
+            stage = self._pipeline.layout.place_of(chunk)
             key = self.profiles.kind_of[stage], flight[stage], links[chunk], links[chunk + 1], limits[stage]
             if key not in costs:
                 costs[key] = stage_costs(
@@ -109,10 +109,6 @@ class Whole:
         return self.candidate.stages * self.mode.virtual
 
     @property
-    def _shape(self) -> Stages:
-        return Stages(self.candidate.stages, self.mode.virtual, folded=self.mode.order in FOLDED)
-
-    @property
     def again(self) -> bool:
         """Whether forward runs again in backward."""
         return self.mode.recompute == "full"
@@ -129,7 +125,7 @@ class Whole:
     @property
     def links(self) -> list[Link | None]:
         """Before each chunk and behind the last: of the slowest pair of devices that send there."""
-        size, place = self.candidate.mesh.num_devices, self._shape.place_of
+        size, place = self.candidate.mesh.num_devices, self._pipeline.layout.place_of
         known: dict[tuple[int, int], Link | None] = {}
         found: list[Link | None] = [None]
         for chunk in range(self.chunks - 1):
@@ -160,7 +156,11 @@ class Whole:
         ends, links, timed = [0, *accumulate(sizes)], self.links, self._timed
         durations, sends = [], []
         for chunk in range(self.chunks):
-            stage, own, link = self._shape.place_of(chunk), slice(ends[chunk], ends[chunk + 1]), links[chunk + 1]
+            stage, own, link = (
+                self._pipeline.layout.place_of(chunk),
+                slice(ends[chunk], ends[chunk + 1]),
+                links[chunk + 1],
+            )
             ratio = _ratio(self.profiles[stage].backward_s, self.profiles[0].backward_s)
             forward, backward = float(timed[stage].forward_s[own].sum()), float(timed[stage].backward_s[own].sum())
             last = float((self.timing.last_s * ratio)[own].sum())
@@ -174,7 +174,7 @@ class Whole:
         line = self._timeline(durations, sends[:-1])
         done = []
         for stage, (end, behind) in enumerate(zip(line.ends, line.behind, strict=True)):
-            optimizer_s, here = self.profiles[stage].optimizer_s, self._shape.chunks_on(stage)
+            optimizer_s, here = self.profiles[stage].optimizer_s, self._pipeline.layout.chunks_on(stage)
             stepped = sum(float(optimizer_s[ends[chunk] : ends[chunk + 1]].sum()) for chunk in here)
             done.append(max(end, behind) + stepped)
         return float(max(done))

@@ -174,17 +174,12 @@ class Stages:
 
     def place_of(self, chunk: int) -> int:
         """The stage that a chunk lives on."""
-        return place_of(chunk, self.count, folded=self.folded)
+        turn, place = divmod(chunk, self.count)
+        return self.count - 1 - place if self.folded and turn % 2 else place
 
     def chunks_on(self, stage: int) -> tuple[int, ...]:
         """The chunks that live on a stage."""
         return tuple(chunk for chunk in range(self.chunks) if self.place_of(chunk) == stage)
-
-
-def place_of(chunk: int, stages: int, *, folded: bool) -> int:
-    """The stage that a chunk lives on."""
-    turn, place = divmod(chunk, stages)
-    return stages - 1 - place if folded and turn % 2 else place
 
 
 ONE_STAGE = Stages()

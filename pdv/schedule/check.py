@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-from pdv.problem.workload import FOLDED, place_of
 from pdv.schedule.order import Pipeline, orders
 from pdv.schedule.passes import Pass
 
@@ -44,10 +43,7 @@ def why_stuck(pipeline: Pipeline, orders: Sequence[Sequence[Pass]]) -> str:
 
 def _wrong_passes(pipeline: Pipeline, stage: int, passes: Sequence[Pass]) -> str:
     """Whether a stage runs each micro-batch through each of its chunks once, there and back."""
-    folded = pipeline.order in FOLDED
-    chunks = range(pipeline.stages * pipeline.virtual)
-    own = [chunk for chunk in chunks if place_of(chunk, pipeline.stages, folded=folded) == stage]
-    numbers = range(pipeline.micro_batches)
+    own, numbers = pipeline.layout.chunks_on(stage), range(pipeline.micro_batches)
     wanted = Counter((chunk, number, way) for chunk in own for number in numbers for way in (0, 1, 2))
     found: Counter[tuple[int, int, int]] = Counter()
     for chunk, number, backward, part in passes:

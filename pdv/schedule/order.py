@@ -11,20 +11,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pdv.problem.workload import FOLDED, IN_HALVES, ONE_EACH, Order, place_of
+from pdv.problem.workload import FOLDED, IN_HALVES, ONE_EACH, Order, Stages
 from pdv.schedule.halves import dualpipev, zbv, zero_bubble
 from pdv.schedule.passes import Pass
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """``stages`` with ``virtual`` chunks each; where each lives: ``pdv.problem.workload.place_of``."""
+    """``stages`` with ``virtual`` chunks each; where each lives: ``layout``."""
 
     stages: int
     virtual: int
     micro_batches: int
     order: Order
     train: bool = True
+
+    @property
+    def layout(self) -> Stages:
+        """Which chunks each stage has."""
+        return Stages(self.stages, self.virtual, folded=self.order in FOLDED)
 
 
 @lru_cache(maxsize=64)
@@ -60,9 +65,7 @@ def in_flight(pipeline: Pipeline, stage: int) -> int:
 
 def most_held(pipeline: Pipeline, stage: int) -> Mapping[int, int]:
     """The same by chunk, at the first moment when there are most."""
-    count, folded = pipeline.stages, pipeline.order in FOLDED
-    own = [chunk for chunk in range(count * pipeline.virtual) if place_of(chunk, count, folded=folded) == stage]
-    held = dict.fromkeys(own, 0)
+    held = dict.fromkeys(pipeline.layout.chunks_on(stage), 0)
     now = most = 0
     found = dict(held)
     for step in orders(pipeline)[stage]:

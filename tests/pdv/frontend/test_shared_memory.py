@@ -105,7 +105,7 @@ def test_shared_weights_train_as_in_the_module_and_keep_their_names(name: str) -
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.02) for each in (module, program)]
     for _ in range(3):
         loss = F.mse_loss(module(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         torch.testing.assert_close(program.train_step(x, y, F.mse_loss), loss)
         for optimizer in optimizers:
             optimizer.step()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdv.problem.workload import FOLDED, ONE_EACH, RUN_ORDERS, place_of
+from pdv.problem.workload import ONE_EACH, RUN_ORDERS
 from pdv.schedule.check import why_stuck
 from pdv.schedule.order import Pipeline, orders, why_not
 
@@ -49,7 +49,7 @@ def test_what_waits_for_itself_is_named() -> None:
 def lowered(shape: Pipeline) -> dict[int, list[Any]]:
     """With sends and receives, by torch's own function."""
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    action, folded = schedules._Action.from_str, shape.order in FOLDED
+    action = schedules._Action.from_str
 
     def spelled(rank: int) -> list[Any]:
         letters = [LETTERS[one.part] if one.backward else "F" for one in orders(shape)[rank]]
@@ -59,7 +59,7 @@ def lowered(shape: Pipeline) -> dict[int, list[Any]]:
     return dict(  # type: ignore[no-any-return]
         schedules._add_send_recv(
             {rank: spelled(rank) for rank in range(shape.stages)},
-            stage_to_rank=lambda chunk: place_of(chunk, shape.stages, folded=folded),
+            stage_to_rank=shape.layout.place_of,
             num_stages=shape.stages * shape.virtual,
         )
     )
