@@ -92,10 +92,10 @@ step() {
 if [ -n "$SMOKE" ]; then
     step profile 60 "$PYTHON" -m pdv profile --device cpu --record cpu-core --budget 5s -o "$OUT/profile"
 else
-    step profile 180 "$PYTHON" -m pdv profile --device cuda --budget 140s -o "$OUT/profile"
+    step profile 140 "$PYTHON" -m pdv profile --device cuda --budget 110s -o "$OUT/profile"
 fi
 step tests 100 "$PYTHON" -m pytest -q -rs -s tests/gpu -W default -o minversion=7 -p no:cacheprovider
-step single_device 130 "$PYTHON" benchmarks/single_device.py $SMOKE --json "$OUT/single_device.json"
+step single_device 170 "$PYTHON" benchmarks/single_device.py $SMOKE --json "$OUT/single_device.json"
 # The peak that the CUDA allocator counts against the one predicted, on one device.
 step memory 60 "$PYTHON" benchmarks/memory.py $SMOKE --plans one --json "$OUT/memory.json"
 

@@ -149,10 +149,12 @@ def measure(scratch: Path, processes: int) -> list[int]:
     if processes == 1:
         command = [__file__, "--worker"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run(
-        [sys.executable, *command, str(scratch)], check=True, env=environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+    done = subprocess.run(
+        [sys.executable, *command, str(scratch)], check=False, env=environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"a process that was measured ended with {done.returncode}:\n{done.stderr}")
     return [int((scratch / f"peak_{rank}").read_text()) for rank in range(processes)]
 
 

@@ -71,11 +71,10 @@ def measure(options: Options, planned: Planned | None = None, progress: Progress
     if planned is None and device.type == "cuda":  # the example models are in float32; GPUs train in bfloat16 as well
         pieces = [*pieces, *(piece.of_dtype(DType.BF16) for piece in pieces)]
     groups: list[Group] = [
-        OperatorGroup(
-            op, limits, _weight(OPERATORS[op]), [piece for piece in pieces if piece.op == op], planned is not None
-        )
+        OperatorGroup(op, limits, _weight(OPERATORS[op], found), found, planned is not None)
         for op in OPERATORS
         if is_sampled(op) and op in wanted
+        for found in [[piece for piece in pieces if piece.op == op]]
     ]
     if "subgraph" in wanted:
         groups.append(SubgraphGroup(limits, planned=graphs))
@@ -112,8 +111,12 @@ def measure_collectives(options: Options, *, per_node: int, system: str) -> int:
         dist.destroy_process_group()
 
 
-def _weight(op: Operator) -> float:
-    """How much of the time an operator gets, beside others: products most, for they take most of a step."""
+def _weight(op: Operator, planned: Sequence[Piece]) -> float:
+    """How much of the time an operator gets, beside others: products most, for they take most of a step; little what
+    no plan has, for it is an element-wise function like another.
+    """
+    if not planned and op.kind == "map":
+        return 0.2
     if op.kind == "contraction":
         return 4.0 if op.is_dense else 3.0
     return 2.0 if op.has_scores or op.bias_rank else 1.0

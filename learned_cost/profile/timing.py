@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -110,7 +111,8 @@ def capture(run: Callable[[], Any]) -> Callable[[], Any] | None:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        with warnings.catch_warnings(), torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # the gradient of a view is one
             run()
         graph.replay()
         torch.cuda.synchronize()

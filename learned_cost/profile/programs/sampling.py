@@ -95,6 +95,10 @@ class Fair:
         order = [spent / weight for spent, (_, weight) in zip(self._spent, self._weights, strict=True)]
         return self._weights[order.index(min(order))][0]
 
+    def is_new(self, who: Any) -> bool:
+        """Whether it had no turn yet."""
+        return self._spent[self._index(who)] == 0.0
+
     def spent(self, who: Any, seconds: float) -> None:
         """Note the time of a turn."""
         self._spent[self._index(who)] += seconds

@@ -8,11 +8,12 @@ and ``eager`` run one.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ir.builder import Builder
 from ir.graph import Graph, Node
@@ -215,7 +216,8 @@ def compile_graph(graph: Graph, device: torch.device) -> Callable[[], Any]:  # A
 
     operands = inputs_of(graph, device)
     with torch.no_grad():
-        run: Any = compile_fx(callable_of(graph), operands)  # Any: typed as more than a callable
+        traced = make_fx(callable_of(graph))(*operands)
+        run: Any = compile_fx(traced, operands)  # Any: typed as more than a callable
     return without_gradient(run, operands)
 
 
@@ -224,22 +226,15 @@ def eager(graph: Graph, device: torch.device) -> Callable[[], Any]:
     return without_gradient(callable_of(graph), inputs_of(graph, device))
 
 
-def callable_of(graph: Graph) -> fx.GraphModule:
+def callable_of(graph: Graph) -> Callable[..., tuple[Tensor, ...]]:
     """The graph as torch calls, leaves as arguments."""
-    made = fx.Graph()
-    values: dict[Node, fx.Node] = {}
-    for position, node in enumerate(node for node in graph.nodes if node.is_leaf):
-        values[node] = made.placeholder(f"x{position}")
-    for node in graph.nodes:
-        if not node.is_leaf:
-            values[node] = _trace(made, node, [values[operand] for operand in node.operands])
-    made.output(tuple(values[node] for _, node in graph.outputs))
-    return fx.GraphModule(torch.nn.Module(), made)
+    leaves = [node for node in graph.nodes if node.is_leaf]
+    calls = [(node, call_of(node)) for node in graph.nodes if not node.is_leaf]
 
+    def run(*operands: Tensor) -> tuple[Tensor, ...]:
+        values = dict(zip(leaves, operands, strict=True))
+        for node, call in calls:
+            values[node] = call(*(values[operand] for operand in node.operands))
+        return tuple(values[node] for _, node in graph.outputs)
 
-def _trace(graph: fx.Graph, node: Node, operands: Sequence[fx.Node]) -> fx.Node:
-    """The calls of an operator, traced, put into the graph."""
-    tracer = fx.proxy.GraphAppendingTracer(graph)
-    result = call_of(node)(*(fx.Proxy(operand, tracer) for operand in operands))
-    assert isinstance(result, fx.Proxy)
-    return result.node
+    return run
