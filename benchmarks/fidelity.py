@@ -1,6 +1,6 @@
 """Published training runs against the simulator: step time, choice among plans, memory.
 
-    python benchmarks/fidelity.py --runs FILE.csv [--json OUT] [--cost learned] [--fit] [--smoke]
+    python benchmarks/fidelity.py --runs FILE.csv [--json OUT] [--cost auto] [--fit] [--smoke]
 
 Each row of the file is simulated from what it states alone (`benchmarks.published.runs`), and compared with what was
 measured. Constants of `pdv/simulate/calibration.py` are the only ones fitted: on the groups of one half, so figures are
@@ -42,7 +42,7 @@ def main() -> None:
     """Simulate every run, print errors by set, and claim the figures of the whole and of each half."""
     parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--runs", type=Path, metavar="FILE", help="a CSV file in the form of training_runs.csv")
-    parser.add_argument("--cost", default="learned", help="what prices kernels, as pdv takes it")
+    parser.add_argument("--cost", default="auto", help="what prices kernels, as pdv takes it")
     parser.add_argument("--fit", action="store_true", help="fit the constants on one half, and print them")
     parser.add_argument("--cross", action="store_true", help="fit the constants of modern machines, each part left out")
     parser.add_argument("--jobs", type=int, default=2, help="processes")

@@ -38,7 +38,7 @@ from pdv.prices import cost_model
 from pdv.problem import Problem
 
 APART = 0.1  # of the faster one: pairs closer than that are noise
-MODELS = ("analytic", "learned", "measured")
+MODELS = ("analytic", "learned", "measured", "auto")
 COLLECTIVE_STD = 0.2  # of gloo's collectives between runs of this benchmark, two ranks, 2026-11-21
 SIZES = tuple(4**power * 1024 for power in range(8))
 Row = dict[str, Any]  # Any: JSON

@@ -1,9 +1,10 @@
-"""Which cost model a name stands for: learned, measured, weights or profiles. Entry point: ``choose_cost_model``."""
+"""Which cost model a name stands for: auto, learned, measured, weights or profiles. Entry: ``choose_cost_model``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from learned_cost.data.measured import Measurements
     from learned_cost.kernels.predict import Predictor
 
-LEARNED, MEASURED = "learned", "measured"
+AUTO, LEARNED, MEASURED = "auto", "learned", "measured"
+SHIPPED = frozenset((AUTO, LEARNED, MEASURED))  # names of what ships, not of files
 LANES_HZ = 256 * 1.6e9  # float32 FLOP/s of a unit of GPUs of 2017 to 2025: 128 lanes, two operations, 1.6 GHz
 DTYPES: dict[str, Dtype] = {
     "float64": "fp64",
@@ -43,8 +45,9 @@ def choose_cost_model(choice: str, devices: Sequence[Described], analytic: Analy
     """The cost model that ``choice`` names, for these device classes.
 
     Args:
-        choice: "learned" (the shipped weights), "measured" (the shipped profiles, then these), a weight file, or a
-            folder of profiles (then the shipped weights).
+        choice: "learned" (the shipped weights), "measured" (the shipped profiles, then these), "auto" (of devices that
+            have a record, their shipped profiles, then these), a weight file, or a folder of profiles (then the
+            shipped weights).
         devices: the cluster's device classes.
         analytic: what is fallen back to.
 
@@ -52,11 +55,11 @@ def choose_cost_model(choice: str, devices: Sequence[Described], analytic: Analy
         UsageError: if it is none of them.
         WeightsError, DataError: if the file or folder is damaged or foreign.
     """
-    predictor, measured = _sources(choice)
     records = _records(choice)
-    places = tuple(_place(device, records) for device in devices)
+    places = tuple(_place(device, records, guess=choice != AUTO) for device in devices)
+    predictor, measured = _sources(choice, places)
     facts = {
-        "name": choice if choice in {LEARNED, MEASURED} else Path(choice).name,
+        "name": choice if choice in SHIPPED else Path(choice).name,
         "weights": None if predictor is None else {"name": predictor.weights.name, "hash": predictor.weights.digest},
         "profiles": None if measured is None else {"name": measured.name, "hash": measured.digest},
         "devices": {
@@ -68,22 +71,30 @@ def choose_cost_model(choice: str, devices: Sequence[Described], analytic: Analy
     return KernelCosts(places, analytic, identity, predictor, measured, facts=facts)
 
 
-def _sources(choice: str) -> tuple[Predictor | None, Measurements | None]:
+def is_recorded(name: str) -> bool:
+    """Whether a record of this device ships."""
+    return find(name, load_records().values()) is not None
+
+
+def _sources(choice: str, places: Sequence[Place]) -> tuple[Predictor | None, Measurements | None]:
     path = Path(choice)
     is_weights = path.suffix in {".safetensors", ".json"} or path.with_name(path.name + ".safetensors").is_file()
-    if choice not in {LEARNED, MEASURED} and not path.is_dir() and not is_weights:
+    if choice not in SHIPPED and not path.is_dir() and not is_weights:
         raise UsageError(
             f"--cost: {choice[:80]!r} is no cost model, and no file or folder here",
-            "Allowed: analytic, learned, measured, a weight file of `pdv cost train`, a folder of `pdv profile`",
-            did_you_mean(choice, ("analytic", LEARNED, MEASURED)) or "Check the path",
+            "Allowed: auto, analytic, learned, measured, a weight file of `pdv cost train`, a folder of `pdv profile`",
+            did_you_mean(choice, (AUTO, "analytic", LEARNED, MEASURED)) or "Check the path",
         )
-    from learned_cost.data.measured import SHIPPED, Measurements
+    from learned_cost.data.measured import SHIPPED as PROFILES
+    from learned_cost.data.measured import Measurements
     from learned_cost.kernels.predict import Predictor
 
-    if choice == MEASURED:
-        folders = sorted(folder for folder in SHIPPED.glob("*") if folder.is_dir())
-        measured = Measurements.read(folders, "shipped")
-        return Predictor.load(None), measured
+    if choice in {AUTO, MEASURED}:
+        folders = sorted(folder for folder in PROFILES.glob("*") if folder.is_dir())
+        if choice == AUTO:  # profiles of other devices would be read for nothing, and need a package to be read
+            here = {place.record.name for place in places}
+            folders = [folder for folder in folders if folder.name in here and find_spec("pyarrow")]
+        return Predictor.load(None), Measurements.read(folders, "shipped") if folders or choice == MEASURED else None
     if choice != LEARNED and path.is_dir():
         measured = Measurements.read([path], path.resolve().name)
         return Predictor.load(None), measured
@@ -94,15 +105,15 @@ def _records(choice: str) -> Mapping[str, DeviceRecord]:
     """Those that ship, and those in ``devices/`` beside a weight file or in a folder of profiles."""
     path = Path(choice)
     folder = (path if path.is_dir() else path.parent) / "devices"
-    own = choice not in {LEARNED, MEASURED} and folder.is_dir()
+    own = choice not in SHIPPED and folder.is_dir()
     return load_records(folder if own else None)
 
 
-def _place(device: Described, records: Mapping[str, DeviceRecord]) -> Place:
+def _place(device: Described, records: Mapping[str, DeviceRecord], *, guess: bool = True) -> Place:
     record = find(device.name, records.values())
     if record is not None:
         return Place(record, share=device.share)
-    return Place(_as_record(device), known=False, share=device.share)
+    return Place(_as_record(device), known=False, share=device.share, guess=guess)
 
 
 def _as_record(device: Described) -> DeviceRecord:

@@ -37,6 +37,7 @@ BEYOND_STD = 0.2  # of kernels that are larger than all measured ones: those of 
 MOVED_STD = 0.3  # of measured collectives: two runs of gloo on one machine, all sizes, 2026-11-21
 OUT_OF_RANGE = "out of the range of the weights"
 NO_WEIGHTS = "no learned weights"
+NO_RECORD = "no record of the device"
 
 
 class Predictor(Protocol):
@@ -58,11 +59,16 @@ class Analytic(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device class: its record, whether that is a known one, and the part of its time that a process has."""
+    """A device class: its record, whether that is a known one, and the part of its time that a process has.
+
+    Attributes:
+        guess: whether a device that is not known is priced by what is learned of others.
+    """
 
     record: DeviceRecord
     known: bool = True
     share: float = 1.0
+    guess: bool = True
 
 
 @dataclass
@@ -154,8 +160,9 @@ class KernelCosts:
                     relative = max(BEYOND_STD, seconds[1] / seconds[0])
                     found[number] = _learn(seconds[0] / place.share, relative, known_device=place.known)
         missing = [number for number, estimate in enumerate(found) if estimate is None]
-        if missing and self.predictor is not None:
-            predicted = self.predictor.predict([Subgraph.of(kernels[number]) for number in missing], place.record)
+        learned = self.predictor if place.known or place.guess else None
+        if missing and learned is not None:
+            predicted = learned.predict([Subgraph.of(kernels[number]) for number in missing], place.record)
             for number, mean, std, known in zip(
                 missing,
                 np.exp(np.asarray(predicted.mean_log_s, dtype=np.float64)).tolist(),
@@ -165,7 +172,7 @@ class KernelCosts:
             ):
                 if known and math.isfinite(mean) and mean > 0.0:
                     found[number] = _learn(mean / place.share, std, known_device=place.known)
-        why = NO_WEIGHTS if self.predictor is None else OUT_OF_RANGE
+        why = NO_WEIGHTS if self.predictor is None else NO_RECORD if learned is None else OUT_OF_RANGE
         return [
             estimate or self.analytic.estimate(Work(kernel.flops, kernel.bytes, 1), _dtype(kernel), why)
             for estimate, kernel in zip(found, kernels, strict=True)

@@ -95,7 +95,8 @@ def optimize(
         seed: of searches that sample (mcmc, gradient, reinforce, bayes); the same seed gives the same plan.
         cache: a directory of searches made before; default: none is kept.
         rules: algebraic rules that may be applied: "shipped" (default), "none", files of laws, or several of these.
-        cost: what prices kernels: "analytic", "learned", "measured", a weight file, or a folder of profiles.
+        cost: what prices kernels: "auto" (default), "analytic", "learned", "measured", a weight file, or a folder of
+            profiles.
         check: whether what was read is run against the model: a module on its example inputs, an ONNX file on random
             ones in ONNX Runtime, or else in onnx's reference implementation.
         weights: a .safetensors file, or the .index.json of several, that has the model's tensors in place of its own.

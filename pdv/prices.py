@@ -26,7 +26,8 @@ from pdv.plan.document import read_devices
 def cost_model(choice: str | os.PathLike[str] | None, devices: Sequence[Device]) -> CostModel:
     """What prices local work on devices.
 
-    ``choice`` is "analytic", "learned", "measured", a weight file, a folder of profiles, or None for the default.
+    ``choice`` is "auto", "analytic", "learned", "measured", a weight file, a folder of profiles, or None for the
+    default. "auto" is the analytic model where no device has a record.
 
     Raises:
         UsageError: if ``choice`` is none of them.
@@ -36,7 +37,10 @@ def cost_model(choice: str | os.PathLike[str] | None, devices: Sequence[Device])
     name = os.fspath(config.COST if choice is None else choice)
     if name == config.ANALYTIC:
         return analytic
-    from learned_cost.choose import Described, choose_cost_model
+    from learned_cost.choose import Described, choose_cost_model, is_recorded
+
+    if name == config.AUTO and not any(is_recorded(device.name) for device in devices):
+        return analytic
 
     described = [
         Described(

@@ -93,7 +93,8 @@ class Measurements:
     def seconds(self, kernel: Kernel, device: DeviceRecord) -> tuple[float, float] | None:
         """Median and deviation of this very kernel on this device, if it was measured."""
         dims = tuple((name, kernel.dims[name]) for name in DIMS if name in kernel.dims)
-        row = self.rows.get((*_family(kernel, device), dims))
+        found = (self.rows.get((*family, dims)) for family in _families(kernel, device))
+        row = next((row for row in found if row is not None), None)
         if row is None or (kernel.kind == "index" and not row.bytes / ALIKE < kernel.bytes < row.bytes * ALIKE):
             return None
         return row.seconds, row.std_s
@@ -104,7 +105,7 @@ class Measurements:
 
         A model that was trained on smaller kernels alone says nothing of it: it does not foretell beyond its data.
         """
-        family = self.families.get(_family(kernel, device), ())
+        family = next((rows for key in _families(kernel, device) if (rows := self.families.get(key))), ())
         if len(family) < NEAREST or not self._is_beyond(kernel, family):
             return None
         near = sorted(family, key=lambda row: (row.far(kernel), -row.bytes))[:NEAREST]
@@ -124,8 +125,12 @@ class Measurements:
         return any(size > largest.get(name, math.inf) for name, size in kernel.dims.items())
 
 
-def _family(kernel: Kernel, device: DeviceRecord) -> Key:
-    return device.name, kernel.op, kernel.dtype, kernel.direction, kernel.stack
+def _families(kernel: Kernel, device: DeviceRecord) -> list[Key]:
+    """What measures such kernels, the nearest to a running program first: on a GPU, whose host runs ahead of it, what
+    was replayed without launches.
+    """
+    stacks = ["cudagraph"] if device.kind == "gpu" and kernel.stack == "torch" else []
+    return [(device.name, kernel.op, kernel.dtype, kernel.direction, stack) for stack in (*stacks, kernel.stack)]
 
 
 def _median(rows: Sequence[Row]) -> Row:

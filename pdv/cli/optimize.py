@@ -71,7 +71,7 @@ Linked = Annotated[
     bool, typer.Option("--link-weights", help="Read the tensors of --weights where they lie, instead of copying them.")
 ]
 CostName = Annotated[
-    str, typer.Option(help="What prices kernels: analytic, learned, measured, a weight file, a folder of profiles.")
+    str, typer.Option(help="What prices kernels: auto, analytic, learned, measured, a weight file, profiles.")
 ]
 RuleFiles = Annotated[
     list[str] | None,

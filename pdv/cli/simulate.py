@@ -11,7 +11,6 @@ import typer
 
 from ir.errors import ModelError, UsageError
 from ir.files.writing import write_whole
-from pdv import config
 from pdv.cli import values
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_warning, progress_bar
 
@@ -44,7 +43,7 @@ Dims = Annotated[
 ]
 DType = Annotated[str, typer.Option(help="Compute in float32, bfloat16 or float16.")]
 CostName = Annotated[
-    str | None, typer.Option(help="What prices kernels: analytic, learned, measured, a weight file, a profile folder.")
+    str | None, typer.Option(help="What prices kernels: auto, analytic, learned, measured, a weight file, profiles.")
 ]
 Trace = Annotated[Path | None, typer.Option(help="Write the step as a Chrome trace, which Perfetto opens.")]
 
@@ -144,8 +143,8 @@ def _of_settings(
         if wanted not in entry.device.peak_flops:
             slow = f"{entry.device.name} has no {wanted} rate: it is priced at its float32 rate"
             print_warning(f"{slow}. Known: {', '.join(entry.device.peak_flops)}; choose by --dtype")
-    compute_of = cache(lambda device: cost_model(cost or config.SIMULATED_COST, [device]))
-    priced = cost_model(cost or config.SIMULATED_COST, [entry.device for entry in devices.classes])
+    compute_of = cache(lambda device: cost_model(cost, [device]))
+    priced = cost_model(cost, [entry.device for entry in devices.classes])
     work = workload(graph_of, given, devices, compute_of, partial(with_curves, devices, priced))
     return work, given.text()
 

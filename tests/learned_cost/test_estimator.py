@@ -214,3 +214,16 @@ def test_a_profile_is_read_as_its_rows_are_asked(tmp_path: Path) -> None:
     seconds, _ = read.seconds(kernel, record(str(columns["gpu"][0]))) or (0.0, 0.0)
     assert seconds == pytest.approx(float(columns["latency_us"][0]) * 1e-6)
     assert set(read.collectives) == {("A100-SXM4-80GB", "NVLink3+NVSwitch", 8)}
+
+
+def test_replayed_calls_answer_for_a_gpu_and_for_no_cpu() -> None:
+    (kernel,) = kernels(query(linear(), train=False))
+    gpu, cpu = A100, record("cpu-core")
+    rows = {}
+    for device, stack, seconds in ((gpu, "cudagraph", 1e-6), (gpu, "torch", 9e-6), (cpu, "cudagraph", 1e-6)):
+        rows[device.name, *row(replace(kernel, stack=stack))[1:]] = Row((), 1.0, 1.0, seconds, 0.0)
+    measured = Measurements(rows, "test", "")
+    assert measured.seconds(kernel, gpu) == (1e-6, 0.0)
+    assert measured.seconds(kernel, cpu) is None
+    alone = Measurements({row(kernel): Row((), 1.0, 1.0, 9e-6, 0.0)}, "test", "")
+    assert alone.seconds(kernel, gpu) == (9e-6, 0.0)

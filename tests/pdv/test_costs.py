@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import pytest
 
 import pdv
-from ir.cost_model import SOURCES
+from ir.cost_model import SOURCES, Query
 from ir.errors import DataError, UsageError, WeightsError
+from ir.graph import Graph
+from learned_cost import choose
+from learned_cost.estimator import NO_RECORD
 from pdv import config
 from pdv.cluster import load_cluster
 from pdv.cluster.presets import DEVICES
@@ -41,6 +45,10 @@ def planned(cost: str, device: str = "cpu-core") -> Plan:
     return pdv.optimize(model, inputs, cluster={"nodes": nodes}, cost=cost)
 
 
+def _queries(graph: Graph) -> list[Query]:
+    return [Query.of(node, node.loops, train=True) for node in graph.nodes if not node.is_leaf]
+
+
 def changed(plan: Plan, directory: Path, **facts: Any) -> Path:
     """A package whose plan says other things of its cost model."""
     return change_plan(plan.save(directory), lambda document: document["cost_model"].update(facts))
@@ -49,7 +57,32 @@ def changed(plan: Plan, directory: Path, **facts: Any) -> Path:
 def test_the_default_and_the_analytic_model_by_name() -> None:
     devices = [DEVICES["t4"]]
     assert cost_model("analytic", devices) == ComputeModel((DEVICES["t4"],))
-    assert cost_model(None, devices).provenance()["name"] == config.COST
+    assert cost_model(None, devices).provenance()["name"] == config.COST == "auto"
+
+
+def test_auto_takes_what_is_known_of_each_device() -> None:
+    recorded, measured = cost_model("auto", [DEVICES["t4"]]), cost_model("auto", [DEVICES["cpu-core"]])
+    assert (recorded.provenance()["weights"] is None, recorded.provenance()["profiles"]) == (False, None)
+    assert measured.provenance()["profiles"] == cost_model("measured", [DEVICES["cpu-core"]]).provenance()["profiles"]
+    described = load_cluster({"nodes": [{"devices": 2, "device": MINE, "link": "loopback-gloo"}]}).classes[0].device
+    assert cost_model("auto", [described]) == ComputeModel((described,))
+
+
+def test_auto_prices_a_device_without_a_record_by_the_roofline() -> None:
+    described = replace(DEVICES["t4"], name="slow", launch_latency_s=1.0)
+    problems = [
+        plan_problems(worlds.mlp(), load_cluster(CPUS), mode="train", compute=cost_model("auto", devices))[0]
+        for devices in ([DEVICES["t4"]], [DEVICES["t4"], described])
+    ]
+    known, mixed = (problem.compute.nodes(_queries(problem.graph)) for problem in problems)
+    assert {entry.forward.source for entry in known} == {"learned"}
+    assert {(entry.forward.source, entry.forward.why) for entry in mixed} == {("analytic", NO_RECORD)}
+
+
+def test_auto_without_a_reader_of_profiles_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "find_spec", lambda name: None)
+    facts = cost_model("auto", [DEVICES["cpu-core"]]).provenance()
+    assert (facts["profiles"], facts["weights"]["name"]) == (None, "kernels")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +117,7 @@ def test_an_analytic_plan_says_so() -> None:
     assert document["predicted"]["fallbacks"] == []
 
 
-@pytest.mark.parametrize("cost", ["learned", "measured"])
+@pytest.mark.parametrize("cost", ["learned", "measured", "auto"])
 def test_a_plan_says_where_its_seconds_come_from(cost: str) -> None:
     document = planned(cost).document
     predicted, facts = document["predicted"], document["cost_model"]
