@@ -81,7 +81,8 @@ class Node:
     @property
     def wanted(self) -> tuple[bool, ...]:
         """Which operands a gradient goes to."""
-        return tuple(operand.needs_grad and self.op.differentiates(i) for i, operand in enumerate(self.operands))
+        differentiates = self.op.differentiates
+        return tuple([operand.needs_grad and differentiates(i) for i, operand in enumerate(self.operands)])
 
     @property
     def is_leaf(self) -> bool:

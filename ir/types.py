@@ -31,6 +31,8 @@ class DType(Enum):
     U8 = "u8"
     BOOL = "bool"
 
+    __hash__ = object.__hash__  # a member is one object; Enum hashes its name, in Python
+
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""

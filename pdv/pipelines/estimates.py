@@ -65,6 +65,7 @@ class Estimates:
         self.space = space
         self.short = shorten(space.problem.graph, space.problem.rules)
         self._graphs: dict[int, Graph | None] = {1: self.short.graph}
+        self._extras: dict[tuple[Candidate, str, Recompute], Extra] = {}
         self.insides = Insides(space, self.graph, strategy, budget, rules=False, middle=self.short.repeated)
 
     def graph(self, micro_batches: int) -> Graph | None:
@@ -191,6 +192,12 @@ class Estimates:
 
     def _extra(self, candidate: Candidate, inside: Inside, recompute: Recompute) -> Extra:
         """From a walk of the short program in two stages, and of one where the candidate has but one."""
+        key = candidate, inside.plan.pcg.digest, recompute
+        if key not in self._extras:
+            self._extras[key] = self._find_extra(candidate, inside, recompute)
+        return self._extras[key]
+
+    def _find_extra(self, candidate: Candidate, inside: Inside, recompute: Recompute) -> Extra:
         count = inside.pieces.count
         found = self._walk(candidate, inside, recompute, (count - 1, 1)) if count > 1 else Extra()
         if candidate.stages > 1:

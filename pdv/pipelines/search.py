@@ -104,9 +104,8 @@ class Search:
         return sum(one.states for one in (self.estimates.insides, self._rewritten))
 
     def run(self) -> Found | None:
-        """The best plan that fits."""
+        """The best plan that fits: rewritten where that is another one than as written, of the best estimates."""
         self._explore()
-        plain = Pricer(self.space, self.estimates.insides, self.estimates.short)
         made: set[tuple[Candidate, Mode]] = set()
         for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
@@ -114,16 +113,17 @@ class Search:
             kind = one.candidate, one.mode
             if kind not in made:
                 made.add(kind)
-                for found in plain.found(one):
-                    self._keep(found)
-        if self.best is not None and not self.late:
-            self._improve(self.best.estimate)
+                if self.late or not self._make(one, self._rewritten):
+                    self._make(one, self.estimates.insides)
         return self.best
 
-    def _improve(self, estimate: Estimate) -> None:
-        """With algebraic rewrites."""
-        for found in Pricer(self.space, self._rewritten, self.estimates.short).found(estimate):
+    def _make(self, estimate: Estimate, insides: Insides) -> bool:
+        """Whether a plan of an estimate, with one of the insides, fits; the best is kept."""
+        fits = False
+        for found in Pricer(self.space, insides, self.estimates.short).found(estimate):
             self._keep(found)
+            fits = fits or found.fits
+        return fits
 
     @property
     def late(self) -> bool:

@@ -21,7 +21,6 @@ from ir.verify import infer_shardings
 from ir.views import sources_of
 from pdv.emit.analysis.names import unique
 from pdv.frontend.program import Weights
-from pdv.frontend.torch.opaque import call_torch
 from pdv.pcg.plan_cost import is_fixed
 
 FOLDED = "folded"  # last word of the stored name of what was computed
@@ -101,6 +100,8 @@ def _name(node: Node) -> str:
 
 def value_of(node: Node, weights: Weights) -> Array:
     """[*shape]: the value, computed in float64 on one device."""
+    from pdv.frontend.torch.opaque import call_torch  # torch is imported where it is needed
+
     k = Builder()
     graph = k.graph({"value": _serial(k, node, {})})
     sources = dict.fromkeys(source for param in graph.params for source in sources_of(param))
