@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pdv.search.solver.tables import (
-    Argmin,
     Choices,
     Factor,
     Sizes,
     Table,
     Variable,
     add_up,
+    best_value,
     folded_size,
     minimize,
 )
@@ -44,7 +44,6 @@ class _Bucket:
     neighbours: tuple[Variable, ...]
     factors: tuple[Factor, ...]
     senders: tuple[int, ...]
-    best: Argmin
     message: Factor
 
     def within(self, kept: Mapping[Variable, Sequence[int] | Choices]) -> _Bucket:
@@ -74,8 +73,8 @@ class Elimination:
         """The best value of every variable, given those of the kept ones."""
         chosen = {**dict.fromkeys(self.settled, 0), **values}
         for bucket in reversed(self.buckets):
-            at = tuple(chosen[other] for other in bucket.neighbours)
-            chosen.setdefault(bucket.variable, int(bucket.best[at]))
+            if bucket.variable not in chosen:
+                chosen[bucket.variable] = best_value(bucket.factors, bucket.variable, chosen)
         return chosen
 
     def marginals(self, context: Table) -> dict[Variable, Table]:
@@ -173,7 +172,7 @@ class BucketCache:
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self._buckets: dict[Hashable, tuple[Argmin, Factor]] = {}
+        self._buckets: dict[Hashable, Factor] = {}
         self._fixed: dict[Hashable, Factor] = {}
 
     def fixed(self, factor: Factor, settled: frozenset[Variable]) -> Factor:
@@ -189,20 +188,17 @@ class BucketCache:
 
     def minimize(
         self, factors: tuple[Factor, ...], neighbours: tuple[Variable, ...], variable: Variable, sizes: Sizes
-    ) -> tuple[Argmin, Factor]:
-        """(argmin, min) over ``variable`` of the sum of factors, the latter as a factor over the neighbours."""
+    ) -> Factor:
+        """min over ``variable`` of the sum of factors, as a factor over the neighbours."""
         place = {v: number for number, v in enumerate((variable, *neighbours))}
         key = tuple((f.key, tuple(place[v] for v in f.variables)) for f in factors), sizes[variable]
         if key not in self._buckets:
-            best, table = minimize(factors, neighbours, variable, sizes)
-            self._buckets[key] = best, (message := Factor(neighbours, table))
-            self.num_bytes += best.nbytes + table.nbytes
+            self._buckets[key] = message = Factor(neighbours, minimize(factors, neighbours, variable, sizes))
+            self.num_bytes += message.table.nbytes
             while self.num_bytes > MOST_KNOWN_BYTES:
-                other, oldest = self._buckets.pop(next(iter(self._buckets)))
-                self.num_bytes -= other.nbytes + oldest.table.nbytes
-            return best, message
-        best, message = self._buckets[key]
-        return best, replace(message, variables=neighbours)
+                self.num_bytes -= self._buckets.pop(next(iter(self._buckets))).table.nbytes
+            return message
+        return replace(self._buckets[key], variables=neighbours)
 
 
 def _eliminate(
@@ -317,5 +313,5 @@ def _level(
 def _minimize(entries: Sequence[tuple[Factor, int]], variable: Variable, sizes: Sizes, known: BucketCache) -> _Bucket:
     factors = tuple(factor for factor, _ in entries)
     neighbours = tuple(sorted({v for factor in factors for v in factor.variables} - {variable}))
-    best, message = known.minimize(factors, neighbours, variable, sizes)
-    return _Bucket(variable, neighbours, factors, tuple(sender for _, sender in entries if sender >= 0), best, message)
+    message = known.minimize(factors, neighbours, variable, sizes)
+    return _Bucket(variable, neighbours, factors, tuple(sender for _, sender in entries if sender >= 0), message)

@@ -16,12 +16,11 @@ from pdv import config
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 Choices = np.ndarray[Any, np.dtype[np.int64]]
-Argmin = np.ndarray[Any, np.dtype[np.int16]]
 Variable = int
 Sizes = Mapping[Variable, int]
 
-# Sums are formed in slices of at most this many entries, so that they stay in cache.
-SLICE_ENTRIES = 2_000_000
+# Sums are formed in slices of about so many entries, so that they stay in cache.
+SLICE_ENTRIES = 131_072
 
 
 MAX_AXES = 60  # of a table: NumPy allows 64
@@ -91,15 +90,22 @@ class PricedFactor:
 
 def minimize(
     factors: Sequence[Factor], neighbours: tuple[Variable, ...], variable: Variable, sizes: Mapping[Variable, int]
-) -> tuple[Argmin, Table]:
-    """(argmin, min) over ``variable`` of the sum of factors; values that all factors take alike are added up once."""
+) -> Table:
+    """[neighbours] min over ``variable`` of the sum of factors; values that all take alike are added up once."""
     if math.prod(sizes[v] for v in (variable, *neighbours)) < WORTH_FOLDING or sizes[variable] == 0:
         return _minimize(factors, neighbours, variable, sizes)
     firsts, classes = folding(factors, (variable, *neighbours))
     smaller = [Factor(f.variables, f.table[np.ix_(*(firsts[v] for v in f.variables))]) for f in factors]
-    best, least = _minimize(smaller, neighbours, variable, {v: len(first) for v, first in firsts.items()})
-    spread = np.ix_(*(classes[v] for v in neighbours))
-    return firsts[variable].astype(np.int16)[best][spread], least[spread]
+    least = _minimize(smaller, neighbours, variable, {v: len(first) for v, first in firsts.items()})
+    return least[np.ix_(*(classes[v] for v in neighbours))]
+
+
+def best_value(factors: Sequence[Factor], variable: Variable, others: Mapping[Variable, int]) -> int:
+    """The first value of ``variable`` that minimizes the sum of factors, all of which are over it, given the others."""
+    total: Table = np.zeros(())
+    for factor in factors:
+        total = total + factor.table[tuple(slice(None) if v == variable else others[v] for v in factor.variables)]
+    return int(total.argmin())
 
 
 def folded_size(factors: Sequence[Factor]) -> int:
@@ -131,31 +137,34 @@ def folding(
 
 def _minimize(
     factors: Sequence[Factor], neighbours: tuple[Variable, ...], variable: Variable, sizes: Mapping[Variable, int]
-) -> tuple[Argmin, Table]:
-    """As ``minimize``, by slices of the first neighbour where that is large."""
+) -> Table:
+    """As ``minimize``, by slices of the variable that stay in cache."""
     shape = tuple(sizes[v] for v in neighbours)
     check_room(shape)
-    if sizes[variable] == 0:  # no value is legal
-        return np.zeros(shape, dtype=np.int16), np.full(shape, np.inf)
-    if not neighbours or math.prod(shape) * sizes[variable] <= SLICE_ENTRIES:
-        table = add_up(factors, (variable, *neighbours), sizes)
-        return table.argmin(axis=0).astype(np.int16), table.min(axis=0)
-    first, rest = neighbours[0], neighbours[1:]
-    best = np.empty(shape, dtype=np.int16)
-    least = np.empty(shape)
-    for value in range(sizes[first]):
-        sliced = [_at(factor, first, value) for factor in factors]
-        best[value], least[value] = _minimize(sliced, rest, variable, sizes)
-    return best, least
+    if not factors or sizes[variable] == 0:  # no value is legal
+        return np.full(shape, 0.0 if sizes[variable] else np.inf)
+    views = [_spread(factor, (variable, *neighbours)) for factor in factors]
+    step = max(1, SLICE_ENTRIES // math.prod(shape))
+    room = np.empty((min(step, sizes[variable]), *shape))
+    least: Table | None = None
+    for start in range(0, sizes[variable], step):
+        slices = [view[start : start + step] if len(view) > 1 else view for view in views]
+        total = room[: min(step, sizes[variable] - start)]
+        np.add(slices[0], slices[1] if len(slices) > 1 else 0.0, out=total)
+        for one in slices[2:]:
+            total += one
+        found = total.min(axis=0)
+        least = found if least is None else np.minimum(least, found, out=least)
+    assert least is not None, "a variable with values"
+    return least
 
 
-def _at(factor: Factor, variable: Variable, value: int) -> Factor:
-    """The factor with one variable fixed."""
-    if variable not in factor.variables:
-        return factor
-    position = factor.variables.index(variable)
-    left = factor.variables[:position] + factor.variables[position + 1 :]
-    return Factor(left, np.asarray(factor.table.take(value, axis=position)))
+def _spread(factor: Factor, variables: tuple[Variable, ...]) -> Table:
+    """The factor's table over all of ``variables`` (a superset of its own), of size one where it has none."""
+    order = sorted(range(len(factor.variables)), key=lambda i: variables.index(factor.variables[i]))
+    present = {factor.variables[i] for i in order}
+    index = tuple(slice(None) if variable in present else None for variable in variables)
+    return np.asarray(factor.table.transpose(order)[index])
 
 
 def add_up(factors: Sequence[Factor], variables: tuple[Variable, ...], sizes: Mapping[Variable, int]) -> Table:
@@ -163,9 +172,5 @@ def add_up(factors: Sequence[Factor], variables: tuple[Variable, ...], sizes: Ma
     shape = tuple(sizes[variable] for variable in variables)
     total = table_of(shape)
     for factor in factors:
-        order = sorted(range(len(factor.variables)), key=lambda i: variables.index(factor.variables[i]))
-        table = factor.table.transpose(order)
-        present = [factor.variables[i] for i in order]
-        index = tuple(slice(None) if variable in present else None for variable in variables)
-        total += table[index]
+        total += _spread(factor, variables)
     return total
