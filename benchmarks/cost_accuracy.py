@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from benchmarks.measured.few_shot import FewShot, choose
 from benchmarks.record import Record, arguments, table
 from learned_cost.data.dataset import Dataset, read_folders
 from learned_cost.data.kernel import family
@@ -34,6 +33,7 @@ from learned_cost.evaluation.evaluate import Z90, Answer
 from learned_cost.kernels.features import Features
 from learned_cost.kernels.gnn import Rows
 from learned_cost.kernels.predict import Predictor
+from learned_cost.training.few_shot import adapt, choose
 from learned_cost.training.fit import fit
 from learned_cost.training.learner import GraphLearner, LearnedKernels
 from learned_cost.training.train import FINE_TUNING, FROM_START, KernelTask, shape_hash
@@ -191,7 +191,7 @@ def new_devices(record: Record, data: Dataset, features: Rows, options: argparse
         pool, scored = held[: len(held) // 2], held[len(held) // 2 :]
         cold = predictor.predict_table(rows.take(scored), data.devices)
         measured = pool[choose(predictor, rows.take(pool), data.devices, MEASURED)]
-        warm = FewShot(predictor, rows.take(measured), data.devices).predict_table(rows.take(scored), data.devices)
+        warm = adapt(predictor, rows.take(measured), data.devices, name).predict_table(rows.take(scored), data.devices)
         boosting = boosted(features.features, trained, scored, truth, options)
         figures = {
             "roofline": np.log(rows["roofline_us"][scored].astype(np.float64) * 1e-6), "gradient boosting": boosting,
@@ -208,7 +208,7 @@ def new_devices(record: Record, data: Dataset, features: Rows, options: argparse
             f"asked: {asked}; boosting {100 * errors['gradient boosting']:.1f}",
         )
         record.claim(f"{name} after {MEASURED} kernels", 100 * errors[f"after {MEASURED} kernels"], "%", "asked: 10")
-        fewer = FewShot(predictor, rows.take(measured[: MEASURED // 5]), data.devices)
+        fewer = adapt(predictor, rows.take(measured[: MEASURED // 5]), data.devices, name)
         narrowed = float(np.median(warm.std_log / fewer.predict_table(rows.take(scored), data.devices).std_log))
         record.claim(f"{name} deviation after {MEASURED} kernels", narrowed, f"of that after {MEASURED // 5}")
         for title, answer in (("before", cold), ("after", warm)):

@@ -7,11 +7,11 @@ The gradient of a contraction is contractions again, so measured products answer
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from ir.cost_model import Work, backward_work, forward_work
+from ir.cost_model import Query, Work, backward_work, forward_work
 from ir.dims import Loops, Shape
 from ir.operator import Attrs, Operator
 from ir.types import DType, TensorType
@@ -50,6 +50,17 @@ def backward_kernels(
         sizes = (m, k, n), (n, k, m) if is_transposed(loops) else (k, n, m)  # of x: dy w over n; of w: over m
         return tuple(_matmul(b, size, result.dtype, share) for size, want in zip(sizes, wanted, strict=True) if want)
     return (_kernel(op, loops, result, attrs, _eager_backward(op, loops, operands, wanted, work), "backward"),)
+
+
+def kernels_of(queries: Iterable[Query]) -> list[Kernel]:
+    """What a cost model is asked about, as kernels that do something, each once, in order."""
+    found: dict[tuple[object, ...], Kernel] = {}
+    for op, loops, operands, result, attrs, wanted, _ in queries:
+        backward = () if wanted is None else backward_kernels(op, loops, operands, result, attrs, wanted)
+        for kernel in (*forward_kernels(op, loops, operands, result, attrs), *backward):
+            if kernel.bytes > 0:
+                found.setdefault(kernel.key, kernel)
+    return list(found.values())
 
 
 def _eager_backward(

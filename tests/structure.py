@@ -62,6 +62,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "report": ("pdv.report",),
     "verification": ("pdv.verification",),
     "planning": ("pdv.planning", "pdv.launch"),
+    "measure": ("pdv.measure",),
     "compile": ("pdv.compile", "pdv"),
     "cli": ("pdv.cli", "pdv.__main__"),
 }  # fmt: skip

@@ -72,6 +72,11 @@ class Kernel:
         dims = tuple(sorted(self.dims.items()))
         return (self.op, self.kind, self.dtype, dims, self.extents, self.flops, self.bytes, self.direction, self.stack)
 
+    def text(self) -> str:
+        """``linear bf16 forward, m 4096, n 1024, k 1024``."""
+        sizes = "".join(f", {name} {size}" for name, size in self.dims.items())
+        return f"{self.op} {self.dtype} {self.direction}{sizes}"
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready, for ``dims_json``; ``from_dict`` is its inverse."""
         return {

@@ -6,6 +6,7 @@ The model is ``forward``'s, as it is trained (``gnn``); the weights are a file's
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from learned_cost.data.kernel import Subgraph, family
 from learned_cost.data.table import Table
 from learned_cost.devices.device import DeviceRecord
 from learned_cost.evaluation.evaluate import Z90, Answer
+from learned_cost.kernels.correction import PREFIX, Correction, as_planned
 from learned_cost.kernels.features import Features, features_of, layout
 from learned_cost.kernels.forward import Arithmetic, Codes, Forward
 from learned_cost.kernels.nodes import of_subgraphs, of_table
@@ -119,13 +121,18 @@ def _in_range(
 
 
 class Predictor:
-    """Weights of a file, ready to answer."""
+    """Weights of a file, ready to answer.
+
+    Attributes:
+        correction: of one device, by a few measurements of it.
+    """
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
         self.model: Mapping[str, Any] = weights.description["model"]  # Any: JSON
         self.name, self.digest = weights.name, weights.digest
         arrays = {name: np.asarray(array, dtype=np.float32) for name, array in weights.arrays.items()}
+        self.correction = Correction.read(weights.arrays, weights.description.get("correction"))
         self._forward = Forward(arrays, self.model, Arithmetic())
 
     @classmethod
@@ -136,6 +143,12 @@ class Predictor:
             WeightsError: if it is missing, damaged, or of another version or layout.
         """
         return cls(load_weights(SHIPPED / NAME if path is None else path, "kernels", features=layout()))
+
+    def corrected(self, correction: Correction) -> Predictor:
+        """The same model, corrected; what corrected it before is dropped."""
+        arrays = {name: array for name, array in self.weights.arrays.items() if not name.startswith(PREFIX)}
+        description = {**self.weights.description, "correction": correction.meaning()}
+        return Predictor(replace(self.weights, arrays=arrays | correction.arrays(), description=description))
 
     def regime(self, device: str, its_chip: str) -> str:
         """As ``regime_of``."""
@@ -151,6 +164,14 @@ class Predictor:
 
     def predict_features(self, features: Features) -> Answer:
         """Of each subgraph of features made already."""
+        if self.correction is None:
+            return self.uncorrected(features)
+        features = as_planned(features)
+        start = np.searchsorted(features.graph, np.arange(len(features) + 1))
+        return self.correction.apply(features, self.uncorrected(features), np.flatnonzero(np.diff(start) == 1))
+
+    def uncorrected(self, features: Features) -> Answer:
+        """The model's own answers."""
         count = len(features)
         start = np.searchsorted(features.graph, np.arange(count + 1))
         means, scales = np.zeros(count), np.zeros(count)

@@ -18,7 +18,7 @@ from ir.ops import OPERATORS
 from ir.types import DType
 from learned_cost.devices.device import FOLDER, DeviceRecord, load_records, record
 from learned_cost.profile.detect import CACHE_BYTES, detect
-from learned_cost.profile.programs.groups import Group, Limits, OperatorGroup, SubgraphGroup
+from learned_cost.profile.programs.groups import Group, Limits, ListedGroup, OperatorGroup, SubgraphGroup
 from learned_cost.profile.programs.pieces import Piece
 from learned_cost.profile.programs.planned import read_shipped
 from learned_cost.profile.programs.shapes import is_sampled
@@ -54,8 +54,14 @@ class Options:
 Planned = tuple[Sequence[Piece], Sequence[tuple[str, Graph]]]
 
 
-def measure(options: Options, planned: Planned | None = None, progress: Progress = lambda what, share: None) -> Outcome:
-    """Profile the machine at hand; ``planned`` are the shapes of a plan, default those of the example models.
+def measure(
+    options: Options,
+    planned: Planned | None = None,
+    progress: Progress = lambda what, share: None,
+    listed: Sequence[Piece] = (),
+) -> Outcome:
+    """Profile the machine at hand; ``planned`` are the shapes of a plan, default those of the example models. Of
+    ``listed`` shapes, if there are any, these alone in their order.
 
     Raises:
         UsageError: if there is no such device or operator.
@@ -76,9 +82,11 @@ def measure(options: Options, planned: Planned | None = None, progress: Progress
         if is_sampled(op) and op in wanted
         for found in [[piece for piece in pieces if piece.op == op]]
     ]
-    if "subgraph" in wanted:
+    if listed:
+        groups = [ListedGroup(limits, listed)]
+    elif "subgraph" in wanted:
         groups.append(SubgraphGroup(limits, planned=graphs))
-    if "triton" in wanted and device.type == "cuda":
+    if not listed and "triton" in wanted and device.type == "cuda":
         from learned_cost.profile.programs.fusions import TritonGroup
 
         groups.append(TritonGroup(limits))

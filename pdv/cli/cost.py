@@ -1,4 +1,4 @@
-"""`pdv cost train | evaluate | show | publish`: the model that predicts how long kernels and collectives take."""
+"""`pdv cost train | adapt | evaluate | show | publish`: the model of how long kernels and collectives take."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, pri
 
 if TYPE_CHECKING:
     from learned_cost.data.dataset import Dataset
+    from learned_cost.data.kernel import Kernel
+    from learned_cost.devices.device import DeviceRecord
     from learned_cost.evaluation.scoring import Evaluation
     from learned_cost.weights import Weights
 
@@ -127,6 +129,53 @@ def _print_trained(weights: Weights, base: Path, *, effort: str = "", as_json: b
     if metrics:
         rows["held out"] = sentence(metrics["all"])
     print_table(rows)
+
+
+@app.command()
+def adapt(
+    data: Folders,
+    output: WeightName,
+    start: Annotated[str, typer.Option("--from", help="The weights to adapt: shipped, or a file.")] = SHIPPED,
+    device: Annotated[str | None, typer.Option(help="Where the data has several.", show_default=False)] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--for-plan", help="Choose what to measure next among this package's kernels.")
+    ] = None,
+    following: Annotated[int, typer.Option("--next", help="How many kernels to measure next to name.", min=0)] = 5,
+    devices: DeviceFolder = None,
+    overwrite: Overwrite = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Correct weights by 10 to 50 kernels of a new device, in seconds; and say which kernels to measure next."""
+    base = _weight_name(output, overwrite=overwrite)
+    _need("pyarrow", *(("torch",) if plan is None else ()))
+    from learned_cost.kernels.predict import Predictor
+    from learned_cost.training.few_shot import adapt_file, choose_kernels
+
+    with progress_bar(quiet=as_json) as progress:
+        progress("reading measurements", None)
+        weights = Predictor.load(None if start == SHIPPED else Path(start))
+        found = adapt_file(weights, _read(data, devices, skip_bad=False), device, base)
+        progress("choosing what to measure next", None)
+        wanted = choose_kernels(found.predictor, _to_measure(found.device, plan), found.device, following)
+    if as_json:
+        errors = {"before": found.errors(found.before), "after": found.errors(found.after)}
+        facts = {"output": str(base), "sha256": found.weights.digest, "device": found.device.name, "rows": found.used}
+        print_json("cost adapt", **facts, given=found.given, **errors, next=[kernel.as_dict() for kernel in wanted])
+        return
+    print_table(found.told(base) | {f"measure next ({n})": kernel.text() for n, kernel in enumerate(wanted, 1)})
+
+
+def _to_measure(device: DeviceRecord, plan: Path | None) -> list[Kernel]:
+    """Kernels of a package and of its rivals, or of the example models."""
+    if plan is not None:
+        from learned_cost.describe import kernels_of
+        from pdv.measure.deciding import of_package
+
+        return kernels_of(of_package(plan))
+    from learned_cost.profile.programs.planned import example_kernels
+
+    return example_kernels(device)
 
 
 @app.command()

@@ -39,6 +39,10 @@ def profile(
     output: Output = Path("profiles"),
     model: Model = None,
     cluster: ClusterFile = None,
+    for_plan: Annotated[
+        Path | None,
+        typer.Option("--for-plan", help="Measure the kernels that decide this package's plan, those first."),
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Global batch size of --model, where it is open.", min=1)] = None,
     threads: Annotated[int, typer.Option(help="Threads of a process on a CPU.", min=1)] = 1,
     record: Record = None,
@@ -54,6 +58,8 @@ def profile(
         raise UsageError(f"--device: {device!r} is not known", "Allowed: cpu, cuda")
     if (model is None) != (cluster is None):
         raise UsageError("--model and --cluster go together", mend="Give both, or neither: then example models' shapes")
+    if for_plan is not None and (model is not None or ops):
+        raise UsageError("--for-plan says what to measure", mend="Leave --model and --ops out")
     names = tuple(name.strip() for entry in ops or () for name in entry.split(",") if name.strip())
     budget_s = values.seconds(budget, "--budget")
     try:
@@ -65,14 +71,21 @@ def profile(
     if "collectives" in names:
         _collectives(options, as_json=as_json)
     else:
-        _kernels(options, _plan(model, cluster, batch), as_json=as_json)
+        listed = [] if for_plan is None else _deciding(for_plan)
+        _kernels(options, _plan(model, cluster, batch), listed, as_json=as_json)
 
 
-def _kernels(options: Options, planned: tuple[list[Piece], list[tuple[str, Graph]]] | None, *, as_json: bool) -> None:
+def _kernels(
+    options: Options,
+    planned: tuple[list[Piece], list[tuple[str, Graph]]] | None,
+    listed: list[Piece],
+    *,
+    as_json: bool,
+) -> None:
     from learned_cost.profile.command import measure
 
     with progress_bar(quiet=as_json) as progress:
-        outcome = measure(options, planned, lambda what, share: progress(f"measuring {what}", share))
+        outcome = measure(options, planned, lambda what, share: progress(f"measuring {what}", share), listed)
     rows = sum(outcome.measured.values())
     if as_json:
         print_json(
@@ -111,6 +124,21 @@ def _collectives(options: Options, *, as_json: bool) -> None:
         )
     else:
         print_table({"rows": f"{rows} new, in {options.folder}"})
+
+
+def _deciding(package: Path) -> list[Piece]:
+    """Shapes of a package's plan and of its operators' rivals, those that decide first.
+
+    Raises:
+        UsageError: if it is no package, or there is nothing to measure.
+    """
+    from learned_cost.profile.programs.planned import of_plan
+    from pdv.measure.deciding import of_package
+
+    found = of_plan(of_package(package), package.name)
+    if not found:
+        raise UsageError(f"{str(package)!r}: no kernel of the plan runs alone", mend="Profile with --ops instead")
+    return found
 
 
 def _plan(

@@ -78,6 +78,27 @@ class Limits:
 
 
 @dataclass
+class ListedGroup:
+    """Shapes in a given order, each once."""
+
+    limits: Limits
+    listed: Sequence[Piece]
+    name: str = "the plan's kernels"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._left = iter([piece for piece in self.listed if self.limits.allow(piece)])
+
+    def turn(self) -> Sequence[RowTask] | None:
+        """Forward and backward of the next shape."""
+        piece = next(self._left, None)
+        return None if piece is None else [*tasks_of(piece, cold=False)]
+
+    def learn(self, what: Kernel | Subgraph, surprise: float) -> None:
+        """Nothing changes the order."""
+
+
+@dataclass
 class OperatorGroup:
     """Forward and backward of one operator of ir, over shapes of plans and sampled ones."""
 

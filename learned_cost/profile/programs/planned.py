@@ -19,6 +19,9 @@ from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.types import DType, TensorType
 from ir.verify import infer_shardings, node_local_loops, node_splits
+from learned_cost.data.kernel import Kernel
+from learned_cost.describe import DTYPES
+from learned_cost.devices.device import DeviceRecord
 from learned_cost.profile.programs.pieces import Piece
 
 FILE = Path(__file__).parent / "planned.json.gz"
@@ -95,6 +98,17 @@ def _part(last: Node, members: set[Node]) -> Graph:
         return made[node]
 
     return k.graph({"out": copy(last)})
+
+
+def example_kernels(device: DeviceRecord) -> list[Kernel]:
+    """Of the example models' plans: in float32 on CPUs, in bfloat16 on GPUs that compute in it."""
+    pieces, _ = read_shipped()
+    asked = DType.BF16 if device.kind == "gpu" and device.peak(DTYPES[DType.BF16]) is not None else DType.F32
+    if asked is not DType.F32:
+        pieces = [piece.of_dtype(asked) for piece in pieces]
+    kernels = [kernel for piece in pieces for kernel in (piece.forward, *piece.backward)]
+    known = {kernel.key: kernel for kernel in kernels if kernel.dtype == DTYPES[asked] and kernel.bytes > 0}
+    return list(known.values())
 
 
 # ---- As a file ----

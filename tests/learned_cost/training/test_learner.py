@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.measured.few_shot import FewShot, choose
 from ir.errors import WeightsError
 from learned_cost.data.dataset import Dataset
 from learned_cost.data.kernel import Subgraph
@@ -20,6 +19,7 @@ from learned_cost.kernels.features import chip, features_of, stand_ins
 from learned_cost.kernels.gnn import Rows
 from learned_cost.kernels.nodes import of_subgraphs
 from learned_cost.kernels.predict import Predictor
+from learned_cost.training.few_shot import adapt, choose
 from learned_cost.training.fit import FitConfig
 from learned_cost.training.learner import GraphLearner, LearnedKernels
 from learned_cost.training.train import TrainOptions, train
@@ -121,14 +121,18 @@ def test_a_few_measurements_correct_and_narrow() -> None:
     pool.columns["latency_us"][:] *= np.where(pool.is_text("op", "linear"), 3.0, 0.8)
     measured, rest = choose(predictor, pool, RECORDS, 20), np.arange(200, 400)
     assert len(set(measured.tolist())) == 20
-    few = FewShot(predictor, pool.take(measured), RECORDS)
+    few = adapt(predictor, pool.take(measured), RECORDS, "M40")
     cold, warm = (p.predict_table(pool.take(rest), RECORDS) for p in (predictor, few))
     assert error(warm.mean_log_s, pool.take(rest)) < 0.5 * error(cold.mean_log_s, pool.take(rest))
     held = np.abs(warm.mean_log_s - np.log(pool.latency_s[rest])) <= 1.645 * warm.std_log
     assert held.mean() > 0.8
-    fewer = FewShot(predictor, pool.take(measured[:5]), RECORDS).predict_table(pool.take(rest), RECORDS)
-    assert (warm.std_log <= fewer.std_log + 1e-9).all(), "more measurements never widen"
+    fewer = adapt(predictor, pool.take(measured[:5]), RECORDS, "M40").predict_table(pool.take(rest), RECORDS)
     assert np.median(warm.std_log / fewer.std_log) < 0.95
+    other = world(40, seed=5, fused=False, devices=[DEVICES[0]])
+    same = [p.predict_table(other, RECORDS).mean_log_s for p in (predictor, few)]
+    np.testing.assert_array_equal(*same)
+    again = choose(few, pool, RECORDS, 20)
+    assert len(set(again.tolist()) & set(measured.tolist())) < 5, "what was measured says nothing more"
 
 
 def test_an_unknown_operator_is_out_of_range_and_so_is_a_size_far_from_all() -> None:

@@ -1,0 +1,1 @@
+"""pdv.measure."""
