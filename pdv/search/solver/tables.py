@@ -144,7 +144,7 @@ def _minimize(
     if not factors or sizes[variable] == 0:  # no value is legal
         return np.full(shape, 0.0 if sizes[variable] else np.inf)
     views = [_spread(factor, (variable, *neighbours)) for factor in factors]
-    step = max(1, SLICE_ENTRIES // math.prod(shape))
+    step = max(1, SLICE_ENTRIES // max(1, math.prod(shape)))  # a neighbour may have no value left
     room = np.empty((min(step, sizes[variable]), *shape))
     least: Table | None = None
     for start in range(0, sizes[variable], step):

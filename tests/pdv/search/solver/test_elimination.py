@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from pdv.search.solver import elimination
+from pdv.search.solver import elimination, tables
 from pdv.search.solver.elimination import eliminate
 from pdv.search.solver.tables import Factor, Table
 
@@ -109,3 +109,18 @@ def test_a_limit_splits_buckets() -> None:
     assert not bound.exact
     assert (bound.table <= exact.table + 1e-12).all()
     assert bound.table.min() > 0
+
+
+def test_slices_give_the_same_minima(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {0: 5, 1: 7, 2: 3}
+    factors = [Factor((0, 1), rng.random((5, 7))), Factor((2, 0), rng.random((3, 5))), Factor((0,), rng.random(5))]
+    whole = eliminate(factors, sizes, (1, 2)).table
+    for entries in (1, 21, 50):
+        monkeypatch.setattr(tables, "SLICE_ENTRIES", entries)
+        assert np.array_equal(eliminate(factors, sizes, (1, 2)).table, whole)
+
+
+def test_without_values_of_a_neighbour_nothing_is_minimized() -> None:
+    found = eliminate([Factor((0, 1), np.zeros((4, 0)))], {0: 4, 1: 0}, (1,))
+    assert found.table.shape == (0,)
