@@ -7,15 +7,15 @@ Entry point: ``trace``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from pdv.memory import StepMemory
 from pdv.schedule.passes import Pass
-from pdv.simulate.engine.streams import Clocks, simulate_tasks
-from pdv.simulate.engine.task import TRANSFER, Placed, Task
-from pdv.simulate.result import RunResult, Simulation
-from pdv.simulate.stage import Lowered, Stage
+from pdv.simulate.drawing import Drawing, Strip, draw
+from pdv.simulate.engine.task import TRANSFER
+from pdv.simulate.result import Simulation
+from pdv.simulate.stage import Stage
 
 Event = dict[str, Any]  # Any: JSON
 MOST = 200_000  # tasks; beyond, passes are drawn whole
@@ -26,41 +26,36 @@ SEND_THREAD = 90
 
 def trace(simulation: Simulation, memory: StepMemory | None = None) -> dict[str, Any]:
     """The trace; with ``memory`` also a track of what each class of devices holds."""
-    drawing = _Drawing(simulation.lowered, simulation.ran)
-    drawing.draw()
+    found = _Events(draw(simulation))
+    found.add()
     if memory is not None:
-        drawing.hold(memory)
-    return {"traceEvents": [*drawing.names(), *drawing.events], "displayTimeUnit": "ms"}
+        found.hold(memory)
+    return {"traceEvents": [*found.names(), *found.events], "displayTimeUnit": "ms"}
 
 
-class _Drawing:
-    def __init__(self, lowered: Lowered, ran: RunResult) -> None:
-        self._lowered, self._ran = lowered, ran
+class _Events:
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing, self._stages = drawing, drawing.lowered.stages
         self.events: list[Event] = []
         self._threads: dict[tuple[int, int], str] = {}
-        self._times: dict[Pass, tuple[int, int]] = {}
 
-    def draw(self) -> None:
+    def add(self) -> None:
         """All stages."""
-        line = self._ran.timeline
-        if line is None:
-            self._whole(self._lowered.stages[0])
-            return
-        expanded = self._tasks() <= MOST
-        for stage in self._lowered.stages:
-            for step, start, end in line.passes[stage.number]:
-                self._times[step] = (start, end)
-                if expanded:
-                    self._expand(stage, self._program(stage, step), start)
-                else:
-                    self._event(stage, 0, COMPUTE_THREAD, _title(step), (start, end), {"micro_batch": step.micro_batch})
-            self._expand(stage, (Placed(stage.tail),), self._ran.body[stage.number])
-        for number, (step, start, end) in enumerate(line.sends):
+        line = self._drawing.ran.timeline
+        expanded = line is None or self._drawing.num_tasks <= MOST
+        for strip in self._drawing.strips:
+            stage = self._stages[strip.stage]
+            if line is not None and strip.turn is not None and not (expanded and strip.tasks):
+                detail = {"micro_batch": strip.turn.micro_batch}
+                self._event(stage, 0, COMPUTE_THREAD, turn_text(strip.turn), self._drawing.turns[strip.turn], detail)
+            else:
+                self._tasks(stage, strip)
+        for number, (step, start, end) in enumerate(line.sends if line is not None else ()):
             self._send(number, step, start, end)
 
     def names(self) -> Iterator[Event]:
         """What processes and threads are called."""
-        for stage in self._lowered.stages:
+        for stage in self._stages:
             for number, device in enumerate(stage.kind.links.devices):
                 count = stage.kind.links.counts[number]
                 name = f"stage {stage.number}: {count} x {device.name}"
@@ -72,13 +67,13 @@ class _Drawing:
         """A counter for each class: the most of each pass while it runs, what stays behind it after."""
         numbers = {
             (stage.number, device): self._process(stage.number, number)
-            for stage in self._lowered.stages
+            for stage in self._stages
             for number, device in enumerate(stage.kind.links.devices)
         }
         for held in memory.stages:
             process = numbers[held.stage, held.device]
             for turn, most, after in ((point.turn, point.most_bytes, point.after_bytes) for point in held.curve):
-                start, end = (self._ran.body[held.stage], self._ran.end) if turn is None else self._times[turn]
+                start, end = self._drawing.turn_times(held.stage, turn)
                 for at, num_bytes in ((start, most), (end, after)):
                     self.events.append(
                         {
@@ -91,52 +86,17 @@ class _Drawing:
                         }
                     )
 
-    def _tasks(self) -> int:
-        """Events if every task were drawn."""
-        line, total = self._ran.timeline, 0
-        for stage in self._lowered.stages if line is not None else ():
-            sizes = [sum(len(placed.segment.tasks) for placed in program.backward) for program in stage.programs]
-            total += sum(sizes) * 2 * self._lowered.workload.execution.micro_batches
-        return total
-
-    def _program(self, stage: Stage, step: Pass) -> tuple[Placed, ...]:
-        program = stage.programs[stage.chunks.index(step.chunk)]
-        if not step.backward:
-            return program.forward
-        final = step.micro_batch == self._lowered.workload.execution.micro_batches - 1
-        return program.last if final else program.backward
-
-    def _whole(self, stage: Stage) -> None:
-        """A stage without a pipeline, on streams that keep running."""
-        workload = self._lowered.workload
-        passes = stage.passes(workload.execution.micro_batches, train=workload.problem.train)
-        clocks = Clocks.quiet(len(stage.kind.links.devices), stage.kind.links.num_streams)
-        ways = (False, True) if workload.problem.train else (False,)
-        taken = (Pass(0, number, way) for number in range(workload.execution.micro_batches) for way in ways)
-        for step, program in zip(taken, passes, strict=True):
-            start = max(clocks.compute)
-            self._run(stage, program, clocks, 0)
-            self._times[step] = (start, max(clocks.compute))
-        self._run(stage, (Placed(stage.tail),), clocks, 0)
-
-    def _expand(self, stage: Stage, program: Sequence[Placed], start: int) -> None:
-        """A chunk's pass, task by task, from quiet streams."""
-        clocks = Clocks.quiet(len(stage.kind.links.devices), stage.kind.links.num_streams)
-        self._run(stage, program, clocks, start)
-
-    def _run(self, stage: Stage, program: Sequence[Placed], clocks: Clocks, shift: int) -> None:
-        def watch(task: Task, start: int, end: int) -> None:
+    def _tasks(self, stage: Stage, strip: Strip) -> None:
+        for task, start, end in strip.tasks:
             if task.duration:
                 thread = COMPUTE_THREAD if not task.streams else 1 + task.streams[0]
                 for number in task.classes:
                     detail = {"part": task.part, **dict(task.detail)}
-                    self._event(stage, number, thread, task.name, (start + shift, end + shift), detail, task.part)
-
-        for segment, offset in program:
-            simulate_tasks(segment, offset, clocks, watch)
+                    times = (strip.start + start, strip.start + end)
+                    self._event(stage, number, thread, task.name, times, detail, task.part)
 
     def _send(self, number: int, step: Pass, start: int, end: int) -> None:
-        place, stages = self._lowered.workload.stages.place_of, self._lowered.stages
+        place, stages = self._drawing.lowered.workload.stages.place_of, self._stages
         source, target = place(step.chunk), place(step.chunk + (-1 if step.backward else 1))
         name = f"send {'gradients' if step.backward else 'activations'} {step.micro_batch}"
         self._event(stages[source], 0, SEND_THREAD, name, (start, end), {"to stage": target}, TRANSFER)
@@ -174,10 +134,11 @@ class _Drawing:
         )
 
     def _process(self, stage: int, number: int) -> int:
-        return sum(len(other.kind.links.devices) for other in self._lowered.stages[:stage]) + number
+        return sum(len(other.kind.links.devices) for other in self._stages[:stage]) + number
 
 
-def _title(step: Pass) -> str:
+def turn_text(step: Pass) -> str:
+    """A turn of a pipeline's stage in words."""
     part = "" if step.part == "all" else f" of {step.part}"
     return f"{'backward' if step.backward else 'forward'}{part} {step.micro_batch}, chunk {step.chunk}"
 

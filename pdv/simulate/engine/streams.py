@@ -14,7 +14,7 @@ Entry point: ``Engine.run``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from pdv.simulate.engine.task import HOST, WAITING, Placed, Segment, Task
 Parts = dict[str, int]
 Watch = Callable[[Task, int, int], None]
 """Told of each task with its start and end."""
+Timed = tuple[Task, int, int]
+"""A task with its start and end, relative to where its segment begins."""
 
 
 @dataclass
@@ -59,13 +61,18 @@ class _Effect(NamedTuple):
     streams: tuple[int, ...]
     ready: tuple[tuple[int, str], ...]
     parts: tuple[tuple[tuple[str, int], ...], ...]
+    tasks: tuple[Timed, ...]
 
 
 class Engine:
-    """Runs segments, and remembers what they do from which state. ``runs`` counts those that were simulated."""
+    """Runs segments, and remembers what they do from which state. ``runs`` counts those that were simulated.
 
-    def __init__(self) -> None:
+    With ``record`` it remembers their tasks too, which ``draw`` gives.
+    """
+
+    def __init__(self, *, record: bool = False) -> None:
         self._known: dict[tuple[Segment, tuple[object, ...]], list[_Effect]] = {}
+        self._record = record
         self.runs = 0
 
     def run(self, program: Iterable[Placed], clocks: Clocks) -> None:
@@ -73,7 +80,14 @@ class Engine:
         for placed in program:
             self._step(placed, clocks)
 
-    def _step(self, placed: Placed, clocks: Clocks) -> None:
+    def draw(self, program: Iterable[Placed], clocks: Clocks) -> Iterator[tuple[int, tuple[Timed, ...]]]:
+        """The same, giving where each segment begins, and its tasks; those that run alike are one object."""
+        assert self._record, "an engine that keeps no tasks draws none"
+        for placed in program:
+            base = clocks.compute[0]
+            yield base, self._step(placed, clocks).tasks
+
+    def _step(self, placed: Placed, clocks: Clocks) -> _Effect:
         segment, offset = placed
         base, floor = clocks.compute[0], min(clocks.compute)
         state = (
@@ -85,10 +99,11 @@ class Engine:
         known = self._known.setdefault((segment, state), [])
         effect = next((effect for effect in known if _holds(effect, host)), None)
         if effect is None:
-            effect = _simulate(segment, offset, clocks)
+            effect = _simulate(segment, offset, clocks, record=self._record)
             self.runs += 1
             known.append(effect)
         _apply(effect, segment, offset, clocks, base)
+        return effect
 
 
 def _relative(clocks: Clocks, number: int, floor: int, base: int) -> tuple[int, str]:
@@ -106,12 +121,17 @@ def _holds(effect: _Effect, host: tuple[int, ...]) -> bool:
     return all(now <= then + more for now, then, more in zip(host, effect.host, effect.margin, strict=True))
 
 
-def _simulate(segment: Segment, offset: int, before: Clocks) -> _Effect:
+def _simulate(segment: Segment, offset: int, before: Clocks, *, record: bool) -> _Effect:
     base = before.compute[0]
+    tasks: list[Timed] = []
     clocks = Clocks(
         list(before.compute), list(before.host), list(before.streams), before.ready.copy(), [{} for _ in before.compute]
     )
-    margin, bound = simulate_tasks(segment, offset, clocks)
+
+    def keep(task: Task, start: int, end: int) -> None:
+        tasks.append((task, start - base, end - base))
+
+    margin, bound = simulate_tasks(segment, offset, clocks, keep if record else None)
     return _Effect(
         tuple(at - base for at in before.host),
         tuple(margin),
@@ -120,6 +140,7 @@ def _simulate(segment: Segment, offset: int, before: Clocks) -> _Effect:
         tuple(at - base for at in clocks.streams),
         tuple((clocks.ready[offset + number][0] - base, clocks.ready[offset + number][1]) for number in segment.made),
         tuple(tuple(parts.items()) for parts in clocks.parts),
+        tuple(tasks),
     )
 
 
