@@ -15,6 +15,7 @@ from pdv import config
 from pdv.cluster import Cluster
 from pdv.emit.package import emission_of
 from pdv.guard import Progress, guarded, passing
+from pdv.memory import step_memory
 from pdv.pins import PinSet
 from pdv.pipelines.pinned import Pinned
 from pdv.plan.cache import Cache
@@ -30,11 +31,13 @@ from pdv.planning.sizes import sizes_document
 from pdv.prices import cost_model
 from pdv.problem import Pins
 from pdv.problem.workload import Order, Recompute
+from pdv.report.html.facts import Step, page_facts
 from pdv.report.loaded import workload_of_found
 from pdv.report.opaque import OpaqueWarning, opaque_warning
 from pdv.report.simulated import step_facts
 from pdv.rewrite.chosen import chosen_rules
 from pdv.search.meshes import BestPlan
+from pdv.simulate.step import simulate
 
 
 @guarded("pdv.optimize")
@@ -126,7 +129,9 @@ def optimize(
     result = search_problems(problems, devices, effort, content, progress, again, pipelines=pipelines, pinned=how)
     found, plan_mesh = as_run(result.found, devices), result.found.solution.problem.mesh
     progress("simulating", None)
-    step = step_facts(workload_of_found(found, devices))
+    workload = workload_of_found(found, devices)
+    simulation, memory = simulate(workload), step_memory(workload)
+    step = step_facts(simulation, memory)
     document = {
         **plan_document(
             found,
@@ -149,7 +154,8 @@ def optimize(
     document["proof"] = proof_document(_prove(found, document))
     running = running_of(found.solution.problem, found.derived, found.stages, found.execution)
     emission = emission_of(found.pcg, plan_mesh, document, running)
-    plan = Plan(document, found.solution.problem.graph, plan_mesh, emission, program.weights)
+    drawn = page_facts(Step(workload, found.derived, found.cost, simulation, memory), document)
+    plan = Plan(document, found.solution.problem.graph, plan_mesh, emission, program.weights, drawn)
     progress("running the emitted text on simulated ranks", None)
     return replace(plan, document={**document, "run": run_document(plan)})
 

@@ -57,6 +57,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "manual": ("pdv.manual",),
     "emit": ("pdv.emit",),
     "check": ("pdv.check",),
+    "page": ("pdv.page",),
     "plan": ("pdv.plan", "pdv.prices"),
     "pipelines": ("pdv.pipelines",),
     "report": ("pdv.report",),

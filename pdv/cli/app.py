@@ -24,7 +24,8 @@ ALLOCATED = 50_000  # objects, beyond which cycles are looked for: by default (7
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 COMMANDS = (
-    "optimize", "verify", "explain", "simulate", "diff", "launch", "cluster", "doctor", "rules", "profile", "cost",
+    "optimize", "verify", "explain", "report", "simulate", "diff", "launch", "cluster", "doctor", "rules", "profile",
+    "cost",
 )  # fmt: skip
 GROUPS = ("cluster", "rules", "cost")  # those that have commands of their own
 
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command()(optimize.optimize)
 app.command()(verify.verify)
 app.command()(explain.explain)
+app.command()(explain.report)
 app.command()(simulate.simulate)
 app.command()(diff.diff)
 app.command()(launch.launch)

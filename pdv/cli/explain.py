@@ -1,13 +1,20 @@
-"""`pdv explain DIR`: what the plan does, and why."""
+"""`pdv explain DIR` and `pdv report DIR`: what a plan does, and why, as text and as a page for a browser."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ir.files.writing import write_whole
 from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
+
+Target = Annotated[Path, typer.Argument(help="A package of `pdv optimize`, or its plan.json.", show_default=False)]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="The page to write (default: DIR/report.html).")]
+CostName = Annotated[
+    str | None, typer.Option(help="The weight file or profile folder that priced the plan, where that is not shipped.")
+]
 
 
 def explain(
@@ -15,9 +22,7 @@ def explain(
     operator: Annotated[
         str | None, typer.Option(help="Tell about operators of this kind, name or number alone, in detail.")
     ] = None,
-    cost: Annotated[
-        str | None, typer.Option(help="The weight file or profile folder that priced the plan, if not a shipped one.")
-    ] = None,
+    cost: CostName = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
@@ -36,3 +41,42 @@ def explain(
         print_json("explain", directory=str(directory), search=read_document(directory)["search"], **told)
     else:
         print(text)
+
+
+def report(
+    target: Target,
+    output: Output = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out all that takes searches.")] = False,
+    cost: CostName = None,
+    opened: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Write a plan as one page: step, memory, graph, reasons, rewrites, experts' plans, what would change it."""
+    from pdv.page import REPORT
+    from pdv.plan.package import read_document
+    from pdv.report.html.facts import saved_page
+
+    folder = target.parent if target.suffix == ".json" and not target.is_dir() else target
+    read_document(folder)  # what is no package is refused before anything takes long
+    page = output or folder / REPORT
+    with progress_bar(quiet=as_json) as progress:
+        asked = {} if quick else _ask(folder, cost, progress)
+        progress("drawing", None)
+        text = saved_page(folder, cost, asked)
+        write_whole(page, text.encode())
+    if as_json:
+        print_json("report", output=str(page), bytes=len(text.encode()), asked=sorted(asked))
+    else:
+        print(f"{page}: {len(text.encode()) / 2**20:.1f} MiB")
+    if opened:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _ask(folder: Path, cost: str | None, progress: Any) -> dict[str, Any]:  # Any: pdv.guard.Progress; JSON
+    from pdv.report.saved import explanation
+
+    progress("solving parts of the plan again", None)
+    return {"why": explanation(folder, cost=cost)}

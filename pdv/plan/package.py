@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ir.files.reading import read_text
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.guard import guarded, note
+from pdv.page import REPORT, write_page
 from pdv.plan.seal import DOCUMENT, PLAN, parse_document, write_document
 from pdv.plan.source import write_source
 
@@ -38,6 +39,7 @@ class Plan:
         mesh: the axes that this graph names.
         emission: what is written of the parallel computation graph that the document's derivation makes of it.
         weights: the source's tensors, read when saving.
+        drawn: what report.html tells beside plan.json (``pdv.report.html.facts``), where that page is to be written.
     """
 
     document: Mapping[str, Any]  # Any: JSON
@@ -45,6 +47,7 @@ class Plan:
     mesh: Mesh
     emission: Emission
     weights: Weights
+    drawn: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def pcg(self) -> Graph:
@@ -102,7 +105,10 @@ class Plan:
                 built = scratch / "package"
                 built.mkdir()
                 files = write_source(note(self.source), built)
-                write(built, {**self._save(), "files": files})
+                document = {**self._save(), "files": files}
+                write(built, document)
+                if self.drawn is not None:
+                    (built / REPORT).write_text(write_page(document, self.drawn), encoding="utf-8", newline="\n")
                 _move(built, target, aside=scratch / "replaced")
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)

@@ -20,7 +20,7 @@ def explain_document(document: Document, why: Mapping[str, Any]) -> str:
     return _join(
         _heading(document),
         _axes(document),
-        _rewrites(why["rewrites"], document["predicted"]["step_time_s"]["mean"]),
+        _rewrites(why["rewrites"]),
         _time(document),
         _memory(document),
         _operators(why["operators"]),
@@ -57,18 +57,18 @@ def _axes(document: Document) -> list[str]:
     return ["Mesh axes, slow to fast", *table(("axis", "size", "link", "what it does"), rows)]
 
 
-def _rewrites(entries: Sequence[Mapping[str, Any]], step_s: float) -> list[str]:
+def _rewrites(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     if not entries:
         return ["No algebraic rewrite was worth taking."]
     rows = []
     for entry in entries:
         without = entry["without_s"]
-        saved = "nothing fits" if without is None else _sign(without - step_s)
+        saved = "nothing fits" if without is None else _sign(without - entry["with_s"])
         rows.append((entry["rule"], str(entry["sites"]), _sign(entry["alone_s"]), saved))
     header = ("rule", "sites", "alone ms", "without ms")
     notes = [
         "  alone: what it adds to a step of the whole model on one device; without: how much longer than this plan the",
-        "  best plan takes that uses only the other rules",
+        "  best plan takes that uses only the other rules, both as the search prices them",
     ]
     laws = [line for entry in entries for line in _law(entry)]
     return ["Algebraic rewrites, in the order taken", *table(header, rows), *notes, *laws]

@@ -22,6 +22,7 @@ class Brought:
         rule, equation: as in plan.json; ``sites``: places where it was applied.
         alone_s: what its steps add to the time of the whole model on one device; below zero they save it there too.
         without_s: seconds a step of the best plan on this mesh by the other rules taken; None if none fits.
+        with_s: of this plan, priced alike.
     """
 
     rule: str
@@ -29,6 +30,7 @@ class Brought:
     sites: int
     alone_s: float
     without_s: float | None
+    with_s: float
 
 
 def brought(plan: Loaded) -> list[Brought]:
@@ -45,7 +47,8 @@ def brought(plan: Loaded) -> list[Brought]:
         equations[step["rule"]] = step["law"]
         before = after
     return [
-        Brought(rule, equations[rule], sites[rule], alone[rule], _without(plan, rule, set(alone))) for rule in alone
+        Brought(rule, equations[rule], sites[rule], alone[rule], _without(plan, rule, set(alone)), plan.cost.seconds)
+        for rule in alone
     ]
 
 

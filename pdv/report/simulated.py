@@ -39,17 +39,16 @@ SHORT = {"pipeline": "sends", "tied": "tied", "recomputation": "recompute"}
 SMALL = 0.0005  # of a step: not worth a line
 
 
-def step_facts(workload: Workload) -> Document:
+def step_facts(step: Simulation, memory: StepMemory) -> Document:
     """What plan.json says of a step of the emitted program."""
-    from pdv.memory import step_memory
-    from pdv.simulate.step import simulate
-
-    step, memory = simulate(workload), step_memory(workload)
+    fullest: dict[str, float] = {}
+    for entry in memory.stages:
+        fullest[entry.device.name] = max(entry.total_bytes, fullest.get(entry.device.name, 0.0))
     return {
         "step_s": step.step_s,
         "std_s": step.std_s,
         "breakdown_s": order_shares(step.totals),
-        "peak_bytes": {entry.device.name: entry.total_bytes for entry in memory.stages},
+        "peak_bytes": fullest,
         "fits": memory.fits,
     }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from pdv.schedule.passes import Pass
 from pdv.simulate.engine.streams import Clocks, Engine, Timed
@@ -19,30 +18,34 @@ from pdv.simulate.stage import Lowered, Stage
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Tasks of a stage in a turn of its schedule (None: what is due once a step); picoseconds.
+    """Tasks of a stage in a turn of its schedule (None: what is due once a step), from ``start`` on, in picoseconds.
 
-    ``tasks`` are relative to ``start``; of a backward pass in halves they are not told apart, and there are none.
+    ``tasks`` is their number in ``Drawing.tasks``.
     """
 
     stage: int
     turn: Pass | None
     start: int
-    tasks: tuple[Timed, ...]
+    tasks: int
 
 
 @dataclass
 class Drawing:
-    """All strips in time, by stage; when each turn of the schedule runs; when each stage sends."""
+    """All strips in time, by stage; when each turn of the schedule runs; tasks that several strips may share.
+
+    Of a backward pass in halves tasks are not told apart: it has none.
+    """
 
     lowered: Lowered
     ran: RunResult
     strips: list[Strip] = field(default_factory=list)
+    tasks: list[tuple[Timed, ...]] = field(default_factory=lambda: [()])
     turns: dict[Pass, tuple[int, int]] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def num_tasks(self) -> int:
         """Tasks of all strips."""
-        return sum(len(strip.tasks) for strip in self.strips)
+        return sum(len(self.tasks[strip.tasks]) for strip in self.strips)
 
     def turn_times(self, stage: int, turn: Pass | None) -> tuple[int, int]:
         """When a stage runs a turn; None: what is due once a step."""
@@ -55,9 +58,7 @@ def draw(simulation: Simulation) -> Drawing:
     if simulation.ran.timeline is None:
         _draw_whole(drawing, simulation.lowered.stages[0])
     else:
-        known: dict[tuple[int, tuple[Placed, ...]], tuple[Timed, ...]] = {}
-        for stage in simulation.lowered.stages:
-            _draw_stage(drawing, stage, known)
+        _Stages(drawing).draw()
     return drawing
 
 
@@ -73,36 +74,44 @@ def _draw_whole(drawing: Drawing, stage: Stage) -> None:
         drawing.strips += (Strip(0, turn, at, tasks) for at, tasks in engine.draw(program, clocks))
         drawing.turns[turn] = (start, max(clocks.compute))
     drawing.strips += (Strip(0, None, at, tasks) for at, tasks in engine.draw((Placed(stage.tail),), clocks))
+    drawing.tasks = engine.recorded
 
 
-def _draw_stage(
-    drawing: Drawing, stage: Stage, known: dict[tuple[int, tuple[Placed, ...]], tuple[Timed, ...]]
-) -> None:
-    """Passes of a stage of a pipeline, each from quiet streams."""
-    line = drawing.ran.timeline
-    assert line is not None, "a pipeline has a timeline"
-    for turn, start, end in line.passes[stage.number]:
-        drawing.turns[turn] = (start, end)
-        tasks = _draw_program(stage, _program(drawing, stage, turn), known) if turn.part == "all" else ()
-        drawing.strips.append(Strip(stage.number, turn, start, tasks))
-    tail = _draw_program(stage, (Placed(stage.tail),), known)
-    drawing.strips.append(Strip(stage.number, None, drawing.ran.body[stage.number], tail))
+class _Stages:
+    """Stages of a pipeline: passes, each from quiet streams; those of equal stages that run alike are drawn once."""
 
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing, self._stages = drawing, drawing.lowered.stages
+        self._known: dict[tuple[int, tuple[Placed, ...]], int] = {}
 
-def _draw_program(
-    stage: Stage, program: Sequence[Placed], known: dict[tuple[int, tuple[Placed, ...]], tuple[Timed, ...]]
-) -> tuple[Timed, ...]:
-    key = (id(stage.kind), tuple(program))
-    if key not in known:
-        clocks = Clocks.quiet(len(stage.kind.links.devices), stage.kind.links.num_streams)
-        segments = Engine(record=True).draw(program, clocks)
-        known[key] = tuple((task, at + start, at + end) for at, tasks in segments for task, start, end in tasks)
-    return known[key]
+    def draw(self) -> None:
+        """All of them."""
+        line, ran = self._drawing.ran.timeline, self._drawing.ran
+        assert line is not None, "a pipeline has a timeline"
+        for stage in self._stages:
+            like = next(other.number for other in self._stages if other.kind is stage.kind)
+            for turn, start, end in line.passes[stage.number]:
+                self._drawing.turns[turn] = (start, end)
+                tasks = self._tasks(like, self._program(stage, turn)) if turn.part == "all" else 0
+                self._drawing.strips.append(Strip(stage.number, turn, start, tasks))
+            tail = self._tasks(like, (Placed(stage.tail),))
+            self._drawing.strips.append(Strip(stage.number, None, ran.body[stage.number], tail))
 
+    def _tasks(self, like: int, program: Sequence[Placed]) -> int:
+        """The number of a program's tasks on a stage like that one."""
+        key = (like, tuple(program))
+        if key not in self._known:
+            links, engine = self._stages[like].kind.links, Engine(record=True)
+            clocks = Clocks.quiet(len(links.devices), links.num_streams)
+            found = [(at, number) for at, number in engine.draw(program, clocks)]
+            tasks = ((task, at + start, at + end) for at, n in found for task, start, end in engine.recorded[n])
+            self._known[key] = len(self._drawing.tasks)
+            self._drawing.tasks.append(tuple(tasks))
+        return self._known[key]
 
-def _program(drawing: Drawing, stage: Stage, turn: Pass) -> tuple[Placed, ...]:
-    program = stage.programs[stage.chunks.index(turn.chunk)]
-    if not turn.backward:
-        return program.forward
-    final = turn.micro_batch == drawing.lowered.workload.execution.micro_batches - 1
-    return program.last if final else program.backward
+    def _program(self, stage: Stage, turn: Pass) -> tuple[Placed, ...]:
+        program = stage.programs[stage.chunks.index(turn.chunk)]
+        if not turn.backward:
+            return program.forward
+        final = turn.micro_batch == self._drawing.lowered.workload.execution.micro_batches - 1
+        return program.last if final else program.backward

@@ -45,7 +45,7 @@ class _Events:
         expanded = line is None or self._drawing.num_tasks <= MOST
         for strip in self._drawing.strips:
             stage = self._stages[strip.stage]
-            if line is not None and strip.turn is not None and not (expanded and strip.tasks):
+            if line is not None and strip.turn is not None and not (expanded and self._drawing.tasks[strip.tasks]):
                 detail = {"micro_batch": strip.turn.micro_batch}
                 self._event(stage, 0, COMPUTE_THREAD, turn_text(strip.turn), self._drawing.turns[strip.turn], detail)
             else:
@@ -87,7 +87,7 @@ class _Events:
                     )
 
     def _tasks(self, stage: Stage, strip: Strip) -> None:
-        for task, start, end in strip.tasks:
+        for task, start, end in self._drawing.tasks[strip.tasks]:
             if task.duration:
                 thread = COMPUTE_THREAD if not task.streams else 1 + task.streams[0]
                 for number in task.classes:

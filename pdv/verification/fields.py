@@ -15,6 +15,7 @@ from ir.errors import VerificationError
 from pdv import config
 from pdv.cluster import Cluster, candidate_meshes
 from pdv.cost.comm import AxisLink
+from pdv.memory import step_memory
 from pdv.pins import PinSet, load_pins
 from pdv.plan.certificate import statement
 from pdv.plan.document import describe_step, facts_document
@@ -24,6 +25,7 @@ from pdv.problem import Problem
 from pdv.report.loaded import Loaded, workload_of_plan
 from pdv.report.simulated import step_facts
 from pdv.search.strategies import STRATEGIES
+from pdv.simulate.step import simulate
 from pdv.verification.weights import view_shape
 
 CLOSE = 1e-9  # relative
@@ -88,13 +90,19 @@ def _expect(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
         describe_step({name: step[name] for name in ("rule", "bindings", "sites")}, plan.source)
         for step in plan.document["derivation"]
     ]
-    step = step_facts(workload_of_plan(plan)) if priced else None
+    step = _simulate(plan) if priced else None
     facts = facts_document(
         plan.source, plan.graph, plan.assignment, plan.derived, plan.cost, steps, step, cluster=cluster
     )
     simulated = {} if step is None else {"simulated": step}
     cost = plan.document["search"]["cost"] if step is None else plan.cost.seconds if plan.is_whole else step["step_s"]
     return {**facts, "derivation": steps, **simulated, "search": _search(plan, cluster, cost)}
+
+
+def _simulate(plan: Loaded) -> dict[str, Any]:
+    """A step, simulated again."""
+    workload = workload_of_plan(plan)
+    return step_facts(simulate(workload), step_memory(workload))
 
 
 def _search(plan: Loaded, cluster: Cluster, cost: float) -> dict[str, Any]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 CLAIMS = (
     "that source.graph is the model that was meant",
     "that weights.safetensors has the model's values, beyond its digests",
+    "the page report.html (pdv report draws it again)",
     *dict.fromkeys(sentence for sentence in CLAIMED.values() if sentence != RUN),
 )
 PRICES = "the prices: the weights or profiles that they are from are not here"

@@ -16,6 +16,7 @@ import pytest
 
 from ir.errors import UsageError, VerificationError
 from pdv.emit.emission import BESIDE
+from pdv.page import REPORT
 from pdv.plan.package import Plan
 from pdv.plan.source import file_digest
 from pdv.verification import verify
@@ -46,7 +47,7 @@ def package(tmp_path: Path) -> Path:
 def test_a_package_verifies(package: Path) -> None:
     told = verify(package)
     names = {path.name for path in package.iterdir()}
-    assert {*told["files"], "plan.json"} == names
+    assert {*told["files"], "plan.json", REPORT} == names
     assert told["proof"] == document_of(package)["proof"]
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"Python's own")

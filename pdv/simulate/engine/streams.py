@@ -61,18 +61,19 @@ class _Effect(NamedTuple):
     streams: tuple[int, ...]
     ready: tuple[tuple[int, str], ...]
     parts: tuple[tuple[tuple[str, int], ...], ...]
-    tasks: tuple[Timed, ...]
+    number: int
 
 
 class Engine:
     """Runs segments, and remembers what they do from which state. ``runs`` counts those that were simulated.
 
-    With ``record`` it remembers their tasks too, which ``draw`` gives.
+    With ``record`` it keeps their tasks too: ``recorded``, which ``draw`` names by number.
     """
 
     def __init__(self, *, record: bool = False) -> None:
         self._known: dict[tuple[Segment, tuple[object, ...]], list[_Effect]] = {}
         self._record = record
+        self.recorded: list[tuple[Timed, ...]] = []
         self.runs = 0
 
     def run(self, program: Iterable[Placed], clocks: Clocks) -> None:
@@ -80,12 +81,12 @@ class Engine:
         for placed in program:
             self._step(placed, clocks)
 
-    def draw(self, program: Iterable[Placed], clocks: Clocks) -> Iterator[tuple[int, tuple[Timed, ...]]]:
-        """The same, giving where each segment begins, and its tasks; those that run alike are one object."""
+    def draw(self, program: Iterable[Placed], clocks: Clocks) -> Iterator[tuple[int, int]]:
+        """The same, giving where each segment begins, and the number of its tasks in ``recorded``."""
         assert self._record, "an engine that keeps no tasks draws none"
         for placed in program:
             base = clocks.compute[0]
-            yield base, self._step(placed, clocks).tasks
+            yield base, self._step(placed, clocks).number
 
     def _step(self, placed: Placed, clocks: Clocks) -> _Effect:
         segment, offset = placed
@@ -99,7 +100,9 @@ class Engine:
         known = self._known.setdefault((segment, state), [])
         effect = next((effect for effect in known if _holds(effect, host)), None)
         if effect is None:
-            effect = _simulate(segment, offset, clocks, record=self._record)
+            tasks: list[Timed] = []
+            effect = _simulate(segment, offset, clocks, tasks if self._record else None, len(self.recorded))
+            self.recorded.append(tuple(tasks))
             self.runs += 1
             known.append(effect)
         _apply(effect, segment, offset, clocks, base)
@@ -121,17 +124,18 @@ def _holds(effect: _Effect, host: tuple[int, ...]) -> bool:
     return all(now <= then + more for now, then, more in zip(host, effect.host, effect.margin, strict=True))
 
 
-def _simulate(segment: Segment, offset: int, before: Clocks, *, record: bool) -> _Effect:
+def _simulate(segment: Segment, offset: int, before: Clocks, tasks: list[Timed] | None, number: int) -> _Effect:
+    """What it does, known by a number; its tasks are added to ``tasks``."""
     base = before.compute[0]
-    tasks: list[Timed] = []
     clocks = Clocks(
         list(before.compute), list(before.host), list(before.streams), before.ready.copy(), [{} for _ in before.compute]
     )
 
     def keep(task: Task, start: int, end: int) -> None:
-        tasks.append((task, start - base, end - base))
+        if tasks is not None:
+            tasks.append((task, start - base, end - base))
 
-    margin, bound = simulate_tasks(segment, offset, clocks, keep if record else None)
+    margin, bound = simulate_tasks(segment, offset, clocks, None if tasks is None else keep)
     return _Effect(
         tuple(at - base for at in before.host),
         tuple(margin),
@@ -140,7 +144,7 @@ def _simulate(segment: Segment, offset: int, before: Clocks, *, record: bool) ->
         tuple(at - base for at in clocks.streams),
         tuple((clocks.ready[offset + number][0] - base, clocks.ready[offset + number][1]) for number in segment.made),
         tuple(tuple(parts.items()) for parts in clocks.parts),
-        tuple(tasks),
+        number,
     )
 
 

@@ -139,7 +139,7 @@ def test_a_plan_without_a_file(gpus: Path, capsys: pytest.CaptureFixture[str]) -
     assert told(capsys, *words)["output"] is None
     assert sorted(gpus.iterdir()) == before
     ran(capsys, *words, "-o", "plan")
-    assert sorted(path.name for path in Path("plan").iterdir()) == ["plan.json", "source.graph"]
+    assert sorted(path.name for path in Path("plan").iterdir()) == ["plan.json", "report.html", "source.graph"]
     assert f"--arch {tiny}" in json.loads(Path("plan/plan.json").read_text())["command"]
     ran(capsys, "verify", "plan")
     assert told(capsys, "simulate", "plan")["model"]["name"] == "gpt"

@@ -1,0 +1,1 @@
+"""The page itself: markup, style and scripts, which ``pdv.page.page`` puts into one file."""
