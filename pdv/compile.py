@@ -25,7 +25,7 @@ from pdv.plan.package import Plan
 from pdv.plan.proofs import proof_document, run_document
 from pdv.plan.running import as_run, running_of
 from pdv.planning.model import read_model, state_document
-from pdv.planning.problems import load_target, plan_problems
+from pdv.planning.problems import load_target, plan_problems, read_precision
 from pdv.planning.search import Effort, cache_in, check_drawn_once, search_problems
 from pdv.planning.sizes import sizes_document
 from pdv.prices import cost_model
@@ -51,6 +51,7 @@ def optimize(
     dynamic_shapes: Any = None,  # Any: as torch.export.export takes it
     mode: config.Mode = config.MODE,
     dtype: str | None = None,
+    precision: str = config.PRECISION,
     memory_limit: float | None = None,
     search: str = config.SEARCH,
     mesh: Mapping[str, int] | None = None,
@@ -83,6 +84,8 @@ def optimize(
         dynamic_shapes: which dims a module leaves open besides the batch, as ``torch.export.export`` takes them.
         mode: "train" prices forward, backward and optimizer; "infer" forward alone.
         dtype: compute in "float32", "bfloat16" or "float16"; default: as the model.
+        precision: of training: "as-emitted" keeps parameters, gradients and moments in the type of compute, "mixed"
+            keeps them in float32 and computes in bfloat16.
         memory_limit: bytes per device; default: the smallest device's memory.
         search: the strategy's name.
         mesh: axis sizes, slow to fast, of a stage where these are fixed; default: every mesh that the cluster allows.
@@ -116,11 +119,12 @@ def optimize(
     effort = Effort(search, budget_s, None if predicates else cache_in(cache), seed)
     content = pinned.content if isinstance(pinned, PinSet) else None
     compute, used = cost_model(cost, [entry.device for entry in devices.classes]), chosen_rules(rules)
+    kept, dtype = read_precision(precision, dtype, mode)
     program, reading = read_model(
         model, example_inputs, dtype, progress, train=mode == "train", check=check, strict=strict,
         weights=weights, batch=batch, dims=dims, dynamic_shapes=dynamic_shapes,
     )  # fmt: skip
-    ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute)
+    ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute, precision=kept)
     problems = ask(program.graph, devices, pins=pinned, rules=used)
     again = partial(ask, rules=())
     if program.graph.draws:

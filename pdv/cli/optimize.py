@@ -35,6 +35,12 @@ Dims = Annotated[
     typer.Option("--dim", help="Plan another size that the model leaves open at this: sequence=128; may be repeated."),
 ]
 DType = Annotated[str | None, typer.Option(help="Compute in float32, bfloat16 or float16 (default: as the model).")]
+PrecisionName = Annotated[
+    str,
+    typer.Option(
+        "--precision", help="Of training: as-emitted (all in --dtype), or mixed (bfloat16 over float32 parameters)."
+    ),
+]
 MemoryLimit = Annotated[str | None, typer.Option(help='Memory a device may use, e.g. "70 GiB".')]
 MeshSizes = Annotated[str | None, typer.Option(help="Pin the mesh, slow axis first: x=2,y=4.")]
 PinsFile = Annotated[Path | None, typer.Option(help="What to fix or forbid: a YAML file (docs/pins.md).")]
@@ -88,6 +94,7 @@ def optimize(
     dim: Dims = None,
     mode: Annotated[str, typer.Option(help="train or infer.")] = config.MODE,
     dtype: DType = None,
+    precision: PrecisionName = config.PRECISION,
     memory_limit: MemoryLimit = None,
     mesh: MeshSizes = None,
     pins: PinsFile = None,
@@ -120,7 +127,8 @@ def optimize(
     devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
     how = pipelines, stages, micro_batches, schedule, virtual_stages, recompute
-    options = arch, batch, dim, mode, dtype, memory_limit, mesh, names[0], search, budget, *how, seed, *names[1:]
+    about = arch, batch, dim, mode, dtype, precision
+    options = *about, memory_limit, mesh, names[0], search, budget, *how, seed, *names[1:]
     given = dict(zip(values.RECORDED, options, strict=True))
 
     from pdv.compile import optimize as plan_model
@@ -132,7 +140,8 @@ def optimize(
         source = model if arch is None else _describe(arch, batch, compute_dtype)
         plan = plan_model(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
-            dtype=compute_dtype, memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
+            dtype=compute_dtype, precision=precision, memory_limit=limit, search=search, mesh=pinned, pins=fixed,
+            budget_s=budget_s,
             **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
             check=check, strict=strict, weights=weights, progress=progress,
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip

@@ -30,6 +30,7 @@ RECORDED: Mapping[str, object] = {
     "--dim": None,
     "--mode": config.MODE,
     "--dtype": None,
+    "--precision": config.PRECISION,
     "--memory-limit": None,
     "--mesh": None,
     "--pins": None,

@@ -24,12 +24,16 @@ from pdv.emit.program.header import header
 from pdv.emit.program.model_text import write_program
 from pdv.emit.weights import Array, Loader
 from pdv.frontend.program import Weights
+from pdv.problem.precision import MASTER
 
 ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor, by name."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
-BESIDE = ("parallel", "runtime", "accumulate", "gradients", "losses", "optimizers", "stored", "training", "checkpoints")
+BESIDE = (
+    "parallel", "runtime", "accumulate", "gradients", "losses", "optimizers", "rounding", "stored", "training",
+    "checkpoints",
+)  # fmt: skip
 """Modules that stand beside every ``model.py``."""
 _INIT = '''"""The sharded model, for a training script.
 
@@ -120,7 +124,8 @@ class Emission:
         for source, params in stored_views(self.graph).items():
             node = self.computed.get(source)
             load = partial(weights.load, source) if node is None else partial(value_of, node, weights)
-            found[source] = params[0].type.dtype, load
+            rests = MASTER if self.running.masters and params[0].attr("trainable") else params[0].type.dtype
+            found[source] = rests, load
         for name, (dtype, array) in self.constants().items():
             found[name] = dtype, partial(_give, array)
         return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal
 
@@ -32,28 +32,10 @@ from pdv.pcg.derive import derive
 from pdv.pcg.spread import spread_to_pcg
 from pdv.problem import Derived, Problem
 from pdv.problem.formats import FORMATS
-from pdv.problem.workload import (
-    AS_EMITTED,
-    MIXED,
-    MIXED_HALF_GRADIENTS,
-    MIXED_TWO_GRADIENTS,
-    Execution,
-    Loss,
-    Order,
-    Overlap,
-    Precision,
-    Recompute,
-    Stages,
-    Workload,
-)
+from pdv.problem.precision import PRECISIONS
+from pdv.problem.workload import Execution, Loss, Order, Overlap, Recompute, Stages, Workload
 from pdv.schedule.stages import cut
 
-PRECISIONS: Mapping[str, Precision] = {
-    "as-emitted": AS_EMITTED,
-    "mixed": MIXED,
-    "mixed-half-gradients": MIXED_HALF_GRADIENTS,
-    "mixed-two-gradients": MIXED_TWO_GRADIENTS,
-}
 ALIASES = {"mbs": "micro_batch", "gbs": "batch", "global_batch": "batch", "sequence_parallel": "sp"}
 REMEMBERED = 4  # graphs and their PCGs: some ten megabytes each, for a hundred layers
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -70,7 +52,7 @@ class Configuration(BaseModel):
         micro_batch: samples of one data-parallel rank at once. batch: samples of all ranks in a step.
         sp: norms and residuals are cut along the sequence over ``tp`` (Megatron's sequence parallelism).
         partition: layers of each chunk, in the order of the model; "balanced" by arithmetic.
-        precision: what training keeps of each weight (`pdv.problem.workload`).
+        precision: what training keeps of each weight (`pdv.problem.precision`).
         fused, flash, dropout: `Execution`'s.
         products: the format of products inside layers: their own type, or a narrower one (`pdv.problem.formats`).
         cast_weights, loss: `Execution`'s.
@@ -169,6 +151,7 @@ class Configuration(BaseModel):
             FORMATS.get(self.products),
             self.cast_weights,
             self.loss,
+            eager=self.precision == "as-emitted",
         )
 
 

@@ -42,12 +42,13 @@ class Setting:
 
     @property
     def eager(self) -> bool:
-        """True of the emitted program: torch's own autograd, and the copies that its ``parallel.py`` makes.
+        """True of the emitted program (``Execution``)."""
+        return self.execution.eager
 
-        False of a framework that keeps a copy of each weight, reduces in place and accumulates into buffers made
-        beforehand (Megatron-LM).
-        """
-        return self.execution.precision.master == 0
+    def gradient_share(self, param: Node) -> float:
+        """Bytes of a parameter's accumulated gradient, over those of the parameter in compute."""
+        weight = param.type.dtype.itemsize
+        return self.execution.precision.gradient_bytes(weight) / weight
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """Local shape of a value."""

@@ -14,8 +14,6 @@ from ir.sharding import Shard
 from pdv.memory.log import Holder
 from pdv.memory.setting import Setting, chain, gathered_for_use
 
-MOMENTS = 2  # of AdamW (Loshchilov and Hutter, ICLR'19)
-
 
 @dataclass(frozen=True)
 class State:
@@ -52,7 +50,7 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
         held[Holder("collectives", "all_gather")] = _gather(setting, chunks)
         step = sum(_cast(setting, leaf) for leaf in trained)
         return State(held, 0.0, step, step if setting.execution.zero else 0.0)
-    weights = sorted((sizes[leaf] for leaf in trained), reverse=True)
+    weights = sorted((_elements(setting, leaf) * _own_bytes(setting, leaf) for leaf in trained), reverse=True)
     # torch's foreach AdamW takes the roots of all second moments at once; on a CPU it goes parameter by parameter: the
     # root and the quotient, while the last parameter's quotient is still there (torch/optim/adam.py).
     step = sum(weights) if on_gpu else sum(weights[:1]) + sum(weights[:2])
@@ -64,6 +62,8 @@ def _resting(setting: Setting, leaf: Node) -> float:
 
     A gathered one rests as the optimizer's own copy, which is cast when it is sent.
     """
+    if setting.eager and setting.execution.precision.master and leaf.is_param and leaf.attr("regather"):
+        return 0.0
     chosen = setting.execution.resting
     if chosen is None or not leaf.is_param or leaf.attr("regather") or len(setting.shape(leaf)) < 2:
         return 1.0
@@ -113,9 +113,13 @@ def _cut(setting: Setting, param: Node) -> int:
     return math.prod(whole)
 
 
+def _own_bytes(setting: Setting, param: Node) -> int:
+    """Of an element of what the optimizer updates."""
+    return setting.execution.precision.master or param.type.dtype.itemsize
+
+
 def _gradient(setting: Setting, param: Node) -> float:
-    size = setting.execution.precision.gradient
-    each = param.type.dtype.itemsize if size is None else size
+    each = setting.execution.precision.gradient_bytes(param.type.dtype.itemsize)
     return _elements(setting, param) * each / (_cut(setting, param) if setting.execution.zero >= 2 else 1)
 
 
@@ -125,15 +129,12 @@ def _cast(setting: Setting, param: Node) -> float:
     DeepSpeed, runtime/zero/stage_1_and_2.py, ``step``; Megatron-LM's Float16OptimizerWithFloat16Params, one by one.
     """
     precision = setting.execution.precision
-    narrow = param.type.dtype.itemsize if precision.gradient is None else precision.gradient
-    if narrow >= precision.master:
+    if precision.gradient_bytes(param.type.dtype.itemsize) >= precision.master:
         return 0.0
     cut = _cut(setting, param) if setting.execution.zero >= 1 else 1
     return _elements(setting, param) * precision.master / cut
 
 
 def _optimizer(setting: Setting, param: Node) -> float:
-    precision = setting.execution.precision
-    moment = param.type.dtype.itemsize if precision.moment is None else precision.moment
-    each = precision.master + MOMENTS * moment
+    each = setting.execution.precision.optimizer_bytes(param.type.dtype.itemsize)
     return _elements(setting, param) * each / (_cut(setting, param) if setting.execution.zero >= 1 else 1)

@@ -115,7 +115,8 @@ class Units:
             return
         if self.here is not None and self.here[0] == key:
             self.let_go()
-        part, whole = self.sizes[key]
+        share = max(self.setting.gradient_share(move) for move, own in self.of.items() if own == key)
+        part, whole = (share * size for size in self.sizes[key])
         sent = self.heap.allocate(whole * (1 if self.on_gpu else 2), SCATTERED)
         total = self.heap.allocate(part, Holder("gradients"))  # it stays until the optimizer ran
         if key in self.reduced:

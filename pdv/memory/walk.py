@@ -330,8 +330,9 @@ class Walk:
             self.heap.drop(term)
             return
         self.accumulated.add(param)
-        if term.references > 1:
-            own = self.heap.allocate(term.num_bytes, Holder("gradients"))
+        kept = term.num_bytes * self.setting.gradient_share(param)
+        if term.references > 1 or kept != term.num_bytes:
+            own = self.heap.allocate(kept, Holder("gradients"))
             self.heap.drop(term)
             term = own
         self.heap.hand_over(term, Holder("gradients"))  # it stays until the optimizer ran

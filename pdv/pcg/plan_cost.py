@@ -21,7 +21,7 @@ from pdv.cost.comm import AxisLink, move_seconds, sum_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
-from pdv.problem import TRAIN_COPIES, Assignment, Problem, Realized
+from pdv.problem import Assignment, Problem, Realized
 
 FIXED_MOST = 128  # operators and leaves of a value that is computed from weights alone
 
@@ -56,7 +56,7 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
     outside, trained = NOTHING, 0
     if problem.train:
         trained = sum(held[node] for node in pcg.params if node.needs_grad)
-        optimizer = tuple(problem.compute.optimizer(held[node]) for node in pcg.params if node.needs_grad)
+        optimizer = tuple(problem.optimizer(node.type, held[node]) for node in pcg.params if node.needs_grad)
         outputs = [node for _, node in pcg.outputs]
         pieces = [TensorType(local_shape(x.type, shardings[x], problem.mesh), x.type.dtype) for x in outputs]
         outside = problem.compute.outside(pieces)
@@ -190,8 +190,11 @@ def _memory(problem: Problem, pcg: Graph, held: Mapping[Node, int]) -> dict[str,
         "transient": transient,
     }
     if problem.train:
-        memory["gradients"] = trained * problem.resting
-        memory["optimizer"] = trained * (TRAIN_COPIES - 2) * problem.resting
+        params = [node for node in pcg.params if node.needs_grad]
+        sizes = [(held[node] // node.type.dtype.itemsize, node.type.dtype.itemsize) for node in params]
+        precision = problem.precision
+        memory["gradients"] = sum(float(n * precision.gradient_bytes(size)) for n, size in sizes) * problem.resting
+        memory["optimizer"] = sum(float(n * precision.optimizer_bytes(size)) for n, size in sizes) * problem.resting
     return memory
 
 

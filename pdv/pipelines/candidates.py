@@ -24,7 +24,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.pcg.plan_cost import saved_values
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
 from pdv.prices import slowest_axes, stage_axes
-from pdv.problem import TRAIN_COPIES, Problem
+from pdv.problem import Problem
 from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, Execution, Order, Recompute
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
@@ -265,7 +265,8 @@ class Space:
 
     @cached_property
     def _resting(self) -> float:
-        return float(sum(node.type.num_bytes for node in self.problem.graph.params if node.needs_grad) * TRAIN_COPIES)
+        trained = [node.type for node in self.problem.graph.params if node.needs_grad]
+        return sum(self.problem.held_bytes(param, param.num_bytes) for param in trained)
 
     @cached_property
     def _kept(self) -> float:

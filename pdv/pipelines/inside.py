@@ -148,12 +148,13 @@ class Insides:
 def workload(space: Space, candidate: Candidate, plan: BestPlan, stages: Stages, mode: Mode) -> Workload:
     """What is simulated; ``stages`` are over operators of the plan's graph."""
     chunks, layers = (spread_to_pcg(plan.derived, of) for of in (stages.chunk_of, stages.layer_of))
+    problem = replace(plan.solution.problem, graph=plan.solution.graph)
     return Workload(
-        replace(plan.solution.problem, graph=plan.solution.graph),
+        problem,
         plan.pcg,
         space.cluster,
         replace(stages, chunk_of=chunks, layer_of=layers),
-        emitted(space.cluster, candidate.mesh, candidate.micro_batches, mode.recompute, mode.order),
+        emitted(space.cluster, problem, candidate.micro_batches, mode.recompute, mode.order),
         candidate.axes,
         lambda device: space.compute_of((device,)),
     )

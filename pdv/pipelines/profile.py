@@ -17,7 +17,7 @@ from ir.verify import infer_shardings
 from pdv.cost.breakdown import PlanCost
 from pdv.pcg.plan_cost import plan_cost, saved_values
 from pdv.pcg.spread import spread_to_pcg
-from pdv.problem import TRAIN_COPIES, Derived, Problem
+from pdv.problem import Derived, Problem
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -119,8 +119,8 @@ def _bytes(problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: in
     resting, kept, passed = np.zeros((3, count))
     for node in pcg.nodes:
         if node.is_leaf and pcg.users[node]:
-            copies = TRAIN_COPIES if node.needs_grad and problem.train else 1
-            resting[piece_of[node]] += copies * local_bytes(node.type, shardings[node], problem.mesh)
+            held = local_bytes(node.type, shardings[node], problem.mesh)
+            resting[piece_of[node]] += problem.held_bytes(node.type, held) if node.needs_grad else held
         elif not node.is_leaf and not unmoved(node).is_leaf:
             last = max((piece_of[reader] for reader in pcg.users[node]), default=0)
             passed[piece_of[node] : last] += local_bytes(node.type, shardings[node], problem.mesh)

@@ -172,6 +172,7 @@ def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | Non
         repr(problem.leaving),
         (problem.once, problem.resting, problem.bucket_bytes, problem.adding_s, problem.hides),
         problem.rows,
+        problem.precision,
         pins,
         [f"{rule.name}: {rule.equation}" for rule in problem.rules],
         strategy,

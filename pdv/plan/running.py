@@ -5,6 +5,8 @@
     stage         operators, by number, run on the devices of one stage. What they compute stays what it is; it asks
                   that no stage reads what a later one computes. Stages may be on fewer ranks, in turn ("ranks").
     recompute     backward runs the forward of each layer again, from what that took. The same values twice ask nothing.
+    round         parameters rest in a wider type than that of compute, as do their gradients and the optimizer's
+                  moments; forward reads them rounded, which is the identity in the proof. It is given, not searched.
 
 Entry points: ``running_steps`` writes them, ``read_running`` reads them back.
 """
@@ -22,14 +24,15 @@ from pdv.emit.analysis.staged import Running
 from pdv.pcg.spread import spread_to_pcg
 from pdv.plan.steps import Step, operators, require
 from pdv.problem import Derived, Problem
+from pdv.problem.precision import MASTER, PRECISIONS, ROUNDED, Precision
 from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, RUN_ORDERS, Execution, Order, Recompute, Stages, emitted
 from pdv.schedule.check import stuck
 from pdv.schedule.order import Pipeline, why_not
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 
-ACCUMULATE, STAGE, RECOMPUTE = "accumulate", "stage", "recompute"
-RUNNING = (ACCUMULATE, STAGE, RECOMPUTE)
+ACCUMULATE, STAGE, RECOMPUTE, ROUND = "accumulate", "stage", "recompute", "round"
+RUNNING = (ACCUMULATE, STAGE, RECOMPUTE, ROUND)
 LAYERS = ["layers"]
 """What is computed again: the model's repeated layers (``pdv.schedule.pieces``)."""
 
@@ -54,6 +57,21 @@ def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[di
     return steps
 
 
+def round_steps(problem: Problem) -> list[dict[str, Any]]:
+    """The step that says in which types parameters are kept, where these are not the types of compute."""
+    sites = [param.attr("name") for param in problem.graph.params if param.needs_grad]
+    if not (problem.precision.master and problem.train and sites):
+        return []
+    kept = MASTER.torch_name
+    bindings = {"to": ROUNDED.torch_name, "parameters": kept, "gradients": kept, "moments": kept}
+    return [{"rule": ROUND, "bindings": bindings, "sites": sites}]
+
+
+def read_precision(steps: Sequence[Step]) -> Precision:
+    """In which types training keeps parameters, by the steps of a derivation."""
+    return PRECISIONS["mixed" if any(step["rule"] == ROUND for step in steps) else "as-emitted"]
+
+
 def read_running(
     problem: Problem, graph: Graph, steps: Sequence[Step], cluster: Callable[[], Cluster]
 ) -> tuple[Stages, Execution]:
@@ -64,7 +82,9 @@ def read_running(
     Raises:
         ValueError: if a step does not apply.
     """
-    own = [step for step in steps if step["rule"] in RUNNING]
+    rounded = [{name: step[name] for name in ("rule", "bindings", "sites")} for step in steps if step["rule"] == ROUND]
+    require(rounded == round_steps(problem), "round is of all parameters, and of the types that training has")
+    own = [step for step in steps if step["rule"] in RUNNING and step["rule"] != ROUND]
     if not own:
         return ONE_STAGE, EMITTED
     stage_of, count, ranks, order = _read_stages(graph, [step for step in own if step["rule"] == STAGE])
@@ -76,7 +96,7 @@ def read_running(
     require(not waits, f"the order of passes: {waits}")
     require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
     recompute: Recompute = "full" if again else "none"
-    execution = emitted(cluster(), problem.mesh, micro_batches, recompute, order)
+    execution = emitted(cluster(), problem, micro_batches, recompute, order)
     stages = _with_layers(graph, stage_of, count, ranks, layered=bool(again) or count > 1)
     return replace(stages, folded=order in FOLDED), execution
 
@@ -138,8 +158,9 @@ def _with_layers(graph: Graph, stage_of: Mapping[Node, int], count: int, ranks: 
 
 def as_run(found: BestPlan, cluster: Cluster) -> BestPlan:
     """The same plan with its stages and its execution as they are read back from its derivation."""
-    steps = running_steps(found.solution.graph, found.stages, found.execution)
-    stages, execution = read_running(found.solution.problem, found.solution.graph, steps, lambda: cluster)
+    problem, graph = found.solution.problem, found.solution.graph
+    steps = [*running_steps(graph, found.stages, found.execution), *round_steps(problem)]
+    stages, execution = read_running(problem, graph, steps, lambda: cluster)
     return replace(found, stages=stages, execution=execution)
 
 
@@ -150,4 +171,4 @@ def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Ex
     again = execution.recompute == "full"
     levels = tuple(problem.link(span).levels for span in problem.mesh.spans)
     shape = stages.chunks, execution.micro_batches, execution.order, stages.virtual
-    return Running(stage_of, *shape, again, levels)
+    return Running(stage_of, *shape, again, levels, masters=bool(round_steps(problem)))

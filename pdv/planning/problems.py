@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ir.cost_model import CostModel
-from ir.errors import PinsError, UsageError
+from ir.errors import PinsError, UsageError, did_you_mean
 from ir.graph import Graph
 from pdv import config
 from pdv.cluster import Cluster, candidate_meshes, load_cluster
@@ -19,6 +19,7 @@ from pdv.pins import PinSet, load_pins
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.prices import priced_axes
 from pdv.problem import Pins, Problem
+from pdv.problem.precision import AS_EMITTED, MASTER, PRECISIONS, ROUNDED, RUN_PRECISIONS, Precision
 from pdv.problem.workload import bucket_bytes
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.rule import Rule
@@ -33,6 +34,7 @@ def plan_problems(
     pins: Pins | PinSet | None = None,
     rules: tuple[Rule, ...] = RULES,
     compute: CostModel | None = None,
+    precision: Precision = AS_EMITTED,
 ) -> tuple[Problem, ...]:
     """One problem per mesh that the cluster allows; by default what is on the smallest device limits memory.
 
@@ -56,9 +58,28 @@ def plan_problems(
             pins.on(graph, candidate.mesh) if isinstance(pins, PinSet) else pins or Pins(),
             rules,
             bucket_bytes=together,
+            precision=precision,
         )
         for candidate in meshes
     )
+
+
+def read_precision(name: str, dtype: str | None, mode: config.Mode) -> tuple[Precision, str | None]:
+    """In which types training keeps parameters, by name, and in which it computes.
+
+    Raises:
+        UsageError: if there is none of that name, or it does not go with the others.
+    """
+    if name not in RUN_PRECISIONS:
+        allowed = f"Allowed: {', '.join(RUN_PRECISIONS)}"
+        raise UsageError(f"precision: {name!r} is not known", allowed, did_you_mean(name, RUN_PRECISIONS))
+    if PRECISIONS[name].master == 0:
+        return PRECISIONS[name], dtype
+    if mode != "train" or dtype not in (None, ROUNDED.torch_name):
+        found = "inference" if mode != "train" else dtype
+        allowed = f"It is of training, and computes in {ROUNDED.torch_name} of parameters in {MASTER.torch_name}"
+        raise UsageError(f"precision {name!r} with {found}", allowed, "Leave one of them out")
+    return PRECISIONS[name], ROUNDED.torch_name
 
 
 def load_target(

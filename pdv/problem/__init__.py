@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pdv.problem.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
+from pdv.problem.precision import Precision
+from pdv.problem.problem import Pins, Problem, Storage
 from pdv.problem.solution import AlgebraicStep, Assignment, Derived, Realized, Solution
 from pdv.problem.workload import Execution, Stages, Workload
 
 __all__ = [
-    "INFER_COPIES", "TRAIN_COPIES", "AlgebraicStep", "Assignment", "Derived", "Execution", "Pins", "Problem",
-    "Realized", "Solution", "Stages", "Storage", "Workload",
+    "AlgebraicStep", "Assignment", "Derived", "Execution", "Pins", "Precision", "Problem", "Realized", "Solution",
+    "Stages", "Storage", "Workload",
 ]  # fmt: skip

@@ -8,19 +8,17 @@ from functools import cached_property
 from itertools import product
 from typing import Literal
 
-from ir.cost_model import CostModel
+from ir.cost_model import CostModel, Estimate
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
 from ir.operator import Split
 from ir.rows import by_rows
 from ir.sharding import Invariant, Shard, Sharding, State, fits, invariant
+from ir.types import TensorType
 from pdv.config import Mode
 from pdv.cost.comm import AxisLink, joint_link
+from pdv.problem.precision import AS_EMITTED, Precision
 from pdv.rewrite.rule import Rule
-
-# AdamW keeps two moments of each weight, and training keeps its gradient (Loshchilov and Hutter, ICLR 2019).
-TRAIN_COPIES = 4
-INFER_COPIES = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +82,7 @@ class Problem:
     Gradients of parameters that rest whole are summed ``bucket_bytes`` at once, and so take their share of a bucket.
     ``adding_s`` are seconds a byte of a parameter that its gradient takes to be added to those of micro-batches before.
     ``hides``: gradients of parameters move behind compute, at no price: what costs so bounds a step from below.
+    ``precision``: in which types training keeps parameters, gradients and moments; types in the graph are of compute.
     """
 
     graph: Graph
@@ -102,6 +101,7 @@ class Problem:
     bucket_bytes: float = 0.0
     adding_s: float = 0.0
     hides: bool = False
+    precision: Precision = AS_EMITTED
 
     def __post_init__(self) -> None:
         if self.rows is None:
@@ -134,6 +134,16 @@ class Problem:
     def link(self, axis: str) -> AxisLink:
         """The links of an axis, or of a joint one."""
         return joint_link(tuple(self.axes[position] for position in self.mesh.positions(axis)))
+
+    def held_bytes(self, param: TensorType, num_bytes: float) -> float:
+        """All that a step keeps of a trained parameter of which a device has ``num_bytes``."""
+        weight = param.dtype.itemsize
+        return num_bytes * self.precision.held_bytes(weight) / weight if self.train else float(num_bytes)
+
+    def optimizer(self, param: TensorType, num_bytes: float) -> Estimate:
+        """AdamW's step for it."""
+        known, share = self.compute.optimizer(num_bytes), self.precision.updated_share(param.dtype.itemsize)
+        return Estimate(known.mean_s * share, known.std_s * share, known.source, known.why)
 
     @property
     def train(self) -> bool:

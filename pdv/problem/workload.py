@@ -12,11 +12,11 @@ from typing import Literal
 
 from ir.cost_model import CostModel
 from ir.graph import Graph, Node
-from ir.mesh import Mesh
 from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
 from pdv.problem.formats import Format
+from pdv.problem.precision import AS_EMITTED, Precision
 from pdv.problem.problem import Problem
 
 Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"]
@@ -30,27 +30,6 @@ ONE_EACH: tuple[Order, ...] = RUN_ORDERS[:2]  # of one stage on each rank, the o
 FOLDED: tuple[Order, ...] = ("zbv", "dualpipev")  # of two, one on the way through the ranks, and one on the way back
 IN_HALVES: tuple[Order, ...] = ("zero-bubble", *FOLDED)  # gradients of weights may wait
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "full")  # that they know
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """Bytes that training keeps for each element of a parameter of ``weight`` bytes (Micikevicius et al., ICLR'18).
-
-    Attributes:
-        gradient: bytes of an accumulated gradient; None: as the weight.
-        master: bytes of the optimizer's own copy of the weight (0: it updates the weight itself).
-        moment: bytes of each of AdamW's two moments; None: as the weight.
-    """
-
-    gradient: int | None = None
-    master: int = 0
-    moment: int | None = None
-
-
-AS_EMITTED = Precision()  # the emitted program: AdamW on the weights themselves, everything in their type
-MIXED = Precision(gradient=4, master=4, moment=4)  # Megatron-LM, fp32 accumulation: 18 bytes for each 2-byte weight
-MIXED_TWO_GRADIENTS = Precision(gradient=6, master=4, moment=4)  # DeepSpeed's BF16_Optimizer: 2-byte ones and sums
-MIXED_HALF_GRADIENTS = Precision(gradient=2, master=4, moment=4)  # ZeRO's 16 bytes (Rajbhandari et al., SC'20, 3.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +82,9 @@ class Execution:
         flash: attention never writes its scores (Dao et al., NeurIPS'22); without it they are written and kept.
         dropout: masks are made and kept, one byte an element, where the model description says that dropout stands.
         products: the format of products inside layers, where it is narrower than their type.
+        eager: the emitted program: torch's own autograd, and the copies that its ``parallel.py`` makes. False of a
+            framework that keeps a copy of each weight, reduces in place and accumulates into buffers made beforehand
+            (Megatron-LM).
         cast_weights: weights rest, and are gathered, in that format where it admits that: no micro-batch casts them.
         loss: "in-place": in float32, exponentials over which their gradient is written (Megatron-LM); "float32": logits
             are cast to it, and each step makes a tensor (F.cross_entropy, eager); "fused": one kernel each way reads
@@ -122,6 +104,7 @@ class Execution:
     products: Format | None = None
     cast_weights: bool = False
     loss: Loss = "in-place"
+    eager: bool = True
 
     @property
     def resting(self) -> Format | None:
@@ -139,14 +122,15 @@ def bucket_bytes(devices: Iterable[Device]) -> float:
 
 
 def emitted(
-    cluster: Cluster, mesh: Mesh, micro_batches: int = 1, recompute: Recompute = "none", order: Order = "1f1b"
+    cluster: Cluster, problem: Problem, micro_batches: int = 1, recompute: Recompute = "none", order: Order = "1f1b"
 ) -> Execution:
     """How the emitted program runs a step: gradients are summed once, in buckets behind the last backward pass.
 
     Sends between stages run beside the next micro-batch; collectives on activations are waited for where they stand.
     """
     overlap = Overlap(gradients=True, bucket_bytes=bucket_bytes([entry.device for entry in cluster.classes]))
-    return Execution(micro_batches, order, recompute, data_axes=mesh.spans, overlap=overlap)
+    axes, precision = problem.mesh.spans, problem.precision
+    return Execution(micro_batches, order, recompute, data_axes=axes, precision=precision, overlap=overlap)
 
 
 @dataclass(frozen=True)
@@ -214,7 +198,7 @@ class Workload:
 
 def workload_of_pcg(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:
     """What the emitted program of a PCG runs, batch and model as a whole; ``problem`` is on the rewritten graph."""
-    execution, axes = emitted(cluster, problem.mesh), (problem.axes,)
+    execution, axes = emitted(cluster, problem), (problem.axes,)
 
     def compute_of(device: Device) -> CostModel:
         return _price(problem.compute, device)

@@ -206,8 +206,9 @@ class Lowered:
             if number in places and len(places) > 1:
                 other = next(place for place in reversed(places) if place != number)
                 link = self._pair(number * size, other * size).link
-                own = self.workload.execution.precision.gradient or node.type.dtype.itemsize
-                gradient = self.nodes.of[node].bytes / node.type.dtype.itemsize * own
+                weight = node.type.dtype.itemsize
+                own = self.workload.execution.precision.gradient_bytes(weight)
+                gradient = self.nodes.of[node].bytes / weight * own
                 seconds += all_reduce_seconds(AxisLink(len(places), link), gradient)
         return picoseconds(seconds)
 

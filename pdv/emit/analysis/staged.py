@@ -33,6 +33,8 @@ class Running:
     """Whether of each layer only what it takes is kept, and its forward runs again in backward."""
     levels: tuple[tuple[int, ...], ...] = ()
     """Of each span of the mesh, sizes of the levels that its all-reduces take one by one, slow to fast; or none."""
+    masters: bool = False
+    """Whether parameters rest in float32, and forward reads them in the type of compute."""
 
     @property
     def ranks(self) -> int:

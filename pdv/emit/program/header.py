@@ -10,6 +10,7 @@ from ir.mesh import Mesh
 from pdv.emit.analysis.names import plain
 from pdv.emit.analysis.staged import ONCE, Running
 from pdv.emit.program.code import WIDTH
+from pdv.problem.precision import MASTER, ROUNDED
 
 Fields = Mapping[str, object]
 
@@ -26,6 +27,7 @@ def header(document: Fields, graph: Graph, mesh: Mesh, running: Running = ONCE) 
         "cluster": _text(_at(document, "cluster", "name")),
         "techniques": _techniques(_at(document, "techniques")),
         "runs as": _steps(running),
+        "precision": _precision(running),
         "step": _step(_at(document, "predicted", "step_time_s"), train=_at(document, "mode") != "infer"),
         "memory": _memory(_at(document, "predicted", "memory_bytes")),
         "search": _search(_at(document, "search")),
@@ -53,6 +55,11 @@ def _steps(running: Running) -> str:
     parts = [f"{count} micro-batches"] if count > 1 else []
     parts += [running.order] if running.stages > 1 else []
     return ", ".join([*parts, *(["the forward of each layer again in backward"] if running.recompute else [])])
+
+
+def _precision(running: Running) -> str:
+    kept = f"{ROUNDED.torch_name}, of parameters, gradients and moments in {MASTER.torch_name} (rounding.py)"
+    return kept if running.masters else ""
 
 
 def _at(document: object, *path: str) -> object:

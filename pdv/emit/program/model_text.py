@@ -29,6 +29,7 @@ from pdv.emit.program.code import WIDTH, docstring
 from pdv.emit.program.expressions import UnsayableError
 from pdv.emit.program.holder import Holder, write_holders
 from pdv.frontend.program import BATCH
+from pdv.problem.precision import MASTER, ROUNDED
 
 Outlines = Sequence[StageOutline]
 WHOLE, RUNS = "the whole batch", "a micro-batch over all ranks of a stage"
@@ -290,13 +291,16 @@ class _Program:
     def _build(self) -> list[str]:
         sizes = ", ".join(f"{string(axis.name)}: {axis.size}" for axis in self._mesh.axes)
         stages = f", stages={len(self._holders) // self._running.virtual}" if len(self._holders) > 1 else ""
+        masters = self._running.masters
+        compute = f", compute=dtype or torch.{ROUNDED.torch_name}" if masters else ""
         return [
             "def build(device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:",
             '    """The model with its share of the weights: on the processes that torchrun started, or whole on one.',
             "",
             "    device: default is this process's GPU, else the CPU; dtype: default is that of the weights.",
+            *([f"    That is {MASTER.torch_name}; forward reads them in {ROUNDED.torch_name}."] if masters else []),
             '    """',
-            f"    mesh = make_mesh({{{sizes}}}, device{stages}{self._levels_text()})",
+            f"    mesh = make_mesh({{{sizes}}}, device{stages}{self._levels_text()}{compute})",
             '    return Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))',
         ]
 

@@ -32,6 +32,7 @@ from .parallel import (
     remember,
     scatter_single,
 )
+from .rounding import Rounding
 
 LARGEST_BYTES = 256 << 20  # of a unit, gathered: what is larger is several
 
@@ -123,6 +124,7 @@ class Unit:
         self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
         held: list[Leaves] = [parameter.leaves for parameter in parameters]  # type: ignore[attr-defined]
         self.sums, self._dims = held[0].sums, [leaves.cuts[axis.name] for leaves in held]
+        self._rounding: Rounding | None = getattr(parameters[0], "rounding", None)
         for leaves in held:
             leaves.unit = self
         self._order = _orders.setdefault(self.sums, Order())
@@ -161,7 +163,8 @@ class Unit:
             return
         if self._coming is not None:
             self._coming.work.wait()
-        flat = torch.cat([leaf.tensor.detach().reshape(-1) for leaf in self._leaves])
+        parts = [leaf.tensor.detach().reshape(-1) for leaf in self._leaves]
+        flat = torch.cat(parts) if self._rounding is None else self._rounding.join(parts)
         blocks = flat.new_empty((self._axis.size, flat.numel()))
         work = gather_single(blocks.view(-1), flat, group=self._axis.group, async_op=True)
         self._coming = _Coming(versions, flat, blocks, work)
@@ -199,7 +202,7 @@ class Unit:
         ]
         if not given:
             return
-        blocks = torch.cat([part for _, part in given], 1)
+        blocks = torch.cat([part for _, part in given], 1).to(given[0][0].tensor.dtype)  # sums as parameters rest
         total = blocks.new_empty(blocks.size(1))
         work = scatter_single(total, blocks.view(-1), group=self._axis.group, async_op=True)
 

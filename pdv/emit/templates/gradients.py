@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .parallel import Axis, all_reduce_steps, replicate
+from .rounding import Rounding
 
 
 def local(parameter: Tensor, *axes: Axis) -> Tensor:
@@ -35,13 +36,15 @@ def local(parameter: Tensor, *axes: Axis) -> Tensor:
     Along ``axes`` each rank uses it differently, as of different data: there its gradients are summed.
     """
     leaves = getattr(parameter, "leaves", None)
+    rounding: Rounding | None = getattr(parameter, "rounding", None)
     if leaves is not None and leaves.sums.use_leaves and not parameter._backward_hooks:  # noqa: SLF001
-        return leaves.get(parameter, axes).tensor  # type: ignore[no-any-return]
+        leaf: Tensor = leaves.get(parameter, axes).tensor
+        return leaf if rounding is None else rounding(leaf)
     if isinstance(parameter, DTensor):
         parameter = parameter.to_local(grad_placements=parameter.placements)
     for axis in axes:
         parameter = replicate(parameter, axis)
-    return parameter
+    return parameter if rounding is None else rounding(parameter)
 
 
 def local_piece(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from .gradients import GradientSums, Leaves, local
 from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows
 from .optimizers import step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, own_group
+from .rounding import Rounding
 from .stored import Stored, Weights, join
 from .training import Batch, check_in_sync, check_inputs, clip_grad_norm, self_check, shard_batch
 
@@ -55,6 +56,7 @@ class Mesh:
     ranks: DeviceMesh | None = None
     """All stages; one stage alone is the device mesh."""
     sums: GradientSums = field(default_factory=GradientSums, compare=False)
+    rounding: Rounding | None = None  # of parameters, when they are read
 
     def __getitem__(self, name: str | tuple[str, ...]) -> Axis:
         """An axis, or several as one: ``mesh["dp", "tp"]``."""
@@ -73,7 +75,8 @@ class Mesh:
 
     def alone(self) -> Mesh:
         """A mesh of this process, with the same axes."""
-        return Mesh(tuple(Axis(axis.name) for axis in self.axes), self.device)
+        rounding = None if self.rounding is None else Rounding(self.rounding.dtype)
+        return Mesh(tuple(Axis(axis.name) for axis in self.axes), self.device, rounding=rounding)
 
     def tensor(self, stored: Stored, cuts: Mapping[str, int] | None = None) -> Tensor:
         """The piece of a stored tensor that this rank holds; ``cuts`` maps an axis to the dim that it shards."""
@@ -85,7 +88,8 @@ class Mesh:
 
     def parameter(self, stored: Stored, cuts: Mapping[str, int] | None = None) -> nn.Parameter:
         """A trainable parameter: a DTensor on a mesh, a plain tensor on one process."""
-        piece = self.tensor(stored, cuts)
+        rests = stored.dtype or (torch.float32 if self.rounding else None)
+        piece = self.tensor(replace(stored, dtype=rests), cuts)
         if self.device_mesh is not None:
             dims = [(cuts or {}).get(axis.name) for axis in self.axes]
             placements: list[Placement] = [Replicate() if dim is None else Shard(dim) for dim in dims]
@@ -93,6 +97,8 @@ class Mesh:
         parameter = nn.Parameter(piece)
         if self.device_mesh is not None:
             parameter.leaves = Leaves(self.sums, cuts or {})  # type: ignore[attr-defined]
+        if self.rounding is not None:
+            self.rounding.mark([parameter])
         self.origins.append((parameter, stored))
         return parameter
 
@@ -110,6 +116,7 @@ def make_mesh(
     stages: int = 1,
     levels: Levels = NONE,
     bucket_mb: float | None = None,
+    compute: torch.dtype | None = None,
 ) -> Mesh:
     """The mesh of the processes that torchrun started; a single process gets every axis with size one.
 
@@ -117,14 +124,16 @@ def make_mesh(
     levels: of axes that run through links of different speeds, the sizes of their levels, slow to fast, such as hosts
     and devices of one: ``{"dp": (2, 4), "dp_tp": (2, 4)}``. Sums over such an axis take its levels one by one.
     bucket_mb: how many MiB of gradients are summed at once; default is 4 on CPUs, 25 elsewhere.
+    compute: to what parameters, which rest in float32, are rounded when they are read; default is no rounding.
 
     Raises:
         RuntimeError: if the number of processes is neither one nor that of the mesh.
     """
     kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     world, inside = int(os.environ.get("WORLD_SIZE", "1")), math.prod(sizes.values())
+    rounding = None if compute is None else Rounding(compute)
     if world == 1:
-        return Mesh(tuple(Axis(name) for name in sizes), kind)
+        return Mesh(tuple(Axis(name) for name in sizes), kind, rounding=rounding)
     wanted = stages * inside
     if world not in (wanted, inside):
         shape = " x ".join(f"{name}={size}" for name, size in sizes.items())
@@ -147,7 +156,7 @@ def make_mesh(
     mesh = (ranks[tuple(sizes)] if sizes else None) if outer else ranks
     bucket_mb = bucket_mb or (4 if kind.type == "cpu" else 25)
     sums = GradientSums(mesh, int(bucket_mb * 2**20))
-    return Mesh(tuple(axes.values()), kind, mesh, levels=levels, stage=stage, ranks=ranks, sums=sums)
+    return Mesh(tuple(axes.values()), kind, mesh, [], {}, levels, stage, ranks, sums, rounding)
 
 
 def _axis(ranks: DeviceMesh, name: str, levels: Levels) -> Axis:
@@ -183,6 +192,8 @@ class ParallelModule(nn.Module):
         self.mesh, self.micro_batches = mesh, micro_batches
         ways = {size: math.prod(mesh[name].size for name in names) for size, names in cuts.items()}
         self.register_forward_pre_hook(partial(check_inputs, inputs, ways, most), with_kwargs=True)
+        if mesh.rounding is not None:
+            self.register_forward_pre_hook(mesh.rounding.mark_others)
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
         self.check_every, self._steps = 0, 0
 
@@ -223,7 +234,8 @@ class ParallelModule(nn.Module):
             check_rows(inputs, self.batch_axes)
             inputs, target = ([combine_rows(x, self.batch_axes) for x in given] for given in (inputs, target))
         axes = self.batch_axes, self.mesh.stage
-        return accumulate(self, self.run_batches, inputs, target, loss_fn, reduction, axes, count)
+        with self.mesh.rounding.keep() if self.mesh.rounding else nullcontext():
+            return accumulate(self, self.run_batches, inputs, target, loss_fn, reduction, axes, count)
 
     def _check_micro_batches(self, count: int) -> None:
         if self.mesh.stage.size > 1 and count != self.micro_batches:

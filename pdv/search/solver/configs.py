@@ -21,7 +21,7 @@ from ir.types import TensorType
 from ir.verify import divides, split_degrees
 from pdv.pcg.plan_cost import local_costs
 from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
-from pdv.problem import INFER_COPIES, TRAIN_COPIES, Pins, Problem, Storage
+from pdv.problem import Pins, Problem, Storage
 from pdv.search.solver.elimination import BucketCache
 from pdv.search.solver.tables import Factor
 
@@ -230,11 +230,10 @@ class ConfigTable:
         if key not in self._all.resident:
             held = local_bytes(param.type, storage.sharding, self.problem.mesh)
             problem = self.problem
+            seconds = 0.0
             if problem.train:
-                seconds = problem.compute.optimizer(held).mean_s * problem.once + held * problem.adding_s
-                self._all.resident[key] = seconds, float(held * TRAIN_COPIES) * problem.resting
-            else:
-                self._all.resident[key] = 0.0, float(held * INFER_COPIES) * problem.resting
+                seconds = problem.optimizer(param.type, held).mean_s * problem.once + held * problem.adding_s
+            self._all.resident[key] = seconds, problem.held_bytes(param.type, held) * problem.resting
         return self._all.resident[key]
 
     def may_gather(self, param: Node, storage: Storage, chain: Chain | None) -> bool:

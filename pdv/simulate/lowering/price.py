@@ -21,11 +21,12 @@ from ir.transition import Communication
 from ir.types import DType, TensorType
 from ir.verify import node_local_loops
 from pdv.cluster import Device
-from pdv.cost.compute import ADAMW_PASSES, ROOFLINE_RELATIVE_STD, ComputeModel
+from pdv.cost.compute import ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import is_residual, local_costs
 from pdv.problem import Problem
 from pdv.problem.formats import Format
-from pdv.problem.workload import AS_EMITTED, Execution, Precision
+from pdv.problem.precision import Precision
+from pdv.problem.workload import Execution
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine.task import picoseconds
 from pdv.simulate.lowering.copies import copied_bytes
@@ -102,7 +103,7 @@ class DevicePrices:
                 self.entries[entry.number] = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
             if self.execution.dropout and is_residual(entry.node):
                 self.entries[entry.number] = _sum(self.entries[entry.number], self._dropout(entry))
-        if self.execution.precision == AS_EMITTED:
+        if self.execution.eager:
             moves = [entry for entry in entries if entry.role in {"move", "parameter", "sum"}]
             self.entries.update((entry.number, self._copies(entry)) for entry in moves)
 
@@ -181,18 +182,8 @@ class DevicePrices:
 
     def optimizer(self, entry: Entry, precision: Precision, parts: float) -> Estimate:
         """AdamW for a parameter whose optimizer state is cut ``parts`` ways."""
-        weight = entry.node.type.dtype.itemsize
         known = self.compute.optimizer(entry.bytes / parts)
-        factor = optimizer_bytes(precision, weight) / (ADAMW_PASSES * weight)
-        return Estimate(known.mean_s * factor, known.std_s * factor, known.source, known.why)
-
-
-def optimizer_bytes(precision: Precision, weight: int) -> float:
-    """Read and written for each element: gradient; the optimizer's weight and two moments, both ways; the weight."""
-    gradient = weight if precision.gradient is None else precision.gradient
-    moment = weight if precision.moment is None else precision.moment
-    own = 2 * precision.master + weight if precision.master else 2 * weight
-    return float(gradient + own + 4 * moment)
+        return _times(known, precision.updated_share(entry.node.type.dtype.itemsize))
 
 
 @dataclass(frozen=True, slots=True)

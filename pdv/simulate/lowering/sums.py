@@ -56,8 +56,8 @@ class Sums:
         return Due(tuple(sorted(set(axes))), weight * self._gradient_share(move), weight)
 
     def _gradient_share(self, node: Node) -> float:
-        own = self.execution.precision.gradient
-        return 1.0 if own is None else own / node.type.dtype.itemsize
+        weight = node.type.dtype.itemsize
+        return self.execution.precision.gradient_bytes(weight) / weight
 
     def buckets(self, runs: Sequence[NodeRun]) -> dict[int, tuple[Bucket, ...]]:
         """By place in the chunk: buckets that are full once backward has come down to it."""
@@ -155,7 +155,7 @@ class Sums:
         size, launches = 0.0, 0
         for base in self.params:
             weight, entry = base.type.dtype.itemsize, self.nodes.of[base]
-            kept = precision.gradient or weight
+            kept = precision.gradient_bytes(weight)
             if self.execution.micro_batches > 1 or kept != weight:
                 size += entry.bytes / weight * (2 * kept - weight if self.execution.fused else 2 * kept + weight)
                 launches += not self.execution.fused
@@ -172,9 +172,9 @@ class Sums:
         return self.links.degree(due.axes) if due is not None and self.execution.zero else 1
 
     def _clipping(self, number: int, prices: DevicePrices, issue: int) -> Task:
-        """Mixed precision unscales gradients and clips their norm: they are read once more."""
+        """A framework's mixed precision unscales gradients and clips their norm: they are read once more."""
         held = (self.nodes.of[p].bytes * self._gradient_share(p) / self.parts(p) for p in self.params)
-        size = sum(held) if self.execution.precision.master else 0.0
+        size = sum(held) if self.execution.precision.master and not self.execution.eager else 0.0
         time = picoseconds(prices.traffic(size).mean_s) if size else 0
         return Task("gradient norm", OPTIMIZER, (number,), time, issue)
 

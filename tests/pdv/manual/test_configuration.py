@@ -15,7 +15,8 @@ from pdv.cost.compute import ComputeModel
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.manual.configuration import Configuration, complete, configuration, workload
-from pdv.problem.workload import MIXED, Workload
+from pdv.problem.precision import MIXED
+from pdv.problem.workload import Workload
 
 GPT = "gpt:layers=3,hidden=64,heads=8,seq=16,vocab=128"
 LLAMA = "llama:layers=3,hidden=64,heads=8,kv_heads=4,ffn=128,seq=16,vocab=128"

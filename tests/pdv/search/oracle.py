@@ -27,7 +27,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.pcg.derive import exit_sharding
 from pdv.pcg.redistribute import Chain, Redistribution
 from pdv.pcg.states import MoveStep
-from pdv.problem import TRAIN_COPIES, Assignment, Problem, Storage
+from pdv.problem import Assignment, Problem, Storage
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 INFINITE = float("inf")
@@ -323,7 +323,7 @@ class Oracle:
         seconds = sum(tree.values())
         if storage.regather:
             seconds += sum(self._again(param, storage.sharding, prefix) for prefix in tree)
-        memory = held * (TRAIN_COPIES if gradient else 1)
+        memory = held * (4 if gradient else 1)  # weight, gradient and two moments
         seconds += self.problem.compute.optimizer(held).mean_s if gradient else 0.0
         gathered = {
             self._copy(param, storage.sharding, need)

@@ -14,7 +14,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.manual.configuration import configuration, workload
 from pdv.pcg.plan_cost import realize
 from pdv.problem import Problem
-from pdv.problem.workload import Execution, Overlap, Precision, Stages, Workload
+from pdv.problem.workload import Execution, Overlap, Stages, Workload
 from pdv.search.strategies import Budget
 from pdv.search.strategies.backtrack import backtrack
 from pdv.simulate.calibration import Calibration
@@ -28,7 +28,7 @@ PLAIN = Calibration(
     move_cpu_s=0.0,
 )  # fmt: skip
 # of no other bytes than as emitted, but without the copies that the emitted program makes around its collectives
-WAITING = Execution(overlap=Overlap(transfers=False), precision=Precision(gradient=4))
+WAITING = Execution(overlap=Overlap(transfers=False), eager=False)
 
 
 def flat(devices: Sequence[Device], link: Link = FAST) -> Cluster:
