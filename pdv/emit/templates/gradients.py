@@ -14,7 +14,7 @@ parameters)``, ``backward(inputs=parameters)`` and derivatives of gradients, nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -156,6 +156,7 @@ class GradientSums:
         self._filling: dict[tuple[object, ...], Bucket] = {}
         self._running: list[Bucket] = []
         self._holds = 0
+        self._complete: frozenset[int] = frozenset()  # parameters that are summed though gradients are held
         self._backward = -1  # autograd's number of the pass at whose end ``_end`` is called
         self._unfinished: list[Callable[[], None]] = []
 
@@ -178,6 +179,20 @@ class GradientSums:
             yield
         finally:
             self._holds -= 1
+
+    @contextmanager
+    def complete(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+        """Context of the last backward pass of parameters whose gradients are held: their sums start, for ``flush``."""
+        self._complete = frozenset(map(id, parameters))
+        try:
+            yield
+            with torch.no_grad():
+                for leaf in self._leaves:
+                    if id(leaf.parameter) in self._complete and leaf.tensor.grad is not None:
+                        self._put(leaf)
+                self._start_all()
+        finally:
+            self._complete = frozenset()
 
     @contextmanager
     def without_leaves(self) -> Iterator[None]:
@@ -209,7 +224,7 @@ class GradientSums:
     @property
     def is_waiting(self) -> bool:
         """Whether there are gradients that were not summed yet."""
-        return any(leaf.tensor.grad is not None for leaf in self._leaves)
+        return bool(self._running) or any(leaf.tensor.grad is not None for leaf in self._leaves)
 
     @torch.no_grad()
     def flush(self) -> None:
@@ -217,11 +232,9 @@ class GradientSums:
         self._finish()
         waiting = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
         for leaf in waiting:
-            if leaf.axes and not leaf.in_bucket:
-                self._put(leaf)
-        for bucket in self._filling.values():
-            self._start(bucket)
-        done, self._running, self._filling = self._running, [], {}
+            self._put(leaf)
+        self._start_all()
+        done, self._running = self._running, []
         going = done
         while going:  # bucket after bucket, one step each: all ranks in this order
             going = [bucket for bucket in going if bucket.advance()]
@@ -238,11 +251,10 @@ class GradientSums:
     @torch.no_grad()
     def receive(self, leaf: Leaf) -> None:
         """What autograd calls when it has added all of a backward pass to the gradient of a leaf."""
-        if self._holds:
+        if self._holds and id(leaf.parameter) not in self._complete:
             return
         self._wait_for_end()
-        if leaf.axes and not leaf.in_bucket:
-            self._put(leaf)
+        self._put(leaf)
 
     def _wait_for_end(self) -> None:
         backward = torch._C._current_graph_task_id()  # noqa: SLF001
@@ -263,6 +275,9 @@ class GradientSums:
             finish()
 
     def _put(self, leaf: Leaf) -> None:
+        """Into the bucket of its axes, if it has any."""
+        if not leaf.axes or leaf.in_bucket:
+            return
         grad = leaf.tensor.grad
         assert grad is not None, "called for leaves with gradients"
         key = (*(axis.name for axis in leaf.axes), grad.dtype, grad.device)
@@ -272,6 +287,11 @@ class GradientSums:
         leaf.in_bucket = True
         if bucket.num_bytes >= self.bucket_bytes:
             self._start(self._filling.pop(key))
+
+    def _start_all(self) -> None:
+        filled, self._filling = self._filling, {}
+        for bucket in filled.values():
+            self._start(bucket)
 
     def _start(self, bucket: Bucket) -> None:
         for earlier in self._running:

@@ -8,6 +8,7 @@ later stage reads passes through those between.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -146,7 +147,7 @@ class PipelinedModule(ParallelModule):
     # ---- A training step ----
 
     def run_batches(self, batches: list[list[Tensor]], loss_of: Loss) -> None:
-        """Forward and backward of every micro-batch, in the pipeline's order; then the sums of gradients."""
+        """Forward and backward of every micro-batch, in order; gradients are summed behind a stage's last."""
         if self.mesh.stage.size == 1:
             super().run_batches(batches, loss_of)
             return
@@ -188,6 +189,9 @@ class PipelinedModule(ParallelModule):
                 )
                 for link in links
             ]
+            for link, part in zip(links, parts, strict=True):
+                for way in ("backward_one_chunk", "backward_weight_one_chunk"):
+                    setattr(part, way, link.summing(getattr(part, way)))
             few = self.order == "1f1b" and self.micro_batches < len(self.chain)  # torch's 1F1B needs one for each stage
             made = getattr(pipelining, ORDERS["gpipe" if few else self.order])
             given = parts[0] if self.order in ("gpipe", "1f1b") else parts
@@ -247,6 +251,21 @@ class _Link(nn.Module):
         self.taken = carried[number - 1] if number else ()
         self.given = carried[number]
         self.later = LaterWeights() if model.order in IN_HALVES else None
+
+    def summing(self, backward: Callable[..., None]) -> Callable[..., None]:
+        """A backward pass of ``PipelineStage``, behind whose last gradients are summed; ``flush`` sums those of others.
+
+        A parameter that another stage on this rank holds, too, has its gradient when both are done.
+        """
+        (model,) = self.owner
+        held = Counter(id(parameter) for stage in model.stages.values() for parameter in stage.parameters())
+        own = [x for x in model.stages[str(self.place)].parameters() if held[id(x)] == 1]
+
+        def run(*args: Any, last_backward: bool = False, **named: Any) -> None:  # Any: as torch calls it
+            with model.mesh.sums.complete(own) if last_backward else nullcontext():
+                backward(*args, last_backward=last_backward, **named)
+
+        return run
 
     def forward(self, *received: Tensor, number: Tensor) -> Any:
         with self.later or nullcontext():

@@ -141,6 +141,27 @@ def held_back(model: Mixed) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def summed_early(model: Mixed) -> None:
+    """Of what is held, gradients that are complete are summed behind their last pass, and the rest by ``flush``."""
+    sums = model.mesh.sums
+    with model.no_sync():
+        backward(model, 0)
+        with sums.complete([model.odd, model.third, model.cut]):
+            backward(model, 1)
+        assert {id(leaf.parameter) for bucket in sums._running for leaf in bucket.leaves} == {
+            id(parameter) for parameter in (model.odd, model.third, model.cut)
+        }
+        backward(model, 2)  # of what was taken for complete, too
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.flush()
+    check(model, 0, 1, 2)
+    with model.no_sync(), sums.complete(model.parameters()):
+        backward(model, 1)
+    assert sums.is_waiting  # though no leaf has a gradient
+    model.zero_grad()
+    assert not sums.is_waiting
+
+
 def frozen_later(model: Mixed) -> None:
     model.second.requires_grad_(False)
     model.frozen.requires_grad_(True)
@@ -211,7 +232,7 @@ def exchanged(model: Mixed) -> None:
 
 
 CASES: tuple[Callable[[Mixed], None], ...] = (
-    once, added_up, added_to_zeros, held_back, frozen_later, hooked, checkpointed, broken_off, exchanged,
+    once, added_up, added_to_zeros, held_back, summed_early, frozen_later, hooked, checkpointed, broken_off, exchanged,
 )  # fmt: skip
 LEVELS: dict[str, tuple[int, ...]] = {"dp_tp": (2, 2), "dp": (2, 1)}
 CONFIGURATIONS: tuple[tuple[float, dict[str, tuple[int, ...]], tuple[Callable[[Mixed], None], ...]], ...] = (

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # as everyone calls it
 
+from ir.sharding import Shard
 from pdv.plan.package import import_package
+from pdv.problem import Pins
 from tests.distributed.harness import run_ranks
 from tests.pdv.miniatures import D, Gpt, Llama, S, V, attend
 from tests.pdv.pipelined import plan_pipeline
@@ -53,6 +55,8 @@ class Case:
     mesh: Mapping[str, int] = field(default_factory=dict)
     order: str = "1f1b"
     recompute: str = "none"
+    sums: bool = False
+    """Whether parameters are whole on devices of different data."""
 
     @property
     def processes(self) -> int:
@@ -64,11 +68,11 @@ class Case:
 
 
 CASES = {
-    "stages of data parallel devices, tied weights": Case("gpt", 2, 4, {"dp": 2}),
+    "stages of data parallel devices, tied weights": Case("gpt", 2, 4, {"dp": 2}, sums=True),
     "a device a stage, row by row": Case("llama", 4, 8),
     "gpipe, with values that skip stages": Case("crossing", 3, 2, order="gpipe"),
     "the whole batch at once, in fewer micro-batches than stages": Case("llama", 2, 1),
-    "three axes, layers run again in backward": Case("gpt", 2, 2, {"dp": 2, "tp": 2}, recompute="full"),
+    "three axes, layers run again in backward": Case("gpt", 2, 2, {"dp": 2, "tp": 2}, recompute="full", sums=True),
     "micro-batches alone": Case("gpt", 1, 4, {"wire": 2}),
 }
 
@@ -88,13 +92,27 @@ def loss_fn(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return total, (target != 0).sum()
 
 
-def train(folder: Path, name: str) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
+def note_sums(model: Any) -> list[bool]:
+    """At the end of each step of a pipeline, whether gradients are being summed by then."""
+    flush, found = model.flush, list[bool]()
+
+    def flush_and_note() -> None:
+        if model.mesh.stage.size > 1:
+            found.append(bool(model.mesh.sums._running))
+        flush()
+
+    model.flush = flush_and_note
+    return found
+
+
+def train(folder: Path, name: str, sums: bool) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses and norms, gradients of the last step once clipped, and weights behind it."""
     model = import_package(folder).build("cpu", torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     _, inputs = model_of(name)
     inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
     losses = []
+    summed = note_sums(model)
     for step in range(STEPS):
         optimizer.zero_grad()
         target = torch.randint(0, V, (ROWS, S), generator=torch.Generator().manual_seed(step))
@@ -103,6 +121,7 @@ def train(folder: Path, name: str) -> tuple[list[float], dict[str, Tensor], dict
         losses.append(float(model.clip_grad_norm_(0.1)))
         optimizer.step()
     gradients = {key: value.clone() for key, value in model.full_gradients().items()}
+    assert summed == [sums] * STEPS * (model.mesh.stage.size > 1)
     model.zero_grad()
     model.self_check(list(inputs), target, loss_fn, tolerance=1e-8)
     model.check_in_sync()
@@ -117,13 +136,14 @@ def test_pipelines_train_as_one_process_does(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     model, inputs = model_of(case.model)
     options: dict[str, Any] = {"order": case.order, "recompute": case.recompute}
+    options |= {"pins": Pins(storage=lambda param, axis, state: not isinstance(state, Shard))} if case.sums else {}
     plan = plan_pipeline(
         model, inputs, cluster(case.processes),
         stages=case.stages, micro_batches=case.micro_batches, mesh=case.mesh, **options,
     )  # fmt: skip
     folder = plan.save(tmp_path / "package")
-    (alone,) = run_ranks(train, 1, folder, case.model)
-    for losses, gradients, weights in run_ranks(train, case.processes, folder, case.model):
+    (alone,) = run_ranks(train, 1, folder, case.model, case.sums)
+    for losses, gradients, weights in run_ranks(train, case.processes, folder, case.model, case.sums):
         assert losses == pytest.approx(alone[0], rel=1e-9)
         for key, value in alone[1].items():
             torch.testing.assert_close(gradients[key], value, rtol=1e-7, atol=1e-10, msg=key)
