@@ -10,7 +10,6 @@ first. A ratio is that of medians, with its 90 % bootstrap interval over the rou
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -29,7 +28,7 @@ from benchmarks.cluster_runs.megatron import Megatron
 from benchmarks.cluster_runs.models import TASKS, Task
 from benchmarks.cluster_runs.trainers import DataParallel, FullyShard, Package, Place, Settings, Trainer, adamw
 from benchmarks.models.techniques import Technique, forced_plan
-from benchmarks.record import ROOT, Record, arguments, table
+from benchmarks.record import ROOT, Record, arguments, environment, table
 from ir.graph import Node
 from ir.sharding import Invariant, State
 from pdv.emit.package import emit_package
@@ -101,7 +100,7 @@ def run_pair(name: str, task: str, rounds: int) -> Row:
         Path(folder, "spec.json").write_text(json.dumps(spec))
         words = [sys.executable, "-m", "benchmarks.emitted", "--rank"]
         ranks = [
-            subprocess.Popen([*words, str(rank), str(Path(folder, "spec.json"))], cwd=ROOT, env=environment(rank),
+            subprocess.Popen([*words, str(rank), str(Path(folder, "spec.json"))], cwd=ROOT, env=environment_of(rank),
                              start_new_session=True)
             for rank in range(WORLD)
         ]  # fmt: skip
@@ -119,10 +118,10 @@ def run_pair(name: str, task: str, rounds: int) -> Row:
         return found
 
 
-def environment(rank: int) -> dict[str, str]:
+def environment_of(rank: int) -> dict[str, str]:
     """Of a rank: one thread, this repository's code."""
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "OMP_NUM_THREADS": 1}
-    return {**os.environ, "PYTHONPATH": str(ROOT), **{name: str(value) for name, value in variables.items()}}
+    return environment(**{name: str(value) for name, value in variables.items()})
 
 
 def run_rank(rank: int, spec: Row) -> None:

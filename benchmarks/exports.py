@@ -11,14 +11,13 @@ of the parts of `pdv optimize` without imports. ``--merge``: keep rows of other 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.exports_runs.models import MODELS
-from benchmarks.record import ROOT, Record, arguments, table
+from benchmarks.record import ROOT, Record, arguments, environment, table
 
 ROUTES = ("own", "new, eval", "new, train", "old, eval", "old, train")
 PARTS = ("reading", "check", "search", "proof", "emission")
@@ -59,10 +58,10 @@ def main() -> None:
 def measure(model: str, route: str, *, smoke: bool) -> dict[str, Any]:
     """The row of a case, from a process of its own."""
     command = [sys.executable, str(Path(__file__).resolve()), "--case", model, route, *(["--smoke"] if smoke else [])]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False, timeout=SECONDS
+            command, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False, timeout=SECONDS
         )
     except subprocess.TimeoutExpired:
         return {"model": model, "route": route, "seconds": {}, "result": f"longer than {SECONDS} s"}

@@ -24,7 +24,7 @@ from benchmarks.published.fit import fit
 from benchmarks.published.runs import Refused, Run, read_runs
 from benchmarks.published.simulate import Simulated, simulate_runs
 from benchmarks.record import Record, arguments, table
-from pdv.simulate.calibration import CALIBRATION
+from pdv.simulate.calibration import OF_FRAMEWORKS
 
 # Two invented runs, to see that the script works; nothing is claimed of them.
 SMOKE = """model,params,layers,hidden,heads,seq,vocab,gpu,num_gpus,gpus_per_node,intra_bw,inter_bw,global_batch,\
@@ -64,7 +64,7 @@ def main() -> None:
         record.print_summary()
         record.write(options.json)
         return
-    found = simulate_runs(runs, CALIBRATION, options.cost, options.jobs)
+    found = simulate_runs(runs, OF_FRAMEWORKS, options.cost, options.jobs)
     done = [entry for entry in found if isinstance(entry, Simulated)]
     record.rows = [row_of(entry) for entry in done]
     failed = [*refused, *(entry for entry in found if isinstance(entry, Refused))]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.models.techniques import DP_TP, DP_TP_SP, TP_SP, ZERO2, ZERO4, ZERO_TP, Technique, forced_plan
-from benchmarks.record import ROOT, Record, arguments, table
+from benchmarks.record import Record, arguments, environment, table
 
 if TYPE_CHECKING:
     from pdv.frontend.program import Program
@@ -148,9 +148,9 @@ def measure(scratch: Path, processes: int) -> list[int]:
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", __file__, "--worker"]
     if processes == 1:
         command = [__file__, "--worker"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    variables = environment(GLOO_SOCKET_IFNAME="lo")
     done = subprocess.run(
-        [sys.executable, *command, str(scratch)], check=False, env=environment, stdout=subprocess.DEVNULL,
+        [sys.executable, *command, str(scratch)], check=False, env=variables, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     if done.returncode:

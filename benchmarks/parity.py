@@ -9,7 +9,6 @@ Each model goes through both frontends, and on each mesh runs a plan that mixes 
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.models.techniques import TP_SP, ZERO2, ZERO4, ZERO_TP, ZERO_TP_8, Technique, forced_plan
-from benchmarks.record import ROOT, Record, arguments, table
+from benchmarks.record import Record, arguments, environment, table
 
 TECHNIQUES = {"2": TP_SP, "4": ZERO4, "2x2": ZERO_TP, "2x4": ZERO_TP_8}
 # 197 tokens are odd, and images have no sequence: no sequence to cut
@@ -91,8 +90,8 @@ def run_case(program: Any, technique: Technique, expected: Any, scratch: Path) -
     torch.save((expected.batches, expected.targets), folder / "data.pt")
     processes = technique.mesh.num_devices
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", __file__, "--worker"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run([sys.executable, *command, str(folder)], check=True, env=environment)
+    variables = environment(GLOO_SOCKET_IFNAME="lo")
+    subprocess.run([sys.executable, *command, str(folder)], check=True, env=variables)
     found = compare(expected.observed, torch.load(folder / "observed.pt", weights_only=False))  # our own file
     lines = len((package / "model.py").read_text().splitlines())
     for path in (folder / "data.pt", folder / "observed.pt", package / "weights.safetensors"):

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import ROOT, Record, arguments, table
+from benchmarks.record import ROOT, Record, arguments, environment, table
 
 TWO_BY_FOUR = """
 nodes:
@@ -122,9 +122,8 @@ CASES = {"export": export_llama, "search": search_llama}
 
 def measure(command: list[str]) -> dict[str, Any]:
     """CPU-seconds, wall time, peak memory and output of a process."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=ROOT)
     assert process.stdout is not None
     output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)

@@ -18,6 +18,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Of a process that a benchmark starts: one thread, and this repository's code before what is imported already."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
 @dataclass
 class Record:
     """Rows as they were measured, and the figures that are claimed of them."""

@@ -16,15 +16,10 @@ from typing import Any
 
 from benchmarks.cluster_runs.clusters import Cluster
 from benchmarks.cluster_runs.networks import Machine
-from benchmarks.record import ROOT
+from benchmarks.record import ROOT, environment
 
 Row = dict[str, Any]  # Any: JSON
 PLAN_S = 900.0
-
-
-def environment(**more: str) -> dict[str, str]:
-    """One thread a process, this repository's code."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
 def write_packages(task: str, cluster: Cluster, folder: Path, candidates: Sequence[str]) -> Row:

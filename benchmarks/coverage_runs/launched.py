@@ -8,7 +8,6 @@ Both without dropout. Entry point: ``run``; as a script it is what each process 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,11 +17,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.record import environment
 from pdv.check.module_run import Undropped
 from pdv.plan.package import Plan, import_package
 
 PROCESSES, TOLERANCE = 4, 1e-3  # of the largest gradient, in float32
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(plan: Plan, module: torch.nn.Module, inputs: Mapping[str, Any], folder: Path) -> dict[str, float]:
@@ -44,7 +43,7 @@ def run(plan: Plan, module: torch.nn.Module, inputs: Mapping[str, Any], folder: 
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=environment(),
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-600:])

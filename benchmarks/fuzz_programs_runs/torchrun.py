@@ -22,7 +22,7 @@ from benchmarks.fuzz_programs_runs.judge import Judge, Verdict
 from benchmarks.fuzz_programs_runs.module import Module
 from benchmarks.fuzz_programs_runs.observe import observe_package
 from benchmarks.fuzz_programs_runs.spec import PlanSpec, Program
-from benchmarks.record import ROOT
+from benchmarks.record import ROOT, environment
 from ir.errors import PdvError
 from ir.graph import Graph, Node
 from ir.operator import Split
@@ -100,10 +100,10 @@ def pins_of(graph: Graph, plan: PlanSpec) -> Pins:
 def _torchrun(folder: Path, devices: int) -> Any:  # Any: a finished process
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
     script = str(ROOT / "benchmarks/fuzz_programs.py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    variables = environment(GLOO_SOCKET_IFNAME="lo")
     return subprocess.run(
         [sys.executable, *command, script, "--worker", str(folder)],
-        check=False, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,
+        check=False, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.fuzz_runs.case import Case
 from benchmarks.fuzz_runs.server import CPU_S, ESCAPES, MEMORY_BYTES, WALL_S
-from benchmarks.record import ROOT
+from benchmarks.record import ROOT, environment
 
 _ROW = re.compile(r"\| (\d+) \| ((?:`[\w-]+`(?:, )?)+) \|")
 _SLUG = re.compile(r"error: ([a-z-]+): ")
@@ -83,9 +83,9 @@ class Runner:
     def _fork(self, folder: Path, case: Case) -> dict[str, Any]:
         if self.server is None or self.server.poll() is not None:
             script = [sys.executable, str(Path(__file__).with_name("server.py"))]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
+            variables = environment(ORT_DISABLE_TELEMETRY="1")
             self.server = subprocess.Popen(
-                script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+                script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
             )
         self.server.stdin.write(
             json.dumps({"folder": str(folder), "command": list(case.command), "room": case.room}) + "\n"
@@ -95,16 +95,17 @@ class Runner:
         return dict(json.loads(answer)) if answer else {"code": -9, "cpu_s": 0.0, "wall_s": 0.0, "peak_bytes": 0}
 
     def _program(self, folder: Path, case: Case) -> dict[str, Any]:
-        environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1",
-            "XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state"),
-            "TMPDIR": str(folder / "tmp"),
-        }  # fmt: skip
+        variables = environment(
+            ORT_DISABLE_TELEMETRY="1",
+            XDG_CACHE_HOME=str(folder / "cache"),
+            XDG_STATE_HOME=str(folder / "state"),
+            TMPDIR=str(folder / "tmp"),
+        )
         started = time.monotonic()
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pdv", *case.command],
-                cwd=folder / "work", env=environment, stdout=out, stderr=err, stdin=subprocess.DEVNULL,
+                cwd=folder / "work", env=variables, stdout=out, stderr=err, stdin=subprocess.DEVNULL,
             )  # fmt: skip
             while True:
                 done, status, used = os.wait4(process.pid, os.WNOHANG)

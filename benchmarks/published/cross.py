@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.published.runs import Run
 from benchmarks.published.simulate import fastest
-from pdv.simulate.calibration import CALIBRATION, Calibration
+from pdv.simulate.calibration import OF_FRAMEWORKS, Calibration
 
 # What runs on other machines say nothing about. Bounds are what could be believed of one.
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -53,7 +53,7 @@ def cross_validate(runs: Sequence[Run], cost: str, jobs: int) -> Crossed:
     distinct = dict(zip(keys, runs, strict=True))
     parts, place = parts_of(runs), {key: number for number, key in enumerate(distinct)}
     measured = np.log([run.measured_s for run in runs])
-    at = np.log([getattr(CALIBRATION, name) for name in BOUNDS])
+    at = np.log([getattr(OF_FRAMEWORKS, name) for name in BOUNDS])
     points = [at, *(at + STEP * (np.arange(len(at)) == i) for i in range(len(at)))]
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
         ask = partial(steps_of, cost=cost, calibrations=[calibration_of(point) for point in points])
@@ -84,7 +84,7 @@ def steps_of(run: Run, *, cost: str, calibrations: Sequence[Calibration]) -> lis
 
 def calibration_of(logs: Values) -> Calibration:
     """The constants as they are, those fitted replaced."""
-    return replace(CALIBRATION, **{name: float(np.exp(value)) for name, value in zip(BOUNDS, logs, strict=True)})
+    return replace(OF_FRAMEWORKS, **{name: float(np.exp(value)) for name, value in zip(BOUNDS, logs, strict=True)})
 
 
 def weights(parts: Sequence[str], left_out: str) -> Values:

@@ -20,7 +20,7 @@ from benchmarks.published.runs import Run
 from benchmarks.published.simulate import openings, workload_of
 from ir.errors import PdvError
 from pdv.problem.workload import Workload
-from pdv.simulate.calibration import CALIBRATION, Calibration
+from pdv.simulate.calibration import OF_FRAMEWORKS, Calibration
 
 # Bounds are what could be believed of a machine.
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -32,6 +32,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "attention_gpu": (0.6, 1.3),
     "traffic_gpu": (0.6, 1.3),
     "unaligned": (2.0, 20.0),
+    "half_aligned": (2.0, 20.0),
     "overlap_slowdown": (1.0, 2.0),
     "collective_efficiency": (0.5, 1.0),
 }
@@ -50,7 +51,7 @@ def fit(runs: Sequence[Run], cost: str, jobs: int) -> Calibration:
     counts = Counter(run.set for run, _ in cases)
     weights = np.array([counts[run.set] ** -0.5 for run, _ in cases])
     low, high = np.log(np.array(list(BOUNDS.values())).T)
-    at = np.clip(np.log([getattr(CALIBRATION, name) for name in BOUNDS]), low, high)
+    at = np.clip(np.log([getattr(OF_FRAMEWORKS, name) for name in BOUNDS]), low, high)
     with multiprocessing.get_context("fork").Pool(jobs, _remember, ([works for _, works in cases],)) as pool:
         for number in range(ROUNDS):
             points = [at, *(at + STEP * (np.arange(len(at)) == i) for i in range(len(at)))]
@@ -87,7 +88,7 @@ def opened(run: Run, cost: str) -> list[Workload]:
 
 def calibration_of(logs: Values) -> Calibration:
     """The constants as they are, those fitted replaced."""
-    return replace(CALIBRATION, **{name: float(np.exp(value)) for name, value in zip(BOUNDS, logs, strict=True)})
+    return replace(OF_FRAMEWORKS, **{name: float(np.exp(value)) for name, value in zip(BOUNDS, logs, strict=True)})
 
 
 def moved(errors: Values, slopes: Values, weights: Values, low: Values, high: Values) -> Values:

@@ -14,7 +14,6 @@ from ir.graph import Node, unmoved
 from ir.memory.local import Local
 from ir.sharding import Replicate, Sharding, local_shape
 from ir.verify import infer_shardings
-from pdv.pcg.plan_cost import is_bias
 from pdv.problem.workload import Execution, Workload
 
 
@@ -124,10 +123,6 @@ class Setting:
         """
         move = node.op.transition
         return move.gathers and move.after is Replicate and not self.eager and not of_weights(node)
-
-    def in_place(self, node: Node) -> bool:
-        """True of a bias that the product before it adds itself."""
-        return is_bias(node) and node.operands[0].op.bias_rank > 0
 
     def is_flash(self, node: Node) -> bool:
         """True of attention that never writes its scores."""

@@ -116,9 +116,9 @@ def _stage(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes])
     communicators = sum(axis.size > 1 for axis in workload.problem.mesh.axes) + (workload.stages.count > 1)
     for device, number in devices.items():
         peak = _peak(setting, stage, walked, on_gpu=device.kind == "gpu")
-        reserved = allocator.reserved_bytes(peak.num_bytes, device, peak.flat)
+        reserved = allocator.reserved_bytes(peak.num_bytes, device, peak.flat, eager=setting.eager)
         outside = allocator.outside(device, communicators)
-        least = allocator.least_reserved_bytes(peak.num_bytes, device, peak.flat) + outside
+        least = allocator.least_reserved_bytes(peak.num_bytes, device, peak.flat, eager=setting.eager) + outside
         total = min(reserved + outside, max(least, device.memory_bytes))
         yield StageMemory(
             stage,

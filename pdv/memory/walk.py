@@ -18,6 +18,7 @@ from pdv.memory.log import Heap, Holder, Kind, Storage
 from pdv.memory.moves import Backend, backward_move, forward_move, gathered_dim
 from pdv.memory.setting import Setting, chain, gathered_for_use, of_weights
 from pdv.memory.units import Units
+from pdv.pcg.calls import is_within_product
 from pdv.pcg.plan_cost import is_residual
 
 
@@ -93,7 +94,7 @@ class Walk:
             strides = node.op.strides(node.attrs, read[0].layout, shape)
             if strides is not None:
                 return self._share(read[0], Layout(shape, strides))
-        if self.setting.in_place(node):
+        if is_within_product(node):
             return self._share(read[0], read[0].layout)
         layout = local.layout
         if self._inner(node):
@@ -170,7 +171,7 @@ class Walk:
 
     def _inner(self, node: Node) -> bool:
         """True of a value that a fused chain of element-wise operators never writes."""
-        if not self.setting.execution.fused or not _is_map(node) or self.setting.in_place(node):
+        if not self.setting.execution.fused or not _is_map(node) or is_within_product(node):
             return False
         readers = self.setting.workload.pcg.users[node]
         return bool(readers) and all(_is_map(reader) for reader in readers)

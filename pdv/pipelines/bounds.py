@@ -23,6 +23,7 @@ from itertools import count
 from ir.cost_model import backward_work
 from ir.graph import Graph
 from ir.mesh import Mesh
+from pdv.pcg.calls import issued
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
 from pdv.pipelines.least import LeastInside, Rewrites
@@ -275,8 +276,9 @@ def _issued_s(space: Space, graph: Graph) -> tuple[float, float]:
     forward = backward = 0
     for node in graph.nodes:
         if not node.is_leaf and node.op.kind != "parallel":
-            forward += int(node.op.kernel)
-            types = [operand.type for operand in node.operands]
+            types, behind = [operand.type for operand in node.operands], 0
             if space.problem.train and node.needs_grad:
-                backward += backward_work(node.op, node.loops, types, node.type, node.wanted).kernels
+                behind = backward_work(node.op, node.loops, types, node.type, node.wanted).kernels
+            kernels = issued(node, node.loops, behind)
+            forward, backward = forward + kernels[0], backward + kernels[1]
     return forward * CALIBRATION.host_forward_s, backward * CALIBRATION.host_backward_s

@@ -15,7 +15,7 @@ import numpy as np
 
 from pdv.problem.workload import Workload
 from pdv.schedule.order import Pipeline
-from pdv.simulate.calibration import CALIBRATION, Calibration
+from pdv.simulate.calibration import Calibration, constants
 from pdv.simulate.engine.pipeline import Durations, Timeline, compose, way_of
 from pdv.simulate.engine.shared import Busy, Cores, compose_shared
 from pdv.simulate.engine.streams import Clocks, Parts
@@ -30,20 +30,20 @@ SURE = 1e-12  # uniform numbers are kept this far from 0 and 1
 
 
 def simulate(
-    workload: Workload, *, calibration: Calibration = CALIBRATION, draws: int = 16, seed: int = 0
+    workload: Workload, *, calibration: Calibration | None = None, draws: int = 16, seed: int = 0
 ) -> Simulation:
     """What a step takes, and where its time goes.
 
     Args:
         workload: a PCG and how it is run.
-        calibration: constants of running programs.
+        calibration: constants of running programs; None: of the one that the workload says.
         draws: of stragglers; 0: no device is slower than another, and the result is deterministic.
         seed: of the draws.
 
     Raises:
         ShardingError: if the workload's graph is no PCG of its mesh.
     """
-    return simulate_lowered(Lowered(workload, calibration), draws, seed)
+    return simulate_lowered(Lowered(workload, calibration or constants(workload.execution)), draws, seed)
 
 
 def simulate_lowered(lowered: Lowered, draws: int = 16, seed: int = 0) -> Simulation:

@@ -7,6 +7,7 @@ becomes is said in `aten`. Entry point: `load_exported_program`.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -82,18 +83,24 @@ def _is_storable(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and str(tensor.dtype).removeprefix("torch.") in {dtype.torch_name for dtype in DType}
 
 
+def _decompose_unread(program: ExportedProgram) -> ExportedProgram:
+    found = cast(ExportedProgram, program.run_decompositions({}))
+    for _ in range(_DEPTH):
+        table = {**get_decompositions(_MADE_OF_OTHERS), **torch.export.default_decompositions()}
+        unread = {node.target for node in found.graph.nodes if node.op == "call_function"} & set(table)
+        known = {target: table[target] for target in unread if str(target) not in HANDLERS}
+        if not known:
+            break
+        found = cast(ExportedProgram, found.run_decompositions(known))
+    return found
+
+
 def _decompose(program: ExportedProgram) -> ExportedProgram:
     """In operators that have a reader, as far as torch can say the others by such."""
     try:
-        found = cast(ExportedProgram, program.run_decompositions({}))
-        for _ in range(_DEPTH):
-            table = {**get_decompositions(_MADE_OF_OTHERS), **torch.export.default_decompositions()}
-            unread = {node.target for node in found.graph.nodes if node.op == "call_function"} & set(table)
-            known = {target: table[target] for target in unread if str(target) not in HANDLERS}
-            if not known:
-                break
-            found = cast(ExportedProgram, found.run_decompositions(known))
-        return found
+        with warnings.catch_warnings():  # torch copies trees of its own that its own newer words replace
+            warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec")
+            return _decompose_unread(program)
     except Exception as error:  # whatever torch asserts about programs
         shared = "; ".join(", ".join(names) for names in shared_names(program))
         raise ModelError(

@@ -15,6 +15,7 @@ from ir.operator import Attrs, Split
 from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, invariant, local_bytes, parse_sharding, with_states
 from ir.verify import node_local_loops, node_splits
+from pdv.pcg.calls import is_within_norm, is_within_product, issued
 from pdv.problem import Problem
 from pdv.problem.workload import Execution
 
@@ -36,7 +37,8 @@ class Entry:
         held: that a device holds of what is moved.
         backward: whether it has a gradient to work for.
         regathers: whether a parameter is gathered again in backward (ZeRO-3).
-        kernels: launches forward and backward.
+        kernels: of the device, forward and backward.
+        issued: by the host; what is written within another's call is not.
         two_products: whether backward is two products, one for each operand.
         dims: of a move, the dims along which its pieces are put together, forward and backward.
     """
@@ -54,6 +56,7 @@ class Entry:
     backward: bool = False
     regathers: bool = False
     kernels: tuple[int, int] = (0, 0)
+    issued: tuple[int, int] = (0, 0)
     two_products: bool = False
     dims: tuple[int, int] = (0, 0)
 
@@ -102,6 +105,7 @@ class Entries:
             tuple([operand.form for operand in operands]),
             node.type,
             node.needs_grad,
+            is_within_product(node) or is_within_norm(node),
         )
         if not self.problem.train:
             key = node  # what is computed from weights alone costs nothing: a question of more than operands
@@ -126,6 +130,7 @@ class Entries:
             bytes=float(local_bytes(node.type, sharding, mesh)),
             backward=backward,
             kernels=(int(node.op.kernel), kernels),
+            issued=issued(node, loops, kernels),
             two_products=backward and node.op.kind == "contraction" and sum(node.wanted) == 2,
         )
 

@@ -45,7 +45,7 @@ class Price(NamedTuple):
 
     Attributes:
         forward, backward: picoseconds of the device.
-        kernels: launches forward and backward.
+        kernels: that the host issues, forward and backward.
         estimates: where both come from.
     """
 
@@ -100,7 +100,8 @@ class DevicePrices:
                 kernels = entry.kernels if cost.estimates else (0, 0)
                 loops = node_local_loops(entry.node, entry.splits, self.problem.mesh)
                 factor = self.inside.factor(entry.node.op, loops, entry.node.type.dtype)
-                self.entries[entry.number] = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
+                price = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
+                self.entries[entry.number] = price._replace(kernels=entry.issued if cost.estimates else (0, 0))
             if self.execution.dropout and is_residual(entry.node):
                 self.entries[entry.number] = _sum(self.entries[entry.number], self._dropout(entry))
         if self.execution.eager:
@@ -210,8 +211,13 @@ class InStepDevice:
         if self.device.kind == "cpu" or dtype.itemsize != 2 or op.kind != "contraction":
             return self.slowdown(op)
         shapes = [loops.shape_of(term) for term in (*loops.operands, loops.result)]
-        aligned = all(shape[-1] % ALIGNED == 0 for shape in shapes if shape)
-        return self.slowdown(op) * (1.0 if aligned else self.calibration.unaligned)
+        return self.slowdown(op) * max(self.misaligned(shape[-1]) for shape in shapes if shape)
+
+    def misaligned(self, row: int) -> float:
+        """How much slower a product in a two-byte type is for rows of so many elements."""
+        if row % ALIGNED == 0:
+            return 1.0
+        return self.calibration.unaligned if row % 2 else self.calibration.half_aligned
 
     def of_query(self, query: Query, found: NodeEstimate, kernels: tuple[int, int]) -> Price:
         """Of an operator asked about by itself."""
@@ -268,9 +274,10 @@ def _written_scores(entry: Entry, problem: Problem, inside: InStepDevice, execut
     queries += [_query("scale", (scores,), entry.backward, factor=1.0)] * (passes + int(execution.dropout))
     queries += [_query("scale", (rows,), entry.backward, factor=1.0)] * (2 * int(wide))  # there and back
     found = problem.compute.nodes(queries)
-    odd = q.shape[-1] % ALIGNED and inside.device.kind != "cpu" and dtype.itemsize == 2
+    narrow = inside.device.kind != "cpu" and dtype.itemsize == 2
     factors = [
-        inside.slowdown(query.op) * (inside.calibration.unaligned if odd and query.op.kind == "contraction" else 1.0)
+        inside.slowdown(query.op)
+        * (inside.misaligned(q.shape[-1]) if narrow and query.op.kind == "contraction" else 1.0)
         for query in queries
     ]
     forward = _together([_times(e.forward, factor) for e, factor in zip(found, factors, strict=True)])
