@@ -1,23 +1,28 @@
 """Mutated files of every kind that pdv reads: each is answered, or refused by one error with its documented code.
 
     python benchmarks/fuzz.py [--smoke] [--count 5000] [--seed 1] [--real 200] [--only onnx,plan] [--json OUT]
+        [--part 3/10 --merge]
 
 ONNX files, cluster files, pins, laws, device records, topologies, plans, source graphs, weights, measurements: bytes
 flipped, fields left out, doubled, of other types and values, and files made to hurt. Each is given to a command in a
 fork of a process that has everything imported, within 30 CPU-seconds and 6 GiB, and watched: what it opens, what it
 leaves behind. ``--real N`` runs N of them as programs of their own. ``--keep FOLDER`` keeps those that fail;
-``--case KIND:NUMBER`` runs one again.
+``--case KIND:NUMBER`` runs one again. ``--part 3/10``: each tenth case, from the third on; with ``--merge``
+rows of other cases stay in the record that is there.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from benchmarks.fuzz_runs.case import Case
 from benchmarks.fuzz_runs.measured import cost_weights_case, profile_case
@@ -63,6 +68,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="kinds, comma-separated; 'hostile' is one")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where files of what fails go")
     parser.add_argument("--case", metavar="KIND:NUMBER", help="run this one again, and say all")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="each N-th case, from the I-th on")
+    parser.add_argument("--merge", action="store_true", help="keep the other rows of the record")
     options = parser.parse_args()
     if options.smoke:
         options.count, options.real = 40, 1
@@ -75,17 +82,22 @@ def main() -> None:
                 [(options.case, drawn_case(drawn, kind, options.seed, int(number)))]
             )
         else:
-            chosen = cases(drawn, options.count, options.seed, options.only, hostile=not options.smoke)
+            first, _, step = options.part.partition("/")
+            every_case = cases(drawn, options.count, options.seed, options.only, hostile=not options.smoke)
+            chosen = islice(every_case, int(first) - 1, None, int(step))
         results = list(
             judged(runner, chosen, max(options.count // options.real, 1) if options.real else 0, options.keep)
         )
     finally:
         runner.close()
-    record.rows += [_row(*entry) for entry in results]
-    found = [result for _, result, _ in results]
-    report(record, found)
+    now = [_row(*entry) for entry in results]
+    if options.merge and options.json and options.json.is_file():
+        before = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
+        now = list({row["case"]: row for row in (*before, *now)}.values())
+    record.rows += now
+    report(record)
     record.write(options.json)
-    if any(result.failed for result in found):
+    if any(result.failed for _, result, _ in results):
         sys.exit(1)
 
 
@@ -142,7 +154,7 @@ def cases(drawn: Mapping[str, Draw], count: int, seed: int, only: str, *, hostil
             yield f"{kind}:{number}", drawn_case(drawn, kind, seed, number)
 
 
-def _row(name: str, result: Result, real: bool) -> dict[str, object]:
+def _row(name: str, result: Result, real: bool) -> dict[str, Any]:  # Any: texts and numbers
     return {
         "case": name,
         "kind": result.case.kind,
@@ -156,22 +168,22 @@ def _row(name: str, result: Result, real: bool) -> dict[str, object]:
     }
 
 
-def report(record: Record, results: list[Result]) -> None:
+def report(record: Record) -> None:
     """A row for each kind: inputs, answers, refusals by slug, and what must not be."""
     rows = []
-    for kind in dict.fromkeys(result.case.kind for result in results):
-        own = Counter(result.outcome for result in results if result.case.kind == kind)
+    for kind in dict.fromkeys(row["kind"] for row in record.rows):
+        own = Counter(row["outcome"] for row in record.rows if row["kind"] == kind)
         slugs = ", ".join(f"{slug} {n}" for slug, n in sorted(own.items()) if slug not in ("answer", *FAILURES))
         rows.append((kind, str(own.total()), str(own["answer"]), *(str(own[name]) for name in FAILURES), slugs))
     table(("kind", "inputs", "answers", *FAILURES, "refused"), rows)
-    total = Counter(result.outcome for result in results)
-    record.claim("inputs", len(results), "")
+    total = Counter(row["outcome"] for row in record.rows)
+    record.claim("inputs", len(record.rows), "")
     record.claim("answered", total["answer"], "")
-    record.claim("refused", len(results) - total["answer"] - sum(total[name] for name in FAILURES), "")
+    record.claim("refused", len(record.rows) - total["answer"] - sum(total[name] for name in FAILURES), "")
     for name in FAILURES:
         record.claim(name, total[name], "")
-    record.claim("most CPU time of one", max((result.cpu_s for result in results), default=0.0), "s")
-    record.claim("most memory of one", max((result.peak_bytes for result in results), default=0) / 2**30, "GiB")
+    record.claim("most CPU time of one", max((row["cpu_s"] for row in record.rows), default=0.0), "s")
+    record.claim("most memory of one", max((row["peak_mib"] for row in record.rows), default=0) / 2**10, "GiB")
     record.print_summary()
 
 

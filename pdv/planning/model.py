@@ -45,7 +45,7 @@ def read_model(
     if strict and program.opaque:
         raise UnsupportedOperatorsError(program.opaque)
     if train:
-        _check_trained(program)
+        check_trained(program)
     if weights is not None:
         from pdv.frontend.checkpoint import with_checkpoint
 
@@ -107,7 +107,7 @@ def state_document(program: Program, mode: str) -> dict[str, dict[str, object]]:
     return {"state": state} if state and mode == "train" else {}
 
 
-def _check_trained(program: Program) -> None:
+def check_trained(program: Program) -> None:
     """Whether training the program trains the model.
 
     Raises:
