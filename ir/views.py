@@ -90,10 +90,7 @@ def bases(graphs: Iterable[Graph]) -> dict[str, Base]:
 
 
 def _base(source: str, readers: list[tuple[Node, Reading]]) -> Base:
-    views = [reading.view for _, reading in readers]
-    steps = 0
-    while all(len(view) > steps and view[steps] == views[0][steps] for view in views):
-        steps += 1
+    steps = len(common_steps([reading.view for _, reading in readers]))
     shapes = {shape_before(reading.shape, reading.view[steps:]) for _, reading in readers} - {None}
     kinds = {(node.type.dtype, bool(node.attr("trainable"))) for node, _ in readers}
     if len(shapes) != 1 or len(kinds) != 1:
@@ -104,6 +101,14 @@ def _base(source: str, readers: list[tuple[Node, Reading]]) -> Base:
     (shape,), ((dtype, trainable),) = shapes, kinds
     assert shape is not None
     return Base(shape, steps, dtype, trainable)
+
+
+def common_steps(views: Sequence[View]) -> View:
+    """What all views begin with."""
+    steps = 0
+    while all(len(view) > steps and view[steps] == views[0][steps] for view in views):
+        steps += 1
+    return views[0][:steps]
 
 
 def view_calls(view: View) -> Iterator[tuple[Operator, dict[str, Hashable]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from ir.graph import Graph
+from ir.graph import Graph, param_view
 from pdv.passes.simplify import STEPS, fold_constant, rows_once
 from pdv.passes.tied_views import untangle, whole_buffers
 from pdv.rewrite.library import read_laws
@@ -23,7 +23,8 @@ def canonicalize(graph: Graph) -> Graph:
     through.
     """
     rows = next((node.type.shape[0] for node in graph.inputs if node.type.rank), 1)
-    return whole_buffers(untangle(normalized(graph, (fold_constant, *_rules(), *STEPS, rows_once(rows)))))
+    stored = {str(param.attr("source")): param.type.shape for param in graph.params if not param_view(param)}
+    return whole_buffers(untangle(normalized(graph, (fold_constant, *_rules(), *STEPS, rows_once(rows))), stored))
 
 
 @cache

@@ -11,14 +11,18 @@ import itertools
 from collections.abc import Mapping
 
 from ir.builder import Builder
+from ir.dims import Shape
 from ir.graph import Graph, Node, View, param_view
 from ir.types import TensorType
-from ir.views import Reading, box, is_column, overlap, readings, shape_before, sources_of, view_calls
+from ir.views import Reading, box, common_steps, is_column, overlap, readings, shape_before, sources_of, view_calls
 
 
-def untangle(graph: Graph) -> Graph:
-    """The same graph, with overlapping views of stored tensors made by operators."""
-    return _made_by_operators(graph, _tangle(graph))
+def untangle(graph: Graph, stored: Mapping[str, Shape]) -> Graph:
+    """The same graph, with overlapping views of stored tensors made by operators.
+
+    stored: the shapes of stored tensors, where views of other shapes do not tell.
+    """
+    return _made_by_operators(graph, _tangle(graph, stored))
 
 
 def whole_buffers(graph: Graph) -> Graph:
@@ -50,7 +54,7 @@ def _made_by_operators(graph: Graph, tangled: Mapping[Node, TensorType]) -> Grap
     return k.rebuild(graph, make)[0]
 
 
-def _tangle(graph: Graph) -> dict[Node, TensorType]:
+def _tangle(graph: Graph, stored: Mapping[str, Shape]) -> dict[Node, TensorType]:
     """Trained parameters of stored tensors of which two share an element, with the type of what is stored."""
     sources: dict[str, list[tuple[Node, Reading]]] = {}
     for param in graph.params:
@@ -58,9 +62,12 @@ def _tangle(graph: Graph) -> dict[Node, TensorType]:
             for reading in readings(param):
                 sources.setdefault(reading.source, []).append((param, reading))
     found: dict[Node, TensorType] = {}
-    for readers in sources.values():
-        if any(overlap(box(a), box(b)) for (_, a), (_, b) in itertools.combinations(readers, 2)):
+    for source, readers in sources.items():
+        shared = len(common_steps([reading.view for _, reading in readers])) if len(readers) > 1 else 0
+        parts = [box(reading._replace(view=reading.view[shared:])) for _, reading in readers]
+        if any(overlap(a, b) for a, b in itertools.combinations(parts, 2)):
             shapes = {shape_before(reading.shape, reading.view) for _, reading in readers} - {None}
+            shapes = shapes or {stored.get(source)} - {None}
             if len(shapes) == 1 and not any(_join(param) for param, _ in readers):
                 (shape,) = shapes
                 assert shape is not None

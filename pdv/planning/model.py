@@ -137,8 +137,8 @@ def _folded(norms: Sequence[str]) -> ModelError:
 def _computed(parameters: Sequence[str]) -> ModelError:
     some = ", ".join(parameters[:3]) + (", …" if len(parameters) > 3 else "")
     return ModelError(
-        f"parameters of the module are not in the file ({some}): the exporter computed with them, and they would not "
-        "be trained",
+        f"parameters of the module are not in the file ({some}): the exporter computed with them, or took them for "
+        "others that have the same values, and they would not be trained",
         "Files that have all parameters; for inference (--mode infer) any",
         "Export with torch.onnx.export(..., dynamo=True, optimize=False) or pdv.frontend.onnx.export.export_onnx",
     )

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
+from pdv.frontend.onnx.origins.merged import lost_with_nodes
 from pdv.frontend.onnx.origins.recovered import Made, recover
-from pdv.frontend.onnx.origins.signature import Role, Signature, absent, left_out, missing_bias, turned, zeros
+from pdv.frontend.onnx.origins.signature import SCOPES, Role, Signature, absent, left_out, missing_bias, turned, zeros
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
-SCOPES = "pkg.torch.onnx.name_scopes"  # and on nodes: the modules that a node is of
 CLASSES = "pkg.torch.onnx.class_hierarchy"
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
 ANONYMOUS = ("onnx::", "val_")  # what exporters call tensors that they computed
@@ -63,7 +63,8 @@ def mend(model: onnx_ir.Model) -> Mended:
     _tie(model.graph, found)
     _rename(model.graph, signature, found)
     if signature is not None:
-        found.absent += [name for name in absent(signature, model.graph) if name not in found.copies]
+        lost = {*absent(signature, model.graph), *lost_with_nodes(signature, model.graph)}
+        found.absent += sorted(lost - found.copies.keys())
     return found
 
 

@@ -117,6 +117,45 @@ def test_what_was_calculated_with_is_named(change: str, tmp_path: Path) -> None:
         pdv.optimize(path, cluster=cluster(2))
 
 
+class TwoNorms(nn.Module):
+    """Two norms of one value, whose scales start out equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.head = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.one(x)) * self.other(x)
+
+
+class Modulated(nn.Module):
+    """Scales and shifts of two layers, made of one value by projections that start out as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made, self.head = nn.ModuleList([nn.Linear(8, 16) for _ in range(2)]), nn.Linear(8, 8)
+        for made in self.made:
+            nn.init.zeros_(made.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(made.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        about = x.mean(1)
+        for made in self.made:
+            scale, shift = made(about).unsqueeze(1).chunk(2, -1)
+            x = x + self.head(x * (1 + scale) + shift)
+        return x
+
+
+@pytest.mark.parametrize(("module", "lost"), [(TwoNorms(), "other.bias, other.weight"), (Modulated(), "made.1.bias")])
+def test_what_went_with_an_equal_node_is_named(module: nn.Module, lost: str, tmp_path: Path) -> None:
+    path = _plain(module, {"x": torch.randn(4, 2, 8)}, tmp_path / "m.onnx")
+    with pytest.raises(pdv.ModelError, match=f"not in the file .{lost}.*took them for others.*optimize=False"):
+        pdv.optimize(path, cluster=cluster(2))
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    assert not load_program(_plain(module, {"x": torch.randn(4, 2, 8)}, path)).absent
+
+
 class Dropped(nn.Module):
     """Attention with dropout, under a mask of truth values, over fewer heads of keys, and a smoothed loss."""
 

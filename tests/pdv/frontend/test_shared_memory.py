@@ -62,6 +62,11 @@ def flat(m: Any, x: Tensor) -> Tensor:
     return ab(m, x) + F.linear(x, m.flat[D : D + D * D].view(D, D))
 
 
+def regrouped(m: Any, x: Tensor) -> Tensor:
+    rows = F.linear(x, m.w.repeat_interleave(2, 0).flatten(0, 1)).unflatten(1, (2, -1))
+    return rows.sum(1) * F.linear(x, m.w.view(6, 2, D).flatten(0, 1))
+
+
 def tensors(name: str) -> dict[str, Tensor]:
     w, wide, row = draw(2 * D, D), draw(D, 2 * D), draw(3 * D * D)
     of_row = {"a": of(row[: D * D].view(D, D)), "b": of(row[D * D : 2 * D * D].view(D, D))}
@@ -74,11 +79,12 @@ def tensors(name: str) -> dict[str, Tensor]:
         "columns": {"a": of(wide[:, :D]), "b": of(wide[:, 4 : 4 + D]), "c": of(wide.t()[D:])},
         "every second row": {"a": w, "b": of(w[::2])},
         "of a row": {"flat": row, **of_row},
+        "in other shapes": {"w": draw(4, 3, D)},
         "attributes": {"w": w, "a": w[:D], "b": w[D:]},
     }[name]
 
 
-FORWARD = {"in forward": in_forward, "fused": fused, "columns": abc, "of a row": flat}
+FORWARD = {"in forward": in_forward, "fused": fused, "columns": abc, "of a row": flat, "in other shapes": regrouped}
 NAMES = ("in forward", "fused", "apart", "transposed", "overlapping rows", "columns", "every second row", "of a row")
 
 
@@ -95,7 +101,7 @@ def plan(module: nn.Module, x: Tensor) -> Plan:
     return pdv.optimize(module, (x,), cluster=cluster(2), mesh={"x": 2})
 
 
-@pytest.mark.parametrize("name", [*NAMES, "attributes"])
+@pytest.mark.parametrize("name", [*NAMES, "attributes", "in other shapes"])
 def test_shared_weights_train_as_in_the_module_and_keep_their_names(name: str) -> None:
     torch.manual_seed(1)
     module, x, y = make(name), torch.randn(4, D), torch.randn(4, D)

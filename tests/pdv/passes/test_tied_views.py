@@ -33,21 +33,29 @@ def two_readers(views: tuple[View, View]) -> Graph:
     for number, view in enumerate(views):
         rows = {"slice": 4, "chunk": 3}.get(view[-1][0], 6) if view else 6
         rows = 3 if view == (("slice", 0, 0, 3, 6),) else rows
-        ends[f"y{number}"] = k.linear(x, k.param("w", f32(rows, 6), view=view))
+        shape = (1, 2, 6) if view and view[0][0] == "reshape" else (rows, 6)
+        w = k.param("w", f32(*shape), view=view)
+        ends[f"y{number}"] = k.linear(x, k.reshape(w, shape=(2, 6)) if len(shape) > 2 else w)
     return k.graph(ends)
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_overlapping_views_are_operators_on_one_parameter(name: str) -> None:
     graph = two_readers(VIEWS[name])
-    found = untangle(graph)
+    found = untangle(graph, {})
     assert [param.type.shape for param in found.params] == [(6, 6)]
     verify_equal(graph, found, Mesh.of(a=2), gradients=True)
 
 
 def test_parts_that_do_not_overlap_stay_parameters() -> None:
     graph = two_readers(((("slice", 0, 0, 4, 8),), (("slice", 0, 4, 8, 8),)))
-    assert untangle(graph) is graph
+    assert untangle(graph, {}) is graph
+
+
+def test_views_that_begin_with_one_shape_and_then_part_stay_parameters() -> None:
+    alike = ("reshape", (3, 2, 6))
+    graph = two_readers(((alike, ("chunk", 0, 3, 0)), (alike, ("chunk", 0, 3, 2))))
+    assert untangle(graph, {"w": (6, 6)}) is graph
 
 
 BUFFER_VIEWS: dict[str, tuple[View, ...]] = {

@@ -21,8 +21,8 @@ from pdv.passes.fold_constants import Array
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _ORIGINS = "pkg.onnxscript.optimizer.folded_from"  # on what the optimizer computed: the names that it computed it from
-_SCOPES = "pkg.torch.onnx.name_scopes"
-_FX_NODE = "pkg.torch.onnx.fx_node"
+SCOPES = "pkg.torch.onnx.name_scopes"  # on nodes: the modules that a node is of
+FX_NODE = "pkg.torch.onnx.fx_node"
 _ENTRY = re.compile(r"^(\w+): (PARAMETER|BUFFER) target='([^']*)'(.*)$", re.MULTILINE)
 _CALL = re.compile(r"target=torch\.ops\.aten\.(\w+)(?:\.\w+)?\]\(args = \((.*)\), kwargs = ")
 _TURNED = (1, 0)
@@ -92,7 +92,7 @@ class Signature:
     def roles(self, graph: onnx_ir.Graph) -> Iterator[Role]:
         """Where a parameter belongs: at places that have a stored tensor, or that are empty."""
         for node in graph:
-            call = _CALL.search(node.metadata_props.get(_FX_NODE, ""))
+            call = _CALL.search(node.metadata_props.get(FX_NODE, ""))
             if call is None or node.domain != "":
                 continue
             given = _arguments(call[2])
@@ -105,14 +105,14 @@ class Signature:
 
     def weights_of(self, node: onnx_ir.Node) -> list[str]:
         """The parameters of a recurrent layer, in torch's order."""
-        call = _CALL.search(node.metadata_props.get(_FX_NODE, ""))
+        call = _CALL.search(node.metadata_props.get(FX_NODE, ""))
         given = _arguments(call[2]) if call is not None else []
         names = given[2].strip("[]").split(",") if len(given) > 2 else []
         return [self.parameters.get(name.strip().removeprefix("%"), "") for name in names]
 
     def mentioned(self, graph: onnx_ir.Graph) -> set[str]:
         """Parameters that some node's operator reads."""
-        text = " ".join(node.metadata_props.get(_FX_NODE, "") for node in graph)
+        text = " ".join(node.metadata_props.get(FX_NODE, "") for node in graph)
         return {self.parameters[name] for name in re.findall(r"%(\w+)", text) if name in self.parameters}
 
     def _places(self, node: onnx_ir.Node, call: str, given: list[str]) -> Iterator[tuple[int, int, bool]]:
@@ -138,7 +138,7 @@ _SAME = {("add", "Add"), ("mul", "Mul"), ("sub", "Sub"), ("div", "Div")}
 
 def left_out(node: onnx_ir.Node) -> str:
     """What torch's exporter leaves out of an operator that trains otherwise without it; empty if nothing."""
-    call = _CALL.search(node.metadata_props.get(_FX_NODE, ""))
+    call = _CALL.search(node.metadata_props.get(FX_NODE, ""))
     given = _arguments(call[2]) if call is not None else []
     if node.op_type == "SoftmaxCrossEntropyLoss" and len(given) > _SMOOTHING and float(given[_SMOOTHING]):
         return f"label_smoothing={given[_SMOOTHING]} of cross entropy"
@@ -221,7 +221,7 @@ def _is_float(value: onnx_ir.Value) -> bool:
 
 def _module_of(node: onnx_ir.Node) -> str | None:
     """What the names of a node's module begin with; None where the file does not say."""
-    scopes = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))
+    scopes = re.findall(r"'([^']*)'", node.metadata_props.get(SCOPES, ""))
     return None if len(scopes) < 2 else f"{scopes[-2]}." if scopes[-2] else ""
 
 
