@@ -11,8 +11,9 @@ DTensors. So does a parameter of which a gradient or state is placed otherwise t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import chain
 from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .gradients import Leaves
+from .gradients import GradientSums, Leaves, placed_as
 
 ELEMENT_BY_ELEMENT = (
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad, optim.Adadelta,
@@ -50,19 +51,22 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     Raises:
         RuntimeError: if gradients wait to be summed.
     """
-    leaves = [leaves for group in optimizer.param_groups for p in group["params"] if (leaves := _leaves(p))]
-    if any(sums.is_waiting for sums in {each.sums for each in leaves}):
+    known = _exchanges.get(optimizer)
+    if known is not None:
+        known.take_back(optimizer)
+    again = known is not None and known.is_ready(optimizer)
+    all_sums = known.sums if known is not None and again else _sums_of(optimizer)
+    if any(sums.is_waiting for sums in all_sums):
         raise RuntimeError(
             "unsummed-gradients: gradients of no_sync, or of a backward pass that failed, were not summed over ranks. "
             "Run the last backward pass outside of no_sync, call flush of the model, or drop them with its zero_grad."
         )
-    if not leaves or type(optimizer) not in ELEMENT_BY_ELEMENT or optimizer.defaults.get("differentiable"):
+    if not all_sums or type(optimizer) not in ELEMENT_BY_ELEMENT or optimizer.defaults.get("differentiable"):
         return None
-    if optimizer not in _exchanges:
-        _exchanges[optimizer] = Exchange()
+    if known is None:
+        _exchanges[optimizer] = known = Exchange()
         optimizer.register_state_dict_pre_hook(_take_back)  # of a step that failed
-    _take_back(optimizer)
-    _exchanges[optimizer].make(optimizer)
+    known.make(optimizer, again=again)
     if len(args) > 1 and args[1] is not None:
         return (args[0], _with_parameters(optimizer, args[1]), *args[2:]), kwargs
     if kwargs.get("closure") is not None:
@@ -92,6 +96,11 @@ def _with_parameters(optimizer: Optimizer, closure: Callable[[], Any]) -> Callab
     return exchanged_back
 
 
+def _sums_of(optimizer: Optimizer) -> set[GradientSums]:
+    """Those in which gradients of its parameters may wait."""
+    return {leaves.sums for group in optimizer.param_groups for p in group["params"] if (leaves := _leaves(p))}
+
+
 def _leaves(parameter: Tensor) -> Leaves | None:
     leaves = getattr(parameter, "leaves", None)
     return leaves if isinstance(leaves, Leaves) else None
@@ -107,10 +116,23 @@ class Exchange:
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []  # the list of a group, and what it had
         self._whole: defaultdict[Tensor, State] = defaultdict(dict)
         self._pieces: defaultdict[Tensor, State] = defaultdict(dict)
+        self._again: Again | None = None
+        self.sums: set[GradientSums] = set()
+
+    def is_ready(self, optimizer: Optimizer) -> bool:
+        """Whether parameters and states are what the last step left."""
+        return self._again is not None and self._again.holds(optimizer)
 
     @torch.no_grad()
-    def make(self, optimizer: Optimizer) -> None:
-        """Local tensors in place of parameters."""
+    def make(self, optimizer: Optimizer, *, again: bool = False) -> None:
+        """Local tensors in place of parameters; ``again``: of those of the last step (``is_ready``)."""
+        if again and self._again is not None and self._again.give_gradients():
+            for parameters, before, shards in self._again.groups:
+                self._groups.append((parameters, before))
+                parameters[:] = shards
+            optimizer.state = self._pieces
+            return
+        self._again = None
         self._whole, self._exchanged, self._others = optimizer.state, [], []
         for group in optimizer.param_groups:
             parameters = group["params"]
@@ -130,6 +152,11 @@ class Exchange:
             parameters[:] = before
         self._groups = []
         optimizer.state = self._whole
+        if self._again is not None:
+            self._again.drop_gradients()
+            if self._again.left_states():
+                return
+            self._again = None
         for parameter in self._others:
             if parameter in self._pieces:
                 self._whole[parameter] = self._pieces.pop(parameter)
@@ -137,6 +164,9 @@ class Exchange:
             entry.shard.grad = None
             if entry.has_changed(self._pieces):
                 self._whole[entry.parameter] = entry.place(self._pieces[entry.shard])
+        if not self._others:
+            self._again = Again(optimizer, self._exchanged, self._pieces)
+            self.sums = _sums_of(optimizer)
 
     def _local(self, parameter: Tensor) -> Tensor:
         entry = self._entries.get(id(parameter))
@@ -155,34 +185,91 @@ class Exchange:
         return entry.shard
 
 
+class Again:
+    """What a step exchanged, in lists that a next one of the same parameters and states takes as they are."""
+
+    def __init__(self, optimizer: Optimizer, entries: Sequence[Entry], pieces: States) -> None:
+        self.whole, self._pieces = optimizer.state, pieces
+        self._pairs = [(entry.parameter, entry.shard, entry.parameter.placements) for entry in entries]
+        shards = {id(entry.parameter): entry.shard for entry in entries}
+        lists = [group["params"] for group in optimizer.param_groups]
+        self.groups = [(given, list(given), [shards[id(p)] for p in given]) for given in lists]
+        self._parameters = [entry.parameter for entry in entries]
+        self._held = [entry.held for entry in entries]
+        self._values = _all_values(self._held)
+        self._live = [entry.live for entry in entries]
+        self._local_values = _all_values(self._live)
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Whether parameters and states are these."""
+        lists = [group["params"] for group in optimizer.param_groups]
+        return (
+            optimizer.state is self.whole
+            and _are_these(lists, [given for given, _, _ in self.groups])
+            and all(_are_these(given, before) for given, before, _ in self.groups)
+            and _are_these(list(map(self.whole.get, self._parameters)), self._held)
+            and _are_these(_all_values(self._held), self._values)
+        )
+
+    def give_gradients(self) -> bool:
+        """Each local tensor gets the piece of its parameter's gradient; False if one is placed otherwise."""
+        for parameter, shard, placements in self._pairs:
+            grad = parameter.grad
+            if isinstance(grad, DTensor) and grad.placements == placements:
+                shard.grad = grad.to_local()
+            elif grad is not None:
+                self.drop_gradients()
+                return False
+        return True
+
+    def drop_gradients(self) -> None:
+        """Local tensors have none."""
+        for _, shard, _ in self._pairs:
+            shard.grad = None
+
+    def left_states(self) -> bool:
+        """Whether a step left the tensors of the states in their places, and made none."""
+        live = [self._pieces.get(shard) for _, shard, _ in self._pairs]
+        return _are_these(live, self._live) and _are_these(_all_values(live), self._local_values)
+
+
+def _all_values(states: Iterable[State | None]) -> list[Any]:  # Any: as State
+    return list(chain.from_iterable(state.values() for state in states if state is not None))
+
+
+def _are_these(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether both lists have the same objects."""
+    return len(one) == len(other) and all(map(is_, one, other))
+
+
 class Entry:
     """A parameter with the local tensor in its place, and its state with local tensors in place of DTensors."""
 
     def __init__(self, parameter: DTensor, shard: Tensor, whole: States, pieces: States) -> None:
         self.parameter, self.shard = parameter, shard
-        self._held: State | None = whole.get(parameter)
-        self._live: State | None = None
+        self.held: State | None = whole.get(parameter)
+        self.live: State | None = None
         pieces.pop(shard, None)
-        if self._held is not None:
-            self._note(self._held, {name: _piece(x) for name, x in self._held.items()})
-            pieces[shard] = self._live = dict(self._pieces)
-        self.is_foreign = not all(_is_placed_as(x, parameter) for x in (self._held or {}).values())
+        if self.held is not None:
+            self._note(self.held, {name: _piece(x) for name, x in self.held.items()})
+            pieces[shard] = self.live = dict(self._pieces)
+        self.is_foreign = not all(_is_placed_as(x, parameter) for x in (self.held or {}).values())
 
     def knows(self, whole: States) -> bool:
         """Whether the parameter's state is the one that it was made for, or left."""
         held = whole.get(self.parameter)
-        return held is self._held and (held is None or _are_same(held, self._values))
+        return held is self.held and (held is None or _are_same(held, self._values))
 
     def has_changed(self, pieces: States) -> bool:
         """Whether a step put other tensors into the state than those that it had, or made one."""
-        if self._live is None:
-            self._live = pieces.get(self.shard)
-            return self._live is not None
-        return not _are_same(self._live, self._pieces)
+        if self.live is None:
+            self.live = pieces.get(self.shard)
+            return self.live is not None
+        return not _are_same(self.live, self._pieces)
 
     def place(self, state: State) -> State:
         """The state after a step, with DTensors in place of local tensors."""
-        held = {} if self._held is None else self._held
+        held = {} if self.held is None else self.held
         placed = {name: self._placed(x, name) for name, x in state.items()}
         held.clear()
         held.update(placed)
@@ -190,14 +277,14 @@ class Entry:
         return held
 
     def _note(self, held: State, pieces: State) -> None:
-        self._held, self._values, self._pieces = held, dict(held), pieces
+        self.held, self._values, self._pieces = held, dict(held), pieces
 
     def _placed(self, x: Any, name: str) -> Any:
-        if self._held is not None and self._pieces.get(name) is x:
+        if self.held is not None and self._pieces.get(name) is x:
             return self._values[name]
         if not isinstance(x, Tensor) or name in ONE_NUMBER or x.shape != self.shard.shape:
             return x
-        return DTensor.from_local(x, self.parameter.device_mesh, self.parameter.placements, run_check=False)
+        return placed_as(self.parameter, x)
 
 
 def _piece(x: Any) -> Any:
@@ -210,4 +297,4 @@ def _is_placed_as(x: object, parameter: DTensor) -> bool:
 
 def _are_same(one: State, other: State) -> bool:
     """Whether both have the same objects."""
-    return len(one) == len(other) and all(map(is_, one.values(), other.values()))
+    return _are_these(list(one.values()), list(other.values()))

@@ -71,17 +71,35 @@ def steps(path: Path, sizes: dict[str, int], name: str) -> dict[str, Tensor]:
     optimizer = OPTIMIZERS[name]([{"params": parameters[:1], "lr": 0.02}, {"params": parameters[1:2]}])
     groups = [group["params"] for group in optimizer.param_groups]
     schedule = optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    for step in range(4):
+    for step in range(7):
         if step == 1:  # parameters that join later
             optimizer.add_param_group({"params": parameters[2:]})
         if step == 2:  # a state that was saved
             optimizer.load_state_dict(optimizer.state_dict())
+        if step in (3, 5):  # one without a gradient for a while
+            model.number.requires_grad_(step != 3)
+        if step == 4:  # a state that was changed by hand
+            for state in optimizer.state.values():
+                state.update({key: x.clone() for key, x in state.items() if isinstance(x, Tensor)})
         optimizer.zero_grad()
         torch.autograd.backward(loss_of(model, step))
         optimizer.step()
         schedule.step()
     assert all(group["params"] is params for group, params in zip(optimizer.param_groups, groups, strict=False))
     assert [p for group in optimizer.param_groups for p in group["params"]] == parameters
+    return states(model, optimizer)
+
+
+def thawed(path: Path, sizes: dict[str, int]) -> dict[str, Tensor]:
+    """A parameter that has no gradient, and so no state, in the first steps."""
+    model = Small(path, sizes)
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(5):
+        model.bias.requires_grad_(step > 2)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model, step))
+        optimizer.step()
+    assert len(optimizer.state) == len(list(model.parameters()))
     return states(model, optimizer)
 
 
@@ -104,7 +122,7 @@ def closure(path: Path, sizes: dict[str, int]) -> dict[str, Tensor]:
 
 def run_all(path: Path, sizes: dict[str, int]) -> dict[str, dict[str, Tensor]]:
     found = {name: steps(path, sizes, name) for name in OPTIMIZERS}
-    return {**found, "closure": closure(path, sizes)}
+    return {**found, "closure": closure(path, sizes), "thawed": thawed(path, sizes)}
 
 
 def failures(path: Path) -> None:
