@@ -284,7 +284,7 @@ class Entry:
             return self._values[name]
         if not isinstance(x, Tensor) or name in ONE_NUMBER or x.shape != self.shard.shape:
             return x
-        return placed_as(self.parameter, x)
+        return placed_as(self.parameter, x, self.parameter.device_mesh)
 
 
 def _piece(x: Any) -> Any:
