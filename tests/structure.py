@@ -63,6 +63,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "report": ("pdv.report",),
     "verification": ("pdv.verification",),
     "planning": ("pdv.planning", "pdv.launch"),
+    "rivals": ("pdv.rivals",),
     "measure": ("pdv.measure",),
     "compile": ("pdv.compile", "pdv"),
     "cli": ("pdv.cli", "pdv.__main__"),

@@ -1,4 +1,7 @@
-"""A program at fewer rows of its batch: what one micro-batch computes. Entry points: ``fewer_rows``, ``few_rows``."""
+"""A program at other rows of its batch: what one micro-batch computes, or a larger batch.
+
+Entry points: ``fewer_rows``, ``few_rows``, ``more_rows``.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,18 @@ def few_rows(graph: Graph, rows: int) -> tuple[Graph, Mapping[Node, Node]] | Non
     return None if share == 1 else _resized(graph, share)
 
 
-def _resized(graph: Graph, share: int) -> tuple[Graph, Mapping[Node, Node]] | None:
+def more_rows(graph: Graph, times: int) -> Graph:
+    """``graph`` over so many times the rows of each input; the same where rows cannot be told from other sizes."""
+    found = None if times == 1 else _resized(graph, 1, times)
+    return graph if found is None else found[0]
+
+
+def _resized(graph: Graph, share: int, times: int = 1) -> tuple[Graph, Mapping[Node, Node]] | None:
     sizes = Sizes(graph)
     rows = [sizes.open_atoms(node, 0) if node.type.rank else () for node in graph.inputs]
     if not all(atoms and sizes.atoms.extents[atoms[0]] % share == 0 for atoms in rows):
         return None
     try:
-        return sizes.resize({atoms[0]: sizes.atoms.extents[atoms[0]] // share for atoms in rows})
+        return sizes.resize({atoms[0]: sizes.atoms.extents[atoms[0]] * times // share for atoms in rows})
     except ShapeError:
         return None

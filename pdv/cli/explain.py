@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ir.files.writing import write_whole
+from pdv.cli import values
 from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from pdv.guard import Progress
 
 Target = Annotated[Path, typer.Argument(help="A package of `pdv optimize`, or its plan.json.", show_default=False)]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The page to write (default: DIR/report.html).")]
 CostName = Annotated[
     str | None, typer.Option(help="The weight file or profile folder that priced the plan, where that is not shipped.")
 ]
+SearchTime = Annotated[str, typer.Option(help='Time after which no further plan is looked for: "30s", "5m".')]
 
 
 def explain(
@@ -22,6 +27,10 @@ def explain(
     operator: Annotated[
         str | None, typer.Option(help="Tell about operators of this kind, name or number alone, in detail.")
     ] = None,
+    rivals: Annotated[
+        bool, typer.Option("--rivals", help="Also plan as experts do, and again where one thing is another.")
+    ] = False,
+    budget: SearchTime = "2m",
     cost: CostName = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
@@ -37,16 +46,23 @@ def explain(
             told, text = explanation(directory, operator, cost), ""
         else:
             told, text = {}, explain_plan(directory, operator, cost)
+        beside = _rivals(directory, cost, values.seconds(budget, "--budget"), progress) if rivals else {}
     if as_json:
-        print_json("explain", directory=str(directory), search=read_document(directory)["search"], **told)
-    else:
-        print(text)
+        print_json("explain", directory=str(directory), search=read_document(directory)["search"], **told, **beside)
+        return
+    print(text)
+    if beside:
+        from pdv.rivals.text import rivals_text
+
+        step_s = read_document(directory)["predicted"]["step_time_s"]["mean"]
+        print("\n" + rivals_text(step_s, beside["experts"], beside["sensitivity"]))
 
 
 def report(
     target: Target,
     output: Output = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out all that takes searches.")] = False,
+    budget: SearchTime = "2m",
     cost: CostName = None,
     opened: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
     as_json: JsonOption = False,
@@ -61,7 +77,7 @@ def report(
     read_document(folder)  # what is no package is refused before anything takes long
     page = output or folder / REPORT
     with progress_bar(quiet=as_json) as progress:
-        asked = {} if quick else _ask(folder, cost, progress)
+        asked = {} if quick else _ask(folder, cost, values.seconds(budget, "--budget"), progress)
         progress("drawing", None)
         text = saved_page(folder, cost, asked)
         write_whole(page, text.encode())
@@ -75,8 +91,25 @@ def report(
         webbrowser.open(page.resolve().as_uri())
 
 
-def _ask(folder: Path, cost: str | None, progress: Any) -> dict[str, Any]:  # Any: pdv.guard.Progress; JSON
+def _ask(folder: Path, cost: str | None, budget_s: float, progress: Progress) -> dict[str, Any]:  # Any: JSON
+    """What takes searches."""
     from pdv.report.saved import explanation
 
     progress("solving parts of the plan again", None)
-    return {"why": explanation(folder, cost=cost)}
+    return {"why": explanation(folder, cost=cost), **_rivals(folder, cost, budget_s, progress)}
+
+
+def _rivals(folder: Path, cost: str | None, budget_s: float, progress: Progress) -> dict[str, Any]:  # Any: JSON
+    """Experts' plans, and the plan where one thing is another."""
+    from pdv.plan.package import read_document
+    from pdv.prices import priced_by
+    from pdv.report.loaded import load_plan
+    from pdv.rivals.circumstances import circumstances
+    from pdv.rivals.experts import experts
+    from pdv.rivals.setting import Setting
+
+    setting = Setting.of(load_plan(folder, priced_by(read_document(folder), cost)), budget_s)
+    progress("planning as experts do", None)
+    rows = experts(setting)
+    progress("planning where one thing is another", None)
+    return {"experts": rows, "sensitivity": circumstances(setting)}

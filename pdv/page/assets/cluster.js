@@ -16,28 +16,34 @@ function trafficTable() {
   const step = PLAN.predicted.step_time_s.mean * PICO;
   const rows = names.map((name) => {
     const moved = known[name] || { bytes: 0, busy_ps: 0, calls: 0 }, link = links[name];
-    return [el('span', {}, swatch(partColour(name)), name === 'pipeline' ? 'between stages' : name), link ? `${link.name}${link.bandwidth_bytes_per_s ? ', ' + rate(link.bandwidth_bytes_per_s) + 'B/s' : ''}` : '',
-      String(moved.calls), num(bytes(moved.bytes), moved.bytes), num(seconds(moved.busy_ps / PICO), moved.busy_ps), percent(moved.busy_ps / step)];
+    return [el('span', {}, swatch(partColour(name)), axisText(name)), link ? `${link.name}${link.bandwidth_bytes_per_s ? ', ' + rate(link.bandwidth_bytes_per_s) + 'B/s' : ''}` : '',
+      String(moved.calls), moved.bytes === null ? '–' : num(bytes(moved.bytes), moved.bytes), num(seconds(moved.busy_ps / PICO), moved.busy_ps), percent(moved.busy_ps / step)];
   });
   if (!rows.length) return el('p', {}, 'One device: nothing is sent.');
   return table(['axis', 'link', 'collectives', 'bytes', 'links busy', 'of the step'], rows, [2, 3, 4, 5]);
 }
+const axisText = (name) => ({ pipeline: 'between stages', tied: 'sums between stages' }[name] || name);
+
+// Each level with its link and what runs over it; below, the devices as they hang together.
 function levels(cluster) {
   const found = cluster.levels || [];
   if (!found.length) return el('p', {}, 'One device, no links.');
-  return found.reduceRight((inner, level, place) => el('div', { class: 'level' },
-    el('p', {}, el('strong', {}, `${level.size} × ${level.name}`), ` joined by ${level.link.name}, `,
-      level.link.bandwidth_bytes_per_s ? `${rate(level.link.bandwidth_bytes_per_s)}B/s a device and direction, ` : '', `${seconds(level.link.latency_s)} latency`, axesOf(cluster, place)),
-    inner ? el('div', { class: 'nodes' }, Array.from({ length: Math.min(level.size, MOST_NODES) }, (_, i) => (i === 0 ? inner : inner.cloneNode(true))),
-      level.size > MOST_NODES && el('p', { class: 'small' }, `… and ${level.size - MOST_NODES} more`)) : devices(level.size)), null);
+  const rows = found.map((level, place) => [el('strong', {}, `${level.size} × ${level.name}`), level.link.name,
+    level.link.bandwidth_bytes_per_s ? rate(level.link.bandwidth_bytes_per_s) + 'B/s' : '–', seconds(level.link.latency_s), carried(found, place)]);
+  return [table(['level', 'link', 'a device and direction', 'latency', 'what crosses it in a step'], rows, [2, 3]),
+    el('div', { class: 'map', role: 'img', 'aria-label': found.map((level) => `${level.size} ${level.name}`).join(' of ') }, nested(found, 0))];
 }
-function devices(size) {
-  const shown = Array.from({ length: Math.min(size, MOST_DEVICES) }, (_, i) => el('span', { class: 'device' }, String(i)));
-  return el('div', { class: 'devices' }, shown, size > MOST_DEVICES && el('span', { class: 'small' }, `… ${size} in all`));
+// Axes whose link is that of the level; joint ones are on the levels of all their axes, sends on the outermost.
+function carried(found, place) {
+  const own = new Map(PLAN.mesh.map((axis) => [axis.name, Math.max(0, found.findIndex((level) => level.link.name === axis.link.name))]));
+  const crosses = (name) => (own.has(name) ? own.get(name) === place : name.split('+').some((part) => (own.get(part) || 0) === place));
+  const names = Object.keys(DATA.traffic).filter(crosses);
+  if (!names.length) return 'nothing';
+  return names.map((name) => el('span', { class: 'chip' }, swatch(partColour(name)), `${axisText(name)}: ${DATA.traffic[name].bytes === null ? '' : bytes(DATA.traffic[name].bytes) + ', '}${seconds(DATA.traffic[name].busy_ps / PICO)}`));
 }
-// Which axes run over the links of a level: those whose link is that one.
-function axesOf(cluster, place) {
-  const link = cluster.levels[place].link.name;
-  const names = PLAN.mesh.filter((axis) => axis.link.name === link).map((axis) => axis.name);
-  return names.length ? el('span', {}, ': ', names.map((name) => el('span', { class: 'chip' }, swatch(partColour(name)), name))) : '';
+function nested(found, place) {
+  const level = found[place], last = place === found.length - 1, most = last ? MOST_DEVICES : MOST_NODES;
+  const inside = Array.from({ length: Math.min(level.size, most) }, (_, i) => (last ? el('span', { class: 'device' }, String(i)) : el('div', { class: 'level' }, el('p', { class: 'small' }, `${level.name} ${i}`), nested(found, place + 1))));
+  const more = level.size > most && el('span', { class: 'small' }, `… ${level.size} × ${level.name}`);
+  return el('div', { class: last ? 'devices' : 'nodes' }, inside, more);
 }

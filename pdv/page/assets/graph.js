@@ -60,7 +60,7 @@ function drawNode(item, one, root, panel) {
   svg('text', { x: move ? 18 : 10, y: 16, 'font-weight': 600 }, shorten(name, move ? 28 : 30)), svg('text', { x: move ? 18 : 10, y: 31, class: 'dim', 'font-size': 11 }, shorten(below, move ? 32 : 35)));
   return group;
 }
-const lastOf = (name) => name.split('.').filter((part) => part !== '*').slice(-2).join('.');
+const lastOf = (name) => name.split('*.').pop().split('.').slice(-2).join('.');
 
 function states(sharding) {
   const words = { I: 'the same on all, computed alike', R: 'the same on all, used differently', P: 'terms of a sum' };

@@ -141,14 +141,10 @@ function paintTasks(context, colour, row, strip) {
     const kind = T.kinds[pattern[i]], tint = colour(taskColour(kind.part, strip));
     context.fillStyle = tint;
     context.fillRect(x, lane.top, Math.max(width - (width > 4 ? 1 : 0), 0.5), lane.height);
-    if (width > 46 && lane.height > 12) {
-      context.save();
-      context.beginPath();
-      context.rect(Math.max(x, layout.gutter), lane.top, width - 4, lane.height);
-      context.clip();
+    const left = Math.max(x, layout.gutter), room = Math.min(x + width, layout.width) - left;
+    if (room > 30 && lane.height > 12 && context.measureText(kind.name).width + 8 < room) {
       context.fillStyle = onColour(tint);
-      context.fillText(kind.name, Math.max(x, layout.gutter) + 4, lane.top + lane.height / 2 + 0.5);
-      context.restore();
+      context.fillText(kind.name, left + 4, lane.top + lane.height / 2 + 0.5);
     }
   }
 }

@@ -5,6 +5,7 @@ Times are whole picoseconds. Entry point: ``timeline``.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from pdv.memory import StepMemory
 from pdv.simulate.drawing import Drawing, Strip
 from pdv.simulate.engine.streams import Timed
 from pdv.simulate.engine.task import TRANSFER, Task
+from pdv.simulate.result import OTHERS
 
 COMPUTE_LANE = 0
 Facts = dict[str, Any]  # Any: JSON
@@ -56,11 +58,11 @@ def traffic(drawing: Drawing) -> dict[str, Facts]:
 
 
 def _moved(tasks: tuple[Timed, ...]) -> list[tuple[str, float, float, int]]:
-    """Collectives of the first class of devices, by part: bytes, picoseconds, how many."""
+    """Communication of the first class of devices, by part: bytes (NaN: nobody says), picoseconds, how many."""
     found: dict[str, tuple[float, float, int]] = {}
     for task, _, _ in tasks:
-        num_bytes = dict(task.detail).get("bytes")
-        if 0 in task.classes and isinstance(num_bytes, float | int):
+        if 0 in task.classes and task.duration and task.part not in OTHERS:
+            num_bytes = float(dict(task.detail).get("bytes", math.nan))
             before = found.get(task.part, (0.0, 0.0, 0))
             found[task.part] = (before[0] + num_bytes, before[1] + task.duration, before[2] + 1)
     return [(part, *sums) for part, sums in found.items()]
@@ -83,8 +85,9 @@ def _sent(drawing: Drawing) -> dict[str, Facts]:
 
 
 def _busiest(stages: Mapping[int, list[float]]) -> Facts:
-    """Of the busiest stage."""
-    return dict(zip(("bytes", "busy_ps", "calls"), max(stages.values()), strict=True))
+    """Of the busiest stage; bytes are null where a part of them is unknown."""
+    num_bytes, time, count = max(stages.values(), key=lambda sums: sums[1])
+    return {"bytes": None if math.isnan(num_bytes) else num_bytes, "busy_ps": time, "calls": count}
 
 
 def _held(drawing: Drawing, memory: StepMemory) -> list[Facts]:

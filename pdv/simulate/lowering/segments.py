@@ -30,8 +30,8 @@ KINDS = 8
 Waits = tuple[tuple[int, int], ...]
 """Moves that run beside compute: place in the chunk, and axis."""
 
-Due = tuple[tuple[int, int, int], ...]
-"""Buckets of gradients: place in the run behind which they start, axis, picoseconds."""
+Due = tuple[tuple[int, int, int, float], ...]
+"""Buckets of gradients: place in the run behind which they start, axis, picoseconds, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,7 @@ class _Work:
             self._forward(number, item, COMPUTE, FORWARD)
         return self.tasks
 
-    def backward(
-        self, gathers: Sequence[tuple[Entry, int]], due: Sequence[tuple[int, int, int]], *, again: bool
-    ) -> list[Task]:
+    def backward(self, gathers: Sequence[tuple[Entry, int]], due: Due, *, again: bool) -> list[Task]:
         """In reverse; with recomputation the run's forward, or its attention's inside, again."""
         recompute = self._lowering.execution.recompute
         self._gather(gathers, REGATHER)
@@ -165,10 +163,10 @@ class _Work:
         for number in reversed(range(len(self._items))):
             item = self._items[number]
             self._backward(number, item)
-            for place, axis, duration in due:
+            for place, axis, duration, num_bytes in due:
                 if place == item.place - self._start:
                     self._release()
-                    self._beside("gradients", axis, duration, BACKWARD, item.place)
+                    self._beside("gradients", (axis, duration, num_bytes), BACKWARD, item.place)
         self._release()
         return self.tasks
 
@@ -306,8 +304,9 @@ class _Work:
                     number = self._number(item.place, kind, classes[0])
                     self.tasks.append(Task("wait", axis, classes, 0, after=(number,)))
 
-    def _beside(self, name: str, axis: int, duration: int, kind: int, place: int) -> None:
+    def _beside(self, name: str, bucket: tuple[int, int, float], kind: int, place: int) -> None:
         """A bucket of gradients, behind compute."""
+        axis, duration, num_bytes = bucket
         for place_of, classes in enumerate(self._links.coupled[axis]):
             self.tasks.append(
                 Task(
@@ -320,6 +319,7 @@ class _Work:
                     blocks=False,
                     makes=self._number(place, kind, classes[0]),
                     slows=round(duration * self._lowering.slowed),
+                    detail=(("bytes", num_bytes),),
                 )
             )
 

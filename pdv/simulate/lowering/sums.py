@@ -18,8 +18,8 @@ from pdv.simulate.lowering.links import Links
 from pdv.simulate.lowering.price import DevicePrices
 from pdv.simulate.lowering.runs import NodeRun
 
-Bucket = tuple[int, int]
-"""(axis under which it counts, picoseconds)"""
+Bucket = tuple[int, int, float]
+"""(axis under which it counts, picoseconds, bytes)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class Sums:
 
     def _bucket(self, axes: tuple[int, ...], num_bytes: float) -> Bucket:
         if self.execution.zero:
-            return axes[0], self.links.scatter_gradients(axes, num_bytes)
-        return axes[0], self.links.sum_gradients(axes, num_bytes)
+            return axes[0], self.links.scatter_gradients(axes, num_bytes), num_bytes
+        return axes[0], self.links.sum_gradients(axes, num_bytes), num_bytes
 
     def by_axes(self) -> dict[tuple[int, ...], tuple[float, float]]:
         """Bytes of gradients and of weights that are due, by axes."""
@@ -101,8 +101,7 @@ class Sums:
         tasks: list[Task] = []
         for axes, (gradient, _) in self.by_axes().items():
             for size in self._pieces(gradient):
-                axis, duration = self._bucket(axes, size)
-                tasks += self._collectives("gradients", axis, duration, issue)
+                tasks += self._collectives("gradients", self._bucket(axes, size), issue)
         return tasks
 
     def tail(self, prices: Sequence[DevicePrices], tied: int, issue: int, ahead: int = 0) -> Segment:
@@ -131,11 +130,11 @@ class Sums:
         for base, due in self.due.items():
             sent[due.axes] = sent.get(due.axes, 0.0) + due.weight * prices.cast_share(base)
         sizes = [(axes, size) for axes, weight in sent.items() for size in self._pieces(weight)]
-        pieces = [(axes[0], self.links.gather_weights(axes, size)) for axes, size in sizes]
-        whole = sum(duration for _, duration in pieces)
+        pieces = [(axes[0], self.links.gather_weights(axes, size), size) for axes, size in sizes]
+        whole = sum(duration for _, duration, _ in pieces)
         left = max(0, whole - ahead) / whole if whole and self.execution.overlap.weights else 1.0
-        exposed = [(axis, round(duration * left)) for axis, duration in pieces]
-        return [task for axis, time in exposed for task in self._collectives("weights", axis, time, issue)]
+        exposed = [(axis, round(duration * left), size) for axis, duration, size in pieces]
+        return [task for piece in exposed for task in self._collectives("weights", piece, issue)]
 
     def optimizer(self, prices: DevicePrices) -> list[Estimate]:
         """Of each parameter; equal ones are asked for once."""
@@ -183,9 +182,11 @@ class Sums:
         count = max(1, math.ceil(num_bytes / self.execution.overlap.bucket_bytes))
         return [num_bytes / count] * count
 
-    def _collectives(self, name: str, axis: int, duration: int, issue: int) -> list[Task]:
+    def _collectives(self, name: str, bucket: Bucket, issue: int) -> list[Task]:
+        axis, duration, num_bytes = bucket
+        span, streams, detail = self.links.mesh.spans[axis], self.links.streams[axis], (("bytes", num_bytes),)
         return [
-            Task(name, self.links.mesh.spans[axis], classes, duration, issue, self.links.streams[axis][place])
+            Task(name, span, classes, duration, issue, streams[place], detail=detail)
             for place, classes in enumerate(self.links.coupled[axis])
         ]
 

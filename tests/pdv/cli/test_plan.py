@@ -77,6 +77,27 @@ def test_verify_and_explain(here: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "Did you mean 'linear'" in capsys.readouterr().err
 
 
+def test_report_and_rivals(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml")
+    written = Path("two_pdv/report.html").read_bytes()
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    told = json.loads(ran(capsys, "report", "two_pdv/plan.json", "--quick", "-o", "page.html", "--json"))
+    assert (told["asked"], told["output"]) == ([], "page.html")
+    assert len(Path("page.html").read_bytes()) == told["bytes"] == len(written)
+    assert not shown
+    assert ran(capsys, "report", "two_pdv", "--open").startswith("two_pdv/report.html: ")
+    assert shown == [Path("two_pdv/report.html").resolve().as_uri()]
+    assert Path("two_pdv/report.html").stat().st_size > len(written)
+    ran(capsys, "verify", "two_pdv")
+    text = ran(capsys, "explain", "two_pdv", "--rivals")
+    assert "Beside the experts, simulated alike" in text
+    assert "links twice as fast" in text
+    beside = json.loads(ran(capsys, "explain", "two_pdv", "--rivals", "--json"))
+    assert {row["name"] for row in beside["experts"]} >= {"DDP", "FSDP", "TP"}
+    assert cli.run(["report", "absent"]) == 2
+
+
 def test_the_command_names_all_that_made_the_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optimized(capsys)["command"] == "pdv optimize two.onnx --cluster cluster.yaml"
     words = ["--search", "mcmc", "--seed", "3", "--budget", "9s", "--memory-limit", "900 MiB"]

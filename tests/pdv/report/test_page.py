@@ -14,14 +14,22 @@ from pathlib import Path
 
 import pytest
 
+import pdv
 from ir.errors import UsageError, VerificationError
+from pdv.memory import step_memory
 from pdv.page import write_page
 from pdv.page.page import LEFT_OUT
 from pdv.plan.package import Plan
 from pdv.report.html.facts import saved_page, step_of
 from pdv.report.loaded import load_plan
+from pdv.report.simulated import step_facts
 from pdv.simulate.drawing import draw
+from pdv.simulate.result import OTHERS
+from pdv.simulate.step import simulate
+from tests.pdv import miniatures
 from tests.pdv.report.pages import data_of, piped, plain, read, sharded
+from tests.pdv.simulate.workloads import gpt
+from tests.pdv.worlds import cluster
 
 PLANS: dict[str, Callable[[], Plan]] = {
     "sharded": sharded,
@@ -110,6 +118,33 @@ def test_tasks_add_up_to_what_the_simulation_booked(folder: Path) -> None:
             assert found[stage, part] == classes[0].get(part, 0)
 
 
+def test_traffic_is_all_that_is_communicated(folder: Path) -> None:
+    step, told = step_of(load_plan(folder)), data_of(read(folder))["traffic"]
+    parts = [dict(classes[0]) for classes in step.simulation.ran.parts]
+    names = {name for own in parts for name in own if name not in (*OTHERS, "pipeline")}
+    assert names == set(told) - {"pipeline"}
+    for name in names:
+        assert told[name]["busy_ps"] > 0
+        assert name == "tied" or told[name]["bytes"] > 0  # of sums between stages nobody says the bytes
+    assert ("pipeline" in told) == (len(parts) > 1)
+
+
+def test_traffic_of_data_parallelism_is_the_gradients() -> None:
+    module = miniatures.settled(miniatures.Gpt())
+    pins = {"mesh": {"dp": 2}, "techniques": {"dp": "ddp"}}
+    plan = pdv.optimize(module, (miniatures.ids(8, 8),), cluster=cluster(2), mesh=pins["mesh"], pins=pins)
+    assert plan.drawn is not None
+    assert plan.drawn["traffic"]["dp"]["bytes"] == pytest.approx(4 * plan.document["source"]["parameters"])
+
+
+def test_every_collective_says_what_it_moves() -> None:
+    for spec in ("tp=2,dp=4,micro_batch=2,batch=16,activations=1,gradients=1", "dp=8,zero=2,batch=16,gradients=1"):
+        drawing = draw(simulate(gpt(spec), draws=0))
+        tasks = [task for tasks in drawing.tasks for task, _, _ in tasks if task.duration and task.part not in OTHERS]
+        assert tasks
+        assert all(dict(task.detail)["bytes"] for task in tasks)
+
+
 def test_strips_that_run_alike_share_their_tasks(tmp_path: Path) -> None:
     drawing = draw(step_of(load_plan(piped().save(tmp_path / "p"))).simulation)
     assert len(drawing.strips) > len(drawing.tasks) > 2
@@ -170,3 +205,12 @@ def test_what_is_no_package_has_no_page(tmp_path: Path) -> None:
 def test_equal_plans_have_equal_pages(tmp_path: Path) -> None:
     plan = sharded()
     assert read(plan.save(tmp_path / "a")) == read(plan.save(tmp_path / "b"))
+
+
+def test_the_memory_of_a_pipeline_is_that_of_its_fullest_stage() -> None:
+    workload = gpt("pp=4,dp=2,micro_batch=1,batch=16,schedule=1f1b")
+    memory = step_memory(workload)
+    sizes = [entry.total_bytes for entry in memory.stages]
+    assert sizes[-1] < max(sizes), "the last one is not the fullest"
+    (told,) = step_facts(simulate(workload, draws=0), memory)["peak_bytes"].values()
+    assert told == max(sizes)

@@ -1,0 +1,1 @@
+"""What else might have been."""
