@@ -42,6 +42,7 @@ class Distributed:
     def __init__(self, world: World[Any], rank: int) -> None:
         self._world = world
         self._rank = rank
+        self._made = 0
         self.group = SimpleNamespace(WORLD=Group("all ranks", tuple(range(world.size))))
 
     def __getattr__(self, name: str) -> Any:
@@ -75,7 +76,8 @@ class Distributed:
 
     def new_subgroups_by_enumeration(self, ranks: Sequence[Sequence[int]]) -> tuple[Group, list[Group]]:
         """The group of this rank, and all; every rank has to call it, as it would have to make them."""
-        groups = [Group(f"ranks {', '.join(map(str, found))}", tuple(found)) for found in ranks]
+        self._made += 1  # groups of the same ranks are different ones
+        groups = [Group(f"ranks {', '.join(map(str, found))} ({self._made})", tuple(found)) for found in ranks]
         self._meet("new_subgroups", None, tuple(groups), (), lambda calls: None, False)
         return next(group for group in groups if self._rank in group.ranks), groups
 

@@ -49,6 +49,8 @@ class Overlap:
             computation", ASPLOS'23; torch's asynchronous tensor parallelism, Megatron-LM's --tp-comm-overlap).
         light: collectives beside compute take little of a device, as on GPUs since Hopper: sums are made in the switch
             (NVLink SHARP), and copies are asynchronous (TMA).
+        apart: sums of gradients have communicators of their own: along an axis, other collectives do not wait for those
+            issued before, but share the links.
     """
 
     gradients: bool = False
@@ -59,6 +61,7 @@ class Overlap:
     weights: bool = False
     pieces: tuple[str, ...] = ()
     light: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,8 @@ def emitted(
 
     Sends between stages run beside the next micro-batch; collectives on activations are waited for where they stand.
     """
-    overlap = Overlap(gradients=True, bucket_bytes=bucket_bytes([entry.device for entry in cluster.classes]))
+    size = bucket_bytes([entry.device for entry in cluster.classes])
+    overlap = Overlap(gradients=True, bucket_bytes=size, apart=True)
     axes, precision = problem.mesh.spans, problem.precision
     return Execution(micro_batches, order, recompute, data_axes=axes, precision=precision, overlap=overlap)
 

@@ -86,7 +86,7 @@ class Lowered:
 
     def _kind(self, number: int) -> Kind:
         links = Links.of(self.workload, number, self.calibration)
-        key = (links.devices, links.counts, links.axes, links.coupled, links.streams)
+        key = (links.devices, links.counts, links.axes, links.coupled, links.streams, links.sums)
         if key not in self._kinds:
             prices = tuple(self._price(device) for device in links.devices)
             segments = Segments(links, prices, self.workload.execution, self.calibration)

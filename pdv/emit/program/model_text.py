@@ -29,6 +29,7 @@ from pdv.emit.program.code import WIDTH, docstring
 from pdv.emit.program.expressions import UnsayableError
 from pdv.emit.program.holder import Holder, write_holders
 from pdv.frontend.program import BATCH
+from pdv.pcg.apart import summed_apart
 from pdv.problem.precision import MASTER, ROUNDED
 
 Outlines = Sequence[StageOutline]
@@ -300,7 +301,7 @@ class _Program:
             "    device: default is this process's GPU, else the CPU; dtype: default is that of the weights.",
             *([f"    That is {MASTER.torch_name}; forward reads them in {ROUNDED.torch_name}."] if masters else []),
             '    """',
-            f"    mesh = make_mesh({{{sizes}}}, device{stages}{self._levels_text()}{compute})",
+            *_mesh_lines(f"{{{sizes}}}, device{stages}{self._levels_text()}{self._sums_text()}{compute}"),
             '    return Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))',
         ]
 
@@ -311,6 +312,13 @@ class _Program:
         found = [(span.replace(JOINT, "_"), sizes) for span, sizes in of_span if sizes and span in used]
         text = ", ".join(f"{string(name)}: {tuple_of(tuple(map(str, sizes)))}" for name, sizes in found)
         return f", levels={{{text}}}" if found else ""
+
+    def _sums_text(self) -> str:
+        """Axes along which gradients are summed beside other collectives."""
+        beside = self._running.recompute or self._running.stages > 1
+        axes = summed_apart(self._graph, forward=beside)
+        found = tuple(string(axis.replace(JOINT, "_")) for axis in axes)
+        return f", own_sums={tuple_of(found)}" if found else ""
 
     def _imports(self, body: str) -> str:
         words = set(re.findall(r"(?<![.\w])\w+", body))
@@ -333,6 +341,11 @@ class _Program:
             if found:
                 lines.append(_import(module, found))
         return "\n".join(lines)
+
+
+def _mesh_lines(options: str) -> list[str]:
+    line = f"    mesh = make_mesh({options})"
+    return [line] if len(line) <= WIDTH else ["    mesh = make_mesh(", f"        {options}", "    )"]
 
 
 def _import(module: str, names: Sequence[str]) -> str:

@@ -204,7 +204,7 @@ class Unit:
             return
         blocks = torch.cat([part for _, part in given], 1).to(given[0][0].tensor.dtype)  # sums as parameters rest
         total = blocks.new_empty(blocks.size(1))
-        work = scatter_single(total, blocks.view(-1), group=self._axis.group, async_op=True)
+        work = scatter_single(total, blocks.view(-1), group=self._axis.of_sums.group, async_op=True)
 
         leaves = [leaf for leaf, _ in given]
 

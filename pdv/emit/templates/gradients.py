@@ -134,7 +134,7 @@ class Bucket:
         """Start to sum what the leaves hold, which they give away."""
         parts = [leaf.take().reshape(-1) for leaf in self.leaves]
         self.flat = torch.cat(parts)  # a copy of one, too: others may read the same memory in backward
-        self.steps = all_reduce_steps(self.flat, self.leaves[0].axes)
+        self.steps = all_reduce_steps(self.flat, [axis.of_sums for axis in self.leaves[0].axes])
         self.advance()
 
     def advance(self) -> bool:

@@ -20,8 +20,8 @@ What is gathered with ``regather=True`` inside ``regathering()`` is not kept for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -44,6 +44,7 @@ class Axis:
 
     levels: where links differ, axes that are this one together, slow to fast, such as hosts and the devices of one;
     sums then go through a slow level with the fewest bytes.
+    sums: the same ranks in groups of their own, for sums of gradients, which other collectives need not wait for.
     """
 
     name: str
@@ -51,12 +52,24 @@ class Axis:
     rank: int = 0
     group: dist.ProcessGroup | None = None
     levels: tuple[Axis, ...] = ()
+    sums: Axis | None = None
+
+    @property
+    def of_sums(self) -> Axis:
+        """For sums of gradients."""
+        return self.sums or self
 
 
-def join_axes(axes: Sequence[Axis], mesh: DeviceMesh | None, levels: Mapping[str, Sequence[int]] = NONE) -> Axis:
+def join_axes(
+    axes: Sequence[Axis],
+    mesh: DeviceMesh | None,
+    levels: Mapping[str, Sequence[int]] = NONE,
+    own_sums: Collection[str] = (),
+) -> Axis:
     """Several axes, slow to fast, as one; every rank has to ask for the same ones in the same order.
 
     levels: sizes of an axis' levels, slow to fast, by name of the axis, such as ``{"dp_tp": (2, 4)}``.
+    own_sums: names of axes with groups of their own for sums of gradients.
     """
     name, size, rank, group = "_".join(axis.name for axis in axes), 1, 0, None
     for axis in axes:
@@ -71,7 +84,11 @@ def join_axes(axes: Sequence[Axis], mesh: DeviceMesh | None, levels: Mapping[str
         group = dist.group.WORLD
     else:
         group = own_group(ranks)
-    return Axis(name, size, rank, group, _split_levels(name, levels.get(name, ()), rank, ranks))
+
+    def over(group: dist.ProcessGroup | None) -> Axis:
+        return Axis(name, size, rank, group, _split_levels(name, levels.get(name, ()), rank, ranks))
+
+    return replace(over(group), sums=over(own_group(ranks))) if name in own_sums else over(group)
 
 
 def _split_levels(name: str, sizes: Sequence[int], rank: int, ranks: Tensor) -> tuple[Axis, ...]:

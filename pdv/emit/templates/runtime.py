@@ -27,7 +27,7 @@ from .optimizers import step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, own_group
 from .rounding import Rounding
 from .stored import Stored, Weights, join
-from .training import Batch, check_in_sync, check_inputs, clip_grad_norm, self_check, shard_batch
+from .training import Batch, check_in_sync, check_inputs, clip_grad_norm, self_check, shard_batch, start_processes
 
 __all__ = ["Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh", "train_step"]
 
@@ -51,6 +51,7 @@ class Mesh:
     """Which stored tensor each parameter and buffer is (a view of)."""
     joint: dict[tuple[str, ...], Axis] = field(default_factory=dict, compare=False)
     levels: Levels = field(default_factory=dict, compare=False)
+    own_sums: Sequence[str] = ()
     stage: Axis = field(default_factory=partial(Axis, "stage"))
     """Where this rank stands in a pipeline; the axes are those of its stage."""
     ranks: DeviceMesh | None = None
@@ -63,7 +64,7 @@ class Mesh:
         if isinstance(name, str):
             return next(axis for axis in self.axes if axis.name == name)
         if name not in self.joint:
-            self.joint[name] = join_axes([self[one] for one in name], self.ranks, self.levels)
+            self.joint[name] = join_axes([self[one] for one in name], self.ranks, self.levels, self.own_sums)
         return self.joint[name]
 
     def stage_group(self, stages: Sequence[int]) -> dist.ProcessGroup | None:
@@ -115,6 +116,7 @@ def make_mesh(
     *,
     stages: int = 1,
     levels: Levels = NONE,
+    own_sums: Sequence[str] = (),
     bucket_mb: float | None = None,
     compute: torch.dtype | None = None,
 ) -> Mesh:
@@ -123,6 +125,7 @@ def make_mesh(
     stages: of a pipeline, each on a mesh of its own. On as many processes as one has, all stages are on each.
     levels: of axes that run through links of different speeds, the sizes of their levels, slow to fast, such as hosts
     and devices of one: ``{"dp": (2, 4), "dp_tp": (2, 4)}``. Sums over such an axis take its levels one by one.
+    own_sums: axes along which gradients are summed in groups of their own, beside other collectives.
     bucket_mb: how many MiB of gradients are summed at once; default is 4 on CPUs, 25 elsewhere.
     compute: to what parameters, which rest in float32, are rounded when they are read; default is no rounding.
 
@@ -142,27 +145,23 @@ def make_mesh(
             f"wrong-world-size: {world} processes for {shape}. It runs on {wanted}, or unsharded on 1. "
             f"Start it with torchrun and {wanted} processes in all, e.g. --nproc-per-node={wanted} on one machine."
         )
-    if kind.type == "cuda":
-        kind = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(kind)
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
+    kind = start_processes(kind)
     step_on_local_tensors()
     stages = world // inside
     outer = {"stage": stages} if stages > 1 else {}
     ranks = init_device_mesh(kind.type, (*outer.values(), *sizes.values()), mesh_dim_names=(*outer, *sizes))
-    axes = {name: _axis(ranks, name, levels) for name in (*outer, *sizes)}
+    axes = {name: _axis(ranks, name, levels, own_sums) for name in (*outer, *sizes)}
     stage = axes.pop("stage") if outer else Axis("stage")
     mesh = (ranks[tuple(sizes)] if sizes else None) if outer else ranks
     bucket_mb = bucket_mb or (4 if kind.type == "cpu" else 25)
     sums = GradientSums(mesh, int(bucket_mb * 2**20))
-    return Mesh(tuple(axes.values()), kind, mesh, [], {}, levels, stage, ranks, sums, rounding)
+    return Mesh(tuple(axes.values()), kind, mesh, [], {}, levels, own_sums, stage, ranks, sums, rounding)
 
 
-def _axis(ranks: DeviceMesh, name: str, levels: Levels) -> Axis:
+def _axis(ranks: DeviceMesh, name: str, levels: Levels, own_sums: Sequence[str]) -> Axis:
     size = ranks.shape[(ranks.mesh_dim_names or ()).index(name)]
     axis = Axis(name, size, ranks.get_local_rank(name), ranks.get_group(name))
-    return join_axes([axis], ranks, levels) if name in levels else axis
+    return join_axes([axis], ranks, levels, own_sums) if name in levels or name in own_sums else axis
 
 
 # ---- Training ----

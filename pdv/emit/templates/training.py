@@ -6,6 +6,7 @@ Entry points: the methods of ``ParallelModule`` of the same names.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,21 @@ if TYPE_CHECKING:
     from .runtime import ParallelModule
 
 Batch = Tensor | Sequence[Tensor]
+
+
+def start_processes(kind: torch.device) -> torch.device:
+    """Join the processes that torchrun started; the device of this one.
+
+    NCCL starts the kernels of all groups of a device in the order in which they are issued, which is one on all ranks:
+    kernels that have no room beside each other then wait for none that waits for them.
+    """
+    if kind.type == "cuda":
+        kind = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(kind)
+    if not dist.is_initialized():
+        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # from NCCL 2.26 on
+        dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
+    return kind
 
 
 def shard_batch(batch: Any, axes: Sequence[Axis]) -> Any:  # Any: tensors in dicts, lists, tuples, and what is none

@@ -5,6 +5,7 @@ Entry point: ``Links.of``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,9 @@ from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine.task import picoseconds
 from pdv.simulate.lowering.entries import Entry
 
+Streams = tuple[tuple[tuple[int, ...], ...], ...]
+"""By axis and set of classes: a stream of their own, then links."""
+
 
 @dataclass(frozen=True)
 class Links:
@@ -40,7 +44,8 @@ class Links:
         counts: how many devices each class has.
         axes: each axis of the mesh, then each joint one (``Mesh.spans``).
         coupled: by axis, sets of classes whose devices meet in the axis's groups.
-        streams: by axis and set, the streams that its collectives occupy: their own, and links shared with other axes.
+        streams: by axis and set, the streams that its collectives occupy: their own, and links shared with others.
+        sums: the same of sums of gradients; where these have communicators of their own, other streams.
     """
 
     mesh: Mesh
@@ -48,7 +53,8 @@ class Links:
     counts: tuple[int, ...]
     axes: tuple[AxisLink, ...]
     coupled: tuple[tuple[tuple[int, ...], ...], ...]
-    streams: tuple[tuple[tuple[int, ...], ...], ...]
+    streams: Streams
+    sums: Streams
 
     @classmethod
     def of(cls, workload: Workload, stage: int, calibration: Calibration) -> Links:
@@ -66,15 +72,19 @@ class Links:
         axes = tuple(joint_link(tuple(single[position] for position in span)) for span in spans)
         placed = np.array(classes).reshape(mesh.shape)
         coupled = tuple(_couple(placed, span) for span in spans)
-        shared = [_resources(workload, first, span) for span in spans]
+        loaded = [
+            [_resources(workload, first, span, classes.index(found[0])) for found in sets]
+            for span, sets in zip(spans, coupled, strict=True)
+        ]
+        streams, sums = _streams(loaded, apart=workload.execution.overlap.apart)
         counts = tuple(classes.count(number) for number in range(len(numbers)))
-        common = _common(shared[: len(mesh.axes)])
-        return cls(mesh, tuple(numbers), counts, axes, coupled, _streams(coupled, shared, common))
+        return cls(mesh, tuple(numbers), counts, axes, coupled, streams, sums)
 
     @cached_property
     def num_streams(self) -> int:
         """Streams beside compute."""
-        return 1 + max((s for axis in self.streams for found in axis for s in found), default=-1)
+        every = (number for axis in (*self.streams, *self.sums) for found in axis for number in found)
+        return 1 + max(every, default=-1)
 
     @cached_property
     def _moves(self) -> dict[Entry, tuple[int, int]]:
@@ -172,28 +182,33 @@ def _couple(
     return tuple(sorted(tuple(sorted(found)) for found in sets))
 
 
-def _resources(workload: Workload, first: int, span: tuple[int, ...]) -> frozenset[str]:
-    """Links that the groups along some axes share with others, as far as that of the stage's first device shows."""
+def _resources(workload: Workload, first: int, span: tuple[int, ...], place: int) -> frozenset[str]:
+    """Links that the group along some axes of a stage's device loads, with those that run beside it."""
     mesh = workload.problem.mesh
     ranks = np.arange(first, first + mesh.num_devices).reshape(mesh.shape)
-    group = ranks[tuple(slice(None) if axis in span else 0 for axis in range(len(mesh.axes)))].flatten()
+    at = np.unravel_index(place, mesh.shape)
+    group = ranks[tuple(slice(None) if axis in span else at[axis] for axis in range(len(mesh.axes)))].flatten()
     return frozenset() if len(group) == 1 else frozenset(find_route(workload.cluster, group.tolist()).resources)
 
 
-def _common(shared: Sequence[frozenset[str]]) -> list[str]:
-    """Links that several axes load; a joint axis is none beside its own axes, for it is waited for."""
-    names = sorted(frozenset().union(*shared))
-    return [name for name in names if sum(name in found for found in shared) > 1]
+def _streams(loaded: Sequence[Sequence[frozenset[str]]], *, apart: bool) -> tuple[Streams, Streams]:
+    """Of moves and of sums: one for each axis and set of classes, and one for each link that several of these load.
 
+    apart: sums have their own, beside moves along the same axis, with which they share a link at least. Links that the
+    same streams load are one.
+    """
+    own = itertools.count()
+    moves = [[next(own) for _ in sets] for sets in loaded]
+    sums = [[next(own) for _ in sets] for sets in loaded] if apart else moves
+    users: dict[str, set[int]] = {}
+    for axis, sets in enumerate(loaded):
+        for place, found in enumerate(sets):
+            for name in (*found, f"{axis}, {place}"):
+                users.setdefault(name, set()).update((moves[axis][place], sums[axis][place]))
+    shared = sorted({tuple(sorted(found)) for found in users.values() if len(found) > 1})
+    links = {found: next(own) for found in shared}
 
-def _streams(
-    coupled: Sequence[Sequence[tuple[int, ...]]], shared: Sequence[frozenset[str]], common: Sequence[str]
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """One stream for each axis and set of classes, and one for each link that several axes load."""
-    count = sum(len(sets) for sets in coupled)
-    number = {name: count + place for place, name in enumerate(common)}
-    own = iter(range(count))
-    return tuple(
-        tuple((next(own), *(number[name] for name in common if name in found)) for _ in sets)
-        for sets, found in zip(coupled, shared, strict=True)
-    )
+    def with_links(numbers: Sequence[Sequence[int]]) -> Streams:
+        return tuple(tuple((n, *(links[found] for found in shared if n in found)) for n in sets) for sets in numbers)
+
+    return with_links(moves), with_links(sums)

@@ -264,6 +264,8 @@ class _Work:
         size = max(entry.held, entry.bytes)
         detail = (("bytes", size), ("algorithm", self._links.algorithm(collective, entry.axis, size)))
         waits = self._numbers(after, kind)
+        sums = entry.role == "parameter" and way == 1 and not blocks
+        streams = (self._links.sums if sums else self._links.streams)[entry.axis]
         return tuple(
             Task(
                 collective,
@@ -271,7 +273,7 @@ class _Work:
                 classes,
                 duration,
                 self._lowering.issue[0 if kind in FIRST else 1],
-                self._links.streams[entry.axis][place_of],
+                streams[place_of],
                 blocks,
                 -1 if blocks else self._number(place, kind, classes[0]),
                 tuple(dict.fromkeys(w for c in classes for w in waits[c])),
@@ -315,7 +317,7 @@ class _Work:
                     classes,
                     duration,
                     self._lowering.issue[1],
-                    self._links.streams[axis][place_of],
+                    self._links.sums[axis][place_of],
                     blocks=False,
                     makes=self._number(place, kind, classes[0]),
                     slows=round(duration * self._lowering.slowed),

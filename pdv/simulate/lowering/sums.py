@@ -192,11 +192,12 @@ class Sums:
 
 
 def barrier(links: Links) -> list[Task]:
-    """The step goes on when every collective behind compute is done; no joint axis has any."""
+    """The step goes on when every collective behind compute is done."""
     return [
-        Task("wait", links.mesh.spans[axis], classes, 0, streams=links.streams[axis][place])
-        for axis, sets in enumerate(links.coupled[: len(links.mesh.axes)])
+        Task("wait", links.mesh.spans[axis], classes, 0, streams=streams)
+        for axis, sets in enumerate(links.coupled)
         for place, classes in enumerate(sets)
+        for streams in dict.fromkeys((links.streams[axis][place], links.sums[axis][place]))
     ]
 
 

@@ -50,7 +50,7 @@ class Model(ParallelModule):
     """[b, w] -> [b/dp, w], over blocks that are read twice in one pass."""
 
     def __init__(self, path: Path) -> None:
-        mesh = make_mesh({"dp": RANKS}, "cpu")
+        mesh = make_mesh({"dp": RANKS}, "cpu", own_sums=("dp",))
         super().__init__(mesh, ("dp",))
         self.dp = mesh["dp"]
         weights = Weights(path)

@@ -32,8 +32,8 @@ class Mixed(ParallelModule):
     The first, odd one is of a size that no number of ranks divides.
     """
 
-    def __init__(self, path: Path, bucket_mb: float, levels: dict[str, tuple[int, ...]]) -> None:
-        mesh = make_mesh({"dp": 2, "tp": 2}, "cpu", bucket_mb=bucket_mb, levels=levels)
+    def __init__(self, path: Path, bucket_mb: float, levels: dict[str, tuple[int, ...]], own: tuple[str, ...]) -> None:
+        mesh = make_mesh({"dp": 2, "tp": 2}, "cpu", bucket_mb=bucket_mb, levels=levels, own_sums=own)
         super().__init__(mesh, ("dp", "tp"))
         self.dp, self.tp, self.both = mesh["dp"], mesh["tp"], mesh["dp", "tp"]
         weights = Weights(path)
@@ -235,19 +235,24 @@ CASES: tuple[Callable[[Mixed], None], ...] = (
     once, added_up, added_to_zeros, held_back, summed_early, frozen_later, hooked, checkpointed, broken_off, exchanged,
 )  # fmt: skip
 LEVELS: dict[str, tuple[int, ...]] = {"dp_tp": (2, 2), "dp": (2, 1)}
-CONFIGURATIONS: tuple[tuple[float, dict[str, tuple[int, ...]], tuple[Callable[[Mixed], None], ...]], ...] = (
-    (1e-4, {}, (once, held_back)),
-    (25, {}, (once,)),
-    (2e-3, LEVELS, CASES),
+CONFIGURATIONS: tuple[
+    tuple[float, dict[str, tuple[int, ...]], tuple[str, ...], tuple[Callable[[Mixed], None], ...]], ...
+] = (
+    (1e-4, {}, ("dp_tp", "tp"), (once, held_back)),
+    (25, {}, (), (once,)),
+    (2e-3, LEVELS, (), CASES),
+    (2e-3, LEVELS, ("dp", "dp_tp"), (once,)),
 )
 
 
 def run_cases(path: Path) -> list[bool]:
     """Whether the memory of each model is free behind it."""
     memory = []
-    for bucket_mb, levels, cases in CONFIGURATIONS:
-        model = Mixed(path, bucket_mb, levels)
+    for bucket_mb, levels, own, cases in CONFIGURATIONS:
+        model = Mixed(path, bucket_mb, levels, own)
         assert bool(model.both.levels) == bool(levels)
+        groups = [(axis.group, axis.of_sums.group) for axis in (model.dp, model.tp, model.both)]
+        assert [one is not other for one, other in groups] == [name in own for name in ("dp", "tp", "dp_tp")]
         for case in cases:
             case(model)
         assert isinstance(model.first, DTensor)
@@ -263,4 +268,4 @@ def test_gradients_in_every_order_of_passes(tmp_path: Path) -> None:
     values = {name: torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 4 for name in "wv"}
     save_file({**values, "odd": torch.randn(7, generator=generator, dtype=torch.float64)}, tmp_path / "weights")
     for free in run_ranks(run_cases, 4, tmp_path / "weights"):
-        assert free == [True] * 3
+        assert free == [True] * len(CONFIGURATIONS)

@@ -57,6 +57,22 @@ def test_collectives_are_exact() -> None:
     assert ranks(3, broadcast) == [[10, 11]] * 3
 
 
+def test_groups_of_the_same_ranks_have_an_order_each_and_one_together() -> None:
+    def both(crossed: bool) -> Worker:
+        def worker(dist: Distributed, rank: int) -> torch.Tensor:
+            groups = [dist.new_subgroups_by_enumeration([[0, 1]])[0] for _ in range(2)]
+            x = own(rank)
+            for group in reversed(groups) if crossed and rank else groups:
+                dist.all_reduce(x, group=group)
+            return x
+
+        return worker
+
+    assert ranks(2, both(crossed=False)) == [[20, 24]] * 2
+    with pytest.raises(RankError, match="wait for one another"):
+        ranks(2, both(crossed=True))
+
+
 def test_groups_of_a_device_mesh() -> None:
     found = [DeviceMesh(rank, (2, 3), ("dp", "tp")) for rank in range(6)]
     assert [mesh.get_local_rank("tp") for mesh in found] == [0, 1, 2, 0, 1, 2]
