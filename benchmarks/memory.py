@@ -162,8 +162,8 @@ def measure_here(scratch: Path) -> None:
     """One rank's part."""
     import torch
 
-    from benchmarks.measured.allocations import training_peak
     from benchmarks.measured.parity import load_package
+    from learned_cost.profile.allocations import training_peak
 
     facts = json.loads((scratch / "facts.json").read_text())
     torch.manual_seed(0)

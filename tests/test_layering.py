@@ -32,6 +32,8 @@ LEARNED_COST_DOORS = {
     "pdv/cli/bench.py": "measures links",
     "pdv/cli/cost.py": "trains and scores the model",
     "pdv/cli/profile.py": "measures",
+    "pdv/cli/launch.py": "keeps the kernels of a package as a profile",
+    "pdv/measure/bench.py": "names the record that measurements are kept under",
 }
 # of learned_cost, what a price needs: NumPy is enough
 WITHOUT_TRAINING = {

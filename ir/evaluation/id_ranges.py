@@ -1,7 +1,7 @@
 """From where integer inputs are drawn, so that what a program computes of them lies in the tables that it looks up.
 
 Rows beyond a table read as zero where programs are evaluated: a proof in which most ids lie beyond would say little.
-Entry points: ``id_ranges``; ``divisors``; ``are_computed``.
+Entry points: ``ranges_of``; ``id_ranges``; ``divisors``; ``are_computed``.
 """
 
 from __future__ import annotations
@@ -42,6 +42,25 @@ def divisors(graph: Graph) -> set[str]:
             seen.add(node)
             left += node.operands
     return {node.attr("name") for node in seen if node.is_input}
+
+
+def ranges_of(serial: Graph) -> Ranges:
+    """``id_ranges`` of a program's integer inputs that index tables."""
+    limits: dict[str, int] = {}
+    for node in serial.nodes:
+        if node.op.kind == "index":
+            for name in _integer_inputs(node.operands[1], set()):
+                limits[name] = min(limits.get(name, 1 << 30), node.loops.extents["v"])
+    return id_ranges(serial, limits)
+
+
+def _integer_inputs(node: Node, seen: set[Node]) -> set[str]:
+    if node in seen or node.type.dtype.is_floating:
+        return set()
+    seen.add(node)
+    if node.is_input:
+        return {node.attr("name")}
+    return {name for operand in node.operands for name in _integer_inputs(operand, seen)}
 
 
 def id_ranges(serial: Graph, limits: Mapping[str, int]) -> Ranges:

@@ -1,17 +1,21 @@
-"""`pdv launch DIR SCRIPT`: what starts a training script on the devices that a plan was made for."""
+"""`pdv launch DIR SCRIPT` starts a training script on a plan's devices, `pdv bench DIR` the plan's own steps."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ir.errors import UsageError
 from pdv.cli import values
-from pdv.cli.output import DebugOption, JsonOption, print_json
+from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, progress_bar
+
+if TYPE_CHECKING:
+    from pdv.measure.bench import Asked
 
 
 def launch(
@@ -68,3 +72,47 @@ def _own_place(count: int, node_rank: int | None, *, named: bool) -> int:
             "Run it on each host, with its own --node-rank",
         )
     return node_rank
+
+
+def bench(
+    directory: Annotated[Path, typer.Argument(help="A package that `pdv optimize` wrote.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The profile to keep measurements in.")] = Path(
+        "profiles"
+    ),
+    budget: Annotated[str, typer.Option(help="Time of the steps; kernels and collectives take as much again.")] = "10s",
+    device: Annotated[str, typer.Option(help="cpu or cuda (default: the plan's kind).")] = "",
+    cost: Annotated[str | None, typer.Option(help="The files that priced the plan, if they do not ship.")] = None,
+    no_keep: Annotated[bool, typer.Option("--no-keep", help="Run the steps and compare; keep nothing.")] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Run a package's own steps here, compare each part with its prediction, keep what was measured as a profile."""
+    from pdv.measure.bench import Asked
+    from pdv.measure.bench import bench as run
+    from pdv.measure.told import told
+
+    if device not in {"", "cpu", "cuda"}:
+        raise UsageError(f"--device: {device!r} is not known", "Allowed: cpu, cuda")
+    asked = Asked(directory, None if no_keep else output, values.seconds(budget, "--budget"), device, cost)
+    with progress_bar(quiet=as_json) as progress:
+        progress("running steps", None)
+        found = run(asked)
+        if found["record"] is not None:
+            progress("measuring kernels", None)
+            found["kept"] = {"folder": str(output), "kernels": _keep_kernels(asked, found)}
+    if as_json:
+        print_json("bench", directory=str(directory), **found)
+    else:
+        print_table(told(found))
+
+
+def _keep_kernels(asked: Asked, found: Mapping[str, Any]) -> int:
+    """The plan's own kernels and their rivals', alone; how many rows the profile has more."""
+    from learned_cost.profile.command import Options, measure
+    from learned_cost.profile.programs.planned import of_plan
+    from pdv.measure.deciding import of_package
+
+    assert asked.folder is not None, "a record is named where measurements are kept"
+    pieces = of_plan(of_package(asked.directory, asked.cost), asked.directory.name)
+    options = Options(found["device"], asked.folder, asked.budget_s, known=str(found["record"]))
+    return sum(measure(options, listed=pieces).measured.values()) if pieces else 0

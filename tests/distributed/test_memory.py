@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.measured.allocations import training_peak
 from benchmarks.measured.parity import load_model, load_package
 from benchmarks.memory import predict
 from benchmarks.models.techniques import DP_TP, TP_SP, ZERO2, ZERO_TP, Technique, forced_plan
+from learned_cost.profile.allocations import training_peak
 from pdv.emit.package import emit_package
 from tests.distributed.harness import run_ranks
 

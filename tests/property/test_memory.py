@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from benchmarks.measured.allocations import changes, held_bytes, peak_of
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from ir.mesh import Mesh
+from learned_cost.profile.allocations import changes, held_bytes, peak_of
 from pdv.memory import step_memory
 from pdv.problem.workload import Execution
 from pdv.search.meshes import BestPlan, NearestTooLargeError, search_mesh

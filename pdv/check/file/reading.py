@@ -16,7 +16,7 @@ import onnx
 
 from ir.errors import ModelError
 from ir.evaluation.floats import FloatField
-from ir.evaluation.id_ranges import Ranges, divisors, id_ranges
+from ir.evaluation.id_ranges import divisors, ranges_of
 from ir.evaluation.interpret import evaluate
 from ir.graph import Graph, Node
 from ir.scaling.rows import few_rows
@@ -158,7 +158,7 @@ def _type_of(graph: Graph, weights: int) -> type[np.floating[Any]]:
 def _draw(graph: Graph, seed: int) -> dict[str, Array]:
     """Random inputs in their own types; integers index the least table that they are used for."""
     random = np.random.default_rng(seed)
-    ranges = _ranges(graph)
+    ranges = ranges_of(graph)
     zeros = divisors(graph)  # where none may be
     whole = _whole_inputs(graph)
     found: dict[str, Array] = {}
@@ -183,24 +183,6 @@ def _whole_inputs(graph: Graph) -> set[str]:
     found = {x for x in graph.inputs if kinds[x] in "iu"}
     found |= {x for node in graph.nodes if kinds[node] in "iu" for x in node.operands if x.is_input}
     return {node.attr("name") for node in found}
-
-
-def _ranges(graph: Graph) -> Ranges:
-    limits: dict[str, int] = {}
-    for node in graph.nodes:
-        if node.op.kind == "index":
-            for name in _integer_inputs(node.operands[1], set()):
-                limits[name] = min(limits.get(name, 1 << 30), node.loops.extents["v"])
-    return id_ranges(graph, limits)
-
-
-def _integer_inputs(node: Node, seen: set[Node]) -> set[str]:
-    if node in seen or node.type.dtype.is_floating:
-        return set()
-    seen.add(node)
-    if node.is_input:
-        return {node.attr("name")}
-    return {name for operand in node.operands for name in _integer_inputs(operand, seen)}
 
 
 def _vary(array: Array, seed: int) -> Array:

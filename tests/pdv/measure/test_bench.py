@@ -1,0 +1,108 @@
+"""`pdv bench` on one process: steps run, parts are told beside predictions, measurements plan again."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pdv
+from pdv.cli import app as cli
+from pdv.measure.bench import _collective, _parts
+from pdv.measure.told import told
+from pdv.plan.package import Plan
+from pdv.prices import priced_by
+from pdv.report.loaded import load_plan
+from tests.pdv import miniatures
+from tests.pdv.packages import change_plan
+
+ONE = {"nodes": [{"devices": 1, "device": "cpu-core"}]}
+
+
+@cache
+def planned(mode: str = "train") -> Plan:
+    model = miniatures.settled(miniatures.Gpt()).train(mode == "train")
+    return pdv.optimize(model, (miniatures.ids(8, 8),), cluster=ONE, mode=mode, pipelines="never")
+
+
+def benched(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert cli.run(["bench", str(folder), "--budget", "1s", *words, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def test_each_part_is_told_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = benched(planned().save(tmp_path / "gpt"), capsys, "-o", str(tmp_path / "kept"))
+    assert found["device"] == "cpu"
+    step, parts = found["step"], {row["part"]: row for row in found["parts"]}
+    assert list(parts) == ["computing", "communication and waiting", "optimizer"]
+    assert all(row["measured_s"] >= 0.0 for row in parts.values())
+    assert sum(row["measured_s"] for row in parts.values()) == pytest.approx(step["measured_s"], rel=0.5)
+    assert sum(row["predicted_s"] for row in parts.values()) == pytest.approx(step["predicted_s"], rel=1e-6)
+    assert found["worst"]["part"] in parts
+    assert {(row["pass"], row["blocks"]) for row in found["blocks"]} == {("forward", 2), ("backward", 2)}
+    assert sum(2 * row["predicted_s"] for row in found["blocks"]) < parts["computing"]["predicted_s"]
+    assert found["collectives"] == []
+    memory = found["memory"]
+    assert memory["predicted_bytes"] == pytest.approx(memory["measured_bytes"], rel=0.1)
+    assert found["kept"]["kernels"] > 10
+    again = pdv.optimize(
+        miniatures.settled(miniatures.Gpt()), (miniatures.ids(8, 8),), cluster=ONE, pipelines="never",
+        cost=tmp_path / "kept",
+    )  # fmt: skip
+    assert again.document["predicted"]["sources"]["measured"] > 0.0
+    text = told(found)
+    assert text["step"].startswith(f"{1e3 * step['measured_s']:.3g}"[:3])
+    assert "kept" in text
+
+
+def test_inference_has_no_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = benched(planned("infer").save(tmp_path / "gpt"), capsys, "--no-keep")
+    parts = {row["part"]: row for row in found["parts"]}
+    assert parts["optimizer"] == {"part": "optimizer", "predicted_s": 0.0, "measured_s": 0.0, "error": None}
+    assert {row["pass"] for row in found["blocks"]} == {"forward"}
+    assert "kept" not in found
+
+
+def test_what_cannot_be_benched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", str(tmp_path)]) == 2
+    assert "plan.json" in capsys.readouterr().err
+    folder = planned().save(tmp_path / "gpt")
+    assert cli.run(["bench", str(folder), "--device", "tpu"]) == 2
+    assert "Allowed: cpu, cuda" in capsys.readouterr().err
+    (folder / "model.py").write_text("raise RuntimeError('spilled')\n")
+    assert cli.run(["bench", str(folder), "--no-keep"]) == 2
+    assert "RuntimeError: spilled" in capsys.readouterr().err
+    (folder / "model.py").unlink()
+    assert cli.run(["bench", str(folder)]) == 2
+    assert "has no model.py" in capsys.readouterr().err
+    two = {"nodes": [{"count": 2, "devices": 1, "device": "cpu-core"}], "network": "ib-hdr"}
+    plan = pdv.optimize(miniatures.settled(miniatures.Gpt()), (miniatures.ids(8, 8),), cluster=two, pipelines="never")
+    assert cli.run(["bench", str(plan.save(tmp_path / "two"))]) == 2
+    assert "the plan is for 2 hosts" in capsys.readouterr().err
+
+
+def test_a_plan_that_says_other_things_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = change_plan(planned().save(tmp_path / "gpt"), lambda document: document["cost_model"].update(name="none"))
+    assert cli.run(["bench", str(folder)]) == 2
+    assert "none" in capsys.readouterr().err
+
+
+def test_parts_of_a_pipeline_and_prices_of_collectives(tmp_path: Path) -> None:
+    answer = {"passes_s": 3.0, "compute_s": 2.0, "optimizer_s": 0.5}
+    parts = {"compute": 1.0, "dp": 0.5, "waiting": 0.25, "optimizer": 0.125, "host": 0.0625}
+    assert _parts(parts, answer, 1) == {
+        "computing": (1.0625, 2.0), "communication and waiting": (0.75, 1.0), "optimizer": (0.125, 0.5)
+    }  # fmt: skip
+    assert _parts(parts, answer, 2) == {"passes of all stages": (1.8125, 3.0), "optimizer": (0.125, 0.5)}
+    cluster = {"nodes": [{"devices": 2, "device": "cpu-core", "link": "loopback-gloo"}]}
+    inputs = (miniatures.ids(8, 8),)
+    folder = pdv.optimize(miniatures.settled(miniatures.Gpt()), inputs, cluster=cluster, pipelines="never").save(
+        tmp_path / "two"
+    )
+    problem = load_plan(folder, priced_by(json.loads((folder / "plan.json").read_text()), None)).problem
+    row = {"collective": "all_reduce", "bytes": 1 << 20, "devices": 2, "count": 1.0, "seconds": 1.0}
+    assert 1e-4 < _collective(problem, row)["predicted_s"] < 1.0
+    assert _collective(problem, {**row, "devices": 3})["predicted_s"] is None
