@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from learned_cost.profile.allocations import held_bytes, peak_bytes
+from learned_cost.profile.allocations import changes, held_bytes, peak_bytes, peak_of
 
 WARM = 3  # steps: the first makes the optimizer's state, the next meet its memory
 FEWEST, MOST = 5, 100  # steps of each kind
@@ -225,7 +225,7 @@ class Steps:
         if self._calls.device.type == "cuda":
             return float(peak_bytes(self.step, there))
         # gloo's threads may let go of a collective's tensors any time later, so the least of some
-        return float(max(held_bytes(there), min(peak_bytes(self.step, there) for _ in range(FEWEST))))
+        return float(held_bytes(there) + min(peak_of(changes(self.step)) for _ in range(FEWEST)))
 
 
 def keep_collectives(request: Mapping[str, Any], device: torch.device) -> None:

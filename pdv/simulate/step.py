@@ -22,7 +22,7 @@ from pdv.simulate.engine.streams import Clocks, Parts
 from pdv.simulate.engine.task import BUBBLE, COMPUTE, HOST, PICO, RECOMPUTATION, WAITING, Placed, picoseconds
 from pdv.simulate.result import RunResult, Share, Simulation
 from pdv.simulate.stage import Lowered, Stage, Timed
-from pdv.simulate.uncertainty import Confidence, confidence
+from pdv.simulate.uncertainty import Confidence, confidence, of_step
 
 Factors = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
@@ -60,7 +60,7 @@ def simulate_lowered(lowered: Lowered, draws: int = 16, seed: int = 0) -> Simula
         for number, device in enumerate(stage.kind.links.devices)
     ]
 
-    std_s = math.hypot(sure.std_s, straggler_std_s)
+    std_s = of_step(lowered, math.hypot(sure.std_s, straggler_std_s), step / PICO)
     return Simulation(step, std_s, straggler_std_s, tuple(shares), sure.by_source, lowered, ran)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ir.cost_model import SOURCES, Estimate, Source
-from pdv.cost.compute import ROOFLINE_RELATIVE_STD
+from pdv.cost.compute import ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.simulate.engine.streams import Parts
 from pdv.simulate.engine.task import PICO
 from pdv.simulate.result import OTHERS
@@ -71,6 +71,22 @@ def confidence(lowered: Lowered, parts: Sequence[Sequence[Parts]], step: int) ->
     total_s = sum(sums.seconds.values())
     relative = std_s / total_s if total_s else 0.0
     return Confidence(relative * step / PICO, {name: s for name, s in sums.seconds.items() if s > 0.0})
+
+
+def of_step(lowered: Lowered, std_s: float, step_s: float) -> float:
+    """The deviation of a step whose prices have ``std_s`` in sum.
+
+    It grows with theirs and levels off at what whole steps were found to be off by: the calibration's constants hold
+    what kinds of work have in common. Prices by the roofline alone say nothing of the device, and stay as wide as they
+    are. Where a CPU computes, what else the machine does is added.
+    """
+    calibration = lowered.calibration
+    prices = [price for stage in lowered.stages for price in stage.kind.prices]
+    if not any(isinstance(price.compute, ComputeModel) for price in prices):
+        std_s *= calibration.std_gain
+        std_s /= math.hypot(1.0, std_s / (calibration.std_most * step_s))
+    on_cpu = any(device.kind == "cpu" for stage in lowered.stages for device in stage.kind.links.devices)
+    return math.hypot(std_s, calibration.std_cpu * step_s) if on_cpu else std_s
 
 
 def _local(lowered: Lowered, stage: Stage, number: int) -> _Sums:

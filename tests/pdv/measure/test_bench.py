@@ -1,18 +1,16 @@
-"""`pdv bench` on one process: steps run, parts are told beside predictions, measurements plan again."""
+"""`pdv bench` without steps: what is refused, what parts are, what collectives cost; steps run in tests/distributed."""
 
 from __future__ import annotations
 
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import pdv
 from pdv.cli import app as cli
 from pdv.measure.bench import _collective, _parts
-from pdv.measure.told import told
 from pdv.plan.package import Plan
 from pdv.prices import priced_by
 from pdv.report.loaded import load_plan
@@ -26,44 +24,6 @@ ONE = {"nodes": [{"devices": 1, "device": "cpu-core"}]}
 def planned(mode: str = "train") -> Plan:
     model = miniatures.settled(miniatures.Gpt()).train(mode == "train")
     return pdv.optimize(model, (miniatures.ids(8, 8),), cluster=ONE, mode=mode, pipelines="never")
-
-
-def benched(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert cli.run(["bench", str(folder), "--budget", "1s", *words, "--json"]) == 0, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
-
-
-def test_each_part_is_told_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = benched(planned().save(tmp_path / "gpt"), capsys, "-o", str(tmp_path / "kept"))
-    assert found["device"] == "cpu"
-    step, parts = found["step"], {row["part"]: row for row in found["parts"]}
-    assert list(parts) == ["computing", "communication and waiting", "optimizer"]
-    assert all(row["measured_s"] >= 0.0 for row in parts.values())
-    assert sum(row["measured_s"] for row in parts.values()) == pytest.approx(step["measured_s"], rel=0.5)
-    assert sum(row["predicted_s"] for row in parts.values()) == pytest.approx(step["predicted_s"], rel=1e-6)
-    assert found["worst"]["part"] in parts
-    assert {(row["pass"], row["blocks"]) for row in found["blocks"]} == {("forward", 2), ("backward", 2)}
-    assert sum(2 * row["predicted_s"] for row in found["blocks"]) < parts["computing"]["predicted_s"]
-    assert found["collectives"] == []
-    memory = found["memory"]
-    assert memory["predicted_bytes"] == pytest.approx(memory["measured_bytes"], rel=0.1)
-    assert found["kept"]["kernels"] > 10
-    again = pdv.optimize(
-        miniatures.settled(miniatures.Gpt()), (miniatures.ids(8, 8),), cluster=ONE, pipelines="never",
-        cost=tmp_path / "kept",
-    )  # fmt: skip
-    assert again.document["predicted"]["sources"]["measured"] > 0.0
-    text = told(found)
-    assert text["step"].startswith(f"{1e3 * step['measured_s']:.3g}"[:3])
-    assert "kept" in text
-
-
-def test_inference_has_no_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = benched(planned("infer").save(tmp_path / "gpt"), capsys, "--no-keep")
-    parts = {row["part"]: row for row in found["parts"]}
-    assert parts["optimizer"] == {"part": "optimizer", "predicted_s": 0.0, "measured_s": 0.0, "error": None}
-    assert {row["pass"] for row in found["blocks"]} == {"forward"}
-    assert "kept" not in found
 
 
 def test_what_cannot_be_benched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

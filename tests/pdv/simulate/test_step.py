@@ -161,3 +161,26 @@ def test_dropout_takes_time_at_residual_sums_and_in_written_scores(fused: int) -
     residual = compute(1, 1) - compute(0, 1)
     assert 0.0 < residual < 0.2 * compute(0, 1)
     assert compute(1, 0) - compute(0, 0) > residual
+
+
+def test_deviations_level_off_where_runs_were_published_and_nowhere_else() -> None:
+    """By learned prices, whose device is known; the roofline's stay as wide as they are."""
+    from dataclasses import replace as changed
+
+    from pdv.prices import cost_model
+    from pdv.simulate.calibration import OF_FRAMEWORKS
+    from pdv.simulate.stage import Lowered
+    from pdv.simulate.uncertainty import of_step
+
+    workload = gpt("dp=8,zero=2,micro_batch=1,batch=16")
+    device = workload.cluster.classes[0].device
+    learned = changed(workload, compute_of=lambda _: cost_model("learned", [device]))
+    lowered, by_roofline = Lowered(learned, OF_FRAMEWORKS), Lowered(workload, OF_FRAMEWORKS)
+    widths = [of_step(lowered, std_s, 1.0) for std_s in (0.0, 0.01, 0.1, 0.3, 0.6, 10.0)]
+    assert widths == sorted(widths)
+    assert widths[0] == 0.0
+    assert widths[1] == pytest.approx(OF_FRAMEWORKS.std_gain * 0.01, rel=0.01)
+    assert widths[-1] == pytest.approx(OF_FRAMEWORKS.std_most, rel=0.01)
+    assert of_step(by_roofline, 0.6, 1.0) == 0.6
+    assert of_step(Lowered(learned, CALIBRATION), 0.6, 1.0) == 0.6
+    assert of_step(Lowered(best(problem(mlp(), ONE, device=CPU)), CALIBRATION), 0.1, 1.0) > CALIBRATION.std_cpu
