@@ -26,9 +26,10 @@ from ir.mesh import Mesh
 from pdv.pcg.calls import issued
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
-from pdv.pipelines.least import LeastInside, Rewrites
+from pdv.pipelines.least import LeastInside, Rewrites, reached_links
 from pdv.pipelines.lengthen import places_of
 from pdv.search.meshes import BestPlan
+from pdv.search.solver.configs import KnownConfigs
 from pdv.search.variants.variants import SourceBlocks
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.shared import Cores
@@ -72,6 +73,7 @@ class Bounds:
     solved: int = 0
     _insides: dict[tuple[int, int, Mesh], LeastInside | None] = field(default_factory=dict)
     _sources: dict[int, SourceBlocks | None] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], KnownConfigs] = field(default_factory=dict)
 
     @classmethod
     def of(cls, estimates: Estimates, plan: BestPlan | None = None, micro_batches: int = 1) -> Bounds:
@@ -141,7 +143,8 @@ class Bounds:
         inside = self._inside(stages, counts[0], mesh)
         if inside is None:
             return math.inf
-        return self._step_s(stages, counts, self._whole_s(stages, counts[0], inside.at(0.0)))
+        whole_s, slowest_s = self._whole_s(stages, counts[0], inside.at(0.0)), inside.slowest_of(stages) * counts[0]
+        return self._step_s(stages, counts, whole_s, slowest_s)
 
     def _within_s(self, stages: int, mesh: Mesh, micro_batches: int) -> float:
         """The same of one number of micro-batches, within the memory of all stages, or with layers run again."""
@@ -159,14 +162,18 @@ class Bounds:
         found = [self._whole_s(stages, micro_batches, least_s)] if "none" in self.space.recomputations else []
         if self._may_repeat:
             found.append(self._whole_s(stages, micro_batches, free_s) + self.space.again_s)
-        return self._step_s(stages, (micro_batches,), min(found, default=math.inf))
+        slowest_s = inside.slowest_of(stages) * micro_batches
+        return self._step_s(stages, (micro_batches,), min(found, default=math.inf), slowest_s)
 
     def _whole_s(self, stages: int, micro_batches: int, inside_s: float) -> float:
         """Seconds of a step in which all stages are busy all the time, given those of an inside."""
         return max(inside_s * micro_batches / stages, self.busy_s)
 
-    def _step_s(self, stages: int, counts: Sequence[int], whole_s: float) -> float:
-        """Of a step that keeps all stages busy for ``whole_s``, pipelines filled and drained, with stragglers."""
+    def _step_s(self, stages: int, counts: Sequence[int], whole_s: float, slowest_s: float = 0.0) -> float:
+        """Of a step that keeps all stages busy for ``whole_s``, pipelines filled and drained, with stragglers.
+
+        ``slowest_s``: what the slowest stage is busy for at least, with one on each rank.
+        """
         rounds = [self._rounds(stages, m) for m in counts]
         first, more = min(rounds), min(of / m for of, m in zip(rounds, counts, strict=True))
         on_gpu = any(entry.device.kind == "gpu" for entry in self.space.cluster.classes)
@@ -177,7 +184,8 @@ class Bounds:
             issued_s = max(issued_s, first * (self.issued_s[0] / stages + begun_s) + behind_s)
         slower = factors(stages, self.space.cluster.num_devices // stages, DRAWS, CALIBRATION.straggler_std, 0)
         slow = max(1.0, float(slower.min(axis=0).mean()))
-        busy_s = whole_s * more + first * begun_s
+        busy_s = min(_busy_s(stages, *pair, whole_s, slowest_s) for pair in zip(counts, rounds, strict=True))
+        busy_s += first * begun_s
         return max(busy_s, issued_s) * slow + (CALIBRATION.host_step_s if on_gpu else 0.0)
 
     @cached_property
@@ -186,9 +194,9 @@ class Bounds:
         return self.space.backward_s / self.space.busy_s
 
     def _rounds(self, stages: int, micro_batches: int) -> float:
-        mesh = self.space.meshes(stages)[0]
-        orders = self.space.orders(self.space.candidate(stages, mesh, micro_batches), "none")
-        if self.one_each and orders:
+        candidate = self.space.candidate(stages, self.space.meshes(stages)[0], micro_batches)
+        orders = self.space.orders(candidate, "none")
+        if orders and (self.one_each or not self.space.in_turns(candidate, "none")):
             return min(least_rounds(stages, micro_batches, order) for order, _ in orders)
         return micro_batches
 
@@ -237,7 +245,11 @@ class Bounds:
         device = self.space.slowest
         loss_s = self.space.least_loss_s / candidate.micro_batches
         compute = self.space.compute_of((device,))
-        return LeastInside(problem, device, compute, candidate.inside, loss_s, source, self.rewrites)
+        key = candidate.mesh, candidate.inside, problem.once, problem.adding_s, problem.resting
+        if key not in self._known:
+            self._known[key] = KnownConfigs.of(replace(problem, axes=reached_links(candidate.inside)))
+        known = self._known[key]
+        return LeastInside(problem, device, compute, candidate.inside, loss_s, source, self.rewrites, known)
 
     def _source(self, micro_batches: int) -> SourceBlocks | None:
         """The program's blocks, those of the short one over and over; None if there is none."""
@@ -259,6 +271,24 @@ def least_rounds(stages: int, micro_batches: int, order: str) -> float:
         return micro_batches
     # before its own passes a stage waits for those of the stages before it, once each
     return stages / (1.0 - (1.0 - 1.0 / micro_batches) ** stages)
+
+
+def _busy_s(stages: int, micro_batches: int, rounds: float, whole_s: float, slowest_s: float) -> float:
+    """Seconds of a step whose stages are busy for ``whole_s`` in the mean, and one of them for ``slowest_s``."""
+    even_s = whole_s * rounds / micro_batches
+    if rounds < micro_batches + stages - 1:
+        return even_s
+    return max(even_s, (stages * whole_s + slowest_rounds(stages, micro_batches) * slowest_s) / micro_batches)
+
+
+def slowest_rounds(stages: int, micro_batches: int) -> float:
+    """How often any one stage runs in the time of a step at least, beside once each, in GPipe's order and in 1F1B's.
+
+    In 1F1B's with more micro-batches than stages. The first micro-batch goes through all stages and back to the one;
+    all is then behind that which the one has left: but for the passes forward that it had made ahead, at most as many
+    as there are stages behind it. Or, from the end, the same but for as many passes backward; the less of both is half.
+    """
+    return max(0.0, micro_batches - 1 - (stages - 1) / 2)
 
 
 def _multiples(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -9,6 +9,7 @@ from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Device
 from pdv.pcg.plan_cost import plan_cost
+from pdv.pcg.redistribute import Redistribution
 from pdv.pcg.spread import spread_to_pcg
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.lengthen import lengthen
@@ -63,6 +64,7 @@ class Insides:
         self.rules = space.problem.rules if rules else ()
         self._known: dict[tuple[object, ...], EarlierSearches] = {}
         self._free: dict[Candidate, Inside | None] = {}
+        self._moves: dict[tuple[object, ...], Redistribution] = {}
 
     def free(self, candidate: Candidate) -> Inside | None:
         """The fastest inside, whatever memory it takes; None if there is none."""
@@ -88,7 +90,11 @@ class Insides:
         adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
         problem = replace(plain, memory_limit=limit, resting=resting, once=1.0 / candidate.spread, adding_s=adding_s)
         key = (candidate.mesh, candidate.inside, candidate.micro_batches, candidate.stages, resting)
-        budget = replace(self.budget, known=self._known.setdefault(key, EarlierSearches()))
+        if key not in self._known:
+            links = problem.mesh, problem.axes
+            moves = self._moves.setdefault(links, Redistribution(*links, problem.bucket_bytes))
+            self._known[key] = EarlierSearches(moves)
+        budget = replace(self.budget, known=self._known[key])
         self.solved += 1
         try:
             solution = self.strategy(problem, budget)

@@ -16,13 +16,17 @@ from ir.sharding import shard_degrees
 from pdv.cluster import Device
 from pdv.cost.comm import AxisLink
 from pdv.problem import Problem
+from pdv.schedule.pieces import pieces
+from pdv.search.blocks import Block
 from pdv.search.priced_chain import PricedChain
+from pdv.search.solver.configs import KnownConfigs
 from pdv.search.solver.tables import TooWideError
 from pdv.search.variants.variants import SourceBlocks, Variant
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.lowering.in_step import InStep
 from pdv.simulate.lowering.links import at_reached_rate
 
+HALVINGS = 40  # of what the slowest stage takes, between a lower and an upper bound
 LIMIT = 50_000  # entries of a table, beyond which it is bounded: half the time of the usual limit, bounds within 0.6 %
 
 Rewrites = Mapping[int, tuple[str, ...]]
@@ -40,6 +44,7 @@ class LeastInside:
         loss_s: of the loss of one micro-batch on one device.
         source: the program's blocks, long enough for the problem's rules.
         rewrites: of a plan; each block may do as written, or so.
+        known: configurations of problems that differ from this one in their programs alone.
     """
 
     problem: Problem
@@ -49,6 +54,7 @@ class LeastInside:
     loss_s: float
     source: SourceBlocks
     rewrites: Rewrites
+    known: KnownConfigs
 
     def at(self, price: float) -> float:
         """The least of seconds + ``price`` x bytes; exact, or less; nothing where the program is too wide."""
@@ -56,6 +62,30 @@ class LeastInside:
             return min(chain.least(price) for chain in self._chains) + self._least_loss_s
         except TooWideError:
             return 0.0
+
+    def slowest_of(self, stages: int) -> float:
+        """Seconds of the slowest of so many stages at least, which end behind pieces of the program alone."""
+        try:
+            return least_slowest(self._piece_floors, stages)
+        except TooWideError:
+            return 0.0
+
+    @cached_property
+    def _piece_floors(self) -> list[float]:
+        """By piece, seconds at least; of a block that is in several pieces nothing is known of any."""
+        of, found = pieces(self.source.graph).of, [0.0]
+        before: list[Block] = []
+        for block, *each in zip(self._chains[0].blocks, *(chain.floors for chain in self._chains), strict=True):
+            here = {of[node] for node in block.nodes}
+            if block in before or (before and of[before[-1].nodes[-1]] not in here):  # the same piece over again
+                found.append(0.0)
+                before = []
+            if len(here) > 1:
+                found.append(0.0)
+            else:
+                found[-1] += min(each)
+            before.append(block)
+        return found
 
     @cached_property
     def _least_loss_s(self) -> float:
@@ -67,14 +97,15 @@ class LeastInside:
     def _chains(self) -> list[PricedChain]:
         problem = replace(
             self.problem,
-            axes=tuple(at_reached_rate(axis, CALIBRATION) for axis in self.axes),
+            axes=reached_links(self.axes),
             compute=InStep(self.compute, self.device),
             rules=(),
             memory_limit=float("inf"),
             hides=True,
         )
         ways = [replace(problem, leaving=way) for way in problem.exits] if problem.undecided else [problem]
-        return [PricedChain(way, source=self.source, variants=self._variants, limit=LIMIT) for way in ways]
+        known, variants = self.known, self._variants
+        return [PricedChain(way, source=self.source, known=known, variants=variants, limit=LIMIT) for way in ways]
 
     @cached_property
     def _variants(self) -> dict[str, list[Variant]]:
@@ -86,3 +117,30 @@ class LeastInside:
             if names and all(one.rules != names for one in known):
                 known.append(self.source.variant(number, names))
         return found
+
+
+def reached_links(axes: Sequence[AxisLink]) -> tuple[AxisLink, ...]:
+    """Links as fast as they are within a step."""
+    return tuple(at_reached_rate(axis, CALIBRATION) for axis in axes)
+
+
+def least_slowest(seconds: Sequence[float], stages: int) -> float:
+    """What the slowest of so many runs of pieces takes at least, however the pieces are cut into runs."""
+    most = sum(seconds)
+    least = max(seconds, default=0.0)
+    if not math.isfinite(most):
+        return most
+    for _ in range(HALVINGS):
+        middle = (least + most) / 2
+        least, most = (least, middle) if _runs(seconds, middle) <= stages else (middle, most)
+    return least
+
+
+def _runs(seconds: Sequence[float], limit: float) -> int:
+    """How many runs pieces make that take no longer than the limit, each as many as can be; each piece is within."""
+    count, room = 0, 0.0
+    for one in seconds:
+        if not count or one > room:
+            count, room = count + 1, limit
+        room -= one
+    return count

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pdv.memory import step_memory
 from pdv.pipelines.candidates import Candidate, Space
-from pdv.pipelines.estimates import Estimate, held_at_once, share
+from pdv.pipelines.estimates import LESS, UNEVEN, Estimate, held_at_once, share
 from pdv.pipelines.inside import Inside, Insides, workload
 from pdv.pipelines.pipeline import Whole, stages_of
 from pdv.pipelines.shorten import Short
@@ -24,7 +24,10 @@ CLOSER = 0.97  # the same for the inside of a short program, whose bytes follow 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan with what its step takes in seconds, if it fits, and bytes of the fullest device."""
+    """A plan with what its step takes in seconds, if it fits, and bytes of the fullest device.
+
+    ``uneven``: memory keeps it from its best cut.
+    """
 
     estimate: Estimate
     plan: BestPlan
@@ -32,6 +35,7 @@ class Found:
     step_s: float
     needed_bytes: float
     fits: bool
+    uneven: bool = False
 
 
 class Pricer:
@@ -41,7 +45,10 @@ class Pricer:
         self.space, self.insides, self.short = space, insides, short
 
     def found(self, estimate: Estimate) -> Iterator[Found]:
-        """The plan of an estimate, unless it is the estimate's own over again; while it does not fit, one with less."""
+        """The plan of an estimate, unless it is the estimate's own over again; while it does not fit, one with less.
+
+        With less, too, while memory keeps it from its best cut.
+        """
         candidate, limit = estimate.candidate, self.space.problem.memory_limit
         flight, (room, inside) = held_at_once(candidate, estimate.inside, estimate.mode), self._first(estimate)
         before = estimate.inside.plan.pcg.digest if self.insides.rules else ""
@@ -52,13 +59,13 @@ class Pricer:
             if digest != before:
                 found = self._price(estimate, self._of_whole(candidate, inside))
                 yield found
-                if found.fits:
+                if found.fits and not found.uneven:
                     return
                 needed = found.needed_bytes
             elif estimate.fits and self.insides.rules:
                 return
             before = digest
-            room *= min(CLOSER, CLOSE * limit / max(limit, needed))
+            room *= LESS if needed and needed <= limit else min(CLOSER, CLOSE * limit / max(limit, needed))
             inside = self.insides.within(candidate, room, flight)
 
     def _first(self, estimate: Estimate) -> tuple[float, Inside | None]:
@@ -98,7 +105,10 @@ class Pricer:
             tried.add(sizes)
             other = self._cut(estimate, inside, sizes)
             found = min(found, other, key=lambda one: one.needed_bytes)
-        return replace(found, step_s=simulate(found.work, draws=0).step_s) if found.fits else found
+        if not found.fits or sizes is None:
+            return found
+        uneven = candidate.stages > 1 and whole.step_s(sizes) > UNEVEN * whole.step_s(self._freely(whole))
+        return replace(found, step_s=simulate(found.work, draws=0).step_s, uneven=uneven)
 
     def _freely(self, whole: Whole) -> tuple[int, ...]:
         sizes = whole.cut(math.inf)

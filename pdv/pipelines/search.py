@@ -161,12 +161,10 @@ class Search:
         for start in self._starts():
             self._descend(start, self._counts)
         for start in self._starts():
-            for mesh in self.space.meshes(start.stages)[1:2]:
+            for mesh in self.space.meshes(start.stages):
                 self._try_mesh(start, mesh)
         if starts := self._starts():
-            for mesh in self.space.meshes(starts[0].stages):
-                self._try_mesh(starts[0], mesh)
-            self._descend(self._starts()[0], self._counts)
+            self._descend(starts[0], self._counts)
         self._take_turns()
 
     def _take_turns(self) -> None:
@@ -180,13 +178,24 @@ class Search:
                 self.known[one.candidate].extend(self.estimates.in_turns(one, BETTER * self._best_s))
 
     def _try_mesh(self, candidate: Candidate, mesh: Mesh) -> None:
-        """The same on another mesh, if that is faster where memory does not matter."""
-        other = replace(candidate, mesh=mesh, axes=self.space.candidate(candidate.stages, mesh, 1).axes)
-        if other in self.known or self.late:
-            return
-        free, known = self.estimates.free(other), self.estimates.free(candidate)
-        if free is not None and known is not None and free.step_s < BETTER * known.step_s:
-            self._try(other)
+        """The same on another mesh, if that is faster where memory does not matter.
+
+        Where the mesh's slow axis cannot cut the rows of a micro-batch, also with as many for each of its devices.
+        """
+        count, before = candidate.micro_batches, candidate.mesh.axes
+        counts = [count]
+        if len(before) == len(mesh.axes) > 1 and (self.space.batch // count) % mesh.axes[0].size:
+            same = count * before[0].size / mesh.axes[0].size
+            counts += [other for other in self.space.counts_of(candidate.stages) if other == same != count]
+        for one in counts:
+            other = self.space.candidate(candidate.stages, mesh, one)
+            if other in self.known or self.late:
+                continue
+            free, known = self.estimates.free(other), self.estimates.free(candidate)
+            if free is None or known is None or not (one == count or free.promising):
+                continue
+            if free.step_s < BETTER * known.step_s:
+                self._try(other)
 
     def _starts(self) -> list[Candidate]:
         """The best candidates of different numbers of stages."""

@@ -90,8 +90,8 @@ class PricedChain:
 
         A search that left rewrites out knows no bound: one of them may cost less than anything it saw. ``source``: the
         problem's blocks, where they were found before; ``known``: configurations of the problem, or of one that differs
-        in its limits alone; ``variants``: of blocks by key, where none are to be looked for; ``limit``: entries of
-        a table, beyond which it is bounded.
+        in its limits alone (where nothing is pinned, in its program too); ``variants``: of blocks by key, where none
+        are to be looked for; ``limit``: entries of a table, beyond which it is bounded.
         """
         assert not problem.undecided, "how outputs leave is decided first (pdv.search.strategies.together)"
         self.problem = problem
@@ -128,6 +128,12 @@ class PricedChain:
     def least(self, price: float) -> float:
         """What no derivation takes less than, bytes priced: of ``at_price`` the bound that it begins with."""
         return self._stages.bounded(price).value + price * self.whole_bytes
+
+    @property
+    def floors(self) -> tuple[float, ...]:
+        """By block, seconds that it takes at least, whatever its boundary and memory."""
+        found = self._stages.bounded(0.0).portfolios
+        return tuple(float(found[block.key].table.min(initial=np.inf)) for block in self.blocks)
 
     def _at_price(self, price: float) -> Priced:
         if not all(table.states for table in self.tied.values()):

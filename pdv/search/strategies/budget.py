@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ir.sharding import Sharding
+from pdv.pcg.redistribute import Redistribution
 from pdv.problem import Problem, Solution
 from pdv.search.chain import ChainSolver
 from pdv.search.memory import GAP
@@ -18,8 +19,9 @@ from pdv.search.variants.variants import KnownSources
 class EarlierSearches:
     """What searches of one problem leave for the next ones, under other limits."""
 
-    def __init__(self) -> None:
-        self._configs: KnownConfigs | None = None
+    def __init__(self, moves: Redistribution | None = None) -> None:
+        """``moves``: of the problem's mesh and links, where they are known."""
+        self._configs: KnownConfigs | None = None if moves is None else KnownConfigs(moves)
         self._chains: dict[Sharding | None, ChainSolver] = {}  # by how outputs leave
 
     def configs_of(self, problem: Problem) -> KnownConfigs:

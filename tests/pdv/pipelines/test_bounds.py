@@ -15,10 +15,11 @@ from pdv.cluster import Cluster, load_cluster
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.memory import step_memory
-from pdv.pipelines.bounds import Bounds, least_rounds
+from pdv.pipelines.bounds import Bounds, least_rounds, slowest_rounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
 from pdv.pipelines.inside import Inside, Insides, workload
+from pdv.pipelines.least import least_slowest
 from pdv.pipelines.pipeline import Mode, stages_of
 from pdv.planning.problems import plan_problems
 from pdv.problem.workload import Workload
@@ -99,7 +100,7 @@ def test_no_plan_beats_its_cell(model: str) -> None:
 def test_filling_and_draining_cannot_be_cut_away(order: Order) -> None:
     """However the work of a micro-batch is cut among the stages, equally or not."""
     draw = random.Random(order)
-    for _ in range(200):
+    for _ in range(400):
         stages = draw.randint(2, 6)
         micro_batches = draw.randint(1, 3 * stages)
         pipeline = Pipeline(stages, 1, micro_batches, order)
@@ -109,6 +110,40 @@ def test_filling_and_draining_cannot_be_cut_away(order: Order) -> None:
         line = compose(pipeline, chunks, sends, blocking=False, record=False)
         least = least_rounds(stages, micro_batches, order) / stages * sum(map(sum, passes))
         assert max(line.ends) >= least * (1 - 1e-12)
+        if micro_batches > stages or order == "gpipe":
+            each = [sum(one) for one in zip(*passes, strict=True)]
+            alone = slowest_rounds(stages, micro_batches) * max(each)
+            assert max(line.ends) >= (sum(each) + alone) * (1 - 1e-12)
+
+
+def test_the_slowest_of_some_stages_is_bounded() -> None:
+    """However pieces are cut into runs behind one another."""
+    draw = random.Random(0)
+    for _ in range(100):
+        seconds = [draw.choice((1.0, draw.random())) for _ in range(draw.randint(1, 9))]
+        stages = draw.randint(1, len(seconds))
+        cuts = itertools.combinations(range(1, len(seconds)), stages - 1)
+        best = min(max(sum(seconds[a:b]) for a, b in itertools.pairwise([0, *cut, len(seconds)])) for cut in cuts)
+        assert best * (1 - 1e-9) <= least_slowest(seconds, stages) <= best * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_pieces_take_what_is_said_at_least(model: str) -> None:
+    """Each piece of a free inside, and the slowest stage of the best cut."""
+    bounds = bounds_of(model)
+    insides = Insides(bounds.space, bounds.space.graph, backtrack, Budget(), rules=False)
+    for stages, count in ((2, 4), (4, 8)):
+        mesh = bounds.space.meshes(stages)[0]
+        least = bounds._inside(stages, count, mesh)
+        inside = insides.free(bounds.space.candidate(stages, mesh, count))
+        assert least is not None
+        assert inside is not None
+        floors = least._piece_floors
+        taken = inside.timing.forward_s + inside.timing.backward_s
+        assert len(floors) == inside.pieces.count
+        assert 0.0 < sum(floors) <= least.at(0.0) * (1 + 1e-9)
+        assert all(taken[at] * (1 + 1e-9) >= floors[at] for at in range(1, len(floors) - 1))
+        assert least.slowest_of(stages) >= sum(floors) / stages * (1 - 1e-9)
 
 
 def test_a_bound_grows_with_what_is_known() -> None:
