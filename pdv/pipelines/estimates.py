@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ir.graph import Graph
 from ir.scaling.rows import fewer_rows
+from pdv.cluster import Cluster, DeviceClass
 from pdv.memory import step_memory
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.inside import Inside, Insides, workload
@@ -221,7 +222,8 @@ class Estimates:
             micro_batches=min(SEVERAL, candidate.micro_batches),
         )
         stages, mode = stages_of(inside.pieces, count, sizes, layered=True), Mode(recompute)
-        walked = step_memory(workload(self.space, few, inside.plan, stages, mode)).stages
+        work = workload(self.space, few, inside.plan, stages, mode)
+        walked = step_memory(replace(work, cluster=_of_one_kind(work.cluster))).stages
         first, last = walked[0], walked[-1]
         if kept is None:
             said = float((own.entering_bytes if recompute == "full" else own.kept_bytes)[: sizes[0]].sum())
@@ -247,3 +249,9 @@ def held_at_once(candidate: Candidate, inside: Inside, mode: Mode) -> float:
     flight = in_flight(pipeline, 0) / mode.virtual
     kept, entering = float(own.kept_bytes.sum()), float(own.entering_bytes.sum())
     return flight * max(FEWER, entering / kept) if mode.recompute == "full" and kept else flight
+
+
+def _of_one_kind(cluster: Cluster) -> Cluster:
+    """The cluster as if all devices were like its first: a walk in two stages may have more ranks than there are."""
+    first, nodes = cluster.device_of(0), tuple(replace(group, device_class=0) for group in cluster.nodes)
+    return replace(cluster, classes=(DeviceClass(first, cluster.num_devices),), nodes=nodes)

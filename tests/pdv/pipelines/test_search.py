@@ -197,3 +197,12 @@ def test_pipelines_are_searched_where_the_whole_batch_does_not_fit() -> None:
     assert best.step_s is not None
     with pytest.raises(NoPlanFitsError):
         ask("never")
+
+
+def test_pipelines_are_searched_on_unequal_devices() -> None:
+    """A walk of two stages has more ranks than a cluster, of which every one may be another device."""
+    cluster = load_cluster("examples/clusters/mixed-a100-v100.yaml")
+    problems = plan_problems(graph(arch(GPT), 32, DType.F32), cluster, mode="train")
+    found = search_pipelines(problems[0], cluster, 20.0, backtrack)
+    if found is not None:
+        assert found.stages.count * found.solution.problem.mesh.num_devices == cluster.num_devices
