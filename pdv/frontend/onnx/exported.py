@@ -18,6 +18,7 @@ import onnx_ir
 from pdv.frontend.onnx.origins.merged import lost_with_nodes
 from pdv.frontend.onnx.origins.recovered import Made, recover
 from pdv.frontend.onnx.origins.signature import SCOPES, Role, Signature, absent, left_out, missing_bias, turned, zeros
+from pdv.frontend.onnx.origins.unnamed import may_be_another, of_unknown_origin
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
@@ -61,6 +62,8 @@ def mend(model: onnx_ir.Model) -> Mended:
     else:
         _separate(model.graph, found)
     _tie(model.graph, found)
+    if signature is None:
+        found.absent += of_unknown_origin(model.graph)
     _rename(model.graph, signature, found)
     if signature is not None:
         lost = {*absent(signature, model.graph), *lost_with_nodes(signature, model.graph)}
@@ -245,9 +248,12 @@ def _tie(graph: onnx_ir.Graph, found: Mended) -> None:
             same = kept.setdefault(_diagonal(_array(value)), [])
             for other in same:
                 perm = _order(_array(other), _array(value))
-                if perm is not None:
-                    _replace(graph, value, other, perm, found)
-                    break
+                if perm is None or not (_is_anonymous(value) or _is_anonymous(other)):
+                    continue  # under two names of the module they are two parameters, which are equal at the start
+                if may_be_another(value, other):
+                    found.absent.append(f"whether {other.name} and {value.name}, which are equal, are one")
+                _replace(graph, value, other, perm, found)
+                break
             else:
                 same.append(value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -192,7 +193,49 @@ def test_rows_that_were_looked_up_beforehand_are_the_parameter(exported: Export)
     assert any(note.startswith("of places.weight the file has the") for note in program.notes)
     plan = pdv.optimize(path, cluster=cluster(2), mesh={"x": 2})
     assert "outputs are the same" in plan.document["reading"]
-    assert not load_program(exported("placed", False)).absent
+
+
+class Shifted(nn.Module):
+    """Rows of a table that is not trained are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.table = nn.Linear(16, 16), nn.Buffer(torch.randn(9, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(x + self.table[: x.shape[1]])
+        return found
+
+
+class Copied(nn.Module):
+    """Two layers, one a copy of the other, as nn.TransformerEncoder makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.Linear(16, 16)
+        self.layers = nn.ModuleList([layer, deepcopy(layer)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+UNKNOWN = {"what onnx::Add": Shifted, r"wh\w+ onnx::MatMul": Copied}
+
+
+@pytest.mark.parametrize("said", UNKNOWN)
+def test_what_the_older_exporter_does_not_say_is_not_guessed(said: str, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(UNKNOWN[said](), (torch.randn(2, 5, 16),), tmp_path / "m.onnx", dynamo=False)
+    with pytest.raises(pdv.ModelError, match=f"not in the file .{said}"):
+        pdv.optimize(tmp_path / "m.onnx", cluster=cluster(2))
+    assert pdv.optimize(tmp_path / "m.onnx", cluster=cluster(2), mode="infer").document["mode"] == "infer"
+
+
+def test_positions_that_the_older_exporter_looked_up_may_be_no_parameter(exported: Export) -> None:
+    assert load_program(exported("placed", False)).absent == ("what onnx::Add_12 was made of",)
 
 
 def test_rows_that_see_nothing_are_zero_as_in_the_file(exported: Export) -> None:
