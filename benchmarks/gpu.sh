@@ -97,7 +97,7 @@ fi
 step tests 100 "$PYTHON" -m pytest -q -rs -s tests/gpu -W default -o minversion=7 -p no:cacheprovider
 step single_device 170 "$PYTHON" benchmarks/single_device.py $SMOKE --json "$OUT/single_device.json"
 # The peak that the CUDA allocator counts against the one predicted, on one device.
-step memory 60 "$PYTHON" benchmarks/memory.py $SMOKE --plans one --json "$OUT/memory.json"
+step memory 60 "$PYTHON" benchmarks/memory.py $SMOKE --plans one --models gpt2,vit --sizes full --json "$OUT/memory.json"
 
 echo "== summary"
 cat "$OUT/summary.txt"

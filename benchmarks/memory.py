@@ -50,7 +50,7 @@ def main() -> None:
         measure_here(options.worker)
         return
     if options.smoke:
-        options.models, options.plans = "gpt2", "one"
+        options.models, options.sizes, options.plans = "gpt2", "small", "one"
     record = Record()
     for name in options.models.split(","):
         for size in options.sizes.split(","):

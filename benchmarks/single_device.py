@@ -76,7 +76,7 @@ def cases_on(device: torch.device, *, smoke: bool) -> list[Case]:
     modes: tuple[Mode, ...] = ("train", "infer")
     cpu = device.type == "cpu"
     batch = 1 if cpu else 16
-    names = ("squeezenet", "resnext50", "inception-v3", "resnet50", "vit")
+    names = ("squeezenet", "resnext50", "inception-v3", "resnet50", "vit") if cpu else ("resnet50", "vit")
     language: list[tuple[str, Size, int, int]] = [("bert", "full", batch, 64)]
     if cpu:
         language = [("gpt2", "full", 2, 64), *language, ("llama", "small", 8, 32)]
@@ -85,8 +85,9 @@ def cases_on(device: torch.device, *, smoke: bool) -> list[Case]:
     shared += [Case(name, "full", batch, mode=mode) for name in names for mode in modes]
     if cpu:
         return [small, *shared]
-    sizes: list[tuple[Size, int, int]] = [("small", 8, 16), ("full", 8, 64), ("full", 8, 1024)]
-    return [Case("gpt2", *size, dtype) for size in sizes for dtype in (torch.float32, torch.bfloat16)] + shared
+    sizes: list[tuple[Size, int, int]] = [("full", 8, 64), ("full", 8, 1024)]
+    of_gpt2 = [Case("gpt2", *size, dtype) for size in sizes for dtype in (torch.float32, torch.bfloat16)]
+    return [*of_gpt2, *(case for case in shared if case.mode == "train")]
 
 
 def main() -> None:

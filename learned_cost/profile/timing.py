@@ -82,12 +82,16 @@ class Stopwatch:
         return (one, 1) if several is None else (several, GRAPH_CALLS)
 
     def _cold(self, run: Callable[[], Any]) -> Timing:
+        """A GPU is still sweeping when the host has issued a replay; issuing a call's kernels would take longer."""
+
         def sweep() -> None:
             self._sweep.fill_(1.0)
 
+        replay = capture(run) if self.device.type == "cuda" else None
+        run = replay or run
         first = self._sample(run, 1, sweep)
         count = max(3, min(SAMPLES, int(self.limit_s / first)))
-        return summary([self._sample(run, 1, sweep) for _ in range(count)], "")
+        return summary([self._sample(run, 1, sweep) for _ in range(count)], "" if replay is None else "cudagraph")
 
     def _sample(self, run: Callable[[], Any], calls: int, before: Callable[[], None] = lambda: None) -> float:
         """Seconds of a call, on average over ``calls`` back to back, after ``before``."""

@@ -72,11 +72,12 @@ class Calibration:
 OF_FRAMEWORKS = Calibration()
 # Emitted programs, PyTorch 2.11 on an H100 SXM (CUDA 13.0), 2026-11-23. Products of 8192 x 768 x 50257 and such: 4.6 to
 # 8.3 times as long as with a multiple of 8 where a dim is odd, 2.5 to 2.9 times where it is even; published runs, with
-# the libraries of 2022, fit more. Hosts issue kernels of plain modules without a framework's own work around each.
+# the libraries of 2022, fit more. Hosts issue kernels of plain modules without a framework's own work around each
+# (GPT-2 and BERT of so few tokens that the device waits).
 # Too few of their steps were measured on GPUs to say that deviations level off; on CPUs 75 were
 # (benchmarks/ranking.py): their steps are off by 18 % on average, whatever their kernels' prices say.
 CALIBRATION = replace(
-    OF_FRAMEWORKS, host_forward_s=3.3e-5, host_backward_s=6.2e-5, unaligned=6.0, half_aligned=2.8, std_gain=1.0,
+    OF_FRAMEWORKS, host_forward_s=2.5e-5, host_backward_s=5.8e-5, unaligned=6.0, half_aligned=2.8, std_gain=1.0,
     std_most=math.inf,
 )  # fmt: skip
 
