@@ -50,6 +50,9 @@ class Case:
 
 CASES = {
     "zbv, pp2 x zero": Case("gpt2", ZERO, "zbv", 2, sizes=(1, 1, 1, 1)),
+    "dualpipev, pp2 x zero": Case("gpt2", ZERO, "dualpipev", 2, sizes=(1, 1, 1, 1)),
+    "zero bubble, pp2 x zero": Case("gpt2", ZERO, "zero-bubble", 1),
+    "interleaved, pp2 x zero": Case("gpt2", ZERO, "interleaved", 2, sizes=(1, 1, 1, 1)),
     "zero bubble": Case("gpt2", ALONE, "zero-bubble", 1),
     "zero bubble, two stages on each": Case("gpt2", ALONE, "zero-bubble", 2, sizes=(1, 1, 1, 1)),
     "dualpipev": Case("gpt2", ALONE, "dualpipev", 2, sizes=(1, 1, 1, 1)),
@@ -58,7 +61,10 @@ CASES = {
 expected_of = lru_cache(reference)
 
 
-LONG = {"zero bubble", "zero bubble, two stages on each"}  # each is in another test, too
+LONG = {  # each is in another test, too
+    "zero bubble", "zero bubble, two stages on each", "zero bubble, pp2 x zero", "interleaved, pp2 x zero",
+    "dualpipev, pp2 x zero",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in CASES])
