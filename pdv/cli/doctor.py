@@ -25,7 +25,15 @@ REQUIRED = (
     "safetensors",
     "torch",
 )
-OPTIONAL = {"transformers": "the example models", "onnxscript": "exporting modules to ONNX"}
+OPTIONAL = {
+    "transformers": "the example models",
+    "onnxscript": "exporting modules to ONNX",
+    "onnxruntime": "running ONNX files against what was read of them (else onnx's slow reference does)",
+    "torch-geometric": "training the cost model (pdv cost train)",
+    "pyarrow": "training the cost model (pdv cost train)",
+    "matplotlib": "plots of the cost model",
+    "triton": "profiles of fused kernels (pdv profile)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ def doctor(
         print_json("doctor", findings=[asdict(finding) for finding in findings])
     if not as_json:
         for finding in findings:
-            print(f"{finding.state:<8} {finding.name:<12} {finding.detail}")
+            print(f"{finding.state:<8} {finding.name:<15} {finding.detail}")
     if missing:
         raise UsageError(f"missing here: {', '.join(missing)}", mend="Install with `pip install pipedejavu`")
 
@@ -85,6 +93,9 @@ def _torch() -> Finding:
         for name, here in (("nccl", distributed.is_nccl_available()), ("gloo", distributed.is_gloo_available()))
         if here
     ]
+    if "nccl" in backends and torch.cuda.is_available():
+        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's
+        backends[backends.index("nccl")] = f"nccl {version} (CUDA {torch.version.cuda})"
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     devices = ", ".join(f"{names.count(name)} x {name}" for name in sorted(set(names))) or "no GPU, processes on CPU"
     return Finding("devices", "ok", f"{devices}; backends {', '.join(backends) or 'none'}")

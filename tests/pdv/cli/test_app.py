@@ -22,6 +22,7 @@ from ir.errors import (
     VerificationError,
 )
 from pdv.cli import app as cli
+from pdv.cli import doctor
 from pdv.cli.output import progress_bar
 from tests.conftest import Golden
 
@@ -173,6 +174,29 @@ def test_progress_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str
             progress("searching", 0.5)
     printed = capsys.readouterr()
     assert printed.out + printed.err == ""
+
+
+def test_doctor_says_what_is_missing_for_what(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "pyarrow" else known(name))
+    assert cli.run(["doctor"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "pyarrow" in line)
+    assert line.split() == [
+        "note",
+        "pyarrow",
+        *["absent;", "only", "for", "training", "the", "cost", "model", "(pdv", "cost", "train)"],
+    ]
+
+
+def test_doctor_names_nccl_and_cuda(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    assert cli.run(["doctor"]) == 0
+    assert "backends nccl 2.27.5 (CUDA " in capsys.readouterr().out
 
 
 def test_doctor_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
