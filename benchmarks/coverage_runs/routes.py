@@ -90,7 +90,10 @@ class _SomeRows(Source):
     @property
     def held(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers."""
-        return {name.replace(_ROWS, ".weight"): x for name, x in super().held.items()}
+        return {
+            f"{name.removesuffix(_ROWS)}.weight" if name.endswith(_ROWS) else name: x
+            for name, x in super().held.items()
+        }
 
     def in_float64(self) -> Source:
         """The same, of float64 throughout."""

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from onnxscript import opset23
 
+from ir.errors import ModelError, first_line
 from pdv.frontend.onnx.exported import KIND
 from pdv.frontend.onnx.model import PERSISTENT
 from pdv.frontend.torch.module import export_module
@@ -49,22 +50,28 @@ def export_onnx(
     dynamic_shapes: sizes to leave open, as ``torch.export.export`` takes them; the file has them by their names.
 
     Raises:
-        ModelError: if `torch.export` cannot trace the module.
+        ModelError: if `torch.export` cannot trace the module, or torch cannot write what it traced.
     """
     exported = export_module(module, example_inputs, dynamic_shapes=dynamic_shapes)
     for node in exported.graph.nodes:  # torch takes operators apart before it writes them, and strides change by that
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
-    with _quiet():
-        program = torch.onnx.export(
-            exported,
-            dynamo=True,
-            dynamic_shapes=cast(Any, dynamic_shapes),  # for the names: the program has numbers of its own
-            opset_version=opset,
-            optimize=False,  # would fold batch normalisation away, and make one weight of all that start out equal
-            verbose=False,
-            custom_translation_table=_translations(opset),
-        )
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                exported,
+                dynamo=True,
+                dynamic_shapes=cast(Any, dynamic_shapes),  # for the names: the program has numbers of its own
+                opset_version=opset,
+                optimize=False,  # would fold batch normalisation away, and make one weight of all that start out equal
+                verbose=False,
+                custom_translation_table=_translations(opset),
+            )
+    except torch.onnx.OnnxExporterError as error:
+        what = f"torch.onnx.export cannot write {type(module).__name__}: {first_line(error.__cause__ or error)}"
+        raise ModelError(
+            what, "Modules that torch can write", "Plan the module itself: pdv.optimize(module, inputs)"
+        ) from error
     assert program is not None, "torch.onnx.export(dynamo=True) without a path returns the program"
     for name, parameter in module.named_parameters():
         stored_as = program.model.graph.initializers.get(name)

@@ -125,7 +125,8 @@ class TwoNorms(nn.Module):
         self.one, self.other, self.head = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.one(x)) * self.other(x)
+        found: Tensor = self.head(self.one(x)) * self.other(x)
+        return found
 
 
 class Modulated(nn.Module):
@@ -182,3 +183,12 @@ def test_smoothing_that_torch_left_out_is_named(tmp_path: Path) -> None:
     module[1].forward = lambda y: F.cross_entropy(y, y.argmax(-1).detach(), label_smoothing=0.1)  # type: ignore[method-assign]
     program = load_program(_plain(module, {"input": torch.randn(4, 8)}, tmp_path / "m.onnx"))
     assert any("label_smoothing=0.1" in text for text in program.doubts)
+
+
+def test_what_torch_cannot_write_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:  # as torch does of Swin's windows, of strides that change on the way
+        raise torch.onnx.OnnxExporterError("[step 2/3]\nand a screen") from RuntimeError("Cannot view a tensor\nwith")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(pdv.ModelError, match=r"cannot write Linear: Cannot view a tensor\. .*pdv\.optimize\(module"):
+        export_onnx(nn.Linear(2, 2), (torch.randn(1, 2),), tmp_path / "m.onnx")
