@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from learned_cost.devices.device import find, load_records
 from learned_cost.profile.allocations import changes, held_bytes, peak_bytes, peak_of
 
 WARM = 3  # steps: the first makes the optimizer's state, the next meet its memory
@@ -47,6 +48,7 @@ def main() -> None:
     package = importlib.import_module(request["package"])
     steps = Steps(package.build(device=request["device"]), request, calls)
     answer = steps.run(float(request["budget_s"]))
+    answer["record"] = request["record"] = known_as(request["record"], calls.device)
     if dist.is_initialized():
         keep_collectives(request, calls.device)
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -228,15 +230,25 @@ class Steps:
         return float(held_bytes(there) + min(peak_of(changes(self.step)) for _ in range(FEWEST)))
 
 
+def known_as(record: str | None, device: torch.device) -> str | None:
+    """The record's name if this is such a device: measurements are kept under no other's."""
+    known = load_records()
+    wanted = None if record is None else known.get(record)
+    if wanted is None or (wanted.kind == "cpu") != (device.type == "cpu"):
+        return None
+    return (
+        record if device.type == "cpu" or find(torch.cuda.get_device_name(device), known.values()) == wanted else None
+    )
+
+
 def keep_collectives(request: Mapping[str, Any], device: torch.device) -> None:
     """Collectives of all sizes among all processes, behind a product, as rows of the folder."""
-    from learned_cost.devices.device import record
     from learned_cost.profile.collectives import run
     from learned_cost.profile.rows import Setting
 
     if request["record"] is None:
         return
-    setting = Setting.here(device, record(request["record"]))
+    setting = Setting.here(device, load_records()[request["record"]])
     size = dist.get_world_size()
     run(
         Path(request["folder"]), setting, device, budget_s=float(request["budget_s"]), per_node=size,

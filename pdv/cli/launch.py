@@ -80,7 +80,6 @@ def bench(
         "profiles"
     ),
     budget: Annotated[str, typer.Option(help="Time of the steps; kernels and collectives take as much again.")] = "10s",
-    device: Annotated[str, typer.Option(help="cpu or cuda (default: the plan's kind).")] = "",
     cost: Annotated[str | None, typer.Option(help="The files that priced the plan, if they do not ship.")] = None,
     no_keep: Annotated[bool, typer.Option("--no-keep", help="Run the steps and compare; keep nothing.")] = False,
     as_json: JsonOption = False,
@@ -91,9 +90,7 @@ def bench(
     from pdv.measure.bench import bench as run
     from pdv.measure.told import told
 
-    if device not in {"", "cpu", "cuda"}:
-        raise UsageError(f"--device: {device!r} is not known", "Allowed: cpu, cuda")
-    asked = Asked(directory, None if no_keep else output, values.seconds(budget, "--budget"), device, cost)
+    asked = Asked(directory, None if no_keep else output, values.seconds(budget, "--budget"), cost)
     with progress_bar(quiet=as_json) as progress:
         progress("running steps", None)
         found = run(asked)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,7 +48,8 @@ SECONDS = {
     "all_to_all": all_to_all_seconds,
 }  # fmt: skip
 COMPUTING = ("compute", "recomputation", "host")
-TAIL = 2000  # characters of what a process said before it failed
+TAIL = 500  # characters of what a process said before it failed
+ERROR = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,12 @@ class Asked:
     Attributes:
         folder: where measurements are kept; None: nowhere.
         budget_s: of the steps; of collectives as much again.
-        device: "cpu", "cuda", or empty: the plan's kind.
         cost: the files that priced the plan, where they do not ship.
     """
 
     directory: Path
     folder: Path | None
     budget_s: float = 10.0
-    device: str = ""
     cost: str | None = None
 
 
@@ -79,13 +79,13 @@ def bench(asked: Asked) -> Document:
         raise UsageError(f"{asked.directory} has no model.py", mend="Plan a model with weights, and write its package")
     plan = load_plan(asked.directory, priced_by(document, asked.cost))
     cluster = Cluster.from_dict(document["cluster"])
-    device = asked.device or ("cuda" if all(c.device.kind == "gpu" for c in cluster.classes) else "cpu")
+    device = "cuda" if all(entry.device.kind == "gpu" for entry in cluster.classes) else "cpu"
     if len(cluster.nodes) > 1 or sum(group.count for group in cluster.nodes) > 1:
         count = sum(group.count for group in cluster.nodes)
         raise UsageError(f"the plan is for {count} hosts, and this is one", mend="Bench a plan of one host")
     request = _request(plan, asked, device, cluster)
     answer = run_steps(asked, request, cluster.num_devices)
-    return {"device": device, "record": request["record"], **compare(plan, answer)}
+    return {"device": device, "record": answer["record"], **compare(plan, answer)}
 
 
 def _request(plan: Loaded, asked: Asked, device: str, cluster: Cluster) -> Document:
@@ -137,10 +137,16 @@ def run_steps(asked: Asked, request: Document, processes: int) -> Document:
         )
         answer = path.with_name("answer.json")
         if done.returncode or not answer.is_file():
-            said = " ".join(done.stderr[-TAIL:].split())
+            said = _reason(done.stderr)
             raise UsageError(f"the steps ended with exit status {done.returncode}: {said}", mend="Mend what it says")
         found: Document = json.loads(answer.read_text())
         return found
+
+
+def _reason(said: str) -> str:
+    """The first exception that a process ended with, without torchrun's own; else what was said last."""
+    errors = [line for line in said.splitlines() if ERROR.match(line) and "ChildFailedError" not in line]
+    return " ".join((errors[0] if errors else said[-TAIL:]).split())
 
 
 def compare(plan: Loaded, answer: Mapping[str, Any]) -> Document:
