@@ -156,7 +156,8 @@ class KernelCosts:
                 seconds = self.measured.seconds(kernel, place.record)
                 if seconds is not None:
                     found[number] = Estimate(seconds[0] / place.share, seconds[1] / place.share, "measured")
-                elif (seconds := self.measured.beyond(kernel, place.record)) is not None:
+                elif place.record.kind == "cpu" and (seconds := self.measured.beyond(kernel, place.record)):
+                    # Weights know of a GPU's kernels of every size; of a CPU's, small ones alone.
                     relative = max(BEYOND_STD, seconds[1] / seconds[0])
                     found[number] = _learn(seconds[0] / place.share, relative, known_device=place.known)
         missing = [number for number, estimate in enumerate(found) if estimate is None]

@@ -113,7 +113,8 @@ class Measurements:
             seconds = [row.seconds * kernel.flops / max(row.flops, 1.0) for row in near]
         else:
             seconds = [row.seconds * kernel.bytes / max(row.bytes, 1.0) for row in near]
-        return statistics.median(seconds), statistics.pstdev(seconds)
+        middle = statistics.median(seconds)
+        return (middle, statistics.pstdev(seconds)) if middle > 0.0 else None
 
     def _is_beyond(self, kernel: Kernel, family: Sequence[Row]) -> bool:
         if kernel.bytes > max(row.bytes for row in family):

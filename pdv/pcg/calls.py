@@ -1,4 +1,4 @@
-"""Kernels that an emitted program's host issues for an operator. Entry point: ``issued``.
+"""Calls that an emitted program's host issues for an operator. Entry point: ``issued``.
 
 Some operators are written within another's call: a bias in its product's, the statistics of a batch norm and what moves
 its running ones in the norm's.
@@ -15,12 +15,14 @@ STATISTICS = frozenset(statistic for op in OPERATORS.values() for statistic in o
 
 
 def issued(node: Node, loops: Loops, behind: int) -> tuple[int, int]:
-    """Kernels forward and backward of an operator under local ``loops``; ``behind``: of the device in backward."""
-    if node.op.statistics and node.operands[1].op in STATISTICS:  # one call each way, with the statistics
-        return 1, min(1, behind)
-    if is_within_norm(node) and all(loops.extents[loop] == node.loops.extents[loop] for loop in node.loops.contracted):
+    """Calls forward and backward of an operator under local ``loops``; ``behind``: the device's kernels in backward.
+
+    In backward autograd calls one function for each call forward, however many kernels that starts.
+    """
+    is_whole = all(loops.extents[loop] == node.loops.extents[loop] for loop in node.loops.contracted)
+    if (is_within_norm(node) and is_whole) or is_within_product(node) or not node.op.kernel:
         return 0, 0
-    return int(node.op.kernel and not is_within_product(node)), behind
+    return 1, min(1, behind)
 
 
 def is_within_product(node: Node) -> bool:
@@ -32,8 +34,8 @@ def is_within_norm(node: Node) -> bool:
     """True of statistics, which a norm takes itself of what is on one device, and of what moves a buffer by them."""
     if node.op in STATISTICS:
         return True
-    vector = node.op.kind == "map" and node.type.rank == 1 and not node.needs_grad
-    return vector and all(_is_statistic(operand) for operand in node.operands)
+    is_vector = node.op.kind == "map" and node.type.rank == 1
+    return is_vector and all(_is_statistic(operand) for operand in node.operands)
 
 
 def _is_statistic(node: Node) -> bool:

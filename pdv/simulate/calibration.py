@@ -18,8 +18,8 @@ class Calibration:
     """What running a step costs beside kernels and links.
 
     Attributes:
-        host_forward_s: host time to issue one kernel of forward (Python, dispatch, launch); on a GPU the host runs
-            ahead, and only where kernels are shorter than this does the device wait.
+        host_forward_s: host time to issue one kernel of forward (Python, dispatch, launch), of emitted programs one
+            call; on a GPU the host runs ahead, and only where kernels are shorter than this does the device wait.
         host_backward_s: the same in backward, which runs from C++.
         host_pass_s: host time of each pass of a micro-batch through a stage before its first kernel (schedule, data,
             waiting for what was received).
@@ -77,7 +77,7 @@ OF_FRAMEWORKS = Calibration()
 # Too few of their steps were measured on GPUs to say that deviations level off; on CPUs 75 were
 # (benchmarks/ranking.py): their steps are off by 18 % on average, whatever their kernels' prices say.
 CALIBRATION = replace(
-    OF_FRAMEWORKS, host_forward_s=2.5e-5, host_backward_s=5.8e-5, unaligned=6.0, half_aligned=2.8, std_gain=1.0,
+    OF_FRAMEWORKS, host_forward_s=2.5e-5, host_backward_s=9.5e-5, unaligned=6.0, half_aligned=2.8, std_gain=1.0,
     std_most=math.inf,
 )  # fmt: skip
 

@@ -143,8 +143,14 @@ def test_what_is_larger_than_all_measured_ones_runs_at_the_rate_of_the_nearest()
     assert found is not None
     assert found[0] == pytest.approx(1e-3 * large.flops / small.flops)
     assert Measurements(dict(list(rows.items())[:4]), "mine", "0" * 64).beyond(large, place) is None
-    (estimate,) = costs(measured=measured).nodes([query(linear(4096), train=False)])
+    core = record("cpu-core")
+    there = Measurements({(core.name, *key[1:]): value for key, value in rows.items()}, "mine", "0" * 64)
+    asked = [query(linear(4096), train=False)]
+    (estimate,) = costs(Place(core), measured=there).nodes(asked)
     assert (estimate.forward.source, estimate.forward.mean_s) == ("learned", pytest.approx(found[0], rel=1e-3))
+    assert costs(measured=measured).nodes(asked) == costs().nodes(asked)  # weights know a GPU's kernels of every size
+    idle = Measurements({key: replace(value, seconds=0.0) for key, value in rows.items()}, "mine", "0" * 64)
+    assert idle.beyond(large, place) is None  # a rate of no time is none
 
 
 def test_a_measured_lookup_is_of_a_table_as_large() -> None:

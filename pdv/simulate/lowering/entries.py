@@ -38,7 +38,7 @@ class Entry:
         backward: whether it has a gradient to work for.
         regathers: whether a parameter is gathered again in backward (ZeRO-3).
         kernels: of the device, forward and backward.
-        issued: by the host; what is written within another's call is not.
+        issued: by the host: kernels of frameworks, calls of emitted programs.
         two_products: whether backward is two products, one for each operand.
         dims: of a move, the dims along which its pieces are put together, forward and backward.
     """
@@ -68,6 +68,7 @@ class Entries:
         self.problem = problem
         self.all: list[Entry] = []
         self._data = frozenset(execution.data_axes)
+        self._eager = execution.eager
         self._known: dict[Hashable, Entry] = {}
         self._forms: dict[Hashable, int] = {}
 
@@ -130,7 +131,7 @@ class Entries:
             bytes=float(local_bytes(node.type, sharding, mesh)),
             backward=backward,
             kernels=(int(node.op.kernel), kernels),
-            issued=issued(node, loops, kernels),
+            issued=issued(node, loops, kernels) if self._eager else (int(node.op.kernel), kernels),
             two_products=backward and node.op.kind == "contraction" and sum(node.wanted) == 2,
         )
 

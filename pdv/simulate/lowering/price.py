@@ -99,8 +99,9 @@ class DevicePrices:
                 forward, backward = cost.estimates or (NOTHING, NOTHING)
                 kernels = entry.kernels if cost.estimates else (0, 0)
                 loops = node_local_loops(entry.node, entry.splits, self.problem.mesh)
-                factor = self.inside.factor(entry.node.op, loops, entry.node.type.dtype)
-                price = self.inside.price(NodeEstimate(forward, backward), kernels, factor)
+                rows = self.inside.of_rows(entry.node.op, loops, entry.node.type.dtype)
+                slowdown = self.inside.slowdown(entry.node.op)
+                price = self.inside.price(NodeEstimate(forward, backward), kernels, slowdown, rows)
                 self.entries[entry.number] = price._replace(kernels=entry.issued if cost.estimates else (0, 0))
             if self.execution.dropout and is_residual(entry.node):
                 self.entries[entry.number] = _sum(self.entries[entry.number], self._dropout(entry))
@@ -203,15 +204,15 @@ class InStepDevice:
         products = op is not None and op.kind == "contraction"
         return self.calibration.products_gpu if products else self.calibration.traffic_gpu
 
-    def factor(self, op: Operator, loops: Loops, dtype: DType) -> float:
-        """Of an operator's kernels under ``loops``, over what they take alone.
+    def of_rows(self, op: Operator, loops: Loops, dtype: DType) -> float:
+        """How much slower an operator's kernels are for the lengths of their rows; what was measured shows it itself.
 
         Tensor cores read rows of a multiple of 16 bytes (cuBLAS manual, 2.1.11): products in two-byte types.
         """
         if self.device.kind == "cpu" or dtype.itemsize != 2 or op.kind != "contraction":
-            return self.slowdown(op)
+            return 1.0
         shapes = [loops.shape_of(term) for term in (*loops.operands, loops.result)]
-        return self.slowdown(op) * max(self.misaligned(shape[-1]) for shape in shapes if shape)
+        return max(self.misaligned(shape[-1]) for shape in shapes if shape)
 
     def misaligned(self, row: int) -> float:
         """How much slower a product in a two-byte type is for rows of so many elements."""
@@ -221,14 +222,16 @@ class InStepDevice:
 
     def of_query(self, query: Query, found: NodeEstimate, kernels: tuple[int, int]) -> Price:
         """Of an operator asked about by itself."""
-        return self.price(found, kernels, self.factor(query.op, query.loops, query.result.dtype))
+        rows = self.of_rows(query.op, query.loops, query.result.dtype)
+        return self.price(found, kernels, self.slowdown(query.op), rows)
 
-    def price(self, estimate: NodeEstimate, kernels: tuple[int, int], factor: float) -> Price:
-        """Of kernels that take ``factor`` times their estimate."""
-        forward, backward = (_times(found, factor) for found in estimate)
+    def price(self, estimate: NodeEstimate, kernels: tuple[int, int], factor: float, rows: float = 1.0) -> Price:
+        """Of kernels that take ``factor`` times their estimate, and ``rows`` times that where none was measured."""
+        factors = [factor if found.source == "measured" else factor * rows for found in estimate]
+        forward, backward = (_times(found, times) for found, times in zip(estimate, factors, strict=True))
         return Price(
-            picoseconds(_own_s(self.device, estimate.forward, kernels[0]) * factor),
-            picoseconds(_own_s(self.device, estimate.backward, kernels[1]) * factor),
+            picoseconds(_own_s(self.device, estimate.forward, kernels[0]) * factors[0]),
+            picoseconds(_own_s(self.device, estimate.backward, kernels[1]) * factors[1]),
             kernels,
             (forward, backward),
         )
