@@ -1,4 +1,4 @@
-"""What a host issues of an emitted program: calls, not the device's kernels, and none for what another's call computes."""
+"""What a host issues of an emitted program: calls, not kernels, and none for what another call computes."""
 
 from __future__ import annotations
 
