@@ -110,6 +110,8 @@ def order_shares(parts: Mapping[str, float]) -> dict[str, float]:
 
 def _samples(graph: Graph) -> tuple[int, int | None]:
     """Samples of a micro-batch over all ranks, and tokens, if the model reads any."""
+    if not graph.inputs:
+        return 1, None
     first = graph.inputs[0].type
     samples = first.shape[0] if first.rank else 1
     tokens = samples * first.shape[1] if first.rank == 2 and not first.dtype.is_floating else None

@@ -121,7 +121,10 @@ MISTAKES = (
     ("transformer", "parallel.py", "axis.rank * block, block", "(axis.size - 1 - axis.rank) * block, block", ""),
     ("transformer", "operators.py", "ids = ids - block * table.size(0)", "ids = ids - block", "output"),
     ("transformer", "runtime.py", "stored = stored.cut(cuts[axis.name], axis)", "stored = stored", ""),
-    ("transformer", "gradients.py", "all_reduce_steps(self.flat, self.leaves[0].axes)", "iter(())", "gradient"),
+    (
+        "transformer", "gradients.py", "all_reduce_steps(self.flat, [axis.of_sums for axis in self.leaves[0].axes])",
+        "iter(())", "gradient",
+    ),
     ("transformer", "gradients.py", "self.sums.add_leaf(parameter, tuple(axis for axis in axes if axis.size > 1))",
      "self.sums.add_leaf(parameter, axes[:1])", "gradient"),
     ("transformer", "gradients.py", "torch.split(self.flat, ", "torch.split(self.flat.flip(0), ", "gradient"),
