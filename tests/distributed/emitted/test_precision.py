@@ -7,6 +7,7 @@ float32 as one process is (``ROUNDED``: errors of two runs differ by such a fact
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,10 @@ def resume(folder: Path, checkpoint: Path, *, moments_too: bool = True) -> list[
             parameter.zero_()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     weights, moments = get_state_dict(model, optimizer)
-    load_checkpoint(
-        {"weights": weights, "moments": moments}, checkpoint_id=checkpoint, no_dist=not dist.is_initialized()
-    )
+    alone = not dist.is_initialized()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant, on one process
+        load_checkpoint({"weights": weights, "moments": moments}, checkpoint_id=checkpoint, no_dist=alone)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     if not moments_too:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
