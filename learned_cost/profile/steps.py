@@ -30,9 +30,9 @@ from learned_cost.profile.allocations import changes, held_bytes, peak_bytes, pe
 WARM = 3  # steps: the first makes the optimizer's state, the next meet its memory
 FEWEST, MOST = 5, 100  # steps of each kind
 CALLS = {
-    "all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "allgather_single": "all_gather",
-    "all_gather_single": "all_gather", "reduce_scatter_tensor": "reduce_scatter", "reducescatter_single":
-    "reduce_scatter", "reduce_scatter_single": "reduce_scatter", "all_to_all_single": "all_to_all",
+    "all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "all_gather_single": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_single": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
 }  # fmt: skip
 Answer = dict[str, Any]  # Any: JSON
 

@@ -32,8 +32,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.multiprocessing.reductions import StorageWeakRef
 
 # torch 2.13 renamed both and deprecated the old names.
-gather_single = getattr(dist, "allgather_single", None) or dist.all_gather_into_tensor
-scatter_single = getattr(dist, "reducescatter_single", None) or dist.reduce_scatter_tensor
+gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 NONE: Mapping[str, Any] = {}
 
