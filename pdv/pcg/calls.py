@@ -6,10 +6,12 @@ its running ones in the norm's.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ir.dims import Loops
 from ir.graph import Node
 from ir.ops import OPERATORS
-from pdv.pcg.plan_cost import is_bias
+from pdv.pcg.plan_cost import FIXED_MOST, is_bias
 
 STATISTICS = frozenset(statistic for op in OPERATORS.values() for statistic in op.statistics)
 
@@ -30,14 +32,18 @@ def is_within_product(node: Node) -> bool:
     return is_bias(node) and node.operands[0].op.bias_rank > 0
 
 
+@lru_cache(maxsize=1 << 14)  # asked of a node more than once
 def is_within_norm(node: Node) -> bool:
-    """True of statistics, which a norm takes itself of what is on one device, and of what moves a buffer by them."""
-    if node.op in STATISTICS:
-        return True
-    is_vector = node.op.kind == "map" and node.type.rank == 1
-    return is_vector and all(_is_statistic(operand) for operand in node.operands)
-
-
-def _is_statistic(node: Node) -> bool:
-    """A statistic, a buffer, or what follows them."""
-    return (node.is_param and not node.needs_grad) or is_within_norm(node)
+    """True of statistics, which a norm takes itself of what is on one device, and of what moves a buffer by them: maps
+    of vectors over nothing but statistics and buffers (as is found within a few operators).
+    """
+    stack, seen = [node], {node}
+    while stack:
+        value = stack.pop()
+        if value.op in STATISTICS or (value is not node and value.is_param and not value.needs_grad):
+            continue
+        if value.op.kind != "map" or value.type.rank != 1 or len(seen) > FIXED_MOST:
+            return False
+        stack.extend(operand for operand in value.operands if operand not in seen)
+        seen.update(value.operands)
+    return True

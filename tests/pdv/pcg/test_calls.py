@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from benchmarks.models import build
+from ir.builder import Builder
 from ir.cost_model import backward_work
 from ir.graph import Graph
+from ir.types import DType, TensorType
 from pdv.cluster.presets import DEVICES
 from pdv.frontend import load_program
-from pdv.pcg.calls import issued
+from pdv.pcg.calls import is_within_norm, issued
+from pdv.pcg.plan_cost import FIXED_MOST
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.lowering.price import InStepDevice
 
@@ -40,6 +45,16 @@ def test_a_bias_is_within_its_product() -> None:
     graph = load_program(module, inputs).graph
     layers = sum(node.op.name == "attention" for node in graph.nodes)
     assert calls(graph)["add"] == 2 * layers + 1  # residuals, and the positions
+
+
+@pytest.mark.parametrize("length", [30, 3000])
+def test_long_chains_of_vectors_are_looked_at_once(length: int) -> None:
+    """Each value is read twice: of 30 there are 2**30 ways down, of 3,000 more than a stack has frames."""
+    k = Builder()
+    value = k.param("w", TensorType((8,), DType.F32), trainable=False)
+    for _ in range(length):
+        value = k.add(value, value)
+    assert is_within_norm(value) == (length < FIXED_MOST)
 
 
 def test_rows_of_no_multiple_of_16_bytes_are_slower() -> None:
