@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.exports_runs.models import MODELS
-from benchmarks.record import ROOT, Record, arguments, environment, table
+from benchmarks.record import ROOT, Record, arguments, environment, merged, table
 
 ROUTES = ("own", "new, eval", "new, train", "old, eval", "old, train")
 PARTS = ("reading", "check", "search", "proof", "emission")
@@ -47,8 +47,10 @@ def main() -> None:
             row = measure(model, route, smoke=options.smoke)
             record.rows.append(row)
             print(f"{model:10}{route:12}{row['result']}", flush=True)
-    if options.merge and options.json and options.json.is_file():
-        record.rows = merged(json.loads(options.json.read_text(encoding="utf-8"))["rows"], record.rows)
+    if options.merge:
+        places = list(MODELS), list(ROUTES)
+        both = merged(options.json, record.rows, "model", "route")
+        record.rows = sorted(both, key=lambda row: (places[0].index(row["model"]), places[1].index(row["route"])))
     show(record)
     claim(record)
     record.print_summary()
@@ -70,12 +72,6 @@ def measure(model: str, route: str, *, smoke: bool) -> dict[str, Any]:
         return {"model": model, "route": route, "seconds": {}, "result": f"crashed: {why[:300]}"}
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
-
-
-def merged(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of both, each case once, in the order of the models and routes."""
-    by_case = {(row["model"], row["route"]): row for row in (*before, *now)}
-    return [by_case[model, route] for model in MODELS for route in ROUTES if (model, route) in by_case]
 
 
 def total(row: dict[str, Any]) -> float | None:

@@ -13,7 +13,6 @@ rows of other cases stay in the record that is there.
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import sys
@@ -38,7 +37,7 @@ from benchmarks.fuzz_runs.settings import (
     pins_case,
     topology_case,
 )  # fmt: skip
-from benchmarks.record import Record, arguments, table
+from benchmarks.record import Record, arguments, merged, part_of, table
 
 # how many of a hundred are of each kind; files made to hurt come once each, before
 SHARES = {
@@ -82,19 +81,16 @@ def main() -> None:
                 [(options.case, drawn_case(drawn, kind, options.seed, int(number)))]
             )
         else:
-            first, _, step = options.part.partition("/")
+            part = part_of(options.part)
             every_case = cases(drawn, options.count, options.seed, options.only, hostile=not options.smoke)
-            chosen = islice(every_case, int(first) - 1, None, int(step))
+            chosen = islice(every_case, part.start, None, part.step)
         results = list(
             judged(runner, chosen, max(options.count // options.real, 1) if options.real else 0, options.keep)
         )
     finally:
         runner.close()
     now = [_row(*entry) for entry in results]
-    if options.merge and options.json and options.json.is_file():
-        before = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
-        now = list({row["case"]: row for row in (*before, *now)}.values())
-    record.rows += now
+    record.rows += merged(options.json, now, "case") if options.merge else now
     report(record)
     record.write(options.json)
     if any(result.failed for _, result, _ in results):

@@ -65,6 +65,20 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def merged(path: Path | None, rows: list[dict[str, Any]], *key: str) -> list[dict[str, Any]]:
+    """These rows, and those of the record that is at the path whose values under ``key`` no row here has."""
+    if path is None or not path.is_file():
+        return rows
+    before = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return list({tuple(row[name] for name in key): row for row in (*before, *rows)}.values())
+
+
+def part_of(text: str) -> slice:
+    """Of a list what ``I/N`` says: each N-th, from the I-th on."""
+    first, _, step = text.partition("/")
+    return slice(int(first) - 1, None, int(step))
+
+
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     """Print aligned columns."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]

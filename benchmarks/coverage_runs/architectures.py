@@ -24,7 +24,7 @@ from benchmarks.coverage_runs import SLOW
 
 SECONDS, BYTES = 90, 6 << 30  # of CPU time, each
 WALL_SECONDS = 900  # where others use the same cores
-ROUTES = ("torch", "plain", "own", "older")
+ROUTES = ("torch", "plain", "whole", "own", "older")
 MOST_OPAQUE = 0.05  # of a planned model's operations
 MESH = {"dp": 2, "tp": 2}
 CLUSTER = {
@@ -62,8 +62,11 @@ class How:
     files: Path | None = None
 
 
-def survey(only: Sequence[str], how: How, report: Callable[[dict[str, Any]], None]) -> None:
-    """One row for each architecture: its name, ``planned``, ``wrong`` or ``refused``, and why."""
+def survey(only: Sequence[str], share: slice, how: How, report: Callable[[dict[str, Any]], None]) -> None:
+    """One row for each architecture: its name, ``planned``, ``wrong`` or ``refused``, and why.
+
+    only: their names, empty for all; share: of these.
+    """
     import torch  # noqa: F401  # once, before processes are forked
     import transformers  # noqa: F401
 
@@ -72,13 +75,11 @@ def survey(only: Sequence[str], how: How, report: Callable[[dict[str, Any]], Non
     from benchmarks.coverage_runs.hub import HUB
     from benchmarks.coverage_runs.plain import PLAIN
 
-    for name, build in {**PLAIN, **HUB}.items():
-        if not only or name in only:
-            started = time.perf_counter()
-            row = _apart(lambda name=name, build=build: _try(name, build, how))  # type: ignore[misc]
-            report(
-                {"architecture": name, "route": how.route, **row, "seconds": round(time.perf_counter() - started, 1)}
-            )
+    chosen = [(name, build) for name, build in {**PLAIN, **HUB}.items() if not only or name in only]
+    for name, build in chosen[share]:
+        started = time.perf_counter()
+        row = _apart(lambda name=name, build=build: _try(name, build, how))  # type: ignore[misc]
+        report({"architecture": name, "route": how.route, **row, "seconds": round(time.perf_counter() - started, 1)})
 
 
 def reasons(rows: Sequence[dict[str, Any]]) -> list[tuple[int, int, str]]:

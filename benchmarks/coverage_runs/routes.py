@@ -46,8 +46,9 @@ def export(route: str, module: torch.nn.Module, inputs: Mapping[str, Any], path:
     logging.disable(logging.CRITICAL)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            if route == "plain":
-                torch.onnx.export(module, (), path, kwargs=dict(inputs), dynamo=True, verbose=False)
+            if route in ("plain", "whole"):
+                kept = route == "plain"  # what depends on small parameters alone is computed beforehand, or is not
+                torch.onnx.export(module, (), path, kwargs=dict(inputs), dynamo=True, optimize=kept, verbose=False)
             else:
                 tensors = [name for name, value in inputs.items() if isinstance(value, torch.Tensor)]
                 training = torch.onnx.TrainingMode.TRAINING

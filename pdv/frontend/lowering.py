@@ -55,6 +55,7 @@ class Lowering:
         updates: buffer name -> its new value, as batch normalisation in training leaves it.
         buffers: such a value, or one that another has replaced -> the buffer's name.
         dropped: what is dropped out.
+        drawn: values of the source that are drawn at random -> what they are without: true, or a number throughout.
         foreign: functions of other libraries that are run as they are.
         stored: how the values of stored tensors are read, where an operand must be known; by name.
         name: hint for the nodes made next, usually the source's own name for the value.
@@ -65,6 +66,7 @@ class Lowering:
         self.updates: dict[str, Node] = {}
         self.buffers: dict[Node, str] = {}
         self.dropped: set[Node] = set()
+        self.drawn: dict[str, float | bool] = {}
         self.foreign: dict[str, None] = {}
         self.stored: Mapping[str, Callable[[], Array]] = {}
         self.name = ""

@@ -59,9 +59,10 @@ def check_file(program: Program, path: Path) -> str:
         return f"{_NOT_RUN}it takes {values:.0e} elements and {points:.0e} products"
     failures: list[str] = []
     differs: tuple[str, float, str] | None = None
+    how: dict[str, Any] = {"points": points, "model": model, "drawn": program.drawn}
     for judge in JUDGES:
         try:
-            error, what = _compare(program, graph, partial(run_file, judge, path, points=points, model=model))
+            error, what = _compare(program, graph, partial(run_file, judge, path, **how))
         except CannotRunError as why:
             failures.append(str(why))
             continue

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from ir.errors import first_line
@@ -36,11 +38,12 @@ def run_file(
     stored: Mapping[str, Array],
     points: int,
     model: onnx.ModelProto | None = None,
+    drawn: Mapping[str, float | bool] = MappingProxyType({}),
 ) -> list[Array]:
     """The outputs of a file on these inputs, with these values in place of stored ones.
 
     judge: of ``JUDGES``; points: the products that it takes; model: what is run in place of the file, whose tensors it
-    has.
+    has; drawn: what of it is drawn at random, and the number that takes its place.
 
     Raises:
         CannotRunError: if that one does not run it.
@@ -48,7 +51,31 @@ def run_file(
     read = onnx.load(path, load_external_data=False) if model is None else onnx.ModelProto()
     if model is not None:
         read.CopyFrom(model)
+    _without_chance(read, drawn)
     return _run(with_inputs(read, stored), path, {**inputs, **stored}, points, (judge,))
+
+
+def _without_chance(proto: onnx.ModelProto, drawn: Mapping[str, float | bool]) -> None:
+    """Put a number throughout in place of what is drawn at random: of its shape and type, whatever these are."""
+    for at, node in reversed(list(enumerate(proto.graph.node))):
+        number = drawn.get(node.output[0]) if node.output else None
+        if number is None:
+            continue
+        name = node.output[0]
+        node.output[0] = f"{name} drawn"
+        zero = helper.make_node("Sub", [node.output[0]] * 2, [f"{name} zero"])
+        made = [zero, *_shifted(name, number)]
+        if isinstance(number, bool):
+            made = [helper.make_node("Equal", [node.output[0]] * 2, [name])]
+        for following in reversed(made):
+            proto.graph.node.insert(at + 1, following)
+
+
+def _shifted(name: str, number: float) -> list[onnx.NodeProto]:
+    """What is zero, and a number."""
+    constant = helper.make_node("Constant", [], [f"{name} number"], value_float=number)
+    alike = helper.make_node("CastLike", [f"{name} number", f"{name} zero"], [f"{name} alike"])
+    return [constant, alike, helper.make_node("Add", [f"{name} zero", f"{name} alike"], [name])]
 
 
 def run_constants(path: Path, names: Sequence[str]) -> list[Array]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import onnx_ir
 
+from ir.dims import Shape
 from ir.errors import ModelError, first_line
 from ir.graph import Node
+from ir.types import DType
 from pdv.frontend.lowering import Lowering, TopK, Unsupported
 from pdv.frontend.onnx.reference import evaluate
 from pdv.passes.fold_constants import Array
@@ -25,8 +27,26 @@ class NanMask:
     of: Node
 
 
-Value = Node | tuple[Node, ...] | NanMask | TopK
-"""A tensor, a sequence of tensors, a question about one, or its largest elements."""
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Random numbers between two ends: tensors of them are nothing that a program has, only masks made of them are."""
+
+    shape: Shape
+    dtype: DType
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """Truth values, a ``share`` of them true, where ``of`` is not zero: ones behind dropout."""
+
+    of: Node
+    share: float
+
+
+Value = Node | tuple[Node, ...] | NanMask | TopK | Uniform | Chance
+"""A tensor, a sequence of tensors, a question about one, its largest elements, or random numbers and masks of them."""
 
 Handler = Callable[["Call"], Any]  # Any: a Node, or a tuple with one entry per output (None: not computed)
 
@@ -55,7 +75,15 @@ def inputs_of(node: Node) -> list[str]:
 
 
 def as_tensor(k: Lowering, value: Value | None) -> Value | None:
-    """The answer to a question about a tensor, or its largest elements, as one."""
+    """The answer to a question about a tensor, its largest elements, or a mask, as one.
+
+    Raises:
+        Unsupported: of random numbers that are no mask.
+    """
+    if isinstance(value, Uniform):
+        raise Unsupported("of random numbers, of which only masks are read")
+    if isinstance(value, Chance):
+        return k.apply("compare_number", value.of, relation="!=", number=0.0)
     if isinstance(value, TopK):
         return first_of_sorted(k, value.of, value.k, value.of.type.rank - 1)[value.part == "places"]
     return k.apply("compare", value.of, value.of, relation="!=") if isinstance(value, NanMask) else value
@@ -172,7 +200,7 @@ class Call:
         value = as_tensor(self.k, self.inputs[index]) if index < len(self.inputs) else None
         if isinstance(value, tuple):
             raise ValueError(f"operand {index} is a sequence")
-        assert not isinstance(value, NanMask | TopK), value
+        assert not isinstance(value, NanMask | TopK | Uniform | Chance), value
         return value
 
     def __getitem__(self, index: int) -> Node:

@@ -17,7 +17,17 @@ import onnx_ir
 
 from pdv.frontend.onnx.origins.merged import lost_with_nodes
 from pdv.frontend.onnx.origins.recovered import Made, recover
-from pdv.frontend.onnx.origins.signature import SCOPES, Role, Signature, absent, left_out, missing_bias, turned, zeros
+from pdv.frontend.onnx.origins.signature import (
+    SCOPES,
+    Role,
+    Signature,
+    absent,
+    is_drawn,
+    left_out,
+    missing_bias,
+    turned,
+    zeros,
+)
 from pdv.frontend.onnx.origins.unnamed import may_be_another, of_unknown_origin
 from pdv.passes.fold_constants import Array
 
@@ -343,6 +353,11 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
         yield (
             f"{len(held)} weights are constants of the file ({', '.join(held[:3])}, …): training would keep them as "
             f"they are. {EXPORT}, if they are to be trained"
+        )
+    if drawn := [name for name, value in model.graph.initializers.items() if value.uses() and is_drawn(value)]:
+        yield (
+            f"torch's exporter drew {_some(drawn)} once, and the file has what came out: every step would have "
+            "the same masks. Export with optimize=False, or write them as dropout"
         )
     if fixed:
         yield (

@@ -24,9 +24,11 @@ from pdv.frontend.onnx.bodies import body_of
 from pdv.frontend.onnx.call import (
     Attributes,
     Call,
+    Chance,
     Handler,
     NeedsValueError,
     Operands,
+    Uniform,
     Value,
     as_tensor,
     in_torch,
@@ -37,6 +39,7 @@ from pdv.frontend.onnx.file import MALFORMED, quietly, read_onnx, refusing
 from pdv.frontend.onnx.operators import HANDLERS
 from pdv.frontend.onnx.origins.signature import Signature
 from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
+from pdv.frontend.onnx.readers.draws import of_drawn
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
 from pdv.frontend.onnx.rows import cut_rows, shapes_at
 from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, dtype_of, schema_of
@@ -75,7 +78,7 @@ def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None)
     program = replace(
         program, known=known, notes=notes, doubts=asked[0], folded=asked[1], as_stored=stored,
         left_out=frozenset(name for name, place in mended.merged.items() if place is None),
-        absent=tuple(mended.absent),
+        absent=tuple(mended.absent), drawn=lowering.k.drawn,
     )  # fmt: skip
 
     def over(rows: int) -> FewRows | None:
@@ -270,11 +273,14 @@ class _ModelLowering:
         known = can_evaluate(node) and all(_is_known(value) for value in operands)
         try:
             if node.op_type in _WITH_GRAPHS:
-                return _WITH_GRAPHS[node.op_type](self.k, node, operands, self._run)
+                whole = tuple(as_tensor(self.k, value) for value in operands)
+                return _WITH_GRAPHS[node.op_type](self.k, node, whole, self._run)
             if handler is None:
                 raise Unsupported("")
             call = self._call(schema, node, operands)
-            result = handler(call)
+            drawn = any(isinstance(value, Uniform | Chance) for value in operands)
+            result = of_drawn(call, node.op_type) if drawn else None
+            result = handler(call) if result is None else result
             call.check_all_read()
             results = result if isinstance(result, tuple) else (result,)
             check_types(schema, types, [value.type.dtype if isinstance(value, Node) else None for value in results])

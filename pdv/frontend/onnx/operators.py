@@ -18,7 +18,7 @@ from pdv.frontend.einsum import einsum
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx import movement
 from pdv.frontend.onnx.call import Call, Handler, NanMask
-from pdv.frontend.onnx.readers import as_torch, functions, known, logic, quantized, recurrent, windows
+from pdv.frontend.onnx.readers import as_torch, draws, functions, known, logic, quantized, recurrent, windows
 from pdv.frontend.onnx.schema import dtype_of
 
 
@@ -193,6 +193,7 @@ HANDLERS: Mapping[str, Handler] = {
     "Gelu": lambda c: c.k.apply("gelu", c[0], approximate=c.attrs.get("approximate", "none")),
     **logic.READERS,
     **recurrent.READERS,
+    **draws.READERS,
     "IsNaN": lambda c: NanMask(c[0]),
     "Where": where,
     "Identity": lambda c: c[0],

@@ -60,3 +60,13 @@ def test_the_largest_of_equal_elements_is_one_of_them(tmp_path: Path) -> None:
     proto = model([n("Relu", ["x"], "r"), n("ReduceMax", ["r"])], {"x": (F32, [2, 4])}, {"y": (F32, [1, 1])})
     found = evaluate(load_program(save(tmp_path, proto)).graph, {"x": -np.ones((2, 4))}).gather()
     np.testing.assert_array_equal(next(iter(found.values())), [[0.0]])
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int32", "int64"])
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+def test_places_of_extremes_of_integers(tmp_path: Path, op: str, kind: str) -> None:
+    """The ends of a type among them, of which the smallest has no opposite."""
+    ends = np.iinfo(kind)
+    x = np.array([[0, ends.min, ends.max, ends.max], [ends.min, 1, 0, ends.min]]).astype(kind)
+    proto = model([n(op, ["x"], axis=1)], {"x": (KINDS.get(kind, I64), [2, 4])}, {"y": (I64, [2, 1])})
+    check(tmp_path, proto, x=x)

@@ -215,6 +215,12 @@ def origins_of(value: onnx_ir.Value) -> set[str] | None:
     return {str(name) for name in found} if isinstance(found, list) else None
 
 
+def is_drawn(value: onnx_ir.Value) -> bool:
+    """Whether the optimizer drew a stored tensor at random, or computed it of one that it drew, as of a constant."""
+    names = origins_of(value)
+    return names is not None and any(name.rstrip("_0123456789") == "bernoulli" for name in {value.name or "", *names})
+
+
 def _is_float(value: onnx_ir.Value) -> bool:
     return value.const_value is not None and value.const_value.dtype.is_floating_point()
 

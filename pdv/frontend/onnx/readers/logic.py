@@ -148,7 +148,9 @@ def place_of(sign: int) -> Handler:
 
     def handle(c: Call) -> Node:
         dim, keep = c.axis(), bool(c.attrs["keepdims"])
-        x = c[0] if sign > 0 else c.k.apply("neg", c[0])
+        x = c[0] if c[0].type.dtype.is_floating else c.k.cast(c[0], DType.I64)
+        if sign < 0:
+            x = c.k.apply("neg", x) if x.type.dtype.is_floating else c.k.shift(c.k.apply("neg", x), -1)  # wraps as ~x
         found = _place(c.k, x, dim, last=bool(c.attrs.get("select_last_index", 0)))
         return found if keep else c.k.reshape(found, (*x.type.shape[:dim], *x.type.shape[dim + 1 :]))
 
@@ -157,7 +159,7 @@ def place_of(sign: int) -> Handler:
 
 def _place(k: Lowering, x: Node, dim: int, *, last: bool) -> Node:
     """[..., v, ...] -> [..., 1, ...]: the number of the largest element."""
-    if not x.type.dtype.is_floating or x.type.rank == 0:
+    if x.type.rank == 0:
         raise Unsupported(f"the place of the largest of {x.type}")
     size = x.type.shape[dim]
     is_largest = masks.compare(k, "==", x, largest(k, x, [dim], keep=True))
