@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pdv.plan.package import Plan
     from pdv.report.saved import explain
     from pdv.verification import verify
+    from pdv.watch import Standing, Watch
 
 __version__ = VERSION
 
@@ -47,9 +48,11 @@ __all__ = [
     "PdvError",
     "PinsError",
     "Plan",
+    "Standing",
     "UnsupportedOperatorsError",
     "UsageError",
     "VerificationError",
+    "Watch",
     "WeightsError",
     "WriteError",
     "explain",
@@ -60,6 +63,8 @@ __all__ = [
 
 _LAZY = {
     "Plan": "plan.package",
+    "Standing": "watch",
+    "Watch": "watch",
     "explain": "report.saved",
     "optimize": "compile",
     "register_operator": "frontend.torch.opaque",

@@ -38,6 +38,7 @@ from pdv.report.simulated import step_facts
 from pdv.rewrite.chosen import chosen_rules
 from pdv.search.meshes import BestPlan
 from pdv.simulate.step import simulate
+from pdv.watch import UNWATCHED, Watch
 
 
 @guarded("pdv.optimize")
@@ -71,6 +72,7 @@ def optimize(
     strict: bool = False,
     weights: str | os.PathLike[str] | None = None,
     progress: Progress = lambda stage, fraction: None,
+    watch: Watch = UNWATCHED,
 ) -> Plan:
     """Plan a model for a cluster and prove the plan.
 
@@ -108,15 +110,16 @@ def optimize(
         weights: a .safetensors file, or the .index.json of several, that has the model's tensors in place of its own.
         strict: refuse operators that have no declaration, instead of running them as they are on every rank.
         progress: called with (stage, fraction or None).
+        watch: told how far the search is, and asked whether to end it with the best plan so far.
 
     Raises:
         PdvError: one of its kinds, each with what is wrong and what to do (docs/errors.md).
     """
-    progress = passing(progress)
+    progress, watch = passing(progress), Watch(passing(watch.tell), passing(watch.stopped))
     fixed = Pinned(stages, micro_batches, schedule, recompute, virtual_stages=virtual_stages)
     devices, pinned, how = load_target(cluster, mesh, pins, fixed)
     predicates = isinstance(pinned, Pins)  # have no content by which a search could be remembered
-    effort = Effort(search, budget_s, None if predicates else cache_in(cache), seed)
+    effort = Effort(search, budget_s, None if predicates else cache_in(cache), seed, watch)
     content = pinned.content if isinstance(pinned, PinSet) else None
     compute, used = cost_model(cost, [entry.device for entry in devices.classes]), chosen_rules(rules)
     kept, dtype = read_precision(precision, dtype, mode)

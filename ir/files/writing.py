@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from ir.errors import UsageError, WriteError
@@ -40,6 +43,19 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
     finally:  # interrupted, too: leave nothing half-written
         for part in beside.values():
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """The moment in which files change places: Ctrl-C comes too late for it."""
+    if threading.current_thread() is not threading.main_thread():  # no signal arrives here
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})

@@ -1,12 +1,14 @@
 """`pdv`: the commands put together, and the one place where an error becomes a message and an exit code.
 
 0 done, 2 usage, 3 bad model, 4 unsupported operators, 5 bad cluster, 6 no plan fits, 7 verification failed,
-8 bad measurements or weights, 9 cannot write, 70 our own fault.
+8 bad measurements or weights, 9 cannot write, 10 interrupted, and the best plan so far was taken, 70 our own fault,
+130 interrupted.
 """
 
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -69,7 +71,9 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     gc.set_threshold(ALLOCATED)
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said and done
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -83,6 +87,8 @@ def run(arguments: Sequence[str]) -> int:
             _flush()
     except PdvError as error:
         return _report(error, command, as_json=as_json, debug=debug)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     if code == INTERRUPTED:  # typer turns the interrupt into this code
         print_error(command, "interrupted", "interrupted; nothing was written", INTERRUPTED, as_json=as_json)
     return code if isinstance(code, int) else 0

@@ -10,7 +10,8 @@ import typer
 
 from ir.errors import UsageError, WeightsError
 from pdv.cli import values
-from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning, progress_bar
+from pdv.cli.long.progress import progress_bar
+from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning
 
 if TYPE_CHECKING:
     from learned_cost.data.dataset import Dataset
@@ -330,11 +331,8 @@ def _evaluate(
         from learned_cost.kernels.predict import Predictor
 
         found = _weights(weights)
-        kernels, seen, known_ops = (
-            Predictor.load(weights),
-            training_facts(found, "by_device"),
-            training_facts(found, "by_op"),
-        )
+        kernels = Predictor.load(weights)
+        seen, known_ops = training_facts(found, "by_device"), training_facts(found, "by_op")
         used["kernels"] = {"name": found.name, "sha256": found.digest}
     if "collectives" in parts and dataset.collectives is not None:
         from learned_cost.collectives.model import load_collective_model

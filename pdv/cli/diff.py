@@ -9,7 +9,8 @@ import typer
 
 from ir.errors import UsageError
 from ir.files.reading import FileKind, parse_json, read_text
-from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
+from pdv.cli.long.progress import progress_bar
+from pdv.cli.output import DebugOption, JsonOption, print_json
 
 Plan = Annotated[Path, typer.Argument(help="A package, its plan.json, or what `pdv simulate --json` printed.")]
 SAVED = FileKind(1 << 28, UsageError)

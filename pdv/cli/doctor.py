@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Literal
 
 from ir.errors import UsageError
@@ -73,6 +72,8 @@ def _packages() -> list[Finding]:
 
 
 def _version(distribution: str) -> str | None:
+    from importlib import metadata  # which loads the whole of email
+
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -9,7 +9,8 @@ import typer
 
 from ir.files.writing import write_whole
 from pdv.cli import values
-from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
+from pdv.cli.long.progress import progress_bar
+from pdv.cli.output import DebugOption, JsonOption, print_json
 
 if TYPE_CHECKING:
     from pdv.guard import Progress

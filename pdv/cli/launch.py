@@ -12,7 +12,8 @@ import typer
 
 from ir.errors import UsageError
 from pdv.cli import values
-from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, progress_bar
+from pdv.cli.long.progress import progress_bar
+from pdv.cli.output import DebugOption, JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
     from pdv.measure.bench import Asked

@@ -12,9 +12,9 @@ import typer
 from ir.errors import UsageError
 from pdv import config
 from pdv.cli import values
-from pdv.cli.output import DebugOption, JsonOption, once, print_json, print_table, print_warning, progress_bar
-from pdv.report.opaque import OpaqueWarning, opaque_warning
-from pdv.report.summary import summarize
+from pdv.cli.long.interrupt import KEPT, keeping_best
+from pdv.cli.long.progress import LogOption, QuietOption, progress_bar
+from pdv.cli.output import DebugOption, JsonOption, once, print_json, print_table, print_warning
 
 if TYPE_CHECKING:
     from pdv.cluster import Cluster
@@ -116,6 +116,8 @@ def optimize(
     link_weights: Linked = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse operators that have no declaration.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing package.")] = False,
+    quiet: QuietOption = False,
+    log_file: LogOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,  # read where errors are reported
 ) -> None:
@@ -132,10 +134,13 @@ def optimize(
     given = dict(zip(values.RECORDED, options, strict=True))
 
     from pdv.compile import optimize as plan_model
+    from pdv.report.opaque import OpaqueWarning
+    from pdv.watch import Watch
 
     running = _running(*how)
     values.check_limit(limit, devices.memory_bytes)
-    with progress_bar(quiet=as_json) as progress, warnings.catch_warnings():
+    shown = progress_bar(quiet=as_json or quiet, log=log_file)
+    with shown as progress, keeping_best(progress) as interrupts, warnings.catch_warnings():
         warnings.simplefilter("ignore", OpaqueWarning)  # said below
         source = model if arch is None else _describe(arch, batch, compute_dtype)
         plan = plan_model(
@@ -144,6 +149,7 @@ def optimize(
             budget_s=budget_s,
             **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
             check=check, strict=strict, weights=weights, progress=progress,
+            watch=Watch(progress.tell, interrupts.stopped),
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)
         if target is not None:
@@ -151,9 +157,10 @@ def optimize(
                 plan.save(target, overwrite=overwrite, link_weights=link_weights)
             else:
                 plan.save_plan(target, overwrite=overwrite)
-    if not as_json and (warning := opaque_warning(plan.document)):
-        print_warning(warning)
-    _print(plan, target, as_json=as_json)
+        interrupts.ignore()
+        _print(plan, target, as_json=as_json, interrupted=interrupts.stopped())
+    if interrupts.stopped():
+        raise typer.Exit(KEPT)
 
 
 def _running(
@@ -234,8 +241,16 @@ def _keep(directory: Path | None, *, no_cache: bool) -> Cache | None:
     return open_cache(folder, once(print_warning))
 
 
-def _print(plan: Plan, target: Path | None, *, as_json: bool) -> None:
+def _print(plan: Plan, target: Path | None, *, as_json: bool, interrupted: bool) -> None:
+    from pdv.report.opaque import opaque_warning
+    from pdv.report.summary import summarize
+
     if as_json:
-        print_json("optimize", output=None if target is None else str(target), plan=plan.document)
-    else:
-        print_table(summarize(plan.document) | {"written": "nothing" if target is None else f"{target}/"})
+        so_far = {"interrupted": True} if interrupted else {}
+        print_json("optimize", output=None if target is None else str(target), plan=plan.document, **so_far)
+        return
+    if warning := opaque_warning(plan.document):
+        print_warning(warning)
+    if interrupted:
+        print_warning("interrupted: this is the best plan of what had been searched by then")
+    print_table(summarize(plan.document) | {"written": "nothing" if target is None else f"{target}/"})

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from pdv.guard import Progress
 
 FORMAT_VERSION = 1  # of the objects that --json prints
 
@@ -62,23 +59,3 @@ def print_table(rows: Mapping[str, str]) -> None:
     width = max((len(name) for name in rows), default=0)
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")
-
-
-@contextmanager
-def progress_bar(*, quiet: bool) -> Iterator[Progress]:
-    """A callback (stage, share done or None) that draws on stderr, if that is a terminal and nobody asked for quiet."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda stage, fraction: None  # the callback's signature
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def show(stage: str, fraction: float | None) -> None:
-            bar.update(task, description=stage, total=None if fraction is None else 1.0, completed=fraction or 0.0)
-
-        yield show

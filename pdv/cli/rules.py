@@ -11,7 +11,8 @@ import typer
 
 from ir.errors import UsageError, VerificationError
 from ir.files.writing import write_whole
-from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
+from pdv.cli.long.progress import progress_bar
+from pdv.cli.output import DebugOption, JsonOption, print_json
 
 app = typer.Typer(help="Generate, prove and list the laws that the search may apply.")
 MAX_OPS = 4

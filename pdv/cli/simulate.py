@@ -12,7 +12,8 @@ import typer
 from ir.errors import ModelError, UsageError
 from ir.files.writing import write_whole
 from pdv.cli import values
-from pdv.cli.output import DebugOption, JsonOption, print_json, print_warning, progress_bar
+from pdv.cli.long.progress import progress_bar
+from pdv.cli.output import DebugOption, JsonOption, print_json, print_warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pdv.cli.output import DebugOption, JsonOption, print_json, progress_bar
+from pdv.cli.long.progress import progress_bar
+from pdv.cli.output import DebugOption, JsonOption, print_json
 
 
 def verify(

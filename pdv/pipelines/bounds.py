@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -90,8 +90,11 @@ class Bounds:
         one_each = plan is None or plan.stages.virtual == 1
         return cls(space, estimates, busy_s if space.is_bounded else 0.0, issued_s, rewrites, one_each)
 
-    def least_s(self, enough_s: float) -> float:
-        """Seconds of a step that no plan is faster than; what takes ``enough_s`` is not looked at more closely."""
+    def least_s(self, enough_s: float, stopped: Callable[[], bool] = lambda: False) -> float:
+        """Seconds of a step that no plan is faster than; what takes ``enough_s`` is not looked at more closely.
+
+        Once ``stopped``, nothing is: what is known by then is a bound, too.
+        """
         numbers, least_s = count(), math.inf
         cells: list[tuple[float, int, Cell]] = []
         for stages in self.space.stages:
@@ -101,7 +104,7 @@ class Bounds:
             if near:
                 cells.append((self._even_s(stages, near), next(numbers), Cell(stages, near)))
         heapq.heapify(cells)
-        while cells and cells[0][0] < min(enough_s, least_s) and self.solved < SOLVED:
+        while cells and cells[0][0] < min(enough_s, least_s) and self.solved < SOLVED and not stopped():
             bound_s, _, cell = heapq.heappop(cells)
             inner = list(self._open(cell))
             if not inner:

@@ -7,6 +7,7 @@ What cannot be faster than the best so far, by ``Space.least_s``, is not looked 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from pdv.search.meshes import BestPlan
 from pdv.search.refusals import too_large
 from pdv.search.strategies.budget import Budget, Strategy
 from pdv.simulate.step import simulate
+from pdv.watch import UNWATCHED, Standing, Watch
 
 NEAR = 1.01  # times the bound: good enough
 WORSE = 1.15  # times the best so far: stages are not made more of behind two such
@@ -40,7 +42,12 @@ ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
 
 
 def search_pipelines(
-    problem: Problem, cluster: Cluster, budget_s: float, strategy: Strategy, pinned: Pinned = FREE
+    problem: Problem,
+    cluster: Cluster,
+    budget_s: float,
+    strategy: Strategy,
+    pinned: Pinned = FREE,
+    watch: Watch = UNWATCHED,
 ) -> BestPlan | None:
     """The fastest plan found that has stages, micro-batches or recomputation; None where there is none.
 
@@ -56,15 +63,17 @@ def search_pipelines(
     if not (problem.train and space.open):
         return None
     estimates = Estimates(space, strategy, ROUGHLY)
-    search = Search(space, estimates, strategy, time.monotonic() + budget_s)
+    search = Search(space, estimates, strategy, time.monotonic() + budget_s, watch)
     best = search.run()
     if best is None and not pinned.allows_whole:
         raise _too_large(search.nearest, problem.memory_limit)
     if best is None or best.estimate.is_plain:
         return None
     step_s = simulate(best.work).step_s
+    watch.tell(Standing(f"bounding {search.looked_at}", step_s))
     bounds = Bounds.of(estimates, best.plan, best.estimate.candidate.micro_batches)
-    bound = min(step_s, bounds.least_s(ENOUGH * step_s)) if space.is_bounded else 0.0
+    bound = min(step_s, bounds.least_s(ENOUGH * step_s, watch.stopped)) if space.is_bounded else 0.0
+    watch.tell(Standing(search.looked_at, step_s, bound))
     return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=not search.late)
 
 
@@ -90,6 +99,7 @@ class Search:
     estimates: Estimates
     strategy: Strategy
     deadline: float
+    watch: Watch = UNWATCHED
     known: dict[Candidate, list[Estimate]] = field(default_factory=dict)
     best: Found | None = None
     nearest: Found | None = None  # of those that do not fit, the smallest
@@ -128,7 +138,7 @@ class Search:
     @property
     def late(self) -> bool:
         """True once no more should be tried."""
-        return time.monotonic() > self.deadline
+        return time.monotonic() > self.deadline or self.watch.stopped()
 
     @property
     def _all(self) -> list[Estimate]:
@@ -139,6 +149,16 @@ class Search:
             self.best = found
         if not found.fits and (self.nearest is None or found.needed_bytes < self.nearest.needed_bytes):
             self.nearest = found
+        self._tell()
+
+    def _tell(self) -> None:
+        best_s = self._best_s if self.best is None else self.best.step_s
+        self.watch.tell(Standing(self.looked_at, best_s if math.isfinite(best_s) else None))
+
+    @property
+    def looked_at(self) -> str:
+        """How many ways to run a step were estimated, in words."""
+        return f"{len(self.known)} pipeline{'s' if len(self.known) > 1 else ''}"
 
     # ---- Estimates ----
 
@@ -231,6 +251,7 @@ class Search:
         below = self._best_s
         if self.space.least_s(candidate.stages, candidate.micro_batches) * NEAR < below:
             self.known[candidate] = list(self.estimates.of(candidate, below))
+            self._tell()
 
     def _counts(self, candidate: Candidate) -> list[Candidate]:
         """With about twice and half as many micro-batches."""

@@ -30,7 +30,7 @@ from pdv.folders import state_folder
 from pdv.own_key import own_key
 from pdv.plan.derivation import replay_steps, to_steps
 from pdv.problem import AlgebraicStep, Problem, Solution
-from pdv.search.strategies.budget import Budget, Clock, Strategy
+from pdv.search.strategies.budget import Budget, Strategy
 
 FORMAT = 3
 CODE = ("ir", "pdv", "learned_cost")  # packages whose code decides what a search finds
@@ -141,7 +141,7 @@ def with_cache(strategy: Strategy, name: str, store: Cache, pins: str | None) ->
             solution = _restore(known, problem, store)
             if solution is not None:
                 return solution
-        clock = Clock(budget.seconds)
+        clock = budget.clock()
         try:
             solution = strategy(problem, budget)
         except NoPlanFitsError as error:

@@ -51,7 +51,7 @@ def statement(document: Mapping[str, Any]) -> str:
     limit = space["memory_limit_bytes"]
     kept = "" if limit is None else f", that fit in {MEMORY.format(limit)}"
     kept += (" and keep the pins" if kept else ", that keep the pins") if space["pins"] or space.get("running") else ""
-    stopped = "" if document["complete"] else "; the search was stopped by its budget"
+    stopped = "" if document["complete"] else "; the search was stopped before its end"
     if document["lower_bound"] is None:
         return f"no bound is known: plans {among}{kept} may cost less{stopped}"
     least = f"{document['lower_bound'] * 1e3:.4g} ms"

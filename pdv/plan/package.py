@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ir.errors import UsageError, WriteError
 from ir.files.reading import read_text
+from ir.files.writing import undisturbed
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.guard import guarded, note
@@ -109,9 +110,11 @@ class Plan:
                 write(built, document)
                 if self.drawn is not None:
                     (built / REPORT).write_text(write_page(document, self.drawn), encoding="utf-8", newline="\n")
-                _move(built, target, aside=scratch / "replaced")
+                with undisturbed():
+                    _move(built, target, aside=scratch / "replaced")
             finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+                with undisturbed():
+                    shutil.rmtree(scratch, ignore_errors=True)
         except OSError as error:
             what = f"{target} cannot be written ({error.strerror or error})"
             raise WriteError(what, mend="Free some room, or choose another folder") from error

@@ -23,13 +23,14 @@ from pdv.problem import Pins, Problem
 from pdv.search.meshes import BestPlan, search_meshes
 from pdv.search.strategies import STRATEGIES, Strategy
 from pdv.simulate.step import simulate
+from pdv.watch import SEARCHING, SEARCHING_PIPELINES, UNWATCHED, Watch
 
 Again = Callable[[Graph, Cluster], Sequence[Problem]]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How to search: the strategy's name, seconds of wall time, where earlier searches are kept, and the seed.
+    """How to search: the strategy's name, seconds of wall time, where earlier searches are kept, seed, and who follows.
 
     Raises:
         UsageError: if no strategy is called so, or there is no such budget or seed.
@@ -39,6 +40,7 @@ class Effort:
     budget_s: float
     cache: Cache | None = None
     seed: int = 0
+    watch: Watch = UNWATCHED
 
     def __post_init__(self) -> None:
         if self.search not in STRATEGIES:
@@ -104,7 +106,7 @@ def search_problems(
     try:
         return _timed(_search(problems, effort, pins, progress, cluster), started)
     except NoPlanFitsError as error:
-        if math.isinf(error.needed_bytes) or pins is not None:
+        if math.isinf(error.needed_bytes) or pins is not None or effort.watch.stopped():
             raise
         if may and not first and (result := _search_pipelines(problems, cluster, effort, progress, FREE)) is not None:
             return _timed(result, started)
@@ -147,8 +149,8 @@ def _search_pipelines(
     problems: Sequence[Problem], cluster: Cluster, effort: Effort, progress: Progress, pinned: Pinned
 ) -> BestPlan | None:
     """The best plan with stages or micro-batches, if one is better than all that take batch and model as a whole."""
-    progress("searching pipelines", None)
-    found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(None), pinned)
+    progress(SEARCHING_PIPELINES, None)
+    found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(None), pinned, effort.watch)
     return None if found is None else replace(found, meshes=len(problems))
 
 
@@ -165,12 +167,15 @@ def _search(
     from pdv.report.remedies import need_of
 
     strategy = effort.strategy(pins)
+    progress(SEARCHING, 0.0)
     try:
         return search_meshes(
-            problems, lambda fraction: progress("searching", fraction), effort.budget_s, strategy, effort.seed,
-            need_of(cluster), lambda found: simulate(workload_of_found(found, cluster)).step_s,
+            problems, lambda fraction: progress(SEARCHING, fraction), effort.budget_s, strategy, effort.seed,
+            need_of(cluster), lambda found: simulate(workload_of_found(found, cluster)).step_s, effort.watch,
         )  # fmt: skip
     except NoPlanFitsError as error:
+        if effort.watch.stopped():
+            raise
         progress("looking for the pins to blame", None)
         blamed = next(filter(None, (contradiction(problem, error) for problem in problems)), None)
         if blamed is None:

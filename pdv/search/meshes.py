@@ -18,8 +18,10 @@ from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, runs_who
 from pdv.search.refusals import too_large
 from pdv.search.solver.tables import TooWideError
 from pdv.search.strategies.backtrack import backtrack
-from pdv.search.strategies.budget import Budget, Clock, EarlierSearches, Strategy
+from pdv.search.strategies.budget import Budget, EarlierSearches, Strategy
+from pdv.search.told import Told
 from pdv.search.variants.variants import KnownSources
+from pdv.watch import UNWATCHED, Watch
 
 CLASSES = 5  # of plans, by the size of their working sets
 ROUNDS = 6  # of a tighter limit, where plans need more than the search thinks
@@ -94,6 +96,7 @@ def search_meshes(
     seed: int = 0,
     needs: Needs | None = None,
     step_s: Needs | None = None,
+    watch: Watch = UNWATCHED,
 ) -> BestPlan:
     """The cheapest plan over several meshes of one cluster; ``budget_s`` of wall time spent, the best so far.
 
@@ -109,15 +112,15 @@ def search_meshes(
     """
     plans: list[BestPlan] = []
     refused: list[NoPlanFitsError] = []
-    bounds: list[float] = []
-    states, complete = 0, True
-    deadline, sources = time.monotonic() + budget_s, KnownSources()
+    complete = True
+    deadline, sources, told = time.monotonic() + budget_s, KnownSources(), Told(watch, len(problems))
     for number, problem in enumerate(problems):
-        if plans and time.monotonic() > deadline:
+        if plans and (time.monotonic() > deadline or watch.stopped()):
             break
         left, waiting = max(0.0, deadline - time.monotonic()), len(problems) - number
-        budget = Budget(left / waiting, seed, most_s=left / min(waiting, 2), sources=sources)
-        clock = Clock(budget.seconds)
+        most_s, on_best = left / min(waiting, 2), told.met(number)
+        budget = Budget(left / waiting, seed, on_best, most_s=most_s, sources=sources, watch=watch)
+        clock = budget.clock()
         try:
             found = search_mesh(problem, strategy, budget, needs)
         except NoPlanFitsError as error:
@@ -126,15 +129,14 @@ def search_meshes(
             continue
         finally:
             progress((number + 1) / len(problems))
-        bounds.append(found.lower_bound_s)
-        states += found.states
-        complete = complete and found.complete
         plans.append(found)
+        told.took(number, found.cost.seconds, found.lower_bound_s)
     if not plans:
         raise min(refused, key=lambda error: error.needed_bytes)
-    tried = len(bounds) + len(refused)
-    complete = complete and tried == len(problems)
-    bound = min([*bounds, *(error.bound_s for error in refused)]) if tried == len(problems) else 0.0
+    tried, states = len(plans) + len(refused), sum(plan.states for plan in plans)
+    bounds = [*(plan.lower_bound_s for plan in plans), *(error.bound_s for error in refused)]
+    bound = min(bounds) if tried == len(problems) else 0.0
+    complete = complete and tried == len(problems) and all(plan.complete for plan in plans)
     return replace(_best(plans, step_s), lower_bound_s=bound, states=states, meshes=tried, complete=complete)
 
 

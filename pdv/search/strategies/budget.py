@@ -14,6 +14,7 @@ from pdv.search.chain import ChainSolver
 from pdv.search.memory import GAP
 from pdv.search.solver.configs import KnownConfigs
 from pdv.search.variants.variants import KnownSources
+from pdv.watch import UNWATCHED, Watch
 
 
 class EarlierSearches:
@@ -55,6 +56,7 @@ class Budget:
         known: of the same problem on other limits of memory, read and added to; None: nothing is kept.
         sources: the programs of earlier searches, on any mesh; read and added to.
         on_best: called with (CPU-seconds since the start, seconds per step) of each plan that fits and is better.
+        watch: who may end the search before its time is over.
     """
 
     seconds: float = float("inf")
@@ -65,6 +67,11 @@ class Budget:
     gap: float = GAP
     known: EarlierSearches | None = field(default=None, compare=False, repr=False)
     sources: KnownSources = field(default_factory=KnownSources, compare=False, repr=False)
+    watch: Watch = field(default=UNWATCHED, compare=False, repr=False)
+
+    def clock(self) -> Clock:
+        """A clock that starts now."""
+        return Clock(self.seconds, self.watch.stopped)
 
     def steps(self, default: int) -> int:
         """How many of something to do."""
@@ -75,11 +82,11 @@ Strategy = Callable[[Problem, Budget], Solution]
 
 
 class Clock:
-    """CPU-seconds since it was made."""
+    """CPU-seconds since it was made; once ``stopped``, none are left."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
         self._started, self._at = time.process_time(), time.monotonic()
-        self.seconds = seconds
+        self.seconds, self._stopped = seconds, stopped
 
     @property
     def elapsed_s(self) -> float:
@@ -89,7 +96,7 @@ class Clock:
     @property
     def left_s(self) -> float:
         """CPU-seconds that may still be spent."""
-        return self.seconds - self.elapsed_s
+        return 0.0 if self._stopped() else self.seconds - self.elapsed_s
 
     @property
     def wall_left_s(self) -> float:
@@ -101,10 +108,12 @@ class Clock:
     @property
     def spent(self) -> float:
         """Share of the time that is over, at most one; nothing where there is no limit."""
+        if self._stopped():
+            return 1.0
         if self.seconds == float("inf"):
             return 0.0
         return min(1.0, self.elapsed_s / self.seconds) if self.seconds > 0 else 1.0
 
-    def share(self, parts: int) -> Clock:
-        """One of ``parts`` equal parts of what is left."""
-        return Clock(max(0.0, self.left_s) / parts)
+    def share(self, part: float) -> Clock:
+        """A clock for a part of what is left."""
+        return Clock(max(0.0, part * self.left_s), self._stopped)

@@ -42,7 +42,7 @@ def minimize(task: NetworkTask) -> Minimized:
     task.offer(best, least)
     relaxed = _Relaxed(flat, penalty=PENALTY * least)
     for restart in range(RESTARTS):
-        for values in relaxed.descend(task, task.clock.share(RESTARTS - restart), {} if restart else best):
+        for values in relaxed.descend(task, task.clock.share(1 / (RESTARTS - restart)), {} if restart else best):
             polished = flat.polish(values, rounds=2)
             value = flat.value(polished)
             if value < least:

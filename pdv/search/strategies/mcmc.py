@@ -29,7 +29,7 @@ def minimize(task: NetworkTask) -> Minimized:
     least = flat.value(best)
     task.offer(best, least)
     for run in range(RUNS):
-        best, least = _anneal(task, task.clock.share(RUNS - run), best, least)
+        best, least = _anneal(task, task.clock.share(1 / (RUNS - run)), best, least)
     best = flat.polish(best)
     return Minimized(best if flat.value(best) < flat.illegal else None)
 

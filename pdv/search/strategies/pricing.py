@@ -71,7 +71,7 @@ class _Search:
         self._problem = problem
         self._budget = budget
         self._minimize = minimize
-        self._clock = Clock(budget.seconds)
+        self._clock = budget.clock()
         self._flattened = Flattened(problem)
         self._rng = np.random.default_rng(budget.seed)
         self._best: Plain | None = None
@@ -149,7 +149,7 @@ class _Search:
                 last = value
                 self._take(self._flattened.plan(flat, values))
 
-        clock = Clock(max(0.0, share * self._clock.left_s))
+        clock = self._clock.share(share)
         task = NetworkTask(flat, self._rng, self._start, clock, offer, self._budget.steps)
         found = self._minimize(task)
         if found.values is None or flat.value(found.values) >= flat.illegal:
@@ -175,7 +175,7 @@ class _Search:
             return
         if not self._flattened.exact:  # prices are above the true ones somewhere: solve those that are below
             flat = self._flattened.at(flat.price, optimistic=True)
-            clock = Clock(max(0.0, self._clock.left_s))
+            clock = self._clock.share(1.0)
             task = NetworkTask(flat, self._rng, None, clock, lambda values, value: None, self._budget.steps)
             bound = self._minimize(task).bound
         if flat.price > 0.0:

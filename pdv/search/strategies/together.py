@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ir.errors import NoPlanFitsError
 from pdv.problem import Problem, Solution
-from pdv.search.strategies.budget import Budget, Clock, Strategy
+from pdv.search.strategies.budget import Budget, Strategy
 
 Ask = Callable[[], Solution]
 
@@ -24,7 +24,7 @@ def together(strategy: Strategy) -> Strategy:
         if not problem.undecided:
             return strategy(problem, budget)
         ways = [replace(problem, leaving=way) for way in problem.exits]
-        deadline, clock = time.monotonic() + budget.seconds, Clock(budget.seconds)
+        deadline, clock = time.monotonic() + budget.seconds, budget.clock()
         least = math.inf
 
         def on_best(_: float, cost_s: float) -> None:

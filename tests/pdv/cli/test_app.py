@@ -23,7 +23,7 @@ from ir.errors import (
 )
 from pdv.cli import app as cli
 from pdv.cli import doctor
-from pdv.cli.output import progress_bar
+from pdv.cli.long.progress import progress_bar
 from tests.conftest import Golden
 
 ROOT = Path(__file__).parents[3]

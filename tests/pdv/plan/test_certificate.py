@@ -40,7 +40,7 @@ def test_a_budget_leaves_meshes_out_and_says_so() -> None:
     assert not document["complete"]
     assert document["space"]["meshes_left_out"] == ["a=2xb=2"]
     assert "over 1 mesh (of 2)" in document["statement"]
-    assert "stopped by its budget" in document["statement"]
+    assert "stopped before its end" in document["statement"]
 
 
 def test_no_bound_is_no_number() -> None:

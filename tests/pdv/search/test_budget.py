@@ -33,7 +33,7 @@ def test_rewrites_left_out_leave_no_bound() -> None:
     assert hurried.lower_bound_s <= patient.cost.seconds
     document = certificate_document(hurried, problems)
     assert (document["lower_bound"], document["gap"]) == (None, None)
-    assert "stopped by its budget" in document["statement"]
+    assert "stopped before its end" in document["statement"]
 
 
 def test_memory_is_kept_in_no_time() -> None:
