@@ -23,6 +23,7 @@ class Calibration:
         host_backward_s: the same in backward, which runs from C++.
         host_pass_s: host time of each pass of a micro-batch through a stage before its first kernel (schedule, data,
             waiting for what was received).
+        turn_cpu_s: the same where processes share cores: what was received is read once its process has a core again.
         host_step_s: host time outside the graph in each step (data, loss scale, logging).
         products_gpu: time of products within a step over that of the same kernels alone in a loop (clocks fall under
             sustained load).
@@ -49,6 +50,7 @@ class Calibration:
     host_forward_s: float = 1.26e-4
     host_backward_s: float = 4.8e-5
     host_pass_s: float = 1e-4
+    turn_cpu_s: float = 6e-3
     host_step_s: float = 9.4e-4
     products_gpu: float = 1.10
     scaled_products: float = 1.0

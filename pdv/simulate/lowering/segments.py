@@ -58,7 +58,9 @@ class Segments:
             picoseconds(calibration.host_forward_s) if gpu else 0,
             picoseconds(calibration.host_backward_s) if gpu else 0,
         )
-        self.begin = picoseconds(calibration.host_pass_s) if gpu else 0
+        shared = execution.micro_batches > 1 and any(device.share < 1.0 for device in links.devices)
+        begin_s = calibration.host_pass_s if gpu else calibration.turn_cpu_s if shared else 0.0
+        self.begin = picoseconds(begin_s)
         light = execution.overlap.light
         slowdown = calibration.overlap_slowdown_light if light else calibration.overlap_slowdown
         self.slowed = 1.0 - 1.0 / slowdown if gpu else 0.0

@@ -68,7 +68,7 @@ def gpt(
     model: str = "gpt:layers=4,hidden=256,heads=8,seq=128,vocab=1024",
     nodes: int = 2,
     devices: int = 4,
-    device: str = "a100-80gb-sxm",
+    device: object = "a100-80gb-sxm",
     link: object = "nvlink3",
     network: object = "ib-hdr",
 ) -> Workload:
