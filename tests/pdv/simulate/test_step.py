@@ -99,11 +99,11 @@ def test_a_small_model_on_a_gpu_takes_what_its_host_takes() -> None:
 
 
 def test_micro_batches_wait_for_a_core_that_processes_share() -> None:
-    """By as much as the constant says, in each pass whose input another process sent; never with a core of one's own."""
+    """By as much as the constant says, in each pass behind another process; never with a core of one's own."""
 
     def host_s(count: int, share: float) -> float:
-        device = {"preset": "cpu-core", "share": share}
-        work = gpt(f"pp=2,batch=8,mbs={8 // count}", nodes=1, devices=2, device=device, link="loopback-gloo", network=None)
+        device, spec = {"preset": "cpu-core", "share": share}, f"pp=2,batch=8,mbs={8 // count}"
+        work = gpt(spec, nodes=1, devices=2, device=device, link="loopback-gloo", network=None)
         shares = simulate(replace(work, execution=replace(work.execution, eager=True))).breakdown
         return max(one.parts.get("host", 0) for one in shares) / PICO
 
