@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--alike", action="store_true", help="do not plan files that give the module's graph")
     parser.add_argument("--torchrun", action="store_true", help="run the packages of modules on four processes, too")
     parser.add_argument("--files", type=Path, help="keep exported files here, and take them from here")
+    parser.add_argument("--further", action="store_true", help="models that were taken later, in place of the others")
     parser.add_argument("--every", type=int, default=1, help="of the node tests one in so many")
     parser.add_argument("--jobs", type=int, default=1, help="processes for node tests")
     parser.add_argument("--models", type=int, default=500, help="how many random models")
@@ -67,6 +69,7 @@ def main() -> None:
             continue
         assert part == "architectures", f"no part {part!r}"
         how = How(options.route, not options.no_dropout, options.quick, options.alike, options.torchrun, options.files)
+        how = replace(how, further=options.further)
         run_architectures(record, kept, only, share, how)
     record.print_summary()
     record.write(options.json)

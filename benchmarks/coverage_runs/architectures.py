@@ -52,6 +52,7 @@ class How:
             done with it would be the same.
         torchrun: the package of a module is run by torchrun, too.
         files: where exported files are kept, and taken from.
+        further: models that were taken later, in place of the others.
     """
 
     route: str = "torch"
@@ -60,6 +61,7 @@ class How:
     alike: bool = False
     torchrun: bool = False
     files: Path | None = None
+    further: bool = False
 
 
 def survey(only: Sequence[str], share: slice, how: How, report: Callable[[dict[str, Any]], None]) -> None:
@@ -72,10 +74,12 @@ def survey(only: Sequence[str], share: slice, how: How, report: Callable[[dict[s
 
     import pdv.compile
     import pdv.frontend.torch.module  # noqa: F401
+    from benchmarks.coverage_runs.further import FURTHER
     from benchmarks.coverage_runs.hub import HUB
     from benchmarks.coverage_runs.plain import PLAIN
 
-    chosen = [(name, build) for name, build in {**PLAIN, **HUB}.items() if not only or name in only]
+    models = FURTHER if how.further else {**PLAIN, **HUB}
+    chosen = [(name, build) for name, build in models.items() if not only or name in only]
     for name, build in chosen[share]:
         started = time.perf_counter()
         row = _apart(lambda name=name, build=build: _try(name, build, how))  # type: ignore[misc]
