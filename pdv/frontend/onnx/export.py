@@ -53,9 +53,7 @@ def export_onnx(
         ModelError: if `torch.export` cannot trace the module, or torch cannot write what it traced.
     """
     exported = export_module(module, example_inputs, dynamic_shapes=dynamic_shapes)
-    for node in exported.graph.nodes:  # torch takes operators apart before it writes them, and strides change by that
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
+    _reshape_anew(exported.graph)
     try:
         with _quiet():
             program = torch.onnx.export(
@@ -79,6 +77,25 @@ def export_onnx(
             stored_as.metadata_props.update({KIND: "BUFFER", PERSISTENT: "True"})
     stored = sum(tensor.nbytes for tensor in module.state_dict().values())
     program.save(Path(path), external_data=stored > MAX_EMBEDDED_BYTES)
+
+
+def _reshape_anew(graph: torch.fx.Graph) -> None:
+    """Nothing is reshaped in the memory where it lies: torch takes operators apart before it writes them, twice, and
+    strides change by that.
+    """
+    reshape = torch.ops.aten.reshape.default
+    for node in list(graph.nodes):
+        if node.target not in (torch.ops.aten.view.default, reshape):
+            continue
+        node.target, source = reshape, node.args[0]
+        schema = getattr(source.target, "_schema", None)
+        if schema is not None and schema.returns[0].alias_info is not None:  # another view of somebody's memory
+            with graph.inserting_before(node):
+                own = graph.call_function(
+                    torch.ops.aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+                )
+            own.meta = dict(source.meta)
+            node.replace_input_with(source, own)
 
 
 @contextmanager

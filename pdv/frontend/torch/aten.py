@@ -14,6 +14,7 @@ import numpy as np
 from ir.graph import Node
 from ir.types import DType
 from pdv.frontend import layers, masks
+from pdv.frontend.chosen import Chosen, choose
 from pdv.frontend.lowering import Lowering, Number, Pair, Unsupported
 from pdv.frontend.torch import more
 from pdv.frontend.torch.scalars import Handler, Result, Scalar, dtype_of, operand, operands
@@ -102,8 +103,10 @@ def split(k: Lowering, x: Node, size: int | Sequence[int], dim: int = 0) -> Resu
     return k.split(x, dim, sizes)
 
 
-def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node:
-    """x[:, ids, ...]: elements by number along one dim, or along several in a row."""
+def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node | Chosen:
+    """x[:, ids, ...]: elements by number along one dim, or along several in a row; rows by a mask."""
+    if len(ids) == 1 and ids[0] is not None and ids[0].type.dtype is DType.BOOL:
+        return choose(k, x, ids[0])
     dims = [dim for dim, node in enumerate(ids) if node is not None]
     nodes = [node for node in ids if node is not None]
     if len(dims) == 1 and nodes[0].type.rank == 1 and k.value(nodes[0]) is not None:

@@ -24,9 +24,11 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Tenso
 from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError, first_line
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
+from pdv.frontend.chosen import Chosen
 from pdv.frontend.lowering import Empty, Lowering, TopK, Unsupported
 from pdv.frontend.program import Array, Program, Weights
 from pdv.frontend.torch.aten import HANDLERS
+from pdv.frontend.torch.chosen_rows import of_chosen
 from pdv.frontend.torch.exported_state import (
     Memory,
     check_overwritten,
@@ -40,11 +42,14 @@ from pdv.frontend.torch.exported_state import (
 )
 from pdv.frontend.torch.no_grad import DETACHES, stopped_gradients
 from pdv.frontend.torch.opaque import opaque
+from pdv.frontend.torch.scalars import Handler
 from pdv.passes.fold_constants import check_foldable_size
 
 EMPTY = Empty()
-Value = Node | TopK | Empty | tuple[Node | TopK | None, ...] | None
-"""What an fx node gave: a tensor, several, or (None) something that could not be lowered and is already reported."""
+Value = Node | TopK | Chosen | Empty | tuple[Node | TopK | None, ...] | None
+"""What an fx node gave: a tensor, several, rows that a mask chose, or (None) something that could not be lowered and is
+already reported.
+"""
 
 
 _ATEN = torch.ops.aten
@@ -106,8 +111,14 @@ def _decompose(program: ExportedProgram) -> ExportedProgram:
         raise ModelError(
             f"torch cannot decompose the exported program: {type(error).__name__}: {first_line(error)}",
             f"Tensors that are overwritten share memory with no others; here these do: {shared}" if shared else "",
-            "Give them memory of their own" if shared else "See that program.run_decompositions({}) works",
+            "Give them memory of their own" if shared else _remedy(error),
         ) from error
+
+
+def _remedy(error: Exception) -> str:
+    if "data-dependent" in str(error):
+        return "Give losses all rows, with labels that they ignore (-100) in place of rows that a mask chooses"
+    return "See that program.run_decompositions({}) works"
 
 
 class _ProgramLowering:
@@ -150,6 +161,12 @@ class _ProgramLowering:
         for spec in self.program.graph_signature.output_specs:
             place = by_name[spec.arg.name] if isinstance(spec.arg, TensorArgument) else None
             value = None if place not in self.values else self._read(place, None)
+            if isinstance(value, Chosen):
+                raise ModelError(
+                    f"output {len(outputs)} of the model has as many rows as a mask chooses",
+                    "Outputs whose shapes do not depend on values",
+                    "Return their sum or mean, or all rows beside the mask",
+                )
             if not isinstance(value, Node):
                 continue
             if spec.kind is OutputKind.USER_OUTPUT:
@@ -193,6 +210,8 @@ class _ProgramLowering:
         try:
             if any(self.values.get(x) is None for x in node.all_input_nodes):
                 return None  # below something unsupported, which is reported already
+            if any(isinstance(self.values[x], Chosen) for x in node.all_input_nodes):
+                return self._of_chosen(node, handler)
             if self._is_known(node) and (handler is None or not is_floating(node)):
                 return self._evaluate(node)
             if handler is None:
@@ -211,6 +230,16 @@ class _ProgramLowering:
             return self._as_it_is(node, str(reason))
         except ShapeError as error:
             raise ModelError(f"{target} at {_where(node)}: {error.what}", error.allowed, error.mend) from error
+
+    def _of_chosen(self, node: torch.fx.Node, handler: Handler | None) -> Value:
+        try:
+            args, kwargs = _map_operands(node, lambda x: self._read(x, node))
+            if node.target in DETACHES and node in self.returned and args[0].rows.needs_grad:
+                raise Unsupported("a value whose gradient is stopped, by detach or no_grad")
+            return of_chosen(self.k, node.target, handler, args, kwargs)
+        except Unsupported as reason:
+            self._refuse(node, str(reason))
+            return None
 
     def _refuse(self, node: torch.fx.Node, reason: str) -> None:
         self.unsupported[f"{node.target} at {_where(node)}" + (f" ({reason})" if reason else "")] = None

@@ -9,9 +9,10 @@ import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
+from pdv.frontend.chosen import Chosen
 from pdv.frontend.lowering import Lowering, Number, TopK, Unsupported
 
-Result = Node | tuple[Node | TopK | None, ...]
+Result = Node | Chosen | tuple[Node | TopK | None, ...]
 Handler = Callable[..., Result]
 Scalar = Node | Number
 

@@ -259,3 +259,23 @@ def test_dropout_in_training_mode_is_read(dynamo: bool, tmp_path: Path) -> None:
     assert program.graph.draws == load_program(module, (x,)).graph.draws == 1
     assert [node.attr("p") for node in program.graph.nodes if node.op.name == "dropout"] == [0.1]
     assert "both without dropout" in check_file(program, path)
+
+
+class _Biased(nn.Module):
+    """Attention with a learned bias, as vision models have it: torch takes it apart to other strides each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.bias = nn.Linear(16, 48), nn.Parameter(torch.randn(1, 2, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.view(3, 4, 2, 8).transpose(1, 2) for t in self.inner(x).chunk(3, -1))
+        return (
+            nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias).transpose(1, 2).reshape(3, 4, 16)
+        )
+
+
+def test_our_export_needs_no_strides(tmp_path: Path) -> None:
+    module, x = _Biased(), torch.randn(3, 4, 16)
+    export_onnx(module, (x,), tmp_path / "m.onnx")
+    assert load_program(tmp_path / "m.onnx").graph.digest == load_program(module, x).graph.digest
