@@ -174,9 +174,9 @@ def batch_norm(c: Call) -> tuple[Node | None, ...]:
     """In training mode by the batch's statistics, else by the running ones; ONNX's momentum is 1 - torch's."""
     x, weight, bias, mean, var = (c[i] for i in range(5))
     eps = c.attrs.get("epsilon", 1e-5)
+    momentum = 1 - c.attrs.get("momentum", 0.9)  # which running statistics that do not move have no use for
     if not c.attrs.get("training_mode", 0):
         return layers.batch_norm(c.k, x, mean, var, weight, bias, eps), None, None
-    momentum = 1 - c.attrs.get("momentum", 0.9)
     return layers.training_batch_norm(
         c.k, x, (mean, var), (weight, bias), momentum=round(momentum, 7), eps=eps, unbiased=c.pytorch
     )
