@@ -15,6 +15,7 @@ from ir.dims import Shape
 from ir.errors import ModelError, first_line
 from ir.graph import Node
 from ir.types import DType
+from pdv.frontend.chosen import Chosen
 from pdv.frontend.lowering import Lowering, TopK, Unsupported
 from pdv.frontend.onnx.reference import evaluate
 from pdv.passes.fold_constants import Array
@@ -45,8 +46,18 @@ class Chance:
     share: float
 
 
-Value = Node | tuple[Node, ...] | NanMask | TopK | Uniform | Chance
-"""A tensor, a sequence of tensors, a question about one, its largest elements, or random numbers and masks of them."""
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a mask holds: a column of numbers for each place, or, ``turned``, a row."""
+
+    mask: Node
+    turned: bool = False
+
+
+Value = Node | tuple[Node, ...] | NanMask | TopK | Uniform | Chance | Places | Chosen
+"""A tensor, a sequence of tensors, a question about one, its largest elements, random numbers and masks of them, places
+where a mask holds, and rows that it chooses.
+"""
 
 Handler = Callable[["Call"], Any]  # Any: a Node, or a tuple with one entry per output (None: not computed)
 
@@ -78,10 +89,12 @@ def as_tensor(k: Lowering, value: Value | None) -> Value | None:
     """The answer to a question about a tensor, its largest elements, or a mask, as one.
 
     Raises:
-        Unsupported: of random numbers that are no mask.
+        Unsupported: of random numbers that are no mask, and of what has as many rows as a mask chooses.
     """
     if isinstance(value, Uniform):
         raise Unsupported("of random numbers, of which only masks are read")
+    if isinstance(value, Places | Chosen):
+        raise Unsupported("of rows that a mask chooses, of which the number depends on values")
     if isinstance(value, Chance):
         return k.apply("compare_number", value.of, relation="!=", number=0.0)
     if isinstance(value, TopK):
@@ -200,7 +213,7 @@ class Call:
         value = as_tensor(self.k, self.inputs[index]) if index < len(self.inputs) else None
         if isinstance(value, tuple):
             raise ValueError(f"operand {index} is a sequence")
-        assert not isinstance(value, NanMask | TopK | Uniform | Chance), value
+        assert not isinstance(value, NanMask | TopK | Uniform | Chance | Places | Chosen), value
         return value
 
     def __getitem__(self, index: int) -> Node:

@@ -22,7 +22,7 @@ import torch
 from onnxscript import opset23
 
 from ir.errors import ModelError, first_line
-from pdv.frontend.onnx.exported import KIND
+from pdv.frontend.onnx.exported import KIND, OURS
 from pdv.frontend.onnx.model import PERSISTENT
 from pdv.frontend.torch.module import export_module
 
@@ -75,6 +75,7 @@ def export_onnx(
         stored_as = program.model.graph.initializers.get(name)
         if not parameter.requires_grad and stored_as is not None:  # which torch's exporter does not say
             stored_as.metadata_props.update({KIND: "BUFFER", PERSISTENT: "True"})
+    program.model.metadata_props[OURS] = str(opset)
     stored = sum(tensor.nbytes for tensor in module.state_dict().values())
     program.save(Path(path), external_data=stored > MAX_EMBEDDED_BYTES)
 

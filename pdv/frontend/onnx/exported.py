@@ -33,6 +33,7 @@ from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
 CLASSES = "pkg.torch.onnx.class_hierarchy"
+OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
 ANONYMOUS = ("onnx::", "val_")  # what exporters call tensors that they computed
 _SAMPLE = 4096  # elements of a tensor that tell whether its values are chance
@@ -343,7 +344,8 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
             use.node.op_type in _WEIGHTED and use.idx == _WEIGHTED[use.node.op_type] for use in node.outputs[0].uses()
         )
     ]
-    lost = [f"{what} ({node.name})" for node in model.graph if (what := left_out(node))]
+    ours = OURS in model.metadata_props
+    lost = [f"{what} ({node.name})" for node in model.graph if (what := left_out(node, smoothed=ours))]
     if lost:
         yield (
             f"torch's exporter leaves out {_some(lost)}: training would do without. {EXPORT}, if it is to be trained "

@@ -19,6 +19,7 @@ from ir.dims import Shape
 from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
+from pdv.frontend.chosen import Chosen
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.bodies import body_of
 from pdv.frontend.onnx.call import (
@@ -28,6 +29,7 @@ from pdv.frontend.onnx.call import (
     Handler,
     NeedsValueError,
     Operands,
+    Places,
     Uniform,
     Value,
     as_tensor,
@@ -40,6 +42,7 @@ from pdv.frontend.onnx.operators import HANDLERS
 from pdv.frontend.onnx.origins.signature import Signature
 from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
 from pdv.frontend.onnx.readers.draws import of_drawn
+from pdv.frontend.onnx.readers.rows import of_rows
 from pdv.frontend.onnx.reference import can_evaluate, evaluate
 from pdv.frontend.onnx.rows import cut_rows, shapes_at
 from pdv.frontend.onnx.schema import NEWEST_OPSET, OpSchema, check_form, check_types, defaults_of, dtype_of, schema_of
@@ -155,7 +158,14 @@ class _ModelLowering:
 
     def _graph(self) -> Graph:
         found = [self._read(value, "the graph's output") for value in self.model.graph.outputs]
-        outputs = [as_tensor(self.k, value) for value in found]
+        try:
+            outputs = [as_tensor(self.k, value) for value in found]
+        except Unsupported as why:
+            raise ModelError(
+                f"{self.path} returns a value {why}",
+                "Outputs whose shapes do not depend on values",
+                "Return their sum or mean, or all rows beside the mask",
+            ) from None
         if any(isinstance(node, Node) and not node.type.num_elements for node in outputs):
             raise ModelError(f"{self.path} returns a tensor without elements", "At least one element")
         if not outputs or not all(isinstance(node, Node) for node in outputs):
@@ -278,9 +288,7 @@ class _ModelLowering:
             if handler is None:
                 raise Unsupported("")
             call = self._call(schema, node, operands)
-            drawn = any(isinstance(value, Uniform | Chance) for value in operands)
-            result = of_drawn(call, node.op_type) if drawn else None
-            result = handler(call) if result is None else result
+            result = _made(call, operands, handler)
             call.check_all_read()
             results = result if isinstance(result, tuple) else (result,)
             check_types(schema, types, [value.type.dtype if isinstance(value, Node) else None for value in results])
@@ -350,6 +358,16 @@ class _ModelLowering:
         names = [each.name for each in schema.inputs]
         pytorch = self.model.producer_name == "pytorch"
         return Call(self.k, Operands(operands), attrs, self.opset, pytorch, names, node)
+
+
+def _made(call: Call, operands: Sequence[Value | None], handler: Handler) -> Any:  # Any: as handlers give it
+    """What a node becomes: by its handler, but of rows that a mask chose and of random numbers."""
+    op = call.node.op_type
+    if any(isinstance(value, Places | Chosen) for value in operands):
+        return of_rows(call, op, handler)
+    drawn = any(isinstance(value, Uniform | Chance) for value in operands)
+    found = of_drawn(call, op) if drawn else None
+    return handler(call) if found is None else found
 
 
 def _may_be_sizes(node: Node) -> bool:

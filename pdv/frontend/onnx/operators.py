@@ -18,7 +18,7 @@ from pdv.frontend.einsum import einsum
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx import movement
 from pdv.frontend.onnx.call import Call, Handler, NanMask
-from pdv.frontend.onnx.readers import as_torch, draws, functions, known, logic, quantized, recurrent, windows
+from pdv.frontend.onnx.readers import as_torch, draws, functions, known, logic, quantized, recurrent, rows, windows
 from pdv.frontend.onnx.schema import dtype_of
 
 
@@ -194,6 +194,7 @@ HANDLERS: Mapping[str, Handler] = {
     **logic.READERS,
     **recurrent.READERS,
     **draws.READERS,
+    "NonZero": rows.non_zero,
     "IsNaN": lambda c: NanMask(c[0]),
     "Where": where,
     "Identity": lambda c: c[0],

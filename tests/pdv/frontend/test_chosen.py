@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from ir.errors import ModelError, UnsupportedOperatorsError
+from pdv.check.file.reading import check_file
 from pdv.check.reading import check_reading, copy_of
 from pdv.frontend import load_program
+from pdv.frontend.onnx.export import export_onnx
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -54,6 +57,21 @@ def test_losses_of_chosen_rows(name: str) -> None:
     assert not program.opaque
     said = check_reading(program.graph, copy_of(module, _given(), train=True), train=True)
     assert "the same" in said, said
+
+
+@pytest.mark.parametrize("name", ["of two values", "logarithms", "over rows", "whole"])
+def test_losses_of_chosen_rows_in_files(name: str, tmp_path: Path) -> None:
+    module, path = Head(LOSSES[name]), tmp_path / "m.onnx"
+    export_onnx(module, _given(), path)
+    program = load_program(path)
+    assert "the same" in check_file(program, path)
+    assert "the same" in check_reading(program.graph, copy_of(module, _given(), train=True), train=True)
+
+
+def test_chosen_rows_are_no_output_of_a_file(tmp_path: Path) -> None:
+    export_onnx(Head(lambda x, m, y: x[m] * 2), _given(), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="a mask chooses"):
+        load_program(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,8 @@ def test_smoothing_that_torch_left_out_is_named(tmp_path: Path) -> None:
     module[1].forward = lambda y: F.cross_entropy(y, y.argmax(-1).detach(), label_smoothing=0.1)  # type: ignore[method-assign]
     program = load_program(_plain(module, {"input": torch.randn(4, 8)}, tmp_path / "m.onnx"))
     assert any("label_smoothing=0.1" in text for text in program.doubts)
+    export_onnx(module, {"input": torch.randn(4, 8)}, tmp_path / "ours.onnx")
+    assert not load_program(tmp_path / "ours.onnx").doubts
 
 
 def test_what_torch_cannot_write_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

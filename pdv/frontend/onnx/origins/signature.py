@@ -136,11 +136,19 @@ class Signature:
 _SAME = {("add", "Add"), ("mul", "Mul"), ("sub", "Sub"), ("div", "Div")}
 
 
-def left_out(node: onnx_ir.Node) -> str:
-    """What torch's exporter leaves out of an operator that trains otherwise without it; empty if nothing."""
+def left_out(node: onnx_ir.Node, *, smoothed: bool) -> str:
+    """What torch's exporter leaves out of an operator that trains otherwise without it; empty if nothing.
+
+    smoothed: whether who wrote the file smoothed labels beside the operator.
+    """
     call = _CALL.search(node.metadata_props.get(FX_NODE, ""))
     given = _arguments(call[2]) if call is not None else []
-    if node.op_type == "SoftmaxCrossEntropyLoss" and len(given) > _SMOOTHING and float(given[_SMOOTHING]):
+    if (
+        not smoothed
+        and node.op_type == "SoftmaxCrossEntropyLoss"
+        and len(given) > _SMOOTHING
+        and float(given[_SMOOTHING])
+    ):
         return f"label_smoothing={given[_SMOOTHING]} of cross entropy"
     if call is not None and node.op_type == "Dropout" and call[1].startswith("scaled_dot_product") and _is_off(node):
         return "dropout of attention"
