@@ -190,7 +190,9 @@ def read_parquet(path: Path) -> pa.Table:
             "reading measurements needs pyarrow, which is not installed", mend="pip install 'pipedejavu[learned]'"
         ) from None
     try:
-        return pq.ParquetFile(path, page_checksum_verification=True).read()
+        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+        table.validate(full=True)  # texts among it, which Arrow decodes when they are asked for
+        return table
     except (pa.ArrowException, OSError, ValueError) as error:
         told = " ".join(str(error).split())[:160]
         raise DataError(

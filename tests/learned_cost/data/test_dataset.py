@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ir.errors import DataError
-from learned_cost.data.dataset import read_folder, read_folders
+from learned_cost.data.dataset import read_folder, read_folders, read_parquet
 from learned_cost.data.kernel import FUSED, Kernel, Subgraph
 from learned_cost.devices.device import load_records
 from learned_cost.devices.device_table import read_device_table
@@ -220,3 +221,12 @@ def test_the_open_data_is_read() -> None:
     assert (len(data.kernels), len(data.collectives)) == (1_427_878, 58_142)
     assert int(data.kernels["suspect"].sum()) == 17_169
     assert sum(column.nbytes for column in data.kernels.columns.values()) < 0.5e9
+
+
+def test_texts_that_are_no_text_are_a_damaged_file(tmp_path: Path) -> None:
+    """As a flipped bit leaves them: Arrow decodes texts only when they are asked for."""
+    ends, letters = pa.py_buffer(np.array([0, 3], np.int32)), pa.py_buffer(b"a\xb6c")
+    column = pa.Array.from_buffers(pa.string(), 1, [None, ends, letters])
+    pq.write_table(pa.table({"op": column}), tmp_path / "kernels.parquet")
+    with pytest.raises(DataError, match="damaged one"):
+        read_parquet(tmp_path / "kernels.parquet")
