@@ -29,6 +29,7 @@ from pdv.frontend.lowering import Empty, Lowering, TopK, Unsupported
 from pdv.frontend.program import Array, Program, Weights
 from pdv.frontend.torch.aten import HANDLERS
 from pdv.frontend.torch.chosen_rows import of_chosen
+from pdv.frontend.torch.complex_numbers import Complex, is_complex, of_complex
 from pdv.frontend.torch.exported_state import (
     Memory,
     check_overwritten,
@@ -46,7 +47,7 @@ from pdv.frontend.torch.scalars import Handler
 from pdv.passes.fold_constants import check_foldable_size
 
 EMPTY = Empty()
-Value = Node | TopK | Chosen | Empty | tuple[Node | TopK | None, ...] | None
+Value = Node | TopK | Chosen | Complex | Empty | tuple[Node | TopK | None, ...] | None
 """What an fx node gave: a tensor, several, rows that a mask chose, or (None) something that could not be lowered and is
 already reported.
 """
@@ -161,6 +162,8 @@ class _ProgramLowering:
         for spec in self.program.graph_signature.output_specs:
             place = by_name[spec.arg.name] if isinstance(spec.arg, TensorArgument) else None
             value = None if place not in self.values else self._read(place, None)
+            if isinstance(value, Complex):
+                raise ModelError(f"output {len(outputs)} of the model is complex", "Real outputs", "view_as_real")
             if isinstance(value, Chosen):
                 raise ModelError(
                     f"output {len(outputs)} of the model has as many rows as a mask chooses",
@@ -179,7 +182,9 @@ class _ProgramLowering:
             )
         return self.k.builder.graph(name_outputs(outputs), dict(sorted(updates.items())))
 
-    def _placeholder(self, node: torch.fx.Node, spec: InputSpec) -> Node:
+    def _placeholder(self, node: torch.fx.Node, spec: InputSpec) -> Node | Complex:
+        if is_complex(node) and spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR) and not spec.persistent:
+            return self._known_complex(self._store(spec), str(spec.target))
         tensor = _tensor_type(node)
         if spec.kind is InputKind.USER_INPUT:
             return self.k.builder.input(node.name, tensor)
@@ -192,6 +197,9 @@ class _ProgramLowering:
         name = self.canonical_names.setdefault(memory_of(stored), source)
         self.loaders.setdefault(name, partial(_to_numpy, stored, name))
         return self.k.builder.param(name, tensor, trainable=is_param and stored.requires_grad)
+
+    def _known_complex(self, tensor: torch.Tensor, name: str) -> Complex:
+        return Complex(self.k.const(_to_numpy(torch.view_as_real(tensor.resolve_conj()), name)))
 
     def _store(self, spec: InputSpec) -> torch.Tensor:
         name = str(spec.target)
@@ -210,9 +218,10 @@ class _ProgramLowering:
         try:
             if any(self.values.get(x) is None for x in node.all_input_nodes):
                 return None  # below something unsupported, which is reported already
-            if any(isinstance(self.values[x], Chosen) for x in node.all_input_nodes):
-                return self._of_chosen(node, handler)
-            if self._is_known(node) and (handler is None or not is_floating(node)):
+            known = self._is_known(node)
+            if not known and (is_complex(node) or any(self._is_other(x) for x in node.all_input_nodes)):
+                return self._of_others(node, handler)
+            if known and (handler is None or not is_floating(node)):
                 return self._evaluate(node)
             if handler is None:
                 raise Unsupported("")
@@ -231,12 +240,19 @@ class _ProgramLowering:
         except ShapeError as error:
             raise ModelError(f"{target} at {_where(node)}: {error.what}", error.allowed, error.mend) from error
 
-    def _of_chosen(self, node: torch.fx.Node, handler: Handler | None) -> Value:
+    def _is_other(self, x: torch.fx.Node) -> bool:
+        return isinstance(self.values[x], Chosen | Complex)
+
+    def _of_others(self, node: torch.fx.Node, handler: Handler | None) -> Value:
+        """Where rows that a mask chose, or complex numbers, are operands or the result."""
         try:
             args, kwargs = _map_operands(node, lambda x: self._read(x, node))
-            if node.target in DETACHES and node in self.returned and args[0].rows.needs_grad:
+            rows = [x for x in args if isinstance(x, Chosen)]
+            if node.target in DETACHES and node in self.returned and any(x.rows.needs_grad for x in rows):
                 raise Unsupported("a value whose gradient is stopped, by detach or no_grad")
-            return of_chosen(self.k, node.target, handler, args, kwargs)
+            if rows:
+                return of_chosen(self.k, node.target, handler, args, kwargs)
+            return of_complex(self.k, node.target, args, kwargs)
         except Unsupported as reason:
             self._refuse(node, str(reason))
             return None
@@ -289,6 +305,8 @@ class _ProgramLowering:
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "cpu"}
         result = cast(Callable[..., Any], node.target)(*args, **kwargs)
+        if is_complex(node):
+            return self._known_complex(result, node.name)
         nodes = [self.k.const(_to_numpy(x, node.name)) for x in tensors(result)]
         return nodes[0] if isinstance(result, torch.Tensor) else tuple(nodes)
 
@@ -336,13 +354,15 @@ def _has_no_elements(node: torch.fx.Node) -> bool:
 
 
 def _is_constant(value: Value) -> bool:
-    nodes = value if isinstance(value, tuple) else (value,)
+    nodes = value if isinstance(value, tuple) else (value.parts if isinstance(value, Complex) else value,)
     return all(isinstance(node, Node) and node.is_const for node in nodes)
 
 
 def _as_torch(value: Value) -> Any:
     if isinstance(value, tuple):
         return tuple(_as_torch(element) for element in value)
+    if isinstance(value, Complex):
+        return torch.view_as_complex(_as_torch(value.parts))
     assert isinstance(value, Node), value
     tensor = torch.from_numpy(value.attr("value").array.copy())
     return tensor.to(getattr(torch, value.type.dtype.torch_name))

@@ -14,6 +14,7 @@ import numpy as np
 
 from ir.graph import Node
 from pdv.frontend import layers, masks
+from pdv.frontend.linear_maps import applied, fourier_matrix
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.call import Call, Handler
 from pdv.frontend.onnx.readers.logic import chosen
@@ -67,7 +68,7 @@ def mapped(c: Call, x: Node, over: Sequence[int]) -> Node:
     """
     columns = _columns(c, x, over)
     matrix = np.stack([column.reshape(-1) for column in columns], axis=1)
-    return _applied(c.k, x, over, matrix, [columns[0].shape[dim] for dim in over])
+    return applied(c.k, x, over, matrix, [columns[0].shape[dim] for dim in over])
 
 
 def _columns(c: Call, x: Node, over: Sequence[int]) -> list[Array]:
@@ -106,19 +107,8 @@ def mapped_apart(c: Call, x: Node, over: Sequence[int]) -> Node:
             columns.append(np.moveaxis(found, dim, 0).reshape(found.shape[dim], -1)[:, 0])
         results.append((dim, np.stack(columns, axis=1)))
     for dim, matrix in results:
-        x = _applied(c.k, x, [dim], matrix, [matrix.shape[0]])
+        x = applied(c.k, x, [dim], matrix, [matrix.shape[0]])
     return x
-
-
-def _applied(k: Lowering, x: Node, over: Sequence[int], matrix: Array, sizes: Sequence[int]) -> Node:
-    """matrix: [m, n] over the dims, flat; ``sizes``: theirs afterwards."""
-    shape, rank = x.type.shape, x.type.rank
-    others = [dim for dim in range(rank) if dim not in over]
-    flat = k.reshape(k.permute(x, (*others, *over)), (*(shape[dim] for dim in others), matrix.shape[1]))
-    y = k.apply("linear", flat, k.const(matrix.astype(np.float32), x.type.dtype))
-    order = (*others, *over)
-    wide = k.reshape(y, (*(shape[dim] for dim in others), *sizes))
-    return k.permute(wide, tuple(order.index(dim) for dim in range(rank)))
 
 
 def gather_elements(c: Call) -> Node:
@@ -154,7 +144,7 @@ def cropped(c: Call, x: Node) -> Node:
         raise Unsupported(f"a map of {size} to {beyond.size} elements")
     units = np.eye(size, dtype=np.float32).reshape(size, *x.type.shape)
     columns = [(np.asarray(_reference(c, {0: unit})[0]) - beyond).reshape(-1) for unit in units]
-    y = _applied(c.k, x, range(x.type.rank), np.stack(columns, axis=1), beyond.shape)
+    y = applied(c.k, x, range(x.type.rank), np.stack(columns, axis=1), beyond.shape)
     return c.k.add(y, c.k.const(beyond, x.type.dtype)) if beyond.any() else y
 
 
@@ -183,9 +173,9 @@ def fourier(c: Call) -> Node:
     if inverse and one_sided:
         return mapped(c, x, [axis, x.type.rank - 1])
     length = size if c.get(1) is None else int(c.array(1).reshape(-1)[0])
-    matrix = _transform(length, min(length, size), parts, inverse=inverse, one_sided=one_sided)
+    matrix = fourier_matrix(length, min(length, size), parts, inverse=inverse, one_sided=one_sided)
     x = c.k.slice(x, axis, 0, length)
-    return _applied(c.k, x, [axis, x.type.rank - 1], matrix, [matrix.shape[0] // 2, 2])
+    return applied(c.k, x, [axis, x.type.rank - 1], matrix, [matrix.shape[0] // 2, 2])
 
 
 def short_fourier(c: Call) -> Node:
@@ -206,18 +196,9 @@ def short_fourier(c: Call) -> Node:
     if window is not None:
         y = k.mul(y, k.reshape(window, (size, 1)))
     frequencies = size // 2 + 1 if one_sided else size
-    matrix = _transform(size, size, parts, inverse=False, one_sided=one_sided)
-    y = _applied(k, y, [2, 3], matrix, [frequencies, 2])
+    matrix = fourier_matrix(size, size, parts, inverse=False, one_sided=one_sided)
+    y = applied(k, y, [2, 3], matrix, [frequencies, 2])
     return k.reshape(y, (batch, frames, frequencies, 2))
-
-
-def _transform(length: int, size: int, parts: int, *, inverse: bool, one_sided: bool) -> Array:
-    """[frequencies and parts, elements and parts]: a discrete Fourier transform of so many elements, then zeros."""
-    frequencies = length // 2 + 1 if one_sided else length
-    angles = (2 if inverse else -2) * np.pi * (np.outer(np.arange(frequencies), np.arange(size)) % length) / length
-    real, imaginary = (part / (length if inverse else 1) for part in (np.cos(angles), np.sin(angles)))
-    each = [np.stack([real, imaginary], 1), np.stack([-imaginary, real], 1)][:parts]  # [frequencies, 2, size]
-    return np.stack(each, -1).reshape(2 * frequencies, size * parts)
 
 
 def range_(c: Call) -> Node:

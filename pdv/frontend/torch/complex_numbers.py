@@ -1,0 +1,190 @@
+"""Complex tensors of a torch program, as real ones with a last dim of two: rotary embeddings, Fourier transforms.
+
+Programs have no complex elements; what becomes of such between real tensors is said here. Entry points: ``of_complex``,
+``is_complex``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ir.graph import Node
+from ir.types import DType
+from pdv.frontend import masks
+from pdv.frontend.linear_maps import applied, fourier_matrix
+from pdv.frontend.lowering import Lowering, Unsupported
+
+_DTYPES = {torch.complex64: DType.F32, torch.complex128: DType.F64}
+
+
+@dataclass(frozen=True, slots=True)
+class Complex:
+    """A complex tensor: real and imaginary ``parts`` [..., 2]."""
+
+    parts: Node
+
+    @property
+    def rank(self) -> int:
+        """Its dims."""
+        return self.parts.type.rank - 1
+
+
+def is_complex(node: torch.fx.Node) -> bool:
+    """Whether a node gives complex numbers."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+def of_complex(
+    k: Lowering, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Node | Complex:  # Any: an operator of torch; nodes, complex tensors, numbers, lists of them
+    """What an operator gives, of which operands or the result are complex.
+
+    Raises:
+        Unsupported: if it is not one of those that are known.
+    """
+    handler = HANDLERS.get(str(target))
+    if handler is None:
+        raise Unsupported("of complex numbers")
+    return handler(k, *args, **kwargs)
+
+
+def _pair(k: Lowering, real: Node, imaginary: Node) -> Complex:
+    real, imaginary = k.alike(real, imaginary)
+    shape = np.broadcast_shapes(real.type.shape, imaginary.type.shape)
+    return Complex(k.concat([k.reshape(k.broadcast(x, shape), (*shape, 1)) for x in (real, imaginary)], -1))
+
+
+def _parts(k: Lowering, x: Any) -> tuple[Node, Node]:  # Any: a complex or real tensor
+    if isinstance(x, Complex):
+        return k.select(x.parts, -1, 0), k.select(x.parts, -1, 1)
+    return x, masks.fill(k, 0, (1,) * x.type.rank, x.type.dtype)
+
+
+def _to_copy(k: Lowering, x: Node | Complex, *, dtype: Any = None, **placement: Any) -> Complex:  # Any: torch types
+    if dtype not in (None, *_DTYPES):
+        raise Unsupported("complex numbers made real")
+    if isinstance(x, Complex):
+        return x if dtype is None else Complex(k.cast(x.parts, _DTYPES[dtype]))
+    return _pair(k, *_parts(k, k.cast(x, _DTYPES[dtype])))
+
+
+def _mul(k: Lowering, x: Any, y: Any) -> Complex:  # Any: complex or real tensors, numbers
+    if not isinstance(x, Complex):
+        x, y = y, x
+    if isinstance(y, int | float):
+        return Complex(k.scale(x.parts, y))
+    if isinstance(y, Node):
+        return Complex(k.mul(*k.alike(x.parts, k.reshape(y, (*y.type.shape, 1)))))
+    if not isinstance(y, Complex):
+        raise Unsupported("a product with a complex number")
+    (a, b), (c, d) = _parts(k, x), _parts(k, y)
+    return _pair(k, k.sub(k.mul(a, c), k.mul(b, d)), k.add(k.mul(a, d), k.mul(b, c)))
+
+
+def _sum(sign: int) -> Callable[..., Complex]:
+    def handle(k: Lowering, x: Any, y: Any, *, alpha: float = 1) -> Complex:  # Any: complex or real tensors
+        if not all(isinstance(each, Complex | Node) for each in (x, y)):
+            raise Unsupported("a sum with a number")
+        (a, b), (c, d) = _parts(k, x), _parts(k, y)
+        return _pair(k, k.add(a, k.scale(c, sign * alpha)), k.add(b, k.scale(d, sign * alpha)))
+
+    return handle
+
+
+def _conjugate(k: Lowering, x: Complex) -> Complex:
+    return Complex(k.mul(x.parts, k.const(np.array([1, -1], np.float32), x.parts.type.dtype)))
+
+
+def _absolute(k: Lowering, x: Complex) -> Node:
+    return k.apply("sqrt", k.reduce("reduce_sum", k.mul(x.parts, x.parts), (-1,), False))
+
+
+def _moved(op: Callable[[Lowering, Node, Any], Node]) -> Callable[..., Complex]:  # Any: dims or a shape, rewritten
+    """A move of elements, its dims and shape as they are with the last dim of two."""
+    return lambda k, x, given, **flags: Complex(op(k, x.parts, given))
+
+
+def _behind(rank: int, dims: Sequence[int]) -> tuple[int, ...]:
+    return (*(dim % rank for dim in dims), rank)
+
+
+def _slice(k: Lowering, x: Complex, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Complex:
+    size = x.parts.type.shape[dim % x.rank]
+    ends = 0 if start is None else start, size if stop is None else stop
+    return Complex(k.slice(x.parts, dim % x.rank, *ends, step))
+
+
+def _unsqueeze(k: Lowering, x: Complex, dim: int) -> Complex:
+    at, shape = dim % (x.rank + 1), x.parts.type.shape
+    return Complex(k.reshape(x.parts, (*shape[:at], 1, *shape[at:])))
+
+
+def _transform(k: Lowering, x: Node | Complex, dims: Sequence[int], norm: int, flag: bool, *, real: bool) -> Complex:
+    """torch's ``_fft_c2c``, of which ``flag`` is whether it goes forward, and ``_fft_r2c``: whether it is one-sided."""
+    value = x.parts if isinstance(x, Complex) else k.reshape(x, (*x.type.shape, 1))
+    rank, inverse = value.type.rank - 1, not (real or flag)
+    sizes = [value.type.shape[dim] for dim in dims]
+    for number, dim in enumerate(reversed([dim % rank for dim in dims])):
+        size, parts = value.type.shape[dim], value.type.shape[-1]
+        matrix = fourier_matrix(size, size, parts, inverse=inverse, one_sided=real and flag and not number)
+        value = applied(k, value, [dim, rank], matrix, [matrix.shape[0] // 2, 2])
+    whole = math.prod(sizes)
+    return Complex(k.scale(value, (whole if inverse else 1) * {0: 1.0, 1: whole**-0.5, 2: 1 / whole}[norm]))
+
+
+def _to_real(k: Lowering, x: Complex, dims: Sequence[int], norm: int, size: int) -> Node:
+    """torch's ``_fft_c2r``: inverse, of which the last dim has the frequencies from zero on, and is real behind."""
+    whole = math.prod([x.parts.type.shape[dim] for dim in dims[:-1]]) * size
+    if len(dims) > 1:
+        x = _transform(k, x, dims[:-1], 0, False, real=False)
+    at, count = dims[-1] % x.rank, x.parts.type.shape[dims[-1] % x.rank]
+    units = np.eye(2 * count).reshape(2 * count, count, 2) @ np.array([1, 1j])
+    matrix = np.fft.irfft(units, size, axis=-1).T * size  # [elements, frequencies and parts]
+    found = applied(k, x.parts, [at, x.rank], matrix, [size, 1])
+    real = k.reshape(found, found.type.shape[:-1])
+    return k.scale(real, {0: 1.0, 1: whole**-0.5, 2: 1 / whole}[norm])
+
+
+HANDLERS: Mapping[str, Callable[..., Node | Complex]] = {
+    "aten._to_copy.default": _to_copy,
+    "aten.view_as_complex.default": lambda k, x: Complex(x),
+    "aten.view_as_real.default": lambda k, x: x.parts,
+    "aten.real.default": lambda k, x: k.select(x.parts, -1, 0),
+    "aten.imag.default": lambda k, x: k.select(x.parts, -1, 1),
+    "aten.complex.default": _pair,
+    "aten.polar.default": lambda k, size, angle: _pair(
+        k, k.mul(size, k.apply("cos", angle)), k.mul(size, k.apply("sin", angle))
+    ),
+    "aten.mul.Tensor": _mul,
+    "aten.add.Tensor": _sum(1),
+    "aten.sub.Tensor": _sum(-1),
+    "aten._conj.default": _conjugate,
+    "aten.conj_physical.default": _conjugate,
+    "aten._conj_physical.default": _conjugate,
+    "aten.abs.default": _absolute,
+    "aten.clone.default": lambda k, x, **layout: x,
+    "aten.alias.default": lambda k, x: x,
+    "aten.view.default": _moved(lambda k, x, shape: k.reshape(x, (*shape, 2))),
+    "aten.reshape.default": _moved(lambda k, x, shape: k.reshape(x, (*shape, 2))),
+    "aten._unsafe_view.default": _moved(lambda k, x, shape: k.reshape(x, (*shape, 2))),
+    "aten.expand.default": _moved(lambda k, x, shape: k.expand(x, (*shape, 2))),
+    "aten.permute.default": _moved(lambda k, x, dims: k.permute(x, _behind(x.type.rank - 1, dims))),
+    "aten.transpose.int": lambda k, x, i, j: Complex(k.transpose(x.parts, i % x.rank, j % x.rank)),
+    "aten.slice.Tensor": _slice,
+    "aten.unsqueeze.default": _unsqueeze,
+    "aten.select.int": lambda k, x, dim, at: Complex(k.select(x.parts, dim % x.rank, at)),
+    "aten.index_select.default": lambda k, x, dim, ids: Complex(
+        k.apply("index_select", x.parts, ids, dim=dim % x.rank)
+    ),
+    "aten._fft_c2c.default": partial(_transform, real=False),
+    "aten._fft_r2c.default": partial(_transform, real=True),
+    "aten._fft_c2r.default": _to_real,
+}
