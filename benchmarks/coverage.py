@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.coverage_runs.architectures import ROUTES, How
+from benchmarks.coverage_runs.architectures import OUTCOMES, ROUTES, How
 from benchmarks.record import Record, arguments, merged, part_of, table
 
 
@@ -96,8 +96,9 @@ def run_architectures(record: Record, kept: Path | None, only: list[str], share:
     table(("models", "alone", "reason"), [(str(n), str(alone), why[:160]) for n, alone, why in reasons(record.rows)])
     counts = Counter(row["outcome"] for row in record.rows)
     record.claim("architectures", len(record.rows), "")
-    for outcome in sorted(counts):
+    for outcome in dict.fromkeys((*OUTCOMES, *sorted(counts))):
         record.claim(f"architectures {outcome}", counts[outcome], "")
+    record.claim("architectures planned of all", (counts["planned"] + counts["alike"]) / len(record.rows), "of all")
 
 
 def run_random(record: Record, models: int, only: str, *, jobs: int) -> None:

@@ -56,37 +56,48 @@ def coverage() -> str:
 
 def _architectures(template: str) -> str:
     """What stands in the way of the architectures that are not planned, and the names of the others."""
-    rows = json.loads((RESULTS / "coverage_architectures.json").read_text(encoding="utf-8"))["rows"]
-    planned = ", ".join(row["architecture"] for row in rows if row["outcome"] == "planned")
-    table = ["| architecture | outcome | why |", "|---|---|---|"]
-    table += [
-        f"| {row['architecture']} | {row['outcome']} | {'; '.join(row['reasons'])} |"
-        for row in rows
-        if row["outcome"] != "planned"
-    ]
+    for place, record in (("ARCHITECTURES", "architectures"), ("FURTHER", "further")):
+        rows = _rows(record)
+        planned = ", ".join(row["architecture"] for row in rows if row["outcome"] == "planned")
+        others = [row for row in rows if row["outcome"] != "planned"]
+        lines = [f"| {row['architecture']} | {row['outcome']} | {'; '.join(row['reasons'])} |" for row in others]
+        table = "\n".join(["| architecture | outcome | why |", "|---|---|---|", *lines])
+        template = template.replace(f"{place} PLANNED", planned).replace(place, table)
     lines = ["| route | run | planned | of these by the module's own graph | partly | refused | wrong | crashed |"]
     lines += ["|---|---|---|---|---|---|---|---|", *map(_route, ROUTES)]
     refused = ["| architecture | route | outcome | why |", "|---|---|---|---|"]
     refused += [
         f"| {row['architecture']} | {row['route']} | {row['outcome']} | {'; '.join(row['reasons'])} |"
-        for row in (each for route in ROUTES for each in _files(route))
+        for row in (each for route in ROUTES for each in _rows(route))
         if row["outcome"] not in ("planned", "alike")
     ]
     template = template.replace("ROUTES", "\n".join(lines)).replace("FILES", "\n".join(refused))
-    return template.replace("ARCHITECTURES", "\n".join(table)).replace("PLANNED", planned)
+    return template.replace("TORCHRUN", _launched())
+
+
+def _launched() -> str:
+    """What was run on processes, and the largest differences from the modules."""
+    rows = _rows("torchrun")
+    same = [row for row in rows if row["outcome"] == "planned"]
+    worst = {what: max(row["torchrun"][what] for row in rows if "torchrun" in row) for what in ("loss", "gradients")}
+    names = ", ".join(row["architecture"] for row in rows)
+    return (
+        f"{len(same)} of {len(rows)} ({names}) gave the module's loss, off by {worst['loss']:.0e} of it at most, and "
+        f"its gradients, by {worst['gradients']:.0e} of the largest element."
+    )
 
 
 ROUTES = ("own", "plain")
 
 
-def _files(route: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((RESULTS / f"coverage_{route}.json").read_text(encoding="utf-8"))["rows"]
+def _rows(record: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"coverage_{record}.json").read_text(encoding="utf-8"))["rows"]
     return rows
 
 
 def _route(route: str) -> str:
     """The outcomes of one way to export files."""
-    rows = _files(route)
+    rows = _rows(route)
     count = Counter(row["outcome"] for row in rows)
     planned, alike = count["planned"] + count["alike"], sum(bool(row.get("alike")) for row in rows)
     others = " | ".join(str(count[outcome]) for outcome in ("partly", "refused", "wrong", "crashed"))

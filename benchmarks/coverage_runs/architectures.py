@@ -24,6 +24,7 @@ from benchmarks.coverage_runs import SLOW
 
 SECONDS, BYTES = 90, 6 << 30  # of CPU time, each
 WALL_SECONDS = 900  # where others use the same cores
+OUTCOMES = ("planned", "partly", "refused", "wrong", "crashed")
 ROUTES = ("torch", "plain", "whole", "own", "older")
 MOST_OPAQUE = 0.05  # of a planned model's operations
 MESH = {"dp": 2, "tp": 2}

@@ -7,6 +7,7 @@ Both without dropout. Entry point: ``run``; as a script it is what each process 
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.record import environment
 from pdv.check.module_run import Undropped
+from pdv.frontend.torch.drop_path import say_drop_paths
 from pdv.plan.package import Plan, import_package
 
 PROCESSES, TOLERANCE = 4, 1e-3  # of the largest gradient, in float32
@@ -32,10 +34,14 @@ def run(plan: Plan, module: torch.nn.Module, inputs: Mapping[str, Any], folder: 
     """
     plan.save(folder / "package")
     named = [inputs[node.attr("name")] for node in plan.source.inputs]
+    module = copy.deepcopy(module)
+    say_drop_paths(module)
     with Undropped():
         loss = tree_leaves(module(**inputs))[0]
         loss.backward()
-    wanted = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    others = plan.document.get("state", {}).get("names", {})  # of a tied weight the program has one name
+    found = {others.get(name, [name])[0]: p.grad for name, p in module.named_parameters()}
+    wanted = {name: gradient for name, gradient in found.items() if gradient is not None}
     torch.save({"inputs": named, "loss": loss.detach(), "gradients": wanted}, folder / "given.pt")
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}", __file__, str(folder)]
     done = subprocess.run(
@@ -47,8 +53,8 @@ def run(plan: Plan, module: torch.nn.Module, inputs: Mapping[str, Any], folder: 
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-600:])
-    found: dict[str, float] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
-    return found
+    gaps: dict[str, float] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    return gaps
 
 
 def main(folder: Path) -> None:
