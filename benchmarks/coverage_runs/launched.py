@@ -36,6 +36,9 @@ def run(plan: Plan, module: torch.nn.Module, inputs: Mapping[str, Any], folder: 
     named = [inputs[node.attr("name")] for node in plan.source.inputs]
     module = copy.deepcopy(module)
     say_drop_paths(module)
+    for part in module.modules():
+        if isinstance(part, torch.nn.Embedding):
+            part.padding_idx = None  # whose row programs train like the others, and say so
     with Undropped():
         loss = tree_leaves(module(**inputs))[0]
         loss.backward()
@@ -52,7 +55,8 @@ def run(plan: Plan, module: torch.nn.Module, inputs: Mapping[str, Any], folder: 
         env=environment(),
     )
     if done.returncode:
-        raise RuntimeError(done.stderr[-600:])
+        errors = [line for line in done.stderr.splitlines() if "Error" in line]
+        raise RuntimeError((errors or [done.stderr[-600:]])[0])
     gaps: dict[str, float] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     return gaps
 

@@ -74,9 +74,16 @@ class Var:
         return self.data.dtype
 
 
+MOST_COUNTED = 1 << 31
+
+
 def counts(x: object, number: float) -> TypeGuard[Data]:
-    """True for plain integers and a whole number, whose arithmetic is that of integers in every field."""
-    return isinstance(x, np.ndarray) and x.dtype.kind in "iu" and float(number).is_integer()
+    """True for plain integers and a whole number, whose arithmetic is that of integers in every field.
+
+    Integers are what floats were made of, too: of those a mask may make numbers that integers do not hold.
+    """
+    small = isinstance(x, np.ndarray) and x.dtype.kind in "iu" and abs(number) < MOST_COUNTED
+    return small and float(number).is_integer()
 
 
 @dataclass(frozen=True, slots=True)
