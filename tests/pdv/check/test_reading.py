@@ -177,3 +177,24 @@ def test_optimize_refuses_what_it_did_not_read() -> None:
         pdv.optimize(Doing(counted), (torch.randn(4, 3),), cluster=cluster(2))
     plan = pdv.optimize(Doing(normed), (torch.randn(4, 3),), cluster=cluster(2))
     assert "against the module" in plan.document["reading"]
+
+
+def twice_hidden(m: Any, x: Tensor) -> Tensor:
+    """Nine tenths of the least number of the type, twice: no number in float64, where the constant is another one."""
+    least = 0.9 * torch.finfo(x.dtype).min
+    hidden = (x[:, :1] * 0 + least) if x.dtype == torch.float32 else (x[:, :1] * 0 + least) * 2
+    return (m.linear(x) + hidden).softmax(-1)  # type: ignore[no-any-return]
+
+
+def whole_times_much(m: Any, x: Tensor) -> Tensor:
+    """Integers made floats, times what integers do not hold."""
+    mask = (x > 0).long()
+    return (m.linear(x) + (1.0 - mask) * -1e30).softmax(-1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("what", [twice_hidden, whole_times_much])
+def test_masks_by_the_least_number_are_no_false_alarm(what: Callable[[Any, Tensor], Any]) -> None:
+    torch.manual_seed(0)
+    module, x = Doing(what), torch.randn(4, 3)
+    graph = load_program(module, x).graph
+    assert "are the same" in check_reading(graph, copy_of(module, x, train=True), train=True)
