@@ -172,7 +172,8 @@ FURTHER: Mapping[str, Callable[[], Built]] = {
     "bitnet": of("BitNetForCausalLM", DECODER, causal),
     "qwen3-next": of("Qwen3NextForCausalLM", {**DECODER, "head_dim": 8, "num_experts": 4, "num_experts_per_tok":
         2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, **EXPORTED}, causal),
+        "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"], **EXPORTED}, causal),
     "lfm2": of("Lfm2ForCausalLM", {**DECODER, "layer_types": ["conv", "full_attention"], "block_multiple_of":
         8}, causal),
     "xlstm": of("xLSTMForCausalLM", {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2,

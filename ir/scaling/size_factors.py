@@ -126,7 +126,7 @@ class Atoms:
             else:  # refined (or one): what it follows from stays
                 self._keep_inputs(formula, formulas)
         for root in [root for root in formulas if root in self._kept]:
-            for formula in formulas.pop(root):
+            for formula in formulas.pop(root, ()):  # kept already, where another followed from it
                 self._keep_inputs(formula, formulas)
         formulas = {  # nothing is refined from here on
             root: [Formula(tuple(map(self.flat, f.inputs)), f.compute) for f in found]

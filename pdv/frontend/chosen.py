@@ -39,6 +39,15 @@ def choose(k: Lowering, x: Node, mask: Node) -> Chosen:
     return Chosen(k.apply("where", _beside(k, flat, rows), rows, filler), flat)
 
 
+def put_back(k: Lowering, x: Node, mask: Node, chosen: Chosen) -> Node:
+    """x with the rows that the mask chooses overwritten by what was made of these, chosen by the same mask."""
+    if k.reshape(mask, (-1,)) is not chosen.mask or mask.type.shape != x.type.shape[: mask.type.rank]:
+        raise Unsupported("rows that one mask chose, put to where another one holds")
+    rows = layers.flatten(k, x, 0, mask.type.rank - 1)
+    found = k.apply("where", _beside(k, chosen.mask, rows), k.cast(chosen.rows, x.type.dtype), rows)
+    return k.reshape(found, x.type.shape)
+
+
 def count(k: Lowering, chosen: Chosen, dtype: DType = DType.I64) -> Node:
     """How many rows are chosen."""
     return k.reduce("reduce_sum", k.cast(chosen.mask, dtype), (), False)

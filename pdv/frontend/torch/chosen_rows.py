@@ -55,6 +55,10 @@ def of_chosen(
         return _reduced(k, name, first, *args[1:], **kwargs)
     if name in _NEW and isinstance(first, Chosen) and all(isinstance(size, int) for size in args[1]):
         return cast(Handler, handler)(k, first.rows, *args[1:], **kwargs)  # type: ignore[return-value]
+    if name == "aten.index_put.default" and isinstance(first, Node) and isinstance(args[2], Chosen):
+        if len(args[1]) != 1 or not isinstance(args[1][0], Node) or any(args[3:]):
+            raise Unsupported("rows that a mask chose, put elsewhere, or added")
+        return chosen.put_back(k, first, args[1][0], args[2])
     if handler is None or not _is_of_rows(target, name, args):
         raise Unsupported("of rows that a mask chooses, of which the number depends on values")
     given = [x.rows if isinstance(x, Chosen) else x for x in args]

@@ -16,6 +16,7 @@ from ir.ops import OPERATORS
 from ir.proof.exact import verify_equal
 from ir.proof.smaller_mesh import meshes_to_try
 from ir.scaling.scale import shrink
+from ir.scaling.size_factors import Atoms
 from ir.types import DType, TensorType
 from tests.ir.spread import spread
 
@@ -247,3 +248,12 @@ def test_a_slice_stays_within_a_dim_that_follows_from_others() -> None:
         (small,) = shrink((graph,), Mesh(()), turn=turn).graphs
         assert small.outputs[0][1].operands[0].type.shape[1] >= 7
     verify_equal(graph, graph, Mesh(()))
+
+
+def test_sizes_that_stay_and_follow_from_each_other() -> None:
+    atoms = Atoms()
+    first, second, third = (atoms.new(12) for _ in range(3))
+    atoms.follows(first, [(second,)], lambda size: size)
+    atoms.follows(second, [(third,)], lambda size: size)
+    atoms.keep((first, second))
+    assert {atoms.choose().get(atom, 12) for atom in (first, second, third)} == {12}

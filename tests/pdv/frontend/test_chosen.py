@@ -37,6 +37,13 @@ def _given() -> dict[str, Tensor]:
     }  # fmt: skip
 
 
+def put_back(x: Tensor, m: Tensor) -> Tensor:
+    """Some rows through a function of their own, as adapters are."""
+    found = torch.zeros_like(x)
+    found[m] = x[m].tanh() * 3
+    return found + x
+
+
 LOSSES: dict[str, Loss] = {
     "of two values": lambda x, m, y: F.binary_cross_entropy_with_logits(x[..., 0][m], (y[m] > 2).float()),
     "squares": lambda x, m, y: (x[m] - y[m].unsqueeze(-1)).square().mean(),
@@ -46,6 +53,7 @@ LOSSES: dict[str, Loss] = {
     "picked": lambda x, m, y: -x[m].log_softmax(1).gather(1, y[m][:, None]).squeeze(1).mean(),
     "counted": lambda x, m, y: x[m].sum() / x[m].shape[0],
     "whole": lambda x, m, y: (x.abs() + 0.1)[x > 0.2].log().mean(),
+    "put back": lambda x, m, y: put_back(x, m).square().mean(),
     "turned": lambda x, m, y: (x[m] @ x.new_ones(6, 3)).view(-1, 3, 1).sum((1, 2)).tanh().sum(),
 }
 
@@ -79,6 +87,7 @@ def test_chosen_rows_are_no_output_of_a_file(tmp_path: Path) -> None:
     [
         lambda x, m, y: (x[m][: m.sum().item()] * 2).sum(),
         lambda x, m, y: x[m].cumsum(0).sum(),
+        lambda x, m, y: x.index_put((~m,), x[m]).sum(),
         lambda x, m, y: x[m].softmax(0).square().sum(),
         lambda x, m, y: x[m].sum() + (x[m].mean(-1) * x[~m].mean(-1).sum()).max(),
     ],
