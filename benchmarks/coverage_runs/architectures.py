@@ -157,8 +157,8 @@ def _try(name: str, build: Callable[[], tuple[Any, dict[str, Any]]], how: How) -
             "outcome": "refused",
             "reasons": sorted({text.split(" at ")[0] + _why(text) for text in error.operators}),
         }
-    except pdv.VerificationError as error:
-        return {"outcome": "wrong", "reasons": [error.what[:300]]}
+    except pdv.VerificationError as error:  # of programs that agree, one that says too little
+        return {"outcome": "refused" if "agree" in error.what else "wrong", "reasons": [error.what[:300]]}
     except pdv.PdvError as error:
         return {"outcome": "refused", "reasons": [error.what[:300]]}
     except Exception as error:  # noqa: BLE001  # whatever escapes is a crash, which is told apart
