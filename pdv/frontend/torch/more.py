@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -191,6 +192,21 @@ def amax(k: Lowering, x: Node, dims: Sequence[int] = (), keepdim: bool = False) 
     return x
 
 
+def broadcast_in_dim(k: Lowering, x: Node, shape: Sequence[int], dims: Sequence[int]) -> Node:
+    """x, whose dims become these of a shape, spread over the others."""
+    sizes = dict(zip(dims, x.type.shape, strict=True))
+    return k.expand(k.reshape(x, [sizes.get(dim, 1) for dim in range(len(shape))]), shape)
+
+
+def variance(k: Lowering, x: Node, dims: Sequence[int], correction: float = 1.0) -> Node:
+    """Over dims, without these; of so many elements less than there are."""
+    count = math.prod(x.type.shape[dim] for dim in dims)
+    gap = k.sub(x, k.reduce("reduce_mean", x, dims, True))
+    if count <= correction:
+        raise Unsupported(f"the variance of {count} elements less {correction}")
+    return k.scale(k.reduce("reduce_mean", k.mul(gap, gap), dims, False), count / (count - correction))
+
+
 def broadcast_tensors(k: Lowering, xs: Sequence[Node]) -> Result:
     """Each of the shape of all."""
     shape = np.broadcast_shapes(*(x.type.shape for x in xs))
@@ -271,6 +287,8 @@ HANDLERS: Mapping[str, Callable[..., Result]] = {
     "aten.log1p.default": lambda k, x: k.apply("log1p", x),
     "aten.expm1.default": lambda k, x: k.apply("expm1", x),
     "aten.broadcast_tensors.default": broadcast_tensors,
+    "prims.broadcast_in_dim.default": broadcast_in_dim,
+    "prims.var.default": variance,
     "aten.square.default": square,
     "aten.softplus.default": softplus,
     "aten.conv1d.default": conv1d,

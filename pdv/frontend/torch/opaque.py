@@ -192,6 +192,8 @@ def _why_not(function: OpOverload) -> str:
         return "it changes its operands"
     if any(result.alias_info is not None for result in schema.returns):
         return "its result is its operand's memory"
+    if function.namespace == "prims":
+        return "torch has no gradient of it"
     return next((why for tag, why in _REFUSED.items() if tag in function.tags), "")
 
 

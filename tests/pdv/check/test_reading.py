@@ -198,3 +198,23 @@ def test_masks_by_the_least_number_are_no_false_alarm(what: Callable[[Any, Tenso
     module, x = Doing(what), torch.randn(4, 3)
     graph = load_program(module, x).graph
     assert "are the same" in check_reading(graph, copy_of(module, x, train=True), train=True)
+
+
+def in_float32(m: Any, x: Tensor) -> Tensor:
+    """Scores that are hidden by a number beside which float32 has no room for them, and float64 has."""
+    return ((m.linear(x) - 1e10).float().softmax(-1).type_as(x)) * x  # type: ignore[no-any-return]
+
+
+def in_float32_and_wrong(m: Any, x: Tensor) -> Tensor:
+    """The same beside a number that a reading takes for another."""
+    return in_float32(m, x) + m.linear(x) * (1.0 if torch.compiler.is_exporting() else 1.001)
+
+
+def test_what_a_module_computes_in_float32_is_held_to_float32() -> None:
+    torch.manual_seed(0)
+    module, x = Doing(in_float32), torch.randn(4, 3)
+    graph = load_program(module, x).graph
+    assert "are the same" in check_reading(graph, copy_of(module, x, train=True), train=True)
+    wrong = Doing(in_float32_and_wrong)
+    with pytest.raises(ModelError, match="output 0 differs"):
+        check_reading(load_program(wrong, x).graph, copy_of(wrong, x, train=True), train=True)
