@@ -20,14 +20,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ir.errors import InternalError, PdvError, WriteError
 from ir.files.writing import is_full
-from ir.graph import Graph
-from ir.text import print_graph
 from pdv.config import VERSION
 from pdv.folders import cache_folder
+
+if TYPE_CHECKING:
+    from ir.graph import Graph
 
 MOST_BYTES = 16 << 20  # of a traceback or a graph that is kept
 MOST_REPORTS = 50
@@ -137,6 +138,8 @@ def _write_report(error: Exception, name: str, graph: Graph | None) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write(folder / "traceback.txt", f"{name}\n{_versions()}\n\n{trace}")
     if graph is not None:
+        from ir.text import print_graph
+
         _write(folder / "source.graph", print_graph(graph))
     _forget(folder.parent)
     return folder
