@@ -32,7 +32,10 @@ PER_LAYER = ("weights", "gradients", "optimizer")
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """Which degrees are tried; data parallelism takes the devices that are left."""
+    """Which degrees are tried; data parallelism takes the devices that are left.
+
+    ``settings``: what all configurations say beside them.
+    """
 
     tp: Sequence[int] = (1, 2, 4, 8)
     pp: Sequence[int] = (1, 2, 4, 8, 16, 32)
@@ -42,6 +45,7 @@ class Lattice:
     micro_batch: Sequence[int] = (1, 2)
     recompute: Sequence[Recompute] = ("none", "selective", "full")
     zero: Literal[0, 1, 2, 3] = 1
+    settings: tuple[tuple[str, object], ...] = (("fused", True), ("precision", "mixed"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ def points(arch: Arch, devices: int, batch: int, lattice: Lattice) -> Iterator[C
             count = batch // (dp * micro)
             if pp * vp > arch.layers or (vp > 1 and (pp == 1 or count % pp)):
                 continue
-            yield Configuration(
+            given = Configuration(
                 tp=tp,
                 pp=pp,
                 dp=dp,
@@ -105,9 +109,8 @@ def points(arch: Arch, devices: int, batch: int, lattice: Lattice) -> Iterator[C
                 micro_batch=micro,
                 batch=batch,
                 sp=tp > 1,
-                fused=True,
-                precision="mixed",
             )
+            yield given.model_copy(update=dict(lattice.settings))
 
 
 def best(

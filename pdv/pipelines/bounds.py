@@ -1,14 +1,14 @@
 """What no plan's simulated step takes less than, whatever its stages, mesh and micro-batches. Entry point: ``Bounds``.
 
 Branch and bound over *cells*: some numbers of micro-batches of some stages, on any mesh or on one. A cell's first bound
-is compute alone, spread evenly; the next one the search of a stage's inside (``least``); the last one that search with
+is compute alone (``floors``); the next one the search of a stage's inside (``least``); the last one that search with
 a price of memory, which stages share. The cell that is bounded lowest is looked at more closely, as long as that helps.
 
 If a micro-batch takes L at least, over all stages, then p stages take so many times L / p for m of them, however L is
 cut among stages (``least_rounds``): m + p - 1 in GPipe's order, and in 1F1B's where m > p. There are paths of passes
 then, each behind the one before, that go once through every stage and spend m - 1 rounds more on stages at will; their
-mean has (m + p - 1) / p of each stage. A micro-batch of fewer rows takes no less a row, so the inside of m
-micro-batches bounds that of multiples of m.
+mean has (m + p - 1) / p of each stage. By arithmetic a micro-batch of fewer rows takes no less a row, so the inside of
+m micro-batches bounds that of multiples of m; by other prices each number is a cell of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from typing import Literal
 
 from ir.cost_model import backward_work
 from ir.graph import Graph
@@ -26,11 +27,10 @@ from ir.mesh import Mesh
 from pdv.pcg.calls import issued
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
-from pdv.pipelines.least import LeastInside, Rewrites, reached_links
-from pdv.pipelines.lengthen import places_of
+from pdv.pipelines.floors import Floors
+from pdv.pipelines.least import LeastInside, reached_links
 from pdv.search.meshes import BestPlan
 from pdv.search.solver.configs import KnownConfigs
-from pdv.search.variants.variants import SourceBlocks
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.shared import Cores
 from pdv.simulate.step import factors
@@ -43,15 +43,15 @@ COMING = 0.75  # of what rests while the only micro-batch runs forward: gradient
 
 @dataclass(frozen=True)
 class Cell:
-    """Plans of ``stages``, of any of the numbers of micro-batches, on one mesh or (None) any; ``final``: no more to do.
+    """Plans of ``stages``, of any of the numbers of micro-batches, on one mesh or (None) any.
 
-    On one mesh all numbers are multiples of the first.
+    On one mesh all numbers are multiples of the first. ``by``: compute alone, an inside, or one within memory.
     """
 
     stages: int
     counts: tuple[int, ...]
     mesh: Mesh | None = None
-    final: bool = False
+    by: Literal["even", "free", "within"] = "even"
 
 
 @dataclass
@@ -60,35 +60,33 @@ class Bounds:
 
     ``one_each``: of plans with one stage on each rank; several may fill a pipeline in next to no time.
 
-    ``busy_s``: of a step, compute alone, evenly spread over all devices; ``issued_s``: of one micro-batch, forward and
-    backward, in which hosts of all stages together issue its kernels.
+    ``floors``: of a step, compute alone; ``issued_s``: of one micro-batch, forward and backward, in which hosts of all
+    stages together issue its kernels.
     """
 
     space: Space
     estimates: Estimates
-    busy_s: float
+    floors: Floors
     issued_s: tuple[float, float]
-    rewrites: Rewrites = field(default_factory=dict)
     one_each: bool = True
     solved: int = 0
+    _alike: dict[int, bool] = field(default_factory=dict)
     _insides: dict[tuple[int, int, Mesh], LeastInside | None] = field(default_factory=dict)
-    _sources: dict[int, SourceBlocks | None] = field(default_factory=dict)
     _known: dict[tuple[object, ...], KnownConfigs] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, estimates: Estimates, plan: BestPlan | None = None, micro_batches: int = 1) -> Bounds:
-        """Among all of a space, and what a plan of so many micro-batches makes of its program."""
+    def of(cls, estimates: Estimates, plan: BestPlan | None = None) -> Bounds:
+        """Among all of a space, and what a plan makes of its program."""
         space = estimates.space
-        busy_s, issued_s = space.busy_s, _issued_s(space, space.problem.graph)
+        issued_s = _issued_s(space, space.problem.graph)
         rewrites: dict[int, tuple[str, ...]] = {}
         for step in plan.solution.steps if plan is not None else ():
             rewrites[step.block] = (*rewrites.get(step.block, ()), step.rule)
         if plan is not None and rewrites:
-            busy_s = min(busy_s, space.busy_with(plan.solution.graph) * micro_batches)
             other_s = _issued_s(space, plan.solution.graph)
             issued_s = min(issued_s[0], other_s[0]), min(issued_s[1], other_s[1])
         one_each = plan is None or plan.stages.virtual == 1
-        return cls(space, estimates, busy_s if space.is_bounded else 0.0, issued_s, rewrites, one_each)
+        return cls(space, estimates, estimates.floors.with_rewrites(rewrites), issued_s, one_each)
 
     def least_s(self, enough_s: float, stopped: Callable[[], bool] = lambda: False) -> float:
         """Seconds of a step that no plan is faster than; what takes ``enough_s`` is not looked at more closely.
@@ -102,7 +100,7 @@ class Bounds:
             near = tuple(m for m, seconds in alone_s.items() if seconds < enough_s)
             least_s = min([least_s, *(alone_s[m] for m in self.space.counts if m not in near)])
             if near:
-                cells.append((self._even_s(stages, near), next(numbers), Cell(stages, near)))
+                cells.append((min(alone_s[m] for m in near), next(numbers), Cell(stages, near)))
         heapq.heapify(cells)
         while cells and cells[0][0] < min(enough_s, least_s) and self.solved < SOLVED and not stopped():
             bound_s, _, cell = heapq.heappop(cells)
@@ -115,39 +113,43 @@ class Bounds:
 
     def _open(self, cell: Cell) -> Iterator[tuple[float, Cell]]:
         """The cells in a cell, each with its bound; none where nothing more can be said."""
-        if cell.final or not self._is_alike(cell.stages):
+        stages, counts, mesh = cell.stages, cell.counts, cell.mesh
+        if cell.by == "within" or not self._is_alike(stages):
             return
-        if cell.mesh is None:
-            for mesh in self.space.meshes(cell.stages):
-                for group in _multiples(cell.counts):
-                    yield self._free_s(cell.stages, mesh, group), Cell(cell.stages, group, mesh)
-            return
-        half = len(cell.counts) // 2
-        if not half:
-            yield self._within_s(cell.stages, cell.mesh, cell.counts[0]), replace(cell, final=True)
-            return
-        for group in (cell.counts[:half], *_multiples(cell.counts[half:])):
-            yield self._free_s(cell.stages, cell.mesh, group), replace(cell, counts=group)
+        if mesh is None:
+            groups = list(_multiples(counts) if self.space.is_bounded else ((m,) for m in counts))
+            for mesh in self.space.meshes(stages):
+                yield from ((self._even_s(stages, group, mesh), Cell(stages, group, mesh)) for group in groups)
+        elif cell.by == "even":
+            yield self._free_s(stages, mesh, counts), replace(cell, by="free")
+        elif len(counts) == 1:
+            yield self._within_s(stages, mesh, counts[0]), replace(cell, by="within")
+        else:
+            half = len(counts) // 2
+            for group in (counts[:half], *_multiples(counts[half:])):
+                yield self._free_s(stages, mesh, group), replace(cell, counts=group)
 
     # ---- Bounds of cells ----
 
-    def _even_s(self, stages: int, counts: Sequence[int]) -> float:
-        """Compute alone, spread evenly; of one number of micro-batches, again where memory asks for that."""
-        most = counts[-1]
+    def _even_s(self, stages: int, counts: Sequence[int], mesh: Mesh | None = None) -> float:
+        """Compute alone, again where memory asks for that: the least of some numbers of micro-batches."""
         if not self._is_alike(stages):
-            return self.space.least_s(stages, most) * (self.busy_s / self.space.busy_s)
-        busy_s = self.busy_s
-        if len(counts) == 1 and not self._may_keep(stages, most):
-            busy_s += self.space.again_s if self._may_repeat else math.inf
-        return self._step_s(stages, counts, busy_s)
+            return min(self.floors.least_s(stages, m) for m in counts)
+        found = []
+        for m in counts:
+            floor = self.floors.of(stages, m, mesh)
+            again_s = 0.0 if self._may_keep(stages, m) else floor.again_s if self._may_repeat else math.inf
+            found.append(self._step_s(stages, (m,), floor.busy_s + again_s, floor.backward_s))
+        return min(found)
 
     def _free_s(self, stages: int, mesh: Mesh, counts: Sequence[int]) -> float:
         """The inside of the fewest micro-batches, whatever memory it takes."""
         inside = self._inside(stages, counts[0], mesh)
         if inside is None:
             return math.inf
-        whole_s, slowest_s = self._whole_s(stages, counts[0], inside.at(0.0)), inside.slowest_of(stages) * counts[0]
-        return self._step_s(stages, counts, whole_s, slowest_s)
+        floor, slowest_s = self.floors.of(stages, counts[0], mesh), inside.slowest_of(stages) * counts[0]
+        whole_s = max(inside.at(0.0) * counts[0] / stages, floor.busy_s)
+        return self._step_s(stages, counts, whole_s, floor.backward_s, slowest_s)
 
     def _within_s(self, stages: int, mesh: Mesh, micro_batches: int) -> float:
         """The same of one number of micro-batches, within the memory of all stages, or with layers run again."""
@@ -162,20 +164,20 @@ class Bounds:
             if other_s < least_s:
                 break
             least_s = other_s
-        found = [self._whole_s(stages, micro_batches, least_s)] if "none" in self.space.recomputations else []
+        floor, each = self.floors.of(stages, micro_batches, mesh), micro_batches / stages
+        found = [max(least_s * each, floor.busy_s)] if "none" in self.space.recomputations else []
         if self._may_repeat:
-            found.append(self._whole_s(stages, micro_batches, free_s) + self.space.again_s)
+            found.append(max(free_s * each, floor.busy_s) + floor.again_s)
         slowest_s = inside.slowest_of(stages) * micro_batches
-        return self._step_s(stages, (micro_batches,), min(found, default=math.inf), slowest_s)
+        return self._step_s(stages, (micro_batches,), min(found, default=math.inf), floor.backward_s, slowest_s)
 
-    def _whole_s(self, stages: int, micro_batches: int, inside_s: float) -> float:
-        """Seconds of a step in which all stages are busy all the time, given those of an inside."""
-        return max(inside_s * micro_batches / stages, self.busy_s)
-
-    def _step_s(self, stages: int, counts: Sequence[int], whole_s: float, slowest_s: float = 0.0) -> float:
+    def _step_s(
+        self, stages: int, counts: Sequence[int], whole_s: float, backward_s: float, slowest_s: float = 0.0
+    ) -> float:
         """Of a step that keeps all stages busy for ``whole_s``, pipelines filled and drained, with stragglers.
 
-        ``slowest_s``: what the slowest stage is busy for at least, with one on each rank.
+        ``backward_s``: what of that is backward at least; ``slowest_s``: what the slowest stage is busy for at least,
+        with one on each rank.
         """
         rounds = [self._rounds(stages, m) for m in counts]
         first, more = min(rounds), min(of / m for of, m in zip(rounds, counts, strict=True))
@@ -183,18 +185,12 @@ class Bounds:
         begun_s = CALIBRATION.host_pass_s * (1 + self.space.problem.train) if on_gpu and stages > 1 else 0.0
         issued_s = first * (sum(self.issued_s) / stages + begun_s)
         if stages > 1:  # else a host issues the next pass ahead
-            behind_s = self.busy_s * more * self._backward_share
-            issued_s = max(issued_s, first * (self.issued_s[0] / stages + begun_s) + behind_s)
+            issued_s = max(issued_s, first * (self.issued_s[0] / stages + begun_s) + backward_s * more)
         slower = factors(stages, self.space.cluster.num_devices // stages, DRAWS, CALIBRATION.straggler_std, 0)
         slow = max(1.0, float(slower.min(axis=0).mean()))
         busy_s = min(_busy_s(stages, *pair, whole_s, slowest_s) for pair in zip(counts, rounds, strict=True))
         busy_s += first * begun_s
         return max(busy_s, issued_s) * slow + (CALIBRATION.host_step_s if on_gpu else 0.0)
-
-    @cached_property
-    def _backward_share(self) -> float:
-        """What part of compute is backward at least."""
-        return self.space.backward_s / self.space.busy_s
 
     def _rounds(self, stages: int, micro_batches: int) -> float:
         candidate = self.space.candidate(stages, self.space.meshes(stages)[0], micro_batches)
@@ -207,11 +203,12 @@ class Bounds:
 
     def _is_alike(self, stages: int) -> bool:
         """Whether a piece takes the same on each stage, whatever runs on the others."""
-        if stages == 1:
-            return True
-        axes = [self.space.candidate(stages, mesh, 1).axes for mesh in self.space.meshes(stages)]
-        cluster, same = self.space.cluster, all(len(set(links)) == 1 for links in axes)
-        return same and len(cluster.classes) == 1 and Cores.of(cluster, stages) is None
+        if stages not in self._alike:
+            cluster, meshes = self.space.cluster, self.space.meshes(stages)
+            axes = (self.space.candidate(stages, mesh, 1).axes for mesh in meshes)
+            one_kind = len(cluster.classes) == 1 and Cores.of(cluster, stages) is None
+            self._alike[stages] = stages == 1 or (one_kind and all(len(set(links)) == 1 for links in axes))
+        return self._alike[stages]
 
     @cached_property
     def _may_repeat(self) -> bool:
@@ -230,7 +227,7 @@ class Bounds:
         return self._insides[key]
 
     def _find(self, candidate: Candidate) -> LeastInside | None:
-        source = self._source(candidate.micro_batches)
+        source = self.estimates.source(candidate.micro_batches)
         if source is None:
             return None
         self.solved += 1
@@ -245,25 +242,14 @@ class Bounds:
             adding_s=adding_s,
             resting=COMING if alone and candidate.micro_batches == 1 else 1.0,
         )
-        device = self.space.slowest
-        loss_s = self.space.least_loss_s / candidate.micro_batches
+        device = self.floors.slowest
+        loss_s = float(min(self.floors.losses_s(candidate.micro_batches, candidate.mesh)))
         compute = self.space.compute_of((device,))
         key = candidate.mesh, candidate.inside, problem.once, problem.adding_s, problem.resting
         if key not in self._known:
             self._known[key] = KnownConfigs.of(replace(problem, axes=reached_links(candidate.inside)))
         known = self._known[key]
-        return LeastInside(problem, device, compute, candidate.inside, loss_s, source, self.rewrites, known)
-
-    def _source(self, micro_batches: int) -> SourceBlocks | None:
-        """The program's blocks, those of the short one over and over; None if there is none."""
-        if micro_batches not in self._sources:
-            graph, short = self.estimates.graph(micro_batches), self.estimates.short
-            source = None if graph is None else SourceBlocks(graph, self.space.problem.rules)
-            if source is not None and short.times > 1:
-                places = places_of(source.graph, source.blocks, short.middle)
-                source = SourceBlocks(source.graph, source.rules, [source.blocks[at] for at in places])
-            self._sources[micro_batches] = source
-        return self._sources[micro_batches]
+        return LeastInside(problem, device, compute, candidate.inside, loss_s, source, self.floors.rewrites, known)
 
 
 def least_rounds(stages: int, micro_batches: int, order: str) -> float:

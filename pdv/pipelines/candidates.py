@@ -5,18 +5,15 @@ Entry point: ``Space``.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from ir.cost_model import CostModel
 from ir.dims import divisors
-from ir.graph import Graph, Node
-from ir.mesh import Axis, Mesh
+from ir.graph import Graph
+from ir.mesh import Mesh
 from ir.rows import rows_apart
 from ir.scaling.rows import fewer_rows
-from ir.sharding import invariant
 from pdv.cluster import Cluster, Device
 from pdv.cluster.meshes import part_meshes
 from pdv.cost.comm import AxisLink
@@ -25,18 +22,12 @@ from pdv.pcg.plan_cost import saved_values
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Problem
-from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, Execution, Order, Recompute
+from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, Order, Recompute
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
-from pdv.simulate.calibration import CALIBRATION
-from pdv.simulate.engine.shared import Cores
-from pdv.simulate.engine.task import PICO
-from pdv.simulate.lowering.entries import Entries, Nodes
-from pdv.simulate.lowering.price import DevicePrices
 
 MOST_AXES = 2  # of the mesh inside a stage; stages are one more
 MESHES = 3  # of a stage that are looked at
-HOPE = 0.5  # of what operators take as a whole, that they may take in parts, where kernels are measured or learned
 ADDED_PASSES = 3  # over a parameter's bytes: two gradients are read, their sum is written
 IDLE = 0.15  # of a stage's time, that filling and draining a pipeline may take in the first guess of micro-batches
 
@@ -183,85 +174,14 @@ class Space:
     # ---- What bounds a candidate ----
 
     @cached_property
-    def busy_s(self) -> float:
-        """Seconds of a step in which all devices compute all the time, each as fast as it is, and do nothing else."""
-        return self.busy_with(self.problem.graph)
-
-    def busy_with(self, graph: Graph) -> float:
-        """The same of another graph, rewritten."""
-        return self._spread_s(graph, graph.nodes, backward=True) + self.loss_s
-
-    @cached_property
-    def backward_s(self) -> float:
-        """What of ``busy_s`` is backward, the loss aside."""
-        graph = self.problem.graph
-        return self._spread_s(graph, graph.nodes, backward=True) - self._spread_s(graph, graph.nodes)
-
-    @cached_property
-    def again_s(self) -> float:
-        """What running the layers' forward once more adds at least."""
-        found = pieces(self.problem.graph)
-        return self._spread_s(self.problem.graph, [node for node, piece in found.of.items() if found.layers[piece]])
-
-    def _spread_s(self, graph: Graph, nodes: Iterable[Node], *, backward: bool = False) -> float:
-        """Seconds of nodes' forward, and ``backward``, evenly spread over all devices."""
-        taken = self._taken_s(graph, nodes, backward=backward)
-        counts = [entry.count for entry in self.cluster.classes]
-        return 1.0 / sum(count / one if one else math.inf for count, one in zip(counts, taken, strict=True))
-
-    def _taken_s(self, graph: Graph, nodes: Iterable[Node], *, backward: bool) -> list[float]:
-        """By class, what one device takes for all of them."""
-        problem = replace(self.problem, graph=graph, mesh=Mesh((Axis("device", 1),)), axes=(), rows=True)
-        known = Nodes(problem, graph, Execution())
-        numbers = [known.of[node].number for node in nodes if not node.is_leaf]
-        found = []
-        for device in self._devices:
-            prices = DevicePrices.of(
-                known.entries, Execution(), device, self.compute_of((device,)), CALIBRATION
-            ).entries
-            found.append(sum(prices[n].forward + backward * prices[n].backward for n in numbers) / PICO)
-        return found
-
-    @cached_property
     def adding_s(self) -> float:
         """Seconds a byte of a parameter in which its gradient is added to that of earlier micro-batches, at least."""
-        return min(ADDED_PASSES / device.memory_bandwidth_bytes_per_s / device.share for device in self._devices)
+        devices = [entry.device for entry in self.cluster.classes]
+        return min(ADDED_PASSES / one.memory_bandwidth_bytes_per_s / one.share for one in devices)
 
     @property
     def _devices(self) -> list[Device]:
         return [entry.device for entry in self.cluster.classes]
-
-    @cached_property
-    def slowest(self) -> Device:
-        """The kind of device that takes longest for the whole program."""
-        if len(self._devices) == 1:
-            return self._devices[0]
-        taken = self._taken_s(self.problem.graph, self.problem.graph.nodes, backward=self.problem.train)
-        return max(zip(taken, self._devices, strict=True), key=lambda one: one[0])[1]
-
-    @cached_property
-    def loss_s(self) -> float:
-        """Seconds of the loss over the whole batch, evenly spread over all devices; 0 where that is not arithmetic."""
-        each = self._losses_s
-        counts = [entry.count for entry in self.cluster.classes]
-        return 1.0 / sum(count / one if one else math.inf for count, one in zip(counts, each, strict=True))
-
-    @property
-    def least_loss_s(self) -> float:
-        """The same of the fastest device alone."""
-        return min(self._losses_s)
-
-    @cached_property
-    def _losses_s(self) -> list[float]:
-        """By class, of the whole batch on one device."""
-        problem = replace(self.problem, mesh=Mesh((Axis("device", 1),)), axes=())
-        outputs = [(node.type, invariant(problem.mesh)) for _, node in problem.graph.outputs]
-        found = []
-        for device in self._devices if self.is_bounded else ():
-            compute, entries = self.compute_of((device,)), Entries(problem, Execution())
-            loss = DevicePrices.of(entries, Execution(), device, compute, CALIBRATION).loss(outputs)
-            found.append((loss.forward + loss.backward) / PICO)
-        return found or [0.0] * len(self._devices)
 
     @cached_property
     def _resting(self) -> float:
@@ -276,19 +196,6 @@ class Space:
     def is_bounded(self) -> bool:
         """Whether parts of an operator take no less together than the whole: by arithmetic, not as measured."""
         return isinstance(self.problem.compute, ComputeModel)
-
-    def least_s(self, stages: int, micro_batches: int) -> float:
-        """Seconds of a step that no plan is faster than: all devices at work but for filling and draining."""
-        busy = self.busy_s if self.is_bounded else HOPE * self.busy_s
-        if self.pinned.takes_turns:
-            return busy
-        cores = Cores.of(self.cluster, stages)
-        if cores is not None:  # who waits leaves its core to others; a micro-batch is on one core a device at a time
-            return busy * max(1.0, sum(cores.shares) / micro_batches)
-        if micro_batches == 1:
-            return busy * stages
-        share = 1.0 - (1.0 - 1.0 / micro_batches) ** stages
-        return busy * stages / micro_batches / share
 
     def least_bytes(self, stages: int, micro_batches: int, recompute: Recompute = "none") -> float:
         """Bytes of a device, were everything cut evenly; of what is run again nothing."""

@@ -11,13 +11,16 @@ from ir.scaling.rows import fewer_rows
 from pdv.cluster import Cluster, DeviceClass
 from pdv.memory import step_memory
 from pdv.pipelines.candidates import Candidate, Space
+from pdv.pipelines.floors import Floors
 from pdv.pipelines.inside import Inside, Insides, workload
+from pdv.pipelines.lengthen import places_of
 from pdv.pipelines.pipeline import Extra, Mode, Whole, stages_of
 from pdv.pipelines.profile import ByStage
 from pdv.pipelines.shorten import Short, shorten
 from pdv.problem.workload import RECOMPUTATIONS, Recompute
 from pdv.schedule.order import Pipeline, in_flight
 from pdv.search.strategies.budget import Budget, Strategy
+from pdv.search.variants.variants import SourceBlocks
 
 SLACK = 1.03  # times the limit, of which an estimate may still fit
 FEWER = 1e-3  # of a micro-batch's activations, that are kept at least
@@ -67,13 +70,26 @@ class Estimates:
         self.short = shorten(space.problem.graph, space.problem.rules)
         self._graphs: dict[int, Graph | None] = {1: self.short.graph}
         self._extras: dict[tuple[Candidate, str, Recompute], Extra] = {}
+        self._sources: dict[int, SourceBlocks | None] = {}
         self.insides = Insides(space, self.graph, strategy, budget, rules=False, middle=self.short.repeated)
+        self.floors = Floors(space, self.source)
 
     def graph(self, micro_batches: int) -> Graph | None:
         """The short program of one micro-batch."""
         if micro_batches not in self._graphs:
             self._graphs[micro_batches] = fewer_rows(self.short.graph, micro_batches)
         return self._graphs[micro_batches]
+
+    def source(self, micro_batches: int) -> SourceBlocks | None:
+        """The program's blocks, those of the short one over and over; None if there is none."""
+        if micro_batches not in self._sources:
+            graph = self.graph(micro_batches)
+            source = None if graph is None else SourceBlocks(graph, self.space.problem.rules)
+            if source is not None and self.short.times > 1:
+                places = places_of(source.graph, source.blocks, self.short.middle)
+                source = SourceBlocks(source.graph, source.rules, [source.blocks[at] for at in places])
+            self._sources[micro_batches] = source
+        return self._sources[micro_batches]
 
     def free(self, candidate: Candidate) -> Estimate | None:
         """As fast as can be, whether it fits or not; None if there is no plan."""

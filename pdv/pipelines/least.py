@@ -7,14 +7,14 @@ waited for. Gradients of parameters are summed behind compute, and cost nothing 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ir.cost_model import CostModel
-from ir.sharding import shard_degrees
 from pdv.cluster import Device
 from pdv.cost.comm import AxisLink
+from pdv.pipelines.floors import Rewrites
 from pdv.problem import Problem
 from pdv.schedule.pieces import pieces
 from pdv.search.blocks import Block
@@ -29,9 +29,6 @@ from pdv.simulate.lowering.links import at_reached_rate
 HALVINGS = 40  # of what the slowest stage takes, between a lower and an upper bound
 LIMIT = 50_000  # entries of a table, beyond which it is bounded: half the time of the usual limit, bounds within 0.6 %
 
-Rewrites = Mapping[int, tuple[str, ...]]
-"""By block, the rules that a plan applies to it, in order."""
-
 
 @dataclass(frozen=True)
 class LeastInside:
@@ -41,7 +38,7 @@ class LeastInside:
         problem: of one micro-batch on a stage's mesh; its limits of memory do not count.
         device, compute: what runs it, and prices that.
         axes: the links of the mesh's axes, as they are.
-        loss_s: of the loss of one micro-batch on one device.
+        loss_s: of the loss of one micro-batch on one device, at least.
         source: the program's blocks, long enough for the problem's rules.
         rewrites: of a plan; each block may do as written, or so.
         known: configurations of problems that differ from this one in their programs alone.
@@ -59,7 +56,7 @@ class LeastInside:
     def at(self, price: float) -> float:
         """The least of seconds + ``price`` x bytes; exact, or less; nothing where the program is too wide."""
         try:
-            return min(chain.least(price) for chain in self._chains) + self._least_loss_s
+            return min(chain.least(price) for chain in self._chains) + self.loss_s
         except TooWideError:
             return 0.0
 
@@ -86,12 +83,6 @@ class LeastInside:
                 found[-1] += min(each)
             before.append(block)
         return found
-
-    @cached_property
-    def _least_loss_s(self) -> float:
-        """Of the rows that outputs may leave a device with."""
-        cut = [math.prod(shard_degrees(way, self.problem.mesh, 1)) for way in self.problem.exits]
-        return self.loss_s / max(cut)
 
     @cached_property
     def _chains(self) -> list[PricedChain]:

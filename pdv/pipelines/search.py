@@ -2,7 +2,7 @@
 
 Coordinate descent over estimates, from a first guess for each number of stages: of the best the micro-batches are
 doubled and halved, then other meshes are tried, as long as that helps.
-What cannot be faster than the best so far, by ``Space.least_s``, is not looked at.
+What cannot be faster than the best so far, by ``Floors.least_s``, is not looked at.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ def search_pipelines(
         return None
     step_s = simulate(best.work).step_s
     watch.tell(Standing(f"bounding {search.looked_at}", step_s))
-    bounds = Bounds.of(estimates, best.plan, best.estimate.candidate.micro_batches)
-    bound = min(step_s, bounds.least_s(ENOUGH * step_s, watch.stopped)) if space.is_bounded else 0.0
+    bound = min(step_s, Bounds.of(estimates, best.plan).least_s(ENOUGH * step_s, watch.stopped))
     watch.tell(Standing(search.looked_at, step_s, bound))
     return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=not search.late)
 
@@ -249,7 +248,7 @@ class Search:
         if candidate in self.known or (self.late and self.known):
             return
         below = self._best_s
-        if self.space.least_s(candidate.stages, candidate.micro_batches) * NEAR < below:
+        if self.estimates.floors.least_s(candidate.stages, candidate.micro_batches) * NEAR < below:
             self.known[candidate] = list(self.estimates.of(candidate, below))
             self._tell()
 

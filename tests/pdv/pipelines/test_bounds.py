@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
+from ir.cost_model import CostModel, NodeEstimate, Query
 from ir.types import DType
 from pdv.cluster import Cluster, load_cluster
+from pdv.cost.compute import ComputeModel
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.memory import step_memory
@@ -22,6 +25,7 @@ from pdv.pipelines.inside import Inside, Insides, workload
 from pdv.pipelines.least import least_slowest
 from pdv.pipelines.pipeline import Mode, stages_of
 from pdv.planning.problems import plan_problems
+from pdv.prices import cost_model
 from pdv.problem.workload import Workload
 from pdv.schedule.order import Order, Pipeline
 from pdv.search.strategies.backtrack import backtrack
@@ -34,6 +38,7 @@ MODELS = (
     "llama:layers=4,hidden=1024,heads=8,kv_heads=4,ffn=2816,seq=512,vocab=4096",
 )
 PLANS = 3  # stages, meshes and micro-batches of each model
+PRICES = ("arithmetic", "learned", "jagged")  # of kernels
 MODES = (Mode(), Mode("none", "gpipe"), Mode("full"), Mode("full", "gpipe"))
 
 
@@ -46,11 +51,49 @@ def nodes() -> Cluster:
     )
 
 
-def bounds_of(model: str, limit: float | None = None) -> Bounds:
+@cache
+def unequal() -> Cluster:
+    """Two nodes of two GPUs each, of two kinds."""
+    kinds = ("a100-80gb-sxm", "h100-80gb-sxm")
+    node = [{"count": 1, "devices": 2, "device": device, "link": "nvlink3"} for device in kinds]
+    return load_cluster(
+        {"name": "unequal", "nodes": node, "network": {"name": "port", "bandwidth": "200 Gb/s", "latency": "5 us"}}
+    )
+
+
+class Jagged(ComputeModel):
+    """Arithmetic times a number between 1/4 and 4 that each shape draws: no more of anything need take longer."""
+
+    def _node(self, query: Query) -> NodeEstimate:
+        draw = random.Random(repr((query.op.name, *query.loops.extents.values())))
+        found, factor = super()._node(query), 4.0 ** draw.uniform(-1.0, 1.0)
+        return NodeEstimate(*(replace(one, mean_s=one.mean_s * factor, source="measured") for one in found))
+
+
+class Prices:
+    """What a ``CostModel`` says, and is no ``ComputeModel``."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.nodes, self.optimizer, self.outside = model.nodes, model.optimizer, model.outside
+        self.identity, self.correlation, self.provenance = model.identity, model.correlation, model.provenance
+
+
+@cache
+def prices(name: str, cluster: Callable[[], Cluster] = nodes) -> CostModel:
+    """Of kernels on a cluster's devices."""
+    devices = tuple(entry.device for entry in cluster().classes)
+    if name == "jagged":
+        return Prices(Jagged(devices))
+    return ComputeModel(devices) if name == "arithmetic" else cost_model("learned", devices)
+
+
+def bounds_of(
+    model: str, limit: float | None = None, priced: str = "arithmetic", cluster: Callable[[], Cluster] = nodes
+) -> Bounds:
     """Of all plans for a batch of 16."""
-    source = graph(arch(model), 16, DType.BF16)
-    problem = plan_problems(source, nodes(), mode="train", memory_limit=limit, rules=())[0]
-    return Bounds.of(Estimates(Space(problem, nodes()), backtrack, Budget()))
+    source, compute = graph(arch(model), 16, DType.BF16), prices(priced, cluster)
+    problem = plan_problems(source, cluster(), mode="train", memory_limit=limit, rules=(), compute=compute)[0]
+    return Bounds.of(Estimates(Space(problem, cluster()), backtrack, Budget()))
 
 
 def random_plans(space: Space, draw: random.Random, count: int) -> Iterator[tuple[Candidate, Workload]]:
@@ -76,24 +119,35 @@ def _run(space: Space, candidate: Candidate, inside: Inside, mode: Mode, draw: r
     )
 
 
+@pytest.mark.parametrize("priced", PRICES)
 @pytest.mark.parametrize("model", MODELS)
-def test_no_plan_beats_its_cell(model: str) -> None:
+def test_no_plan_beats_its_cell(model: str, priced: str) -> None:
     """Nor the least of all cells; where memory is short, none that fits."""
-    free, draw = bounds_of(model), random.Random(model)
+    free, draw = bounds_of(model, priced=priced), random.Random(model + priced)
     plans = list(random_plans(free.space, draw, PLANS))
     needed = [step_memory(work).worst.least_bytes for _, work in plans]
     limit, least_s = statistics.median(needed), free.least_s(float("inf"))
-    short = bounds_of(model, limit)
+    short = bounds_of(model, limit, priced)
     assert len(plans) >= 3 * PLANS
     for (candidate, work), num_bytes in zip(plans, needed, strict=True):
         stages, mesh, micro_batches = candidate.stages, candidate.mesh, candidate.micro_batches
         step_s = simulate(work).step_s
-        assert step_s >= free._even_s(stages, (micro_batches,))
+        assert step_s >= free._even_s(stages, (micro_batches,)) > 0.0
+        assert step_s >= free._even_s(stages, (micro_batches,), mesh)
         assert step_s >= free._within_s(stages, mesh, micro_batches)
         assert step_s >= least_s
         if num_bytes <= limit:
             assert step_s >= short._even_s(stages, (micro_batches,))
             assert step_s >= short._within_s(stages, mesh, micro_batches)
+
+
+@pytest.mark.parametrize("priced", PRICES)
+def test_no_plan_on_unequal_devices_beats_its_cell(priced: str) -> None:
+    """What runs where is free, too."""
+    bounds, draw = bounds_of(MODELS[0], priced=priced, cluster=unequal), random.Random(priced)
+    for candidate, work in random_plans(bounds.space, draw, PLANS):
+        least_s = bounds._even_s(candidate.stages, (candidate.micro_batches,))
+        assert simulate(work).step_s >= least_s > 0.0
 
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])

@@ -128,7 +128,7 @@ def test_no_random_plan_beats_the_bound() -> None:
     space, draw = Space(problem(), hosts()), random.Random(1)
     insides = Insides(space, space.graph, backtrack, Budget(), rules=False)
     options = [(p, m, c) for p in space.stages for m in space.meshes(p) for c in (2, 4, 16)]
-    tried = 0
+    floors, tried = Estimates(space, backtrack, Budget()).floors, 0
     for stages, mesh, count in draw.sample(options, 6):
         candidate = space.candidate(stages, mesh, count)
         inside = insides.free(candidate)
@@ -138,7 +138,7 @@ def test_no_random_plan_beats_the_bound() -> None:
             sizes = [stop - start for start, stop in itertools.pairwise(ends)]
             chosen = stages_of(inside.pieces, stages, sizes, layered=True)
             step_s = simulate(workload(space, candidate, inside.plan, chosen, mode), draws=0).step_s
-            assert step_s >= space.least_s(stages, count)
+            assert step_s >= floors.least_s(stages, count)
             assert step_s >= found().lower_bound_s
             tried += 1
     assert tried == 24

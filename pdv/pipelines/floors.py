@@ -1,0 +1,245 @@
+"""What the operators of a step take at least, each for itself, on devices that are busy all the time.
+
+By arithmetic the parts of an operator take no less than the whole, spread evenly. Learned and measured prices promise
+nothing of the kind: half of a product may take more than half of its time, or less. So every shape that an operator may
+have on a device is asked for, for so many micro-batches on a stage's mesh, and the cheapest counts: what a stage
+computes is a sum of such prices, whatever the plan. Entry point: ``Floors``.
+
+Of several classes of devices, c of count_c, a plan chooses what runs where. Whatever weights w_c are given to them, a
+step of S seconds has S x sum(count_c w_c) >= sum of what the operators take, each weighed by its device's class, and
+that is no less than the least over classes. Weights are one over what a class takes for the whole program.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from ir.cost_model import Query
+from ir.graph import Node
+from ir.mesh import Mesh
+from pdv.cluster import Device
+from pdv.pipelines.candidates import Space
+from pdv.pipelines.profile import Numbers
+from pdv.problem.workload import Execution
+from pdv.schedule.pieces import pieces
+from pdv.search.blocks import Block
+from pdv.search.variants.variants import SourceBlocks
+from pdv.simulate.calibration import CALIBRATION
+from pdv.simulate.engine.shared import Cores
+from pdv.simulate.engine.task import PICO
+from pdv.simulate.lowering.entries import Entries
+from pdv.simulate.lowering.in_step import InStep
+from pdv.simulate.lowering.price import DevicePrices
+
+Sizes = tuple[int, ...]
+"""Of a mesh's axes."""
+
+Shape = tuple[int, ...]
+"""Extents of loops."""
+
+Rewrites = Mapping[int, tuple[str, ...]]
+"""By block, the rules that a plan applies to it, in order."""
+
+LEAST_S = 1e-12  # that a class of devices takes for a program
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Seconds of a step at least, were all devices busy all the time.
+
+    ``busy_s``: of all that is computed, the loss too; ``backward_s``: of backward, the loss aside; ``again_s``: of the
+    layers' forward once more.
+    """
+
+    busy_s: float
+    backward_s: float
+    again_s: float
+
+
+@dataclass
+class Floors:
+    """Of a space's plans, each block as written, or as ``rewrites`` has it.
+
+    ``source_of``: the program's blocks, by how many micro-batches there are.
+    """
+
+    space: Space
+    source_of: Callable[[int], SourceBlocks | None]
+    rewrites: Rewrites = field(default_factory=dict)
+    _prices: dict[Hashable, Numbers] = field(default_factory=dict)  # [class; forward, backward], unweighed
+    _sums: dict[int, dict[Sizes, Numbers]] = field(default_factory=dict)
+    _floors: dict[tuple[Sizes, int], Floor] = field(default_factory=dict)
+
+    def with_rewrites(self, rewrites: Rewrites) -> Floors:
+        """The same of a plan's rewrites, too."""
+        return Floors(self.space, self.source_of, rewrites, self._prices) if rewrites else self
+
+    def of(self, stages: int, micro_batches: int, mesh: Mesh | None = None) -> Floor:
+        """Of so many stages and micro-batches, on one mesh or on any; infinite where there is no such program."""
+        if self.space.is_bounded:
+            return self._spread
+        meshes = self.space.meshes(stages) if mesh is None else (mesh,)
+        found = [self._floor(one, micro_batches) for one in meshes]
+        return Floor(*(min(getattr(one, name) for one in found) for name in ("busy_s", "backward_s", "again_s")))
+
+    def least_s(self, stages: int, micro_batches: int) -> float:
+        """Seconds of a step that no plan is faster than: all devices at work but for filling and draining."""
+        busy_s = self.of(stages, micro_batches).busy_s
+        if self.space.pinned.takes_turns:
+            return busy_s
+        cores = Cores.of(self.space.cluster, stages)
+        if cores is not None:  # who waits leaves its core to others; a micro-batch is on one core a device at a time
+            return busy_s * max(1.0, sum(cores.shares) / micro_batches)
+        if micro_batches == 1:
+            return busy_s * stages
+        share = 1.0 - (1.0 - 1.0 / micro_batches) ** stages
+        return busy_s * stages / micro_batches / share
+
+    @cached_property
+    def _spread(self) -> Floor:
+        """Of arithmetic: all that one device would do, spread evenly."""
+        return self._floor(Mesh(()), 1)
+
+    def _floor(self, mesh: Mesh, micro_batches: int) -> Floor:
+        """All stages' devices at work alike."""
+        key = mesh.shape, micro_batches
+        if key not in self._floors:
+            self._floors[key] = self._find(mesh, micro_batches)
+        return self._floors[key]
+
+    def _find(self, mesh: Mesh, micro_batches: int) -> Floor:
+        if micro_batches not in self._sums:
+            source = self.source_of(micro_batches)
+            self._sums[micro_batches] = {} if source is None else self._add_up(source)
+        known = self._sums[micro_batches]
+        if not known:
+            return Floor(math.inf, math.inf, math.inf)
+        both, backward, forward = known[mesh.shape]
+        times = micro_batches * mesh.num_devices / float(self._counts @ self._weights)
+        loss = min(self._weights * self.losses_s(micro_batches, mesh))
+        return Floor(float(both + loss) * times, float(backward) * times, float(forward) * times)
+
+    # ---- Classes of devices ----
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        """By class."""
+        return [entry.device for entry in self.space.cluster.classes]
+
+    @cached_property
+    def slowest(self) -> Device:
+        """The kind of device that takes longest for the whole program."""
+        return self.devices[int(np.argmin(self._weights))]
+
+    @property
+    def _counts(self) -> Numbers:
+        return np.array([float(entry.count) for entry in self.space.cluster.classes])
+
+    @cached_property
+    def _weights(self) -> Numbers:
+        """By class, one over what one device takes for the whole program; equal where that cannot be said."""
+        source = self.source_of(1)
+        if len(self.devices) == 1 or source is None:
+            return np.ones(len(self.devices))
+        nodes = [node for block in source.blocks for node in block.nodes if node.op.kernel]
+        whole = [(node, tuple(node.loops.extents.values())) for node in nodes]
+        self._ask(whole)
+        taken = sum(self._prices[_key(*one)].sum(axis=1) for one in whole)
+        return np.asarray(1.0 / np.maximum(taken, LEAST_S))
+
+    def losses_s(self, micro_batches: int, mesh: Mesh) -> Numbers:
+        """By class, seconds of one micro-batch's loss on one device of a mesh, as outputs may leave."""
+        source = self.source_of(micro_batches)
+        assert source is not None, "asked of programs that there are"
+        problem = replace(self.space.problem, graph=source.graph, mesh=mesh, axes=())
+        entries, outputs = Entries(problem, Execution()), [node.type for _, node in source.graph.outputs]
+        found = []
+        for device in self.devices:
+            compute = self.space.compute_of((device,))
+            prices = DevicePrices.of(entries, Execution(), device, compute, CALIBRATION)
+            each = [prices.loss([(output, way) for output in outputs]) for way in problem.exits]
+            found.append(min(loss.forward + loss.backward for loss in each) / PICO)
+        return np.array(found)
+
+    # ---- Sums over operators ----
+
+    @cached_property
+    def _sizes(self) -> list[Sizes]:
+        """Of the meshes that are asked about."""
+        if self.space.is_bounded:
+            return [()]
+        return list(dict.fromkeys(mesh.shape for p in self.space.stages for mesh in self.space.meshes(p)))
+
+    def _add_up(self, source: SourceBlocks) -> dict[Sizes, Numbers]:
+        """By sizes [forward and backward, backward, forward of the layers], weighed, of all blocks."""
+        found = pieces(source.graph)
+        layers = {node for node, piece in found.of.items() if found.layers[piece]}
+        ways = {block: variants_of(source, number, self.rewrites) for number, block in enumerate(source.blocks)}
+        nodes = dict.fromkeys(node for each in ways.values() for one in each for node in one.nodes if node.op.kernel)
+        least, nothing = self._least(list(nodes)), np.zeros((len(self._sizes), 3))
+        sums: dict[Block, Numbers] = {}
+        for block, each in ways.items():
+            of = [sum((least[node] for node in one.nodes if node in least), nothing) for one in each]
+            sums[block] = np.min(of, axis=0) * (1.0, 1.0, layers.issuperset(block.nodes))
+        return dict(zip(self._sizes, sum((sums[block] for block in source.blocks), nothing), strict=True))
+
+    def _least(self, nodes: Sequence[Node]) -> dict[Node, Numbers]:
+        """By node [sizes; forward and backward, backward, forward], weighed: the least of all shapes and classes."""
+        shapes = [[_shapes(node, sizes) for sizes in self._sizes] for node in nodes]
+        self._ask([(node, one) for node, of in zip(nodes, shapes, strict=True) for each in of for one in each])
+        found = {}
+        for node, of in zip(nodes, shapes, strict=True):
+            least = []
+            for each in of:
+                prices = np.array([self._prices[_key(node, one)] for one in each]) * self._weights[:, None]
+                least.append([prices.sum(axis=2).min(), prices[:, :, 1].min(), prices[:, :, 0].min()])
+            found[node] = np.array(least)
+        return found
+
+    def _ask(self, asked: Sequence[tuple[Node, Shape]]) -> None:
+        """Know the prices of nodes whose loops have such extents on a device."""
+        new = {_key(*one): one for one in asked}
+        new = {key: one for key, one in new.items() if key not in self._prices}
+        queries = [
+            Query.of(node, replace(node.loops, extents=dict(zip(node.loops.extents, shape, strict=True))), train=True)
+            for node, shape in new.values()
+        ]
+        prices = [InStep(self.space.compute_of((device,)), device).nodes(queries) for device in self.devices]
+        for key, *each in zip(new, *prices, strict=True):
+            self._prices[key] = np.array([(one.forward.mean_s, one.backward.mean_s) for one in each])
+
+
+def variants_of(source: SourceBlocks, number: int, rewrites: Rewrites) -> list[Block]:
+    """A block as written, and as a plan rewrites it."""
+    names = rewrites.get(number, ())
+    return [source.blocks[number], *([source.variant(number, names).block] if names else [])]
+
+
+def _key(node: Node, shape: Shape) -> Hashable:
+    """Equal where prices are."""
+    types = tuple(operand.type.dtype for operand in node.operands)
+    how = node.loops.operands, node.loops.result, node.wanted if node.needs_grad else None
+    return node.op.name, tuple(node.attrs.items()), types, node.type.dtype, how, shape
+
+
+def _shapes(node: Node, sizes: Sizes) -> list[Shape]:
+    """Extents of a node's loops on a device, in all ways to cut them along axes of some sizes."""
+    extents = node.loops.extents
+    names = dict.fromkeys(split.loop for split in node.op.splits(node.loops))
+    found: dict[Shape, None] = {}
+    for chosen in itertools.product(names, repeat=len(sizes)):
+        left = dict(extents)
+        for name, size in zip(chosen, sizes, strict=True):
+            if name is not None and left[name] % size:
+                break
+            if name is not None:
+                left[name] //= size
+        else:
+            found[tuple(left.values())] = None
+    return list(found)
