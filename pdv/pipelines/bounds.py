@@ -53,6 +53,11 @@ class Cell:
     mesh: Mesh | None = None
     by: Literal["even", "free", "within"] = "even"
 
+    @property
+    def asks(self) -> bool:
+        """Whether looking more closely asks for insides that may not be known."""
+        return self.mesh is not None and (self.by == "even" or len(self.counts) > 1)
+
 
 @dataclass
 class Bounds:
@@ -102,7 +107,9 @@ class Bounds:
             if near:
                 cells.append((min(alone_s[m] for m in near), next(numbers), Cell(stages, near)))
         heapq.heapify(cells)
-        while cells and cells[0][0] < min(enough_s, least_s) and self.solved < SOLVED and not stopped():
+        while cells and cells[0][0] < min(enough_s, least_s) and not stopped():
+            if self.solved >= SOLVED and cells[0][2].asks:
+                break
             bound_s, _, cell = heapq.heappop(cells)
             inner = list(self._open(cell))
             if not inner:
