@@ -74,7 +74,7 @@ class Var:
         return self.data.dtype
 
 
-MOST_COUNTED = 1 << 31
+MOST_COUNTED = 1 << 63
 
 
 def counts(x: object, number: float) -> TypeGuard[Data]:
