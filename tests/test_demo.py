@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.distributed
+@pytest.mark.slow  # `make demo` is the same at full length
 def test_small_demo_ends_with_equal_losses(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "examples.demo", "--small", "--steps", "4", "--output", str(tmp_path / "demo")]
     result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -14,10 +14,12 @@ import socket
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -60,6 +62,12 @@ def run_ranks(worker: Callable[..., T], size: int, *args: Any, timeout_s: float 
             for process in processes:
                 process.kill()
                 process.join()
+
+
+def mark_slow(cases: Iterable[Any], slow: Container[Any]) -> list[Any]:
+    """Parameters of a test, those in ``slow`` left to ``pytest -m slow``."""
+    marks = {True: (pytest.mark.slow,), False: ()}
+    return [pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=marks[one in slow]) for one in cases]
 
 
 def _collect(receivers: list[Connection[Any, Any]], deadline: float) -> list[Any]:

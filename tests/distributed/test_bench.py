@@ -20,6 +20,7 @@ ONE = {"nodes": [{"devices": 1, "device": "cpu-core"}]}
 TWO = {"nodes": [{"devices": 2, "device": "cpu-core", "link": "loopback-gloo"}]}
 
 
+@pytest.mark.slow
 def test_collectives_are_told_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs = (miniatures.ids(8, 8),)
     pins = {"mesh": {"tp": 2}, "techniques": {"tp": "tensor"}}

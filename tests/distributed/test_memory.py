@@ -12,7 +12,7 @@ from benchmarks.memory import predict
 from benchmarks.models.techniques import DP_TP, TP_SP, ZERO2, ZERO_TP, Technique, forced_plan
 from learned_cost.profile.allocations import training_peak
 from pdv.emit.package import emit_package
-from tests.distributed.harness import run_ranks
+from tests.distributed.harness import mark_slow, run_ranks
 
 pytestmark = pytest.mark.distributed
 TOLERANCE = 0.05
@@ -28,7 +28,9 @@ def peak(package: Path, inputs: list[tuple[tuple[int, ...], bool]], output: tupl
     return training_peak(load_package(package).build(device="cpu"), given, target)
 
 
-@pytest.mark.parametrize(("name", "technique"), CASES, ids=[f"{name}-{technique.name}" for name, technique in CASES])
+@pytest.mark.parametrize(
+    ("name", "technique"), mark_slow(CASES, CASES[1:4]), ids=[f"{name}-{technique.name}" for name, technique in CASES]
+)
 def test_the_peak_is_the_one_predicted(name: str, technique: Technique, tmp_path: Path) -> None:
     program = load_model(name, "export", tmp_path)
     pcg = forced_plan(program.graph, technique)

@@ -13,7 +13,7 @@ from benchmarks.measured.parity import compare, observe_package, reference
 from benchmarks.models import build
 from benchmarks.models.techniques import Technique
 from pdv.problem.workload import Order, Recompute
-from tests.distributed.harness import run_ranks
+from tests.distributed.harness import mark_slow, run_ranks
 from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
 
@@ -80,7 +80,7 @@ LONG = {  # each of their techniques is in another one, too
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in MIXTURES])
+@pytest.mark.parametrize("name", mark_slow(MIXTURES, LONG))
 def test_a_mixture_trains_as_the_module_does(name: str, tmp_path: Path) -> None:
     case = MIXTURES[name]
     expected = expected_of(case.model, steps=STEPS)

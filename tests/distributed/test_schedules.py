@@ -23,7 +23,7 @@ from benchmarks.measured.parity import compare, load_package, observe_package, r
 from benchmarks.models import build
 from benchmarks.models.techniques import Technique
 from pdv.problem.workload import Order
-from tests.distributed.harness import run_ranks
+from tests.distributed.harness import mark_slow, run_ranks
 from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
 
@@ -67,7 +67,7 @@ LONG = {  # each is in another test, too
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in CASES])
+@pytest.mark.parametrize("name", mark_slow(CASES, LONG))
 def test_a_schedule_trains_as_the_module_does(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     expected = expected_of(case.model, steps=STEPS)

@@ -24,7 +24,7 @@ from pdv.frontend import load_program
 from pdv.frontend.onnx.export import export_onnx
 from pdv.frontend.program import Program
 from pdv.planning.sizes import sizes_document
-from tests.distributed.harness import run_ranks
+from tests.distributed.harness import mark_slow, run_ranks
 
 pytestmark = pytest.mark.distributed
 B, S, LONGEST, VOCABULARY = 4, 8, 32, 48
@@ -179,7 +179,9 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "frontend", "technique"), CASES, ids=[f"{n}-{f}-{t.name}" for n, f, t in CASES])
+@pytest.mark.parametrize(
+    ("name", "frontend", "technique"), mark_slow(CASES, CASES[2:]), ids=[f"{n}-{f}-{t.name}" for n, f, t in CASES]
+)
 def test_other_lengths_on_simulated_ranks(
     name: str, frontend: str, technique: Technique, folder: Path, tmp_path: Path
 ) -> None:

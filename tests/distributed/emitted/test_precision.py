@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from benchmarks.models.techniques import Technique
 from pdv.plan.package import Plan, import_package
-from tests.distributed.harness import run_ranks
+from tests.distributed.harness import mark_slow, run_ranks
 from tests.pdv.miniatures import Gpt, ids, settled
 from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
@@ -106,7 +106,7 @@ def apart(found: Seen, exact: Seen) -> tuple[float, float, float]:
 SLOW = {"dp", "zero-3"}  # each of their parts is in another one, too
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way in SLOW)) for way in WAYS])
+@pytest.mark.parametrize("way", mark_slow(WAYS, SLOW))
 def test_several_processes_are_as_near_to_float32_as_one(way: str, tmp_path: Path) -> None:
     technique, how = WAYS[way]
     folder = plan(technique, how).save(tmp_path / "gpt_pdv")
