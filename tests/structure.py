@@ -33,7 +33,7 @@ MAX_FILES, MAX_LINES = 16, 400
 OF_OPERATORS = ("ir.ops", "pdv.frontend")
 """Where operators are told apart by name: their own declarations, and those who read foreign names."""
 
-OF_TORCH = ("pdv.frontend", "pdv.emit", "pdv.check")
+OF_TORCH = ("pdv.frontend", "pdv.emit", "pdv.check", "pdv.loops")
 ANSWERS = ("pdv.problem.solution", "pdv.search.meshes", "pdv.simulate.result", "pdv.report.loaded", "pdv.plan.package")
 """Where the records of what was found are declared."""
 
@@ -63,6 +63,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "report": ("pdv.report",),
     "verification": ("pdv.verification",),
     "planning": ("pdv.planning", "pdv.launch"),
+    "loops": ("pdv.loops",),
     "rivals": ("pdv.rivals",),
     "measure": ("pdv.measure",),
     "compile": ("pdv.compile", "pdv"),

@@ -51,7 +51,7 @@ WITHOUT_TRAINING = {
 TRAINING_PACKAGES = {"torch", "torch_geometric", "pyarrow", "sklearn"}
 # what ir may stand on beside the standard library
 IR_THIRD_PARTY = {"numpy", "yaml"}  # yaml: files are read below all that reads them
-TORCH_FOLDERS = ("pdv/frontend/", "pdv/emit/", "pdv/check/", "learned_cost/")
+TORCH_FOLDERS = ("pdv/frontend/", "pdv/emit/", "pdv/check/", "pdv/loops/", "learned_cost/")
 # lazily, inside a function: each with its reason
 TORCH_LAZILY = {
     "pdv/cli/doctor.py": "tells what this torch can run on",

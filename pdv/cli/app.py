@@ -26,8 +26,8 @@ ALLOCATED = 50_000  # objects, beyond which cycles are looked for: by default (7
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 COMMANDS = (
-    "optimize", "verify", "explain", "report", "simulate", "diff", "launch", "bench", "cluster", "doctor", "rules",
-    "profile", "cost",
+    "optimize", "verify", "explain", "report", "simulate", "diff", "launch", "bench", "reshard", "cluster", "doctor",
+    "rules", "profile", "cost",
 )  # fmt: skip
 GROUPS = ("cluster", "rules", "cost")  # those that have commands of their own
 
@@ -47,6 +47,7 @@ app.command()(simulate.simulate)
 app.command()(diff.diff)
 app.command()(launch.launch)
 app.command()(launch.bench)
+app.command()(launch.reshard)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(rules.app, name="rules")
 app.command()(profile.profile)

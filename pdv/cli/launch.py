@@ -1,4 +1,6 @@
-"""`pdv launch DIR SCRIPT` starts a training script on a plan's devices, `pdv bench DIR` the plan's own steps."""
+"""`pdv launch DIR SCRIPT` starts a training script on a plan's devices, `pdv bench DIR` the plan's own steps;
+`pdv reshard CKPT --to DIR` lets a script go on under another plan.
+"""
 
 from __future__ import annotations
 
@@ -114,3 +116,32 @@ def _keep_kernels(asked: Asked, found: Mapping[str, Any]) -> int:
     pieces = of_plan(of_package(asked.directory, asked.cost), asked.directory.name)
     options = Options(found["device"], asked.folder, asked.budget_s, known=str(found["record"]))
     return sum(measure(options, listed=pieces).measured.values()) if pieces else 0
+
+
+def reshard(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A folder that torch.distributed.checkpoint wrote.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.", show_default=False)],
+    to: Annotated[
+        Path | None, typer.Option(help="The package that shall load it; without it, any plan of the model can.")
+    ] = None,
+    of: Annotated[
+        Path | None, typer.Option("--from", help="The package that it was saved from, if it has that one's names.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint.")] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,  # read where errors are reported
+) -> None:
+    """Make of one plan's checkpoint what another plan loads: weights and the optimizer's state."""
+    from pdv.loops.reshard import reshard as run
+
+    with progress_bar(quiet=as_json) as progress:
+        progress("reading and writing tensors", None)
+        told = run(checkpoint, output, of=of, to=to, overwrite=overwrite)
+    if as_json:
+        print_json("reshard", checkpoint=str(checkpoint), output=str(output), **told)
+    else:
+        print(f"{output}: {told['tensors']} entries ({', '.join(kind.format('*') for kind in told['kinds'])})")
+        if told["others"]:
+            print(f"as they were: {', '.join(told['others'])}")

@@ -1,0 +1,276 @@
+"""Checkpoints that every plan of a model can read: weights, optimizer and averages by the tensors of the source.
+
+Each rank writes the boxes that it holds and reads those that it needs; only what is no box (a parameter that is
+reshaped or joined) is whole in memory. Entry points: ``save_checkpoint``, ``load_checkpoint``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ir.errors import UsageError, WeightsError
+from pdv.loops import moments
+from pdv.loops.files import Boxes, Folder, write
+from pdv.loops.pieces import Box, Piece, box_of, local_of, pieces_of, shape_of, share
+
+if TYPE_CHECKING:
+    from pdv.loops.averages import Average
+
+NOTE = "pdv"
+"""The tensor of a checkpoint whose bytes are JSON: what is no tensor of the model's."""
+WEIGHTS, AVERAGE = "model.", "average."
+_Held = Mapping[int, Tensor]
+
+
+# ---- Writing ----
+
+
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    average: Average | None = None,
+    loop: Mapping[str, Any] | None = None,  # Any: JSON
+    overwrite: bool = False,
+) -> None:
+    """Write weights, buffers and the optimizer's state as ``torch.distributed.checkpoint`` does; all ranks call it.
+
+    loop: what else goes on, as JSON: the step, ``scheduler.state_dict()``, where the data is.
+
+    Raises:
+        UsageError: if the folder is taken, ``loop`` is not JSON, or the optimizer's state cannot be cut another way.
+        WriteError: on all ranks, if one could not write.
+    """
+    pieces = pieces_of(model)
+    note: dict[str, Any] = {"version": 1, "loop": _json(loop or {})}
+    held: dict[str, _Held] = {WEIGHTS: {id(piece.tensor): piece.tensor for piece in pieces}}
+    if optimizer is not None:
+        state = moments.take(optimizer, pieces)
+        held |= {f"{moments.PREFIX}{key}.": of for key, of in sorted(state.moments.items())}
+        note["optimizer"] = {"numbers": state.numbers, "groups": state.groups, "group_of": state.group_of}
+    if average is not None:
+        held[AVERAGE] = average.by_parameter()
+        note["average"] = average.said()
+    parts: dict[str, Any] = {NOTE: as_note(note)}
+    with torch.no_grad():
+        kinds = sorted({kind for kinds in share(sorted(held)) for kind in kinds})  # a stage may lack one
+        for kind in kinds:
+            parts |= _tensors(model, pieces, kind, held.get(kind, {}))
+        parts |= _unread(pieces)
+    write(Path(folder), parts, overwrite=overwrite)
+
+
+def _json(value: Mapping[str, Any]) -> Any:  # Any: JSON
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"loop cannot be written as JSON ({error})", "Numbers, text, lists and dicts of them"
+        ) from error
+
+
+def as_note(note: Mapping[str, Any]) -> Tensor:
+    """JSON as a tensor of bytes."""
+    return torch.frombuffer(bytearray(json.dumps(note, sort_keys=True).encode()), dtype=torch.uint8)
+
+
+def _tensors(model: Any, pieces: Sequence[Piece], kind: str, held: _Held) -> Iterator[tuple[str, Any]]:
+    """What this rank has of one kind of tensors, by name: boxes, or whole what is cut in no boxes."""
+    own = [piece for piece in pieces if id(piece.tensor) in held]
+    whole = _not_in_boxes(own)
+    boxes: dict[str, dict[Box, Tensor]] = {}
+    for piece in own:
+        name = piece.names[0]
+        if name not in whole:
+            local = piece.as_stored(local_of(held[id(piece.tensor)]))
+            boxes.setdefault(name, {})[box_of(piece.own)] = local
+    shapes = {piece.names[0]: shape_of(piece, piece.names[0]) for piece in own}
+    yield from (
+        (f"{kind}{name}", Boxes(shapes[name], next(iter(parts.values())).dtype, parts)) for name, parts in boxes.items()
+    )
+    if whole:
+        taken = {id(piece.tensor) for piece in own if whole & {*piece.names}}
+        for part in model.whole_parts(lambda x: held[id(x)] if id(x) in taken else None, rest=kind == WEIGHTS):
+            yield from ((f"{kind}{name}", value) for name, value in part.items())
+
+
+def _not_in_boxes(own: Sequence[Piece]) -> set[str]:
+    """Names of tensors that the parameters of all ranks do not lie in as boxes, side by side."""
+    mine = [
+        (piece.names, (box_of(piece.whole), piece.cuts, shape_of(piece, piece.names[0])) if piece.is_box else None)
+        for piece in own
+    ]
+    boxes: dict[str, set[Any]] = {}
+    whole: set[str] = set()
+    for names, box in (entry for entries in share(mine) for entry in entries):
+        if box is None:
+            whole |= {*names}
+        else:
+            boxes.setdefault(names[0], set()).add(box)
+    return whole | {name for name, found in boxes.items() if not _tile(sorted(found))}
+
+
+def _tile(found: Sequence[tuple[Box, Any, tuple[int, ...]]]) -> bool:
+    """Whether boxes fill a tensor, none on another."""
+    volume = sum(math.prod(stop - start for start, stop in box) for box, _, _ in found)
+    pairs = combinations([box for box, _, _ in found], 2)
+    apart = all(any(a[1] <= b[0] or b[1] <= a[0] for a, b in zip(x, y, strict=True)) for x, y in pairs)
+    return apart and volume == math.prod(found[0][2])
+
+
+def _unread(pieces: Sequence[Piece]) -> dict[str, Tensor]:
+    """What the source stores and this plan does not read; another one may."""
+    if not pieces:
+        return {}
+    file = pieces[0].whole.file
+    said = json.loads((file.metadata() or {}).get("pdv", "{}"))
+    return {f"{WEIGHTS}{name}": file.get_tensor(name) for name in said.get("unread", ())}
+
+
+# ---- Reading ----
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A tensor of a checkpoint, read box by box, as an open safetensors file gives it."""
+
+    folder: Folder
+    name: str
+
+    def get_shape(self) -> list[int]:
+        return list(self.folder.tensors[self.name])
+
+    def __getitem__(self, ranges: tuple[slice, ...]) -> Tensor:
+        return self.folder.read(self.name, tuple((one.start, one.stop) for one in ranges))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The tensors of a checkpoint of one kind, by the source's names, as an open safetensors file gives them."""
+
+    folder: Folder
+    prefix: str
+    renamed: Mapping[str, str]
+
+    def at(self, name: str) -> str:
+        """Its name in the checkpoint."""
+        return f"{self.prefix}{self.renamed.get(name, name)}"
+
+    def get_slice(self, name: str) -> _Part:
+        """A tensor of which parts are read."""
+        return _Part(self.folder, self.at(name))
+
+    def get_tensor(self, name: str) -> Tensor:
+        """All of one."""
+        return self.folder.read(self.at(name))
+
+
+def load_checkpoint(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    average: Average | None = None,
+) -> dict[str, Any]:
+    """Take what any plan of the model saved, under this one; ``loop`` as it was given. All ranks call it.
+
+    Raises:
+        WeightsError: on all ranks, naming tensors that are missing or of another shape; then all stays as it was.
+    """
+    error, note = "", {}
+    fills: list[tuple[Kind, Piece, Tensor]] = []
+    wanted = None
+    try:
+        file = Folder(Path(folder))
+        note = read_note(file)
+        pieces = pieces_of(model)
+        names = _renamed(pieces, file)
+        fills += [(Kind(file, WEIGHTS, names), piece, piece.tensor) for piece in pieces]
+        if optimizer is not None:
+            wanted = moments.put(optimizer, pieces, _part_of(note, "optimizer", file), file.tensors)
+        if average is not None:
+            average.take(_part_of(note, "average", file))
+            held = average.by_parameter()
+            own = [piece for piece in pieces if id(piece.tensor) in held]
+            fills += [(Kind(file, AVERAGE, names), piece, held[id(piece.tensor)]) for piece in own]
+        _check(fills, file)
+    except (WeightsError, UsageError) as failure:
+        error = failure.what
+    if failed := [text for text in share(error) if text]:
+        raise WeightsError(failed[0], "A checkpoint of this model, whatever its plan", "Take that of this model")
+    if optimizer is not None and wanted is not None:
+        optimizer.load_state_dict(wanted.state)
+        fills += [
+            (Kind(file, f"{moments.PREFIX}{key}.", names), piece, optimizer.state[parameter][key])
+            for key, parameter, piece in wanted.moments
+        ]
+    with torch.no_grad():
+        for kind, piece, tensor in fills:
+            local_of(tensor).copy_(piece.own.of(kind).view())
+    found: dict[str, Any] = note["loop"]
+    return found
+
+
+def read_note(file: Folder) -> dict[str, Any]:
+    """What a checkpoint says beside tensors.
+
+    Raises:
+        WeightsError: if it says nothing that could be read.
+    """
+    if NOTE not in file.tensors:
+        raise WeightsError(
+            f"{file.path} has the names of one plan, not of the source. `pdv reshard` makes of it what this plan loads"
+        )
+    try:
+        note = json.loads(bytes(file.read(NOTE).tolist()))
+        _ = note["loop"], note["version"]
+    except (ValueError, KeyError, TypeError) as failure:
+        raise WeightsError(f"{file.path} has a note that says nothing ({failure})") from failure
+    if note["version"] != 1:
+        raise WeightsError(f"{file.path} is of version {note['version']}, and version 1 can be read")
+    return dict(note)
+
+
+def _part_of(note: Mapping[str, Any], what: str, file: Folder) -> Any:  # Any: JSON
+    if what not in note:
+        raise WeightsError(f"{file.path} was saved without an {what}; load it without one")
+    return note[what]
+
+
+def _renamed(pieces: Sequence[Piece], file: Folder) -> dict[str, str]:
+    """Names that the checkpoint has another one of the source for, as tied weights have several."""
+    if not pieces:
+        return {}
+    said = json.loads((pieces[0].whole.file.metadata() or {}).get("pdv", "{}"))
+    return {
+        source: name
+        for name, (source, view) in said.get("names", {}).items()
+        if not view and f"{WEIGHTS}{source}" not in file.tensors and f"{WEIGHTS}{name}" in file.tensors
+    }
+
+
+def _check(fills: Sequence[tuple[Kind, Piece, Tensor]], file: Folder) -> None:
+    """Whether all is there, of the right shape.
+
+    Raises:
+        WeightsError: naming what is not.
+    """
+    wanted = {kind.at(name): shape_of(piece, name) for kind, piece, _ in fills for name in piece.names}
+    if missing := [name for name in wanted if name not in file.tensors]:
+        some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise WeightsError(f"{len(missing)} of {len(wanted)} tensors are not in {file.path} ({some})")
+    for name, shape in wanted.items():
+        if file.tensors[name] != shape:
+            raise WeightsError(f"{name} is of shape {list(file.tensors[name])} in {file.path}, of {list(shape)} here")
