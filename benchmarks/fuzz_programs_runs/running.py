@@ -15,7 +15,7 @@ from ir.dims import divisors
 from ir.errors import VerificationError
 from ir.graph import Graph, Node
 from ir.rows import rows_apart
-from ir.scaling.rows import fewer_rows
+from ir.scaling.rows import micro_batch
 from pdv.cluster import load_cluster
 from pdv.emit.analysis.staged import Running
 from pdv.plan.running import read_running, running_of, running_steps
@@ -31,7 +31,7 @@ ONE_EACH: tuple[Order, ...] = ("gpipe", "1f1b")  # orders of one stage on each r
 def draw_run(graph: Graph, devices: int, rng: random.Random) -> RunSpec:
     """A way to run a step of a program on so many devices, part of which a stage has; sometimes all at once."""
     batch = min(node.type.shape[0] for node in graph.inputs)
-    counts = [n for n in divisors(batch) if n > 1 and rows_apart(graph) and fewer_rows(graph, n) is not None]
+    counts = [n for n in divisors(batch) if n > 1 and rows_apart(graph) and micro_batch(graph, n)]
     micro_batches = rng.choice(counts) if counts and rng.random() < 0.7 else 1
     several = [n for n in divisors(devices) if 1 < n <= MOST_STAGES]
     ranks = rng.choice(several) if several and rng.random() < 0.9 else 1
@@ -59,21 +59,28 @@ def micro_graph(graph: Graph, plan: PlanSpec) -> Graph:
     """What one micro-batch computes."""
     if plan.run.micro_batches == 1:
         return graph
-    found = fewer_rows(graph, plan.run.micro_batches)
+    found = micro_batch(graph, plan.run.micro_batches)
     if found is None:
         raise VerificationError(f"no {plan.run.micro_batches} equal parts of the rows", "", "", check="accumulate")
     return found
 
 
 def run_as(problem: Problem, graph: Graph, derived: Derived, run: RunSpec) -> Running:
-    """How the emitter is told to run the plan of ``problem``, whose rewritten graph is ``graph``."""
+    """How the emitter is told to run the plan of ``problem``, whose rewritten graph is ``graph``.
+
+    Raises:
+        VerificationError: if it cannot be run so: rewriting, or shrinking, left a stage without parameters.
+    """
     stage_of = _stage_of(_staged(graph), run.cuts) if run.cuts else {}
     stages = Stages(run.ranks, run.virtual, chunk_of=stage_of)
     recompute: Recompute = "full" if run.recompute else "none"
     execution = replace(EMITTED, micro_batches=run.micro_batches, order=run.order, recompute=recompute)
     node = {"devices": problem.mesh.num_devices * run.ranks, "device": "cpu-core", "link": "loopback-gloo"}
     steps = running_steps(graph, stages, execution)
-    found = read_running(problem, graph, steps, lambda: load_cluster({"nodes": [node]}))
+    try:
+        found = read_running(problem, graph, steps, lambda: load_cluster({"nodes": [node]}))
+    except ValueError as error:
+        raise VerificationError(str(error), "", "", check="running") from error
     return running_of(problem, derived, *found)
 
 

@@ -1,6 +1,6 @@
 """A program at other rows of its batch: what one micro-batch computes, or a larger batch.
 
-Entry points: ``fewer_rows``, ``few_rows``, ``more_rows``.
+Entry points: ``micro_batch``, ``fewer_rows``, ``few_rows``, ``more_rows``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,17 @@ from collections.abc import Mapping
 from ir.dims import divisors
 from ir.errors import ShapeError
 from ir.graph import Graph, Node
+from ir.rows import rows_apart
 from ir.scaling.resize import Sizes
+
+
+def micro_batch(graph: Graph, count: int) -> Graph | None:
+    """What one of ``count`` micro-batches of a step computes; None where a batch of its rows cannot be told apart.
+
+    Rows that are apart in the whole batch may be together in fewer: pairs of them, in a micro-batch of two rows.
+    """
+    found = fewer_rows(graph, count)
+    return found if found is not None and rows_apart(found) else None
 
 
 def fewer_rows(graph: Graph, share: int) -> Graph | None:

@@ -13,7 +13,7 @@ from ir.dims import divisors
 from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.rows import rows_apart
-from ir.scaling.rows import fewer_rows
+from ir.scaling.rows import micro_batch
 from pdv.cluster import Cluster, Device
 from pdv.cluster.meshes import part_meshes
 from pdv.cost.comm import AxisLink
@@ -131,7 +131,7 @@ class Space:
         """The program of one micro-batch."""
         known: dict[int, Graph | None] = self.__dict__["_graphs"]
         if micro_batches not in known:
-            known[micro_batches] = fewer_rows(self.problem.graph, micro_batches)
+            known[micro_batches] = micro_batch(self.problem.graph, micro_batches)
         return known[micro_batches]
 
     @cached_property

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ir.graph import Graph
-from ir.scaling.rows import fewer_rows
+from ir.scaling.rows import micro_batch
 from pdv.cluster import Cluster, DeviceClass
 from pdv.memory import step_memory
 from pdv.pipelines.candidates import Candidate, Space
@@ -77,7 +77,7 @@ class Estimates:
     def graph(self, micro_batches: int) -> Graph | None:
         """The short program of one micro-batch."""
         if micro_batches not in self._graphs:
-            self._graphs[micro_batches] = fewer_rows(self.short.graph, micro_batches)
+            self._graphs[micro_batches] = micro_batch(self.short.graph, micro_batches)
         return self._graphs[micro_batches]
 
     def source(self, micro_batches: int) -> SourceBlocks | None:

@@ -11,6 +11,7 @@ from ir.errors import UsageError
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
 from ir.rows import rows_apart
+from ir.scaling.rows import micro_batch
 from pdv.cluster import Cluster
 from pdv.problem import Problem
 from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, RUN_ORDERS, Order, Recompute
@@ -110,6 +111,9 @@ class Pinned:
         found, batch = pieces(problem.graph), rows_of(problem)
         if self.micro_batches is not None and batch % self.micro_batches:
             raise UsageError(f"{self.micro_batches} micro-batches of {batch} rows", f"A number that divides {batch}")
+        if (self.micro_batches or 1) > 1 and micro_batch(problem.graph, self.micro_batches or 1) is None:
+            what = f"{batch // (self.micro_batches or 1)} rows of {problem.graph.name} are no batch of their own"
+            raise UsageError(f"{self.micro_batches} micro-batches of {batch} rows: {what}", "Fewer micro-batches, or 1")
         each = self.virtual(self.schedule or "interleaved")[0] if self.takes_turns else 1
         all_stages = (self.stages or 1) * each
         if self.stages is not None and all_stages > (most := trained_pieces(problem.graph)):

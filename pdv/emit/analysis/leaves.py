@@ -38,6 +38,7 @@ class Reading:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.overwritten = frozenset(name for name, _ in graph.updates)
         self._leaves: dict[Node, Leaf] = {}
         users: dict[Node, dict[Node, None]] = {node: {} for node in graph.nodes}
         for node in graph.nodes:
@@ -66,6 +67,11 @@ class Reading:
     def leaf(self, node: Node) -> Leaf | None:
         """The leaf that ``node`` reads, if it is written where it is read."""
         return self._leaves.get(node)
+
+    def is_overwritten(self, node: Node) -> bool:
+        """True if ``node`` reads a buffer that a step overwrites."""
+        leaf = self._leaves.get(node)
+        return leaf is not None and leaf.base.is_param and leaf.base.attr("name") in self.overwritten
 
     def is_own(self, node: Node) -> bool:
         """True if the program computes it by a step of its own."""

@@ -10,7 +10,7 @@ from ir.graph import Node
 from ir.ops.batch_norm import fused_batch_norm
 from ir.ops.parts import chunks_code
 from pdv.emit.analysis.leaves import Reading
-from pdv.emit.analysis.outline import BlockRun
+from pdv.emit.analysis.outline import BlockRun, own_params
 from pdv.emit.analysis.shapes import Shapes
 from pdv.emit.program.code import statement, with_comment
 from pdv.emit.program.expressions import ScopeWriting
@@ -30,6 +30,12 @@ class Attributes:
     runs: Mapping[BlockRun, str]
     recompute: bool = False
     """Whether blocks run again in backward."""
+
+
+def checkpoint(function: str, module: str, arguments: Sequence[str], *, moves: bool) -> Code:
+    """A call that keeps its arguments alone, and runs again in backward; ``moves``: buffers of the module."""
+    restored = [f"context_fn=restoring({module})"] if moves else []
+    return call("checkpoint", function, *arguments, "use_reentrant=False", *restored)
 
 
 class Body:
@@ -116,24 +122,25 @@ class Body:
         results = [self._names[node] for node in run.outgoing[-1]]
         if len(run.blocks) == 1:  # of a run that stages share
             given = [*run.incoming[0], *run.fixed]
-            arguments = [self._writer.operand(node).text for node in given]
-            made = self._call_block(f"self.{self._attributes.runs[run]}[0]", arguments)
+            arguments = [self._writer.kept(node).text for node in given]
+            made = self._call_block(run, f"self.{self._attributes.runs[run]}[0]", arguments)
             return statement(f"{', '.join(results)} = ", made, INDENT)
         passed = dict(zip(run.incoming[1], run.incoming[0], strict=True))
         carried = {passed[first]: name for first, name in zip(run.outgoing[0], results, strict=True) if first in passed}
         lines = [f"{pad}{name} = {self._names[node]}" for node, name in carried.items() if name != self._names[node]]
         arguments = [carried[node] for node in run.incoming[0]]
-        arguments += [self._writer.operand(node).text for node in run.fixed]
+        arguments += [self._writer.kept(node).text for node in run.fixed]
         return [
             *lines,
             f"{pad}for block in self.{self._attributes.runs[run]}:",
-            *statement(f"{', '.join(results)} = ", self._call_block("block", arguments), INDENT + 4),
+            *statement(f"{', '.join(results)} = ", self._call_block(run, "block", arguments), INDENT + 4),
         ]
 
-    def _call_block(self, block: str, arguments: Sequence[str]) -> Code:
-        if self._attributes.recompute:
-            return call("checkpoint", block, *arguments, "use_reentrant=False")
-        return call(block, *arguments)
+    def _call_block(self, run: BlockRun, block: str, arguments: Sequence[str]) -> Code:
+        if not self._attributes.recompute:
+            return call(block, *arguments)
+        held = {param.attr("name") for nodes in run.blocks for param in own_params(self._reading, nodes)}
+        return checkpoint(block, block, arguments, moves=not held.isdisjoint(self._reading.overwritten))
 
     def _say_sizes(self, writer: Writer) -> None:
         """Write each step once over operands without names: then it is known which arguments must keep theirs."""

@@ -14,7 +14,7 @@ from pdv.emit.analysis.names import identifier, string, unique
 from pdv.emit.analysis.outline import BlockRun, own_names, own_params
 from pdv.emit.analysis.reserved import MODULE
 from pdv.emit.analysis.staged import StageOutline
-from pdv.emit.program.body import Attributes, Body
+from pdv.emit.program.body import Attributes, Body, checkpoint
 from pdv.emit.program.classes import (
     BlockClass,
     Setting,
@@ -70,15 +70,15 @@ class Holder:
         regather = any(node.attr("regather") for node in self._held)
         if not regather and not self.again:
             return [*signature("forward", names, results), *docs, *axes, *self.lines]
-        made = f"self.compute({', '.join(names)})"
+        made = call("self.compute", *names)
         if self.again:
-            made = f"checkpoint(self.compute, {', '.join(names)}, use_reentrant=False)"
+            made = checkpoint("self.compute", "self", names, moves=bool(self.setting.updates))
         gathered = "with regathering():  # gathered weights are dropped after use, and gathered again in backward"
         return [
             *signature("forward", names, results),
             *docs,
             *([f"        {gathered}"] if regather else []),
-            f"        {'    ' if regather else ''}return {made}",
+            *statement("return ", made, 12 if regather else 8),
             "",
             *signature("compute", names, results),
             '        """The forward pass itself."""',

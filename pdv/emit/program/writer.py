@@ -39,6 +39,12 @@ class Writer:
             return Code(name)
         return self.leaf(node) if self.reading.leaf(node) is not None else self.expression(node)
 
+    def kept(self, node: Node) -> Code:
+        """The same where backward may read it again: a copy of a buffer that is overwritten by then."""
+        node = self.reading.resolve(node)
+        code = self.operand(node)
+        return method(code, "clone") if self.name_of(node) is None and self.reading.is_overwritten(node) else code
+
     def expression(self, node: Node) -> Code:
         """What computes a value."""
         if self.reading.leaf(node) is not None:
@@ -47,8 +53,9 @@ class Writer:
         if self.biased(node):
             product, bias = operands
             with_bias = replace(self.writing, bias=self.leaf(bias, column=False))
-            return with_bias.write(product, [self.operand(operand) for operand in self.reading.operands(product)])
-        return self.writing.write(node, [self.operand(x) for x in operands])
+            return with_bias.write(product, [self.kept(operand) for operand in self.reading.operands(product)])
+        read = self.kept if node.needs_grad else self.operand
+        return self.writing.write(node, [read(x) for x in operands])
 
     def leaf(self, node: Node, *, making: bool = False, column: bool = True) -> Code:
         """A parameter on its way from storage, a buffer, or a constant; biases kept as vectors become columns last."""

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 
@@ -122,3 +124,32 @@ def overwrite(buffer: Tensor, value: Tensor) -> None:
     """Set a buffer that is no part of the function: running statistics."""
     with torch.no_grad():
         buffer.copy_(value)
+
+
+def restoring(module: nn.Module) -> Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
+    """Of a checkpoint: forward finds the buffers of ``module`` again as they were, and leaves them as they are."""
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _Restored(tuple(module.buffers()))
+
+    return contexts
+
+
+class _Restored(AbstractContextManager[None]):
+    """The values that buffers have now, each time it is entered; what they had then comes back."""
+
+    def __init__(self, buffers: Sequence[Tensor]) -> None:
+        self._buffers = buffers
+        self._first = [buffer.clone() for buffer in buffers]
+        self._now: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self._now = [buffer.clone() for buffer in self._buffers]
+        self._set(self._first)
+
+    def __exit__(self, *_: object) -> None:
+        self._set(self._now)
+
+    def _set(self, values: Sequence[Tensor]) -> None:
+        for buffer, value in zip(self._buffers, values, strict=True):
+            buffer.data.copy_(value)  # no new version: who saved one for backward finds it as it was

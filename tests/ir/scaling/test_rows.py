@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ir.builder import Builder
 from ir.graph import Graph
-from ir.scaling.rows import fewer_rows
+from ir.rows import rows_apart
+from ir.scaling.rows import fewer_rows, micro_batch
 from ir.types import DType, TensorType
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
@@ -43,3 +44,13 @@ def test_rows_that_get_a_token() -> None:
 
 def test_rows_that_cannot_be_cut() -> None:
     assert fewer_rows(worlds.mlp(batch=6), 4) is None
+
+
+def test_rows_in_pairs_are_no_micro_batch_of_two() -> None:
+    k = Builder()
+    x = k.linear(k.input("x", TensorType((8, 6), DType.F32)), k.param("w", TensorType((6, 6), DType.F32)))
+    pairs = k.graph({"y": k.reshape(x, shape=(4, 2, 6))})
+    assert rows_apart(pairs)
+    assert micro_batch(pairs, 2) is not None
+    assert fewer_rows(pairs, 4) is not None
+    assert micro_batch(pairs, 4) is None
