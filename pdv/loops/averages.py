@@ -5,7 +5,7 @@ Entry point: ``Average``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,7 +63,3 @@ class Average:
     def said(self) -> dict[str, Any]:  # Any: JSON
         """What is kept beside tensors."""
         return {"steps": self.steps}
-
-    def take(self, said: Mapping[str, Any]) -> None:
-        """What ``said`` gave."""
-        self.steps = int(said["steps"])

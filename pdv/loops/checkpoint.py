@@ -186,12 +186,16 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Take what any plan of the model saved, under this one; ``loop`` as it was given. All ranks call it.
 
+    All is read before anything changes: for that time a rank has twice what it holds.
+
     Raises:
         WeightsError: on all ranks, naming tensors that are missing or of another shape; then all stays as it was.
     """
     error, note = "", {}
     fills: list[tuple[Kind, Piece, Tensor]] = []
-    wanted = None
+    of_moments: list[tuple[Kind, Piece, Tensor]] = []
+    read: list[tuple[Tensor, Tensor]] = []
+    wanted, steps = None, 0
     try:
         file = Folder(Path(folder))
         note = read_note(file)
@@ -200,27 +204,38 @@ def load_checkpoint(
         fills += [(Kind(file, WEIGHTS, names), piece, piece.tensor) for piece in pieces]
         if optimizer is not None:
             wanted = moments.put(optimizer, pieces, _part_of(note, "optimizer", file), file.tensors)
+            of_moments = [(Kind(file, f"{moments.PREFIX}{key}.", names), piece, x) for key, x, piece in wanted.moments]
+            _check(of_moments, file)
         if average is not None:
-            average.take(_part_of(note, "average", file))
+            steps = int(_part_of(note, "average", file)["steps"])
             held = average.by_parameter()
             own = [piece for piece in pieces if id(piece.tensor) in held]
             fills += [(Kind(file, AVERAGE, names), piece, held[id(piece.tensor)]) for piece in own]
         _check(fills, file)
+        with torch.no_grad():
+            for moment, found in _read(of_moments):
+                moment.copy_(found)
+            read = _read(fills)
     except (WeightsError, UsageError) as failure:
         error = failure.what
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as failure:  # a note may say anything
+        error = f"{os.fspath(folder)} has a note that does not hold together ({type(failure).__name__}: {failure})"
     if failed := [text for text in share(error) if text]:
         raise WeightsError(failed[0], "A checkpoint of this model, whatever its plan", "Take that of this model")
     if optimizer is not None and wanted is not None:
         optimizer.load_state_dict(wanted.state)
-        fills += [
-            (Kind(file, f"{moments.PREFIX}{key}.", names), piece, optimizer.state[parameter][key])
-            for key, parameter, piece in wanted.moments
-        ]
     with torch.no_grad():
-        for kind, piece, tensor in fills:
-            local_of(tensor).copy_(piece.own.of(kind).view())
-    found: dict[str, Any] = note["loop"]
-    return found
+        for tensor, found in read:
+            tensor.copy_(found)
+    if average is not None:
+        average.steps = steps
+    loop: dict[str, Any] = note["loop"]
+    return loop
+
+
+def _read(fills: Sequence[tuple[Kind, Piece, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """What this rank holds of each, and what the checkpoint has of it."""
+    return [(local_of(tensor), piece.own.of(kind).view()) for kind, piece, tensor in fills]
 
 
 def read_note(file: Folder) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from ir.errors import UsageError, WeightsError, WriteError, first_line
 from pdv.loops.pieces import Box, is_first, share
 
 TABLE = ".metadata"
+WHOLE = "Whole files, as torch.distributed.checkpoint wrote them"
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
@@ -149,7 +150,7 @@ class Folder:
         ) as error:
             raise WeightsError(
                 f"{name} of {self.path} cannot be read ({first_line(error)})",
-                "Whole files, as torch.distributed.checkpoint wrote them",
+                WHOLE,
                 "Take another checkpoint",
             ) from error
 
@@ -213,11 +214,12 @@ def write(path: Path, state: Mapping[str, Any], *, overwrite: bool = False) -> N
     """Write a checkpoint beside its place, and move it there; all ranks must call it.
 
     Raises:
-        UsageError: as ``check_free``. WriteError: on all ranks, if one could not write its part.
+        UsageError: as ``check_free``. WriteError: on all ranks, if one could not write its part. WeightsError: the
+            same, if what was to be written could not be read.
     """
     check_free(path, overwrite=overwrite)
     part = path.with_name(f".{path.name}.part")
-    error = ""
+    error = source = ""
     if is_first():
         shutil.rmtree(part, ignore_errors=True)
     share(None)
@@ -230,9 +232,19 @@ def write(path: Path, state: Mapping[str, Any], *, overwrite: bool = False) -> N
             _move(part, path)
     except (OSError, CheckpointException) as failure:
         error = str(failure).strip().splitlines()[-1]
+        source = _unread(failure)
+    if unread := [text for text in share(source) if text]:
+        shutil.rmtree(part, ignore_errors=True)
+        raise WeightsError(unread[0], WHOLE, "Take another checkpoint")
     if failed := [text for text in share(error) if text]:
         shutil.rmtree(part, ignore_errors=True)
         raise WriteError(f"{path} cannot be written ({failed[0]})", "A disk with room", "Free some room")
+
+
+def _unread(failure: OSError | CheckpointException) -> str:
+    """What could not be read of what was to be written; nothing if that was not it."""
+    found = [error for error, _ in failure.failures.values()] if isinstance(failure, CheckpointException) else []
+    return next((error.what for error in found if isinstance(error, WeightsError)), "")
 
 
 def _move(part: Path, path: Path) -> None:

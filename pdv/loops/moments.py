@@ -122,7 +122,7 @@ def decode(value: Any) -> Any:  # Any: JSON
 
 @dataclass(frozen=True)
 class Wanted:
-    """What ``put`` makes of an optimizer: a state_dict, and what its moments are to be filled with: what, of which."""
+    """What ``put`` makes of an optimizer: a state_dict, and its moments, still zero: what is kept, where, of which."""
 
     state: dict[str, Any]  # Any: as Optimizer.state_dict
     moments: list[tuple[str, Tensor, Piece]]
@@ -151,7 +151,7 @@ def put(optimizer: Optimizer, pieces: Sequence[Piece], said: Mapping[str, Any], 
             for key in keys:
                 if _has(piece, [name for name in piece.names if f"{PREFIX}{key}.{name}" in names], key):
                     state[number][key] = torch.zeros_like(piece.tensor)
-                    moments.append((key, piece.tensor, piece))
+                    moments.append((key, state[number][key], piece))
     return Wanted({"state": {n: of for n, of in state.items() if of}, "param_groups": groups}, moments)
 
 
