@@ -58,6 +58,8 @@ class Pricer:
             needed, digest = 0.0, inside.plan.pcg.digest
             if digest != before:
                 found = self._price(estimate, self._of_whole(candidate, inside))
+                if found is None:
+                    return
                 yield found
                 if found.fits and not found.uneven:
                     return
@@ -88,12 +90,15 @@ class Pricer:
         """The same inside of the whole program."""
         return self.insides.lengthened(candidate, inside, self.short) if self.is_short else inside
 
-    def _price(self, estimate: Estimate, inside: Inside) -> Found:
-        """With the best cut whose stages fit, or as it is nearest."""
+    def _price(self, estimate: Estimate, inside: Inside) -> Found | None:
+        """With the best cut that fits, or the nearest; None if rewriting left fewer pieces than stages."""
         limit, candidate = self.space.problem.memory_limit, estimate.candidate
         whole = Whole(candidate, inside.profiles, inside.timing, self.space.cluster, estimate.mode, estimate.extra)
         sizes, within = whole.cut(limit), limit
-        found = self._cut(estimate, inside, sizes or self._freely(whole))
+        first = sizes or whole.cut(math.inf)
+        if first is None:
+            return None
+        found = self._cut(estimate, inside, first)
         tried = {sizes}
         for _ in range(ROUNDS - 1):
             if found.fits or sizes is None:
@@ -112,7 +117,7 @@ class Pricer:
 
     def _freely(self, whole: Whole) -> tuple[int, ...]:
         sizes = whole.cut(math.inf)
-        assert sizes is not None, "no more stages than pieces"
+        assert sizes is not None, "what can be cut within a limit can be cut freely"
         return sizes
 
     def _cut(self, estimate: Estimate, inside: Inside, sizes: Sequence[int]) -> Found:

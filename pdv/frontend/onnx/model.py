@@ -39,6 +39,7 @@ from pdv.frontend.onnx.call import (
 from pdv.frontend.onnx.exported import KIND, doubts, folded_norms, mend, stored_of
 from pdv.frontend.onnx.file import MALFORMED, quietly, read_onnx, refusing
 from pdv.frontend.onnx.operators import HANDLERS
+from pdv.frontend.onnx.origins.related import related
 from pdv.frontend.onnx.origins.signature import Signature
 from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
 from pdv.frontend.onnx.readers.draws import of_drawn
@@ -81,7 +82,7 @@ def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None)
     program = replace(
         program, known=known, notes=notes, doubts=asked[0], folded=asked[1], as_stored=stored,
         left_out=frozenset(name for name, place in mended.merged.items() if place is None),
-        absent=tuple(mended.absent), drawn=lowering.k.drawn,
+        absent=(*mended.absent, *related(model.graph)), drawn=lowering.k.drawn,
     )  # fmt: skip
 
     def over(rows: int) -> FewRows | None:
