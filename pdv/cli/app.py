@@ -19,6 +19,7 @@ import typer
 import pdv
 from ir.errors import InternalError, NoPlanFitsError, PdvError, UsageError
 from pdv.cli import cluster, cost, diff, doctor, explain, launch, optimize, profile, rules, simulate, verify
+from pdv.cli.engines import exporting, importing
 from pdv.cli.output import print_error
 from pdv.guard import guarded
 
@@ -26,8 +27,8 @@ ALLOCATED = 50_000  # objects, beyond which cycles are looked for: by default (7
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 COMMANDS = (
-    "optimize", "verify", "explain", "report", "simulate", "diff", "launch", "bench", "reshard", "cluster", "doctor",
-    "rules", "profile", "cost",
+    "optimize", "verify", "explain", "report", "simulate", "diff", "export", "import", "launch", "bench", "reshard",
+    "cluster", "doctor", "rules", "profile", "cost",
 )  # fmt: skip
 GROUPS = ("cluster", "rules", "cost")  # those that have commands of their own
 
@@ -45,6 +46,8 @@ app.command()(explain.explain)
 app.command()(explain.report)
 app.command()(simulate.simulate)
 app.command()(diff.diff)
+app.command()(exporting.export)
+app.command(name="import")(importing.import_)
 app.command()(launch.launch)
 app.command()(launch.bench)
 app.command()(launch.reshard)

@@ -9,6 +9,7 @@ import typer
 
 from ir.errors import UsageError
 from ir.files.reading import FileKind, parse_json, read_text
+from pdv.cli import values
 from pdv.cli.long.progress import progress_bar
 from pdv.cli.output import DebugOption, JsonOption, print_json
 
@@ -57,8 +58,7 @@ def _document(path: Path, cluster: Path | None) -> dict[str, Any]:  # Any: JSON
     from pdv.report.simulated import simulated_document
     from pdv.simulate.step import simulate
 
-    folder = path.parent if path.is_file() and path.suffix == ".json" else path
-    work = saved_workload(folder, None if cluster is None else load_cluster(cluster))
+    work = saved_workload(values.package_folder(path), None if cluster is None else load_cluster(cluster))
     return simulated_document(work, simulate(work), step_memory(work))
 
 

@@ -74,7 +74,7 @@ def report(
     from pdv.plan.package import read_document
     from pdv.report.html.facts import saved_page
 
-    folder = target.parent if target.suffix == ".json" and not target.is_dir() else target
+    folder = values.package_folder(target)
     read_document(folder)  # what is no package is refused before anything takes long
     page = output or folder / REPORT
     with progress_bar(quiet=as_json) as progress:

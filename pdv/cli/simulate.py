@@ -78,8 +78,8 @@ def simulate(
             work, text = _of_plan(target, cluster, cost), None
         else:
             assert cluster is not None, "checked"
-            graph_of = partial(_graph_of, target, arch, values.open_dims(dim))
-            work, text = _of_settings(graph_of, cluster, configuration(manual or "", batch), dtype, cost)
+            graph_of = partial(read_graph, target, arch, values.open_dims(dim))
+            work, text = settings_workload(graph_of, cluster, configuration(manual or "", batch), dtype, cost)
         progress("simulating", None)
         simulation, memory = simulated(work), step_memory(work)
         document = simulated_document(work, simulation, memory, text)
@@ -118,11 +118,10 @@ def _of_plan(target: Path, cluster: Path | None, cost: str | None) -> Workload:
     from pdv.cluster import load_cluster
     from pdv.report.saved import saved_workload
 
-    folder = target.parent if target.is_file() and target.suffix == ".json" else target
-    return saved_workload(folder, None if cluster is None else load_cluster(cluster), cost)
+    return saved_workload(values.package_folder(target), None if cluster is None else load_cluster(cluster), cost)
 
 
-def _of_settings(
+def settings_workload(
     read: Callable[[str, int], Callable[[int], Graph]],
     cluster: Path,
     asked: Configuration,
@@ -150,9 +149,14 @@ def _of_settings(
     return work, given.text()
 
 
-def _graph_of(
+def read_graph(
     target: Path | None, arch: str | None, dims: Mapping[str, int | list[float]], dtype: str, tp: int
 ) -> Callable[[int], Graph]:
+    """A model at any number of samples, by its sizes or from an ONNX file.
+
+    Raises:
+        UsageError: if ``--dim`` is given of a model that is no file.
+    """
     from ir.types import DType as Type
 
     if arch is not None and dims:
@@ -182,4 +186,4 @@ def _graph_of(
     return load
 
 
-__all__ = ["simulate"]
+__all__ = ["read_graph", "settings_workload", "simulate"]

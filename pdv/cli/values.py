@@ -63,6 +63,11 @@ def choice(option: str, text: str, allowed: Sequence[Named]) -> Named:
     return known[text]
 
 
+def package_folder(target: Path) -> Path:
+    """A package that is named by its folder or by its plan.json."""
+    return target.parent if target.is_file() and target.suffix == ".json" else target
+
+
 def memory_bytes(text: str | None) -> int | None:
     """`"70 GiB"` in bytes."""
     if text is None:

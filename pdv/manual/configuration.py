@@ -47,6 +47,7 @@ class Configuration(BaseModel):
     Attributes:
         tp, pp, dp, cp, ep: degrees; ``dp`` counts the ranks of ``ep`` too, and None is all devices that are left.
         zero: 1 cuts the optimizer's state over data-parallel ranks, 2 gradients too, 3 weights too (FSDP).
+        shard: of the ``dp`` ranks, those over which ``zero=3`` cuts weights, the nearest; the others hold copies.
         recompute: what of a layer runs again in backward.
         schedule: of micro-batches. vp: chunks of the model on each stage, where interleaved.
         micro_batch: samples of one data-parallel rank at once. batch: samples of all ranks in a step.
@@ -68,6 +69,7 @@ class Configuration(BaseModel):
     cp: int = 1
     ep: int = 1
     zero: Literal[0, 1, 2, 3] = 0
+    shard: int | None = None
     recompute: Recompute = "none"
     schedule: Order = "1f1b"
     vp: int = 1
@@ -110,13 +112,15 @@ class Configuration(BaseModel):
 
     def mesh(self) -> Mesh:
         """Of one stage: axes above one, slow to fast."""
-        sizes = (("dp", self.data // self.ep), ("ep", self.ep), ("cp", self.cp), ("tp", self.tp))
+        copies = self.data // (self.shard or self.ep)
+        sizes = (("dp", copies), ("fsdp", self.shard or 1), ("ep", self.ep), ("cp", self.cp), ("tp", self.tp))
         return Mesh(tuple(Axis(name, size) for name, size in sizes if size > 1))
 
     def uses(self) -> tuple[Use, ...]:
         """What each axis of the mesh is for."""
         words: dict[str, Use] = {
-            "dp": "data",
+            "dp": "data" if self.shard is None else "copies",
+            "fsdp": "data",
             "ep": "expert",
             "cp": "context",
             "tp": "sequence" if self.sp else "tensor",
@@ -238,6 +242,11 @@ def complete(given: Configuration, devices: int) -> Configuration:
     if dp % given.ep:
         raise UsageError(
             f"ep={given.ep} does not divide dp={dp}", f"Experts spread over data-parallel ranks: {list_divisors(dp)}"
+        )
+    if given.shard is not None and (given.zero != 3 or given.ep > 1 or dp % given.shard):
+        raise UsageError(
+            f"shard={given.shard} with zero={given.zero}, ep={given.ep}, dp={dp}",
+            f"Hybrid sharding is of zero=3 without ep, over {list_divisors(dp)} ranks",
         )
     batch = given.batch or dp * given.micro_batch
     if batch % (dp * given.micro_batch):

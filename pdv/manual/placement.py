@@ -20,8 +20,9 @@ from pdv.manual.columns import Columns
 from pdv.pins.roles import RoleOf
 from pdv.problem import Assignment, Storage
 
-Use = Literal["data", "expert", "context", "tensor", "sequence"]
-"""What an axis is for; "sequence": tensor parallel, with norms and residuals cut along the sequence."""
+Use = Literal["data", "copies", "expert", "context", "tensor", "sequence"]
+"""What an axis is for; "copies": samples, with weights that rest whole along it whatever others do (hybrid sharding);
+"sequence": tensor parallel, with norms and residuals cut along the sequence."""
 
 DATA: tuple[Use, ...] = ("data", "expert", "context")
 
@@ -71,7 +72,7 @@ class Placement:
 
     def _choose(self, node: Node, legal: list[Split], position: int, use: Use) -> Split:
         match use:
-            case "data":
+            case "data" | "copies":
                 return self._samples(node, legal)
             case "context":
                 _, positions = self.role.loops(node)

@@ -16,7 +16,7 @@ from pdv.plan.package import read_document
 from pdv.plan.seal import damage_error
 from pdv.prices import cost_model, priced_by
 from pdv.report.explain import explain_document, explain_operators
-from pdv.report.loaded import load_plan
+from pdv.report.loaded import Loaded, load_plan
 from pdv.report.reasons import operators_called, reasons
 
 if TYPE_CHECKING:
@@ -65,6 +65,20 @@ def explanation(
         raise damage_error(error) from error
 
 
+@guarded("pdv export")
+def saved_plan(directory: str | os.PathLike[str], cost: str | os.PathLike[str] | None = None) -> Loaded:
+    """The plan of a package, replayed and priced as it was.
+
+    Raises:
+        UsageError: as ``explain``.
+        VerificationError: if the plan does not replay.
+    """
+    try:
+        return load_plan(directory, priced_by(read_document(directory), cost))
+    except (KeyError, TypeError) as error:
+        raise damage_error(error) from error
+
+
 @guarded("pdv simulate")
 def saved_workload(
     directory: str | os.PathLike[str], cluster: Cluster | None = None, cost: str | os.PathLike[str] | None = None
@@ -77,9 +91,8 @@ def saved_workload(
     """
     from pdv.report.loaded import workload_of_plan
 
-    document = read_document(directory)
+    plan = saved_plan(directory, cost)
     try:
-        plan = load_plan(directory, priced_by(document, cost))
         if cluster is not None and cluster.num_devices != plan.problem.mesh.num_devices:
             own, axes = plan.problem.mesh.num_devices, plan.problem.mesh
             raise UsageError(

@@ -1,0 +1,1 @@
+"""Engines by name, each with the words of its own configuration."""

@@ -1,0 +1,74 @@
+"""`pdv export` and `pdv import`: what is written is what is read, round trips, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ir.errors import UsageError
+from pdv.cli import app as cli
+from pdv.engines.engine import Engine, Reading, Target, narrow
+from pdv.engines.formats.known import ENGINES
+from pdv.manual.configuration import Configuration, complete, configuration
+
+from .test_plan import ran
+from .test_simulate import SMALL, refused, told
+
+SETTINGS = (
+    "", "tp=2,sp=1", "tp=8", "zero=1", "zero=2", "zero=3,recompute=full", "zero=3,shard=4", "tp=2,zero=3,shard=2",
+    "pp=2", "pp=2,vp=2,schedule=interleaved", "pp=2,vp=4,schedule=interleaved,zero=1", "pp=4,schedule=gpipe",
+    "cp=2,zero=3", "ep=2", "pp=2,partition=3-5", "tp=2,pp=2,recompute=selective", "recompute=offload",
+    "precision=mixed-half-gradients",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_written_is_what_is_read(engine: Engine, text: str, dtype: str) -> None:
+    target = Target(dtype, 2, 4, on_gpus=True, layers=8, styles={"layers.*.up": "colwise"})
+    given = complete(configuration(text).model_copy(update={"batch": 64}), 8)
+    said, _ = narrow(engine, given, target)
+    said = complete(said.model_copy(update={"dp": None}), 8)
+    said, _ = narrow(engine, said, target)
+    found = engine.read(engine.write(said, target), Reading(8, 8))
+    assert Configuration.model_validate({"dp": said.dp, "batch": said.batch} | found.settings) == said
+    assert found.dtype in (None, dtype)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"a": 1}', "a: [", "--x", "\x00", "[a", "- 1", "{" * 500])
+@pytest.mark.parametrize("name", ENGINES)
+def test_files_that_are_none(name: str, text: str) -> None:
+    with pytest.raises(UsageError):
+        ENGINES[name].read(text, Reading(8, 8))
+
+
+def test_there_and_back(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran(capsys, "optimize", "two.onnx", "-c", "cluster.yaml", "-o", "data", "--mesh", "dp=2", "--no-cache")
+    for name in ENGINES:
+        out = f"{name}.out"
+        exported = told(capsys, "export", "data", "--to", name, "-o", out)
+        back = told(capsys, "import", out, "data", "--from", name)
+        assert back["step_s"] == pytest.approx(exported["exported"]["step_s"], rel=0.01)
+    assert "exists" in refused(capsys, "export", "data", "--to", "json", "-o", "json.out")
+    said = json.loads(Path("json.out").read_text())
+    assert said["configuration"]["dp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("export", "absent", "--to", "megatron"), "absent"),
+        (("export", "absent", "--to", "megatrom"), "Did you mean 'megatron'?"),
+        (("export", "absent", "--to", "json", "-o", "no/where.json"), "does not exist"),
+        (("import", "absent.json", "absent"), "absent.json"),
+        (("import", "pins.yaml", "-c", "cluster.yaml", "--arch", SMALL), "--from"),
+    ],
+)
+def test_what_is_refused(here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
+    before = sorted(here.iterdir())
+    assert cli.run(words) == 2
+    assert said in capsys.readouterr().err
+    assert sorted(here.iterdir()) == before
