@@ -66,8 +66,6 @@ class DeepSpeed(Engine):
             yield Change({"sp": False}, "AutoTP keeps norms and residuals whole")
         if given.pp > 1 and given.zero > 1:
             yield Change({"zero": 1}, "ZeRO-2 and ZeRO-3 do not go with its pipelines")
-        if given.tp > 1 and given.zero > 2:
-            yield Change({"zero": 2}, "AutoTP trains with ZeRO-2 at most")
         if given.ep > 1:
             yield Change({"ep": 1}, "experts are spread by its MoE layer in the model's own code")
         if given.shard is not None:

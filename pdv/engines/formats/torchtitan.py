@@ -87,8 +87,6 @@ class Torchtitan(Engine):
             yield Change({"recompute": "operators"}, "its selective checkpointing is by operator")
         if given.recompute == "offload":
             yield Change({"recompute": "full"}, "it offloads no activations")
-        if target.dtype == "bfloat16" and given.precision == "mixed" and not _mixes(given):
-            yield Change({"precision": "as-emitted"}, "its mixed precision is FSDP2's, or of data parallelism alone")
         if target.dtype == "bfloat16" and given.precision not in ("mixed", "as-emitted"):
             yield Change({"precision": "mixed"}, "it sums gradients in float32")
 
@@ -143,7 +141,7 @@ class Torchtitan(Engine):
         param = said.get(PARAM, "bfloat16")
         for value, where in ((dtype, DTYPE), (param, PARAM)):
             take_word(value, where, {"bfloat16": 1, "float32": 1})
-        mixes = _mixes(Configuration.model_validate(settings | {"dp": settings["dp"]}))
+        mixes = not _is_toml(text) or _mixes(Configuration.model_validate(settings | {"dp": settings["dp"]}))
         masters = dtype == "float32" and param == "bfloat16" and mixes
         settings["precision"] = "mixed" if masters else "as-emitted"
         unread = tuple(name for name in said if "." in name and name not in READ | UNPRICED)
@@ -151,7 +149,7 @@ class Torchtitan(Engine):
 
 
 def _mixes(given: Configuration) -> bool:
-    """Where mixed_precision_param is in force: FSDP2, or data parallelism alone."""
+    """Where mixed_precision_param is in force before 0.3, which has it everywhere: FSDP2, or data parallelism alone."""
     return (given.zero > 0 and given.data * given.cp > 1) or given.tp * given.pp * given.cp == 1
 
 
@@ -166,9 +164,14 @@ def _less(given: Configuration) -> tuple[int, int] | None:
     return (first, last) if first >= 0 and last >= 0 else None
 
 
+def _is_toml(text: str) -> bool:
+    """Whether it is a TOML file, of before 0.3."""
+    return "--parallelism." not in text
+
+
 def _read_text(text: str) -> tuple[dict[str, Any], str | None]:
     """Settings by dotted name, and the kind of recomputation that a script names."""
-    if "--parallelism." not in text:
+    if _is_toml(text):
         tables = parse_toml(text, "torchtitan")
         flat = {f"{table}.{name}": value for table, of in tables.items() if isinstance(of, dict)
                 for name, value in of.items()}  # fmt: skip
