@@ -177,6 +177,7 @@ class Kind:
         return self.folder.read(self.at(name))
 
 
+@torch.no_grad()
 def load_checkpoint(
     folder: str | os.PathLike[str],
     model: nn.Module,
@@ -193,8 +194,6 @@ def load_checkpoint(
     """
     error, note = "", {}
     fills: list[tuple[Kind, Piece, Tensor]] = []
-    of_moments: list[tuple[Kind, Piece, Tensor]] = []
-    read: list[tuple[Tensor, Tensor]] = []
     wanted, steps = None, 0
     try:
         file = Folder(Path(folder))
@@ -206,31 +205,33 @@ def load_checkpoint(
             wanted = moments.put(optimizer, pieces, _part_of(note, "optimizer", file), file.tensors)
             of_moments = [(Kind(file, f"{moments.PREFIX}{key}.", names), piece, x) for key, x, piece in wanted.moments]
             _check(of_moments, file)
+            for moment, found in _read(of_moments):
+                moment.copy_(found)
         if average is not None:
             steps = int(_part_of(note, "average", file)["steps"])
             held = average.by_parameter()
             own = [piece for piece in pieces if id(piece.tensor) in held]
             fills += [(Kind(file, AVERAGE, names), piece, held[id(piece.tensor)]) for piece in own]
         _check(fills, file)
-        with torch.no_grad():
-            for moment, found in _read(of_moments):
-                moment.copy_(found)
-            read = _read(fills)
+        read = _read(fills)
     except (WeightsError, UsageError) as failure:
         error = failure.what
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as failure:  # a note may say anything
         error = f"{os.fspath(folder)} has a note that does not hold together ({type(failure).__name__}: {failure})"
-    if failed := [text for text in share(error) if text]:
-        raise WeightsError(failed[0], "A checkpoint of this model, whatever its plan", "Take that of this model")
+    _raise_everywhere(error)
     if optimizer is not None and wanted is not None:
         optimizer.load_state_dict(wanted.state)
-    with torch.no_grad():
-        for tensor, found in read:
-            tensor.copy_(found)
+    for tensor, found in read:
+        tensor.copy_(found)
     if average is not None:
         average.steps = steps
     loop: dict[str, Any] = note["loop"]
     return loop
+
+
+def _raise_everywhere(error: str) -> None:
+    if failed := [text for text in share(error) if text]:
+        raise WeightsError(failed[0], "A checkpoint of this model, whatever its plan", "Take that of this model")
 
 
 def _read(fills: Sequence[tuple[Kind, Piece, Tensor]]) -> list[tuple[Tensor, Tensor]]:
