@@ -121,6 +121,8 @@ def settle(given: Configuration) -> Configuration:
     moot: dict[str, object] = {}
     if given.pp == 1:
         moot |= {"vp": 1, "schedule": "1f1b", "partition": None}
+    elif isinstance(given.partition, tuple) and len(set(given.partition)) == 1:
+        moot |= {"partition": None}
     if given.tp == 1:
         moot |= {"sp": False}
     if given.data * given.cp == 1:

@@ -67,7 +67,7 @@ class Accelerate(Engine):
             yield Change({"sp": False}, "its tensor parallelism is the model's tp_plan, which keeps norms whole")
         if given.zero == 1:
             yield Change({"zero": 2}, "FSDP cuts gradients with the optimizer's state")
-        if given.zero in (0, 2) and given.data > 1 and given.tp * given.cp > 1:
+        if given.zero in (0, 2) and given.data * given.cp > 1 and given.tp * given.cp > 1:
             yield Change({"zero": 3, "shard": None}, "DDP beside tp or cp is not supported, and FSDP2 reshards there")
         if given.recompute not in ("none", "full"):
             yield Change({"recompute": "full"}, "fsdp_activation_checkpointing is of whole layers")

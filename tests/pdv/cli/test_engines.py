@@ -19,7 +19,8 @@ from .test_simulate import SMALL, refused, told
 SETTINGS = (
     "", "tp=2,sp=1", "tp=8", "zero=1", "zero=2", "zero=3,recompute=full", "zero=3,shard=4", "tp=2,zero=3,shard=2",
     "pp=2", "pp=2,vp=2,schedule=interleaved", "pp=2,vp=4,schedule=interleaved,zero=1", "pp=4,schedule=gpipe",
-    "cp=2,zero=3", "ep=2", "pp=2,partition=3-5", "tp=2,pp=2,recompute=selective", "recompute=offload",
+    "cp=2,zero=3", "tp=4,cp=2", "pp=2,partition=4-4", "ep=2", "pp=2,partition=3-5", "tp=2,pp=2,recompute=selective",
+    "recompute=offload",
     "precision=mixed-half-gradients",
 )  # fmt: skip
 
