@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ir.errors import UsageError, did_you_mean
 from pdv.manual.configuration import Configuration
 
+DTYPES = ("float32", "bfloat16", "float16")
 Settings = dict[str, Any]  # Any: by setting of a Configuration, its value
 
 
@@ -211,6 +212,17 @@ def take_word(value: object, where: str, allowed: Mapping[str, Any]) -> Any:  # 
     if not isinstance(value, str) or value not in allowed:
         raise UsageError(f"{where} is {value!r}", f"Allowed: {', '.join(allowed)}", did_you_mean(str(value), allowed))
     return allowed[value]
+
+
+def take_dtype(value: object) -> str | None:
+    """A type of compute as torch calls it; None where nothing is said.
+
+    Raises:
+        UsageError: if it is none of these.
+    """
+    if value is not None and value not in DTYPES:
+        raise UsageError(f"dtype is {value!r}", f"Allowed: {', '.join(DTYPES)}")
+    return None if value is None else str(value)
 
 
 def check_names(given: Mapping[str, Any], known: Mapping[str, Any] | frozenset[str], where: str) -> None:

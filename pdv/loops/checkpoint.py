@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from ir.errors import UsageError, WeightsError
 from pdv.loops import moments
 from pdv.loops.files import Boxes, Folder, write
-from pdv.loops.pieces import Box, Piece, box_of, local_of, pieces_of, shape_of, share
+from pdv.loops.pieces import Box, Piece, box_of, local_of, notes_of, pieces_of, shape_of, share
 
 if TYPE_CHECKING:
     from pdv.loops.averages import Average
@@ -132,11 +132,8 @@ def _tile(found: Sequence[tuple[Box, Any, tuple[int, ...]]]) -> bool:
 
 def _unread(pieces: Sequence[Piece]) -> dict[str, Tensor]:
     """What the source stores and this plan does not read; another one may."""
-    if not pieces:
-        return {}
-    file = pieces[0].whole.file
-    said = json.loads((file.metadata() or {}).get("pdv", "{}"))
-    return {f"{WEIGHTS}{name}": file.get_tensor(name) for name in said.get("unread", ())}
+    unread = notes_of(pieces).get("unread", ())
+    return {f"{WEIGHTS}{name}": pieces[0].whole.file.get_tensor(name) for name in unread}
 
 
 # ---- Reading ----
@@ -267,12 +264,9 @@ def _part_of(note: Mapping[str, Any], what: str, file: Folder) -> Any:  # Any: J
 
 def _renamed(pieces: Sequence[Piece], file: Folder) -> dict[str, str]:
     """Names that the checkpoint has another one of the source for, as tied weights have several."""
-    if not pieces:
-        return {}
-    said = json.loads((pieces[0].whole.file.metadata() or {}).get("pdv", "{}"))
     return {
         source: name
-        for name, (source, view) in said.get("names", {}).items()
+        for name, (source, view) in notes_of(pieces).get("names", {}).items()
         if not view and f"{WEIGHTS}{source}" not in file.tensors and f"{WEIGHTS}{name}" in file.tensors
     }
 

@@ -120,6 +120,11 @@ def decode(value: Any) -> Any:  # Any: JSON
 # ---- Back into an optimizer ----
 
 
+def kept_in(names: Iterable[str]) -> list[str]:
+    """What is kept of elements, by the names of a checkpoint's tensors."""
+    return sorted({name.removeprefix(PREFIX).split(".", 1)[0] for name in names if name.startswith(PREFIX)})
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What ``put`` makes of an optimizer: a state_dict, and its moments, still zero: what is kept, where, of which."""
@@ -137,7 +142,7 @@ def put(optimizer: Optimizer, pieces: Sequence[Piece], said: Mapping[str, Any], 
         WeightsError: if the checkpoint has only a part of a parameter's state, or groups do not go together.
     """
     known, names = {id(piece.tensor): piece for piece in pieces}, set(there)
-    keys = sorted({name.removeprefix(PREFIX).split(".", 1)[0] for name in names if name.startswith(PREFIX)})
+    keys = kept_in(names)
     groups: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}
     moments: list[tuple[str, Tensor, Piece]] = []

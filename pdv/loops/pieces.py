@@ -6,6 +6,7 @@ holds a block of it. Entry points: ``pieces_of``, ``share``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,13 @@ class Piece:
 def box_of(view: Any) -> Box:  # Any: as ``Piece``
     """Where a view lies in its stored tensor."""
     return tuple((start, stop) for _, start, stop in sorted(view.dims))
+
+
+def notes_of(pieces: Sequence[Piece]) -> dict[str, Any]:  # Any: JSON
+    """What the package says of its source's tensors, beside them: names, and which it does not read."""
+    said = (pieces[0].whole.file.metadata() or {}).get("pdv", "{}") if pieces else "{}"
+    found: dict[str, Any] = json.loads(said)
+    return found
 
 
 def local_of(x: Tensor) -> Tensor:

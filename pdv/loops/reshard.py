@@ -90,10 +90,7 @@ def _of_source(file: Folder) -> Found:
     """Of a checkpoint by ``save_checkpoint``."""
     note, found = read_note(file), Found()
     templates = {WEIGHTS: "model.{}", AVERAGE: "average.{}"}
-    keys = {
-        name.removeprefix(moments.PREFIX).split(".", 1)[0] for name in file.tensors if name.startswith("optimizer.")
-    }
-    templates |= {f"{moments.PREFIX}{key}.": f"optimizer.{STATE}{{}}.{key}" for key in keys}
+    templates |= {f"{moments.PREFIX}{key}.": f"optimizer.{STATE}{{}}.{key}" for key in moments.kept_in(file.tensors)}
     for prefix, template in templates.items():
         names = [name.removeprefix(prefix) for name in file.tensors if name.startswith(prefix)]
         if names:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from ir.errors import UsageError
-from pdv.engines.engine import Change, Engine, Found, Reading, Target, check_names, take_mapping
+from pdv.engines.engine import Change, Engine, Found, Reading, Target, check_names, take_dtype, take_mapping
 from pdv.engines.parsing import parse_json_object
 from pdv.manual.configuration import Configuration
 
@@ -57,7 +57,4 @@ class Plain(Engine):
         except ValidationError as error:
             first = error.errors()[0]
             raise UsageError(f"configuration.{first['loc'][0]} is {first['input']!r}: {first['msg']}") from None
-        dtype = said.get("dtype")
-        if dtype not in (None, "float32", "bfloat16", "float16"):
-            raise UsageError(f"dtype is {dtype!r}", "Allowed: float32, bfloat16, float16")
-        return Found({name: getattr(found, name) for name in given}, dtype)
+        return Found({name: getattr(found, name) for name in given}, take_dtype(said.get("dtype")))

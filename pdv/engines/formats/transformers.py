@@ -11,7 +11,19 @@ from typing import Any
 
 from ir.errors import UsageError
 from pdv.engines.beside import beside, read_settings
-from pdv.engines.engine import Change, Engine, Found, Reading, Settings, Target, check_names, names, take_bool, take_int
+from pdv.engines.engine import (
+    Change,
+    Engine,
+    Found,
+    Reading,
+    Settings,
+    Target,
+    check_names,
+    names,
+    take_bool,
+    take_dtype,
+    take_int,
+)
 from pdv.engines.parsing import parse_json_object
 from pdv.manual.configuration import Configuration
 
@@ -53,7 +65,7 @@ class Transformers(Engine):
             yield Change({"precision": "mixed"}, "parameters are float32, or of compute's type")
         if target.dtype == "float16" and given.precision == "mixed":
             yield Change({"precision": "as-emitted"}, "fsdp_mixed_precision is of bfloat16")
-        if given.precision == "mixed" and given.data * given.tp > 1 and given.data == 1:
+        if given.precision == "mixed" and given.data == 1 < given.tp:
             yield Change({"precision": "as-emitted"}, "fsdp_mixed_precision is of FSDP2")
 
     def in_script(self, given: Configuration) -> Mapping[str, str]:
@@ -94,9 +106,7 @@ class Transformers(Engine):
         mixed = take_bool(said.get("fsdp_mixed_precision", False), "fsdp_mixed_precision")
         settings["precision"] = "mixed" if mixed else "as-emitted"
         unpriced = ("fsdp_cpu_offload",) if said.get("fsdp_cpu_offload") else ()
-        dtype = "bfloat16" if mixed else said.get("dtype")
-        if dtype not in (None, "float32", "bfloat16", "float16"):
-            raise UsageError(f"dtype is {dtype!r}", "Allowed: float32, bfloat16, float16")
+        dtype = "bfloat16" if mixed else take_dtype(said.get("dtype"))
         settings |= read_settings(str(said["in_script"])) if said.get("in_script") else {}
         return Found(settings, dtype, unpriced, tuple(name for name in said if name in ("fsdp_plan", "ep_plan")))
 
