@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
-from ir.scaling.rows import fewer_rows
+from ir.scaling.rows import micro_batch
 from ir.types import DType
 from pdv.cluster import Cluster
 from pdv.cluster.units import MEMORY
@@ -102,7 +102,7 @@ def _mildest(ways: Iterator[Remedy]) -> list[Remedy]:
 def _accumulate(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -> Iterator[Remedy]:
     """Gradients of several smaller batches added up, one optimizer step behind them."""
     for count in MICRO_BATCHES:
-        smaller = fewer_rows(graph, count)
+        smaller = micro_batch(graph, count)
         if smaller is None:
             return
         needed = _smallest(problems, smaller, cluster, micro_batches=count)

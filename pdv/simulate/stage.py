@@ -89,7 +89,8 @@ class Lowered:
         key = (links.devices, links.counts, links.axes, links.coupled, links.streams, links.sums)
         if key not in self._kinds:
             prices = tuple(self._price(device) for device in links.devices)
-            segments = Segments(links, prices, self.workload.execution, self.calibration)
+            stages = self.workload.stages.count
+            segments = Segments(links, prices, self.workload.execution, self.calibration, stages)
             self._kinds[key] = Kind(links, prices, segments, Engine())
         return self._kinds[key]
 

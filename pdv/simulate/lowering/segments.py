@@ -48,7 +48,7 @@ class Segments:
     """Segments by content, for stages of one kind."""
 
     def __init__(
-        self, links: Links, prices: Sequence[DevicePrices], execution: Execution, calibration: Calibration
+        self, links: Links, prices: Sequence[DevicePrices], execution: Execution, calibration: Calibration, stages: int
     ) -> None:
         self.links, self.prices, self.execution = links, prices, execution
         self._known: dict[Hashable, Segment] = {}
@@ -58,8 +58,8 @@ class Segments:
             picoseconds(calibration.host_forward_s) if gpu else 0,
             picoseconds(calibration.host_backward_s) if gpu else 0,
         )
-        shared = execution.micro_batches > 1 and any(device.share < 1.0 for device in links.devices)
-        begin_s = calibration.host_pass_s if gpu else calibration.turn_cpu_s if shared else 0.0
+        waits = stages > 1 and any(device.share < 1.0 for device in links.devices)
+        begin_s = calibration.host_pass_s if gpu else calibration.turn_cpu_s if waits else 0.0
         self.begin = picoseconds(begin_s)
         light = execution.overlap.light
         slowdown = calibration.overlap_slowdown_light if light else calibration.overlap_slowdown

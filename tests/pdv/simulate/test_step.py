@@ -101,13 +101,14 @@ def test_a_small_model_on_a_gpu_takes_what_its_host_takes() -> None:
 def test_micro_batches_wait_for_a_core_that_processes_share() -> None:
     """By as much as the constant says, in each pass behind another process; never with a core of one's own."""
 
-    def host_s(count: int, share: float) -> float:
-        device, spec = {"preset": "cpu-core", "share": share}, f"pp=2,batch=8,mbs={8 // count}"
+    def host_s(count: int, share: float, stages: int = 2) -> float:
+        device, spec = {"preset": "cpu-core", "share": share}, f"pp={stages},batch=8,mbs={8 // count // (2 // stages)}"
         work = gpt(spec, nodes=1, devices=2, device=device, link="loopback-gloo", network=None)
         shares = simulate(replace(work, execution=replace(work.execution, eager=True))).breakdown
         return max(one.parts.get("host", 0) for one in shares) / PICO
 
     assert host_s(8, 1.0) == host_s(4, 1.0)
+    assert host_s(4, 0.5, 1) == host_s(2, 0.5, 1)  # nothing is received
     assert host_s(8, 0.5) >= host_s(4, 0.5) + 4 * CALIBRATION.turn_cpu_s
 
 
