@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup lint structure format test test-unit test-distributed test-slow demo bench-smoke clean
+.PHONY: setup lint structure format test test-unit test-distributed test-slow demo bench-smoke docs docs-check clean
 
 setup: .venv/ready
 
@@ -47,6 +47,19 @@ demo: setup
 bench-smoke: setup
 	@for script in $$(grep -l '^def main' benchmarks/*.py); do \
 		echo "$$script --smoke"; $(BIN)/python $$script --smoke || exit 1; done
+
+.venv/docs: .venv/ready
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
+
+# The site, in build/site. A link, a heading or a page that is not there ends the build.
+docs: .venv/docs
+	$(BIN)/python -m tools.site build/pages
+	$(BIN)/sphinx-build -q -W --keep-going build/pages build/site
+
+# That, and what the pages say: commands, programs, errors, figures.
+docs-check: docs
+	$(BIN)/pytest -q tests/test_docs.py tests/test_commands.py tests/test_errors.py tests/pdv/cli/test_app.py
 
 clean:
 	rm -rf .venv build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 import textwrap
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
+from typer.core import TyperCommand, TyperGroup
 
 from benchmarks.figures import pages
+from pdv.cli.app import app
 from pdv.cluster import load_cluster
 from pdv.cluster.nodes import NODES
 from pdv.cluster.presets import DEVICES, LINKS
+from tools.site import CONTENTS, OUTSIDE, assemble
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -22,6 +28,11 @@ def blocks(page: Path) -> list[str]:
     """The indented blocks of a page."""
     found = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page.read_text(encoding="utf-8"), re.MULTILINE)
     return [textwrap.dedent(block).lstrip("\n") for block in found]
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page that are of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 CLUSTERS = [block for page in PAGES for block in blocks(page) if block.startswith("nodes:")]
@@ -70,9 +81,8 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 
 def test_nothing_cites_what_is_not_here() -> None:
-    files = [
-        path for root in ("ir", "pdv", "learned_cost", "tests", "benchmarks") for path in (ROOT / root).rglob("*.py")
-    ]
+    roots = ("ir", "pdv", "learned_cost", "tests", "benchmarks", "tools")
+    files = [path for root in roots for path in (ROOT / root).rglob("*.py")]
     cited = re.compile(r"\b(DESIGN|STYLE|MACHINE)(\.md| section|:)|/shared\b")
     assert not [path for path in (*files, *PAGES) if path != Path(__file__) and cited.search(path.read_text("utf-8"))]
     for path in (*files, *PAGES):
@@ -89,3 +99,54 @@ def test_the_hosted_ci_runs_what_is_run_by_hand() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+PROGRAMS = [
+    (page.name, text)
+    for page in PAGES
+    for text in (*fenced(page, "python"), *blocks(page))
+    if re.match(r"(import|from) \w", text) or text in fenced(page, "python")
+]
+
+
+@pytest.mark.parametrize(("page", "text"), PROGRAMS, ids=[page for page, _ in PROGRAMS])
+def test_python_is_python(page: str, text: str) -> None:
+    ast.parse(text, filename=page)
+
+
+def commands() -> dict[str, set[str]]:
+    """Each use of pdv that a page prints, and where; what is to fail stands in blocks behind $, and is left out."""
+    found: dict[str, set[str]] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        shown = [*blocks(page), *fenced(page, r"\w*")]
+        lines = [line.strip() for block in shown for line in block.replace("\\\n", " ").splitlines()]
+        for line in [*lines, *re.findall(r"`(pdv [^`\n]+)`", text)]:
+            if re.match(r"pdv [a-z-]", line):
+                found.setdefault(line, set()).add(page.name)
+    return found
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_that_are_shown_exist(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    command = typer.main.get_command(app)
+    while isinstance(command, TyperGroup) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+        assert words[0] in command.commands, f"{line!r} in {commands()[line]}: no command {words[0]!r}"
+        command = command.commands[words.pop(0)]
+    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help", "-h"}
+    words = words[: words.index("--")] if "--" in words else words
+    named = {re.split("[=,;)]", word)[0] for word in words if re.match(r"--?[a-z]", word)}
+    assert isinstance(command, TyperCommand | TyperGroup)
+    assert named <= known, f"{line!r} in {commands()[line]}: no option {named - known}"
+
+
+def test_every_page_has_its_place_on_the_site(tmp_path: Path) -> None:
+    """And only there: `make docs` builds the site strictly, in which a page without a place is an error."""
+    assemble(tmp_path / "pages")
+    written = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").glob("*.md")}
+    named = [page for section in CONTENTS.values() for page in section]
+    outside = {Path(place).stem for place in OUTSIDE.values()} - {"index"}
+    assert sorted(named) == sorted(written | outside | {"decisions/index"})
+    for page in named:
+        assert (tmp_path / "pages" / f"{page}.md").exists()

@@ -66,7 +66,7 @@ def test_imports_follow_the_table(module: Module) -> None:
     runs_torch = any(entry.name == "torch" for entry in imports(module.tree) if entry.kind != "types")
     for entry in imports(module.tree):
         imported, eager = entry.name.split(".")[0], entry.kind == "eager"
-        if imported in (*PACKAGES, "tests", "benchmarks", "examples"):
+        if imported in (*PACKAGES, "tests", "benchmarks", "examples", "tools"):
             door = imported == "learned_cost" and name in LEARNED_COST_DOORS and not eager
             assert imported in ALLOWED[package] or door, f"{name} imports {imported}"
         elif name in WITHOUT_TRAINING:

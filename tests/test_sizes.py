@@ -29,7 +29,7 @@ EXCEPTIONS: dict[str, str] = {  # "file" or "file:function" -> why it is right a
 
 FILES = sorted(
     path
-    for folder in ("ir", "pdv", "learned_cost", "tests", "benchmarks", "examples")
+    for folder in ("ir", "pdv", "learned_cost", "tests", "benchmarks", "examples", "tools")
     for path in (ROOT / folder).rglob("*.py")
     if "golden" not in path.relative_to(ROOT).parts
 )
