@@ -1,8 +1,8 @@
 """`pdv`: the commands put together, and the one place where an error becomes a message and an exit code.
 
 0 done, 2 usage, 3 bad model, 4 unsupported operators, 5 bad cluster, 6 no plan fits, 7 verification failed,
-8 bad measurements or weights, 9 cannot write, 10 interrupted, and the best plan so far was taken, 70 our own fault,
-130 interrupted.
+8 bad measurements or weights, 9 cannot write, 10 interrupted, and the best plan so far was taken,
+11 some of several jobs failed, 70 our own fault, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pdv
 from ir.errors import InternalError, NoPlanFitsError, PdvError, UsageError
 from pdv.cli import cluster, cost, diff, doctor, explain, launch, optimize, profile, rules, simulate, verify
 from pdv.cli.engines import exporting, importing
+from pdv.cli.jobs import plan
 from pdv.cli.output import print_error
 from pdv.guard import guarded
 
@@ -27,8 +28,8 @@ ALLOCATED = 50_000  # objects, beyond which cycles are looked for: by default (7
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 COMMANDS = (
-    "optimize", "verify", "explain", "report", "simulate", "diff", "export", "import", "launch", "bench", "reshard",
-    "cluster", "doctor", "rules", "profile", "cost",
+    "optimize", "plan", "verify", "explain", "report", "simulate", "diff", "export", "import", "launch", "bench",
+    "reshard", "cluster", "doctor", "rules", "profile", "cost",
 )  # fmt: skip
 GROUPS = ("cluster", "rules", "cost")  # those that have commands of their own
 
@@ -41,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(optimize.optimize)
+app.command()(plan.plan)
 app.command()(verify.verify)
 app.command()(explain.explain)
 app.command()(explain.report)

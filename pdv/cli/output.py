@@ -29,10 +29,10 @@ def print_error(
         print_json(command, error={"slug": slug, "message": message, "exit_code": exit_code, **(facts or {})})
     else:
         with suppress(OSError):  # a full disk: the exit code tells all that can be told
-            print(f"error: {_one_line(message)}", file=sys.stderr)
+            print(f"error: {one_line(message)}", file=sys.stderr)
 
 
-def _one_line(message: str) -> str:
+def one_line(message: str) -> str:
     """A message without what would end its line or move it, as names of a user's may have."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
 

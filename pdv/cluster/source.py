@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ir.errors import ClusterError, did_you_mean
+from ir.errors import ClusterError, PdvError, did_you_mean
 from ir.files.plain_yaml import check_plain
 from ir.files.reading import FileKind, read_text, shown
 from pdv.cluster.units import ValueProblem, shorten
@@ -59,6 +59,52 @@ def common_mistake(
         known = known_keys(place[:-1])
         return "unknown key", f"Known keys: {', '.join(known)}", did_you_mean(str(place[-1]), known) or "Remove it"
     return ("missing", "", f"Add `{place[-1]}: ...`") if problem["type"] == "missing" else None
+
+
+# what pydantic's kinds of errors want, in words
+WANTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping, `key: value`",
+    "greater_than_equal": "1 or more",
+    "int_type": "a whole number",
+    "list_type": "a list, `- entry`",
+    "model_attributes_type": "a mapping, `key: value`",
+    "model_type": "a mapping, `key: value`",
+    "string_type": "a text",
+}
+
+
+def explain_first(
+    error: ValidationError, source: Source, known_keys: Callable[[Place], Sequence[str]]
+) -> tuple[str, str, str]:
+    """What, allowed and mend of the first problem by line; the others are counted."""
+    (place, first), *others = source.by_line(error)
+    what, allowed, mend = common_mistake(first, place, known_keys) or _explain(first)
+    more = f" (and {len(others)} more problems)" if others else ""
+    return f"{source.where(place)}: {what}{more}", allowed, mend
+
+
+def _explain(problem: dict[str, Any]) -> tuple[str, str, str]:  # Any: pydantic's details
+    """What, allowed and mend for one error of pydantic."""
+    value = problem["input"]
+    shown = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else shorten(value)
+    allowed = WANTED.get(problem["type"], str(problem["msg"]))
+    return f"{shown} is not allowed here", f"Allowed: {allowed}" if problem["type"] in WANTED else allowed, ""
+
+
+def read_yaml_as(path: Path, error: type[PdvError], wanted: str) -> Source:
+    """The data of a file that describes no cluster; ``wanted``: what it is to say.
+
+    Raises:
+        PdvError: ``error``, as ``read_yaml``.
+    """
+    try:
+        return read_yaml(path)
+    except ClusterError as found:
+        mend = found.mend
+        if "examples/clusters" in mend:
+            mend = wanted if path.is_file() else "Give the path of a YAML file"
+        raise error(found.what, found.allowed, mend) from None
 
 
 def read_yaml(path: Path) -> Source:

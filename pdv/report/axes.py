@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pdv.plan.running import ACCUMULATE, RECOMPUTE, ROUND, STAGE
 
 IDLE = "idle, every device along it does the same work"
 UNNAMED = "cuts that have no name"
@@ -22,3 +24,26 @@ def _leave_unnamed(document: Document, axis: str) -> str:
     stored = (step["bindings"]["sharding"] for step in document["derivation"] if step["kind"] == "storage")
     rests = any(sharding.split(",")[place] != "I" for sharding in stored)
     return UNNAMED if cut or rests else IDLE
+
+
+def strategy_text(document: Document) -> str:
+    """The whole plan in one line: "2 stages (1f1b), 4 micro-batches; dp=8: ZeRO-3; recomputation"."""
+    steps = document["derivation"]
+    uses = axis_uses(document)
+    parts = [", ".join(_running(steps))] if _running(steps) else []
+    parts += [f"{axis['name']}={axis['size']}: {uses[axis['name']]}" for axis in document["mesh"]]
+    rules = {step["rule"] for step in steps}
+    parts += ["recomputation"] if RECOMPUTE in rules else []
+    parts += ["mixed precision"] if ROUND in rules else []
+    return "; ".join(parts) or "one device"
+
+
+def _running(steps: Sequence[Document]) -> list[str]:
+    """Stages and micro-batches."""
+    words = []
+    staged = next((step["bindings"] for step in steps if step["rule"] == STAGE), None)
+    if staged is not None:
+        turns = "" if "ranks" not in staged else f", {staged['of'] // staged['ranks']} on each rank"
+        words.append(f"{staged['of']} stages ({staged['order']}{turns})")
+    taken = next((step["bindings"] for step in steps if step["rule"] == ACCUMULATE), None)
+    return words + ([] if taken is None else [f"{taken['micro_batches']} micro-batches"])

@@ -1,0 +1,1 @@
+"""`pdv plan`: many models and clusters in one go."""
