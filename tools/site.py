@@ -28,7 +28,7 @@ OUTSIDE = {
 CONTENTS = {
     "How to": (
         "clusters", "new-hardware", "operators", "rules", "pins", "training", "loops", "launch", "bench", "report",
-        "simulate", "engines",
+        "simulate", "jobs", "engines",
     ),
     "Ideas": (
         "architecture", "searches", "proof", "cost-model", "collectives", "simulator", "memory", "decisions/index",
