@@ -33,7 +33,7 @@ CONTENTS = {
     "Ideas": (
         "architecture", "searches", "proof", "cost-model", "collectives", "simulator", "memory", "decisions/index",
     ),
-    "Reference": ("errors", "plan-format", "profiles", "coverage"),
+    "Reference": ("api", "errors", "plan-format", "profiles", "coverage"),
     "Measured": ("figures", "records"),
     "Project": ("contributing", "style", "changelog"),
 }  # fmt: skip

@@ -27,7 +27,7 @@ from pdv.pcg.techniques import techniques
 from pdv.plan.certificate import certificate_document
 from pdv.plan.derivation import LEAVE, STORE, to_steps
 from pdv.plan.running import RUNNING, read_precision
-from pdv.plan.seal import FORMAT_VERSION, Document, check_version, damage_error, finite
+from pdv.plan.seal import Document, check_version, damage_error, finite, version_fields
 from pdv.plan.steps import operators
 from pdv.problem import Assignment, Derived, Problem
 from pdv.problem.workload import bucket_bytes
@@ -88,7 +88,7 @@ def facts_document(
     source = problem.graph
     opaque = _opaque(graph, derived, cost)
     return {
-        "format_version": FORMAT_VERSION,
+        **version_fields(),
         "source": {
             "name": source.name,
             "hash": source.digest,

@@ -16,7 +16,8 @@ from typing import Any
 from ir.errors import PdvError, UsageError, VerificationError
 from ir.files.reading import FileKind, parse_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 2  # major: raised when a field changes its meaning or vanishes, or a new one is needed
+FORMAT_MINOR = 0  # raised with fields that a reader may leave aside; written as `format_minor` from 1 on
 DOCUMENT = "plan.json"
 PLAN = FileKind(1 << 27, VerificationError, wanted="Plan again")
 CHECKSUM = "checksum"
@@ -68,22 +69,54 @@ def parse_document(text: str) -> Document:
     return document
 
 
+def version_fields() -> Document:
+    """What a document says of its own format."""
+    return {"format_version": FORMAT_VERSION, **({"format_minor": FORMAT_MINOR} if FORMAT_MINOR else {})}
+
+
 def check_version(document: Mapping[str, Any]) -> None:
-    """Whether this program wrote documents like this one.
+    """Whether this program reads documents like this one: of its own major version, whatever the minor one.
 
     Raises:
         VerificationError: if it is of another version.
     """
-    version = document.get("format_version")
-    if version != FORMAT_VERSION or isinstance(version, bool):
-        what = f"{DOCUMENT} has format_version {version!r}"
-        raise VerificationError(what, f"Allowed: {FORMAT_VERSION}, which this pdv writes", "Plan again")
+    major, minor = document.get("format_version"), document.get("format_minor", 0)
+    if any(isinstance(part, bool) or not isinstance(part, int) or part < 0 for part in (major, minor)):
+        raise damage_error(f"format_version is {major!r}, format_minor {minor!r}")
+    if major == FORMAT_VERSION:
+        return
+    mend = f"Plan again{_by_command(document)}"
+    if major > FORMAT_VERSION:
+        mend = f"Update pdv, or {mend[0].lower()}{mend[1:]}"
+    which = "a newer" if major > FORMAT_VERSION else "an older"
+    what = f"{DOCUMENT} has format {major}.{minor}, of {which} pdv"
+    raise VerificationError(what, f"Allowed: {FORMAT_VERSION}.x, which this pdv writes", mend)
+
+
+def check_minor(document: Mapping[str, Any]) -> None:
+    """Whether every field may be known: who believes nothing cannot leave fields aside.
+
+    Raises:
+        VerificationError: if the document is of a newer minor version.
+    """
+    minor = document.get("format_minor", 0)
+    if minor > FORMAT_MINOR:
+        what = f"{DOCUMENT} has format {FORMAT_VERSION}.{minor}, of a newer pdv: this one can read it, not verify it"
+        raise VerificationError(what, f"Allowed: up to {FORMAT_VERSION}.{FORMAT_MINOR}", "Update pdv")
+
+
+def _by_command(document: Mapping[str, Any]) -> str:
+    """The command that made a plan, if it is one that may be shown."""
+    command = document.get("command")
+    shown = isinstance(command, str) and command.isprintable() and command.startswith("pdv ") and len(command) <= 400
+    return f": {command}" if shown else ""
 
 
 def damage_error(error: object) -> VerificationError:
     """The error of a plan.json that says what no plan says."""
     said = repr(error) if isinstance(error, Exception) else str(error)
-    return VerificationError(f"{DOCUMENT} is damaged: {said}", "The file that `pdv optimize` wrote", "Plan again")
+    what = f"{DOCUMENT} is damaged, or of another version of pdv: {said}"
+    return VerificationError(what, "The file that this `pdv optimize` wrote", "Plan again")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from pdv.guard import guarded
 from pdv.plan.package import read_document
 from pdv.plan.proofs import checked_document, proof_document
 from pdv.plan.running import running_of
-from pdv.plan.seal import damage_error, refusing
+from pdv.plan.seal import check_minor, damage_error, refusing
 from pdv.prices import priced_by
 from pdv.report.loaded import Document, Loaded, load_document, read_planned
 from pdv.verification.fields import CLAIMED, RUN, check_fields, difference
@@ -71,7 +71,7 @@ def verify(
         VerificationError: naming the file, and in plan.json the field, that is not as it should be.
     """
     folder = Path(directory)
-    read_document(folder)
+    check_minor(read_document(folder))
     with refusing():
         document, source = read_planned(folder)
         compute = _compute(document, cost)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,11 @@ from benchmarks.golden import digest, digests, texts
 from pdv.emit import templates
 from pdv.emit.emission import module_texts
 from pdv.page import REPORT
-from tests.conftest import Golden
+from pdv.plan.seal import FORMAT_MINOR, FORMAT_VERSION
+from tests.conftest import GOLDEN, Golden
 from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
+from tests.test_docs import ROOT
 
 if TYPE_CHECKING:
     from pdv.plan.package import Plan
@@ -126,6 +129,40 @@ def record(plan: Plan, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+BY_NAME = (
+    ".techniques", ".splits", ".memory_bytes", ".peak_bytes", ".breakdown_s", ".sources", ".sizes", ".weights",
+    ".files", ".cluster.mesh", ".state.names", ".memory_breakdown_bytes", ".peak_flops",
+)  # fmt: skip
+"""Fields of plan.json whose keys are names of axes, devices, tensors and the like."""
+
+
+def fields(value: Any, path: str = "") -> Iterator[str]:
+    """The fields of a document, without what they hold."""
+    if isinstance(value, Mapping):
+        for name, entry in value.items():
+            at = f"{path}.*" if path.endswith(BY_NAME) else f"{path}.{name}"
+            yield at
+            yield from fields(entry, at)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from fields(entry, path)
+
+
+def check_format(name: str, saved: Mapping[str, Any], golden: Golden) -> None:
+    """No field comes or goes without a version: a new one that readers may leave aside raises ``FORMAT_MINOR``."""
+    head = f"format {FORMAT_VERSION}.{FORMAT_MINOR}"
+    listed = sorted({field.removeprefix(".") for field in fields(saved)})
+    known = GOLDEN / "plans" / f"format-{name}.txt"
+    before = known.read_text(encoding="utf-8").splitlines() if known.exists() else [""]
+    changed = sorted(set(listed) ^ set(before[1:]))
+    assert not changed or before[0] != head, f"pdv/plan/seal.py: raise the version of the format for {changed}"
+    golden(f"plans/format-{name}.txt", "\n".join([head, *listed]) + "\n")
+    page = (ROOT / "docs" / "plan-format.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"`([a-z_]+)`", " ".join(re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE))))
+    assert set(saved) <= rows, "docs/plan-format.md says what each field means"
+    assert page.startswith(f"# plan.json, {head}\n")
+
+
 @pytest.mark.parametrize("name", [*FULL, *DIGESTED])
 def test_a_plan_is_what_was_recorded(name: str, golden: Golden, tmp_path: Path) -> None:
     plan = planned((FULL | DIGESTED)[name])
@@ -135,6 +172,8 @@ def test_a_plan_is_what_was_recorded(name: str, golden: Golden, tmp_path: Path) 
         golden(f"emitted/{name}.py.txt", model)
         assert texts(plan)["model.py"] == model, "benchmarks/golden.py digests what is written"
     golden(f"emitted/{name}.txt", record(plan, folder))
+    if name in ("zero-3", "pipeline"):
+        check_format(name, json.loads((folder / "plan.json").read_text(encoding="utf-8")), golden)
 
 
 def test_what_every_package_holds_is_what_was_recorded(golden: Golden) -> None:

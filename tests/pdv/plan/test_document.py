@@ -79,7 +79,7 @@ def test_one_device_is_a_plan_too() -> None:
 
 
 def test_another_version_is_refused() -> None:
-    with pytest.raises(VerificationError, match="format_version"):
+    with pytest.raises(VerificationError, match="of an older pdv"):
         read_problem({**document(), "format_version": 1}, GRAPH)
 
 
