@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ir.errors import PdvError, UsageError, VerificationError
 from ir.files.reading import FileKind, parse_json
@@ -81,7 +81,7 @@ def check_version(document: Mapping[str, Any]) -> None:
         VerificationError: if it is of another version.
     """
     major, minor = document.get("format_version"), document.get("format_minor", 0)
-    if any(isinstance(part, bool) or not isinstance(part, int) or part < 0 for part in (major, minor)):
+    if not (_is_count(major) and _is_count(minor)):
         raise damage_error(f"format_version is {major!r}, format_minor {minor!r}")
     if major == FORMAT_VERSION:
         return
@@ -91,6 +91,10 @@ def check_version(document: Mapping[str, Any]) -> None:
     which = "a newer" if major > FORMAT_VERSION else "an older"
     what = f"{DOCUMENT} has format {major}.{minor}, of {which} pdv"
     raise VerificationError(what, f"Allowed: {FORMAT_VERSION}.x, which this pdv writes", mend)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def check_minor(document: Mapping[str, Any]) -> None:
