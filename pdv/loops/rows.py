@@ -1,0 +1,114 @@
+"""Batches of a loop that is not ours: rows that divide, the same on all ranks, and outputs put together again.
+
+Entry points: ``take_rows``, ``whole_rows``, ``check_alike``, ``CausalLoss``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from ir.errors import UsageError
+from pdv.loops.pieces import pieces_of
+
+IGNORED = -100
+"""A label that counts for nothing, as torch's losses have it."""
+LossFn = Callable[[Any, Any], Any]  # as train_step of a package takes it
+
+
+def input_names(model: Any) -> tuple[str, ...]:  # Any: an emitted model
+    """Of what a model takes, in order.
+
+    Raises:
+        UsageError: if it is no emitted model.
+    """
+    pieces_of(model)
+    for hook in model._forward_pre_hooks.values():  # noqa: SLF001  # public in effect: what the package checks by
+        if isinstance(hook, partial) and isinstance(hook.args[0], Mapping):
+            return tuple(hook.args[0])
+    return tuple(inspect.signature(model.forward).parameters)
+
+
+def rows_of(model: Any) -> int:
+    """What the number of rows of a batch must be a multiple of."""
+    return int(model.data_world * model.micro_batches)
+
+
+def take_rows(model: Any, given: Sequence[Tensor], *, fill: bool) -> list[Tensor]:
+    """Inputs, and labels as the last, of as many rows as the plan can cut.
+
+    fill: with copies of the last row whose labels count for nothing, which is right where rows do not meet.
+
+    Raises:
+        UsageError: if rows are missing.
+    """
+    rows, least = given[0].size(0), rows_of(model)
+    more = -rows % least
+    if not more:
+        return list(given)
+    *inputs, labels = given
+    if not fill or labels.is_floating_point():
+        raise UsageError(
+            f"a batch of {rows} rows",
+            f"A multiple of {least}, which the plan cuts it into",
+            "Drop the last, smaller batch (dataloader_drop_last, drop_last), or take batches of another size",
+        )
+    filled = [torch.cat([x, x[-1:].expand(more, *x.shape[1:])]) for x in inputs]
+    return [*filled, torch.cat([labels, torch.full_like(labels[-1:].expand(more, *labels.shape[1:]), IGNORED)])]
+
+
+def whole_rows(model: Any, output: Tensor) -> Tensor:
+    """All rows of an output, on every rank."""
+    for axis in reversed(model.batch_axes):
+        if axis.size > 1:
+            parts = [torch.empty_like(output, memory_format=torch.contiguous_format) for _ in range(axis.size)]
+            dist.all_gather(parts, output.contiguous(), group=axis.group)
+            output = torch.cat(parts)
+    return output
+
+
+def check_alike(given: Sequence[Tensor]) -> None:
+    """Whether all ranks were given the same batch.
+
+    Raises:
+        UsageError: on all ranks, if they were not: each would train another model.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    sums = torch.stack([x.detach().double().sum() + x.detach().double().square().sum() for x in given])
+    ends = torch.cat([sums, -sums])
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    if not torch.equal(ends[: len(sums)], -ends[len(sums) :]):
+        raise UsageError(
+            "ranks were given different batches",
+            "The whole batch on every rank",
+            "Take loaders that are not cut by ranks, with one seed",
+        )
+
+
+class CausalLoss:
+    """Cross-entropy of a language model whose labels are its inputs: what stands at ``i + 1`` is told at ``i``.
+
+    shift: False where labels are shifted already.
+    """
+
+    def __init__(self, *, shift: bool = True) -> None:
+        self.shift = shift
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum over the tokens that count, and how many these are."""
+        if self.shift:
+            labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        summed = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        return summed, (labels != IGNORED).sum()
+
+    def weigh(self, labels: Tensor) -> Tensor:
+        """How many tokens count."""
+        return (labels[:, 1:] if self.shift else labels).ne(IGNORED).sum()
