@@ -8,29 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 from transformers import Trainer
+from transformers.trainer_utils import has_length
 from typing_extensions import override
 
 from ir.errors import UsageError
 from pdv.loops.checkpoint import load_checkpoint, save_checkpoint
+from pdv.loops.evaluate import Mean, evaluate
 from pdv.loops.pieces import is_first
-from pdv.loops.rows import CausalLoss, LossFn, check_alike, input_names, take_rows, whole_rows
+from pdv.loops.rows import CausalLoss, LossFn, check_alike, check_rows, shapes_of
 
 FOLDER = "pdv"
 """In a checkpoint of the Trainer: weights and the optimizer's state as every plan reads them."""
+PLANNED = "the package computes as it was planned (--precision mixed, --dtype bfloat16)"
+CUTS = "how parameters are cut is the plan's"
+AGAIN = "what is computed again is the plan's (--recompute)"
 REFUSED = {
-    "bf16": "the package computes as it was planned (--precision mixed, --dtype bfloat16)",
-    "fp16": "the package computes as it was planned (--precision mixed, --dtype bfloat16)",
-    "fsdp": "how parameters are cut is the plan's",
-    "deepspeed": "how parameters are cut is the plan's",
-    "gradient_checkpointing": "what is computed again is the plan's (--recompute)",
+    **dict.fromkeys(("bf16", "fp16", "bf16_full_eval", "fp16_full_eval"), PLANNED),
+    **dict.fromkeys(("fsdp", "deepspeed", "parallelism_config"), CUTS),
+    **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), AGAIN),
+    "batch_eval_metrics": "metrics are of all rows at once",
     "label_smoothing_factor": "give a loss, as loss_fn",
     "auto_find_batch_size": "the plan was made for a batch that fits",
     "neftune_noise_alpha": "it hooks into a module that an emitted program does not have",
@@ -39,7 +42,7 @@ REFUSED = {
 }
 
 
-class PdvTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed throughout
+class PdvTrainer(Trainer):
     """A ``Trainer`` whose model a package built.
 
     loss_fn: as ``train_step`` of the package takes it, of labels that the batch has; default is that of a causal
@@ -66,18 +69,16 @@ class PdvTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed th
         config: Any = None,
         **named: Any,
     ) -> None:
-        self.inputs = input_names(model)
+        self.inputs = tuple(shapes_of(model))
         self.loss_fn: Any = CausalLoss() if loss_fn is None else loss_fn
         self.weigh = weigh or getattr(self.loss_fn, "weigh", None)
-        self.label, self.config = label, config
+        self.label, self.config, self.told = label, config, Mean()
+        _check_arguments(named.get("args", args[0] if args else None), named.get("compute_loss_func"))
         super().__init__(model, *args, **named)
         self.label_names = [label]
         self._signature_columns = [*self.inputs, label]
-        for name, why in REFUSED.items():
-            if getattr(self.args, name, None):
-                raise UsageError(f"{name} with an emitted model: {why}", f"Arguments without {name}", "Leave it out")
-        if self.compute_loss_func is not None:
-            raise UsageError("compute_loss_func sees the rows of one rank", "loss_fn, of (sum, weight)", "Give loss_fn")
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise UsageError(f"accelerate's FSDP or DeepSpeed with an emitted model: {CUTS}", "torchrun", "Start it so")
         if self.weigh is None and self.args.gradient_accumulation_steps > 1:
             raise UsageError(
                 "gradient_accumulation_steps of a loss whose weight is known behind it alone",
@@ -94,7 +95,9 @@ class PdvTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed th
         self.accelerator.prepare_model = lambda model, **_: model
         self.accelerator.prepare_data_loader = lambda loader, **_: loader
         self.accelerator.no_sync = lambda model: model.no_sync() if _is_plain(model) else nullcontext()
-        self.gather_function = lambda values, **_: values  # every rank has all
+        self.accelerator.gather = self.accelerator.gather_for_metrics = lambda values, **_: values  # each rank has all
+        self.accelerator.pad_across_processes = lambda values, **_: values
+        self.gather_function = self.accelerator.gather_for_metrics
 
     @override
     def _move_model_to_device(self, model: Any, device: Any) -> None:
@@ -102,10 +105,25 @@ class PdvTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed th
 
     @override
     def _get_dataloader(self, dataset: Any, description: str, batch_size: int, *args: Any, **named: Any) -> Any:
-        sampler = partial(_Shuffled, trainer=self)
-        if named.get("is_training") and not isinstance(dataset, torch.utils.data.IterableDataset):
-            args, named = (), {**named, "sampler_fn": sampler}
-        return super()._get_dataloader(dataset, description, batch_size * self.args.world_size, *args, **named)
+        """Of whole batches; no row is dropped where nothing is trained."""
+        training, drop = bool(named.get("is_training")), self.args.dataloader_drop_last
+        batch_size *= self.args.world_size
+        if training:
+            check_rows(self.model, batch_size)
+            if has_length(dataset) and not drop:
+                check_rows(self.model, len(dataset) % batch_size)
+        self.args.dataloader_drop_last = drop and training
+        try:
+            return super()._get_dataloader(dataset, description, batch_size, *args, **named)
+        finally:
+            self.args.dataloader_drop_last = drop
+
+    @override
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy == "sequential" or not has_length(dataset):
+            return super()._get_train_sampler(dataset)
+        return _Shuffled(dataset, self)
 
     # ---- A step ----
 
@@ -113,7 +131,8 @@ class PdvTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed th
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """Forward, loss and backward of one whole batch; the loss of it, on every rank."""
         model.train()
-        given = take_rows(model, self._given(inputs), fill=False)
+        given = self._given(inputs)
+        check_rows(model, given[0].size(0))
         if self.state.global_step % 100 == 0:
             check_alike(given)
         if num_items_in_batch is None or self.current_gradient_accumulation_steps == 1:
@@ -127,14 +146,14 @@ class PdvTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed th
         found: Tensor = model.train_step(given[:-1], given[-1], share, reduction="sum")
         return found
 
-    def _given(self, inputs: dict[str, Any]) -> list[Tensor]:
+    def _given(self, inputs: dict[str, Any], *, labels: bool = True) -> list[Tensor]:
         """Inputs in the model's order, and labels behind them.
 
         Raises:
             UsageError: naming one that the batch does not have.
         """
         prepared = self._prepare_inputs(inputs)
-        names = (*self.inputs, self.label)
+        names = (*self.inputs, *([self.label] if labels else []))
         if missing := [name for name in names if name not in prepared]:
             has = ", ".join(sorted(prepared))
             raise UsageError(f"a batch without {missing[0]}", f"{', '.join(names)}; it has {has}", "Mend the collator")
@@ -159,18 +178,31 @@ class PdvTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed th
         """Of those that decay: matrices; norms and biases have one dim, whatever they are called here."""
         return [name for name, parameter in model.named_parameters() if parameter.dim() > 1]
 
+    # ---- Evaluation ----
+
+    @override
+    def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
+        """As the Trainer's; the loss is that of all rows, whatever the batches, and no mean of batches' means."""
+        self.told = Mean()
+        output: Any = super().evaluation_loop(dataloader, *args, **{**named, "metric_key_prefix": metric_key_prefix})
+        if self.told.totals is not None:
+            output.metrics[f"{metric_key_prefix}_loss"] = self.told.value()
+        return output
+
     @override
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        """The mean loss of a whole batch, its outputs and its labels, on every rank."""
-        labels = self._given(inputs)[-1]
-        *given, wanted = take_rows(model, self._given(inputs), fill=True)
-        with torch.no_grad():
-            output = whole_rows(model, model(*given))
-            found = self.loss_fn(output, wanted)
-            loss = found[0] / found[1] if isinstance(found, tuple) else found
-        return (loss, None, None) if prediction_loss_only else (loss, output[: labels.size(0)], labels)
+        """The loss of a whole batch, its outputs and its labels, on every rank."""
+        has_labels = inputs.get(self.label) is not None
+        given = self._given(inputs, labels=has_labels)
+        labels = given.pop() if has_labels else None
+        terms, output = evaluate(model, given, labels, self.loss_fn, outputs=not prediction_loss_only)
+        if terms is None:
+            return None, output, None
+        self.told.add(terms)
+        loss = (terms[0] / terms[1]).sum()
+        return (loss, None, None) if prediction_loss_only else (loss, output, labels)
 
     # ---- Checkpoints: all ranks write, every plan reads ----
 
@@ -217,11 +249,21 @@ class PdvTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed th
         self.model.load_safetensors(self.state.best_model_checkpoint)
 
 
+def _check_arguments(args: Any, compute_loss: Any) -> None:
+    for name, why in REFUSED.items():
+        if getattr(args, name, None):
+            raise UsageError(f"{name} with an emitted model: {why}", f"Arguments without {name}", "Leave it out")
+    if (way := getattr(args, "train_sampling_strategy", "random")) not in {"random", "sequential"}:
+        raise UsageError(f"train_sampling_strategy={way!r}: ranks take one order", "random, sequential", "Take one")
+    if compute_loss is not None:
+        raise UsageError("compute_loss_func sees the rows of one rank", "loss_fn, of (sum, weight)", "Give loss_fn")
+
+
 class _Shuffled(Sampler[int]):
     """Each epoch's own order, the same on all ranks, and after a resumption."""
 
-    def __init__(self, dataset: Dataset[Any], trainer: PdvTrainer) -> None:
-        self.dataset: Any = dataset
+    def __init__(self, dataset: Any, trainer: PdvTrainer) -> None:
+        self.dataset = dataset
         self.trainer = trainer
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """Batches of a loop that is not ours: rows that divide, the same on all ranks, and outputs put together again.
 
-Entry points: ``take_rows``, ``whole_rows``, ``check_alike``, ``CausalLoss``.
+Entry points: ``check_rows``, ``check_alike``, ``CausalLoss``; what is told of rows without gradients: ``evaluate.py``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ IGNORED = -100
 LossFn = Callable[[Any, Any], Any]  # as train_step of a package takes it
 
 
-def input_names(model: Any) -> tuple[str, ...]:  # Any: an emitted model
-    """Of what a model takes, in order.
+def shapes_of(model: Any) -> Mapping[str, Sequence[int | str]]:  # Any: an emitted model
+    """The whole shape of each input by name, in order, a name in place of a size that may be any.
 
     Raises:
         UsageError: if it is no emitted model.
@@ -32,8 +32,8 @@ def input_names(model: Any) -> tuple[str, ...]:  # Any: an emitted model
     pieces_of(model)
     for hook in model._forward_pre_hooks.values():  # noqa: SLF001  # public in effect: what the package checks by
         if isinstance(hook, partial) and isinstance(hook.args[0], Mapping):
-            return tuple(hook.args[0])
-    return tuple(inspect.signature(model.forward).parameters)
+            return hook.args[0]
+    return dict.fromkeys(inspect.signature(model.forward).parameters, ())
 
 
 def rows_of(model: Any) -> int:
@@ -41,37 +41,18 @@ def rows_of(model: Any) -> int:
     return int(model.data_world * model.micro_batches)
 
 
-def take_rows(model: Any, given: Sequence[Tensor], *, fill: bool) -> list[Tensor]:
-    """Inputs, and labels as the last, of as many rows as the plan can cut.
-
-    fill: with copies of the last row whose labels count for nothing, which is right where rows do not meet.
+def check_rows(model: Any, rows: int) -> None:
+    """Whether the plan can cut a batch of so many rows.
 
     Raises:
-        UsageError: if rows are missing.
+        UsageError: if it cannot.
     """
-    rows, least = given[0].size(0), rows_of(model)
-    more = -rows % least
-    if not more:
-        return list(given)
-    *inputs, labels = given
-    if not fill or labels.is_floating_point():
+    if rows % (least := rows_of(model)):
         raise UsageError(
             f"a batch of {rows} rows",
             f"A multiple of {least}, which the plan cuts it into",
             "Drop the last, smaller batch (dataloader_drop_last, drop_last), or take batches of another size",
         )
-    filled = [torch.cat([x, x[-1:].expand(more, *x.shape[1:])]) for x in inputs]
-    return [*filled, torch.cat([labels, torch.full_like(labels[-1:].expand(more, *labels.shape[1:]), IGNORED)])]
-
-
-def whole_rows(model: Any, output: Tensor) -> Tensor:
-    """All rows of an output, on every rank."""
-    for axis in reversed(model.batch_axes):
-        if axis.size > 1:
-            parts = [torch.empty_like(output, memory_format=torch.contiguous_format) for _ in range(axis.size)]
-            dist.all_gather(parts, output.contiguous(), group=axis.group)
-            output = torch.cat(parts)
-    return output
 
 
 def check_alike(given: Sequence[Tensor]) -> None:

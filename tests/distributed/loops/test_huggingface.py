@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ir.errors import UsageError
 from tests.distributed.harness import run_ranks
 from tests.distributed.loops.plans import ROWS, STEPS, Texts, build, gpt2_config, gpt2_package
 
@@ -88,6 +89,23 @@ def test_twenty_steps_on_four_processes_are_those_of_one(
             torch.testing.assert_close(tensor, whole[2][name], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("bf16_full_eval", True), ("gradient_checkpointing", True), ("label_smoothing_factor", 0.1),
+     ("neftune_noise_alpha", 5.0), ("batch_eval_metrics", True), ("train_sampling_strategy", "group_by_length")],
+)  # fmt: skip
+def test_what_cannot_be_had_is_refused_by_name(name: str, value: Any, packages: Packages, tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    from pdv.loops.huggingface import PdvTrainer
+
+    given: dict[str, Any] = {"compute_metrics": lambda _: {}, "train_dataset": Texts(9)}
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **{name: value})
+    with pytest.raises(UsageError, match=name):
+        PdvTrainer(build(packages("hybrid")), args, **given)
+
+
+@pytest.mark.slow
 def test_transformers_reads_what_the_trainer_saved(packages: Packages, tmp_path: Path) -> None:
     from transformers import GPT2LMHeadModel
 
