@@ -168,6 +168,10 @@ class GradientSums:
         self._backward = -1  # autograd's number of the pass at whose end ``_end`` is called
         self._unfinished: list[Callable[[], None]] = []
 
+    def __deepcopy__(self, memo: Any) -> GradientSums:
+        """Of a copied model: nothing waits there."""
+        return GradientSums(self.device_mesh, self.bucket_bytes)
+
     def add_leaf(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:
         """A leaf of a parameter, a DTensor, that is summed over these axes."""
         assert isinstance(parameter, DTensor), "on one process there is nothing to sum"

@@ -59,6 +59,23 @@ class Axis:
         """For sums of gradients."""
         return self.sums or self
 
+    def __deepcopy__(self, memo: Any) -> Axis:
+        """Itself: a copy of a model runs on the same ranks."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is saved.
+
+        Raises:
+            TypeError: of an axis of several ranks, whose group is there while these run.
+        """
+        if self.group is not None:
+            raise TypeError(
+                "cannot-pickle: a model on several ranks holds their process groups, which no file keeps. Save "
+                "model.full_state_dict() or model.state_dict(), and build() the model again where it is read."
+            )
+        return self.__dict__
+
 
 def join_axes(
     axes: Sequence[Axis],

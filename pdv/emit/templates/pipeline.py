@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy, deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +88,10 @@ class PipelinedModule(ParallelModule):
         """The rank, in its pipeline, of a stage."""
         turn, place = divmod(number, self.mesh.stage.size)
         return self.mesh.stage.size - 1 - place if self.order in FOLDED and turn % 2 else place
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copied model: it makes schedules of its own."""
+        return {**self.__dict__, "_schedules": {}}
 
     # ---- Forward, without gradients where stages are apart ----
 
@@ -297,6 +302,12 @@ class _Tied:
             group = mesh.stage_group(ranks) if len(ranks) > 1 else None
             if own and group is not None:
                 self._here.append((getattr(*own[0]), group))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Tied:
+        """Of a copied model: its parameters, the same ranks."""
+        copied = copy(self)
+        copied._here = [(deepcopy(parameter, memo), group) for parameter, group in self._here]  # noqa: SLF001
+        return copied
 
     def held_before(self) -> list[Tensor]:
         """Those here that an earlier stage holds too."""

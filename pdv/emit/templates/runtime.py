@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -22,12 +23,23 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from .accumulate import Loss, accumulate
 from .checkpoints import load, save, whole_parts, with_names
 from .gradients import GradientSums, Leaves, local
-from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows
+from .losses import LossFn, check_rows, combine_rows
 from .optimizers import step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, own_group
 from .rounding import Rounding
 from .stored import Stored, Weights, join
-from .training import Batch, check_in_sync, check_inputs, clip_grad_norm, self_check, shard_batch, start_processes
+from .training import (
+    Batch,
+    check_in_sync,
+    check_inputs,
+    check_names,
+    clip_grad_norm,
+    copy_model,
+    self_check,
+    shard_batch,
+    start_processes,
+    train_step,
+)
 
 __all__ = ["Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh", "train_step"]
 
@@ -73,6 +85,10 @@ class Mesh:
         return own_group(
             self.ranks.mesh.flatten(1)[list(stages)].T if self.axes else self.ranks.mesh[None, list(stages)]
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
+        """Of a copied model: the same ranks, the tensors of the copy, and sums of its own."""
+        return replace(self, **{name: deepcopy(getattr(self, name), memo) for name in ("origins", "sums", "rounding")})
 
     def alone(self) -> Mesh:
         """A mesh of this process, with the same axes."""
@@ -195,6 +211,10 @@ class ParallelModule(nn.Module):
             self.register_forward_pre_hook(mesh.rounding.mark_others)
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
         self.check_every, self._steps = 0, 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """On the same ranks, with parameters and buffers of its own, and without gradients, as of any module."""
+        return copy_model(self, memo)
 
     def train_step(
         self,
@@ -319,6 +339,15 @@ class ParallelModule(nn.Module):
         self.mesh.sums.drop()
         super().zero_grad(set_to_none)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As of any module: what ``state_dict()`` of this program gave, of this rank.
+
+        Raises:
+            ValueError: of a state with other names, such as the source's, which ``load_full_state_dict`` takes.
+        """
+        check_names(self, state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
+
     def full_state_dict(self) -> dict[str, Tensor]:
         """Every parameter and buffer, whole, under all names and in the layout of the source model.
 
@@ -368,31 +397,3 @@ class ParallelModule(nn.Module):
     def whole_parts(self, read: Callable[[Tensor], Tensor | None], *, rest: bool) -> Iterator[dict[str, Tensor]]:
         """As ``whole``, one stored tensor after the other; all ranks must take all."""
         return whole_parts(self, read, rest=rest)
-
-
-def train_step(
-    model: nn.Module,
-    inputs: Batch,
-    target: Batch,
-    loss_fn: LossFn,
-    batch_axes: Sequence[Axis],
-    *,
-    reduction: Literal["mean", "sum"] = "mean",
-    rows: Literal["global", "local"] = "global",
-) -> Tensor:
-    """As ``ParallelModule.train_step``, of any model.
-
-    ``batch_axes``, slow to fast, are those along which its output is Shard(0); along the others it is Invariant. With
-    ``rows="local"`` ranks that differ only along the others pass the same rows.
-    """
-    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    if rows == "local":
-        check_rows(inputs, batch_axes)
-        inputs = [combine_rows(x, batch_axes) for x in inputs]
-    elif isinstance(target, Tensor):
-        target = own_rows(target, batch_axes)
-    else:
-        target = [own_rows(y, batch_axes) for y in target]
-    loss = batch_loss(loss_fn, model(*inputs), target, batch_axes, reduction)
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach()

@@ -57,6 +57,7 @@ class Files:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         if path.name.endswith(".json"):
             listed = json.loads(path.read_text(encoding="utf-8"))
             self._said: Mapping[str, str] = listed.get("metadata") or {}
@@ -83,6 +84,14 @@ class Files:
     def metadata(self) -> Mapping[str, str]:
         """What the files say beside their tensors."""
         return self._said
+
+    def __deepcopy__(self, memo: Any) -> Files:
+        """Itself: nothing of it changes."""
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple[Path]]:
+        """Saved with a model: where the files lie, to be opened there."""
+        return Files, (self._path,)
 
     def _file_of(self, name: str) -> Any:  # Any: it ships no types
         path = self._paths[name]

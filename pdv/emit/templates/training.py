@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from .gradients import local_piece
-from .losses import LossFn, own_rows
+from .gradients import Leaves, local_piece
+from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows
 from .parallel import Axis
 from .stored import Held, Weights
 
@@ -92,6 +93,65 @@ def check_inputs(
             raise ValueError(
                 f"wrong-size: {name} = {found} in the shapes of the inputs. This program takes {name} {what}."
             )
+
+
+def check_names(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Whether a state has a name of this program's own.
+
+    Raises:
+        ValueError: if it has none; torch would list all names, or with ``strict=False`` load nothing.
+    """
+    own = model.state_dict().keys()
+    if own and not own & state.keys():
+        raise ValueError(
+            f"other-names: a state of {next(iter(state), 'nothing')}, … and no name of this program's. Allowed: what "
+            "state_dict() of this model gave. Call model.load_full_state_dict(state) for the source's names."
+        )
+
+
+def copy_model(model: ParallelModule, memo: dict[int, Any]) -> ParallelModule:
+    """What ``copy.deepcopy`` gives."""
+    held = [(parameter, parameter.grad) for parameter in model.parameters()]
+    copied = memo[id(model)] = type(model).__new__(type(model))
+    try:
+        for parameter, _ in held:
+            parameter.grad = None  # torch cannot copy those that are DTensors
+        copied.__setstate__(deepcopy(model.__getstate__(), memo))  # type: ignore[no-untyped-call]
+    finally:
+        for parameter, grad in held:
+            parameter.grad = grad
+    for (parameter, _), own in zip(held, copied.parameters(), strict=True):
+        if (leaves := getattr(parameter, "leaves", None)) is not None:
+            own.leaves = Leaves(copied.mesh.sums, leaves.cuts)  # type: ignore[attr-defined]
+    return copied
+
+
+def train_step(
+    model: nn.Module,
+    inputs: Batch,
+    target: Batch,
+    loss_fn: LossFn,
+    batch_axes: Sequence[Axis],
+    *,
+    reduction: Literal["mean", "sum"] = "mean",
+    rows: Literal["global", "local"] = "global",
+) -> Tensor:
+    """As ``ParallelModule.train_step``, of any model.
+
+    ``batch_axes``, slow to fast, are those along which its output is Shard(0); along the others it is Invariant. With
+    ``rows="local"`` ranks that differ only along the others pass the same rows.
+    """
+    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    if rows == "local":
+        check_rows(inputs, batch_axes)
+        inputs = [combine_rows(x, batch_axes) for x in inputs]
+    elif isinstance(target, Tensor):
+        target = own_rows(target, batch_axes)
+    else:
+        target = [own_rows(y, batch_axes) for y in target]
+    loss = batch_loss(loss_fn, model(*inputs), target, batch_axes, reduction)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
 
 
 # ---- Over all ranks ----
