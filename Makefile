@@ -57,9 +57,10 @@ docs: .venv/docs
 	$(BIN)/python -m tools.site build/pages
 	$(BIN)/sphinx-build -q -W --keep-going build/pages build/site
 
-# That, and what the pages say: commands, programs, errors, figures.
+# That, and what the pages say: commands, programs, errors, figures; the tutorial from an empty environment (10 minutes).
 docs-check: docs
 	$(BIN)/pytest -q tests/test_docs.py tests/test_commands.py tests/test_errors.py tests/pdv/cli/test_app.py
+	$(BIN)/python -m tools.tutorial
 
 clean:
 	rm -rf .venv build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

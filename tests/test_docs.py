@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from pdv.cli.app import app
 from pdv.cluster import load_cluster
 from pdv.cluster.nodes import NODES
 from pdv.cluster.presets import DEVICES, LINKS
+from tools import reference, tutorial
 from tools.site import CONTENTS, OUTSIDE, assemble
 
 ROOT = Path(__file__).parent.parent
@@ -49,6 +51,44 @@ def test_figures_are_those_of_the_records() -> None:
     """`python benchmarks/figures.py` writes them; a figure of a record is written nowhere by hand."""
     for page, text in pages().items():
         assert page.read_text(encoding="utf-8") == text, f"{page.name} is not what benchmarks/figures.py writes"
+
+
+def test_the_reference_is_that_of_the_code() -> None:
+    """`python -m tools.reference` writes commands and fields."""
+    for page, text in reference.pages().items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name} is not what python -m tools.reference writes"
+
+
+def test_every_field_has_a_meaning() -> None:
+    page = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
+    rows = [row.split(" | ") for row in re.findall(r"^\| `.*", page, re.MULTILINE)]
+    assert len(rows) > 90
+    assert not [row[0] for row in rows if len(row) != 4 or not row[3].strip(" |")]
+
+
+def test_the_tutorial_has_steps_that_are_held_to_their_output() -> None:
+    steps = tutorial.read_page((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+    kinds = [step.kind for step in steps]
+    assert kinds.count("run") >= 5
+    assert kinds.count("expect") >= 5
+    assert all(before == "run" for before, kind in pairwise(kinds) if kind == "expect")
+    files = {step.name: step.text for step in steps if step.kind == "file"}
+    assert {"model.py", "plan.py", "train.py", "cluster.yaml"} <= set(files)
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("a 1.0 b\n…\nc", "x\na 1.1 b\ny\nc", True),
+        ("a 1.0 b", "a 1.5 b", False),
+        ("c\na", "a\nc", False),
+        ("step 0: loss 8.4853", "step 0: loss 8.4854", True),
+        ("step 0: loss 8.4853", "step 0: loss 8.4953", False),
+        ("a 1", "a one", False),
+    ],
+)
+def test_output_is_compared_by_words_and_numbers(expected: str, printed: str, same: bool) -> None:
+    assert (not tutorial.explain_difference(expected, printed)) == same
 
 
 def eval_devices(text: str) -> int:

@@ -26,6 +26,7 @@ OUTSIDE = {
 """Pages that lie outside docs/, and where they are on the site."""
 
 CONTENTS = {
+    "Start": ("tutorial",),
     "How to": (
         "clusters", "new-hardware", "operators", "rules", "pins", "training", "loops", "launch", "bench", "report",
         "simulate", "jobs", "engines",
@@ -33,7 +34,7 @@ CONTENTS = {
     "Ideas": (
         "architecture", "searches", "proof", "cost-model", "collectives", "simulator", "memory", "decisions/index",
     ),
-    "Reference": ("api", "errors", "plan-format", "profiles", "coverage"),
+    "Reference": ("commands", "fields", "api", "errors", "plan-format", "profiles", "coverage"),
     "Measured": ("figures", "records"),
     "Project": ("contributing", "style", "changelog"),
 }  # fmt: skip

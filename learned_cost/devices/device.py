@@ -43,16 +43,24 @@ class DeviceRecord(BaseModel):
 
     Attributes:
         name: as profiles have it in their column ``gpu``.
+        kind: what it is.
         aliases: other names: of presets of ``pdv.cluster``, of drivers (``torch.cuda.get_device_name``).
+        vendor, arch, compute_capability, year: as its maker tells.
         sm_count: units that run blocks of threads: SMs, compute units, Xe cores, cores of a CPU.
         fp32_cores: float32 lanes of all of them.
+        boost_hz: the clock that peaks are stated at.
         peak_flops: dense FLOP/s (OP/s) by dtype; the vector units' for fp32.
-        memory_bandwidth_bytes_per_s: of its own memory, nominal.
+        memory_bytes: of its own memory.
+        memory_bandwidth_bytes_per_s: of that memory, nominal.
         l2_bytes: the last cache before memory: a GPU's L2, a CPU's L3.
         shared_memory_bytes_per_sm: the memory next to each unit: a CPU core's own cache.
-        link_bytes_per_s: to devices of its node, per direction; host_link_bytes_per_s: to the host.
+        tdp_w: power that it is specified for.
+        link: what joins it to devices of its node.
+        link_bytes_per_s: to devices of its node, per direction.
+        host_link_bytes_per_s: to the host.
         internode_bytes_per_s: a device's share of its node's usual network.
-        source: where the numbers are from; ``sources`` by field where it is another.
+        source: where the numbers are from.
+        sources: by field, where it is another.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

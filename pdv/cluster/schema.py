@@ -40,7 +40,21 @@ END = re.compile(r"n(\*|[0-9]{1,6})\.g([0-9]{1,6})|[a-z][a-z0-9_-]{0,31}", re.AS
 
 
 class DeviceSpec(Spec):
-    """A device: a preset, or a description, or a preset with changes."""
+    """A device: a preset, or a description, or a preset with changes.
+
+    Attributes:
+        preset: the name of a device that ships; what else is given changes it.
+        name: of one that is described.
+        kind: what it is; a preset knows.
+        memory: what tensors may fill.
+        memory_bandwidth: of its own memory, nominal.
+        peak: dense rates by dtype; float32 at least.
+        launch_latency: from issuing a kernel to its start.
+        efficiency: the share of the peak that large products reach.
+        power: limits a preset: its clock falls with the cube root.
+        share: the part of its time that one process gets while all compute.
+        quota: whether that share is enforced by pausing it.
+    """
 
     preset: StrictStr | None = None
     name: Name | None = None
@@ -100,7 +114,14 @@ class DeviceSpec(Spec):
 
 
 class RateSpec(Spec):
-    """What links and networks are both described by: a preset, or a rate and a latency of one's own."""
+    """What links and networks are both described by: a preset, or a rate and a latency of one's own.
+
+    Attributes:
+        preset: the name of a link that ships; what else is given changes it.
+        name: of one that is described.
+        bandwidth: in one direction.
+        latency: of one message.
+    """
 
     preset: StrictStr | None = None
     name: Name | None = None
@@ -120,7 +141,11 @@ class RateSpec(Spec):
 
 
 class LinkSpec(RateSpec):
-    """A link inside a node: bandwidth per device and direction, or of `ports` that the devices of a part share."""
+    """A link inside a node: bandwidth per device and direction, or of `ports` that the devices of a part share.
+
+    Attributes:
+        ports: that many are shared by the devices of a part.
+    """
 
     ports: Count | None = None
 
@@ -133,7 +158,14 @@ class LinkSpec(RateSpec):
 
 
 class SwitchSpec(Spec):
-    """A kind of switch: `nodes` nodes are below each; what leaves it has 1/`oversubscription` of what enters below."""
+    """A kind of switch: `nodes` nodes are below each; what leaves it has 1/`oversubscription` of what enters below.
+
+    Attributes:
+        name: of the mesh's level that it makes.
+        nodes: below one such switch.
+        oversubscription: bandwidth below over bandwidth above.
+        latency: that it adds to a message which passes it.
+    """
 
     name: AxisName | None = None
     nodes: Count
@@ -145,6 +177,11 @@ class NetworkSpec(RateSpec):
     """The link between nodes: bandwidth per port and direction, how many ports a node has, and switches from below.
 
     Without `ports_per_node`, an InfiniBand preset has a port for each device, anything else one for the node.
+
+    Attributes:
+        ports_per_node: shared by the devices of a node.
+        rails: whether devices of equal number in their nodes have switches of their own.
+        switches: from the nodes up.
     """
 
     ports_per_node: Count | None = None
@@ -172,7 +209,13 @@ def _link(spec: RateSpec) -> Link:
 
 
 class PartSpec(Spec):
-    """Equal parts of a node, of `devices` each, inside which `link` joins."""
+    """Equal parts of a node, of `devices` each, inside which `link` joins.
+
+    Attributes:
+        name: of the mesh's level that it makes.
+        devices: of one part.
+        link: among them.
+    """
 
     name: AxisName | None = None
     devices: Count
@@ -180,7 +223,16 @@ class PartSpec(Spec):
 
 
 class NodeSpec(Spec):
-    """`count` equal nodes: `parts`, outer to inner, are closer groups of devices; `link` joins the outermost."""
+    """`count` equal nodes: `parts`, outer to inner, are closer groups of devices; `link` joins the outermost.
+
+    Attributes:
+        preset: the name of a node that ships, with its devices, link and network.
+        count: of such nodes.
+        devices: of one node.
+        device: what each of them is.
+        link: among the devices of a node, or among its parts.
+        parts: closer groups, from the largest to the smallest.
+    """
 
     preset: StrictStr | None = None
     count: Count = 1
@@ -217,7 +269,12 @@ class NodeSpec(Spec):
 
 
 class WireSpec(Spec):
-    """A link between two ends: devices as `n0.g3` (`n*.g3`: in every node) or switches by any name."""
+    """A link between two ends: devices as `n0.g3` (`n*.g3`: in every node) or switches by any name.
+
+    Attributes:
+        between: its two ends.
+        link: what it is.
+    """
 
     between: Annotated[list[StrictStr], Field(min_length=2, max_length=2)]
     link: LinkSpec
@@ -236,7 +293,15 @@ class WireSpec(Spec):
 
 
 class ClusterSpec(Spec):
-    """The whole file."""
+    """The whole file.
+
+    Attributes:
+        name: of the cluster (default: the file's).
+        nodes: all of them, in the order of ranks.
+        network: among nodes, where there is more than one.
+        links: further ones, or all, where the levels above do not say how devices are joined.
+        mesh: the axes to plan on, slow to fast (default: what the search finds).
+    """
 
     name: Name | None = None
     nodes: Annotated[list[NodeSpec], Field(min_length=1)]

@@ -44,20 +44,21 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 class Configuration(BaseModel):
     """How a model is spread over devices and how a step runs, in the field's words.
 
+    What is not told here is of `Execution` and `Overlap`, by the same names.
+
     Attributes:
-        tp, pp, dp, cp, ep: degrees; ``dp`` counts the ranks of ``ep`` too, and None is all devices that are left.
+        tp, pp, cp, ep: degrees of tensor, pipeline, context and expert parallelism.
+        dp: data-parallel ranks, those of ``ep`` among them; None is all devices that are left.
         zero: 1 cuts the optimizer's state over data-parallel ranks, 2 gradients too, 3 weights too (FSDP).
         shard: of the ``dp`` ranks, those over which ``zero=3`` cuts weights, the nearest; the others hold copies.
         recompute: what of a layer runs again in backward.
-        schedule: of micro-batches. vp: chunks of the model on each stage, where interleaved.
-        micro_batch: samples of one data-parallel rank at once. batch: samples of all ranks in a step.
+        schedule: of micro-batches.
+        vp: chunks of the model on each stage, where interleaved.
+        micro_batch: samples of one data-parallel rank at once.
+        batch: samples of all ranks in a step.
         sp: norms and residuals are cut along the sequence over ``tp`` (Megatron's sequence parallelism).
         partition: layers of each chunk, in the order of the model; "balanced" by arithmetic.
         precision: what training keeps of each weight (`pdv.problem.precision`).
-        fused, flash, dropout: `Execution`'s.
-        products: the format of products inside layers: their own type, or a narrower one (`pdv.problem.formats`).
-        cast_weights, loss: `Execution`'s.
-        gradients, bucket_bytes, gathers, activations, transfers: `Overlap`'s, as weights and light.
         pieces: whether activations of ``tp``, and of ``cp``, move in pieces beside the products that read or make them.
     """
 

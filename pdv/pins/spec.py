@@ -61,7 +61,14 @@ class _Strict(BaseModel):
 
 
 class Selector(_Strict):
-    """Which operators: all that the given fields describe together; patterns are globs."""
+    """Which operators: all that the given fields describe together; patterns are globs.
+
+    Attributes:
+        op: the kind of operator: linear.
+        param: the parameter that it reads, by its name in the model.
+        module: the module that it is part of.
+        name: its own name, as `pdv explain` has it.
+    """
 
     op: StrictStr | None = None
     param: StrictStr | None = None
@@ -75,7 +82,13 @@ class Selector(_Strict):
 
 
 class OperatorPin(Selector):
-    """Operators that must be cut so along an axis: one loop by its label, ``none``, or any loop of a role."""
+    """Operators that must be cut so along an axis: one loop by its label, ``none``, or any loop of a role.
+
+    Attributes:
+        axis: of the mesh.
+        loop: the loop that is cut, by its label, or none.
+        role: any loop of it: data, tensor, ….
+    """
 
     axis: StrictStr
     loop: StrictStr | None = None
@@ -93,7 +106,15 @@ class OperatorPin(Selector):
 
 
 class ForbidPin(Selector):
-    """What no plan may do, along one axis or any; a tensor with a state forbids that state of it."""
+    """What no plan may do, along one axis or any; a tensor with a state forbids that state of it.
+
+    Attributes:
+        axis: of the mesh (default: any).
+        loop: that may not be cut.
+        technique: that may not be used.
+        tensor: that may not be in the state.
+        state: of that tensor: shard 0, replicate, ….
+    """
 
     axis: StrictStr | None = None
     loop: StrictStr | None = None
@@ -117,7 +138,16 @@ class ForbidPin(Selector):
 
 
 class PinsSpec(_Strict):
-    """A pins file."""
+    """A pins file.
+
+    Attributes:
+        mesh: axes and their sizes, slow to fast.
+        axes: what each axis may be used for.
+        techniques: what each axis has to be used for.
+        tensors: the state of a tensor along an axis.
+        operators: how operators are cut.
+        forbid: what no plan may do.
+    """
 
     mesh: dict[StrictStr, Size] | None = None
     axes: dict[StrictStr, Annotated[list[RoleName], BeforeValidator(_enumerate)]] = Field(default_factory=dict)

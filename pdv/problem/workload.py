@@ -39,6 +39,7 @@ class Overlap:
     Attributes:
         gradients: sums of gradients run in buckets of ``bucket_bytes`` behind the backward pass (DDP, Li et al.,
             VLDB'20), instead of after it.
+        bucket_bytes: of such a bucket.
         gathers: how many layers ahead a resting weight is gathered (FSDP, Zhao et al., VLDB'23); 0: where it is used.
         activations: collectives on activations run beside work that does not wait for them.
         transfers: pipeline sends run beside the next micro-batch.
