@@ -28,14 +28,14 @@ OUTSIDE = {
 CONTENTS = {
     "Start": ("tutorial",),
     "How to": (
-        "clusters", "new-hardware", "operators", "rules", "pins", "training", "loops", "launch", "bench", "report",
-        "simulate", "jobs", "engines",
+        "clusters", "new-hardware", "operators", "rules", "pins", "training", "loops", "launch", "report", "why",
+        "fitting", "slower", "bench", "simulate", "jobs", "engines",
     ),
     "Ideas": (
         "architecture", "searches", "proof", "cost-model", "collectives", "simulator", "memory", "decisions/index",
     ),
-    "Reference": ("commands", "fields", "api", "errors", "plan-format", "profiles", "coverage"),
-    "Measured": ("figures", "records"),
+        "clusters", "new-hardware", "operators", "rules", "pins", "training", "loops", "launch", "report", "why",
+        "fitting", "slower", "bench", "simulate", "jobs", "engines",
     "Project": ("contributing", "style", "changelog"),
 }  # fmt: skip
 """Sections of the site, and their pages in order."""
