@@ -34,8 +34,8 @@ CONTENTS = {
     "Ideas": (
         "architecture", "searches", "proof", "cost-model", "collectives", "simulator", "memory", "decisions/index",
     ),
-        "clusters", "new-hardware", "operators", "rules", "pins", "training", "loops", "launch", "report", "why",
-        "fitting", "slower", "bench", "simulate", "jobs", "engines",
+    "Reference": ("commands", "fields", "api", "errors", "plan-format", "profiles", "coverage"),
+    "Measured": ("figures", "comparison", "records"),
     "Project": ("contributing", "style", "changelog"),
 }  # fmt: skip
 """Sections of the site, and their pages in order."""
