@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ def differs(program: Program, module: torch.nn.Module, inputs: Mapping[str, Any]
     """How what was read of a file differs from the module; empty if it does not."""
     source = copy_of(module, inputs, train=True)
     if isinstance(source, Source):
-        source = _with_rows(source, program)
+        source = _as_in_file(source, program)
     try:
         check_reading(program.graph, source, train=True)
     except ModelError as error:
@@ -70,7 +71,7 @@ def differs(program: Program, module: torch.nn.Module, inputs: Mapping[str, Any]
     return ""
 
 
-_ROWS = ".parametrizations.weight.original"
+_CHANGED = re.compile(r"parametrizations\.(\w+)\.original$")
 
 
 class _Rows(torch.nn.Module):
@@ -85,31 +86,45 @@ class _Rows(torch.nn.Module):
         return rows.new_zeros(int(self.places.max()) + 1, rows.shape[1]).index_copy(0, self.places, rows)
 
 
-class _SomeRows(Source):
-    """A module whose tables have the rows that a file has of them, under their own names."""
+class _Shaped(torch.nn.Module):
+    """A parameter of a shape, of which the file has another, with dims of size one."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: of as many elements -> [*shape]."""
+        return x.reshape(self.shape)
+
+
+class _AsInFile(Source):
+    """A module whose parameters are of the shapes that a file has of them, under their own names."""
 
     @property
     def held(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers."""
-        return {
-            f"{name.removesuffix(_ROWS)}.weight" if name.endswith(_ROWS) else name: x
-            for name, x in super().held.items()
-        }
+        return {_CHANGED.sub(r"\1", name): x for name, x in super().held.items()}
 
     def in_float64(self) -> Source:
         """The same, of float64 throughout."""
         wide = super().in_float64()
-        return _SomeRows(wide.module, wide.args, wide.kwargs, wide.padded)
+        return _AsInFile(wide.module, wide.args, wide.kwargs, wide.padded)
 
 
-def _with_rows(source: Source, program: Program) -> Source:
-    """The module with tables of which the file has some rows as parameters of these rows."""
-    stored = {name: torch.from_numpy(program.weights.load(name).copy()) for name in program.weights.names}
-    for name, part in list(source.module.named_modules()):
-        rows, table = stored.get(f"{name}.weight"), getattr(part, "weight", None)
-        if isinstance(part, torch.nn.Embedding) and rows is not None and rows.shape != part.weight.shape:
-            assert isinstance(table, torch.nn.Parameter), name
-            places = (table.detach()[None] == rows[:, None]).all(-1).int().argmax(1)
-            part.weight = torch.nn.Parameter(rows)
-            torch.nn.utils.parametrize.register_parametrization(part, "weight", _Rows(places), unsafe=True)
-    return _SomeRows(source.module, source.args, source.kwargs, source.padded)
+def _as_in_file(source: Source, program: Program) -> Source:
+    """The module with tables of the rows that the file has, and parameters of the shapes that they have there."""
+    for name, own in list(source.module.named_parameters()):
+        path, _, leaf = name.rpartition(".")
+        stored = torch.from_numpy(program.weights.load(name).copy()) if name in program.weights.names else own
+        if stored.shape == own.shape:
+            continue
+        part = source.module.get_submodule(path)
+        if stored.numel() == own.numel():
+            assert stored.squeeze().shape == own.squeeze().shape, name
+            change: torch.nn.Module = _Shaped(own.shape)
+        else:
+            change = _Rows((own.detach()[None] == stored[:, None]).all(-1).int().argmax(1))
+        setattr(part, leaf, torch.nn.Parameter(stored, requires_grad=own.requires_grad))
+        torch.nn.utils.parametrize.register_parametrization(part, leaf, change, unsafe=True)
+    return _AsInFile(source.module, source.args, source.kwargs, source.padded)

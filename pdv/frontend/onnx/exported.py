@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
+from pdv.frontend.onnx.origins.made import Made
 from pdv.frontend.onnx.origins.merged import lost_with_nodes
-from pdv.frontend.onnx.origins.recovered import Made, recover
+from pdv.frontend.onnx.origins.recovered import recover
 from pdv.frontend.onnx.origins.signature import (
     SCOPES,
     Role,
@@ -115,15 +116,23 @@ def _restore(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
 
 
 def _recover(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
+    computed = []
     for name, (made, own) in recover(graph, signature).items():
+        computed += [f"{name} of {_some(own)}"] if made.steps and own else []
         found.made[name] = made
         found.merged |= dict.fromkeys(own, name)
-        parts = own if name.startswith("embedding") else []
+        parts = own if made.rows is not None and not name.startswith(ANONYMOUS) else []
         if parts:
             found.notes.append(
                 f"of {parts[0]} the file has the {max(made.rows or (0,)) + 1} rows that it reads, and these are the "
                 "parameter here"
             )
+
+    if computed:
+        found.notes.append(
+            f"tensors that the exporter computed beforehand ({_some(computed)}) are computed in each step here, of the "
+            "parameters that they were computed of, which are known but for rounding"
+        )
 
 
 def _is_constant(value: onnx_ir.Value) -> bool:

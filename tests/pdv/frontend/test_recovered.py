@@ -72,19 +72,72 @@ class Placed(nn.Module):
         return found
 
 
-class OneMore(nn.Module):
-    """A scale that is kept less one, as Gemma has it."""
+class Scaled(nn.Module):
+    """Scales kept less one, as Gemma has them, and as logarithms, as Mamba and CLIP do, some with other dims."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.head = nn.Parameter(torch.zeros(8)), nn.Linear(8, 8)
+        self.scale, self.log, self.rate = (nn.Parameter(torch.full((8,), number)) for number in (0.0, 0.0, 0.25))
+        self.kernel, self.one = nn.Parameter(torch.randn(3, 1)), nn.Parameter(torch.full((8,), 3.0))
+        self.all, self.other = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.full((8,), 3.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.head(x * (1 + self.scale))
+        x = x * (1.0 + self.scale.float())
+        x = torch.tanh(x * -self.log.exp()[None, None])
+        x = torch.sin(x * torch.exp(-self.rate).unsqueeze(0))
+        x = x * self.kernel.squeeze(1).unsqueeze(1) - self.one.unsqueeze(0)
+        x = torch.cos(x) - self.other.unsqueeze(0)
+        return x * self.all.exp()
+
+
+class Twice(nn.Module):
+    """Layers whose scales start out equal, and become one in the file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Scaled(), Scaled())
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
         return found
 
 
-MOVED = {"recurrent": Recurrent, "placed": Placed}
+class Calculated(nn.Module):
+    """A parameter, and what nobody can calculate back from what is left of it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.p, self.two = how, nn.Parameter(torch.randn(1, 8)), 2.0
+        self.rate, self.ones = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        match self.how:
+            case "scaled":
+                return x * (2 * self.p)
+            case "named number":
+                return x * (self.two + self.p)
+            case "on another line":
+                q = self.p + 1
+                return x * q
+            case "two numbers":
+                q = self.p + 3
+                return x * q + torch.sin(x * (1 + self.p))
+            case "twice":
+                return x * self.p.exp().exp()
+            case "of two":
+                return x * self.p.exp2()
+            case "bounded":
+                return x * self.p.clamp(-0.5, 0.5).exp()
+            case "equal otherwise":
+                x = torch.sin(x * torch.exp(-self.rate).unsqueeze(0))
+                return x - self.ones.unsqueeze(0) + self.p
+            case "side by side":
+                return torch.cat([x, x], -1) * self.p.repeat(1, 2)
+            case _:
+                return x * self.p.expand(4, 2, 8) * (self.p * self.p)
+
+
+MOVED = {"recurrent": Recurrent, "placed": Placed, "scaled": Scaled, "twice": Twice}
 
 
 @pytest.mark.parametrize("name", MOVED)
@@ -107,14 +160,26 @@ def _fitting(module: nn.Module, inputs: Inputs, program: Any) -> Any:
     return copy_of(module, inputs, train=True)
 
 
-@pytest.mark.parametrize("change", ["scaled", "zeros"])
+CALCULATED = [
+    "scaled", "named number", "on another line", "two numbers", "twice", "of two", "bounded", "side by side", "squared",
+    "equal otherwise",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ["zeros", "equal tokens", *CALCULATED])
 def test_what_was_calculated_with_is_named(change: str, tmp_path: Path) -> None:
-    module = OneMore() if change == "scaled" else Cell()
-    if isinstance(module, Cell):
+    module: nn.Module = Calculated(change)
+    if change == "zeros":
+        module = Cell()
         nn.init.zeros_(module.cell.bias_hh)  # of which nobody can say what was added to what
-    path = _plain(module, {"x": torch.randn(4, 2, 8)}, tmp_path / "m.onnx")
+    if change == "equal tokens":
+        module = Placed()
+        nn.init.zeros_(module.token)  # of which nobody can say how often it was repeated
+    inputs = {"x": torch.randn(4, 3 if change == "equal tokens" else 2, 8)}
+    path = _plain(module, inputs, tmp_path / "m.onnx")
     with pytest.raises(pdv.ModelError, match=r"the exporter computed with.*optimize=False"):
         pdv.optimize(path, cluster=cluster(2))
+    assert "outputs are the same" in check_file(load_program(path), path)
 
 
 class TwoNorms(nn.Module):

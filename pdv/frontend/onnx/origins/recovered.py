@@ -8,77 +8,96 @@ and named as lost (``signature.absent``). Entry point: ``recover``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir
 
-from ir.dims import Shape
+from pdv.frontend.onnx.origins.made import Made, write
+from pdv.frontend.onnx.origins.readers import Readers, Reading, kind_of
 from pdv.frontend.onnx.origins.signature import Signature, origins_of
+from pdv.frontend.onnx.origins.undone import DISTINCT, undo, without_repeats
 from pdv.passes.fold_constants import Array
 
 _GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 """Of torch's gates, in ONNX's order: input, forget, cell, output become i, o, f, c; reset, update, new: z, r, h."""
 _BIASES = 3  # the operand of a recurrent layer that has those of input and state, one after the other
-_MOST_RUNS = 16  # of neighbouring rows that are written as slices
 _MOVES = {
     "alias", "arange", "clone", "contiguous", "cumsum", "detach", "embedding", "expand", "full", "full_like", "ones",
     "ones_like", "new_ones", "new_zeros", "permute", "reshape", "select", "slice", "squeeze", "sub", "add", "to",
-    "_to_copy", "transpose", "unsqueeze", "view", "zeros", "zeros_like",
+    "_to_copy", "transpose", "unsqueeze", "view", "zeros", "zeros_like", "index", "repeat",
 }  # fmt: skip
 """Operators of torch by which positions are made and a table is looked up: none of them scales what it is given."""
 _TURNS = {"permute", "transpose", "t", "numpy_t", "numpy_T"}
+_LOOKUPS = {"embedding", "index"}
+_ONES = {"unsqueeze", "squeeze", "clone", "alias", "contiguous"}  # what leaves rows as they are
 _CHANCE = 8  # distinct elements that are equal to others by no chance
-
-
-@dataclass(frozen=True)
-class Made:
-    """A stored tensor as what was made of parameters.
-
-    Attributes:
-        parameters: by name, one after the other along dim 0.
-        rows: which of their rows, in order; None: all.
-        between: their shape before it is repeated to ``shape``.
-        turned: whether the dims of the one matrix change places first.
-    """
-
-    parameters: tuple[str, ...]
-    rows: tuple[int, ...] | None
-    between: Shape
-    shape: Shape
-    turned: bool = False
-
-    def of(self, values: Mapping[str, Array]) -> Array:
-        """The stored tensor, of the parameters' values."""
-        whole = np.concatenate([values[name] for name in self.parameters]) if len(self.parameters) > 1 else None
-        taken = values[self.parameters[0]] if whole is None else whole
-        taken = taken if self.rows is None else taken[list(self.rows)]
-        taken = taken.T if self.turned else taken
-        found: Array = np.broadcast_to(taken.reshape(self.between), self.shape)
-        return found
 
 
 def recover(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made, list[str]]]:
     """Stored tensor -> what it was made of, and which of these parameters were not in the file; changes the graph."""
     found = _recover_by_roles(graph, signature)
+    readers = Readers(graph, signature)
     for value in list(graph.initializers.values()):
         origins = (origins_of(value) or set()) & signature.targets
         if not value.uses() or not origins or value.name in signature.targets or not _is_float(value):
             continue
+        readings = readers.readings(value, *origins, chance=_is_alone(value)) if len(origins) == 1 else []
+        if readings is None:
+            continue  # whose parameters it has is not told
+        if any({each.parameter} != origins for each in readings):
+            _undo_each(graph, signature, value, readings, found)
+            continue
         made = _of_recurrent(value, signature, origins) or _of_known(graph, value, origins) or _of_lost(value, origins)
-        if made is None or any(made[1][name].dtype != _array(value).dtype for name in made[1]):
+        if made is None:
+            _undo_each(graph, signature, value, readings, found)
+            continue
+        if any(made[1][name].dtype != _array(value).dtype for name in made[1]):
             continue
         how, own = made
         for name, array in own.items():
             _register(graph, name, array, value)
-        onnx_ir.convenience.replace_all_uses_with(value, _write(graph, value.name or "", how))
+        onnx_ir.convenience.replace_all_uses_with(value, write(graph, value.name or "", how))
         found[value.name or ""] = how, sorted(own)
     for name in found:  # else it would be a copy of what it is made of
         if not graph.initializers[name].uses():
             del graph.initializers[name]
     return found
+
+
+def _undo_each(
+    graph: onnx_ir.Graph,
+    signature: Signature,
+    value: onnx_ir.Value,
+    readings: Sequence[Reading],
+    found: dict[str, tuple[Made, list[str]]],
+) -> None:
+    """Read a stored tensor as what is computed of a parameter at each place, if that is told for all of them."""
+    name, array = value.name or "", _array(value)
+    steps = {each for each in origins_of(value) or () if not each.startswith("val_")} - signature.targets
+    owners = {each.parameter for each in readings}
+    shared = sum(bool(owners & (origins_of(other) or set())) for other in graph.initializers.values() if other.uses())
+    if not readings or name.startswith("val_") or any("." in each for each in steps):
+        return
+    made: list[tuple[Made, Array]] = []
+    for each in readings:
+        undone = undo(each.parameter, array, {name, *steps}, each.lines if shared == 1 else ())
+        own = graph.initializers.get(each.parameter)
+        if undone is None or (own is not None and not _is_alike(_array(own), undone[1])):
+            return
+        made.append(undone)
+    new = [each.parameter for each in readings if each.parameter not in graph.initializers]
+    for each, (how, before) in zip(readings, made, strict=True):
+        if each.parameter not in graph.initializers:
+            _register(graph, each.parameter, before, value)
+        read = write(graph, f"{name} of {each.parameter}", how)
+        for use in each.uses:
+            use.node.replace_input_with(use.idx, read)
+    found[name] = made[0][0], new
+
+
+def _is_alike(one: Array, other: Array) -> bool:
+    return one.size == other.size and np.allclose(one.reshape(-1), other.reshape(-1), rtol=1e-5, atol=1e-7)
 
 
 def _recover_by_roles(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made, list[str]]]:
@@ -100,7 +119,7 @@ def _recover_by_roles(graph: onnx_ir.Graph, signature: Signature) -> dict[str, t
         name = value.name or ""
         _register(graph, role.parameter, array if table else array.reshape(-1), value)
         how = Made((role.parameter,), None, array.shape, array.shape)
-        role.node.replace_input_with(role.place, _write(graph, f"{role.parameter} as {name}", how))
+        role.node.replace_input_with(role.place, write(graph, f"{role.parameter} as {name}", how))
         made, own = found.get(name, (how, []))
         found[name] = made, [*own, role.parameter]
     return found
@@ -153,40 +172,41 @@ def _of_known(graph: onnx_ir.Graph, value: onnx_ir.Value, origins: set[str]) -> 
 
 def _of_lost(value: onnx_ir.Value, origins: set[str]) -> Found | None:
     """Rows of a table, a turned weight, or one tensor repeated, that the file has in no other form."""
-    array, kind = _array(value), _kind(value.name or "")
+    array, kind = _array(value), kind_of(value.name or "")
     (*_, name), others = origins, (origins_of(value) or set()) - origins
-    moved = all(_kind(each) in _MOVES or each.startswith("val_") or "." in each for each in others)
+    moved = all(kind_of(each) in _MOVES or each.startswith("val_") or "." in each for each in others)
     if len(origins) != 1 or array.ndim < 2 or not moved:
         return None
-    if kind == "embedding":
-        return _rows(name, array)
+    shifted = {"add", "sub"} & set(map(kind_of, others))  # of positions, before a lookup; else of the values themselves
+    looked = [each for each in (value.name or "", *others) if kind_of(each) in _LOOKUPS]
+    if len(looked) == 1 and (kind in _LOOKUPS or (kind in _ONES and not shifted)):
+        return _rows(name, array, kind == "embedding")
     if kind in _TURNS and array.ndim == 2 and not others:
         return Made((name,), None, array.shape, array.shape, turned=True), {name: np.ascontiguousarray(array.T)}
-    shifted = {"add", "sub"} & set(map(_kind, others))  # of positions, before a lookup; here of the values themselves
-    if kind in ("expand", "repeat") and _is_chance(array) and not shifted:
-        once = array[tuple(slice(0, 1) if _is_repeated(array, dim) else slice(None) for dim in range(array.ndim))]
+    if (
+        kind in ("expand", "repeat")
+        and _is_chance(array)
+        and not shifted
+        and (once := without_repeats(array)) is not None
+    ):
         return Made((name,), None, once.shape, array.shape), {name: np.ascontiguousarray(once)}
     return None
 
 
-def _rows(name: str, array: Array) -> Found | None:
-    """A table of the distinct rows, as they come; None where equal rows need not be one."""
+def _rows(name: str, array: Array, whole: bool) -> Found | None:
+    """A table of the distinct rows, as they come; None where equal rows need not be one.
+
+    whole: whether they are known to be rows of a table; else no element may be there twice.
+    """
     flat = array.reshape(-1, array.shape[-1])
     rows, places, counts = np.unique(flat, axis=0, return_inverse=True, return_counts=True)
     if any(len(np.unique(row)) < min(_CHANCE, row.size) for row in rows[counts > 1]):
         return None
+    if not whole and len(np.unique(rows)) < DISTINCT * rows.size:
+        return None
     order = np.argsort([int(np.argmax(places == i)) for i in range(len(rows))])
     numbers = np.argsort(order)[places.reshape(-1)]
     return Made((name,), tuple(map(int, numbers)), array.shape, array.shape), {name: rows[order]}
-
-
-def _kind(name: str) -> str:
-    """The operator of torch that a value is called after."""
-    return name.rstrip("0123456789").rstrip("_") or name
-
-
-def _is_repeated(array: Array, dim: int) -> bool:
-    return bool((array == array.take([0], axis=dim)).all())
 
 
 def _is_chance(array: Array) -> bool:
@@ -199,51 +219,13 @@ def _is_float(value: onnx_ir.Value) -> bool:
     return value.const_value is not None and value.const_value.dtype.is_floating_point()
 
 
+def _is_alone(value: onnx_ir.Value) -> bool:
+    """Whether no other tensor has the same values, and may have become one with it."""
+    array = _array(value)
+    return _is_chance(array) or (len(value.uses()) == 1 and len(np.unique(array)) >= _CHANCE)
+
+
 def _array(value: onnx_ir.Value) -> Array:
     assert value.const_value is not None, value
     array: Array = value.const_value.numpy()
     return array
-
-
-def _write(graph: onnx_ir.Graph, name: str, made: Made) -> onnx_ir.Value:
-    """The stored tensor, computed from parameters at the graph's start."""
-    first, step = next(iter(graph)), iter(range(1 << 16))
-
-    def add(op: str, operands: Sequence[onnx_ir.Value], **attributes: int) -> onnx_ir.Value:
-        given = [onnx_ir.AttrInt64(key, number) for key, number in attributes.items()]
-        node = onnx_ir.Node("", op, operands, given, num_outputs=1)
-        node.outputs[0].name = f"{name}.{next(step)}"
-        graph.insert_before(first, node)
-        return node.outputs[0]
-
-    def known(numbers: Sequence[int]) -> onnx_ir.Value:
-        tensor = onnx_ir.Tensor(np.asarray(numbers, np.int64), name=f"{name}.{next(step)}")
-        value = onnx_ir.Value(
-            name=tensor.name, shape=tensor.shape, type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
-        )
-        graph.register_initializer(value)
-        return value
-
-    def join(values: Sequence[onnx_ir.Value]) -> onnx_ir.Value:
-        return add("Concat", values, axis=0) if len(values) > 1 else values[0]
-
-    read = join([graph.initializers[each] for each in made.parameters])
-    if made.rows is not None:
-        runs = list(_runs(made.rows))
-        zero = known([0]) if len(runs) <= _MOST_RUNS else None
-        read = (
-            add("Gather", [read, known(made.rows)], axis=0)
-            if zero is None
-            else join([add("Slice", [read, known([start]), known([stop]), zero]) for start, stop in runs])
-        )
-    if made.turned:
-        return add("Transpose", [read])
-    read = add("Reshape", [read, known(made.between)])
-    return read if made.between == made.shape else add("Expand", [read, known(made.shape)])
-
-
-def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of neighbouring rows."""
-    ends = [i + 1 for i, (row, following) in enumerate(pairwise(rows)) if following != row + 1]
-    for start, stop in pairwise([0, *ends, len(rows)]):
-        yield rows[start], rows[stop - 1] + 1
