@@ -52,6 +52,13 @@ def least_reserved_bytes(peak_bytes: float, device: Device, flat_bytes: float = 
     return max(_take(peak_bytes, device, 0.0, stuck), _take(peak_bytes, device, flat_bytes, 0.0))
 
 
+def room_within(limit: float, device: Device, *, eager: bool = False) -> float:
+    """Bytes of tensors at a peak at most, where the least that is taken of a device is within a limit."""
+    if device.kind == "cpu":
+        return limit
+    return max(0.0, limit - outside(device, 0)) / (1.0 + (EMITTED_FRAGMENTATION if eager else STUCK))
+
+
 def _take(peak_bytes: float, device: Device, flat_bytes: float, share: float) -> float:
     if device.kind == "cpu":
         return peak_bytes

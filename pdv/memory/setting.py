@@ -14,6 +14,7 @@ from ir.graph import Node, unmoved
 from ir.memory.local import Local
 from ir.sharding import Replicate, Sharding, local_shape
 from ir.verify import infer_shardings
+from pdv.pcg.plan_cost import needed
 from pdv.problem.workload import Execution, Workload
 
 
@@ -110,11 +111,7 @@ class Setting:
     def saved(self, local: Local, declared: Sequence[int | str]) -> list[Node]:
         """The values that autograd keeps of a node: of a product each factor only if another one needs a gradient."""
         node = local.node
-        kept = [number for number in declared if isinstance(number, int) and number < len(node.operands)]
-        if node.op.kind in ("contraction", "map"):  # a gradient by what an operator is linear in does not need it
-            others = {n: [x for m, x in enumerate(node.operands) if m != n] for n in kept}
-            kept = [n for n in kept if frozenset({n}) not in node.op.linear or any(x.needs_grad for x in others[n])]
-        return [node.operands[number] for number in kept] + [node] * ("out" in declared)
+        return [node.operands[number] for number in needed(node, declared)] + [node] * ("out" in declared)
 
     def gathers_again(self, node: Node) -> bool:
         """True of an activation of which a framework keeps this rank's block, and gathers it again in backward.

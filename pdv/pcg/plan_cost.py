@@ -6,14 +6,16 @@ simulator's job is to say how much does.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from ir.cost_model import NOTHING, Estimate, Query
 from ir.graph import Graph, Node, unmoved
+from ir.memory.layout import Layout, Memory, fresh
+from ir.mesh import Mesh
 from ir.operator import Split
 from ir.ops.parts import table_below
-from ir.sharding import Sharding, local_bytes, local_shape
+from ir.sharding import Sharding, fits, local_bytes, local_shape
 from ir.types import TensorType
 from ir.verify import infer_shardings, node_local_loops, node_splits
 from pdv.cost.breakdown import NodeCost, PlanCost
@@ -205,6 +207,69 @@ def saved_values(pcg: Graph) -> list[Node]:
         if not node.is_leaf and node.op.kind != "parallel" and node.needs_grad:
             found |= dict.fromkeys(copy for value in _keep(node) if _is_activation(copy := _copy(value)))
     return list(found)
+
+
+def surely_kept(node: Node) -> frozenset[int | str]:
+    """Operand numbers and/or "out" that a differentiated node's backward keeps, whatever lies how in memory.
+
+    Of a product each factor only if another one needs a gradient; nothing that may be a view of what is kept anyway
+    (of views see ``written_bytes``), nor of a node that may keep something else.
+    """
+    memory = node.op.memory
+    if not isinstance(memory, Memory):
+        return frozenset()
+    declared = node.op.saved if memory.saved is None else memory.saved
+    return frozenset(needed(node, declared)) | ({"out"} if "out" in declared and node.op.kernel else set())
+
+
+def kept_values(nodes: Iterable[Node]) -> set[Node]:
+    """What some nodes keep for backward for sure, in memory of its own however it is cut; parameters aside."""
+    found: set[Node] = set()
+    for node in nodes:
+        if node.needs_grad and node.op.kind != "parallel" and not node.is_leaf:
+            kept = [node if number == "out" else node.operands[int(number)] for number in surely_kept(node)]
+            found.update(value for value in kept if value.op.kernel and not value.is_leaf)
+    return found
+
+
+def written_share(node: Node, sharding: Sharding, mesh: Mesh) -> float:
+    """1 of a value that lies in memory of its own for sure, else 0: of a view if it reads what is spread over a dim."""
+    if node.op.strides is None:
+        return 1.0
+    layout = _view(node, sharding, mesh)
+    return 0.0 if layout is None or layout.strides else 1.0
+
+
+def _view(node: Node, sharding: Sharding, mesh: Mesh) -> Layout | None:
+    """How a value lies on a device, if that can be said; without strides where it reads spread values, and copies."""
+    shape = local_shape(node.type, sharding, mesh)
+    if node.op.strides is None or node.operands[0].is_leaf:
+        return fresh(shape)
+    ways = node.op.splits(node.loops)
+    splits = [next((one for one in ways if one.result == state), None) for state in sharding]
+    before = [split.operands[0] for split in splits if split is not None]
+    read = node.operands[0]
+    if len(before) < len(splits) or not fits(read.type, tuple(before), mesh):
+        return None
+    layout = _view(read, tuple(before), mesh)
+    if layout is None or not layout.strides:
+        return None
+    strides = node.op.strides(node.attrs, layout, shape)
+    if strides is not None:
+        return Layout(shape, strides)
+    spread = any(size > 1 and not stride for size, stride in zip(layout.shape, layout.strides, strict=True))
+    return Layout(shape, ()) if spread else None
+
+
+def needed(node: Node, declared: Sequence[int | str]) -> list[int]:
+    """Of operands that are declared to be kept, those that are: a gradient by what an operator is linear in has no need
+    of it.
+    """
+    kept = [number for number in declared if isinstance(number, int) and number < len(node.operands)]
+    if node.op.kind not in ("contraction", "map"):
+        return kept
+    others = {n: [x for m, x in enumerate(node.operands) if m != n] for n in kept}
+    return [n for n in kept if frozenset({n}) not in node.op.linear or any(x.needs_grad for x in others[n])]
 
 
 def _keep(node: Node) -> list[Node]:

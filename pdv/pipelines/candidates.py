@@ -18,7 +18,8 @@ from pdv.cluster import Cluster, Device
 from pdv.cluster.meshes import part_meshes
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
-from pdv.pcg.plan_cost import saved_values
+from pdv.memory.allocator import room_within
+from pdv.pcg.plan_cost import kept_values, saved_values
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Problem
@@ -197,6 +198,12 @@ class Space:
         """Whether parts of an operator take no less together than the whole: by arithmetic, not as measured."""
         return isinstance(self.problem.compute, ComputeModel)
 
+    @cached_property
+    def room(self) -> float:
+        """Bytes that tensors may take of a device."""
+        limit = self.problem.memory_limit
+        return max(room_within(limit, device, eager=True) for device in self._devices)
+
     def least_bytes(self, stages: int, micro_batches: int, recompute: Recompute = "none") -> float:
         """Bytes of a device, were everything cut evenly; of what is run again nothing."""
         devices = self.cluster.num_devices
@@ -205,7 +212,8 @@ class Space:
 
     def held_bytes(self, micro_batches: int, resting: float) -> float:
         """Bytes of a device, were everything cut evenly and one micro-batch held, a share ``resting`` of what rests."""
-        return (self._resting * resting + self._kept / micro_batches) / self.cluster.num_devices
+        kept = sum(value.type.num_bytes for value in kept_values(self.problem.graph.nodes))
+        return (self._resting * resting + kept / micro_batches) / self.cluster.num_devices
 
     @cached_property
     def has_layers(self) -> bool:

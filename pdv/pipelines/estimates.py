@@ -10,8 +10,8 @@ from ir.graph import Graph
 from ir.scaling.rows import micro_batch
 from pdv.cluster import Cluster, DeviceClass
 from pdv.memory import step_memory
+from pdv.pipelines.bounding.floors import Floors
 from pdv.pipelines.candidates import Candidate, Space
-from pdv.pipelines.floors import Floors
 from pdv.pipelines.inside import Inside, Insides, workload
 from pdv.pipelines.lengthen import places_of
 from pdv.pipelines.pipeline import Extra, Mode, Whole, stages_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from ir.errors import NoPlanFitsError
 from ir.mesh import Mesh
 from pdv.cluster import Cluster
-from pdv.pipelines.bounds import Bounds
+from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimate, Estimates
 from pdv.pipelines.inside import Insides

@@ -62,7 +62,7 @@ def statement(document: Mapping[str, Any]) -> str:
 
 
 def _among_pipelines(space: Mapping[str, Any]) -> str:
-    """Which plans the bound of a simulated step is of (``pdv.pipelines.bounds``)."""
+    """Which plans the bound of a simulated step is of (``pdv.pipelines.bounding.bounds``)."""
     among = (
         "over numbers of stages and micro-batches, for each number of stages the few meshes of a stage that are nearest"
         " to the cluster's levels, with any cut of any operator and parameter of the graph as it was written or as this"

@@ -24,7 +24,7 @@ from pdv.search.priced_blocks import LIMIT, BlockPricer
 from pdv.search.refine import TOLERANCE, BlockChoice, Tables
 from pdv.search.refusals import no_legal_plan
 from pdv.search.solver.configs import ConfigTable, KnownConfigs
-from pdv.search.solver.tables import TooWideError
+from pdv.search.solver.tables import Table, TooWideError
 from pdv.search.solver.tied import TiedTable, reads
 from pdv.search.solver.ties import Reading, Ties
 from pdv.search.variants.backtrack import Deadline, Noticed
@@ -129,11 +129,9 @@ class PricedChain:
         """What no derivation takes less than, bytes priced: of ``at_price`` the bound that it begins with."""
         return self._stages.bounded(price).value + price * self.whole_bytes
 
-    @property
-    def floors(self) -> tuple[float, ...]:
-        """By block, seconds that it takes at least, whatever its boundary and memory."""
-        found = self._stages.bounded(0.0).portfolios
-        return tuple(float(found[block.key].table.min(initial=np.inf)) for block in self.blocks)
+    def steps(self, price: float) -> list[Table]:
+        """By block [sinks of the one before, sinks], what it costs at least, bytes priced."""
+        return self._stages.bounded(price).path.steps
 
     def _at_price(self, price: float) -> Priced:
         if not all(table.states for table in self.tied.values()):

@@ -19,7 +19,7 @@ from ir.ops.parallel import transition_of
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, local_bytes
 from ir.types import TensorType
 from ir.verify import divides, split_degrees
-from pdv.pcg.plan_cost import local_costs
+from pdv.pcg.plan_cost import local_costs, surely_kept
 from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
 from pdv.problem import Pins, Problem, Storage
 from pdv.search.solver.elimination import BucketCache
@@ -130,12 +130,22 @@ class ConfigTable:
         """Equal for nodes whose configurations are equal: where nothing is pinned, those alike in what is priced."""
         if self.problem.pins != Pins():
             return node
-        read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tied) for x in node.operands)
-        return node.op.name, tuple(node.attrs.items()), node.type, node.needs_grad, read
+        read = tuple((x.type, x.needs_grad, x.is_leaf, x in self._tied, self._lies(x)) for x in node.operands)
+        return node.op.name, tuple(node.attrs.items()), node.type, node.needs_grad, self._lies(node), read
+
+    def _lies(self, value: Node) -> Hashable:
+        """Equal for views alike of values alike, where a bound asks what lies in memory of its own."""
+        if not self.problem.hides or value.op.kernel or not value.operands:
+            return None
+        return value.op.name, tuple(value.attrs.items()), value.type, self._lies(value.operands[0])
 
     def keeps(self, reader: Node, operand: int) -> bool:
         """True if a reader holds what it reads until backward."""
-        return self.problem.train and reader.needs_grad and operand in reader.op.saved
+        return self.problem.train and reader.needs_grad and operand in self._saved(reader)
+
+    def _saved(self, node: Node) -> Collection[int | str]:
+        """What a node may keep; for a bound what it keeps for sure."""
+        return surely_kept(node) if self.problem.hides else node.op.saved
 
     def _enumerate(self, node: Node) -> Iterator[Config]:
         mesh, pins = self.problem.mesh, self.problem.pins
@@ -163,7 +173,7 @@ class ConfigTable:
         working = sum(held)
         if math.isinf(working):
             return None
-        memory = held[0] if self.problem.train and "out" in node.op.saved and node.needs_grad else 0.0
+        memory = held[0] if self.problem.train and "out" in self._saved(node) and node.needs_grad else 0.0
         leaves = []
         for number, (leaf, need) in enumerate(zip(node.operands, needs, strict=True)):
             if not leaf.is_leaf:

@@ -41,11 +41,10 @@ class Path:
     own: Table
 
     @cached_property
-    def _forward(self) -> tuple[list[Table], list[Choices], list[list[int]]]:
-        """By block: the least cost of all before it [rows, tied…]; the best row [sinks, tied…]; rows as sources."""
-        value: Table = np.zeros((1,) * (1 + self.own.ndim))
+    def _rows(self) -> list[list[int]]:
+        """By block, its sources in the order of the sinks before."""
         sharding: tuple[Sharding, ...] = ((),)
-        values, best, rows = [], [], []
+        rows = []
         known: dict[tuple[str, str], list[int]] = {}
         block = ""
         for entry in self.entries:
@@ -53,17 +52,34 @@ class Path:
             if key not in known:
                 known[key] = [entry.sources.index(s) for s in sharding]
             rows.append(known[key])
-            values.append(value)
-            choice, value = _min_plus(value, entry.table[rows[-1]])
-            best.append(choice)
             sharding, block = entry.sinks, entry.block
-        return [*values, value], best, rows
+        return rows
+
+    @cached_property
+    def _forward(self) -> tuple[list[Table], list[Choices], list[list[int]]]:
+        """By block: the least cost of all before it [rows, tied…]; the best row [sinks, tied…]; rows as sources."""
+        value: Table = np.zeros((1,) * (1 + self.own.ndim))
+        values, best = [], []
+        for entry, rows in zip(self.entries, self._rows, strict=True):
+            values.append(value)
+            choice, value = _min_plus(value, entry.table[rows])
+            best.append(choice)
+        return [*values, value], best, self._rows
 
     @cached_property
     def total(self) -> Table:
         """[tied…] the least cost of the program."""
         total: Table = self._forward[0][-1][0] + self.own
         return total
+
+    @property
+    def steps(self) -> list[Table]:
+        """By block [sinks of the one before, sinks]: what it costs at least, whatever tied parameters' states are."""
+        found = []
+        for entry, rows in zip(self.entries, self._rows, strict=True):
+            table = entry.table[rows]
+            found.append(table.min(axis=tuple(range(2, table.ndim))) if table.ndim > 2 else table)
+        return found
 
     @property
     def value(self) -> float:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from ir.graph import Node
-from ir.sharding import Sharding
+from ir.sharding import Sharding, fits
 from pdv.pcg.derive import exit_sharding
+from pdv.pcg.plan_cost import written_share
 from pdv.pcg.redistribute import Routes
 from pdv.pcg.states import Indices
 from pdv.search.solver.configs import ConfigTable
@@ -69,6 +70,8 @@ class Moving:
             return []  # nothing makes it: the plan is impossible, whatever moves cost
         gradient = self.configs.problem.train and value.needs_grad
         routes = self.configs.moves.routes(value.type, gradient=gradient)
+        if self.configs.problem.hides and not value.op.kernel:
+            routes = replace(routes, held=routes.bytes * self._written(value, routes))
         ways = {before: ReshardChains(routes, before) for before in dict.fromkeys(made)}
         exits = {before: self._exits(value, before, leaves) for before in ways}
         kept_where_made = gradient and "out" in value.op.saved
@@ -78,6 +81,16 @@ class Moving:
         if len(readers) < 2:
             return moved.single()
         return moved.pair() if moved.wants == 2 else moved.share(helper)
+
+    def _written(self, value: Node, routes: Routes) -> Table:
+        """[states] 1 where a view is a value of its own for sure."""
+        mesh = self.configs.problem.mesh
+        return np.array(
+            [
+                written_share(value, state, mesh) if fits(value.type, state, mesh) else 0.0
+                for state in routes.states.shardings
+            ]
+        )
 
     def _exits(self, value: Node, before: Sharding, leaves: Sequence[Sequence[Sharding]]) -> list[Sharding] | None:
         """Where the value goes to leave the program; None if it cannot."""
@@ -208,7 +221,8 @@ class _ValueMoves:
         if self.wants > EXACT_WANTS[at.shape[1]]:
             self.moving.inexact.append(self.value)
         variable, names = helper(len(at) * len(once), len(at)), distinct[at]
-        sharers, holders = (self.wants - 1, max(1, self.keepers)) if loose else (1, 1)
+        sharers = self.wants - 1 if loose else 1
+        holders = 1 if any(map(any, once)) else max(1, self.keepers)  # of one copy, where none is named
         own, kept = {}, {}
         for before, way in self.ways.items():
             leaving = self.exits[before]

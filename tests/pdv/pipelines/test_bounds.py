@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from ir.cost_model import CostModel, NodeEstimate, Query
@@ -18,16 +20,17 @@ from pdv.cost.compute import ComputeModel
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.memory import step_memory
-from pdv.pipelines.bounds import Bounds, least_rounds, slowest_rounds
+from pdv.pipelines.bounding.bounds import Bounds
+from pdv.pipelines.bounding.packing import Packing, held, lines, rounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
 from pdv.pipelines.inside import Inside, Insides, workload
-from pdv.pipelines.least import least_slowest
 from pdv.pipelines.pipeline import Mode, stages_of
+from pdv.pipelines.profile import Numbers
 from pdv.planning.problems import plan_problems
 from pdv.prices import cost_model
 from pdv.problem.workload import Workload
-from pdv.schedule.order import Order, Pipeline
+from pdv.schedule.order import Order, Pipeline, orders
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget
 from pdv.simulate.engine.pipeline import Durations, Sends, compose
@@ -39,7 +42,7 @@ MODELS = (
 )
 PLANS = 3  # stages, meshes and micro-batches of each model
 PRICES = ("arithmetic", "learned", "jagged")  # of kernels
-MODES = (Mode(), Mode("none", "gpipe"), Mode("full"), Mode("full", "gpipe"))
+MODES = (Mode(), Mode("none", "gpipe"), Mode("full"), Mode("full", "gpipe"), Mode("none", "interleaved", 2))
 
 
 @cache
@@ -107,16 +110,18 @@ def random_plans(space: Space, draw: random.Random, count: int) -> Iterator[tupl
         less = insides.within(candidate, draw.uniform(0.3, 0.9) * free.num_bytes, 1.0)
         for inside in filter(None, (free, less)):
             for mode in MODES:
-                if micro_batches >= stages or mode.order == "gpipe":
+                may = micro_batches >= stages or mode.order == "gpipe"
+                if mode.virtual > 1:
+                    may = (mode.order, mode.virtual) in space.in_turns(candidate, "none")
+                if may:
                     yield candidate, _run(space, candidate, inside, mode, draw)
 
 
 def _run(space: Space, candidate: Candidate, inside: Inside, mode: Mode, draw: random.Random) -> Workload:
-    borders = sorted(draw.sample(range(1, inside.pieces.count), candidate.stages - 1))
+    borders = sorted(draw.sample(range(1, inside.pieces.count), candidate.stages * mode.virtual - 1))
     sizes = [stop - start for start, stop in itertools.pairwise([0, *borders, inside.pieces.count])]
-    return workload(
-        space, candidate, inside.plan, stages_of(inside.pieces, candidate.stages, sizes, layered=True), mode
-    )
+    stages = stages_of(inside.pieces, candidate.stages, sizes, layered=True, virtual=mode.virtual)
+    return workload(space, candidate, inside.plan, stages, mode)
 
 
 @pytest.mark.parametrize("priced", PRICES)
@@ -126,12 +131,14 @@ def test_no_plan_beats_its_cell(model: str, priced: str) -> None:
     free, draw = bounds_of(model, priced=priced), random.Random(model + priced)
     plans = list(random_plans(free.space, draw, PLANS))
     needed = [step_memory(work).worst.least_bytes for _, work in plans]
+    free.one_each = False
     limit, least_s = statistics.median(needed), free.least_s(float("inf"))
     short = bounds_of(model, limit, priced)
     assert len(plans) >= 3 * PLANS
     for (candidate, work), num_bytes in zip(plans, needed, strict=True):
         stages, mesh, micro_batches = candidate.stages, candidate.mesh, candidate.micro_batches
         step_s = simulate(work).step_s
+        free.one_each = short.one_each = work.stages.virtual == 1
         assert step_s >= free._even_s(stages, (micro_batches,)) > 0.0
         assert step_s >= free._even_s(stages, (micro_batches,), mesh)
         assert step_s >= free._within_s(stages, mesh, micro_batches)
@@ -150,40 +157,89 @@ def test_no_plan_on_unequal_devices_beats_its_cell(priced: str) -> None:
         assert simulate(work).step_s >= least_s > 0.0
 
 
-@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-def test_filling_and_draining_cannot_be_cut_away(order: Order) -> None:
-    """However the work of a micro-batch is cut among the stages, equally or not."""
-    draw = random.Random(order)
-    for _ in range(400):
-        stages = draw.randint(2, 6)
-        micro_batches = draw.randint(1, 3 * stages)
-        pipeline = Pipeline(stages, 1, micro_batches, order)
-        passes = [[draw.choice((1.0, draw.random())) for _ in range(stages)] for _ in range(2)]
+ORDERS = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4))  # with stages on each rank
+
+
+def random_pipeline(order: Order, each: int, draw: random.Random) -> Pipeline:
+    stages = draw.randint(2, 6)
+    return Pipeline(stages, each, stages * draw.randint(1, 4) if each > 1 else draw.randint(1, 3 * stages), order)
+
+
+@pytest.mark.parametrize(("order", "each"), ORDERS)
+def test_filling_and_draining_cannot_be_cut_away(order: Order, each: int) -> None:
+    """However the work of a micro-batch is cut among the stages, equally or not; nor by any one stage."""
+    draw = random.Random(order + str(each))
+    for _ in range(300):
+        pipeline = random_pipeline(order, each, draw)
+        passes = [[draw.choice((1.0, draw.random())) for _ in range(pipeline.stages * each)] for _ in range(2)]
         chunks = [Durations(forward, backward, backward) for forward, backward in zip(*passes, strict=True)]
-        sends = Sends([0] * (stages - 1), [0] * (stages - 1))
+        sends = Sends([0] * (len(chunks) - 1), [0] * (len(chunks) - 1))
         line = compose(pipeline, chunks, sends, blocking=False, record=False)
-        least = least_rounds(stages, micro_batches, order) / stages * sum(map(sum, passes))
-        assert max(line.ends) >= least * (1 - 1e-12)
-        if micro_batches > stages or order == "gpipe":
-            each = [sum(one) for one in zip(*passes, strict=True)]
-            alone = slowest_rounds(stages, micro_batches) * max(each)
-            assert max(line.ends) >= (sum(each) + alone) * (1 - 1e-12)
+        whole = sum(map(sum, passes))
+        assert max(line.ends) >= rounds(pipeline) / pipeline.stages * whole * (1 - 1e-12)
+        for stage in range(pipeline.stages if each == 1 else 0):
+            forward, backward = (way[stage] for way in passes)
+            for one in lines(order, pipeline.stages, pipeline.micro_batches, stage):
+                least = one.rest * (whole - forward - backward) + one.forward * forward + one.backward * backward
+                assert max(line.ends) >= least * (1 - 1e-12)
 
 
-def test_the_slowest_of_some_stages_is_bounded() -> None:
-    """However pieces are cut into runs behind one another."""
-    draw = random.Random(0)
+@pytest.mark.parametrize(("order", "each"), ORDERS)
+def test_a_stage_holds_what_is_said_at_least(order: Order, each: int) -> None:
+    """Of its chunks, whatever these keep, at some time after its first backward pass."""
+    draw = random.Random(order + str(each))
     for _ in range(100):
-        seconds = [draw.choice((1.0, draw.random())) for _ in range(draw.randint(1, 9))]
-        stages = draw.randint(1, len(seconds))
-        cuts = itertools.combinations(range(1, len(seconds)), stages - 1)
-        best = min(max(sum(seconds[a:b]) for a, b in itertools.pairwise([0, *cut, len(seconds)])) for cut in cuts)
-        assert best * (1 - 1e-9) <= least_slowest(seconds, stages) <= best * (1 + 1e-12)
+        pipeline = random_pipeline(order, each, draw)
+        stage = draw.randrange(pipeline.stages)
+        kept = {chunk: draw.choice((1.0, draw.random())) for chunk in pipeline.layout.chunks_on(stage)}
+        now = most = 0.0
+        begun = False
+        for step in orders(pipeline)[stage]:
+            begun = begun or step.backward
+            now += -kept[step.chunk] if step.backward else kept[step.chunk]
+            most = max(most, now) if begun else 0.0
+        assert most >= held(pipeline, stage) * sum(kept.values()) - 1e-9
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_no_cut_beats_a_packing(order: Order) -> None:
+    """Nor any way to run each piece, of those that are within every stage's memory."""
+    draw = random.Random(order)
+    tight = 0
+    for _ in range(60):
+        stages, count = draw.randint(2, 3), draw.randint(2, 6)
+        ways = [[(draw.random(), draw.random(), 4 * draw.random()) for _ in range(2)] for _ in range(5)]
+        rooms = [draw.uniform(3.0, 9.0) for _ in range(stages)]
+        runs = {price: run_table(ways, price) for price in (0.0, 0.1, 0.3, 1.0)}
+        least = [np.array([min(way[at] for way in each) for each in ways]) for at in range(2)]
+        of = [(lines(order, stages, count, stage), rooms[stage]) for stage in range(stages)]
+        packing = Packing(runs, least[0], least[1], float(runs[0.0][0, -1]), of)
+        found = packing.least_s(1e-9, 1e3)
+        best = math.inf
+        for chosen in itertools.product(*ways):
+            for cut in itertools.combinations(range(1, 5), stages - 1):
+                parts = [chosen[a:b] for a, b in itertools.pairwise([0, *cut, 5])]
+                if all(sum(one[2] for one in part) <= room for part, room in zip(parts, rooms, strict=True)):
+                    chunks = [Durations(*(sum(one[at] for one in part) for at in (0, 1, 1))) for part in parts]
+                    sends = Sends([0] * (stages - 1), [0] * (stages - 1))
+                    pipeline = Pipeline(stages, 1, max(count, stages), order)
+                    if pipeline.micro_batches == count:
+                        best = min(best, max(compose(pipeline, chunks, sends, blocking=False, record=False).ends))
+        assert found <= best * (1 + 1e-9)
+        tight += found > 0.7 * best
+    assert tight > 5
+
+
+def run_table(ways: list[list[tuple[float, float, float]]], price: float) -> Numbers:
+    """[start, stop] of pieces that are each as cheap as can be."""
+    each = [min(forward + backward + price * held for forward, backward, held in way) for way in ways]
+    sums = np.append(0.0, np.cumsum(each))
+    return np.asarray(np.maximum(0.0, sums[None, :] - sums[:-1, None]))
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_pieces_take_what_is_said_at_least(model: str) -> None:
-    """Each piece of a free inside, and the slowest stage of the best cut."""
+    """Each run of pieces of a free inside; together they take no less than each by itself."""
     bounds = bounds_of(model)
     insides = Insides(bounds.space, bounds.space.graph, backtrack, Budget(), rules=False)
     for stages, count in ((2, 4), (4, 8)):
@@ -192,12 +248,13 @@ def test_pieces_take_what_is_said_at_least(model: str) -> None:
         inside = insides.free(bounds.space.candidate(stages, mesh, count))
         assert least is not None
         assert inside is not None
-        floors = least._piece_floors
+        runs = least.runs(0.0)
         taken = inside.timing.forward_s + inside.timing.backward_s
-        assert len(floors) == inside.pieces.count
-        assert 0.0 < sum(floors) <= least.at(0.0) * (1 + 1e-9)
-        assert all(taken[at] * (1 + 1e-9) >= floors[at] for at in range(1, len(floors) - 1))
-        assert least.slowest_of(stages) >= sum(floors) / stages * (1 - 1e-9)
+        assert runs.shape == (inside.pieces.count, inside.pieces.count + 1)
+        assert 0.0 < runs[0, -1] == least.at(0.0)
+        assert all(taken[at] * (1 + 1e-9) >= runs[at, at + 1] for at in range(1, len(taken) - 1))
+        for start, stop in itertools.combinations(range(len(taken)), 2):
+            assert runs[start, stop] >= runs[start, stop - 1] + runs[stop - 1, stop] - 1e-12
 
 
 def test_a_bound_grows_with_what_is_known() -> None:

@@ -5,19 +5,18 @@ is compute alone (``floors``); the next one the search of a stage's inside (``le
 a price of memory, which stages share. The cell that is bounded lowest is looked at more closely, as long as that helps.
 
 If a micro-batch takes L at least, over all stages, then p stages take so many times L / p for m of them, however L is
-cut among stages (``least_rounds``): m + p - 1 in GPipe's order, and in 1F1B's where m > p. There are paths of passes
-then, each behind the one before, that go once through every stage and spend m - 1 rounds more on stages at will; their
-mean has (m + p - 1) / p of each stage. By arithmetic a micro-batch of fewer rows takes no less a row, so the inside of
-m micro-batches bounds that of multiples of m; by other prices each number is a cell of its own.
+cut among stages (``packing.rounds``); and no stage may take, or hold, too much (``packing.Packing``). By arithmetic a
+micro-batch of fewer rows takes no less a row, so the inside of m micro-batches bounds that of multiples of m; by other
+prices each number is a cell of its own.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Literal
 
@@ -25,10 +24,15 @@ from ir.cost_model import backward_work
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.pcg.calls import issued
+from pdv.pipelines.bounding.even import EvenPieces, even_pieces
+from pdv.pipelines.bounding.floors import Floor, Floors
+from pdv.pipelines.bounding.least import LeastInside, reached_links
+from pdv.pipelines.bounding.packing import Packing, held, lines, rounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
-from pdv.pipelines.floors import Floors
-from pdv.pipelines.least import LeastInside, reached_links
+from pdv.pipelines.profile import Numbers
+from pdv.problem.workload import ONE_EACH, Order
+from pdv.schedule.order import Pipeline
 from pdv.search.meshes import BestPlan
 from pdv.search.solver.configs import KnownConfigs
 from pdv.simulate.calibration import CALIBRATION
@@ -37,7 +41,8 @@ from pdv.simulate.step import factors
 
 DRAWS = 16  # of stragglers, as steps are predicted
 PRICES = (0.1, 0.2, 0.3, 0.45, 0.7, 1.2)  # of memory: seconds of an inside for all that its stages have
-SOLVED = 32  # insides at most; what is known by then is a bound, too
+SOLVED = 64  # insides at most; what is known by then is a bound, too
+MOST = 4.0  # times what all stages together take, that is looked for
 COMING = 0.75  # of what rests while the only micro-batch runs forward: gradients come as it runs backward
 
 
@@ -74,10 +79,12 @@ class Bounds:
     floors: Floors
     issued_s: tuple[float, float]
     one_each: bool = True
+    enough_s: float = math.inf
     solved: int = 0
     _alike: dict[int, bool] = field(default_factory=dict)
     _insides: dict[tuple[int, int, Mesh], LeastInside | None] = field(default_factory=dict)
     _known: dict[tuple[object, ...], KnownConfigs] = field(default_factory=dict)
+    _pieces: dict[tuple[tuple[int, ...], int], EvenPieces] = field(default_factory=dict)
 
     @classmethod
     def of(cls, estimates: Estimates, plan: BestPlan | None = None) -> Bounds:
@@ -98,6 +105,7 @@ class Bounds:
 
         Once ``stopped``, nothing is: what is known by then is a bound, too.
         """
+        self.enough_s = enough_s
         numbers, least_s = count(), math.inf
         cells: list[tuple[float, int, Cell]] = []
         for stages in self.space.stages:
@@ -127,7 +135,7 @@ class Bounds:
             groups = list(_multiples(counts) if self.space.is_bounded else ((m,) for m in counts))
             for mesh in self.space.meshes(stages):
                 yield from ((self._even_s(stages, group, mesh), Cell(stages, group, mesh)) for group in groups)
-        elif cell.by == "even":
+        elif cell.by == "even" and len(counts) > 1:
             yield self._free_s(stages, mesh, counts), replace(cell, by="free")
         elif len(counts) == 1:
             yield self._within_s(stages, mesh, counts[0]), replace(cell, by="within")
@@ -142,49 +150,111 @@ class Bounds:
         """Compute alone, again where memory asks for that: the least of some numbers of micro-batches."""
         if not self._is_alike(stages):
             return min(self.floors.least_s(stages, m) for m in counts)
-        found = []
-        for m in counts:
-            floor = self.floors.of(stages, m, mesh)
-            again_s = 0.0 if self._may_keep(stages, m) else floor.again_s if self._may_repeat else math.inf
-            found.append(self._step_s(stages, (m,), floor.busy_s + again_s, floor.backward_s))
-        return min(found)
+        return min(self._even_of(stages, m, mesh) for m in counts)
+
+    def _even_of(self, stages: int, micro_batches: int, mesh: Mesh | None) -> float:
+        floor = self.floors.of(stages, micro_batches, mesh)
+        if mesh is None or math.isinf(floor.busy_s):
+            again_s = 0.0 if self._may_keep(stages, micro_batches) else floor.again_s if self._may_repeat else math.inf
+            busy_s = self._spread_s(stages, (micro_batches,), floor.busy_s + again_s)
+            return self._step_s(stages, (micro_batches,), busy_s, floor.backward_s)
+        candidate = self.space.candidate(stages, mesh, micro_batches)
+        kept_s = 0.0 if self._may_keep(stages, micro_batches) else math.inf
+        runs = self._evenly(candidate).runs(self._resting(candidate))
+        return self._in_order(candidate, floor, floor.busy_s, lambda _: kept_s, runs)
 
     def _free_s(self, stages: int, mesh: Mesh, counts: Sequence[int]) -> float:
         """The inside of the fewest micro-batches, whatever memory it takes."""
         inside = self._inside(stages, counts[0], mesh)
         if inside is None:
             return math.inf
-        floor, slowest_s = self.floors.of(stages, counts[0], mesh), inside.slowest_of(stages) * counts[0]
+        floor = self.floors.of(stages, counts[0], mesh)
         whole_s = max(inside.at(0.0) * counts[0] / stages, floor.busy_s)
-        return self._step_s(stages, counts, whole_s, floor.backward_s, slowest_s)
+        return self._step_s(stages, counts, self._spread_s(stages, counts, whole_s), floor.backward_s)
 
     def _within_s(self, stages: int, mesh: Mesh, micro_batches: int) -> float:
-        """The same of one number of micro-batches, within the memory of all stages, or with layers run again."""
+        """The same of one number of micro-batches, each stage within its memory, or with layers run again."""
         inside = self._inside(stages, micro_batches, mesh)
         if inside is None:
             return math.inf
-        free_s, limit = inside.at(0.0), stages * self.space.problem.memory_limit
-        least_s = free_s
-        for share in PRICES if math.isfinite(limit) and "none" in self.space.recomputations else ():
-            price = share * free_s / limit
-            other_s = inside.at(price) - share * free_s
-            if other_s < least_s:
-                break
-            least_s = other_s
-        floor, each = self.floors.of(stages, micro_batches, mesh), micro_batches / stages
-        found = [max(least_s * each, floor.busy_s)] if "none" in self.space.recomputations else []
-        if self._may_repeat:
-            found.append(max(free_s * each, floor.busy_s) + floor.again_s)
-        slowest_s = inside.slowest_of(stages) * micro_batches
-        return self._step_s(stages, (micro_batches,), min(found, default=math.inf), floor.backward_s, slowest_s)
+        floor = self.floors.of(stages, micro_batches, mesh)
+        whole_s = max(inside.at(0.0) * micro_batches / stages, floor.busy_s)
+        candidate = self.space.candidate(stages, mesh, micro_batches)
+        prices = self._prices(inside, candidate)
+        runs = {price: inside.runs(price) for price in (0.0, *prices)}
+        return self._in_order(candidate, floor, whole_s, partial(self._kept_s, inside, prices), runs)
 
-    def _step_s(
-        self, stages: int, counts: Sequence[int], whole_s: float, backward_s: float, slowest_s: float = 0.0
+    def _in_order(
+        self,
+        candidate: Candidate,
+        floor: Floor,
+        whole_s: float,
+        kept_of: Callable[[Sequence[float]], float],
+        runs: Mapping[float, Numbers],
     ) -> float:
-        """Of a step that keeps all stages busy for ``whole_s``, pipelines filled and drained, with stragglers.
+        """Seconds of a step in any order of passes, busy for ``whole_s`` in all; again, or within rooms."""
+        stages, count = candidate.stages, candidate.micro_batches
+        found: dict[tuple[Order, int], float] = {}
+        for order, each in self._orders(candidate):
+            rooms = self._rooms(candidate, order, each)
+            busy_s = max(whole_s, kept_of(rooms) * count / stages)
+            busy_s *= rounds(Pipeline(stages, each, count, order)) / count
+            if each == 1 and order in ONE_EACH and busy_s < self.enough_s:
+                packing = self._packed(candidate, order, rooms, runs)
+                busy_s = packing.least_s(busy_s, min(max(busy_s, self.enough_s), MOST * busy_s))
+            found[order, each] = busy_s
+        again_s = self._spread_s(stages, (count,), whole_s + floor.again_s) if self._may_repeat else math.inf
+        none_s = min(found.values(), default=math.inf) if "none" in self.space.recomputations else math.inf
+        return self._step_s(stages, (count,), min(again_s, none_s), floor.backward_s)
 
-        ``backward_s``: what of that is backward at least; ``slowest_s``: what the slowest stage is busy for at least,
-        with one on each rank.
+    def _kept_s(self, inside: LeastInside, prices: Sequence[float], rooms: Sequence[float]) -> float:
+        """Seconds of one micro-batch on one device, all stages together, within the memory of all of them together."""
+        return max([inside.at(0.0), *(inside.at(price) - price * sum(rooms) for price in prices)])
+
+    def _prices(self, inside: LeastInside, candidate: Candidate) -> list[float]:
+        """Of memory, in seconds a byte."""
+        limit = candidate.stages * self.space.room / self._flight(candidate)
+        return [share * inside.at(0.0) / limit for share in PRICES] if 0.0 < limit < math.inf else []
+
+    def _rooms(self, candidate: Candidate, order: Order, each: int) -> list[float]:
+        """By stage, the bytes that it has at most, counted as an inside counts them."""
+        limit, least = self.space.room, self._flight(candidate)
+        stages, count = candidate.stages, candidate.micro_batches
+        flights = [held(Pipeline(stages, each, count, order), stage) for stage in range(stages)]
+        return [limit / max(1.0, min(least, flight)) for flight in flights]
+
+    def _resting(self, candidate: Candidate) -> float:
+        """What a byte that rests counts as, where a micro-batch's count as they are."""
+        return COMING if candidate.micro_batches == 1 else 1.0 / self._flight(candidate)
+
+    def _flight(self, candidate: Candidate) -> float:
+        """Micro-batches in flight that an inside counts what rests as a part of."""
+        return float(max(1, min(candidate.stages, candidate.micro_batches - 1)))
+
+    def _evenly(self, candidate: Candidate) -> EvenPieces:
+        """Each operator by itself, as fast and as small as can be."""
+        key = candidate.mesh.shape, candidate.micro_batches
+        if key not in self._pieces:
+            source, mesh = self.estimates.source(candidate.micro_batches), candidate.mesh
+            assert source is not None, "asked of programs that there are"
+            seconds = self.floors.of_blocks(candidate.micro_batches, mesh)
+            loss_s = float(min(self.floors.losses_s(candidate.micro_batches, mesh)))
+            self._pieces[key] = even_pieces(source, self.space.problem, seconds, mesh.num_devices, loss_s=loss_s)
+        return self._pieces[key]
+
+    def _packed(
+        self, candidate: Candidate, order: Order, rooms: Sequence[float], runs: Mapping[float, Numbers]
+    ) -> Packing:
+        """Of one stage on each rank."""
+        stages, count, even = candidate.stages, candidate.micro_batches, self._evenly(candidate)
+        ways = [lines(order, stages, count, stage) for stage in range(stages)]
+        whole_s = float(runs[0.0][0, -1])
+        return Packing(runs, even.forward, even.backward, whole_s, list(zip(ways, rooms, strict=True)))
+
+    def _step_s(self, stages: int, counts: Sequence[int], busy_s: float, backward_s: float) -> float:
+        """Of a step in which stages are busy, and wait for one another, for ``busy_s``, with stragglers and hosts.
+
+        ``backward_s``: what backward takes of each stage at least.
         """
         rounds = [self._rounds(stages, m) for m in counts]
         first, more = min(rounds), min(of / m for of, m in zip(rounds, counts, strict=True))
@@ -195,16 +265,21 @@ class Bounds:
             issued_s = max(issued_s, first * (self.issued_s[0] / stages + begun_s) + backward_s * more)
         slower = factors(stages, self.space.cluster.num_devices // stages, DRAWS, CALIBRATION.straggler_std, 0)
         slow = max(1.0, float(slower.min(axis=0).mean()))
-        busy_s = min(_busy_s(stages, *pair, whole_s, slowest_s) for pair in zip(counts, rounds, strict=True))
-        busy_s += first * begun_s
-        return max(busy_s, issued_s) * slow + (CALIBRATION.host_step_s if on_gpu else 0.0)
+        return max(busy_s + first * begun_s, issued_s) * slow + (CALIBRATION.host_step_s if on_gpu else 0.0)
+
+    def _spread_s(self, stages: int, counts: Sequence[int], whole_s: float) -> float:
+        """Of a step that keeps all stages busy for ``whole_s``, pipelines filled and drained."""
+        return min(whole_s * self._rounds(stages, m) / m for m in counts)
 
     def _rounds(self, stages: int, micro_batches: int) -> float:
         candidate = self.space.candidate(stages, self.space.meshes(stages)[0], micro_batches)
-        orders = self.space.orders(candidate, "none")
-        if orders and (self.one_each or not self.space.in_turns(candidate, "none")):
-            return min(least_rounds(stages, micro_batches, order) for order, _ in orders)
-        return micro_batches
+        orders = self._orders(candidate)
+        return min((rounds(Pipeline(stages, each, micro_batches, order)) for order, each in orders), default=math.inf)
+
+    def _orders(self, candidate: Candidate) -> Sequence[tuple[Order, int]]:
+        """Of passes, with the stages on a rank, that plans may have."""
+        found = self.space.orders(candidate, "none")
+        return found if self.one_each else tuple(dict.fromkeys((*found, *self.space.in_turns(candidate, "none"))))
 
     # ---- What a cell is ----
 
@@ -224,7 +299,7 @@ class Bounds:
     def _may_keep(self, stages: int, micro_batches: int) -> bool:
         """Whether an even cut of all that is kept would fit."""
         resting = COMING if stages == micro_batches == 1 else 1.0
-        return self.space.held_bytes(micro_batches, resting) <= self.space.problem.memory_limit
+        return self.space.held_bytes(micro_batches, resting) <= self.space.room
 
     def _inside(self, stages: int, micro_batches: int, mesh: Mesh) -> LeastInside | None:
         """None if there is no such program."""
@@ -247,7 +322,7 @@ class Bounds:
             rows=None,
             once=1.0 / candidate.micro_batches if alone else 0.0,
             adding_s=adding_s,
-            resting=COMING if alone and candidate.micro_batches == 1 else 1.0,
+            resting=self._resting(candidate),
         )
         device = self.floors.slowest
         loss_s = float(min(self.floors.losses_s(candidate.micro_batches, candidate.mesh)))
@@ -257,34 +332,6 @@ class Bounds:
             self._known[key] = KnownConfigs.of(replace(problem, axes=reached_links(candidate.inside)))
         known = self._known[key]
         return LeastInside(problem, device, compute, candidate.inside, loss_s, source, self.floors.rewrites, known)
-
-
-def least_rounds(stages: int, micro_batches: int, order: str) -> float:
-    """How often a stage runs forward and backward in the time of a step at least, were all stages equally long."""
-    if order == "gpipe" or (order == "1f1b" and micro_batches > stages) or stages == 1:
-        return micro_batches + stages - 1
-    if order != "1f1b":
-        return micro_batches
-    # before its own passes a stage waits for those of the stages before it, once each
-    return stages / (1.0 - (1.0 - 1.0 / micro_batches) ** stages)
-
-
-def _busy_s(stages: int, micro_batches: int, rounds: float, whole_s: float, slowest_s: float) -> float:
-    """Seconds of a step whose stages are busy for ``whole_s`` in the mean, and one of them for ``slowest_s``."""
-    even_s = whole_s * rounds / micro_batches
-    if rounds < micro_batches + stages - 1:
-        return even_s
-    return max(even_s, (stages * whole_s + slowest_rounds(stages, micro_batches) * slowest_s) / micro_batches)
-
-
-def slowest_rounds(stages: int, micro_batches: int) -> float:
-    """How often any one stage runs in the time of a step at least, beside once each, in GPipe's order and in 1F1B's.
-
-    In 1F1B's with more micro-batches than stages. The first micro-batch goes through all stages and back to the one;
-    all is then behind that which the one has left: but for the passes forward that it had made ahead, at most as many
-    as there are stages behind it. Or, from the end, the same but for as many passes backward; the less of both is half.
-    """
-    return max(0.0, micro_batches - 1 - (stages - 1) / 2)
 
 
 def _multiples(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:

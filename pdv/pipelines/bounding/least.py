@@ -6,18 +6,19 @@ waited for. Gradients of parameters are summed behind compute, and cost nothing 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+import numpy as np
 
 from ir.cost_model import CostModel
 from pdv.cluster import Device
 from pdv.cost.comm import AxisLink
-from pdv.pipelines.floors import Rewrites
+from pdv.pipelines.bounding.even import spans
+from pdv.pipelines.bounding.floors import Rewrites
+from pdv.pipelines.profile import Numbers
 from pdv.problem import Problem
-from pdv.schedule.pieces import pieces
-from pdv.search.blocks import Block
 from pdv.search.priced_chain import PricedChain
 from pdv.search.solver.configs import KnownConfigs
 from pdv.search.solver.tables import TooWideError
@@ -26,7 +27,6 @@ from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.lowering.in_step import InStep
 from pdv.simulate.lowering.links import at_reached_rate
 
-HALVINGS = 40  # of what the slowest stage takes, between a lower and an upper bound
 LIMIT = 50_000  # entries of a table, beyond which it is bounded: half the time of the usual limit, bounds within 0.6 %
 
 
@@ -52,37 +52,34 @@ class LeastInside:
     source: SourceBlocks
     rewrites: Rewrites
     known: KnownConfigs
+    _runs: dict[float, Numbers] = field(default_factory=dict)
 
     def at(self, price: float) -> float:
-        """The least of seconds + ``price`` x bytes; exact, or less; nothing where the program is too wide."""
-        try:
-            return min(chain.least(price) for chain in self._chains) + self.loss_s
-        except TooWideError:
-            return 0.0
+        """The least of seconds + ``price`` x bytes; exact but for tied parameters, or less."""
+        return float(self.runs(price)[0, -1])
 
-    def slowest_of(self, stages: int) -> float:
-        """Seconds of the slowest of so many stages at least, which end behind pieces of the program alone."""
+    def runs(self, price: float) -> Numbers:
+        """[start, stop] the least of seconds + ``price`` x bytes of a run of pieces, whatever comes before and behind.
+
+        Of a block that is in several pieces, only of runs that have all of it; nothing where the program is too wide.
+        """
+        if price not in self._runs:
+            self._runs[price] = self._find(price)
+        return self._runs[price]
+
+    def _find(self, price: float) -> Numbers:
+        count = self.spans[-1].stop
         try:
-            return least_slowest(self._piece_floors, stages)
+            found: Numbers = np.minimum.reduce([_runs(chain.steps(price), self.spans, count) for chain in self._chains])
         except TooWideError:
-            return 0.0
+            return np.zeros((count, count + 1))
+        found[:, count] += self.loss_s
+        return found
 
     @cached_property
-    def _piece_floors(self) -> list[float]:
-        """By piece, seconds at least; of a block that is in several pieces nothing is known of any."""
-        of, found = pieces(self.source.graph).of, [0.0]
-        before: list[Block] = []
-        for block, *each in zip(self._chains[0].blocks, *(chain.floors for chain in self._chains), strict=True):
-            here = {of[node] for node in block.nodes}
-            if block in before or (before and of[before[-1].nodes[-1]] not in here):  # the same piece over again
-                found.append(0.0)
-                before = []
-            if len(here) > 1:
-                found.append(0.0)
-            else:
-                found[-1] += min(each)
-            before.append(block)
-        return found
+    def spans(self) -> list[range]:
+        """By block, the pieces that it is in."""
+        return spans(self.source.graph, self._chains[0].blocks)
 
     @cached_property
     def _chains(self) -> list[PricedChain]:
@@ -115,23 +112,17 @@ def reached_links(axes: Sequence[AxisLink]) -> tuple[AxisLink, ...]:
     return tuple(at_reached_rate(axis, CALIBRATION) for axis in axes)
 
 
-def least_slowest(seconds: Sequence[float], stages: int) -> float:
-    """What the slowest of so many runs of pieces takes at least, however the pieces are cut into runs."""
-    most = sum(seconds)
-    least = max(seconds, default=0.0)
-    if not math.isfinite(most):
-        return most
-    for _ in range(HALVINGS):
-        middle = (least + most) / 2
-        least, most = (least, middle) if _runs(seconds, middle) <= stages else (middle, most)
-    return least
-
-
-def _runs(seconds: Sequence[float], limit: float) -> int:
-    """How many runs pieces make that take no longer than the limit, each as many as can be; each piece is within."""
-    count, room = 0, 0.0
-    for one in seconds:
-        if not count or one > room:
-            count, room = count + 1, limit
-        room -= one
-    return count
+def _runs(steps: Sequence[Numbers], spans: Sequence[range], count: int) -> Numbers:
+    """[start, stop] by min-plus products of blocks' tables, from each piece on, whatever state it begins in."""
+    found = np.zeros((count, count + 1))
+    least, begun, filled = np.zeros(count), 0, 0
+    value = np.zeros((count, steps[0].shape[0]))
+    for step, span in zip(steps, spans, strict=True):
+        found[:, filled : span.stop] = least[:, None]
+        filled, value[begun:], begun = max(filled, span.stop), 0.0, max(begun, span.start + 1)
+        after = np.zeros((count, step.shape[1]))
+        after[:begun] = (value[:begun, :, None] + step).min(axis=1)
+        value, least = after, after.min(axis=1)
+        least[begun:] = 0.0
+    found[:, filled:] = least[:, None]
+    return found

@@ -73,7 +73,7 @@ class Floors:
     source_of: Callable[[int], SourceBlocks | None]
     rewrites: Rewrites = field(default_factory=dict)
     _prices: dict[Hashable, Numbers] = field(default_factory=dict)  # [class; forward, backward], unweighed
-    _sums: dict[int, dict[Sizes, Numbers]] = field(default_factory=dict)
+    _blocks: dict[int, dict[Sizes, Numbers]] = field(default_factory=dict)
     _floors: dict[tuple[Sizes, int], Floor] = field(default_factory=dict)
 
     def with_rewrites(self, rewrites: Rewrites) -> Floors:
@@ -114,16 +114,29 @@ class Floors:
         return self._floors[key]
 
     def _find(self, mesh: Mesh, micro_batches: int) -> Floor:
-        if micro_batches not in self._sums:
-            source = self.source_of(micro_batches)
-            self._sums[micro_batches] = {} if source is None else self._add_up(source)
-        known = self._sums[micro_batches]
+        known = self._by_blocks(micro_batches)
         if not known:
             return Floor(math.inf, math.inf, math.inf)
-        both, backward, forward = known[mesh.shape]
+        both, backward, _, forward = known[mesh.shape].sum(axis=0)
         times = micro_batches * mesh.num_devices / float(self._counts @ self._weights)
         loss = min(self._weights * self.losses_s(micro_batches, mesh))
         return Floor(float(both + loss) * times, float(backward) * times, float(forward) * times)
+
+    def _by_blocks(self, micro_batches: int) -> dict[Sizes, Numbers]:
+        if micro_batches not in self._blocks:
+            source = self.source_of(micro_batches)
+            self._blocks[micro_batches] = {} if source is None else self._of_blocks(source)
+        return self._blocks[micro_batches]
+
+    def of_blocks(self, micro_batches: int, mesh: Mesh) -> tuple[Numbers, Numbers]:
+        """By block of the program, seconds of one micro-batch forward and backward on one device of a stage.
+
+        Of devices of one class.
+        """
+        of = (1, Mesh(())) if self.space.is_bounded else (micro_batches, mesh)
+        spread = micro_batches * mesh.num_devices if self.space.is_bounded else 1
+        found = self._by_blocks(of[0])[of[1].shape] / float(self._weights[0]) / spread
+        return found[:, 2], found[:, 1]
 
     # ---- Classes of devices ----
 
@@ -176,18 +189,20 @@ class Floors:
             return [()]
         return list(dict.fromkeys(mesh.shape for p in self.space.stages for mesh in self.space.meshes(p)))
 
-    def _add_up(self, source: SourceBlocks) -> dict[Sizes, Numbers]:
-        """By sizes [forward and backward, backward, forward of the layers], weighed, of all blocks."""
+    def _of_blocks(self, source: SourceBlocks) -> dict[Sizes, Numbers]:
+        """By sizes [block; forward and backward, backward, forward, forward of the layers], weighed."""
         found = pieces(source.graph)
         layers = {node for node, piece in found.of.items() if found.layers[piece]}
-        ways = {block: variants_of(source, number, self.rewrites) for number, block in enumerate(source.blocks)}
+        ways: dict[Block, list[Block]] = {}
+        for number, block in enumerate(source.blocks):  # of those that are there again each may do otherwise
+            ways.setdefault(block, []).extend(variants_of(source, number, self.rewrites))
         nodes = dict.fromkeys(node for each in ways.values() for one in each for node in one.nodes if node.op.kernel)
         least, nothing = self._least(list(nodes)), np.zeros((len(self._sizes), 3))
         sums: dict[Block, Numbers] = {}
         for block, each in ways.items():
-            of = [sum((least[node] for node in one.nodes if node in least), nothing) for one in each]
-            sums[block] = np.min(of, axis=0) * (1.0, 1.0, layers.issuperset(block.nodes))
-        return dict(zip(self._sizes, sum((sums[block] for block in source.blocks), nothing), strict=True))
+            of = np.min([sum((least[node] for node in one.nodes if node in least), nothing) for one in each], axis=0)
+            sums[block] = np.column_stack([of, of[:, 2] * layers.issuperset(block.nodes)])
+        return dict(zip(self._sizes, np.stack([sums[block] for block in source.blocks], axis=1), strict=True))
 
     def _least(self, nodes: Sequence[Node]) -> dict[Node, Numbers]:
         """By node [sizes; forward and backward, backward, forward], weighed: the least of all shapes and classes."""

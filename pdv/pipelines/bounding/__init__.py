@@ -1,0 +1,1 @@
+"""What no plan's step takes less than: bounds of cells of plans, and what they are made of."""
