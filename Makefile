@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup lint structure format test test-unit test-distributed test-slow demo bench-smoke docs docs-check clean
+.PHONY: setup lint structure format test test-unit test-distributed test-slow demo bench-smoke docs docs-check lock sbom clean
 
 setup: .venv/ready
 
@@ -61,6 +61,22 @@ docs: .venv/docs
 docs-check: docs
 	$(BIN)/pytest -q tests/test_docs.py tests/test_commands.py tests/test_errors.py tests/pdv/cli/test_app.py
 	$(BIN)/python -m tools.tutorial
+
+.venv/release: .venv/ready
+	$(BIN)/pip install --quiet -e '.[release]'
+	touch $@
+
+# All packages but torch, with hashes; no index of this machine is named.
+lock: .venv/release
+	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --no-emit-options \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --unsafe-package torch \
+		--unsafe-package setuptools -c constraints.txt -o requirements.lock pyproject.toml
+
+# A CycloneDX bill of materials, in build/sbom.cdx.json.
+sbom: .venv/release
+	mkdir -p build
+	{ grep '^torch==' constraints.txt; cat requirements.lock; } | $(BIN)/cyclonedx-py requirements - \
+		--pyproject pyproject.toml --output-reproducible -o build/sbom.cdx.json
 
 clean:
 	rm -rf .venv build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

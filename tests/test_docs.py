@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 import textwrap
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -89,6 +90,21 @@ def test_the_tutorial_has_steps_that_are_held_to_their_output() -> None:
 )
 def test_output_is_compared_by_words_and_numbers(expected: str, printed: str, same: bool) -> None:
     assert (not tutorial.explain_difference(expected, printed)) == same
+
+
+def test_the_lock_is_of_what_is_needed_and_names_no_index() -> None:
+    """`make lock` writes it; torch is apart, for its builds differ by machine."""
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {re.split("[>=]", each)[0].lower() for each in project["dependencies"]}
+    assert needed - set(pinned) == {"torch"}
+    held = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    ours = {name.lower().replace("_", "-"): version for name, version in held}
+    assert {name: ours[name] for name in pinned if name in ours} == {
+        name: version for name, version in pinned.items() if name in ours
+    }
+    assert not re.search(r"^(--|-[a-z]\b)|://", text, re.MULTILINE)
 
 
 def eval_devices(text: str) -> int:

@@ -26,7 +26,7 @@ OUTSIDE = {
 """Pages that lie outside docs/, and where they are on the site."""
 
 CONTENTS = {
-    "Start": ("tutorial",),
+    "Start": ("tutorial", "install"),
     "How to": (
         "clusters", "new-hardware", "operators", "rules", "pins", "training", "loops", "launch", "report", "why",
         "fitting", "slower", "bench", "simulate", "jobs", "engines",
