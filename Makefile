@@ -60,6 +60,7 @@ docs: .venv/docs
 # That, and what the pages say: commands, programs, errors, figures; the tutorial from an empty environment (10 minutes).
 docs-check: docs
 	$(BIN)/pytest -q tests/test_docs.py tests/test_commands.py tests/test_errors.py tests/pdv/cli/test_app.py
+	$(BIN)/pytest -q -m 'slow or not slow' tests/pdv/cli/test_catalogue.py
 	$(BIN)/python -m tools.tutorial
 
 .venv/release: .venv/ready
