@@ -55,6 +55,12 @@ class Estimate:
 NOTHING = Estimate(0.0)
 
 
+def together(parts: Sequence[Estimate]) -> Estimate:
+    """One after the other, errors of one sign."""
+    source = next((p.source for p in parts if p.source == "analytic"), parts[0].source)
+    return Estimate(sum(p.mean_s for p in parts), sum(p.std_s for p in parts), source)
+
+
 class NodeEstimate(NamedTuple):
     """An operator's work forward and backward."""
 

@@ -26,10 +26,12 @@ from pdv.plan.proofs import proof_document, run_document
 from pdv.plan.running import as_run, running_of
 from pdv.planning.model import read_model, state_document
 from pdv.planning.problems import load_target, plan_problems, read_precision
-from pdv.planning.search import Effort, cache_in, check_drawn_once, search_problems
+from pdv.planning.products import read_formats, search_formats
+from pdv.planning.search import Effort, SearchResult, cache_in, check_drawn_once, search_problems
 from pdv.planning.sizes import sizes_document
 from pdv.prices import cost_model
 from pdv.problem import Pins
+from pdv.problem.formats import Products
 from pdv.problem.workload import Order, Recompute
 from pdv.report.html.facts import Step, page_facts
 from pdv.report.loaded import workload_of_found
@@ -53,6 +55,8 @@ def optimize(
     mode: config.Mode = config.MODE,
     dtype: str | None = None,
     precision: str = config.PRECISION,
+    products: str = config.PRODUCTS,
+    allow: Sequence[str] = (),
     memory_limit: float | None = None,
     search: str = config.SEARCH,
     mesh: Mapping[str, int] | None = None,
@@ -88,6 +92,8 @@ def optimize(
         dtype: compute in "float32", "bfloat16" or "float16"; default: as the model.
         precision: of training: "as-emitted" keeps parameters, gradients and moments in the type of compute, "mixed"
             keeps them in float32 and computes in bfloat16.
+        products: the format of a layer's products in training: "own", "fp8" (scaled by tensors) or "fp8-rowwise".
+        allow: what a search may take besides, where it is faster: "fp8".
         memory_limit: bytes per device; default: the smallest device's memory.
         search: the strategy's name.
         mesh: axis sizes, slow to fast, of a stage where these are fixed; default: every mesh that the cluster allows.
@@ -129,11 +135,18 @@ def optimize(
     )  # fmt: skip
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute, precision=kept)
     problems = ask(program.graph, devices, pins=pinned, rules=used)
-    again = partial(ask, rules=())
+    units = [entry.device for entry in devices.classes]
+    formats = read_formats(products, allow, mode, how, program.graph, units)
     if program.graph.draws:
         check_drawn_once(how)
         pipelines = "never"
-    result = search_problems(problems, devices, effort, content, progress, again, pipelines=pipelines, pinned=how)
+
+    def search_in(chosen: Products | None) -> SearchResult:
+        asked = [replace(problem, products=chosen) for problem in problems]
+        again = partial(ask, products=chosen, rules=())
+        return search_problems(asked, devices, effort, content, progress, again, pipelines=pipelines, pinned=how)
+
+    result = search_formats(formats, search_in, partial(_step_s, devices), watch.stopped)
     found, plan_mesh = as_run(result.found, devices), result.found.solution.problem.mesh
     progress("simulating", None)
     workload = workload_of_found(found, devices)
@@ -165,6 +178,11 @@ def optimize(
     plan = Plan(document, found.solution.problem.graph, plan_mesh, emission, program.weights, drawn)
     progress("running the emitted text on simulated ranks", None)
     return replace(plan, document={**document, "run": run_document(plan)})
+
+
+def _step_s(devices: Cluster, result: SearchResult) -> float:
+    """Simulated, of what was found."""
+    return simulate(workload_of_found(as_run(result.found, devices), devices)).step_s
 
 
 def _prove(found: BestPlan, document: Mapping[str, Any]) -> Proof:

@@ -41,6 +41,13 @@ PrecisionName = Annotated[
         "--precision", help="Of training: as-emitted (all in --dtype), or mixed (bfloat16 over float32 parameters)."
     ),
 ]
+ProductFormat = Annotated[
+    str, typer.Option("--products", help="Of a layer's products in training: own (as --dtype), fp8 or fp8-rowwise.")
+]
+Allowed = Annotated[
+    list[str] | None,
+    typer.Option("--allow", help="What the search may take where it is faster: fp8 (changes numbers)."),
+]
 MemoryLimit = Annotated[str | None, typer.Option(help='Memory a device may use, e.g. "70 GiB".')]
 MeshSizes = Annotated[str | None, typer.Option(help="Pin the mesh, slow axis first: x=2,y=4.")]
 PinsFile = Annotated[Path | None, typer.Option(help="What to fix or forbid: a YAML file (docs/pins.md).")]
@@ -95,6 +102,8 @@ def optimize(
     mode: Annotated[str, typer.Option(help="train or infer.")] = config.MODE,
     dtype: DType = None,
     precision: PrecisionName = config.PRECISION,
+    products: ProductFormat = config.PRODUCTS,
+    allow: Allowed = None,
     memory_limit: MemoryLimit = None,
     mesh: MeshSizes = None,
     pins: PinsFile = None,
@@ -129,7 +138,7 @@ def optimize(
     devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
     how = pipelines, stages, micro_batches, schedule, virtual_stages, recompute
-    about = arch, batch, dim, mode, dtype, precision
+    about = arch, batch, dim, mode, dtype, precision, products, allow
     options = *about, memory_limit, mesh, names[0], search, budget, *how, seed, *names[1:]
     given = dict(zip(values.RECORDED, options, strict=True))
 
@@ -145,8 +154,8 @@ def optimize(
         source = model if arch is None else _describe(arch, batch, compute_dtype)
         plan = plan_model(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
-            dtype=compute_dtype, precision=precision, memory_limit=limit, search=search, mesh=pinned, pins=fixed,
-            budget_s=budget_s,
+            dtype=compute_dtype, precision=precision, products=products, allow=allow or (), memory_limit=limit,
+            search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
             **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
             check=check, strict=strict, weights=weights, progress=progress,
             watch=Watch(progress.tell, interrupts.stopped),

@@ -31,6 +31,8 @@ RECORDED: Mapping[str, object] = {
     "--mode": config.MODE,
     "--dtype": None,
     "--precision": config.PRECISION,
+    "--products": config.PRODUCTS,
+    "--allow": None,
     "--memory-limit": None,
     "--mesh": None,
     "--pins": None,
@@ -97,8 +99,8 @@ def dtype(text: str | None) -> str | None:
         return DTYPES[text] if text else None
     if text in FORMATS:
         raise UsageError(
-            f"--dtype: no program is emitted whose products are in {text}",
-            "bfloat16 is what the others of its layers compute in",
+            f"--dtype: {text} is a format of products, and a program computes in another type",
+            "Programs are emitted with --products fp8 or fp8-rowwise, all else of them in bfloat16",
             f"Ask what it would bring: `pdv simulate --manual products={text}`",
         )
     raise UsageError(f"--dtype: {text!r} is not known", f"Allowed: {', '.join(sorted(DTYPES))}")

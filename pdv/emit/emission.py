@@ -91,7 +91,8 @@ class Emission:
 
     def alike_of(self, pcg: Graph) -> Emission:
         """What is written of another PCG on the same mesh, for the same."""
-        return Emission.of(pcg, self.pcg_mesh, train=self.train, sizes=self.sizes)
+        running = Running(scaled=self.running.scaled)
+        return Emission.of(pcg, self.pcg_mesh, train=self.train, sizes=self.sizes, running=running)
 
     def files(self, document: Mapping[str, object], shape_of: ShapeOf) -> dict[str, str]:
         """The Python files of the package, by name; ``document``: plan.json."""
@@ -178,7 +179,10 @@ def _lower_stages(lowered: Graph, made: Mapping[Node, Node], stage_of: Mapping[N
 
 def module_texts(model: str) -> dict[str, str]:
     """The Python files of a package, by name; model: the text of model.py."""
-    beside = [*BESIDE, *(name for name in ("gathers", "operators", "pipeline") if f"from .{name} import" in model)]
+    beside = [
+        *BESIDE,
+        *(name for name in ("float8", "gathers", "operators", "pipeline") if f"from .{name} import" in model),
+    ]
     beside += ["later"] if "pipeline" in beside else []
     return {
         "model.py": model,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from ir.cost_model import NOTHING, Estimate, Query
+from ir.cost_model import NOTHING, Estimate, NodeEstimate, Query, together
 from ir.graph import Graph, Node, unmoved
 from ir.memory.layout import Layout, Memory, fresh
 from ir.mesh import Mesh
@@ -23,8 +23,10 @@ from pdv.cost.comm import AxisLink, move_seconds, sum_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
+from pdv.pcg.scaled import estimate_nodes
 from pdv.problem import Assignment, Problem, Realized
 
+SCALE_BYTES = 4  # float32
 FIXED_MOST = 128  # operators and leaves of a value that is computed from weights alone
 
 
@@ -101,15 +103,31 @@ def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]])
         for (node, splits), is_free in zip(asked, free, strict=True)
         if not is_free
     ]
-    answers = iter(problem.compute.nodes(queries))
+    answers = iter(estimate_nodes(problem.compute, queries, problem.products))
     costs = []
-    for is_free in free:
+    for (node, splits), is_free in zip(asked, free, strict=True):
         if is_free:
             costs.append(NodeCost(0.0, 0.0))  # computed once, when the package is written; or within the product below
         else:
-            estimate = next(answers)
+            estimate = _with_scales(problem, node, splits, next(answers))
             costs.append(NodeCost(estimate.forward.mean_s, estimate.backward.mean_s, estimate))
     return costs
+
+
+def _with_scales(problem: Problem, node: Node, splits: Sequence[Split], found: NodeEstimate) -> NodeEstimate:
+    """With the sums over ranks by which parts of a product's factors get one scale, where one is of a whole tensor."""
+    products = problem.products
+    if products is None or products.format.by_rows or not products.takes(node.op, [x.type for x in node.operands]):
+        return found
+    of_matrix = {loop for dim in node.loops.operands[1] for loop in dim}
+    parts = [[found.forward], [found.backward]]
+    for axis, split in zip(problem.mesh.axes, splits, strict=True):
+        if split.loop in of_matrix:  # of the operand forward, and of matrix and gradient or operand behind
+            seconds, _ = move_seconds("reduce", problem.link(axis.name), SCALE_BYTES)
+            both = split.loop in node.loops.contracted
+            for part, count in zip(parts, (1 + both, 2), strict=True):
+                part.append(Estimate(count * seconds, count * seconds * ROOFLINE_RELATIVE_STD))
+    return NodeEstimate(*map(together, parts))
 
 
 def _is_free(problem: Problem, node: Node) -> bool:

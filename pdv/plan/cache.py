@@ -30,6 +30,7 @@ from pdv.folders import state_folder
 from pdv.own_key import own_key
 from pdv.plan.derivation import replay_steps, to_steps
 from pdv.problem import AlgebraicStep, Problem, Solution
+from pdv.problem.formats import Products
 from pdv.search.strategies.budget import Budget, Strategy
 
 FORMAT = 3
@@ -173,6 +174,7 @@ def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | Non
         (problem.once, problem.resting, problem.bucket_bytes, problem.adding_s, problem.hides),
         problem.rows,
         problem.precision,
+        _format_key(problem.products),
         pins,
         [f"{rule.name}: {rule.equation}" for rule in problem.rules],
         strategy,
@@ -181,6 +183,10 @@ def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | Non
         code_digest(),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _format_key(products: Products | None) -> object:
+    return products and (products.format, sorted(map(str, products.kept)))
 
 
 @remembered

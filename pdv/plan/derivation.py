@@ -19,7 +19,7 @@ from ir.sharding import Invariant, Shard, Sharding, format_sharding, invariant, 
 from ir.verify import check_returned, infer_shardings
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
-from pdv.plan.running import ACCUMULATE, RECOMPUTE, ROUND, RUNNING, STAGE, round_steps, running_steps
+from pdv.plan.running import ACCUMULATE, RECOMPUTE, ROUND, RUNNING, SCALE, STAGE, running_steps, type_steps
 from pdv.plan.steps import Step, operators, require
 from pdv.problem import Assignment, Problem, Solution, Storage
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages
@@ -40,6 +40,7 @@ BINDINGS = {
     STAGE: {"stage", "of", "order"},
     RECOMPUTE: set(),
     ROUND: {"to", "parameters", "gradients", "moments"},
+    SCALE: {"format"},
 }
 MAY_BIND = {STAGE: {"ranks"}}
 
@@ -47,7 +48,7 @@ MAY_BIND = {STAGE: {"ranks"}}
 def to_steps(solution: Solution, stages: Stages = ONE_STAGE, execution: Execution = EMITTED) -> list[dict[str, Any]]:
     """The derivation of a solution, and how it is run, ready for JSON; equal steps at several sites are one entry."""
     steps = [*_algebraic_steps(solution), *_parallel_steps(solution), *_storage_steps(solution)]
-    steps += [*running_steps(solution.graph, stages, execution), *round_steps(solution.problem)]
+    steps += [*running_steps(solution.graph, stages, execution), *type_steps(solution.problem, solution.graph)]
     if solution.assignment.leaving is not None:
         bindings = {"sharding": format_sharding(solution.assignment.leaving)}
         steps.append({"rule": LEAVE, "bindings": bindings, "sites": [name for name, _ in solution.graph.outputs]})
@@ -156,7 +157,7 @@ def _check_form(steps: Sequence[Step]) -> None:
         rule, bindings, sites = step["rule"], step["bindings"], step["sites"]
         require(isinstance(rule, str) and isinstance(bindings, Mapping), f"step {step!r}")
         require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
-        named = rule in (STORE, LEAVE, ACCUMULATE, RECOMPUTE, ROUND)
+        named = rule in (STORE, LEAVE, ACCUMULATE, RECOMPUTE, ROUND, SCALE)
         kind = str if named else list if isinstance(sites[0], list) else int
         require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
         require(kind is list or len(set(sites)) == len(sites), f"{rule!r} names a site twice: {sites!r}")

@@ -26,7 +26,7 @@ from pdv.cost.sources import cost_document, node_source
 from pdv.pcg.techniques import techniques
 from pdv.plan.certificate import certificate_document
 from pdv.plan.derivation import LEAVE, STORE, to_steps
-from pdv.plan.running import RUNNING, read_precision
+from pdv.plan.running import RUNNING, read_types
 from pdv.plan.seal import Document, check_version, damage_error, finite, version_fields
 from pdv.plan.steps import operators
 from pdv.problem import Assignment, Derived, Problem
@@ -157,8 +157,8 @@ def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel 
         sized = tuple(_axis_link(axis.size, link) for axis, link in axes)
         mode: Mode = {"train": "train", "infer": "infer"}[document["mode"]]  # type: ignore[assignment]
         rules = trusted_rules(document["laws"])
-        together, precision = bucket_bytes(devices), read_precision(document["derivation"])
-        return Problem(source, mesh, sized, compute, mode, rules=rules, bucket_bytes=together, precision=precision)
+        kept = read_types(source, document["derivation"])
+        return Problem(source, mesh, sized, compute, mode, rules=rules, bucket_bytes=bucket_bytes(devices), **kept)
     except (UsageError, LookupError, TypeError, ValueError, AssertionError) as error:
         raise damage_error(error) from error
 

@@ -7,6 +7,8 @@
     recompute     backward runs the forward of each layer again, from what that took. The same values twice ask nothing.
     round         parameters rest in a wider type than that of compute, as do their gradients and the optimizer's
                   moments; forward reads them rounded, which is the identity in the proof. It is given, not searched.
+    scale         products with these matrices are of factors in a narrow format, cast as they are multiplied, forward
+                  and backward; a cast is the identity in the proof.
 
 Entry points: ``running_steps`` writes them, ``read_running`` reads them back.
 """
@@ -15,15 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 from ir.graph import Graph, Node
 from ir.rows import rows_apart
 from pdv.cluster import Cluster
-from pdv.emit.analysis.staged import Running
+from pdv.emit.analysis.staged import Running, Scaled
+from pdv.pcg.scaled import products_of
 from pdv.pcg.spread import spread_to_pcg
 from pdv.plan.steps import Step, operators, require
 from pdv.problem import Derived, Problem
+from pdv.problem.formats import EMITTED_FORMATS, Products
 from pdv.problem.precision import MASTER, PRECISIONS, ROUNDED, Precision
 from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, RUN_ORDERS, Execution, Order, Recompute, Stages, emitted
 from pdv.schedule.check import stuck
@@ -31,8 +35,19 @@ from pdv.schedule.order import Pipeline, why_not
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 
-ACCUMULATE, STAGE, RECOMPUTE, ROUND = "accumulate", "stage", "recompute", "round"
-RUNNING = (ACCUMULATE, STAGE, RECOMPUTE, ROUND)
+ACCUMULATE, STAGE, RECOMPUTE, ROUND, SCALE = "accumulate", "stage", "recompute", "round", "scale"
+RUNNING = (ACCUMULATE, STAGE, RECOMPUTE, ROUND, SCALE)
+TYPES = (ROUND, SCALE)
+"""Steps that say in which types a plan is run, in their order."""
+
+
+class TypesOfRun(TypedDict):
+    """Fields of a ``Problem``."""
+
+    precision: Precision
+    products: Products | None
+
+
 LAYERS = ["layers"]
 """What is computed again: the model's repeated layers (``pdv.schedule.pieces``)."""
 
@@ -67,9 +82,32 @@ def round_steps(problem: Problem) -> list[dict[str, Any]]:
     return [{"rule": ROUND, "bindings": bindings, "sites": sites}]
 
 
-def read_precision(steps: Sequence[Step]) -> Precision:
-    """In which types training keeps parameters, by the steps of a derivation."""
-    return PRECISIONS["mixed" if any(step["rule"] == ROUND for step in steps) else "as-emitted"]
+def scale_steps(problem: Problem, graph: Graph) -> list[dict[str, Any]]:
+    """The step that says which products of the rewritten ``graph`` are in a narrow format."""
+    sites = [] if problem.products is None else problem.products.weights(graph)
+    if problem.products is None or not (sites and problem.train):
+        return []
+    return [{"rule": SCALE, "bindings": {"format": problem.products.format.name}, "sites": sites}]
+
+
+def type_steps(problem: Problem, graph: Graph) -> list[dict[str, Any]]:
+    """All that a plan, whose rewritten graph is ``graph``, says of the types in which it runs."""
+    return [*round_steps(problem), *scale_steps(problem, graph)]
+
+
+def read_types(source: Graph, steps: Sequence[Step]) -> TypesOfRun:
+    """In which types training keeps parameters, and which products are narrower, by the steps of a derivation.
+
+    Raises:
+        ValueError: if they name a format that no program is emitted in.
+    """
+    rounds, formats = False, set[str]()
+    for step in steps:
+        rounds = rounds or step["rule"] == ROUND
+        formats |= {step["bindings"]["format"]} if step["rule"] == SCALE else set()
+    require(formats <= set(EMITTED_FORMATS) and len(formats) < 2, f"products are in {sorted(formats)}")
+    chosen = [products_of(source, EMITTED_FORMATS[name]) for name in formats]
+    return {"precision": PRECISIONS["mixed" if rounds else "as-emitted"], "products": next(iter(chosen), None)}
 
 
 def read_running(
@@ -82,9 +120,12 @@ def read_running(
     Raises:
         ValueError: if a step does not apply.
     """
-    rounded = [{name: step[name] for name in ("rule", "bindings", "sites")} for step in steps if step["rule"] == ROUND]
-    require(rounded == round_steps(problem), "round is of all parameters, and of the types that training has")
-    own = [step for step in steps if step["rule"] in RUNNING and step["rule"] != ROUND]
+    typed = [{name: step[name] for name in ("rule", "bindings", "sites")} for step in steps if step["rule"] in TYPES]
+    require(
+        typed == type_steps(problem, graph),
+        "round is of all parameters, and of the types that training has; scale of all matrices of layers",
+    )
+    own = [step for step in steps if step["rule"] in RUNNING and step["rule"] not in TYPES]
     if not own:
         return ONE_STAGE, EMITTED
     stage_of, count, ranks, order = _read_stages(graph, [step for step in own if step["rule"] == STAGE])
@@ -159,7 +200,7 @@ def _with_layers(graph: Graph, stage_of: Mapping[Node, int], count: int, ranks: 
 def as_run(found: BestPlan, cluster: Cluster) -> BestPlan:
     """The same plan with its stages and its execution as they are read back from its derivation."""
     problem, graph = found.solution.problem, found.solution.graph
-    steps = [*running_steps(graph, found.stages, found.execution), *round_steps(problem)]
+    steps = [*running_steps(graph, found.stages, found.execution), *type_steps(problem, graph)]
     stages, execution = read_running(problem, graph, steps, lambda: cluster)
     return replace(found, stages=stages, execution=execution)
 
@@ -171,4 +212,7 @@ def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Ex
     again = execution.recompute == "full"
     levels = tuple(problem.link(span).levels for span in problem.mesh.spans)
     shape = stages.chunks, execution.micro_batches, execution.order, stages.virtual
-    return Running(stage_of, *shape, again, levels, masters=bool(round_steps(problem)))
+    scaled = None
+    if problem.products is not None and (weights := problem.products.weights(derived.pcg)):
+        scaled = Scaled(problem.products.format.name, frozenset(weights))
+    return Running(stage_of, *shape, again, levels, masters=bool(round_steps(problem)), scaled=scaled)

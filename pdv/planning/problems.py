@@ -19,6 +19,7 @@ from pdv.pins import PinSet, load_pins
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.prices import priced_axes
 from pdv.problem import Pins, Problem
+from pdv.problem.formats import Products
 from pdv.problem.precision import AS_EMITTED, MASTER, PRECISIONS, ROUNDED, RUN_PRECISIONS, Precision
 from pdv.problem.workload import bucket_bytes
 from pdv.rewrite.algebra import RULES
@@ -35,6 +36,7 @@ def plan_problems(
     rules: tuple[Rule, ...] = RULES,
     compute: CostModel | None = None,
     precision: Precision = AS_EMITTED,
+    products: Products | None = None,
 ) -> tuple[Problem, ...]:
     """One problem per mesh that the cluster allows; by default what is on the smallest device limits memory.
 
@@ -59,6 +61,7 @@ def plan_problems(
             rules,
             bucket_bytes=together,
             precision=precision,
+            products=products,
         )
         for candidate in meshes
     )

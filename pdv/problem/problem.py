@@ -17,6 +17,7 @@ from ir.sharding import Invariant, Shard, Sharding, State, fits, invariant
 from ir.types import TensorType
 from pdv.config import Mode
 from pdv.cost.comm import AxisLink, joint_link
+from pdv.problem.formats import Products
 from pdv.problem.precision import AS_EMITTED, Precision
 from pdv.rewrite.rule import Rule
 
@@ -83,6 +84,7 @@ class Problem:
     ``adding_s`` are seconds a byte of a parameter that its gradient takes to be added to those of micro-batches before.
     ``hides``: gradients of parameters move behind compute, at no price: what costs so bounds a step from below.
     ``precision``: in which types training keeps parameters, gradients and moments; types in the graph are of compute.
+    ``products``: those of layers that multiply in a narrower format, if any do.
     """
 
     graph: Graph
@@ -102,6 +104,7 @@ class Problem:
     adding_s: float = 0.0
     hides: bool = False
     precision: Precision = AS_EMITTED
+    products: Products | None = None
 
     def __post_init__(self) -> None:
         if self.rows is None:

@@ -146,8 +146,9 @@ def workload_of_plan(
             cluster = Cluster.from_dict(loaded.document["cluster"])
     else:
         axes = stage_links(cluster, problem.mesh, stages.count)
-        compute, precision = ComputeModel.of(cluster), problem.precision
-        problem = Problem(problem.graph, problem.mesh, axes[0], compute, problem.mode, precision=precision)
+        # the limits and pins of the plan's own cluster are none here
+        own = Problem(problem.graph, problem.mesh, axes[0], ComputeModel.of(cluster), problem.mode)
+        problem = replace(own, precision=problem.precision, products=problem.products)
     work = _workload(problem, derived, cluster, stages, loaded.execution, axes)
     return work if compute_of is None else replace(work, compute_of=compute_of)
 

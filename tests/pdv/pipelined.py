@@ -46,7 +46,10 @@ def plan_pipeline(
         graph = fewer_rows(whole.graph, micro_batches) if micro_batches > 1 else whole.graph
         assert graph is not None
         links = slowest_axes(stage_axes(devices, whole.compute, inside, stages))
-        problem = Problem(graph, inside, links, whole.compute, whole.mode, pins=whole.pins, precision=whole.precision)
+        problem = Problem(
+            graph, inside, links, whole.compute, whole.mode, pins=whole.pins, precision=whole.precision,
+            products=whole.products,
+        )  # fmt: skip
         found = search_mesh(problem)
         execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute)
         cut_there = _cut(found, stages, virtual, sizes, folded=order in FOLDED)

@@ -27,11 +27,20 @@ PARALLEL = tuple(op.name for op in OPS if op.emit)
 """Functions of ``parallel.py``: one for each parallel operator that is written."""
 GATHERS = ("gather", "gather_together", "regathering")
 """Functions of ``gathers.py``."""
+FLOAT8 = ("float8_linear", "float8_linear_by_rows")
+"""Functions of ``float8.py``: products in narrow formats."""
 RUNTIME = ("Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh")
 """What ``runtime.py`` gives."""
 PIPELINE = ("PipelinedModule", "Stage")
 """What ``pipeline.py`` gives."""
-MODULES = {"gathers": GATHERS, "operators": HELPERS, "parallel": PARALLEL, "pipeline": PIPELINE, "runtime": RUNTIME}
+MODULES = {
+    "float8": FLOAT8,
+    "gathers": GATHERS,
+    "operators": HELPERS,
+    "parallel": PARALLEL,
+    "pipeline": PIPELINE,
+    "runtime": RUNTIME,
+}
 """The modules beside ``model.py``, by what it may take of each."""
 
 _OTHERS = """

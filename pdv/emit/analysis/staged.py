@@ -19,6 +19,14 @@ StageOf = Mapping[Node, int]
 """The stage of each node with a gradient that a program computes; nothing for a program of one stage."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Products in a narrow format, by the names of their matrices."""
+
+    format: str
+    weights: frozenset[str]
+
+
 @dataclass(frozen=True)
 class Running:
     """How a program is run: its stages, the micro-batches of a step, and their order in a pipeline."""
@@ -33,6 +41,8 @@ class Running:
     """Whether of each layer only what it takes is kept, and its forward runs again in backward."""
     levels: tuple[tuple[int, ...], ...] = ()
     """Of each span of the mesh, sizes of the levels that its all-reduces take one by one, slow to fast; or none."""
+    scaled: Scaled | None = None
+    """Products that are run in a narrow format."""
     masters: bool = False
     """Whether parameters rest in float32, and forward reads them in the type of compute."""
 

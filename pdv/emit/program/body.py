@@ -12,6 +12,7 @@ from ir.ops.parts import chunks_code
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.outline import BlockRun, own_params
 from pdv.emit.analysis.shapes import Shapes
+from pdv.emit.analysis.staged import Scaled
 from pdv.emit.program.code import statement, with_comment
 from pdv.emit.program.expressions import ScopeWriting
 from pdv.emit.program.local_names import variable_names
@@ -30,6 +31,7 @@ class Attributes:
     runs: Mapping[BlockRun, str]
     recompute: bool = False
     """Whether blocks run again in backward."""
+    scaled: Scaled | None = None
 
 
 def checkpoint(function: str, module: str, arguments: Sequence[str], *, moves: bool) -> Code:
@@ -55,7 +57,7 @@ class Body:
         self._shapes = shapes
         self._attributes = attributes
         self._arguments = arguments
-        writing = ScopeWriting(shapes, arguments)
+        writing = ScopeWriting(shapes, arguments, scaled=attributes.scaled)
         writer = Writer(reading, writing, attributes.leaves, arguments.get, lambda node: False)
         self._say_sizes(writer)
         self._arranged: Arranged = arrange(scope, reading, writer)

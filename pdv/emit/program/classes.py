@@ -19,6 +19,7 @@ from pdv.emit.analysis.names import identifier, string, together, unique
 from pdv.emit.analysis.outline import BlockRun, own_params
 from pdv.emit.analysis.reserved import GLOBALS, MODULE
 from pdv.emit.analysis.shapes import Shapes
+from pdv.emit.analysis.staged import Scaled
 from pdv.emit.program.body import Attributes, Body
 from pdv.emit.program.code import WIDTH, signature, statement
 from pdv.emit.program.statements import Scope
@@ -33,6 +34,7 @@ class Setting:
     reading: Reading
     shapes: Shapes
     updates: Mapping[Node, str]
+    scaled: Scaled | None
     constants: Mapping[Node, str]  # leaf node (a constant below its cuts) -> name in the weights file
 
     @property
@@ -210,7 +212,9 @@ def block_class(
     arguments = argument_names(run, setting)
     updates = {node: setting.updates[node] for node in first if node in setting.updates}
     scope = Scope(first, (*run.incoming[0], *run.fixed), run.outgoing[0], updates)
-    body = Body(scope, reading, setting.shapes, Attributes(attributes, {}), arguments, setting.reserve())
+    body = Body(
+        scope, reading, setting.shapes, Attributes(attributes, {}, scaled=setting.scaled), arguments, setting.reserve()
+    )
     lines = body.lines()
     names = "prefix: str" if run.prefixes else "names: tuple[str, ...]"
     declared: list[str] = []

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ir.emission.code import ATOM, PRODUCT, Code, binary, call
+from ir.emission.code import ATOM, PRODUCT, Code, binary, call, tuple_of
 from ir.emission.writing import Writing
-from ir.graph import Node
+from ir.graph import Node, unmoved
 from ir.verify import node_splits
 from pdv.emit.analysis.lower import variable
+from pdv.emit.analysis.reserved import FLOAT8
 from pdv.emit.analysis.shapes import Dim, Factor, Shapes
+from pdv.emit.analysis.staged import Scaled
+from pdv.problem.formats import EMITTED_FORMATS
 
 
 class UnsayableError(Exception):
@@ -35,6 +38,7 @@ class ScopeWriting(Writing):
     Attributes:
         arguments: names of what the scope is given.
         used: collects those whose sizes are read: their names must stay.
+        scaled: products that are written in a narrow format.
         regather: True for a gather whose result must not outlive its use.
     """
 
@@ -42,14 +46,29 @@ class ScopeWriting(Writing):
     arguments: Mapping[Node, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     regather: bool = False
+    scaled: Scaled | None = None
 
     def write(self, node: Node, operands: Sequence[Code]) -> Code:
         """The expression of a node; of a parallel operator by its name: ``combine(x, 1, tp)``."""
+        scaled = self.scaled if node.op.weight_waits else None
+        if scaled is not None and unmoved(node.operands[1]).attrs.get("name") in scaled.weights:
+            return self._write_scaled(node, operands, scaled.format)
         if node.op.kind != "parallel":
             return super().write(node, operands)
         dims = [str(node.attr(name)) for name in node.op.transition.dims]
         options = ["regather=True"] if self.regather else []
         return call(node.op.name, operands[0], *dims, variable(node.attr("axis")), *options)
+
+    def _write_scaled(self, node: Node, operands: Sequence[Code], name: str) -> Code:
+        """A product in a narrow format; where a scale is of a whole tensor, with the axes that cut it."""
+        given = [*operands, *([self.bias] if self.bias else [])]
+        by_tensor, by_rows = FLOAT8
+        if EMITTED_FORMATS[name].by_rows:
+            return call(by_rows, *given)
+        inner = node.loops.contracted
+        outer = [loop for dim in node.loops.operands[1] for loop in dim if loop not in inner]
+        axes = {"inner": self.cutting(node, *inner), "outer": self.cutting(node, *outer)}
+        return call(by_tensor, *given, *(f"{name}={tuple_of(found)}" for name, found in axes.items() if found))
 
     def cutting(self, node: Node, *loops: str) -> tuple[str, ...]:
         """The axes that cut one of a node's loops, outer first."""

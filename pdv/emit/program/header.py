@@ -59,7 +59,9 @@ def _steps(running: Running) -> str:
 
 def _precision(running: Running) -> str:
     kept = f"{ROUNDED.torch_name}, of parameters, gradients and moments in {MASTER.torch_name} (rounding.py)"
-    return kept if running.masters else ""
+    parts = [kept] if running.masters else []
+    parts += [f"products of layers in {running.scaled.format} (float8.py)"] if running.scaled else []
+    return "; ".join(parts)
 
 
 def _at(document: object, *path: str) -> object:

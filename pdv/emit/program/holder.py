@@ -175,7 +175,10 @@ def write_holders(
         updates = {node: name for node, name in setting.updates.items() if node not in in_blocks}
         scope = Scope(outline.items, outline.arguments, outline.results, updates)
         held = Attributes(
-            {**attributes, **setting.constants}, {run: block.attribute for run, block in blocks}, recompute
+            {**attributes, **setting.constants},
+            {run: block.attribute for run, block in blocks},
+            recompute,
+            setting.scaled,
         )
         lines = Body(scope, setting.reading, setting.shapes, held, names, setting.reserve()).lines()
         buffers = [x for x in constants.values() if len(outlines) == 1 or _names(lines, x.attribute)]

@@ -124,7 +124,7 @@ class _Program:
         self._shapes = shapes
         constants = constant_buffers(reading)
         named = {leaf: buffer.attribute for leaf, buffer in constants.items()}
-        self._setting = Setting(mesh, reading, self._shapes, graph_updates(graph, reading), named)
+        self._setting = Setting(mesh, reading, self._shapes, graph_updates(graph, reading), running.scaled, named)
         arguments = [self._argument_names(outline) for outline in outlines]
         self._holders = write_holders(
             outlines, arguments, self._setting, constants, stored_shapes, recompute=running.recompute

@@ -24,6 +24,7 @@ from ir.cost_model import Query
 from ir.graph import Node
 from ir.mesh import Mesh
 from pdv.cluster import Device
+from pdv.pcg.scaled import estimate_nodes
 from pdv.pipelines.candidates import Space
 from pdv.pipelines.profile import Numbers
 from pdv.problem.workload import Execution
@@ -225,7 +226,9 @@ class Floors:
             Query.of(node, replace(node.loops, extents=dict(zip(node.loops.extents, shape, strict=True))), train=True)
             for node, shape in new.values()
         ]
-        prices = [InStep(self.space.compute_of((device,)), device).nodes(queries) for device in self.devices]
+        products = self.space.problem.products
+        models = [InStep(self.space.compute_of((device,)), device) for device in self.devices]
+        prices = [estimate_nodes(model, queries, products) for model in models]
         for key, *each in zip(new, *prices, strict=True):
             self._prices[key] = np.array([(one.forward.mean_s, one.backward.mean_s) for one in each])
 
@@ -239,8 +242,9 @@ def variants_of(source: SourceBlocks, number: int, rewrites: Rewrites) -> list[B
 def _key(node: Node, shape: Shape) -> Hashable:
     """Equal where prices are."""
     types = tuple(operand.type.dtype for operand in node.operands)
+    matrix = node.operands[1].type if node.op.weight_waits else None  # by which a product's format is known
     how = node.loops.operands, node.loops.result, node.wanted if node.needs_grad else None
-    return node.op.name, tuple(node.attrs.items()), types, node.type.dtype, how, shape
+    return node.op.name, tuple(node.attrs.items()), types, matrix, node.type.dtype, how, shape
 
 
 def _shapes(node: Node, sizes: Sizes) -> list[Shape]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ir.cost_model import backward_work
+from ir.dims import Loops
 from ir.graph import Graph, Node
 from ir.operator import Attrs, Split
 from ir.ops.parallel import transition_of
@@ -17,6 +18,7 @@ from ir.sharding import Sharding, invariant, local_bytes, parse_sharding, with_s
 from ir.verify import node_local_loops, node_splits
 from pdv.pcg.calls import is_within_norm, is_within_product, issued
 from pdv.problem import Problem
+from pdv.problem.formats import EMITTED_CALLS
 from pdv.problem.workload import Execution
 
 Role = Literal["leaf", "local", "move", "parameter", "sum", "nothing"]
@@ -131,9 +133,17 @@ class Entries:
             bytes=float(local_bytes(node.type, sharding, mesh)),
             backward=backward,
             kernels=(int(node.op.kernel), kernels),
-            issued=issued(node, loops, kernels) if self._eager else (int(node.op.kernel), kernels),
+            issued=self._issued(node, loops, kernels),
             two_products=backward and node.op.kind == "contraction" and sum(node.wanted) == 2,
         )
+
+    def _issued(self, node: Node, loops: Loops, behind: int) -> tuple[int, int]:
+        if not self._eager:
+            return int(node.op.kernel), behind
+        products = self.problem.products
+        if products is not None and behind and products.takes(node.op, [operand.type for operand in node.operands]):
+            return EMITTED_CALLS
+        return issued(node, loops, behind)
 
     def move(self, name: str, attrs: Attrs, value: Node, before: Entry, base: Entry | None) -> Entry:
         """A parallel operator on ``value`` (or on a moved copy of it) in the states of ``before``.

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query, Work
+from ir.cost_model import NOTHING, CostModel, Estimate, NodeEstimate, Query, Work, together
 from ir.dims import Loops
 from ir.graph import Node, unmoved
 from ir.operator import Operator
@@ -23,6 +23,7 @@ from ir.verify import node_local_loops
 from pdv.cluster import Device
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import is_residual, local_costs
+from pdv.pcg.scaled import query_of
 from pdv.problem import Problem
 from pdv.problem.formats import Format
 from pdv.problem.precision import Precision
@@ -116,7 +117,7 @@ class DevicePrices:
         inside = self.inside
         passes = [self.traffic(size * inside.slowdown(None)) if size else NOTHING for size in casts]
         factor = inside.slowdown(entry.node.op) * inside.calibration.scaled_products
-        parts = [_together([_times(one, factor), cast]) for one, cast in zip(found, passes, strict=True)]
+        parts = [together([_times(one, factor), cast]) for one, cast in zip(found, passes, strict=True)]
         return inside.price(NodeEstimate(*parts), (2 * entry.kernels[0], 2 * entry.kernels[1]), 1.0)
 
     def cast_share(self, param: Node) -> float:
@@ -132,7 +133,7 @@ class DevicePrices:
         if self.execution.fused:
             mask = self.traffic(float(tensor.num_elements))
             return self.inside.price(NodeEstimate(mask, mask), (0, 0), self.inside.slowdown(None))
-        (found,) = self.problem.compute.nodes([_query("scale", (tensor,), entry.backward, factor=1.0)])
+        (found,) = self.problem.compute.nodes([query_of("scale", (tensor,), entry.backward, factor=1.0)])
         return self.inside.price(found, (1, int(entry.backward)), self.inside.slowdown(None))
 
     def _copies(self, entry: Entry) -> Price:
@@ -243,7 +244,7 @@ def _sum(one: Price, other: Price) -> Price:
         one.forward + other.forward,
         one.backward + other.backward,
         (one.kernels[0] + other.kernels[0], one.kernels[1] + other.kernels[1]),
-        (_together(one.estimates[:1] + other.estimates[:1]), _together(one.estimates[1:] + other.estimates[1:])),
+        (together(one.estimates[:1] + other.estimates[:1]), together(one.estimates[1:] + other.estimates[1:])),
     )
 
 
@@ -269,13 +270,13 @@ def _written_scores(entry: Entry, problem: Problem, inside: InStepDevice, execut
     wide = not execution.fused and dtype.itemsize < DType.F32.itemsize  # autocast takes softmax in float32
     rows = replace(scores, dtype=DType.F32) if wide else scores
     queries = [
-        _query("matmul", (q, swapped), entry.backward),
-        _query("matmul", (scores, v), entry.backward),
-        _query("softmax", (rows,), entry.backward),
+        query_of("matmul", (q, swapped), entry.backward),
+        query_of("matmul", (scores, v), entry.backward),
+        query_of("softmax", (rows,), entry.backward),
     ]
     passes = 0 if execution.fused else 1 + int(masked)
-    queries += [_query("scale", (scores,), entry.backward, factor=1.0)] * (passes + int(execution.dropout))
-    queries += [_query("scale", (rows,), entry.backward, factor=1.0)] * (2 * int(wide))  # there and back
+    queries += [query_of("scale", (scores,), entry.backward, factor=1.0)] * (passes + int(execution.dropout))
+    queries += [query_of("scale", (rows,), entry.backward, factor=1.0)] * (2 * int(wide))  # there and back
     found = problem.compute.nodes(queries)
     narrow = inside.device.kind != "cpu" and dtype.itemsize == 2
     factors = [
@@ -283,21 +284,7 @@ def _written_scores(entry: Entry, problem: Problem, inside: InStepDevice, execut
         * (inside.misaligned(q.shape[-1]) if narrow and query.op.kind == "contraction" else 1.0)
         for query in queries
     ]
-    forward = _together([_times(e.forward, factor) for e, factor in zip(found, factors, strict=True)])
-    backward = _together([_times(e.backward, factor) for e, factor in zip(found, factors, strict=True)])
+    forward = together([_times(e.forward, factor) for e, factor in zip(found, factors, strict=True)])
+    backward = together([_times(e.backward, factor) for e, factor in zip(found, factors, strict=True)])
     kernels = (len(queries), len(queries) + 2 if entry.backward else 0)
     return inside.price(NodeEstimate(forward, backward), kernels, 1.0)
-
-
-def _query(name: str, operands: tuple[TensorType, ...], backward: bool, **given: float) -> Query:
-    op = OPERATORS[name]
-    attrs = op.check_attrs(given)
-    loops = op.solve(name, operands, attrs)
-    result = op.result_type(loops, operands, attrs)
-    return Query(op, loops, operands, result, attrs, (True,) * len(operands) if backward else None)
-
-
-def _together(parts: Sequence[Estimate]) -> Estimate:
-    """One after the other, errors of one sign."""
-    source = next((p.source for p in parts if p.source == "analytic"), parts[0].source)
-    return Estimate(sum(p.mean_s for p in parts), sum(p.std_s for p in parts), source)

@@ -1,0 +1,75 @@
+"""Products in a narrow format, as a plan has them: which they are, and what they take with their casts.
+
+Entry points: ``products_of`` a source graph, and ``estimate_nodes``, which asks a cost model about operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ir.cost_model import CostModel, Estimate, NodeEstimate, Query, together
+from ir.graph import Graph, Node
+from ir.ops import OPERATORS
+from ir.types import TensorType
+from pdv.pcg.units import NUMBERED
+from pdv.problem.formats import Format, Products
+
+COPIED_BYTES = 4.0  # an element in bfloat16, read and written: what casts are priced by
+
+
+def products_of(graph: Graph, chosen: Format) -> Products:
+    """Those of a source graph's layers."""
+    matrices = [node.operands[1] for node in graph.nodes if node.op.weight_waits]
+    return Products(chosen, frozenset(matrix.type for matrix in matrices if not _is_in_layer(matrix)))
+
+
+def _is_in_layer(matrix: Node) -> bool:
+    return matrix.is_param and NUMBERED.match(str(matrix.attr("name"))) is not None
+
+
+def estimate_nodes(compute: CostModel, queries: Sequence[Query], products: Products | None) -> list[NodeEstimate]:
+    """What the cost model says; of products in a narrow format with their casts."""
+    if products is None:
+        return compute.nodes(queries)
+    taken = [_is_trained(query) and products.takes(query.op, query.operands) for query in queries]
+    number = products.format.number
+    asked = [query._replace(number=number) if takes else query for query, takes in zip(queries, taken, strict=True)]
+    casts = [copy for query, takes in zip(queries, taken, strict=True) if takes for copy in _copies(query)]
+    found = compute.nodes([*asked, *casts])
+    passes, rest = products.format.cast_bytes / COPIED_BYTES, iter(found[len(asked) :])
+    return [
+        _with_casts(one, [next(rest) for _ in range(3)], passes) if takes else one
+        for one, takes in zip(found, taken, strict=False)
+    ]
+
+
+def _is_trained(query: Query) -> bool:
+    return query.wanted is not None and query.wanted[-1]
+
+
+def _copies(query: Query) -> list[Query]:
+    """A copy of each factor that is cast: both operands, and the result's gradient."""
+    terms = (*query.loops.operands, query.loops.result)
+    types = (*query.operands, query.result)
+    pieces = [TensorType(query.loops.shape_of(dims), of.dtype) for dims, of in zip(terms, types, strict=True)]
+    return [query_of("scale", (piece,), backward=False, factor=1.0) for piece in pieces]
+
+
+def _with_casts(product: NodeEstimate, copies: Sequence[NodeEstimate], passes: float) -> NodeEstimate:
+    """Operands are cast forward, and again backward, along the other dim; the gradient backward."""
+    x, weight, grad = (one.forward for one in copies)
+    ahead = [_times(one, passes / 2) for one in (x, weight)]
+    return NodeEstimate(together([product.forward, *ahead]), together([product.backward, *ahead, _times(grad, passes)]))
+
+
+def _times(one: Estimate, factor: float) -> Estimate:
+    return Estimate(one.mean_s * factor, one.std_s * factor, one.source, one.why)
+
+
+def query_of(name: str, operands: tuple[TensorType, ...], backward: bool, **given: float) -> Query:
+    """An operator that stands in no graph, on whole tensors."""
+    op = OPERATORS[name]
+    attrs = op.check_attrs(given)
+    loops = op.solve(name, operands, attrs)
+    result = op.result_type(loops, operands, attrs)
+    return Query(op, loops, operands, result, attrs, (True,) * len(operands) if backward else None)
