@@ -89,16 +89,18 @@ class Framework:
     cast_weights: bool = False  # gathered as they are multiplied
     recompute_open: bool = False  # what is recomputed is the user's choice, which tables leave out
     light: bool = False  # on GPUs since Hopper
+    as_stages: bool = False  # a step has as many micro-batches as a pipeline has stages, where nothing is said
     reserved: bool = False  # memory is stated as torch.cuda.max_memory_reserved
 
 
 # By a word of `source` or `notes`. Megatron-LM and its DeepSpeed fork until 2022: fused softmax, bias-gelu and
 # bias-dropout-add, scores written (Narayanan et al., SC'21, section 4.2); DeepSpeed's gradients stay in half precision.
-# llm-foundry: FSDP with FlashAttention in eager mode. torchtitan: FSDP, compiled, SDPA. Others as eager PyTorch with
+# llm-foundry: FSDP with FlashAttention in eager mode. torchtitan: FSDP, compiled, SDPA; of its pipelines
+# "n_microbatches=parallel_dims.pp" (parallelisms/pipelining_utils.py). Others as eager PyTorch with
 # autocast.
 TITAN = Framework(
     flash=True, fused=True, dropout=False, precision="mixed", gathers=1, gradients=True, sequence=True, loss="float32",
-    reserved=True, light=True, cast_weights=True,
+    reserved=True, light=True, cast_weights=True, as_stages=True,
 )  # fmt: skip
 # Megatron Core: FlashAttention, sequence parallelism, and all of its overlaps (README, "Training Speed and
 # Scalability": --tp-comm-overlap, --overlap-grad-reduce, --overlap-param-gather); gradients are summed in bfloat16.
@@ -154,6 +156,8 @@ def run_of(number: int, row: Row) -> Run:
     heads = _int(row, "heads", 0) or default_heads(_int(row, "hidden"), degrees["tp"])
     arch = arch_of(row, heads)
     micro = _int(row, "micro_batch", 0) or None
+    if framework.as_stages and degrees["pp"] > 1:  # else its whole local batch
+        micro = micro or max(1, batch // (data * degrees["pp"]))
     partition = partition_of(row.get("notes", ""), _int(row, "layers"), degrees["pp"])
     manual = _manual(row, framework, degrees | {"dp": data}, micro, partition)
     plan_free = ("set", "model", "layers", "hidden", "heads", "seq", "gpu", "num_gpus", "global_batch")

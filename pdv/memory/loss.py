@@ -31,9 +31,10 @@ def loss_forward(setting: Setting, heap: Heap, outputs: Sequence[Node]) -> dict[
             elif setting.eager:
                 kept[node] = heap.allocate(elements * node.type.dtype.itemsize, LOSS)
             else:
-                logits = heap.allocate(elements * FULL_BYTES, LOSS)
+                logits = [heap.allocate(elements * FULL_BYTES, LOSS) for _ in range(1 + _is_cut(setting, node))]
                 kept[node] = heap.allocate(elements * FULL_BYTES, LOSS)
-                heap.drop(logits)
+                for made in logits:
+                    heap.drop(made)
     return kept
 
 
@@ -52,14 +53,24 @@ def loss_backward(setting: Setting, heap: Heap, node: Node, kept: Storage) -> St
         heap.drop(picked)
     elif setting.execution.loss == "float32" and not fused(setting, node):
         wide = _elements(setting, node) * FULL_BYTES
-        made = [heap.allocate(float(wide), LOSS) for _ in range(2)]  # of the log-probabilities, and of the logits
-        heap.drop(made[0])
+        # of the log-probabilities, and of the logits; of cut ones the sum of both stands beside its product
+        made = [heap.allocate(float(wide), LOSS) for _ in range(2 + _is_cut(setting, node))]
+        for one in made[:-1]:
+            heap.drop(one)
         gradient = heap.allocate(size, LOSS)
-        heap.drop(made[1])
+        heap.drop(made[-1])
     else:
         gradient = heap.allocate(size, LOSS)
     heap.drop(kept)
     return gradient
+
+
+def _is_cut(setting: Setting, node: Node) -> bool:
+    """Whether rows of logits are cut: then torch's loss in parallel makes one tensor more each way.
+
+    torch/distributed/tensor/parallel/loss.py, ``_log_softmax`` and ``_nll_loss_and_log_softmax_backward``.
+    """
+    return setting.execution.loss == "float32" and setting.shape(node)[-1:] != node.type.shape[-1:]
 
 
 def _elements(setting: Setting, node: Node) -> int:

@@ -14,6 +14,8 @@ from ir.memory.layout import fresh
 from pdv.memory.log import Heap, Holder, Log, Storage
 from pdv.memory.loss import loss_backward, loss_forward
 from pdv.memory.setting import Setting, of_weights
+from pdv.memory.state import Gathered, gathered
+from pdv.memory.units import GATHERED
 from pdv.memory.walk import Value, Walk
 from pdv.problem.recomputation import SELECTIVE, kept_operators
 from pdv.problem.workload import IN_HALVES
@@ -65,6 +67,8 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
     walk.waiting = Counter(x for node in walk.chunk for x in node.operands if not x.is_leaf and not of_weights(x))
     received = [x for x in dict.fromkeys(x for node in walk.chunk for x in node.operands) if walk.waiting[x]]
     heap.moment = "receives"
+    units = gathered(setting, [number]) if setting.shards_whole and not setting.eager else Gathered(0.0)
+    layers = heap.allocate(units.forward, GATHERED)
     for value in (x for x in received if x not in inside):
         size = setting.num_bytes(value)
         walk.values[value] = Value(heap.allocate(size, Holder("pipeline")), fresh(setting.shape(value)))
@@ -79,6 +83,8 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
         inputs.append(_inputs(walk, segment) if segment.recomputed else [])
         walk.run(segment.nodes, keep=not segment.recomputed)
         inputs[-1] += _kept(walk, segment)
+    heap.drop(layers)
+    layers = heap.allocate(units.loss if setting.train else 0.0, GATHERED)
     kept = loss_forward(setting, heap, [x for x in sent if x in returned])
     # a stage's outputs are held until their backward, as autograd's roots (torch.distributed.pipelining, DeepSpeed)
     roots = [heap.keep(walk.values[x].storage) for x in sent if x not in returned and x.needs_grad and setting.train]
@@ -94,7 +100,7 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
             if value.needs_grad:
                 walk.grads[value] = _arriving(walk, value, kept)
         walk.units.turn()
-        _backward(walk, segments, inputs)
+        _backward(walk, segments, inputs, units, layers)
     walk.units.finish()
     walk.units.let_go()
     for storage in roots:
@@ -111,14 +117,23 @@ def _arriving(walk: Walk, value: Node, kept: dict[Node, Storage]) -> Storage:
     return walk.heap.allocate(size, Holder("pipeline"))
 
 
-def _backward(walk: Walk, segments: Sequence[Segment], inputs: Sequence[list[Storage]]) -> None:
-    """Backward of all segments, with the forward of each that is run again."""
+def _backward(
+    walk: Walk, segments: Sequence[Segment], inputs: Sequence[list[Storage]], units: Gathered, last: Storage
+) -> None:
+    """Backward of all segments, with the forward of each that is run again; from the last layer on with its units."""
+    at_work: list[Storage] = []
     for segment, held in zip(reversed(segments), reversed(inputs), strict=True):
+        if not at_work and (segment.recomputed or len(segments) == 1):
+            walk.heap.drop(last)
+            at_work.append(walk.heap.allocate(units.backward, GATHERED))
+            at_work.append(walk.heap.allocate(units.outermost, Holder("gradients")))
         if segment.recomputed:
             _again(walk, segment)
         walk.run_backward(segment.nodes)
         for storage in held:
             walk.heap.drop(storage)
+    for storage in at_work:
+        walk.heap.drop(storage)
     walk.heap.moment = "sends its gradients"
     for grad in walk.grads.values():  # of what came from another chunk
         walk.heap.drop(grad)

@@ -45,6 +45,34 @@ class Setting:
         """True of the emitted program (``Execution``)."""
         return self.execution.eager
 
+    @cached_property
+    def shards_whole(self) -> bool:
+        """True of a framework whose weights rest cut as the optimizer's own, and whose gradients backward makes.
+
+        PyTorch's FSDP. A framework that keeps weights or gradients of another type beside them has buffers of these.
+        """
+        kept = self.execution.precision
+        params = [param for param in self.workload.pcg.params if param.attr("regather")]
+        own = all(kept.gradient_bytes(param.type.dtype.itemsize) >= kept.master > 0 for param in params)
+        return self.train and not self.eager and bool(params) and own
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """True of stages of one: weights stay gathered all step, and gradients are not summed before its end.
+
+        torchtitan (``reshard_after_forward`` is "default") and torch.distributed.pipelining, which has FSDP sum
+        gradients behind the last micro-batch alone.
+        """
+        return self.shards_whole and self.workload.stages.count > 1
+
+    def gathered_bytes(self, operand: Node) -> float:
+        """Of a weight as it is gathered for its use: in a narrow format where it is cast before that."""
+        chosen, param = self.execution.resting, chain(operand)[0]
+        inside = any(self.layer(reader) is not None for reader in self.workload.pcg.users[operand])
+        narrow = chosen is not None and inside and len(param.type.shape) > 1
+        share = chosen.bytes / param.type.dtype.itemsize if chosen is not None and narrow else 1.0
+        return self.num_bytes(operand) * share
+
     def gradient_share(self, param: Node) -> float:
         """Bytes of a parameter's accumulated gradient, over those of the parameter in compute."""
         weight = param.type.dtype.itemsize

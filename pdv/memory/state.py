@@ -46,8 +46,9 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     gradients = sum(_gradient(setting, leaf) for leaf in trained)
     held[Holder("optimizer")] = sum(_optimizer(setting, leaf) for leaf in trained)
     if not setting.eager:
-        held[Holder("gradients")] = gradients
-        held[Holder("collectives", "all_gather")] = _gather(setting, chunks)
+        made = sum(_gradient(setting, leaf) for leaf in trained if setting.shards_whole and leaf.attr("regather"))
+        held[Holder("gradients")] = gradients - made + gathered(setting, chunks).unsummed
+        held[Holder("collectives", "all_gather")] = gathered(setting, chunks).always
         step = sum(_cast(setting, leaf) for leaf in trained)
         return State(held, 0.0, step, step if setting.execution.zero else 0.0)
     weights = sorted((_elements(setting, leaf) * _own_bytes(setting, leaf) for leaf in trained), reverse=True)
@@ -62,7 +63,8 @@ def _resting(setting: Setting, leaf: Node) -> float:
 
     A gathered one rests as the optimizer's own copy, which is cast when it is sent.
     """
-    if setting.eager and setting.execution.precision.master and leaf.is_param and leaf.attr("regather"):
+    own = setting.eager and setting.execution.precision.master
+    if (own or setting.shards_whole) and leaf.is_param and leaf.attr("regather"):
         return 0.0
     chosen = setting.execution.resting
     if chosen is None or not leaf.is_param or leaf.attr("regather") or len(setting.shape(leaf)) < 2:
@@ -83,21 +85,54 @@ def _leaves(setting: Setting, chunks: Iterable[int]) -> list[Node]:
     return list(found)
 
 
-def _gather(setting: Setting, chunks: Iterable[int]) -> float:
-    """Whole layers of weights that rest cut: the one at work, those gathered ahead of it, and one of gradients.
+@dataclass(frozen=True)
+class Gathered:
+    """Bytes of weights that rest cut, where a framework has them whole, a unit at a time: a layer, and all else.
 
-    What is in no layer is the outermost unit: gathered, and its gradients not reduced, as long as a micro-batch runs.
-    Zhao et al., "PyTorch FSDP", VLDB'23, section 3.3: a unit is gathered at once, and reduced when all of it is there.
+    Zhao et al., "PyTorch FSDP", VLDB'23, section 3.3: a unit is gathered at once, and its gradients are summed when all
+    of it is there. What is in no layer is the outermost unit, gathered as long as a micro-batch runs. FSDP2
+    (torch/distributed/fsdp/_fully_shard, ``_fsdp_param_group.py``): a unit's gradients, as backward made them, stand
+    beside a copy in the type of their sum.
+
+    Attributes:
+        always: there all the time.
+        unsummed: gradients of whole weights that are there all the time.
+        forward: beside it while layers run, and ``loss`` of it behind them: the last layer stays for its backward.
+        backward: as forward, with gradients.
+        outermost: gradients of the outermost unit, in backward.
     """
-    layers: dict[int | None, dict[Node, float]] = {}
+
+    always: float
+    unsummed: float = 0.0
+    forward: float = 0.0
+    loss: float = 0.0
+    backward: float = 0.0
+    outermost: float = 0.0
+
+
+def gathered(setting: Setting, chunks: Iterable[int]) -> Gathered:
+    """Of the stage that has these chunks."""
+    sent: dict[int | None, dict[Node, float]] = {}
+    whole: dict[int | None, dict[Node, float]] = {}
+    summed = 0.0
     for chunk in chunks:
         for node in setting.chunks[chunk]:
             for operand in node.operands:
                 if gathered_for_use(operand):
-                    layers.setdefault(setting.layer(node), {})[chain(operand)[0]] = setting.num_bytes(operand)
-    outermost = sum(layers.pop(None, {}).values())
-    most = max((sum(sizes.values()) for sizes in layers.values()), default=0.0)
-    return 2.0 * outermost + most * (setting.execution.overlap.gathers + 2)
+                    layer, param = setting.layer(node), chain(operand)[0]
+                    sent.setdefault(layer, {})[param] = setting.gathered_bytes(operand)
+                    whole.setdefault(layer, {})[param] = setting.num_bytes(operand)
+                    summed = setting.gradient_share(param)
+    outermost, of_outermost = (sum(found.pop(None, {}).values()) for found in (sent, whole))
+    layers, of_layers = ([sum(sizes.values()) for sizes in found.values()] for found in (sent, whole))
+    most, of_most = max(layers, default=0.0), max(of_layers, default=0.0)
+    ahead = setting.execution.overlap.gathers
+    if setting.keeps_gathered:
+        return Gathered(outermost + sum(layers), unsummed=summed * (of_outermost + sum(of_layers)))
+    if not setting.shards_whole:
+        return Gathered(outermost + of_outermost + most * (ahead + 1) + of_most)
+    at_work = most * (ahead + 1)
+    return Gathered(outermost, 0.0, at_work, most, at_work + of_most * (1 + summed), of_outermost)
 
 
 def _elements(setting: Setting, param: Node) -> int:

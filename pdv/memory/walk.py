@@ -327,7 +327,8 @@ class Walk:
             self.heap.drop(term)
             term = moved
         param = chain(node)[0]
-        if not self.setting.eager or param in self.accumulated:
+        summed = self.setting.shards_whole and not self.setting.keeps_gathered and bool(param.attr("regather"))
+        if not (self.setting.eager or summed) or param in self.accumulated:
             self.heap.drop(term)
             return
         self.accumulated.add(param)

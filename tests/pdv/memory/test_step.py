@@ -143,3 +143,42 @@ def test_inference_keeps_nothing() -> None:
     one = step_memory(work).worst
     assert set(one.by_kind) <= {"weights", "inputs", "activations", "temporaries"}
     assert one.curve[-1].after_bytes == pytest.approx(one.by_kind["weights"] + one.by_kind["inputs"])
+
+
+def trained(work: Workload) -> int:
+    """Elements of its parameters."""
+    return sum(node.type.num_elements for node in work.problem.graph.params if node.needs_grad)
+
+
+def test_fsdp_rests_as_the_optimizers_copy_and_makes_gradients_in_backward() -> None:
+    for precision, weights in (("mixed", 0.0), ("mixed-half-gradients", 2 / 8)):  # of DeepSpeed, beside its copy
+        work = run_by(f"zero=3,precision={precision}", layers=8)
+        held, ended = step_memory(work).worst, trained(work)
+        sizes = {holder: size for holder, size in held.holders.items() if holder.kind == "weights"}
+        assert sum(sizes.values()) == pytest.approx(weights * ended, abs=0.02 * ended)
+        assert held.by_kind["optimizer"] == pytest.approx(12 / 8 * ended)
+    (one,) = step_memory(run_by("zero=3", layers=8)).stages
+    before, after = one.curve[0].after_bytes, one.curve[-2].after_bytes
+    made = after - (before - kept(run_by("zero=3", layers=8)))
+    assert made == pytest.approx(4 / 8 * trained(run_by("zero=3", layers=8)), rel=0.02)
+
+
+def test_stages_of_fsdp_keep_whole_weights_and_gradients() -> None:
+    work = run_by("pp=2,dp=4,zero=3", layers=8)
+    stages = step_memory(work).stages
+    found = sum(size for one in stages for holder, size in one.holders.items() if holder.op in ("", "all_gather"))
+    others = sum(size for one in stages for holder, size in one.holders.items() if holder.kind == "inputs")
+    assert found - others >= (2 + 4 + 12 / 4) * trained(work)
+
+
+@pytest.mark.parametrize(("settings", "most"), [("zero=3", 3), ("tp=8,sp=1", 4)])
+def test_an_eager_loss_of_logits_makes_three_of_them_in_float32_and_four_of_cut_ones(settings: str, most: int) -> None:
+    work = run_by(f"{settings},loss=float32")
+    made = passes(Setting(work), 0, Heap(), twice=False)
+    held, peak = 0.0, 0.0
+    for log in (made.forward, made.backward):
+        for delta, holder in zip(log.deltas, log.holders, strict=True):
+            held += delta if holder.kind == "loss" else 0.0
+            peak = max(peak, held)
+    assert held == 0
+    assert peak == pytest.approx(most * S * B * 1024 * 4 / (8 if "tp" in settings else 1))
