@@ -47,6 +47,8 @@ def nearest(plan: Loaded, rows: int) -> tuple[Configuration, list[Lost]]:
     degree = {kind: math.prod(sizes[axis] for axis, use in uses.items() if use == kind) for kind in KIND.values()}
     dp, lost = degree["data"] * degree["expert"], list[Lost]()
     zero, shard = _zero(plan, [axis for axis, use in uses.items() if use in ("data", "expert")], sizes)
+    if plan.problem.products is not None:
+        lost.append(Lost(f"products in {plan.problem.products.format.name}", "those of layers are as all else here"))
     stages, execution = plan.stages, plan.execution
     order, virtual, partition = execution.order, stages.virtual, stages.layers or None
     if stages.count == 1:
