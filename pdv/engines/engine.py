@@ -111,6 +111,11 @@ class Engine(ABC):
             UsageError: if it is none of this engine's, or says what the engine would refuse.
         """
 
+    def start_line(self, target: Target, file: str) -> str:
+        """How a run is started with the file."""
+        del target
+        return self.start.format(file=file)
+
     def in_script(self, given: Configuration) -> Mapping[str, str]:
         """By setting, how the training script says it: the file has no place for it (`pdv.engines.beside`)."""
         del given
@@ -142,7 +147,7 @@ def narrow(engine: Engine, given: Configuration, target: Target) -> tuple[Config
     given = settle(given)
     while (change := next(engine.limits(given, target), None)) is not None:
         for name in change.update:
-            if getattr(given, name) != Configuration.model_fields[name].default:
+            if getattr(given, name) != change.update[name]:
                 lost.append(Lost(_said(given, name, change.update[name]), change.why))
                 break
         changed = given.model_copy(update=dict(change.update))

@@ -37,8 +37,8 @@ class Exported:
     document: dict[str, Any]  # Any: JSON
 
 
-def export(plan: Loaded, engine: Engine) -> Exported:
-    """A plan for an engine.
+def export(plan: Loaded, engine: Engine, file: str | None = None) -> Exported:
+    """A plan for an engine; ``file`` is what its file is called, by default as the engine calls it.
 
     Raises:
         UsageError: if the plan is no training plan, or nothing near it is a configuration.
@@ -56,7 +56,8 @@ def export(plan: Loaded, engine: Engine) -> Exported:
     lost += [*unsaid, *_moved(narrowed, best.given)]
     text = engine.write(best.given, target)
     _check_text(engine, text, best.given, target)
-    return Exported(text, _document(engine, target, lost, mine, best))
+    start = engine.start_line(target, file or engine.file)
+    return Exported(text, _document(engine, target, lost, mine, best) | {"start": start})
 
 
 def _price_nearest(scene: Scene, given: Configuration) -> tuple[Priced, list[Lost]]:
@@ -169,7 +170,6 @@ def _document(
         "plan": _price(mine),
         "exported": _price(best),
         "ratio": best.simulation.step_s / mine.simulation.step_s,
-        "start": engine.start.format(file=engine.file),
     }
 
 

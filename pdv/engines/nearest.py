@@ -195,7 +195,7 @@ def _beside(mine: Mesh, theirs: Mesh) -> list[range] | None:
             return None
         groups.append(range(start, stop))
         start = stop
-    return groups if start == len(mine.axes) else None
+    return groups if all(axis.size == 1 for axis in mine.axes[start:]) else None
 
 
 def _joined(text: str, groups: Sequence[range]) -> str:

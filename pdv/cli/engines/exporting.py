@@ -41,7 +41,7 @@ def export(
     _check_output(path, overwrite=overwrite)
     with progress_bar(quiet=as_json) as progress:
         progress("simulating", None)
-        found = _export(target, to, cost)
+        found = _export(target, to, cost, str(path))
         write_whole(path, found.text.encode())
     if as_json:
         print_json("export", directory=str(target), output=str(path), **found.document)
@@ -63,9 +63,9 @@ def _check_output(path: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{str(path)!r} exists", mend="Choose another with -o, or add --overwrite")
 
 
-def _export(target: Path, to: str, cost: str | None) -> Exported:
+def _export(target: Path, to: str, cost: str | None, file: str) -> Exported:
     from pdv.engines.exported import export as exported
     from pdv.engines.formats.known import named
     from pdv.report.saved import saved_plan
 
-    return exported(saved_plan(values.package_folder(target), cost), named(to))
+    return exported(saved_plan(values.package_folder(target), cost), named(to), file)

@@ -56,11 +56,19 @@ class Accelerate(Engine):
     name = "accelerate"
     file = "accelerate.yaml"
     start = "accelerate launch --config_file {file} train.py"
+    on_cpus = "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --config_file {file} train.py"
+    """Of MULTI_CPU alone it starts one process (1.15, without MPI): --multi_gpu is what takes torchrun."""
 
     def limits(self, given: Configuration, target: Target) -> Iterator[Change]:
         """Its words: DDP, FSDP2 with and without resharding, hybrid sharding, tp and cp beside FSDP."""
         if given.pp > 1:
             yield Change({"pp": 1, "vp": 1, "schedule": "1f1b", "partition": None}, "accelerate launch has no stages")
+        if not target.on_gpus and given.tp > 1:
+            yield Change({"tp": 1, "sp": False}, "its ParallelismConfig is refused on CPUs (MULTI_CPU)")
+        if not target.on_gpus and given.cp > 1:
+            yield Change({"cp": 1}, "its ParallelismConfig is refused on CPUs (MULTI_CPU)")
+        if not target.on_gpus and given.zero:
+            yield Change({"zero": 0, "shard": None}, "on CPUs its processes run DDP, whatever fsdp_config says")
         if given.ep > 1:
             yield Change({"ep": 1}, "its parallelism_config has no experts")
         if given.sp:
@@ -73,6 +81,10 @@ class Accelerate(Engine):
             yield Change({"recompute": "full"}, "fsdp_activation_checkpointing is of whole layers")
         if target.dtype != "float32" and given.precision != "mixed":
             yield Change({"precision": "mixed"}, "mixed_precision keeps float32 parameters")
+
+    def start_line(self, target: Target, file: str) -> str:
+        """Several processes on CPUs want to be told twice."""
+        return (self.start if target.on_gpus or target.devices == 1 else self.on_cpus).format(file=file)
 
     def in_script(self, given: Configuration) -> Mapping[str, str]:
         """Batches are the script's."""
@@ -130,6 +142,9 @@ class Accelerate(Engine):
                 raise UsageError(f"num_processes={devices} are not those of parallelism_config")
         if kind == "FSDP":
             settings |= _read_fsdp(take_mapping(said.get("fsdp_config") or {}, "fsdp_config"), unpriced)
+            if said.get("use_cpu") is True:
+                settings |= {"zero": 0}
+                unpriced.append("fsdp_config (use_cpu: accelerate runs DDP)")
         if kind == "DEEPSPEED":
             settings |= _read_deepspeed(take_mapping(said.get("deepspeed_config") or {}, "deepspeed_config"), unpriced)
         if settings.get("dp") == 1 and settings.get("cp", 1) == 1:

@@ -73,3 +73,26 @@ def test_what_is_refused(here: Path, capsys: pytest.CaptureFixture[str], words: 
     assert cli.run(words) == 2
     assert said in capsys.readouterr().err
     assert sorted(here.iterdir()) == before
+
+
+def test_accelerate_on_cpus_is_what_it_runs_there() -> None:
+    """accelerate 1.15 runs DDP on CPUs whatever its file says, and of MULTI_CPU alone starts one process."""
+    target = Target("float32", 1, 8, on_gpus=False, layers=8)
+    engine = ENGINES["accelerate"]
+    for text in ("zero=3", "tp=2", "cp=2,zero=3", "zero=2"):
+        given = complete(configuration(text).model_copy(update={"batch": 64}), 8)
+        said, lost = narrow(engine, given, target)
+        assert (said.zero, said.tp, said.cp) == (0, 1, 1)
+        assert any("CPUs" in one.why for one in lost)
+    assert "MULTI_CPU" in engine.write(complete(said.model_copy(update={"dp": None}), 8), target)
+    assert "--multi_gpu" in engine.start_line(target, "a.yaml")
+    assert "--multi_gpu" not in engine.start_line(Target("float32", 1, 8, on_gpus=True), "a.yaml")
+    found = engine.read("distributed_type: FSDP\nuse_cpu: true\nnum_processes: 8\nfsdp_config: {}\n", Reading(8, 8))
+    assert found.settings["zero"] == 0
+    assert "fsdp_config" in found.unpriced[0]
+
+
+def test_a_stage_from_none_is_told() -> None:
+    target = Target("float32", 2, 4, on_gpus=True, layers=8)
+    _, lost = narrow(ENGINES["accelerate"], complete(configuration("tp=2").model_copy(update={"batch": 64}), 8), target)
+    assert "zero=0 becomes zero=3" in [one.what for one in lost]

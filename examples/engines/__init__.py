@@ -1,0 +1,1 @@
+"""Exported plans in the engines that they are for, on CPU processes."""

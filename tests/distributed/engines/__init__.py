@@ -1,0 +1,1 @@
+"""Exported plans train in their engines."""
