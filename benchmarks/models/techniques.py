@@ -1,14 +1,16 @@
 """Plans that mix techniques on purpose, forced by pins: what the search would not choose for models this small.
 
 Axes called ``dp`` cut the batch, axes called ``tp`` cut what is inside an operator. With ``zero`` parameters rest cut
-along ``dp`` and are gathered for each use; with ``sequence`` norms are cut along the sequence over ``tp``; with
-``context`` attention is cut along its queries and embedding along the vocabulary, whose blocks must know their start.
+along ``dp`` and are gathered for each use, or with ``once`` kept until backward, of micro-batches for a whole step;
+with ``sequence`` norms are cut along the sequence over ``tp``; with ``context`` attention is cut along its queries and
+embedding along the vocabulary, whose blocks must know their start.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ir.graph import Graph, Node
 from ir.mesh import Mesh
@@ -32,6 +34,7 @@ class Technique:
     name: str
     sizes: tuple[tuple[str, int], ...]
     zero: bool = False
+    once: bool = False
     sequence: bool = False
     context: bool = False
 
@@ -43,7 +46,8 @@ class Technique:
     @property
     def pins(self) -> Pins:
         """What forces the search into it."""
-        return Pins(self.allows, self.stores, "always" if self.zero else "free", self.name)
+        regather: Literal["free", "always", "never"] = "never" if self.once else "always" if self.zero else "free"
+        return Pins(self.allows, self.stores, regather, self.name)
 
     def allows(self, node: Node, axis: str, split: Split) -> bool:
         """Whether an operator may run in a split along an axis."""

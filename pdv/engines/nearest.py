@@ -105,7 +105,7 @@ def _norms_are_cut(plan: Loaded, place: int) -> bool:
     return 2 * cut > len(norms)
 
 
-def _zero(plan: Loaded, axes: list[str], sizes: Mapping[str, int]) -> tuple[Literal[0, 2, 3], int | None]:
+def _zero(plan: Loaded, axes: list[str], sizes: Mapping[str, int]) -> tuple[Literal[0, 1, 2, 3], int | None]:
     """Which ZeRO stage most parameters have along data axes, and over how many ranks, if these are not all of them."""
     names = [axis.name for axis in plan.problem.mesh.axes]
     kept: Counter[tuple[bool, tuple[str, ...]]] = Counter()
@@ -117,7 +117,9 @@ def _zero(plan: Loaded, axes: list[str], sizes: Mapping[str, int]) -> tuple[Lite
     if not cut:
         return 0, None
     hybrid = again and len(cut) < len(axes) and cut == tuple(axes[-len(cut) :])
-    return (3 if again else 2), math.prod(sizes[axis] for axis in cut) if hybrid else None
+    return (3 if again else 1 if plan.execution.several else 2), math.prod(
+        sizes[axis] for axis in cut
+    ) if hybrid else None
 
 
 # ---- What the configuration leaves out ----
@@ -134,7 +136,9 @@ def differences(own: Priced, other: Priced, derivation: Sequence[Mapping[str, An
 
 def _techniques(own: Priced, other: Priced) -> Iterator[Lost]:
     """Named techniques along axes of the same place and size, or along any axis."""
-    mine, theirs = (techniques(one.work.pcg, one.work.problem.mesh) for one in (own, other))
+    mine, theirs = (
+        techniques(one.work.pcg, one.work.problem.mesh, several=one.work.execution.several) for one in (own, other)
+    )
     known = {name for names in theirs.values() for name in names}
     for axis, names in mine.items():
         for name in names:

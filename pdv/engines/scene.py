@@ -104,7 +104,7 @@ class Scene:
         graph_of = partial(self.graph, dtype=dtype or self.dtype)
         made = workload(graph_of, given, self.work.cluster, compute_of, known)
         own = made.execution
-        runs = emitted(made.cluster, made.problem, own.micro_batches, own.recompute, own.order)
+        runs = emitted(made.cluster, made.problem, own.micro_batches, own.recompute, own.order, made.stages.count)
         axes = own.data_axes if own.zero else runs.data_axes
         runs = replace(runs, zero=own.zero, data_axes=axes, precision=PRECISIONS[given.precision])
         runs = replace(runs, products=own.products, cast_weights=own.cast_weights)

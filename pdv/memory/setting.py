@@ -15,6 +15,7 @@ from ir.memory.local import Local
 from ir.sharding import Replicate, Sharding, local_shape
 from ir.verify import infer_shardings
 from pdv.pcg.plan_cost import needed
+from pdv.pcg.units import gathered_once
 from pdv.problem.workload import Execution, Workload
 
 
@@ -131,6 +132,10 @@ class Setting:
                 found.add(node)
                 stack += [operand for operand in node.operands if operand.needs_grad]
         return frozenset(found)
+
+    def kept_copy(self, node: Node) -> bool:
+        """True of a weight that is gathered once a step, for all of its micro-batches."""
+        return gathered_once(node, several=self.execution.several and self.train) and self.axis_size(node) > 1
 
     def layer(self, node: Node) -> int | None:
         """The repeated block that a node belongs to."""

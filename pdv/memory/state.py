@@ -19,13 +19,15 @@ from pdv.memory.setting import Setting, chain, gathered_for_use
 class State:
     """Bytes of a stage that do not come and go, by holder, and what the optimizer's step needs beside them.
 
-    ``flat``: of the latter, what lies in one piece: freed activations cannot give room to it.
+    ``flat``: of the latter, what lies in one piece: freed activations cannot give room to it. ``gone``: of all that is
+    there, what the optimizer's step does not find: copies of weights for one step, and of their gradients.
     """
 
     held: Mapping[Holder, float]
     gradients: float
     step: float
     flat: float = 0.0
+    gone: float = 0.0
 
 
 def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
@@ -55,7 +57,21 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     # torch's foreach AdamW takes the roots of all second moments at once; on a CPU it goes parameter by parameter: the
     # root and the quotient, while the last parameter's quotient is still there (torch/optim/adam.py).
     step = sum(weights) if on_gpu else sum(weights[:1]) + sum(weights[:2])
-    return State(held, gradients, step)
+    copies = _copies(setting, chunks)
+    held[Holder("collectives", "all_gather")] = sum(map(setting.num_bytes, copies))
+    more = sum(_added(setting, copy) - _gradient(setting, copy.operands[0]) for copy in copies)
+    return State(held, gradients, step, gone=held[Holder("collectives", "all_gather")] + more)
+
+
+def _copies(setting: Setting, chunks: Iterable[int]) -> list[Node]:
+    """Of weights, gathered once a step."""
+    read = (step for chunk in chunks for node in setting.chunks[chunk] for x in node.operands for step in chain(x))
+    return [step for step in dict.fromkeys(read) if step.op.kind == "parallel" and setting.kept_copy(step)]
+
+
+def _added(setting: Setting, copy: Node) -> float:
+    """Bytes of a copy's gradient, added up over micro-batches."""
+    return setting.num_bytes(copy) * setting.gradient_share(copy.operands[0])
 
 
 def _resting(setting: Setting, leaf: Node) -> float:
@@ -65,6 +81,8 @@ def _resting(setting: Setting, leaf: Node) -> float:
     """
     own = setting.eager and setting.execution.precision.master
     if (own or setting.shards_whole) and leaf.is_param and leaf.attr("regather"):
+        return 0.0
+    if own and leaf.is_param and any(map(setting.kept_copy, setting.workload.pcg.users[leaf])):
         return 0.0
     chosen = setting.execution.resting
     if chosen is None or not leaf.is_param or leaf.attr("regather") or len(setting.shape(leaf)) < 2:

@@ -202,7 +202,7 @@ class _Search:
 
     def optimizer(self) -> None:
         """The optimizer's step, with all gradients there."""
-        most = self.now + self.kept.step
+        most = self.now + self.kept.step - self.kept.gone
         if most > self.best.num_bytes:
             log = Log()
             log.add(self.kept.step, Holder("temporaries", "optimizer"), OPTIMIZER)

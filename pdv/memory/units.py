@@ -1,4 +1,4 @@
-"""Weights that an emitted program gathers a unit at a time, as ``pdv/emit/templates/gathers.py`` does, in bytes.
+"""Weights that an emitted program gathers for each use, a unit at a time (``pdv/emit/templates/gathers.py``), in bytes.
 
 One unit is here, the next one's blocks are coming; gradients of a unit are scattered when all are there, and lie there
 until those of the next one are. On a CPU gloo gathers into a tensor of its own first, and sums a copy.
@@ -43,7 +43,7 @@ class Units:
         """By move."""
         if not self.setting.eager:
             return {}
-        found = gathered_units(operand for node in self.nodes for operand in node.operands)
+        found = gathered_units((operand for node in self.nodes for operand in node.operands), several=False)
         return {move: key for move, key in found.items() if self.setting.axis_size(move) > 1}
 
     @cached_property

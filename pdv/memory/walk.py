@@ -114,6 +114,8 @@ class Walk:
         if setting.axis_size(node) == 1:
             return self._share(read, read.layout)
         layout = fresh(setting.shape(node))
+        if setting.kept_copy(node):
+            return Value(Storage(0.0, Holder("weights")), layout)  # which a step holds: ``state``
         if node in self.units.of:
             self.units.reach(self.units.of[node], backward=self.backwards)
             return Value(Storage(0.0, Holder("weights")), layout)
@@ -322,7 +324,10 @@ class Walk:
         if node in self.units.of:
             self.units.give(self.units.of[node], term)
             return
+        copied = False
         for step in reversed(chain(node)[1:]):
+            if copied := self.setting.kept_copy(step):
+                break  # all of it is added up, and scattered behind the last micro-batch
             moved = self._moved_back(step, term)
             self.heap.drop(term)
             term = moved
@@ -333,7 +338,7 @@ class Walk:
             return
         self.accumulated.add(param)
         kept = term.num_bytes * self.setting.gradient_share(param)
-        if term.references > 1 or kept != term.num_bytes:
+        if term.references > 1 or kept != term.num_bytes or copied:
             own = self.heap.allocate(kept, Holder("gradients"))
             self.heap.drop(term)
             term = own

@@ -10,10 +10,10 @@ from ir.graph import Graph, Node
 from pdv.pcg.units import joins_unit
 
 
-def summed_apart(graph: Graph, *, forward: bool) -> tuple[str, ...]:
+def summed_apart(graph: Graph, *, forward: bool, several: bool) -> tuple[str, ...]:
     """The names of such axes, joint ones included, in the order in which the graph meets them.
 
-    forward: whether what belongs to the forward pass may run beside sums, too.
+    forward: whether what belongs to the forward pass may run beside sums, too. several: as in ``joins_unit``.
     """
     sums: dict[str, None] = {}
     others: set[str] = set()
@@ -22,7 +22,7 @@ def summed_apart(graph: Graph, *, forward: bool) -> tuple[str, ...]:
         if node.op.kind != "parallel":
             continue
         axis, below = str(node.attr("axis")), node.operands[0]
-        in_unit = joins_unit(node)
+        in_unit = joins_unit(node, several=several)
         if below.is_param or below in of_param:
             of_param.add(node)
             if node.needs_grad and (node.op.transition.only_names or in_unit):

@@ -24,6 +24,7 @@ from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
 from pdv.pcg.scaled import estimate_nodes
+from pdv.pcg.units import gathered_once
 from pdv.problem import Assignment, Problem, Realized
 
 SCALE_BYTES = 4  # float32
@@ -59,7 +60,8 @@ def plan_cost(problem: Problem, pcg: Graph) -> PlanCost:
     optimizer: tuple[Estimate, ...] = ()
     outside, trained = NOTHING, 0
     if problem.train:
-        trained = sum(held[node] for node in pcg.params if node.needs_grad)
+        whole = {move.operands[0]: held[move] for move in pcg.nodes if gathered_once(move, several=problem.several)}
+        trained = sum(whole.get(node, held[node]) for node in pcg.params if node.needs_grad)
         optimizer = tuple(problem.optimizer(node.type, held[node]) for node in pcg.params if node.needs_grad)
         outputs = [node for _, node in pcg.outputs]
         pieces = [TensorType(local_shape(x.type, shardings[x], problem.mesh), x.type.dtype) for x in outputs]
@@ -177,6 +179,10 @@ def _parallel(problem: Problem, node: Node, held: int) -> NodeCost:
     forward_s, backward_s = move_seconds(node.op.name, axis, held)
     if not (problem.train and node.needs_grad):
         return _move(axis, forward_s, 0.0)
+    if gathered_once(node, several=problem.several):
+        # A sum may hide behind the last backward pass, which is not known here; a gather is waited for. So it counts as
+        # the part of a sum whose place it takes, and once more.
+        return _move(axis, forward_s * problem.once, (backward_s + forward_s) * problem.once)
     if base.is_param and node.op.transition.only_names:
         backward_s = problem.once * sum_seconds(node.op.name, axis, held, problem.bucket_bytes)
     if base.is_param and base.attr("regather"):
@@ -204,9 +210,10 @@ def _memory(problem: Problem, pcg: Graph, held: Mapping[Node, int]) -> dict[str,
         if node.is_leaf or node.op.kind == "parallel":
             continue
         transient = max(transient, float(held[node] + sum(held[operand] for operand in node.operands)))
+    saved = saved_values(pcg, several=problem.several) if problem.train else ()
     memory = {
         "weights": (trained + whole_bytes(pcg)) * problem.resting,
-        "activations": sum(float(held[node]) for node in saved_values(pcg)) if problem.train else 0,
+        "activations": sum(float(held[node]) for node in saved),
         "transient": transient,
     }
     if problem.train:
@@ -215,15 +222,31 @@ def _memory(problem: Problem, pcg: Graph, held: Mapping[Node, int]) -> dict[str,
         precision = problem.precision
         memory["gradients"] = sum(float(n * precision.gradient_bytes(size)) for n, size in sizes) * problem.resting
         memory["optimizer"] = sum(float(n * precision.optimizer_bytes(size)) for n, size in sizes) * problem.resting
+        copies = [move for move in pcg.nodes if gathered_once(move, several=problem.several)]
+        copied = [copied_bytes(problem, move.type, held[move], held[move.operands[0]]) for move in copies]
+        memory["weights"] += sum(one[0] for one in copied) * problem.resting
+        memory["gradients"] += sum(one[1] for one in copied) * problem.resting
     return memory
 
 
-def saved_values(pcg: Graph) -> list[Node]:
-    """What a training step keeps of a PCG for backward, each value once."""
+def copied_bytes(problem: Problem, param: TensorType, whole: float, rests: float) -> tuple[float, float]:
+    """What a parameter takes beyond what rests, gathered once a step: its copy, and the gradient of all of that.
+
+    The part of the gradient that rests with the parameter is there once the other is not, and where the optimizer has
+    a copy of its own nothing but that rests. ``whole``, ``rests``: bytes.
+    """
+    weight, precision = param.dtype.itemsize, problem.precision
+    copied = whole - rests if precision.master else whole
+    return copied, (whole - rests) * precision.gradient_bytes(weight) / weight
+
+
+def saved_values(pcg: Graph, *, several: bool = False) -> list[Node]:
+    """What a micro-batch keeps of a PCG for backward, each value once; ``several``: in flight share copies."""
     found: dict[Node, None] = {}
     for node in pcg.nodes:
         if not node.is_leaf and node.op.kind != "parallel" and node.needs_grad:
-            found |= dict.fromkeys(copy for value in _keep(node) if _is_activation(copy := _copy(value)))
+            copies = [copy for value in _keep(node) if _is_activation(copy := _copy(value))]
+            found |= dict.fromkeys(copy for copy in copies if not gathered_once(copy, several=several))
     return list(found)
 
 

@@ -22,6 +22,7 @@ from ir.sharding import (
     shard_degrees,
     with_states,
 )
+from pdv.pcg.units import moves_units
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -87,6 +88,11 @@ class StateGraph:
     def gathers(self) -> Flags:
         """[edges] whether the operator's result is a copy that takes memory."""
         return np.array([transition_of(step.name).fetches for step in self.steps], dtype=bool)
+
+    @cached_property
+    def of_units(self) -> Flags:
+        """[edges] whether the operator gathers parameters a unit at a time, from where they rest."""
+        return np.array([moves_units(transition_of(step.name), step.axis) for step in self.steps], dtype=bool)
 
     @cached_property
     def names_only(self) -> Flags:

@@ -10,15 +10,16 @@ from ir.mesh import JOINT, Mesh
 from ir.operator import Split
 from ir.sharding import Shard, Sharding
 from ir.verify import infer_shardings, node_splits
+from pdv.pcg.units import gathered_once
 
 
-def techniques(pcg: Graph, mesh: Mesh) -> dict[str, list[str]]:
-    """For each mesh axis, the techniques at work along it, most used first."""
+def techniques(pcg: Graph, mesh: Mesh, *, several: bool = False) -> dict[str, list[str]]:
+    """For each mesh axis, the techniques at work along it, most used first; ``several``: as in ``joins_unit``."""
     shardings = infer_shardings(pcg, mesh)
     found: dict[str, Counter[str]] = {axis.name: Counter() for axis in mesh.axes}
     for node in pcg.nodes:
         if node.is_param:
-            _storage(pcg, node, shardings[node], mesh, found)
+            _storage(pcg, node, shardings[node], mesh, found, several=several)
         elif not node.is_leaf and node.op.kind != "parallel":
             splits = node_splits(node, [shardings[operand] for operand in node.operands], mesh)
             for axis, split in zip(mesh.axes, splits, strict=True):
@@ -49,12 +50,16 @@ def technique_of(node: Node, split: Split) -> str | None:
     return None
 
 
-def _storage(graph: Graph, node: Node, sharding: Sharding, mesh: Mesh, found: Mapping[str, Counter[str]]) -> None:
+def _storage(
+    graph: Graph, node: Node, sharding: Sharding, mesh: Mesh, found: Mapping[str, Counter[str]], *, several: bool
+) -> None:
     """A weight that rests cut but is used whole along an axis is ZeRO; one used cut belongs to its product."""
     gathered = _gathered_axes(graph, node)
+    once = any(gathered_once(move, several=several) for move in graph.users[node])
+    kind = "ZeRO-3" if node.attr("regather") else "ZeRO-1" if once else "ZeRO-2"
     for axis, state in zip(mesh.axes, sharding, strict=True):
         if isinstance(state, Shard) and axis.name in gathered and node.needs_grad:
-            found[axis.name]["ZeRO-3" if node.attr("regather") else "ZeRO-2"] += 1
+            found[axis.name][kind] += 1
 
 
 def _gathered_axes(graph: Graph, node: Node) -> set[str]:

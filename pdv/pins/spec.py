@@ -25,7 +25,7 @@ STATE = re.compile(r"shard (-?[0-9]{1,2})|whole|cut", re.ASCII)
 FORBIDDEN = (*ROLES, "zero", "zero-2", "zero-3", "fsdp")
 
 
-ZERO_1 = "zero-2 holds less and sends no more: write that"
+ZERO_1 = "zero-2 is that in a pipeline, and elsewhere holds less: write that"
 
 
 def _state(value: object) -> str:

@@ -18,7 +18,7 @@ from pdv.pipelines.profile import ByStage, piece_of_pcg, profile
 from pdv.pipelines.shorten import Short
 from pdv.pipelines.timing import Timing, measure
 from pdv.problem import Problem, Solution
-from pdv.problem.workload import Stages, Workload, emitted
+from pdv.problem.workload import Stages, Workload, are_several, emitted
 from pdv.schedule.pieces import Pieces, pieces
 from pdv.search.meshes import BestPlan, realize_solution
 from pdv.search.solver.tables import TooWideError
@@ -88,7 +88,10 @@ class Insides:
             self.space.problem, graph=graph, mesh=candidate.mesh, axes=candidate.inside, rules=self.rules, rows=None
         )
         adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
-        problem = replace(plain, memory_limit=limit, resting=resting, once=1.0 / candidate.spread, adding_s=adding_s)
+        several = are_several(candidate.stages, candidate.micro_batches)
+        problem = replace(
+            plain, memory_limit=limit, resting=resting, once=1.0 / candidate.spread, several=several, adding_s=adding_s
+        )
         key = (candidate.mesh, candidate.inside, candidate.micro_batches, candidate.stages, resting)
         if key not in self._known:
             links = problem.mesh, problem.axes
@@ -105,13 +108,15 @@ class Insides:
 
     def made(self, candidate: Candidate, solution: Solution) -> Inside:
         """What a solution is for a candidate."""
-        plan = self._planned(solution)
+        plan = self.make_plan(solution)
         derived, rewritten = plan.derived, replace(plan.solution.problem, graph=plan.solution.graph)
         found = pieces(solution.graph)
         where = piece_of_pcg(derived, found.of, found.count)
         stages = [self._as_stage(candidate, rewritten, stage) for stage in range(candidate.stages)]
         kinds = dict(stages)
-        profiles = tuple(profile(one, derived.pcg, where, found.count) for one in kinds.values())
+        several = are_several(candidate.stages, candidate.micro_batches)
+        problems = [replace(one, several=several) for one in kinds.values()]
+        profiles = tuple(profile(one, derived.pcg, where, found.count) for one in problems)
         by_stage = ByStage(profiles, tuple(list(kinds).index(key) for key, _ in stages))
         timing = measure(lambda chunks: workload(self.space, candidate, plan, chunks, Mode()), found, self.middle)
         return Inside(plan, found, by_stage, timing, solution.memory_bytes)
@@ -120,16 +125,21 @@ class Insides:
         """The inside of a short program, of the whole one."""
         graph = self.space.graph(candidate.micro_batches)
         assert graph is not None, "the short program has so many micro-batches, too"
-        plan = self._planned(lengthen(inside.plan.solution, graph, short.middle))
+        plan = self.make_plan(lengthen(inside.plan.solution, graph, short.middle))
         profiles = inside.profiles.map(lambda own: own.map(short.stretch))
         timing = inside.timing.map(short.stretch)
         return Inside(plan, pieces(plan.solution.graph), profiles, timing, inside.num_bytes)
 
-    def _planned(self, solution: Solution) -> BestPlan:
+    def make_plan(self, solution: Solution) -> BestPlan:
         """The plan of a solution; its own price is that of one micro-batch by itself."""
         made = solution.realized or realize_solution(solution)
         plain = replace(
-            solution.problem, once=1.0, resting=1.0, adding_s=0.0, memory_limit=self.space.problem.memory_limit
+            solution.problem,
+            once=1.0,
+            several=False,
+            resting=1.0,
+            adding_s=0.0,
+            memory_limit=self.space.problem.memory_limit,
         )
         cost = plan_cost(replace(plain, graph=solution.graph), made.derived.pcg)
         solution = replace(
@@ -160,7 +170,7 @@ def workload(space: Space, candidate: Candidate, plan: BestPlan, stages: Stages,
         plan.pcg,
         space.cluster,
         replace(stages, chunk_of=chunks, layer_of=layers),
-        emitted(space.cluster, problem, candidate.micro_batches, mode.recompute, mode.order),
+        emitted(space.cluster, problem, candidate.micro_batches, mode.recompute, mode.order, candidate.stages),
         candidate.axes,
         lambda device: space.compute_of((device,)),
     )

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pdv.memory import step_memory
+from pdv.pcg.resting import exchanged
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import LESS, UNEVEN, Estimate, held_at_once, share
 from pdv.pipelines.inside import Inside, Insides, workload
 from pdv.pipelines.pipeline import Whole, stages_of
 from pdv.pipelines.shorten import Short
-from pdv.problem.workload import FOLDED, Workload
+from pdv.problem.workload import FOLDED, Workload, are_several
 from pdv.search.meshes import BestPlan
 from pdv.simulate.step import simulate
 
@@ -69,6 +70,21 @@ class Pricer:
             before = digest
             room *= LESS if needed and needed <= limit else min(CLOSER, CLOSE * limit / max(limit, needed))
             inside = self.insides.within(candidate, room, flight)
+
+    def exchanged(self, found: Found) -> Iterator[Found]:
+        """The same plan, cut alike, with parameters that rest otherwise along data axes."""
+        candidate, stages = found.estimate.candidate, found.plan.stages
+        if not are_several(candidate.stages, candidate.micro_batches):
+            return
+        for solution in exchanged(found.plan.solution, found.plan.pcg):
+            plan = self.insides.make_plan(solution)
+            work = workload(self.space, candidate, plan, stages, found.estimate.mode)
+            needed = step_memory(work).worst.least_bytes
+            fits = needed <= self.space.problem.memory_limit
+            step_s = simulate(work, draws=0).step_s if fits else math.inf
+            yield Found(
+                found.estimate, replace(plan, stages=stages, execution=work.execution), work, step_s, needed, fits
+            )
 
     def _first(self, estimate: Estimate) -> tuple[float, Inside | None]:
         """Bytes of all stages that an inside may take where the estimate's does not fit, and the one to begin with."""

@@ -15,8 +15,9 @@ from ir.graph import Graph, Node, unmoved
 from ir.sharding import local_bytes
 from ir.verify import infer_shardings
 from pdv.cost.breakdown import PlanCost
-from pdv.pcg.plan_cost import plan_cost, saved_values
+from pdv.pcg.plan_cost import copied_bytes, plan_cost, saved_values
 from pdv.pcg.spread import spread_to_pcg
+from pdv.pcg.units import gathered_once
 from pdv.problem import Derived, Problem
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
@@ -28,8 +29,9 @@ class Profile:
 
     Attributes:
         forward_s, backward_s: of one micro-batch.
-        sums_s: sums of gradients of parameters that rest whole, due once a step; ``optimizer_s``: the optimizer.
-        resting_bytes: parameters and what training keeps of them.
+        sums_s: sums of gradients that are due once a step; ``optimizer_s``: the optimizer, and gathering what it has
+            updated, where that is done once a step.
+        resting_bytes: parameters, copies of them that a step keeps, and what training keeps of them.
         kept_bytes: of one micro-batch between its forward and its backward.
         sent_bytes: what passes from the piece to those behind it.
     """
@@ -90,14 +92,14 @@ def piece_of_pcg(derived: Derived, of: Mapping[Node, int], count: int) -> dict[N
 def profile(problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: int) -> Profile:
     """By piece; ``problem`` is on the rewritten graph, with the links and the devices of the stage that runs it."""
     cost = plan_cost(problem, pcg)
-    seconds = np.zeros((3, count))
+    seconds = np.zeros((4, count))
     for node, one in cost.nodes.items():
-        piece, once = piece_of[node], _is_sum(node)
-        seconds[0, piece] += one.forward_s
-        seconds[2 if once else 1, piece] += one.backward_s
+        piece, kept = piece_of[node], gathered_once(node, several=problem.several)
+        seconds[3 if kept else 0, piece] += one.forward_s
+        seconds[2 if kept or _is_sum(node) else 1, piece] += one.backward_s
     held = _bytes(problem, pcg, piece_of, count)
-    forward_s, backward_s, sums_s = seconds
-    return Profile(forward_s, backward_s, sums_s, _optimizer(cost, pcg, piece_of, count), *held)
+    forward_s, backward_s, sums_s, gathers_s = seconds
+    return Profile(forward_s, backward_s, sums_s, _optimizer(cost, pcg, piece_of, count) + gathers_s, *held)
 
 
 def _is_sum(node: Node) -> bool:
@@ -121,9 +123,12 @@ def _bytes(problem: Problem, pcg: Graph, piece_of: Mapping[Node, int], count: in
         if node.is_leaf and pcg.users[node]:
             held = local_bytes(node.type, shardings[node], problem.mesh)
             resting[piece_of[node]] += problem.held_bytes(node.type, held) if node.needs_grad else held
+        elif gathered_once(node, several=problem.several):
+            whole, rests = (local_bytes(x.type, shardings[x], problem.mesh) for x in (node, node.operands[0]))
+            resting[piece_of[node]] += sum(copied_bytes(problem, node.type, whole, rests))
         elif not node.is_leaf and not unmoved(node).is_leaf:
             last = max((piece_of[reader] for reader in pcg.users[node]), default=0)
             passed[piece_of[node] : last] += local_bytes(node.type, shardings[node], problem.mesh)
-    for node in saved_values(pcg) if problem.train else ():
+    for node in saved_values(pcg, several=problem.several) if problem.train else ():
         kept[piece_of[node]] += local_bytes(node.type, shardings[node], problem.mesh)
     return resting, kept, passed

@@ -124,6 +124,9 @@ class Search:
                 made.add(kind)
                 if self.late or not self._make(one, self._rewritten):
                     self._make(one, self.estimates.insides)
+        if self.best is not None:
+            for found in Pricer(self.space, self._rewritten, self.estimates.short).exchanged(self.best):
+                self._keep(found)
         return self.best
 
     def _make(self, estimate: Estimate, insides: Insides) -> bool:

@@ -171,7 +171,7 @@ def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | Non
         repr(problem.memory_limit),
         repr(problem.working_limit),
         repr(problem.leaving),
-        (problem.once, problem.resting, problem.bucket_bytes, problem.adding_s, problem.hides),
+        (problem.once, problem.several, problem.resting, problem.bucket_bytes, problem.adding_s, problem.hides),
         problem.rows,
         problem.precision,
         _format_key(problem.products),

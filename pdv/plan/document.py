@@ -60,8 +60,9 @@ def plan_document(
     steps = [describe_step(step, solution.problem) for step in to_steps(solution, found.stages, found.execution)]
     certificate = certificate_document(found, problems or (solution.problem,), pins, running)
     facts = facts_document(
-        solution.problem, solution.graph, solution.assignment, found.derived, found.cost, steps, step, cluster=cluster
-    )
+        solution.problem, solution.graph, solution.assignment, found.derived, found.cost, steps, step,
+        cluster=cluster, several=found.execution.several,
+    )  # fmt: skip
     return {
         **facts,
         "derivation": steps,
@@ -79,11 +80,13 @@ def facts_document(
     step: Document | None = None,
     *,
     cluster: Cluster,
+    several: bool,
 ) -> Document:
     """Everything in plan.json that follows from the derivation ``steps`` of ``problem.graph``, on a cluster.
 
     step: as ``plan_document`` takes it.
     graph, assignment: what the steps make of it; derived, cost: these as a PCG, and its price.
+    several: whether micro-batches in flight share copies of weights (``Execution``).
     """
     source = problem.graph
     opaque = _opaque(graph, derived, cost)
@@ -106,7 +109,7 @@ def facts_document(
             }
             for axis, link in zip(problem.mesh.axes, problem.axes, strict=True)
         ],
-        "techniques": techniques(derived.pcg, problem.mesh),
+        "techniques": techniques(derived.pcg, problem.mesh, several=several),
         "laws": _laws(steps, problem),
         "pcg_hash": derived.pcg.digest,
         "operators": _operators(problem, graph, assignment, derived, cost),

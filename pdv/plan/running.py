@@ -137,7 +137,7 @@ def read_running(
     require(not waits, f"the order of passes: {waits}")
     require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
     recompute: Recompute = "full" if again else "none"
-    execution = emitted(cluster(), problem, micro_batches, recompute, order)
+    execution = emitted(cluster(), problem, micro_batches, recompute, order, ranks)
     stages = _with_layers(graph, stage_of, count, ranks, layered=bool(again) or count > 1)
     return replace(stages, folded=order in FOLDED), execution
 

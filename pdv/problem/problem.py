@@ -78,8 +78,9 @@ class Problem:
     batch, which is read in the source graph and stays true however it is rewritten.
 
     A graph of one of a step's micro-batches counts ``once`` of what the step does once (the sums of gradients of
-    parameters that rest whole, the optimizer), and each byte that stays all step (parameters and what training keeps
-    of them, inputs) as ``resting`` of a micro-batch's activations; ``memory_limit`` is of bytes that count so.
+    parameters that rest whole, the optimizer; where ``several`` are in flight, which share copies, gathering those that
+    are kept), and each byte that stays all step (parameters, such copies, what training keeps of both, inputs) as
+    ``resting`` of a micro-batch's activations; ``memory_limit`` is of bytes that count so.
     Gradients of parameters that rest whole are summed ``bucket_bytes`` at once, and so take their share of a bucket.
     ``adding_s`` are seconds a byte of a parameter that its gradient takes to be added to those of micro-batches before.
     ``hides``: gradients of parameters move behind compute, at no price: what costs so bounds a step from below.
@@ -99,6 +100,7 @@ class Problem:
     leaving: Sharding | None = None
     rows: bool | None = None
     once: float = 1.0
+    several: bool = False
     resting: float = 1.0
     bucket_bytes: float = 0.0
     adding_s: float = 0.0

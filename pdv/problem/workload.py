@@ -89,6 +89,8 @@ class Execution:
         eager: the emitted program: torch's own autograd, and the copies that its ``parallel.py`` makes. False of a
             framework that keeps a copy of each weight, reduces in place and accumulates into buffers made beforehand
             (Megatron-LM).
+        several: micro-batches are in flight at once, in a pipeline, and share a copy of each weight that rests cut and
+            is not gathered again: it is gathered once a step, and its gradient scattered once (ZeRO-1).
         cast_weights: weights rest, and are gathered, in that format where it admits that: no micro-batch casts them.
         loss: "in-place": in float32, exponentials over which their gradient is written (Megatron-LM); "float32": logits
             are cast to it, and each step makes a tensor (F.cross_entropy, eager); "fused": one kernel each way reads
@@ -109,6 +111,7 @@ class Execution:
     cast_weights: bool = False
     loss: Loss = "in-place"
     eager: bool = True
+    several: bool = False
 
     @property
     def resting(self) -> Format | None:
@@ -126,7 +129,12 @@ def bucket_bytes(devices: Iterable[Device]) -> float:
 
 
 def emitted(
-    cluster: Cluster, problem: Problem, micro_batches: int = 1, recompute: Recompute = "none", order: Order = "1f1b"
+    cluster: Cluster,
+    problem: Problem,
+    micro_batches: int = 1,
+    recompute: Recompute = "none",
+    order: Order = "1f1b",
+    stages: int = 1,
 ) -> Execution:
     """How the emitted program runs a step: gradients are summed once, in buckets behind the last backward pass.
 
@@ -135,7 +143,15 @@ def emitted(
     size = bucket_bytes([entry.device for entry in cluster.classes])
     overlap = Overlap(gradients=True, bucket_bytes=size, apart=True)
     axes, precision = problem.mesh.spans, problem.precision
-    return Execution(micro_batches, order, recompute, data_axes=axes, precision=precision, overlap=overlap)
+    return Execution(
+        micro_batches, order, recompute, data_axes=axes, precision=precision, overlap=overlap,
+        several=are_several(stages, micro_batches),
+    )  # fmt: skip
+
+
+def are_several(stages: int, micro_batches: int) -> bool:
+    """Whether micro-batches are in flight at once, in a pipeline of so many stages."""
+    return stages > 1 and micro_batches > 1
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,9 @@ def _expect(plan: Loaded, cluster: Cluster, *, priced: bool) -> dict[str, Any]:
     ]
     step = _simulate(plan) if priced else None
     facts = facts_document(
-        plan.source, plan.graph, plan.assignment, plan.derived, plan.cost, steps, step, cluster=cluster
-    )
+        plan.source, plan.graph, plan.assignment, plan.derived, plan.cost, steps, step,
+        cluster=cluster, several=plan.execution.several,
+    )  # fmt: skip
     simulated = {} if step is None else {"simulated": step}
     cost = plan.document["search"]["cost"] if step is None else plan.cost.seconds if plan.is_whole else step["step_s"]
     return {**facts, "derivation": steps, **simulated, "search": _search(plan, cluster, cost)}

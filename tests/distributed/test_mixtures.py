@@ -26,6 +26,7 @@ DP = Technique("dp", (("dp", 2),))
 ZERO = Technique("zero", (("dp", 2),), zero=True)
 TP = Technique("tp", (("tp", 2),))
 TP_SP = Technique("tp+sp", (("tp", 2),), sequence=True)
+ZERO_1 = Technique("zero-1", (("dp", 2),), zero=True, once=True)
 DP_TP = Technique("dp+tp", (("dp", 2), ("tp", 2)))
 ZERO_TP = Technique("zero+tp", (("dp", 2), ("tp", 2)), zero=True)
 ZERO_TP_SP = Technique("zero+tp+sp", (("dp", 2), ("tp", 2)), zero=True, sequence=True)
@@ -58,6 +59,7 @@ MIXTURES = {
     "llama, zero x tp, accumulated and recomputed": Mixture("llama", ZERO_TP, 1, 2, recompute="full"),
     "bert, pp2 x zero": Mixture("bert", ZERO, 2, 2),
     "bert, pp2 x dp2, a row each": Mixture("bert", DP, 2, 4),
+    "llama, pp2 x zero-1": Mixture("llama", ZERO_1, 2, 4),
     "vit, unequal stages, gpipe": Mixture("vit", DP, 2, 4, "gpipe", sizes=(3, 1)),
     "vit, pp2 x tp2, recomputed": Mixture("vit", TP, 2, 2, recompute="full"),
     "convolutions, pp2 x dp2": Mixture("squeezenet", DP, 2, 2),

@@ -15,7 +15,7 @@ from pdv.plan.package import Plan
 from pdv.planning.search import SearchResult
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Problem
-from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, Order, Recompute, Stages
+from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, Order, Recompute, Stages, are_several
 from pdv.schedule.pieces import pieces
 from pdv.schedule.stages import cut
 from pdv.search.meshes import BestPlan, search_mesh
@@ -51,7 +51,8 @@ def plan_pipeline(
             products=whole.products,
         )  # fmt: skip
         found = search_mesh(problem)
-        execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute)
+        several = are_several(stages, micro_batches)
+        execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute, several=several)
         cut_there = _cut(found, stages, virtual, sizes, folded=order in FOLDED)
         return SearchResult(replace(found, stages=cut_there, execution=execution), 0.0)
 

@@ -33,11 +33,12 @@ class Leaf:
 class Reading:
     """What each node of a PCG reads, once operators that do nothing are gone.
 
-    ``replicate`` of a value without gradient only names a state; ``users`` are counted without it.
+    ``replicate`` of a value without gradient only names a state; ``users`` are counted without it. ``several``: whether
+    micro-batches in flight share copies of weights.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, *, several: bool = False) -> None:
+        self.graph, self.several = graph, several
         self.overwritten = frozenset(name for name, _ in graph.updates)
         self._leaves: dict[Node, Leaf] = {}
         users: dict[Node, dict[Node, None]] = {node: {} for node in graph.nodes}

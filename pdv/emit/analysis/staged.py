@@ -14,6 +14,7 @@ from ir.graph import Node
 from ir.sharding import Sharding
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.outline import BlockRun, Item, outline, over
+from pdv.problem.workload import are_several
 
 StageOf = Mapping[Node, int]
 """The stage of each node with a gradient that a program computes; nothing for a program of one stage."""
@@ -45,6 +46,11 @@ class Running:
     """Products that are run in a narrow format."""
     masters: bool = False
     """Whether parameters rest in float32, and forward reads them in the type of compute."""
+
+    @property
+    def shares_copies(self) -> bool:
+        """Whether micro-batches in flight share copies of weights, which are gathered once a step."""
+        return are_several(self.stages, self.micro_batches)
 
     @property
     def ranks(self) -> int:

@@ -130,16 +130,17 @@ def unit_lines(reads: Iterable[Node], attributes: Mapping[Node, str], reading: R
     """The lines that make units of the parameters among what is read; ``whole``: the module holds no others."""
     units: dict[Key, dict[Node, str]] = {}
     moves = [leaf.chain[0] for node in reads if (leaf := reading.leaf(node)) is not None and leaf.chain]
-    for move, key in gathered_units(moves).items():
+    for move, key in gathered_units(moves, several=reading.several).items():
         if move.operands[0] in attributes:
             units.setdefault(key, {})[move.operands[0]] = attributes[move.operands[0]]
     trained = sum(bool(param.attr("trainable")) for param in attributes if param.is_param)
     lines: list[str] = []
-    for (_, axis, _), members in units.items():
+    for (_, axis, _, once), members in units.items():
         names = [f"self.{name}" for name in members.values()]
         if whole and len(members) == trained:
             names = ["*self.parameters()"]
-        lines += statement("", call("gather_together", f"self.{variable(axis)}", *map(Code, names)), 8)
+        words = [*map(Code, names), *([Code("once=True")] if once else [])]
+        lines += statement("", call("gather_together", f"self.{variable(axis)}", *words), 8)
     return lines
 
 

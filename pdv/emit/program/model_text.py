@@ -120,7 +120,7 @@ class _Program:
         self._running = running
         shardings = shapes.shardings
         check_returned(graph, shardings)  # there is nothing to add to what was proved
-        reading = Reading(graph)
+        reading = Reading(graph, several=running.shares_copies)
         self._shapes = shapes
         constants = constant_buffers(reading)
         named = {leaf: buffer.attribute for leaf, buffer in constants.items()}
@@ -316,7 +316,7 @@ class _Program:
     def _sums_text(self) -> str:
         """Axes along which gradients are summed beside other collectives."""
         beside = self._running.recompute or self._running.stages > 1
-        axes = summed_apart(self._graph, forward=beside)
+        axes = summed_apart(self._graph, forward=beside, several=self._running.shares_copies)
         found = tuple(string(axis.replace(JOINT, "_")) for axis in axes)
         return f", own_sums={tuple_of(found)}" if found else ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ir.emission.code import Code, call, method
@@ -11,7 +11,7 @@ from ir.views import is_column
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.lower import variable
 from pdv.emit.program.expressions import ScopeWriting
-from pdv.pcg.units import joins_unit
+from pdv.pcg.units import gathered_once, joins_unit
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,15 @@ class Writer:
             attribute = Code(f"self.{self.attributes[below]}")
             return call("local", attribute, *axes) if below.attr("trainable") else attribute
         inner = self.reading.resolve(node.operands[0])
-        if joins_unit(node):
-            weight = Code(f"self.{self.attributes[inner]}")
-            return call("gather", weight, str(node.attr("dim")), variable(node.attr("axis")))
+        if gathered_once(below, several=self.reading.several) and (below is node or self.name_of(below) is None):
+            return self._gather(below, axes)
+        if joins_unit(node, several=False):
+            return self._gather(node)
         leaf = self.reading.leaf(node)
         again = leaf is not None and leaf.regather and node.op.transition.gathers
         return replace(self.writing, regather=again).write(node, [self._chain(inner, making=False)])
+
+    def _gather(self, move: Node, axes: Sequence[str] = ()) -> Code:
+        """A parameter gathered with its unit; ``axes``: along which its gradient is summed, too."""
+        weight = Code(f"self.{self.attributes[self.reading.resolve(move.operands[0])]}")
+        return call("gather", weight, str(move.attr("dim")), variable(move.attr("axis")), *axes)

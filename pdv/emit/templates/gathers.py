@@ -1,9 +1,12 @@
-"""Weights that rest cut, gathered a block at a time, ahead of use, and dropped behind it (ZeRO-3). Entry: ``gather``.
+"""Weights that rest cut, gathered a block at a time: for each use (ZeRO-3), or once a step. Entry: ``gather``.
 
 The weights of a block are a *unit*: one flat all-gather when the first of them is read, while the next unit's runs
 behind the block's work; the first pass learns which is next. A unit is dropped when another one is read, and gathered
 again in backward; the last of a forward pass stays, for backward begins with it. Gradients of a unit are one flat
 reduce-scatter, behind the rest of backward (FSDP, Zhao et al., VLDB'23).
+
+A unit that is gathered once a step (of a pipeline) stays for all micro-batches. Their gradients are added up as they
+are, of whole weights, and are one flat reduce-scatter behind the last of them (ZeRO-1, Rajbhandari et al., SC'20, 5.1).
 
 In ``model.parameters_in_graph()`` weights are gathered one by one, and so are those that ``torch.func.functional_call``
 exchanges, or that have a hook of ``register_hook``.
@@ -14,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -46,27 +50,34 @@ def regathering() -> Iterator[None]:
         yield
 
 
-def gather_together(axis: Axis, *parameters: Tensor) -> None:
-    """Make units of parameters that are cut along ``axis``, given in the order in which they are read."""
+def gather_together(axis: Axis, *parameters: Tensor, once: bool = False) -> None:
+    """Make units of parameters that are cut along ``axis``, given in the order in which they are read.
+
+    once: gathered once a step, and kept for all of its micro-batches.
+    """
+    make = StepUnit if once else Unit
     filling: dict[torch.dtype, list[DTensor]] = {}
     for parameter in parameters if axis.size > 1 else ():
         assert isinstance(parameter, DTensor), "on a mesh"
         unit = filling.setdefault(parameter.dtype, [])
         if unit and sum(local_piece(x).nbytes for x in (*unit, parameter)) * axis.size > LARGEST_BYTES:
-            Unit(axis, unit)
+            make(axis, unit)
             unit = filling[parameter.dtype] = []
         unit.append(parameter)
     for unit in filling.values():
-        Unit(axis, unit)
+        make(axis, unit)
 
 
-def gather(parameter: Tensor, dim: int, axis: Axis) -> Tensor:
-    """As ``all_gather`` of a parameter, with those of its unit, and not kept for backward."""
+def gather(parameter: Tensor, dim: int, axis: Axis, *axes: Axis) -> Tensor:
+    """As ``all_gather`` of a parameter, with those of its unit.
+
+    axes: along which each rank uses it differently, too: of a unit that is gathered once a step.
+    """
     leaves = getattr(parameter, "leaves", None)
     unit = leaves.unit if isinstance(leaves, Leaves) else None
     if unit is None or not unit.sums.use_leaves or parameter._backward_hooks:  # noqa: SLF001
-        return all_gather(local(parameter), dim, axis, regather=True)
-    whole: Tensor = unit.get(parameter)
+        return all_gather(local(parameter, *axes), dim, axis, regather=True)
+    whole: Tensor = unit.get(parameter, axes)
     return whole
 
 
@@ -135,8 +146,9 @@ class Unit:
         self._read: tuple[Tensor, ...] = ()
         self._root = torch.zeros((), requires_grad=True)  # of autograd's graph: leaves get theirs behind it
 
-    def get(self, parameter: Tensor) -> Tensor:
+    def get(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Tensor:
         """One of them, gathered."""
+        assert not axes or not torch.is_grad_enabled(), "replicated behind the gather"
         place = self._places[id(parameter)]
         self._order.reach(self)
         if self._versions[place] != self._leaves[place].version:  # changed since
@@ -214,6 +226,108 @@ class Unit:
                 leaf.add(part.view(leaf.tensor.shape))
 
         self.sums.finish_later(finish)
+
+
+class StepUnit(Unit):
+    """A unit that is gathered once a step; ``_held``: its weights, of which autograd's graphs are."""
+
+    def __init__(self, axis: Axis, parameters: Sequence[DTensor]) -> None:
+        super().__init__(axis, parameters)
+        self._held: list[Tensor] = []
+        self._read_as: dict[tuple[int, tuple[Axis, ...]], Tensor] = {}
+        self._added: dict[tuple[int, tuple[Axis, ...]], Tensor] = {}
+        self._last: set[tuple[int, tuple[Axis, ...]]] = set()  # of ``_added``, whose last micro-batch is there
+        self._behind: StepUnit | None = None  # read next
+        earlier = [unit for unit in self.sums.kept if isinstance(unit, StepUnit)]
+        if earlier:
+            earlier[-1]._behind = self  # noqa: SLF001  # of this class
+        self.sums.kept.append(self)
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """See gradients.Kept."""
+        return self._parameters
+
+    def get(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Tensor:
+        """One of them; ``axes``: over which its gradient is summed beside that of the unit."""
+        if not torch.is_grad_enabled():
+            return super().get(parameter, axes)
+        place = self._places[id(parameter)]
+        axes = tuple(axis for axis in axes if axis.size > 1)
+        if self._held and self._versions[place] != self._leaves[place].version:  # changed since
+            self._let_go()
+        if not self._held:
+            self._hold()
+        key = place, axes
+        if key not in self._read_as:
+            read = self._held[place].detach().requires_grad_(self._leaves[place].tensor.requires_grad)
+            if read.requires_grad:
+                itself = ref(self)  # Python's collector does not see into what a hook holds
+                read.register_post_accumulate_grad_hook(partial(_add, itself, key))  # type: ignore[no-untyped-call]
+            self._read_as[key] = read
+        return self._read_as[key]
+
+    def _hold(self) -> None:
+        """Have them for the rest of the step; those that are read next are on their way."""
+        self._order.drop()
+        self.open()
+        self._held = self.whole
+        self.close()
+        if self._behind is not None and not self._behind._held:  # noqa: SLF001  # of this class
+            self._behind.start()
+
+    def _let_go(self) -> None:
+        self._held, self._read_as = [], {}
+
+    @torch.no_grad()
+    def add(self, key: tuple[int, tuple[Axis, ...]], grad: Tensor) -> None:
+        """The gradient of one of them, of one micro-batch; behind the last, all are sent once they are there."""
+        blocks = _blocks_of(grad, self._dims[key[0]], self._axis)
+        known = self._added.get(key)
+        self._added[key] = blocks.to(self._leaves[key[0]].tensor.dtype) if known is None else known.add_(blocks)
+        if self.sums.is_last(self._parameters[key[0]]):
+            self.sums.wait_for_end()
+            self._last.add(key)
+            if len(self._last) == len(self._read_as):
+                self.send()
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """Sum what was added up over ranks; each leaf gets this rank's part of its own."""
+        self._last.clear()
+        added, self._added = self._added, {}
+        if not added:
+            return
+        self._let_go()
+        blocks = torch.cat([part.flatten(1) for part in added.values()], 1)
+        total = blocks.new_empty(blocks.size(1))
+        work = scatter_single(total, blocks.view(-1), group=self._axis.of_sums.group, async_op=True)
+        leaves = [self._parameters[place].leaves.get(self._parameters[place], axes) for place, axes in added]  # type: ignore[attr-defined]
+
+        def finish() -> None:
+            work.wait()
+            for leaf, part in zip(leaves, torch.split(total, [leaf.tensor.numel() for leaf in leaves]), strict=True):
+                leaf.add(part.view(leaf.tensor.shape))
+
+        self.sums.finish_later(finish)
+
+    @property
+    def is_waiting(self) -> bool:
+        """See gradients.Kept."""
+        return bool(self._added)
+
+    def drop(self) -> None:
+        """Forget what was added up."""
+        self._added = {}
+        self._last.clear()
+        self._let_go()
+
+
+def _add(unit: ref[StepUnit], key: tuple[int, tuple[Axis, ...]], read: Tensor) -> None:
+    held, grad = unit(), read.grad
+    read.grad = None
+    if held is not None and grad is not None:
+        held.add(key, grad)
 
 
 def _blocks_of(grad: Tensor, dim: int, axis: Axis) -> Tensor:

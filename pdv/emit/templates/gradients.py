@@ -14,11 +14,11 @@ parameters)``, ``backward(inputs=parameters)`` and derivatives of gradients, nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 import torch
@@ -151,6 +151,24 @@ class Bucket:
             yield leaf, part.view(leaf.tensor.shape)
 
 
+class Kept(Protocol):
+    """Parameters that a step keeps whole, whose gradients are added up so and sent behind its last micro-batch."""
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """Which they are."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are gradients that were not sent."""
+
+    def send(self) -> None:
+        """Sum the gradients over ranks; leaves get theirs."""
+
+    def drop(self) -> None:
+        """Forget them."""
+
+
 class GradientSums:
     """The leaves of a model, and the buckets in which their gradients are summed.
 
@@ -167,6 +185,7 @@ class GradientSums:
         self._complete: frozenset[int] = frozenset()  # parameters that are summed though gradients are held
         self._backward = -1  # autograd's number of the pass at whose end ``_end`` is called
         self._unfinished: list[Callable[[], None]] = []
+        self.kept: list[Kept] = []
 
     def __deepcopy__(self, memo: Any) -> GradientSums:
         """Of a copied model: nothing waits there."""
@@ -199,6 +218,9 @@ class GradientSums:
         try:
             yield
             with torch.no_grad():
+                for unit in self.kept:
+                    if all(id(parameter) in self._complete for parameter in unit.parameters):
+                        unit.send()
                 for leaf in self._leaves:
                     if id(leaf.parameter) in self._complete and leaf.tensor.grad is not None:
                         self._put(leaf)
@@ -219,12 +241,15 @@ class GradientSums:
         """Call it, which gives leaves their gradients, when the next one comes, or at the end of this backward pass."""
         self._finish()
         self._unfinished.append(finish)
-        self._wait_for_end()
+        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001  # else ``flush`` is under way
+            self.wait_for_end()
 
     def drop(self) -> None:
         """Forget what waits."""
         self._finish()
         self._filling, self._running = {}, []
+        for unit in self.kept:
+            unit.drop()
         for leaf in self._leaves:
             leaf.tensor.grad, leaf.in_bucket = None, False
 
@@ -236,11 +261,18 @@ class GradientSums:
     @property
     def is_waiting(self) -> bool:
         """Whether there are gradients that were not summed yet."""
-        return bool(self._running) or any(leaf.tensor.grad is not None for leaf in self._leaves)
+        added = any(unit.is_waiting for unit in self.kept)
+        return added or bool(self._running) or any(leaf.tensor.grad is not None for leaf in self._leaves)
+
+    def is_last(self, parameter: Tensor) -> bool:
+        """Whether what backward gives a parameter now is the last before its sum."""
+        return not self._holds or id(parameter) in self._complete
 
     @torch.no_grad()
     def flush(self) -> None:
         """Sum everything that waits; every ``parameter.grad`` is final then. All ranks must call it."""
+        for unit in self.kept:
+            unit.send()
         self._finish()
         waiting = [leaf for leaf in self._leaves if leaf.tensor.grad is not None]
         for leaf in waiting:
@@ -263,12 +295,13 @@ class GradientSums:
     @torch.no_grad()
     def receive(self, leaf: Leaf) -> None:
         """What autograd calls when it has added all of a backward pass to the gradient of a leaf."""
-        if self._holds and id(leaf.parameter) not in self._complete:
+        if not self.is_last(leaf.parameter):
             return
-        self._wait_for_end()
+        self.wait_for_end()
         self._put(leaf)
 
-    def _wait_for_end(self) -> None:
+    def wait_for_end(self) -> None:
+        """Have all that waits summed at the end of this backward pass."""
         backward = torch._C._current_graph_task_id()  # noqa: SLF001
         if backward != self._backward:
             self._backward = backward

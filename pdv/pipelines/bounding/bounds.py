@@ -31,7 +31,7 @@ from pdv.pipelines.bounding.packing import Packing, held, lines, rounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
 from pdv.pipelines.profile import Numbers
-from pdv.problem.workload import ONE_EACH, Order
+from pdv.problem.workload import ONE_EACH, Order, are_several
 from pdv.schedule.order import Pipeline
 from pdv.search.meshes import BestPlan
 from pdv.search.solver.configs import KnownConfigs
@@ -321,13 +321,14 @@ class Bounds:
             mesh=candidate.mesh,
             rows=None,
             once=1.0 / candidate.micro_batches if alone else 0.0,
+            several=are_several(candidate.stages, candidate.micro_batches),
             adding_s=adding_s,
             resting=self._resting(candidate),
         )
         device = self.floors.slowest
         loss_s = float(min(self.floors.losses_s(candidate.micro_batches, candidate.mesh)))
         compute = self.space.compute_of((device,))
-        key = candidate.mesh, candidate.inside, problem.once, problem.adding_s, problem.resting
+        key = candidate.mesh, candidate.inside, problem.once, problem.several, problem.adding_s, problem.resting
         if key not in self._known:
             self._known[key] = KnownConfigs.of(replace(problem, axes=reached_links(candidate.inside)))
         known = self._known[key]

@@ -19,7 +19,7 @@ from ir.ops.parallel import transition_of
 from ir.sharding import Invariant, Partial, Shard, Sharding, State, local_bytes
 from ir.types import TensorType
 from ir.verify import divides, split_degrees
-from pdv.pcg.plan_cost import local_costs, surely_kept
+from pdv.pcg.plan_cost import copied_bytes, local_costs, surely_kept
 from pdv.pcg.redistribute import Chain, Redistribution, Routes, all_shardings
 from pdv.problem import Pins, Problem, Storage
 from pdv.search.solver.elimination import BucketCache
@@ -78,7 +78,7 @@ class KnownConfigs:
     resident: dict[tuple[TensorType, Sharding], tuple[float, float]] = field(default_factory=dict)
     pieces: dict[tuple[TensorType, Sharding], float] = field(default_factory=dict)
     storages: dict[Node, list[Storage]] = field(default_factory=dict)
-    param_routes: dict[TensorType, Routes] = field(default_factory=dict)
+    param_routes: dict[tuple[TensorType, bool], Routes] = field(default_factory=dict)
     axes: dict[str, KnownConfigs] = field(default_factory=dict)
 
     @classmethod
@@ -199,20 +199,34 @@ class ConfigTable:
         """Ways to keep a parameter that one node reads as ``need``, none dominated; empty if pins leave none."""
         key = (param.type if self.problem.pins == Pins() else param, need, keep)
         if key not in self._all.uses:
-            routes = self.param_routes(param.type)
-            uses = [self._store(param, need, storage, routes, keep=keep) for storage in self.storages(param)]
+            uses = [self._store(param, need, storage, keep=keep) for storage in self.storages(param)]
             self._all.uses[key] = tuple(_drop_dominated([use for use in uses if use is not None]))
         return self._all.uses[key]
 
-    def param_routes(self, tensor: TensorType) -> Routes:
-        """The chains of a parameter, with what of its gradient is summed once a step counted so."""
-        if tensor not in self._all.param_routes:
-            routes = self.moves.routes(tensor, gradient=self.problem.train and not self.problem.hides)
-            if self.problem.once != 1.0 or self.problem.bucket_bytes:
-                seconds = routes.seconds - routes.named_s + self.problem.once * routes.summed_s
-                routes = replace(routes, seconds=seconds)
-            self._all.param_routes[tensor] = routes
-        return self._all.param_routes[tensor]
+    def param_routes(self, tensor: TensorType, storage: Storage) -> Routes:
+        """The chains of a parameter, with what is summed and gathered once a step counted so."""
+        problem, key = self.problem, (tensor, self.gathers_once(storage))
+        if key not in self._all.param_routes:
+            routes = self.moves.routes(tensor, gradient=problem.train and not problem.hides)
+            seconds = routes.seconds
+            if problem.once != 1.0 or problem.bucket_bytes:
+                seconds = seconds - routes.named_s + problem.once * routes.summed_s
+            if key[1]:  # gathers count twice where sums are counted that may hide (``plan_cost``)
+                again = 0.0 if problem.hides else routes.unit_forward_s
+                seconds = seconds - routes.unit_s + problem.once * (routes.unit_s + again)
+            routes = replace(routes, seconds=seconds)
+            self._all.param_routes[key] = routes
+        return self._all.param_routes[key]
+
+    def gathers_once(self, storage: Storage) -> bool:
+        """Whether what rests so, and is gathered a unit at a time, is gathered once a step."""
+        return self.problem.train and self.problem.several and not storage.regather
+
+    def kept(self, tensor: TensorType, routes: Routes, before: int, unit: int) -> tuple[float, float]:
+        """(seconds, bytes) that a copy for a whole step takes beyond what rests: its gradients are added up whole."""
+        whole, rests = float(routes.bytes[unit]), float(routes.bytes[before])
+        copied = sum(copied_bytes(self.problem, tensor, whole, rests))
+        return (whole - rests) * self.problem.adding_s, copied * self.problem.resting
 
     def storages(self, param: Node) -> list[Storage]:
         """Where a parameter may rest: Invariant first, then cut; cut ones with and without regathering."""
@@ -255,8 +269,9 @@ class ConfigTable:
         axes = [axis for step in fetched for axis in step.axis.split(JOINT)]
         return all(gathers(param, axis, storage.regather) for axis in axes)
 
-    def _store(self, param: Node, need: Sharding, storage: Storage, routes: Routes, *, keep: bool) -> Use | None:
+    def _store(self, param: Node, need: Sharding, storage: Storage, *, keep: bool) -> Use | None:
         """A parameter that rests as ``storage`` and is read once, as ``need``."""
+        routes = self.param_routes(param.type, storage)
         before, after = routes.states.index[storage.sharding], routes.states.index[need]
         gathered = bool(routes.gathered[before, after])
         if routes.length[before, after] < 0 or (storage.regather and not gathered):
@@ -267,7 +282,11 @@ class ConfigTable:
         seconds += float(routes.seconds[before, after])
         if storage.regather:
             seconds += float(routes.forward_s[before, after])
-        elif gathered and keep:
+        unit = int(routes.unit[before, after]) if self.gathers_once(storage) else -1
+        if unit >= 0:
+            added_s, copied = self.kept(param.type, routes, before, unit)
+            seconds, memory = seconds + added_s, memory + copied
+        if not storage.regather and gathered and keep and routes.copy[before, after] != unit:
             memory += float(routes.bytes[after])
         return Use(seconds, memory, storage)
 

@@ -16,6 +16,7 @@ import numpy as np
 from ir.graph import Node
 from ir.sharding import Invariant, Replicate, Shard, Sharding, State
 from pdv.pcg.redistribute import all_shardings
+from pdv.pcg.states import Indices
 from pdv.problem import Pins, Storage
 from pdv.search.solver.configs import ConfigTable
 from pdv.search.solver.sharing import EXACT_WANTS, ReshardChains
@@ -55,7 +56,9 @@ class TiedTable:
             nothing = TiedState(storage, storage.sharding)
             named = [TiedState(storage, want) for want in all_shardings(self.param.type, mesh, wants)]
             costs = self._rest_s(nothing, [state.named for state in named])
-            found += [nothing, *(state for state, cost in zip(named, costs, strict=True) if 0.0 < cost < np.inf)]
+            units = self._units(storage, [state.named for state in named]) >= 0
+            takes = ((costs > 0.0) | units) & (costs < np.inf)
+            found += [nothing, *(state for state, is_named in zip(named, takes, strict=True) if is_named)]
         if len(found) > MOST_STATES:
             self._nameless = True
             found = [state for state in found if state.named == state.storage.sharding]
@@ -84,7 +87,9 @@ class TiedTable:
         for state in self.states:
             seconds, memory = self._configs.resident(self.param, state.storage)
             way = self._rest_s(TiedState(state.storage, state.storage.sharding), [state.named])
-            found.append((seconds + float(way[0]), memory))
+            (unit,) = self._units(state.storage, [state.named])
+            added_s, copied = self._kept(state.storage, int(unit))
+            found.append((seconds + float(way[0]) + added_s, memory + copied))
         costs = np.array(found, dtype=np.float64).reshape(-1, 2)
         return costs[:, 0], costs[:, 1]
 
@@ -104,6 +109,9 @@ class TiedTable:
             rows = slice(row, row + len(named))
             seconds[rows] = self._rests_s(storage, named, list(columns)) / sharers
             seconds[rows, ~self._allowed_needs(storage, list(columns))] = np.inf
+            if not self._nameless:  # a copy for all of a step is one, and named
+                units = self._units(storage, list(columns))
+                seconds[rows][(units >= 0) & (units != self._units(storage, named)[:, None])] = np.inf
             held[rows] = 0.0 if storage.regather else self._copied_bytes(storage, list(columns)) / keepers
             row += len(named)
         spread = [columns[need] for need in needs]
@@ -135,10 +143,26 @@ class TiedTable:
         """[needs] bytes of gathered copies."""
         ways = self._ways(storage)
         rows = ways.rows(needs)
-        return np.where(ways.gathered(rows), ways.bytes(rows), 0.0)
+        copied = ways.gathered(rows) & (ways.copy(rows) != self._units(storage, needs))
+        return np.where(copied, ways.bytes(rows), 0.0)
+
+    def _units(self, storage: Storage, needs: Sequence[Sharding]) -> Indices:
+        """[needs] the vertex of the copy that a step keeps on the way there; -1 where it keeps none."""
+        if not self._configs.gathers_once(storage):
+            return np.full(len(needs), -1)
+        ways, routes = self._ways(storage), self._configs.param_routes(self.param.type, storage)
+        found: Indices = routes.unit[ways.start, ways.rows(needs)]
+        return found
+
+    def _kept(self, storage: Storage, unit: int) -> tuple[float, float]:
+        """(seconds, bytes) that such a copy takes."""
+        if unit < 0:
+            return 0.0, 0.0
+        routes = self._configs.param_routes(self.param.type, storage)
+        return self._configs.kept(self.param.type, routes, self._ways(storage).start, unit)
 
     def _ways(self, storage: Storage) -> ReshardChains:
-        routes = self._configs.param_routes(self.param.type)
+        routes = self._configs.param_routes(self.param.type, storage)
         return ReshardChains(routes, storage.sharding)
 
 

@@ -17,13 +17,14 @@ from ir.ops.parallel import transition_of
 from ir.sharding import Sharding, invariant, local_bytes, parse_sharding, with_states
 from ir.verify import node_local_loops, node_splits
 from pdv.pcg.calls import is_within_norm, is_within_product, issued
+from pdv.pcg.units import moves_units
 from pdv.problem import Problem
 from pdv.problem.formats import EMITTED_CALLS
 from pdv.problem.workload import Execution
 
-Role = Literal["leaf", "local", "move", "parameter", "sum", "nothing"]
-"""Leaves and what is at hand; local work; a move of an activation; of a resting parameter; the gradient sum of a whole
-one that is due once a step; a move of what is whole everywhere, which costs nothing."""
+Role = Literal["leaf", "local", "move", "parameter", "once", "sum", "nothing"]
+"""Leaves and what is at hand; local work; a move of an activation; of a resting parameter, for each use or once a step;
+the gradient sum of a whole one that is due once a step; a move of what is whole everywhere, which costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +71,7 @@ class Entries:
         self.problem = problem
         self.all: list[Entry] = []
         self._data = frozenset(execution.data_axes)
-        self._eager = execution.eager
+        self._eager, self._several = execution.eager, execution.several
         self._known: dict[Hashable, Entry] = {}
         self._forms: dict[Hashable, int] = {}
 
@@ -164,7 +165,9 @@ class Entries:
         if base is not None and not base.node.needs_grad:
             role = "nothing"  # whole on every device: any slice of it is at hand
         elif base is not None:
-            role = "sum" if transition.only_names and axis_name in self._data and backward else "parameter"
+            kept = self._several and before is base and backward and not base.regathers
+            is_sum = transition.only_names and axis_name in self._data and backward
+            role = "sum" if is_sum else "once" if kept and moves_units(transition, axis_name) else "parameter"
         return Entry(
             len(self.all),
             name,

@@ -6,13 +6,16 @@ Entry point: ``Sums``.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ir.cost_model import Estimate
 from ir.graph import Node
+from pdv.pcg.units import Key, gathered_units
 from pdv.problem.workload import Execution
 from pdv.simulate.engine.task import COMPUTE, OPTIMIZER, Segment, Task, picoseconds
+from pdv.simulate.lowering.copies import copied_bytes
 from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.links import Links
 from pdv.simulate.lowering.price import DevicePrices
@@ -50,6 +53,12 @@ class Sums:
                 last.setdefault(base, node)
         self.due = {base: self._due(last[base], tuple(found)) for base, found in axes.items()}
         self._at = {node: base for base, node in last.items()}
+        kept = [node for node in dict.fromkeys(used) if nodes.of[node].role == "once"]
+        self._unit_of = gathered_units(kept, several=execution.several)
+        self._units: dict[Key, list[Node]] = {}
+        for node, unit in self._unit_of.items():
+            self._units.setdefault(unit, []).append(node)
+        self._whole = {node.operands[0]: nodes.of[node].bytes for node in kept}
 
     def _due(self, move: Node, axes: tuple[int, ...]) -> Due:
         weight = self.nodes.of[move].bytes
@@ -60,19 +69,26 @@ class Sums:
         return self.execution.precision.gradient_bytes(weight) / weight
 
     def buckets(self, runs: Sequence[NodeRun]) -> dict[int, tuple[Bucket, ...]]:
-        """By place in the chunk: buckets that are full once backward has come down to it."""
+        """By place in the chunk: buckets that are full, and units whose gradients are all there, as backward goes."""
         waiting: dict[tuple[int, ...], float] = {}
         found: dict[int, tuple[Bucket, ...]] = {}
         place = 0
+        missing = Counter(self._unit_of.values())
         for run in reversed(runs):
             for number in reversed(range(len(run.nodes))):
-                base = self._at.get(run.nodes[number])
+                node = run.nodes[number]
+                unit, base = self._unit_of.get(node), self._at.get(node)
+                if unit is not None:
+                    missing[unit] -= 1
+                    if not missing[unit]:
+                        here = run.start + number
+                        found[here] = (*found.get(here, ()), self._scatter(unit))
                 if base is None:
                     continue
                 due, place = self.due[base], run.start + number
                 waiting[due.axes] = waiting.get(due.axes, 0.0) + due.gradient
                 if waiting[due.axes] >= self.execution.overlap.bucket_bytes:
-                    found[place] = (self._bucket(due.axes, waiting.pop(due.axes)),)
+                    found[place] = (*found.get(place, ()), self._bucket(due.axes, waiting.pop(due.axes)))
         left = tuple(self._bucket(axes, size) for axes, size in waiting.items())
         if left:
             found[place] = (*found.get(place, ()), *left)
@@ -82,6 +98,29 @@ class Sums:
         if self.execution.zero:
             return axes[0], self.links.scatter_gradients(axes, num_bytes), num_bytes
         return axes[0], self.links.sum_gradients(axes, num_bytes), num_bytes
+
+    def _scatter(self, unit: Key) -> Bucket:
+        """The gradients of a unit that is gathered once a step."""
+        members = self._units[unit]
+        axis, size = self.nodes.of[members[0]].axis, sum(self._whole_gradient(move.operands[0]) for move in members)
+        return axis, self.links.scatter_gradients((axis,), size), size
+
+    def _whole_gradient(self, base: Node) -> float:
+        """Bytes of the gradient that a micro-batch adds to."""
+        return self._whole.get(base, self.nodes.of[base].bytes) * self._gradient_share(base)
+
+    def _kept_gathers(self, prices: Sequence[DevicePrices], issue: int) -> list[Task]:
+        """Units that are gathered once a step, in front of the next one; what lies in blocks is put in order."""
+        tasks: list[Task] = []
+        copied = sum(copied_bytes(self.nodes.of[move], 0)[0] for move in self._unit_of)
+        for members in self._units.values():
+            entries = [self.nodes.of[move] for move in members]
+            axis, size = entries[0].axis, sum(entry.bytes for entry in entries)
+            tasks += self._collectives("weights", (axis, self.links.gather_weights((axis,), size), size), issue)
+        for number, own in enumerate(prices):
+            time = picoseconds(own.traffic(copied).mean_s) if copied else 0
+            tasks.append(Task("copy", COMPUTE, (number,), time, issue * len(self._unit_of)))
+        return tasks
 
     def by_axes(self) -> dict[tuple[int, ...], tuple[float, float]]:
         """Bytes of gradients and of weights that are due, by axes."""
@@ -122,6 +161,8 @@ class Sums:
             tasks.append(Task("optimizer", OPTIMIZER, (number,), time, issue))
         if self.execution.zero:
             tasks += self._gathers(prices[0], issue, ahead)
+        if self._unit_of:
+            tasks += self._kept_gathers(prices, issue)
         return Segment(tuple(task for task in tasks if task.duration or task.name == "wait"), "step")
 
     def _gathers(self, prices: DevicePrices, issue: int, ahead: int) -> list[Task]:
@@ -153,10 +194,10 @@ class Sums:
         precision = self.execution.precision
         size, launches = 0.0, 0
         for base in self.params:
-            weight, entry = base.type.dtype.itemsize, self.nodes.of[base]
+            weight, held = base.type.dtype.itemsize, self._whole.get(base, self.nodes.of[base].bytes)
             kept = precision.gradient_bytes(weight)
             if self.execution.micro_batches > 1 or kept != weight:
-                size += entry.bytes / weight * (2 * kept - weight if self.execution.fused else 2 * kept + weight)
+                size += held / weight * (2 * kept - weight if self.execution.fused else 2 * kept + weight)
                 launches += not self.execution.fused
         if not size:
             return ()

@@ -28,7 +28,7 @@ WIDTH, ROWS, BLOCKS, RANKS = 12, 6, 3, 3
 class Block(nn.Module):
     """[b/dp, w] -> [b/dp, w]; one of its weights is frozen, and one is used sometimes."""
 
-    def __init__(self, mesh: Mesh, weights: Weights) -> None:
+    def __init__(self, mesh: Mesh, weights: Weights, *, kept: bool) -> None:
         super().__init__()
         self.dp = mesh["dp"]
         self.w, self.v = mesh.parameter(weights["w"], {"dp": 0}), mesh.parameter(weights["v"], {"dp": 1})
@@ -36,7 +36,7 @@ class Block(nn.Module):
         self.frozen, self.sometimes = (mesh.parameter(weights["v"], {"dp": 0}) for _ in range(2))
         self.frozen.requires_grad_(False)  # torch's name
         self.use_sometimes = False
-        gather_together(self.dp, *self.parameters())
+        gather_together(self.dp, *self.parameters(), once=kept)
 
     def forward(self, x: Tensor) -> Tensor:
         dp = self.dp
@@ -49,14 +49,14 @@ class Block(nn.Module):
 class Model(ParallelModule):
     """[b, w] -> [b/dp, w], over blocks that are read twice in one pass."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, kept: bool = False) -> None:
         mesh = make_mesh({"dp": RANKS}, "cpu", own_sums=("dp",))
         super().__init__(mesh, ("dp",))
         self.dp = mesh["dp"]
         weights = Weights(path)
         self.table = mesh.parameter(weights["w"], {"dp": 0})
-        gather_together(self.dp, self.table)
-        self.blocks = nn.ModuleList(Block(mesh, weights) for _ in range(BLOCKS))
+        gather_together(self.dp, self.table, once=kept)
+        self.blocks = nn.ModuleList(Block(mesh, weights, kept=kept) for _ in range(BLOCKS))
         self.checkpointed: bool | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -188,8 +188,8 @@ def stale(model: Model) -> None:
     check(model, 0)
 
 
-def collectives(model: Model) -> None:
-    """One for each block and pass, but the last block's, which is still here; what is next is on its way."""
+def record(run: Callable[[], None]) -> tuple[list[str], int]:
+    """Names of the collectives that a run starts, and how many of them run at once."""
     called: list[str] = []
     running: list[int] = [0]
     most = 0
@@ -217,9 +217,15 @@ def collectives(model: Model) -> None:
         return operator
 
     before = {name: recording(name) for name in ("gather_single", "scatter_single")}
-    backward(model, 0)
+    run()
     for name, operator in before.items():
         setattr(gathers, name, operator)
+    return called, most
+
+
+def collectives(model: Model) -> None:
+    """One for each block and pass, but the last block's, which is still here; what is next is on its way."""
+    called, most = record(lambda: backward(model, 0))
     forward, again = 1 + BLOCKS, BLOCKS - 1  # nobody asks for the gradient of x, so the table is not needed again
     assert called.count("gather_single") == forward + again
     assert called.count("scatter_single") == 1 + BLOCKS
@@ -227,9 +233,31 @@ def collectives(model: Model) -> None:
     check(model, 0)
 
 
+def once_a_step(model: Model) -> None:
+    """One gather and one scatter for each block, however many passes there are, also with an evaluation in between."""
+
+    def step() -> None:
+        with model.no_sync():
+            backward(model, 0, 2)
+        with torch.no_grad():
+            assert loss_of(model, 4).isfinite()
+        with model.no_sync():
+            backward(model, 4)
+        assert model.mesh.sums.is_waiting
+        backward(model, 6)
+
+    model.zero_grad()
+    called, most = record(step)
+    assert called.count("gather_single") <= 2 * (1 + BLOCKS), "of training, and of evaluation"
+    assert called.count("scatter_single") == 1 + BLOCKS
+    assert most >= 2, "gathers run ahead"
+    check(model, 0, 2, 4, 6)
+
+
 CASES: tuple[Callable[[Model], None], ...] = (
     once, several, held_back, checkpointed, trained_between, of_others, stale, collectives,
 )  # fmt: skip
+KEPT = (once, several, held_back, checkpointed, trained_between, of_others, once_a_step)
 
 
 def run_cases(path: Path) -> None:
@@ -240,8 +268,17 @@ def run_cases(path: Path) -> None:
     once(Model(path))  # a block is several units
 
 
-def test_gradients_of_blocks_that_are_gathered_at_once(tmp_path: Path) -> None:
+def run_kept(path: Path) -> None:
+    model = Model(path, kept=True)
+    for case in KEPT:
+        case(model)
+    gathers.LARGEST_BYTES = 2 * 8 * WIDTH * WIDTH
+    held_back(Model(path, kept=True))
+
+
+@pytest.mark.parametrize("run", [run_cases, run_kept])
+def test_gradients_of_blocks_that_are_gathered_at_once(run: Callable[[Path], None], tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     values = {name: torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 8 for name in "wv"}
     save_file({**values, "bias": torch.randn(WIDTH, generator=generator, dtype=torch.float64)}, tmp_path / "weights")
-    run_ranks(run_cases, RANKS, tmp_path / "weights")
+    run_ranks(run, RANKS, tmp_path / "weights")

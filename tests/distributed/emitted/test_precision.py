@@ -37,6 +37,7 @@ ALONE = Technique("alone", (("wire", 1),))
 DP = Technique("dp", (("dp", 2),))
 TP = Technique("tp", (("tp", 2),), sequence=True)
 ZERO = Technique("zero", (("dp", 2),), zero=True)
+ZERO_1 = Technique("zero-1", (("dp", 2),), zero=True, once=True)
 ZERO_TP = Technique("zero+tp", (("dp", 2), ("tp", 2)), zero=True)
 WAYS: dict[str, tuple[Technique, dict[str, Any]]] = {
     "dp": (DP, {"stages": 1, "micro_batches": 1}),
@@ -44,6 +45,7 @@ WAYS: dict[str, tuple[Technique, dict[str, Any]]] = {
     "zero-3": (ZERO, {"stages": 1, "micro_batches": 2, "recompute": "full"}),
     "zero-3 x tp": (ZERO_TP, {"stages": 1, "micro_batches": 1}),
     "pp2 x dp2": (DP, {"stages": 2, "micro_batches": 4}),
+    "pp2 x zero-1": (ZERO_1, {"stages": 2, "micro_batches": 4, "recompute": "full"}),
     "pp2, zero-bubble": (ALONE, {"stages": 2, "micro_batches": 4, "order": "zero-bubble"}),
 }
 

@@ -20,6 +20,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.memory import step_memory
+from pdv.pcg.resting import exchanged
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.bounding.packing import Packing, held, lines, rounds
 from pdv.pipelines.candidates import Candidate, Space
@@ -100,7 +101,10 @@ def bounds_of(
 
 
 def random_plans(space: Space, draw: random.Random, count: int) -> Iterator[tuple[Candidate, Workload]]:
-    """Some stages, meshes and micro-batches; insides of some limits of memory; all modes, cut anywhere."""
+    """Some stages, meshes and micro-batches; insides of some limits of memory; all modes, cut anywhere.
+
+    In one mode with parameters that rest otherwise, too: whole, or gathered once a step.
+    """
     insides = Insides(space, space.graph, backtrack, Budget(), rules=False)
     options = [(p, mesh, m) for p in space.stages for mesh in space.meshes(p) for m in space.counts]
     for stages, mesh, micro_batches in draw.sample(options, count):
@@ -108,13 +112,18 @@ def random_plans(space: Space, draw: random.Random, count: int) -> Iterator[tupl
         free = insides.free(candidate)
         assert free is not None
         less = insides.within(candidate, draw.uniform(0.3, 0.9) * free.num_bytes, 1.0)
+        turns, plain = space.in_turns(candidate, "none"), micro_batches >= stages
+        modes = [
+            mode
+            for mode in MODES
+            if ((mode.order, mode.virtual) in turns if mode.virtual > 1 else plain or mode.order == "gpipe")
+        ]
         for inside in filter(None, (free, less)):
-            for mode in MODES:
-                may = micro_batches >= stages or mode.order == "gpipe"
-                if mode.virtual > 1:
-                    may = (mode.order, mode.virtual) in space.in_turns(candidate, "none")
-                if may:
-                    yield candidate, _run(space, candidate, inside, mode, draw)
+            for mode in modes:
+                yield candidate, _run(space, candidate, inside, mode, draw)
+            for solution in exchanged(inside.plan.solution, inside.plan.pcg):
+                other = replace(inside, plan=insides.make_plan(solution))
+                yield candidate, _run(space, candidate, other, draw.choice(modes), draw)
 
 
 def _run(space: Space, candidate: Candidate, inside: Inside, mode: Mode, draw: random.Random) -> Workload:
