@@ -124,5 +124,8 @@ class Tape(Protocol):
     def where(self, mask: Array, x: Array, y: Array) -> Array:
         """Elements of x where the mask (a NumPy bool array with the rank axis) holds, else y."""
 
+    def detach(self, x: Array) -> Array:
+        """The same values, through which no gradient flows."""
+
     def constant(self, value: float, shape: Sequence[int]) -> Array:
         """A constant array without gradient (shape without the rank axis)."""

@@ -286,6 +286,10 @@ class Recorder:
         data: Data = x.data
         return data
 
+    def detach(self, x: Array) -> Array:
+        """See ``Tape.detach``."""
+        return Var(x.data, x.size) if isinstance(x, Var) else x
+
     def where(self, mask: Array, x: Array, y: Array) -> Array:
         """See ``Tape.where``."""
         assert isinstance(mask, np.ndarray), "a mask is a boolean array, which no function of the field gives"
@@ -298,8 +302,7 @@ class Recorder:
         def pullback(g: Data) -> tuple[Data | None, Data | None]:
             return self._fit(np.where(keep, g, 0), x), self._fit(np.where(keep, 0, g), y)
 
-        data = np.where(keep, x.data, y.data)
-        return self._emit(data, x.size.plus(y.size), (x, y), pullback, (ONE, ONE))
+        return self._emit(np.where(keep, x.data, y.data), x.size.plus(y.size), (x, y), pullback, (ONE, ONE))
 
     def constant(self, value: float, shape: Sequence[int]) -> Array:
         """See ``Tape.constant``."""

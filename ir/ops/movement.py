@@ -221,4 +221,16 @@ expand = Operator(
     fold=np.broadcast_to,
 )
 
-OPS = (reshape, permute, expand)
+detach = Operator(
+    "detach",
+    "... -> ...",
+    "move",
+    linear=_FIRST,
+    strides=lambda attrs, x, shape: x.strides,
+    differentiable=(),
+    evaluate=lambda t, x, c: t.detach(x[0]),
+    emit="{0}.detach()",
+    fold=lambda x: x,
+)
+
+OPS = (reshape, permute, expand, detach)

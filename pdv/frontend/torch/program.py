@@ -231,8 +231,7 @@ class _ProgramLowering:
             elif any(self.values[x] is EMPTY for x in node.all_input_nodes):
                 raise Unsupported("an operand without elements")
             if node.target in DETACHES and node in self.returned and args[0].needs_grad:
-                self._refuse(node, "a value whose gradient is stopped, by detach or no_grad")
-                return None
+                return self.k.apply("detach", args[0])
             made = handler(self.k, *args, **kwargs)
             return self._evaluate(node) if self._is_known(node) and not _is_constant(made) else made
         except Unsupported as reason:

@@ -143,14 +143,14 @@ def applied_rule(
 
 
 def _following(variant: Variant, rule: Rule, new: Mapping[Node, Node], tied: dict[Node, int]) -> Variant | None:
-    """The rewritten block; None if it reads a parameter twice that others expect to be read once."""
+    """The rewritten block; None if it makes nothing, or reads a parameter twice that others expect to be read once."""
     block = variant.block
     outputs = tuple(new.get(node, node) for node in block.outputs)
     updates = tuple(new.get(node, node) for node in block.updates)
     sink = None if block.sink is None else new[block.sink]
     outside = {block.source, *(operand for node in block.nodes for operand in node.operands)}.difference(block.nodes)
     nodes = _order([*outputs, *updates, *([] if sink is None else [sink])], outside)
-    if sink is not None and sink.is_leaf:
+    if sink is not None and (sink.is_leaf or sink in outside):
         return None
     reads = Counter(operand for node in nodes for operand in node.operands if operand.is_leaf and operand.needs_grad)
     if any(count > 1 and param not in tied for param, count in reads.items()):

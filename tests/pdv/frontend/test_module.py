@@ -17,6 +17,8 @@ import pdv
 from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
 from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import evaluate
+from pdv.check.module_run import copy_module
+from pdv.check.reading import check_reading
 from pdv.frontend import Program, load_program
 from pdv.frontend.onnx.export import export_onnx
 from pdv.frontend.torch.opaque import call_torch
@@ -321,10 +323,11 @@ class Stopped(nn.Module):
 
 
 @pytest.mark.parametrize("form", ["detach", "no_grad", "returned"])
-def test_a_gradient_that_is_stopped_is_refused(form: str) -> None:
-    """It would flow on in the emitted program."""
-    with pytest.raises(UnsupportedOperatorsError, match="gradient is stopped"):
-        load_program(Stopped(form), torch.randn(3, 4))
+def test_a_gradient_that_is_stopped_does_not_flow_on(form: str) -> None:
+    model, x = Stopped(form), torch.randn(4, 4)
+    program = load_program(model, x)
+    assert [node.needs_grad for node in program.graph.nodes if node.op.name == "detach"] == [False]
+    check_reading(program.graph, copy_module(model, (x,), {}), train=True)
 
 
 @pytest.mark.parametrize("form", ["input", "buffer"])
@@ -378,3 +381,21 @@ def test_integers_are_computed_as_integers(tmp_path: Path) -> None:
     for found, wanted in zip(import_package(tmp_path / "counted_ids").build("cpu")(ids), module(ids), strict=True):
         assert found.dtype is wanted.dtype
         assert torch.equal(found, wanted)
+
+
+class Rejoined(nn.Module):
+    """A value taken apart and put together again, which a law sees is that value: nothing is left of the block."""
+
+    def __init__(self, behind: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6) if behind else nn.Flatten()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.up(x))
+        found: torch.Tensor = self.down(torch.cat([y[..., :1], y[..., 1:]], -1))
+        return found
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_block_of_which_nothing_is_left_is_planned(behind: bool) -> None:
+    assert pdv.optimize(Rejoined(behind), torch.randn(4, 3, 6), cluster=cluster(2), pipelines="never").pcg.outputs

@@ -1,0 +1,1 @@
+"""Modules as people write them, given to ``pdv.optimize`` (`benchmarks/strangers.py`)."""
