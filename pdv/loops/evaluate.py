@@ -6,7 +6,8 @@ Entry points: ``evaluate``, ``Mean``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,12 +37,19 @@ class Mean:
 
 @torch.no_grad()
 def evaluate(
-    model: Any, inputs: Sequence[Tensor], target: Tensor | None, loss_fn: LossFn | None, *, outputs: bool = True
-) -> tuple[Tensor | None, Any]:  # Any: an emitted model, and what it gives
+    model: Any,  # Any: an emitted model
+    inputs: Sequence[Tensor],
+    target: Tensor | None = None,
+    loss_fn: LossFn | None = None,
+    *,
+    outputs: bool = True,
+    keep: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor | None, Any]:  # Any: what the model gives
     """[2, terms], sums of losses and their weights of a whole batch, and its outputs; the same on every rank.
 
     inputs, target: the whole batch, on every rank, of any number of rows. Where the plan cannot cut it, copies of its
-    last row fill it up, which no loss sees. A loss that is one number counts by rows. outputs: False leaves them out.
+    last row fill it up, which no loss sees. A loss that is one number counts by rows. outputs: False leaves them out;
+    keep: what of their rows is gathered (default: all).
 
     Raises:
         UsageError: if the program changes buffers, as a batch norm does that takes the statistics of the batch.
@@ -52,7 +60,9 @@ def evaluate(
     for start in range(0, rows, max(step, 1)):
         part = slice(start, min(start + step, rows))
         wanted = None if target is None or loss_fn is None else target[part]
-        terms, output = _evaluate_call(model, [x[part] for x in inputs], wanted, loss_fn, step, outputs=outputs)
+        terms, output = _evaluate_call(
+            model, [x[part] for x in inputs], wanted, loss_fn, step, keep if outputs else None
+        )
         if terms is not None:
             total.add(terms)
         found.append(output)
@@ -60,21 +70,34 @@ def evaluate(
 
 
 def _evaluate_call(
-    model: Any, inputs: Sequence[Tensor], target: Tensor | None, loss_fn: LossFn | None, size: int, *, outputs: bool
+    model: Any,
+    inputs: Sequence[Tensor],
+    target: Tensor | None,
+    loss_fn: LossFn | None,
+    size: int,
+    keep: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor | None, Any]:
     rows = inputs[0].size(0)
     more = size - rows if rows < size else -rows % model.data_world
     output = _forward(model, [torch.cat([x, x[-1:].expand(more, *x.shape[1:])]) if more else x for x in inputs])
     axes = [axis for axis in model.batch_axes if axis.size > 1]
-    whole = _map(output, lambda x: combine_rows(x, axes)[:rows]) if outputs or more else None
+    kept = None if keep is None else _map(output, partial(_whole, keep=keep, axes=axes, rows=rows))
     if target is None or loss_fn is None:
-        return None, whole
+        return None, kept
     if more or not axes:
-        return _terms(loss_fn, output if whole is None else whole, target, axes, rows), whole
+        return _terms(loss_fn, _map(output, partial(_whole, keep=_all, axes=axes, rows=rows)), target, axes, rows), kept
     terms = _terms(loss_fn, output, own_rows(target, axes), axes, rows)
     for axis in axes:
         terms = reduce(terms, axis)
-    return terms, whole
+    return terms, kept
+
+
+def _all(x: Tensor) -> Tensor:
+    return x
+
+
+def _whole(x: Tensor, keep: Callable[[Tensor], Tensor], axes: Sequence[Axis], rows: int) -> Tensor:
+    return combine_rows(keep(x), axes)[:rows]
 
 
 def _forward(model: Any, inputs: Sequence[Tensor]) -> Any:

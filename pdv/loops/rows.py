@@ -29,11 +29,22 @@ def shapes_of(model: Any) -> Mapping[str, Sequence[int | str]]:  # Any: an emitt
     Raises:
         UsageError: if it is no emitted model.
     """
+    return _checked(model)[0]
+
+
+def bounds_of(model: Any, size: str) -> tuple[int, int | None]:  # Any: an emitted model
+    """What a size that may be any must be a multiple of, and the largest that it may be, if there is one."""
+    _, ways, most = _checked(model)
+    return ways.get(size, 1), most.get(size)
+
+
+def _checked(model: Any) -> tuple[Mapping[str, Sequence[int | str]], Mapping[str, int], Mapping[str, int]]:
     pieces_of(model)
     for hook in model._forward_pre_hooks.values():  # noqa: SLF001  # public in effect: what the package checks by
-        if isinstance(hook, partial) and isinstance(hook.args[0], Mapping):
-            return hook.args[0]
-    return dict.fromkeys(inspect.signature(model.forward).parameters, ())
+        if isinstance(hook, partial) and len(hook.args) == 3:
+            shapes, ways, most = hook.args
+            return shapes, ways, most
+    return dict.fromkeys(inspect.signature(model.forward).parameters, ()), {}, {}
 
 
 def rows_of(model: Any) -> int:

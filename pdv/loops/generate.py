@@ -1,0 +1,150 @@
+"""Text from emitted decoders: the most likely token each time, or one drawn. Entry point: ``generate``.
+
+There is no cache of keys and values: each token costs a forward pass over all positions, prompt and rest. That is
+for looking at samples while a model trains, and for short answers, not for serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ir.errors import UsageError
+from pdv.loops.evaluate import evaluate
+from pdv.loops.rows import bounds_of, shapes_of
+
+SEES_AHEAD = 1e-3
+"""Of logits' range: by how much they may change with tokens behind them, which is rounding."""
+
+
+@torch.no_grad()
+def generate(
+    model: Any,  # Any: an emitted model
+    prompts: Tensor | Sequence[Tensor],
+    max_new_tokens: int,
+    *,
+    sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    eos: int | None = None,
+    pad: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """[rows, prompt + new]: the prompts and what follows, as transformers' ``generate`` without beams.
+
+    prompts: [rows, s], or rows of several lengths; all ranks pass them all, and get all. sample: draw by the
+    probabilities, of the ``top_k`` likeliest and of those that together have ``top_p``; rank 0 draws. eos: the token
+    that ends a row; behind it stands ``pad`` (default: ``eos``), as behind rows that began shorter.
+
+    Raises:
+        UsageError: if the program takes other inputs, has no room, gives no logits, or sees what is ahead.
+    """
+    rows = [row.reshape(-1) for row in prompts]
+    _check(rows, max_new_tokens, temperature, top_k, top_p)
+    lengths = torch.tensor([len(row) for row in rows])
+    wanted = int(lengths.max()) + max_new_tokens
+    total = _positions(model, wanted)
+    ids = torch.zeros(len(rows), total, dtype=torch.int64, device=model.mesh.device)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+    ends, open_ = lengths.clone(), torch.ones(len(rows), dtype=torch.bool)
+    training = model.training
+    model.eval()
+    try:
+        for step in range(max_new_tokens):
+            logits = _logits(model, ids, ends)
+            if not step:
+                _check_causal(model, ids, ends, logits)
+            chosen = _choose(logits, temperature, top_k, top_p, generator) if sample else logits.argmax(-1)
+            chosen = _of_first(chosen.to(ids.device)).cpu()
+            at = open_.nonzero().flatten()
+            ids[at, ends[at]] = chosen[at].to(ids.device)
+            ends[at] += 1
+            if eos is not None:
+                open_ &= chosen != eos
+            if not open_.any():
+                break
+    finally:
+        model.train(training)
+    behind = torch.arange(total) >= ends[:, None]
+    rest = pad if pad is not None else eos or 0
+    return ids.masked_fill(behind.to(ids.device), rest)[:, : int(ends.max())]
+
+
+def _check(rows: Sequence[Tensor], new: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    mend = "Mend the call"
+    if not rows or any(not len(row) or row.is_floating_point() for row in rows):
+        raise UsageError("a prompt without tokens", "Rows of one id or more", mend)
+    if new < 1 or temperature <= 0 or (top_k is not None and top_k < 1) or not 0 < (1 if top_p is None else top_p) <= 1:
+        said = f"max_new_tokens={new}, temperature={temperature}, top_k={top_k}, top_p={top_p}"
+        raise UsageError(said, "New tokens, temperature and top_k above 0, top_p above 0 and at most 1", mend)
+
+
+def _positions(model: Any, wanted: int) -> int:
+    """How many positions each pass has."""
+    shapes = shapes_of(model)
+    sizes = next(iter(shapes.values()), ())
+    if len(shapes) != 1 or len(sizes) != 2:
+        what = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise UsageError(f"text from a program that takes {what}", "One input, of ids: [rows, positions]", "Export so")
+    size = sizes[1]
+    ways, most = (1, size) if isinstance(size, int) else bounds_of(model, size)
+    total = size if isinstance(size, int) else -(-wanted // ways) * ways
+    if wanted > total or (most is not None and total > most):
+        raise UsageError(
+            f"prompt and new tokens are {wanted}",
+            f"Up to {most}, for which the program was written",
+            "Ask for fewer, or plan the model at more positions",
+        )
+    return total
+
+
+def _logits(model: Any, ids: Tensor, ends: Tensor) -> Tensor:
+    """[rows, vocabulary], float32: of what follows each row's last token."""
+    first, last = int(ends.min()) - 1, int(ends.max())
+    _, output = evaluate(model, [ids], keep=lambda x: x[:, first:last] if x.dim() == 3 else x)
+    logits = output[0] if isinstance(output, tuple) else output
+    if logits.dim() != 3 or not logits.is_floating_point():
+        raise UsageError(f"text from outputs of shape {list(logits.shape)}", "Logits first: [b, s, v]", "Export so")
+    found: Tensor = logits[torch.arange(len(ids)), (ends - 1 - first).to(logits.device)].float().cpu()
+    return found
+
+
+def _check_causal(model: Any, ids: Tensor, ends: Tensor, logits: Tensor) -> None:
+    """Whether what stands behind changes nothing.
+
+    Raises:
+        UsageError: if it does: what is to come would be told from what is not there.
+    """
+    behind = torch.arange(ids.size(1), device=ids.device) >= ends[:, None].to(ids.device)
+    others = _logits(model, ids.masked_fill(behind, 1), ends)
+    if (others - logits).abs().max() > SEES_AHEAD * (logits.amax() - logits.amin()):
+        raise UsageError("text from a program whose logits change with what stands behind", "A decoder", "Take one")
+
+
+def _choose(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+) -> Tensor:
+    """One token of each row, by its probability."""
+    logits = logits / temperature
+    if top_k is not None:
+        least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    if top_p is not None and top_p < 1:  # nucleus sampling (Holtzman et al., ICLR'20)
+        ordered, places = logits.sort()
+        rare = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+        rare[:, -1] = False
+        logits = logits.masked_fill(rare.scatter(1, places, rare), float("-inf"))
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator).flatten()
+
+
+def _of_first(chosen: Tensor) -> Tensor:
+    """What rank 0 chose: ranks whose logits differ in a bit go on with one text."""
+    if dist.is_initialized():
+        dist.broadcast(chosen, src=0)
+    return chosen

@@ -1,0 +1,157 @@
+"""Text of emitted decoders, against the module's own; weights from checkpoints, by names that may have a prefix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import pdv
+from ir.errors import UsageError, WeightsError
+from pdv.loops.generate import generate
+from pdv.loops.pretrained import load_pretrained
+from tests.pdv.miniatures import Gpt, ids, settled
+from tests.pdv.worlds import cluster
+
+LENGTH = 8
+PROMPTS = torch.tensor([[5, 17, 3], [40, 2, 11], [7, 7, 7]])
+
+
+@pytest.fixture(scope="module")
+def source() -> Any:
+    """Weights that the package was not made of."""
+    torch.manual_seed(1)
+    module = settled(Gpt(1)).eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return pdv.optimize(settled(Gpt(1)), (ids(4, LENGTH),), cluster=cluster(2), pins={"mesh": {"dp": 2}}).build()
+
+
+@pytest.fixture
+def trained(model: Any, source: Any, tmp_path: Path) -> Any:
+    save_file(stored(source), tmp_path / "weights.safetensors")
+    load_pretrained(tmp_path / "weights.safetensors", model)
+    return model
+
+
+def stored(source: nn.Module, prefix: str = "") -> dict[str, Tensor]:
+    """Tied weights once, as Hugging Face stores them."""
+    state = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    return {f"{prefix}{name}": tensor for name, tensor in state.items() if name != "head.weight"}
+
+
+@torch.no_grad()
+def follow(source: nn.Module, row: Tensor, count: int, end: int = -1) -> Tensor:
+    """The likeliest tokens, by the module itself."""
+    for _ in range(count):
+        padded = torch.cat([row, torch.zeros(LENGTH - len(row), dtype=torch.int64)])
+        row = torch.cat([row, source(padded[None])[0, len(row) - 1].argmax().reshape(1)])
+        if int(row[-1]) == end:
+            break
+    return row
+
+
+def test_greedy_text_is_that_of_the_module(trained: Any, source: Any) -> None:
+    for rows in (PROMPTS, PROMPTS[:1]):
+        wanted = torch.stack([follow(source, row, 5) for row in rows])
+        assert torch.equal(generate(trained, rows, 5), wanted)
+
+
+def test_rows_of_several_lengths_end_where_they_end(trained: Any, source: Any) -> None:
+    rows = [PROMPTS[0], PROMPTS[1, :1], PROMPTS[2, :2]]
+    for row, given in zip(generate(trained, rows, 4), rows, strict=True):
+        wanted = follow(source, given, 4)
+        assert torch.equal(row[: len(wanted)], wanted)
+        assert not row[len(wanted) :].any()
+    end = int(follow(source, PROMPTS[0], 2)[-1])
+    for row, given in zip(generate(trained, PROMPTS, 5, eos=end, pad=1), PROMPTS, strict=True):
+        wanted = follow(source, given, 5, end)
+        assert torch.equal(row[: len(wanted)], wanted)
+        assert (row[len(wanted) :] == 1).all()
+
+
+def test_drawn_text_is_of_the_likeliest(trained: Any, source: Any) -> None:
+    greedy = torch.stack([follow(source, row, 5) for row in PROMPTS])
+    for options in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
+        assert torch.equal(generate(trained, PROMPTS, 5, sample=True, **options), greedy)
+    drawn = [
+        generate(trained, PROMPTS, 5, sample=True, generator=torch.Generator().manual_seed(seed)) for seed in (3, 3, 4)
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_new_tokens": LENGTH}, {"max_new_tokens": 0}, {"max_new_tokens": 1, "temperature": 0.0}]
+)
+def test_what_gives_no_text_is_refused(wrong: Any, trained: Any) -> None:
+    with pytest.raises(UsageError):
+        generate(trained, PROMPTS, **wrong)
+    with pytest.raises(UsageError, match="without tokens"):
+        generate(trained, [], 1)
+
+
+class Both(nn.Module):
+    """Sees what is ahead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.embed(ids)
+        return self.head(x + x.mean(1, keepdim=True))
+
+
+def test_a_program_that_sees_what_is_ahead_is_refused() -> None:
+    model = pdv.optimize(Both(), (torch.randint(0, 8, (2, 6)),), cluster=cluster(2), mode="infer").build()
+    with pytest.raises(UsageError, match="what stands behind"):
+        generate(model, torch.tensor([[1, 2]]), 2)
+
+
+# ---- Checkpoints ----
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_names_may_have_a_prefix(prefix: str, model: Any, source: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({name: x + len(prefix) for name, x in stored(source, prefix).items()}, path)
+    load_pretrained(tmp_path, model)
+    found = model.full_state_dict()
+    assert all(torch.equal(found[name], tensor + len(prefix)) for name, tensor in source.state_dict().items())
+    model.save_safetensors(tmp_path / "out")
+    load_pretrained(tmp_path / "out", model)
+
+
+def test_what_does_not_fit_leaves_all_as_it_was(trained: Any, source: Any, tmp_path: Path) -> None:
+    whole, path = stored(source), tmp_path / "other.safetensors"
+    before = {name: tensor.clone() for name, tensor in trained.full_state_dict().items()}
+    some = next(name for name in whole if name.endswith("bias"))
+    wrong = {
+        f"has no {some}": {name: tensor for name, tensor in whole.items() if name != some},
+        "of shape": {**whole, some: torch.zeros(3)},
+        "is I8": {**whole, some: whole[some].to(torch.int8)},
+    }
+    for match, tensors in wrong.items():
+        save_file({name: tensor + 1 for name, tensor in tensors.items()}, path)
+        with pytest.raises(WeightsError, match=match):
+            load_pretrained(path, trained)
+    path.write_bytes(path.read_bytes()[:100])
+    for bad in (path, tmp_path / "nowhere"):
+        with pytest.raises(WeightsError, match=r"cannot be read|there is no"):
+            load_pretrained(bad, trained)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trained.full_state_dict().items())
+    save_file({name: tensor + 1 for name, tensor in whole.items() if name != some}, path)
+    load_pretrained(path, trained, new=(some,))
+    found = trained.full_state_dict()
+    assert torch.equal(found[some], before[some])
+    assert torch.equal(found["wte.weight"], before["wte.weight"] + 1)
