@@ -6,7 +6,8 @@ for looking at samples while a model trains, and for short answers, not for serv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,28 +53,40 @@ def generate(
     ids = torch.zeros(len(rows), total, dtype=torch.int64, device=model.mesh.device)
     for number, row in enumerate(rows):
         ids[number, : len(row)] = row
-    ends, open_ = lengths.clone(), torch.ones(len(rows), dtype=torch.bool)
+    draw = partial(_choose, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
     training = model.training
     model.eval()
     try:
-        for step in range(max_new_tokens):
-            logits = _logits(model, ids, ends)
-            if not step:
-                _check_causal(model, ids, ends, logits)
-            chosen = _choose(logits, temperature, top_k, top_p, generator) if sample else logits.argmax(-1)
-            chosen = _of_first(chosen.to(ids.device)).cpu()
-            at = open_.nonzero().flatten()
-            ids[at, ends[at]] = chosen[at].to(ids.device)
-            ends[at] += 1
-            if eos is not None:
-                open_ &= chosen != eos
-            if not open_.any():
-                break
+        ends = _extend(model, ids, lengths, max_new_tokens, draw if sample else _likeliest, eos)
     finally:
         model.train(training)
     behind = torch.arange(total) >= ends[:, None]
     rest = pad if pad is not None else eos or 0
     return ids.masked_fill(behind.to(ids.device), rest)[:, : int(ends.max())]
+
+
+def _extend(
+    model: Any, ids: Tensor, ends: Tensor, count: int, choose: Callable[[Tensor], Tensor], eos: int | None
+) -> Tensor:
+    """Write what follows into ``ids``; where each row ends then."""
+    ends, more = ends.clone(), torch.ones(len(ids), dtype=torch.bool)
+    for step in range(count):
+        logits = _logits(model, ids, ends)
+        if not step:
+            _check_causal(model, ids, ends, logits)
+        chosen = _of_first(choose(logits).to(ids.device)).cpu()
+        at = more.nonzero().flatten()
+        ids[at, ends[at]] = chosen[at].to(ids.device)
+        ends[at] += 1
+        if eos is not None:
+            more &= chosen != eos
+        if not more.any():
+            break
+    return ends
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    return logits.argmax(-1)
 
 
 def _check(rows: Sequence[Tensor], new: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
