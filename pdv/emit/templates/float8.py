@@ -13,7 +13,6 @@ Where a device has no such kernel, casts are multiplied in float32: the same fac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -65,7 +64,9 @@ def _linear(
 ) -> Tensor:
     if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
         return F.linear(x, weight, bias)
-    y: Tensor = _Product.apply(x.reshape(-1, x.size(-1)), weight, rows, inner, outer)  # type: ignore[no-untyped-call]
+    kernel = all(has_kernel(x.device, dtype, E4M3, rows) for dtype in ((E4M3,) if rows else (E4M3, E5M2)))
+    how = kernel, rows, inner, outer
+    y: Tensor = _Product.apply(x.reshape(-1, x.size(-1)), weight, *how)  # type: ignore[no-untyped-call]
     y = y.reshape(*x.shape[:-1], weight.size(0))
     return y if bias is None else y + bias
 
@@ -75,27 +76,27 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, rows: bool, inner: Sequence[Axis], outer: Sequence[Axis]
+        ctx: Any, x: Tensor, weight: Tensor, kernel: bool, rows: bool, inner: Sequence[Axis], outer: Sequence[Axis]
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how = rows, inner, outer
+        ctx.how = kernel, rows, inner, outer
         dim = 1 if rows else None
-        return multiply(cast(x, E4M3, dim, inner), transpose(cast(weight, E4M3, dim, (*inner, *outer))))
+        return multiply(cast(x, E4M3, dim, inner), transpose(cast(weight, E4M3, dim, (*inner, *outer))), kernel)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rows, inner, outer = ctx.how
+        kernel, rows, inner, outer = ctx.how
         first, second = (1, 0) if rows else (None, None)
         by_rows = cast(grad, E4M3 if rows else E5M2, first, outer)
         by_columns = cast(grad, E4M3, second) if rows else by_rows
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_x = multiply(by_rows, cast(weight, E4M3, second, (*inner, *outer)))
+            of_x = multiply(by_rows, cast(weight, E4M3, second, (*inner, *outer)), kernel)
         if ctx.needs_input_grad[1]:
-            of_weight = multiply(transpose(by_columns), cast(x, E4M3, second, inner))
-        return of_x, of_weight, None, None, None
+            of_weight = multiply(transpose(by_columns), cast(x, E4M3, second, inner), kernel)
+        return of_x, of_weight, None, None, None, None
 
 
 def cast(x: Tensor, dtype: torch.dtype, dim: int | None = None, axes: Sequence[Axis] = ()) -> Cast:
@@ -117,11 +118,11 @@ def transpose(x: Cast) -> Cast:
     return Cast(x.values.t(), x.inverse.t() if x.inverse.dim() else x.inverse)
 
 
-def multiply(left: Cast, right: Cast) -> Tensor:
-    """Their product in bfloat16: [m, k], [k, n] -> [m, n]."""
+def multiply(left: Cast, right: Cast, kernel: bool) -> Tensor:
+    """Their product in bfloat16, by a kernel for such factors if there is one: [m, k], [k, n] -> [m, n]."""
     rows = left.inverse.dim() > 0
     aligned = left.values.is_cpu or not (left.values.size(1) % ALIGNED or right.values.size(1) % ALIGNED)
-    if aligned and has_kernel(left.values.device, left.values.dtype, right.values.dtype, rows):
+    if aligned and kernel:
         return _scaled_mm(left, right, rows)
     product = (left.values.float() * left.inverse) @ (right.values.float() * right.inverse)
     return product.bfloat16()
@@ -137,9 +138,18 @@ def _scaled_mm(left: Cast, right: Cast, rows: bool) -> Tensor:
     return F.scaled_mm(values[0], values[1], scales[0], recipe, scales[1], recipe, output_dtype=torch.bfloat16)
 
 
-@cache
+_tried: dict[tuple[torch.device, torch.dtype, torch.dtype, bool], bool] = {}
+
+
 def has_kernel(device: torch.device, left: torch.dtype, right: torch.dtype, rows: bool) -> bool:
-    """Whether a device multiplies such factors; it is tried once."""
+    """Whether a device multiplies such factors; it is tried once, before a program is compiled or as it is."""
+    key = device, left, right, rows
+    if key not in _tried:
+        _tried[key] = _try(*key)
+    return _tried[key]
+
+
+def _try(device: torch.device, left: torch.dtype, right: torch.dtype, rows: bool) -> bool:
     inverse = torch.ones((ALIGNED, 1) if rows else (), device=device)
     values = torch.zeros((ALIGNED, ALIGNED), device=device)
     try:

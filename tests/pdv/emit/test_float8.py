@@ -93,6 +93,15 @@ def test_zeros_large_and_single_rows(recipe: str) -> None:
     )
 
 
+@pytest.mark.slow  # compiling takes seconds
+@pytest.mark.parametrize("recipe", LINEARS)
+def test_it_is_compiled_whole_and_without_a_warning(recipe: str) -> None:
+    given = drawn(16, 32, 48)
+    compiled = run(torch.compile(LINEARS[recipe], fullgraph=True), *given)
+    for own, other in zip(compiled, run(LINEARS[recipe], *given), strict=True):
+        assert torch.equal(own, other)
+
+
 def planned(**options: Any) -> Plan:
     """Gpt, its embedding tied, in bfloat16 over float32, for two devices."""
     given = {"cluster": cluster(2), "precision": "mixed", "pipelines": "never", "mesh": {"tp": 2}, "rules": "none"}
