@@ -36,7 +36,7 @@ CLOSE = 1.01  # times the best found: what is estimated higher is not made
 BETTER = 0.998  # times what a mesh takes where memory does not matter, that another is looked at for
 ENOUGH = 0.96  # times the step found: what is bounded so is not bounded more closely
 IN_TURNS = 3  # candidates that are looked at with several stages on each rank
-MADE = 3  # plans at most, once one fits
+MADE = 4  # plans at most, once one fits
 
 ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
 
@@ -190,14 +190,15 @@ class Search:
         self._take_turns()
 
     def _take_turns(self) -> None:
-        """The best candidates with several stages on each rank."""
+        """The best candidates with several stages on each rank; what may fit after all rules none of them out."""
         near: dict[tuple[object, ...], Estimate] = {}
         for one in sorted(self._all, key=lambda one: one.step_s):
             if one.fits and one.mode.virtual == 1 < one.candidate.stages:
                 near.setdefault((one.candidate, one.mode.recompute), one)
+        best_s = min((one.step_s for one in self._all if one.fits), default=math.inf)
         for one in list(near.values())[:IN_TURNS]:
             if not self.late:
-                self.known[one.candidate].extend(self.estimates.in_turns(one, BETTER * self._best_s))
+                self.known[one.candidate].extend(self.estimates.in_turns(one, BETTER * best_s))
 
     def _try_mesh(self, candidate: Candidate, mesh: Mesh) -> None:
         """The same on another mesh, if that is faster where memory does not matter.
