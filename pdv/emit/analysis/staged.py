@@ -66,7 +66,7 @@ class StageOutline:
     """One stage: what it takes of the caller and of stages before it, its items, and what it gives.
 
     Attributes:
-        inputs: inputs of the program that it reads.
+        inputs: inputs of the program that it reads, or returns.
         received: values of earlier stages that it reads.
         items: its steps and runs, in an order that can run.
         results: values that later stages read, or that the program returns.
@@ -106,7 +106,7 @@ def staged_outlines(
     found = []
     for stage, part in enumerate(parts):
         wanted_here = dict.fromkeys([*reads[stage], *wanted[stage]])
-        inputs = tuple(node for node in graph.inputs if node in reads[stage])
+        inputs = tuple(node for node in graph.inputs if node in wanted_here)
         received = tuple(node for node in wanted_here if reading.is_own(node) and node not in made[stage])
         earlier = set[Node]().union(*made[:stage])
         assert all(node in earlier for node in received), f"stage {stage} reads what a later one computes"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 
+import pdv
 from pdv.check.small import small_pair
 from pdv.check.text import same_structure, tokens
 from pdv.emit.emission import shapes_in
@@ -22,3 +24,21 @@ def test_stages_have_one_class_of_blocks_at_small_sizes_too() -> None:
     assert "class Block(" in text
     assert small != text
     assert same_structure(tokens(text), tokens(small))
+
+
+class WithInput(nn.Module):
+    """Two layers, and what they were given beside what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.other(torch.relu(self.one(x))), x
+
+
+def test_the_last_stage_takes_an_input_that_it_returns() -> None:
+    plan = pdv.optimize(WithInput(), (torch.randn(8, 8),), cluster=cluster(2), stages=2, micro_batches=2)
+    text = plan.emission.body(shapes_in(plan.weights))
+    assert "class Stage1(" in text
+    assert ", x\n" in text.partition("class Stage1(")[2]
