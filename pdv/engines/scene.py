@@ -22,7 +22,7 @@ from pdv.memory import StepMemory, step_memory
 from pdv.passes.precision import with_dtype
 from pdv.prices import with_curves
 from pdv.problem.precision import PRECISIONS
-from pdv.problem.workload import Workload, emitted
+from pdv.problem.workload import ONE_STAGE, Workload, emitted
 from pdv.report.loaded import Loaded, workload_of_plan
 from pdv.simulate.result import Simulation
 from pdv.simulate.step import simulate
@@ -109,4 +109,6 @@ class Scene:
         runs = replace(runs, zero=own.zero, data_axes=axes, precision=PRECISIONS[given.precision])
         runs = replace(runs, products=own.products, cast_weights=own.cast_weights)
         made = replace(made, execution=runs)
+        if made.stages.chunks == 1 and own.recompute == "none" and not self.work.stages.layer_of:
+            made = replace(made, stages=ONE_STAGE)  # gradients are due where the plan's are, not by layer
         return Priced(given, made, simulate(made), step_memory(made))

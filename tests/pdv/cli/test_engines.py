@@ -96,3 +96,14 @@ def test_a_stage_from_none_is_told() -> None:
     target = Target("float32", 2, 4, on_gpus=True, layers=8)
     _, lost = narrow(ENGINES["accelerate"], complete(configuration("tp=2").model_copy(update={"batch": 64}), 8), target)
     assert "zero=0 becomes zero=3" in [one.what for one in lost]
+
+
+def test_fsdp_as_the_plan_has_it_costs_what_the_plan_costs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model with layers, too: gradients are due where the plan's are."""
+    Path("fsdp.yaml").write_text("techniques: {dp: fsdp}\n")
+    words = ("--batch", "8", "--dtype", "float32", "--mesh", "dp=2", "--pins", "fsdp.yaml", "--rules", "none")
+    sizes = "llama:layers=2,hidden=64,heads=4,seq=32,vocab=128,ffn=128"
+    ran(capsys, "optimize", "--arch", sizes, "-c", "cluster.yaml", "-o", "data", "--no-cache", *words)
+    exported = told(capsys, "export", "data", "--to", "json")
+    assert exported["lost"] == []
+    assert exported["exported"]["step_s"] == pytest.approx(exported["plan"]["step_s"], rel=1e-9)
