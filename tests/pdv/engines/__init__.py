@@ -1,0 +1,1 @@
+"""The engines' own packages read what is exported for them."""
