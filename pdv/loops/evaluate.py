@@ -61,7 +61,7 @@ def evaluate(
         part = slice(start, min(start + step, rows))
         wanted = None if target is None or loss_fn is None else target[part]
         terms, output = _evaluate_call(
-            model, [x[part] for x in inputs], wanted, loss_fn, step, keep if outputs else None
+            model, [x[part] for x in inputs], wanted, loss_fn, step, (keep or _all) if outputs else None
         )
         if terms is not None:
             total.add(terms)
@@ -101,9 +101,9 @@ def _whole(x: Tensor, keep: Callable[[Tensor], Tensor], axes: Sequence[Axis], ro
 
 
 def _forward(model: Any, inputs: Sequence[Tensor]) -> Any:
-    before = [(x, x.clone(), x._version) for x in model.buffers()]  # noqa: SLF001  # torch's own count of changes
-    output = model(*inputs)
-    changed = [(x, old) for x, old, version in before if x._version != version]  # noqa: SLF001
+    before = [(x, x.clone()) for x in model.buffers()]
+    output = model(*inputs)  # torch's batch norm changes its statistics without counting a version: values are compared
+    changed = [(x, old) for x, old in before if not torch.equal(x, old)]
     for buffer, old in changed:
         buffer.copy_(old)
     count = sum(share(len(changed))) if model.mesh.stage.size > 1 else len(changed)  # a stage alone may have them
