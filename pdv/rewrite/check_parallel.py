@@ -97,6 +97,7 @@ EXAMPLES = (
     Example("reshape", ((12, 12, 2),), {"shape": (12, 24)}),
     Example("permute", ((12, 2, 12),), {"perm": (2, 0, 1)}),
     Example("expand", ((12, 1, 2),), {"shape": (12, 12, 2)}),
+    Example("detach", ((12, 1, 12),)),
     Example("chunk", ((12, 36),), {"dim": 1, "parts": 3, "index": 1}),
     Example("slice", ((12, 18),), {"dim": 1, "start": 3, "stop": 10}),
     Example("concat", ((12, 2), (12, 2)), {"dim": 1}),

@@ -195,8 +195,8 @@ def test_an_edit_is_carried_to_small_sizes(old: str, new: str, monkeypatch: pyte
     [
         ("losses.py", "totals = reduce(totals, axis)", "pass"),
         ("losses.py", "totals[0] / totals[1]", "totals[0] / totals[1] / 2"),
-        ("runtime.py", "loss = batch_loss(", "loss = 2 * batch_loss("),
-        ("runtime.py", "own_rows(y, batch_axes)", "y"),
+        ("training.py", "loss = batch_loss(", "loss = 2 * batch_loss("),
+        ("training.py", "own_rows(y, batch_axes)", "y"),
         ("parallel.py", "x.narrow(dim, axis.rank * block, block)", "x.narrow(dim, 0, block)"),
     ],
 )
