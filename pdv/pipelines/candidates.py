@@ -111,10 +111,14 @@ class Space:
     def in_turns(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
         """Orders of passes through several stages on each rank, or in halves of backward, with how many stages.
 
-        The latter only where they are pinned: on no machine were they measured to be faster.
+        The latter only where they are pinned: on no machine were they measured to be faster. Both only so where
+        processes share cores: what one leaves idle another computes in, and more passes wait for a core more often.
+        GPT-2's demo takes 2.9 s interleaved and 2.3 without, which are predicted within 2 % of each other.
         """
         order, count = self.pinned.schedule or "interleaved", candidate.micro_batches
         if not self.pinned.may_take_turns or candidate.stages == 1:
+            return ()
+        if not self.pinned.takes_turns and any(one.share < 1.0 and not one.quota for one in self._devices):
             return ()
         return tuple(
             (order, each)

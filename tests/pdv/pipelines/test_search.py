@@ -86,6 +86,19 @@ def test_slow_hosts_get_a_pipeline() -> None:
     assert 0 < best.lower_bound_s <= best.step_s
 
 
+@pytest.mark.parametrize(("share", "quota", "orders"), [(0.5, False, 0), (0.5, True, 2), (1.0, False, 2)])
+def test_stages_take_no_turns_where_processes_share_cores(share: float, quota: bool, orders: int) -> None:
+    """What one process leaves of a core, another computes in: there is no time to be filled."""
+    device = {"preset": "cpu-core", "share": share, "quota": quota}
+    cluster = load_cluster({"name": "cores", "nodes": [{"devices": 4, "device": device, "link": "loopback-gloo"}]})
+    model = graph(arch("gpt:layers=8,hidden=256,heads=4,seq=64,vocab=512"), 8, DType.F32)
+    (one, *_) = plan_problems(model, cluster, mode="train", rules=())
+    space = Space(one, cluster)
+    candidate = space.candidate(2, space.meshes(2)[0], 4)
+    assert len(space.in_turns(candidate, "none")) == orders
+    assert Space(one, cluster, Pinned(schedule="interleaved")).in_turns(candidate, "none")
+
+
 def test_stages_take_turns_where_that_fills_a_pipeline() -> None:
     """Few micro-batches on fast links: the plan is faster than any with one stage on each rank, by what is said."""
     node = {"count": 4, "devices": 1, "device": "a100-80gb-sxm", "link": "nvlink4"}
