@@ -22,7 +22,7 @@ def stranger(make: Callable[[], Made]) -> Callable[[], Made]:
 
 def names() -> list[str]:
     """All of the list."""
-    from benchmarks.strangers_runs import attention, mixtures, oddities, vision  # noqa: F401  # join it
+    from benchmarks.strangers_runs import attention, mixtures, oddities, recurrences, vision  # noqa: F401  # join it
 
     return sorted(STRANGERS)
 

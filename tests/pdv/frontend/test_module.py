@@ -17,8 +17,6 @@ import pdv
 from ir.errors import ModelError, UnsupportedOperatorsError, UsageError
 from ir.evaluation.floats import FloatField
 from ir.evaluation.interpret import evaluate
-from pdv.check.module_run import copy_module
-from pdv.check.reading import check_reading
 from pdv.frontend import Program, load_program
 from pdv.frontend.onnx.export import export_onnx
 from pdv.frontend.torch.opaque import call_torch
@@ -260,7 +258,8 @@ def test_every_unsupported_operator_is_listed_with_its_line() -> None:
 
 def test_two_dropouts_of_one_value_have_masks_of_their_own() -> None:
     program = load_program(
-        Function(lambda x: F.dropout(x, 0.5) + F.dropout(x, 0.5) + F.dropout(x, 0.5)), torch.randn(3)
+        Function(lambda x: F.dropout(x, 0.5) + F.dropout(x, 0.5) + F.dropout(x, 0.5)),
+        torch.randn(3),
     )
     assert len({node for node in program.graph.nodes if node.op.draws}) == 3
     with pytest.raises(ModelError, match="two values that are equal"):
@@ -300,44 +299,6 @@ def test_exported_programs_with_dynamic_shapes_are_planned_at_their_examples() -
     fixed = torch.export.export(nn.Linear(4, 4), (torch.randn(2, 4),))
     with pytest.raises(UsageError, match="Export it at this batch, or with dynamic_shapes"):
         load_program(fixed, batch=6)
-
-
-class Stopped(nn.Module):
-    """y, and what `form` makes of it without a gradient."""
-
-    def __init__(self, form: str) -> None:
-        super().__init__()
-        self.form = form
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("trail", torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.linear(x)
-        if self.form == "detach":
-            return y * y.detach()
-        with torch.no_grad():
-            mean = (x if self.form == "input" else y).mean(0)
-            if self.form == "buffer":
-                self.get_buffer("trail").mul_(0.9).add_(mean * 0.1)
-        return mean if self.form == "returned" else y if self.form == "buffer" else y - mean
-
-
-@pytest.mark.parametrize("form", ["detach", "no_grad", "returned"])
-def test_a_gradient_that_is_stopped_does_not_flow_on(form: str) -> None:
-    model, x = Stopped(form), torch.randn(4, 4)
-    program = load_program(model, x)
-    assert [node.needs_grad for node in program.graph.nodes if node.op.name == "detach"] == [False]
-    check_reading(program.graph, copy_module(model, (x,), {}), train=True)
-
-
-@pytest.mark.parametrize("form", ["input", "buffer"])
-def test_where_there_is_no_gradient_none_is_stopped(form: str) -> None:
-    exported = torch.export.export(Stopped(form), (torch.randn(3, 4),), strict=False)
-    before = str(exported.graph)
-    graph = load_program(exported).graph
-    assert "detach" not in {node.op.name for node in graph.nodes}
-    assert [name for name, _ in graph.updates] == (["trail"] if form == "buffer" else [])
-    assert str(exported.graph) == before
 
 
 def test_numbers_of_a_module_in_float64_are_not_rounded() -> None:
