@@ -61,8 +61,7 @@ def plan(
             progress(f"planned {done} of {len(asked)}: {one_line(outcome.job.name)}", done / len(asked))
 
         progress(f"planning {len(asked)} jobs", 0.0)
-        runs.outcomes(asked, min(jobs or os.cpu_count() or 1, len(asked)), note)
-    outcomes = tuple(found.values())
+        outcomes = runs.outcomes(asked, min(jobs or os.cpu_count() or 1, len(asked)), note)
     if runs.interrupts and not any(outcome.plan for outcome in outcomes):
         _remove(folder)
         raise KeyboardInterrupt

@@ -63,12 +63,14 @@ class Runs:
         """What became of all jobs, in their order; ``told`` hears of each as it ends."""
         environment = own_environment(at_once)
         with ThreadPoolExecutor(max_workers=at_once) as pool, self._passing_on():
-            futures = {pool.submit(self._run, job, environment): job for job in jobs}
+            futures = [pool.submit(self._run, job, environment) for job in jobs]
             try:
                 for future in as_completed(futures):
                     told(future.result())
-            except BaseException:  # of the one who is told: no process outlives this one
-                self._stop(signal.SIGKILL)
+            except BaseException:  # of the one who is told: no process outlives this one, and none is begun
+                with self._lock:
+                    self.interrupts += 1
+                    self._stop(signal.SIGKILL)
                 raise
         return tuple(future.result() for future in futures)
 

@@ -223,6 +223,10 @@ def test_nothing_outlives_an_error(stub: Path) -> None:
 
     with pytest.raises(OSError, match="no room"):
         Runs(stub, stub).outcomes(listed("deaf", "quick"), 2, told)
+    (stub / "started.deaf").unlink()
+    with pytest.raises(OSError, match="no room"):
+        Runs(stub, stub).outcomes(listed("quick", "deaf", "further"), 1, told)
+    assert not (stub / "started").exists()
 
 
 def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
