@@ -191,11 +191,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where something would be")
     options = parser.parse_args()
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in stale:
+    made = pages().items()
+    stale = {path: text for path, text in made if not path.exists() or path.read_text(encoding="utf-8") != text}
+    for path, text in stale.items():
         print(path.name)
         if not options.check:
-            path.write_text(pages()[path], encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
     raise SystemExit(1 if stale and options.check else 0)
 
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.measured.parity import load_package
 from benchmarks.strangers_runs.catalogue import made
+from pdv.frontend.torch.module import call_arguments
 
 STEPS = 5
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -47,13 +48,6 @@ def terms_of(outputs: Any) -> list[tuple[Tensor, int]]:
     return found
 
 
-def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a module's forward."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)), {}
-
-
 def draws(module: nn.Module) -> bool:
     """Whether it drops out, so that only its evaluation can be compared."""
     return any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
@@ -62,7 +56,7 @@ def draws(module: nn.Module) -> bool:
 def train_module(name: str, optimizer: str) -> Training:
     """The module's own steps."""
     module, inputs = made(name)
-    args, kwargs = arguments_of(inputs)
+    args, kwargs = call_arguments(inputs)
     module.eval() if draws(module) else None
     module(*args, **kwargs) if any(map(nn.parameter.is_lazy, module.parameters())) else None
     steps, found = OPTIMIZERS[optimizer]([p for p in module.parameters() if p.requires_grad]), Training()
@@ -85,7 +79,7 @@ def train_package(folder: Path, name: str, optimizer: str) -> Training:
     """The package's steps, on the ranks that run this or on this process alone."""
     torch.manual_seed(0)
     module, inputs = made(name)
-    given = [x for x in tree_leaves(arguments_of(inputs)) if isinstance(x, Tensor)]
+    given = [x for x in tree_leaves(call_arguments(inputs)) if isinstance(x, Tensor)]
     model = load_package(folder).build(device="cpu")
     model.eval() if draws(module) else None
     steps, found = OPTIMIZERS[optimizer](model.parameters()), Training()

@@ -34,6 +34,7 @@ class Run:
         needs: the package that it wants.
         start: words of Python before the script.
         environment: beside one's own.
+        technique: of the one axis of two processes, where the plan is pinned to one.
     """
 
     plan: tuple[str, ...]
@@ -42,20 +43,20 @@ class Run:
     needs: str
     start: tuple[str, ...] = TORCHRUN
     environment: Mapping[str, str] | None = None
+    technique: str = ""
 
 
 CPU = {"ACCELERATE_USE_CPU": "true"}
 ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--config_file", "{file}")
 DEEPSPEED = {"DS_ACCELERATOR": "cpu"}
-DDP, FSDP, TP = (("--mesh", f"a={2}", "--pins", kind) for kind in ("ddp", "fsdp", "tensor"))
 PP = ("--stages", "2", "--micro-batches", "4", "--schedule", "1f1b")
 RUNS = {
-    "ddp-accelerate": Run(DDP, "accelerate", "train_accelerate.py", "accelerate", ACCELERATE, CPU),
-    "fsdp-transformers": Run(FSDP, "hf-tp-plan", "train_transformers.py", "transformers"),
-    "tp-transformers": Run(TP, "hf-tp-plan", "train_transformers.py", "transformers"),
+    "ddp-accelerate": Run((), "accelerate", "train_accelerate.py", "accelerate", ACCELERATE, CPU, "ddp"),
+    "fsdp-transformers": Run((), "hf-tp-plan", "train_transformers.py", "transformers", technique="fsdp"),
+    "tp-transformers": Run((), "hf-tp-plan", "train_transformers.py", "transformers", technique="tensor"),
     "pp-torchtitan": Run(PP, "torchtitan", "train_pipelining.py", "transformers"),
-    "ddp-deepspeed": Run(DDP, "deepspeed", "train_deepspeed.py", "deepspeed", environment=DEEPSPEED),
-    "zero3-deepspeed": Run(FSDP, "deepspeed", "train_deepspeed.py", "deepspeed", environment=DEEPSPEED),
+    "ddp-deepspeed": Run((), "deepspeed", "train_deepspeed.py", "deepspeed", environment=DEEPSPEED, technique="ddp"),
+    "zero3-deepspeed": Run((), "deepspeed", "train_deepspeed.py", "deepspeed", environment=DEEPSPEED, technique="fsdp"),
 }
 
 
@@ -88,10 +89,9 @@ def launch(name: str, folder: Path) -> tuple[list[float], str]:
     one = RUNS[name]
     (folder / "cluster.yaml").write_text(CLUSTER)
     plan = [*one.plan]
-    if "--pins" in plan:
-        technique = plan[plan.index("--pins") + 1]
-        (folder / "pins.yaml").write_text(f"techniques: {{a: {technique}}}\n")
-        plan[plan.index("--pins") + 1] = "pins.yaml"
+    if one.technique:
+        (folder / "pins.yaml").write_text(f"techniques: {{a: {one.technique}}}\n")
+        plan += ["--mesh", "a=2", "--pins", "pins.yaml"]
     package = f"plan_{name.replace('-', '_')}"
     common = ["--batch", str(ROWS), "--dtype", "float32", "--cluster", "cluster.yaml", "--rules", "none", "--no-cache"]
     run(["-P", "-m", "pdv", "optimize", "--arch", ARCH, *common, *plan, "-o", package], folder)
@@ -107,11 +107,12 @@ def main() -> None:
     """Run them, and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="*", choices=RUNS, default=list(RUNS))
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder, apart = Path(scratch), 0.0
+        folder = Path(scratch)
         expected, _ = losses_of(run([str(HERE / "tiny.py")], folder))
         print(f"{'one process':<20} {', '.join(f'{loss:.6f}' for loss in expected)}", flush=True)
-        for name in parser.parse_args().only:
+        for name in options.only:
             if find_spec(RUNS[name].needs) is None:
                 print(f"{name:<20} left out: {RUNS[name].needs} is not installed", flush=True)
                 continue

@@ -20,11 +20,12 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, Field, StrictBool, StrictInt, ValidationError, create_model
 
 from ir.errors import UsageError
 from pdv.cli import values
 from pdv.cli.optimize import optimize
+from pdv.cluster.fields import Spec
 from pdv.cluster.source import Place, Source, explain_first, read_yaml_as
 from pdv.cluster.units import ValueProblem, shorten
 
@@ -66,10 +67,6 @@ Text = Annotated[str, BeforeValidator(_text)]
 Texts = Annotated[list[str], BeforeValidator(_texts)]
 Sizes = Annotated[dict[str, str], BeforeValidator(_sizes)]
 Name = Annotated[str, BeforeValidator(_name)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)
@@ -176,7 +173,7 @@ def _entry() -> type[BaseModel]:
     for name in inspect.signature(optimize).parameters:
         if name not in OWN:
             fields[name] = (_kind(name, str(hints[name])), None)
-    return create_model("JobEntry", __base__=_Strict, **fields)
+    return create_model("JobEntry", __base__=Spec, **fields)
 
 
 def _kind(name: str, hint: str) -> Any:  # Any: a type that pydantic reads
@@ -193,7 +190,7 @@ def _file() -> type[BaseModel]:
     entry = _entry()
     entries: Any = list[entry]  # type: ignore[valid-type]  # a model made here
     jobs: Any = (Annotated[entries, Field(min_length=1)], ...)
-    return create_model("JobsFile", __base__=_Strict, defaults=(entry, entry()), jobs=jobs)
+    return create_model("JobsFile", __base__=Spec, defaults=(entry, entry()), jobs=jobs)
 
 
 def _known_keys(place: Place) -> list[str]:
