@@ -51,6 +51,10 @@ class Estimate:
     source: Source = "analytic"
     why: str = ""
 
+    def times(self, factor: float) -> Estimate:
+        """The same, so many times as long."""
+        return Estimate(self.mean_s * factor, self.std_s * factor, self.source, self.why)
+
 
 NOTHING = Estimate(0.0)
 

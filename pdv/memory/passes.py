@@ -67,7 +67,7 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
     walk.waiting = Counter(x for node in walk.chunk for x in node.operands if not x.is_leaf and not of_weights(x))
     received = [x for x in dict.fromkeys(x for node in walk.chunk for x in node.operands) if walk.waiting[x]]
     heap.moment = "receives"
-    units = gathered(setting, [number]) if setting.shards_whole and not setting.eager else Gathered(0.0)
+    units = gathered(setting, [number]) if setting.shards_whole else Gathered(0.0)
     layers = heap.allocate(units.forward, GATHERED)
     for value in (x for x in received if x not in inside):
         size = setting.num_bytes(value)

@@ -48,9 +48,10 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     gradients = sum(_gradient(setting, leaf) for leaf in trained)
     held[Holder("optimizer")] = sum(_optimizer(setting, leaf) for leaf in trained)
     if not setting.eager:
+        whole = gathered(setting, chunks)
         made = sum(_gradient(setting, leaf) for leaf in trained if setting.shards_whole and leaf.attr("regather"))
-        held[Holder("gradients")] = gradients - made + gathered(setting, chunks).unsummed
-        held[Holder("collectives", "all_gather")] = gathered(setting, chunks).always
+        held[Holder("gradients")] = gradients - made + whole.unsummed
+        held[Holder("collectives", "all_gather")] = whole.always
         step = sum(_cast(setting, leaf) for leaf in trained)
         return State(held, 0.0, step, step if setting.execution.zero else 0.0)
     weights = sorted((_elements(setting, leaf) * _own_bytes(setting, leaf) for leaf in trained), reverse=True)

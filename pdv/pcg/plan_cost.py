@@ -250,11 +250,12 @@ def saved_values(pcg: Graph, *, several: bool = False) -> list[Node]:
     return list(found)
 
 
+@lru_cache(maxsize=1 << 14)  # asked once per configuration
 def surely_kept(node: Node) -> frozenset[int | str]:
     """Operand numbers and/or "out" that a differentiated node's backward keeps, whatever lies how in memory.
 
     Of a product each factor only if another one needs a gradient; nothing that may be a view of what is kept anyway
-    (of views see ``written_bytes``), nor of a node that may keep something else.
+    (of views see ``written_share``), nor of a node that may keep something else.
     """
     memory = node.op.memory
     if not isinstance(memory, Memory):

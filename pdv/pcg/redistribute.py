@@ -62,8 +62,7 @@ class Routes:
         length: how many steps; -1 where there is no chain.
         copy: what a reader of ``after`` holds (``replicate`` names a state and makes no copy).
         gathered: whether making that copy takes a gather.
-        unit_s: seconds of the first step where it gathers a unit; those of a chain without one are zero.
-        unit: the vertex behind that step; -1 where there is none.
+        unit: the vertex behind the first step where that gathers a unit; -1 where it does not.
         held: [after] bytes of one device's piece; infinite where a dim does not divide.
     """
 
@@ -76,7 +75,6 @@ class Routes:
     length: Indices
     copy: Indices
     gathered: Flags
-    unit_s: Seconds
     unit: Indices
     held: Seconds
 
@@ -86,10 +84,17 @@ class Routes:
         return np.where(np.isfinite(self.held), self.held, 0.0)
 
     @cached_property
+    def unit_s(self) -> Seconds:
+        """[before, after] seconds of the first step where it gathers a unit; those of a chain without one are zero."""
+        return self._to_unit(self.seconds)
+
+    @cached_property
     def unit_forward_s(self) -> Seconds:
         """[before, after] of ``unit_s``, forward alone."""
-        forward = np.take_along_axis(self.forward_s, np.maximum(self.unit, 0), axis=1)
-        return np.where(self.unit >= 0, forward, 0.0)
+        return self._to_unit(self.forward_s)
+
+    def _to_unit(self, seconds: Seconds) -> Seconds:
+        return np.where(self.unit >= 0, np.take_along_axis(seconds, np.maximum(self.unit, 0), axis=1), 0.0)
 
     def chain(self, before: int, after: int) -> Chain | None:
         """The chain between two vertices, or None."""
@@ -225,8 +230,8 @@ class Redistribution:
         share = np.divide(held, together, out=np.ones_like(held), where=np.isfinite(held))
         summed = self._edge_seconds(states, usable, together)[1] * share[tails] if self.bucket_bytes else backward
         named = states.names_only[usable] * gradient
-        each = np.zeros((4, len(states.steps) + 1))
-        each[:, usable] = forward, backward * named, summed * named, weights * states.of_units[usable]
+        each = np.zeros((3, len(states.steps) + 1))
+        each[:, usable] = forward, backward * named, summed * named
         return _routes(states, seconds, edge, length, each, held)
 
     def _lines(self, states: StateGraph) -> tuple[list[AxisLink], Seconds]:
@@ -296,10 +301,10 @@ def _spread_rows(rows: Any, starts: Indices, fill: float) -> Any:  # Any: arrays
 def _routes(
     states: StateGraph, seconds: Seconds, edge: Indices, length: Indices, steps_s: Seconds, held: Seconds
 ) -> Routes:
-    """What follows from the last steps, level by level; ``steps_s``: of each forward, of what it names, of units."""
+    """What follows from the last steps, level by level; ``steps_s``: of each forward, and of what it names."""
     count = len(states.shardings)
-    weight, named, summed, of_units = steps_s
-    named_s, summed_s, unit_s = np.zeros((3, count, count))
+    weight, named, summed = steps_s
+    named_s, summed_s = np.zeros((2, count, count))
     forward_s = np.where(length == 0, 0.0, np.inf)
     copy = np.broadcast_to(np.arange(count), (count, count)).copy()
     gathered, behind = np.zeros((count, count), dtype=bool), np.full((count, count), -1)
@@ -309,12 +314,10 @@ def _routes(
         tails = states.tails[last]
         for total, of_step in ((forward_s, weight), (named_s, named), (summed_s, summed)):
             total[rows, columns] = total[rows, tails] + of_step[last]
-        first = steps == 1
-        unit_s[rows, columns] = of_units[last] if first else unit_s[rows, tails]
-        behind[rows, columns] = np.where(states.of_units[last], columns, -1) if first else behind[rows, tails]
+        behind[rows, columns] = np.where(states.of_units[last], columns, -1) if steps == 1 else behind[rows, tails]
         copy[rows, columns] = np.where(states.names_only[last], copy[rows, tails], columns)
         gathered[rows, columns] = gathered[rows, tails] | states.gathers[last]
-    return Routes(states, seconds, forward_s, named_s, summed_s, edge, length, copy, gathered, unit_s, behind, held)
+    return Routes(states, seconds, forward_s, named_s, summed_s, edge, length, copy, gathered, behind, held)
 
 
 def all_shardings(tensor: TensorType, mesh: Mesh, states: tuple[State, ...] | None = None) -> tuple[Sharding, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ir.cost_model import CostModel, Estimate, NodeEstimate, Query, together
+from ir.cost_model import CostModel, NodeEstimate, Query, together
 from ir.graph import Graph, Node
 from ir.ops import OPERATORS
 from ir.types import TensorType
@@ -58,12 +58,8 @@ def _copies(query: Query) -> list[Query]:
 def _with_casts(product: NodeEstimate, copies: Sequence[NodeEstimate], passes: float) -> NodeEstimate:
     """Operands are cast forward, and again backward, along the other dim; the gradient backward."""
     x, weight, grad = (one.forward for one in copies)
-    ahead = [_times(one, passes / 2) for one in (x, weight)]
-    return NodeEstimate(together([product.forward, *ahead]), together([product.backward, *ahead, _times(grad, passes)]))
-
-
-def _times(one: Estimate, factor: float) -> Estimate:
-    return Estimate(one.mean_s * factor, one.std_s * factor, one.source, one.why)
+    ahead = [one.times(passes / 2) for one in (x, weight)]
+    return NodeEstimate(together([product.forward, *ahead]), together([product.backward, *ahead, grad.times(passes)]))
 
 
 def query_of(name: str, operands: tuple[TensorType, ...], backward: bool, **given: float) -> Query:

@@ -23,7 +23,7 @@ from pdv.pcg.plan_cost import kept_values, saved_values
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Problem
-from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, Order, Recompute
+from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, Order, Recompute, are_several
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
 
@@ -51,6 +51,11 @@ class Candidate:
     def spread(self) -> float:
         """Times that a micro-batch takes on one stage that a step takes at least, beside one a micro-batch."""
         return self.micro_batches + self.stages - 1
+
+    @property
+    def several(self) -> bool:
+        """Whether micro-batches are in flight at once."""
+        return are_several(self.stages, self.micro_batches)
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,10 @@ class Space:
     def _kept(self) -> float:
         return float(sum(node.type.num_bytes for node in saved_values(self.problem.graph)))
 
+    @cached_property
+    def _surely_kept(self) -> float:
+        return float(sum(value.type.num_bytes for value in kept_values(self.problem.graph.nodes)))
+
     @property
     def is_bounded(self) -> bool:
         """Whether parts of an operator take no less together than the whole: by arithmetic, not as measured."""
@@ -216,8 +225,7 @@ class Space:
 
     def held_bytes(self, micro_batches: int, resting: float) -> float:
         """Bytes of a device, were everything cut evenly and one micro-batch held, a share ``resting`` of what rests."""
-        kept = sum(value.type.num_bytes for value in kept_values(self.problem.graph.nodes))
-        return (self._resting * resting + kept / micro_batches) / self.cluster.num_devices
+        return (self._resting * resting + self._surely_kept / micro_batches) / self.cluster.num_devices
 
     @cached_property
     def has_layers(self) -> bool:

@@ -17,7 +17,7 @@ from pdv.pipelines.lengthen import places_of
 from pdv.pipelines.pipeline import Extra, Mode, Whole, stages_of
 from pdv.pipelines.profile import ByStage
 from pdv.pipelines.shorten import Short, shorten
-from pdv.problem.workload import RECOMPUTATIONS, Recompute, are_several
+from pdv.problem.workload import RECOMPUTATIONS, Recompute
 from pdv.schedule.order import Pipeline, in_flight
 from pdv.search.strategies.budget import Budget, Strategy
 from pdv.search.variants.variants import SourceBlocks
@@ -239,8 +239,7 @@ class Estimates:
         )
         stages, mode = stages_of(inside.pieces, count, sizes, layered=True), Mode(recompute)
         work = workload(self.space, few, inside.plan, stages, mode)
-        several = are_several(candidate.stages, candidate.micro_batches)
-        work = replace(work, execution=replace(work.execution, several=several))
+        work = replace(work, execution=replace(work.execution, several=candidate.several))
         walked = step_memory(replace(work, cluster=_of_one_kind(work.cluster))).stages
         first, last = walked[0], walked[-1]
         if kept is None:

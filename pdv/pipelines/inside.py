@@ -18,7 +18,7 @@ from pdv.pipelines.profile import ByStage, piece_of_pcg, profile
 from pdv.pipelines.shorten import Short
 from pdv.pipelines.timing import Timing, measure
 from pdv.problem import Problem, Solution
-from pdv.problem.workload import Stages, Workload, are_several, emitted
+from pdv.problem.workload import Stages, Workload, emitted
 from pdv.schedule.pieces import Pieces, pieces
 from pdv.search.meshes import BestPlan, realize_solution
 from pdv.search.solver.tables import TooWideError
@@ -88,10 +88,8 @@ class Insides:
             self.space.problem, graph=graph, mesh=candidate.mesh, axes=candidate.inside, rules=self.rules, rows=None
         )
         adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
-        several = are_several(candidate.stages, candidate.micro_batches)
-        problem = replace(
-            plain, memory_limit=limit, resting=resting, once=1.0 / candidate.spread, several=several, adding_s=adding_s
-        )
+        once, several = 1.0 / candidate.spread, candidate.several
+        problem = replace(plain, memory_limit=limit, resting=resting, once=once, several=several, adding_s=adding_s)
         key = (candidate.mesh, candidate.inside, candidate.micro_batches, candidate.stages, resting)
         if key not in self._known:
             links = problem.mesh, problem.axes
@@ -109,14 +107,13 @@ class Insides:
     def made(self, candidate: Candidate, solution: Solution) -> Inside:
         """What a solution is for a candidate."""
         plan = self.make_plan(solution)
-        derived, rewritten = plan.derived, replace(plan.solution.problem, graph=plan.solution.graph)
+        derived, problem = plan.derived, plan.solution.problem
+        rewritten = replace(problem, graph=plan.solution.graph, several=candidate.several)
         found = pieces(solution.graph)
         where = piece_of_pcg(derived, found.of, found.count)
         stages = [self._as_stage(candidate, rewritten, stage) for stage in range(candidate.stages)]
         kinds = dict(stages)
-        several = are_several(candidate.stages, candidate.micro_batches)
-        problems = [replace(one, several=several) for one in kinds.values()]
-        profiles = tuple(profile(one, derived.pcg, where, found.count) for one in problems)
+        profiles = tuple(profile(one, derived.pcg, where, found.count) for one in kinds.values())
         by_stage = ByStage(profiles, tuple(list(kinds).index(key) for key, _ in stages))
         timing = measure(lambda chunks: workload(self.space, candidate, plan, chunks, Mode()), found, self.middle)
         return Inside(plan, found, by_stage, timing, solution.memory_bytes)

@@ -13,7 +13,7 @@ from pdv.pipelines.estimates import LESS, UNEVEN, Estimate, held_at_once, share
 from pdv.pipelines.inside import Inside, Insides, workload
 from pdv.pipelines.pipeline import Whole, stages_of
 from pdv.pipelines.shorten import Short
-from pdv.problem.workload import FOLDED, Workload, are_several
+from pdv.problem.workload import FOLDED, Workload
 from pdv.search.meshes import BestPlan
 from pdv.simulate.step import simulate
 
@@ -74,7 +74,7 @@ class Pricer:
     def exchanged(self, found: Found) -> Iterator[Found]:
         """The same plan, cut alike, with parameters that rest otherwise along data axes."""
         candidate, stages = found.estimate.candidate, found.plan.stages
-        if not are_several(candidate.stages, candidate.micro_batches):
+        if not candidate.several:
             return
         for solution in exchanged(found.plan.solution, found.plan.pcg):
             plan = self.insides.make_plan(solution)

@@ -147,8 +147,7 @@ class Problem:
 
     def optimizer(self, param: TensorType, num_bytes: float) -> Estimate:
         """AdamW's step for it."""
-        known, share = self.compute.optimizer(num_bytes), self.precision.updated_share(param.dtype.itemsize)
-        return Estimate(known.mean_s * share, known.std_s * share, known.source, known.why)
+        return self.compute.optimizer(num_bytes).times(self.precision.updated_share(param.dtype.itemsize))
 
     @property
     def train(self) -> bool:

@@ -31,7 +31,7 @@ from pdv.pipelines.bounding.packing import Packing, held, lines, rounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
 from pdv.pipelines.profile import Numbers
-from pdv.problem.workload import ONE_EACH, Order, are_several
+from pdv.problem.workload import ONE_EACH, Order
 from pdv.schedule.order import Pipeline
 from pdv.search.meshes import BestPlan
 from pdv.search.solver.configs import KnownConfigs
@@ -248,8 +248,7 @@ class Bounds:
         """Of one stage on each rank."""
         stages, count, even = candidate.stages, candidate.micro_batches, self._evenly(candidate)
         ways = [lines(order, stages, count, stage) for stage in range(stages)]
-        whole_s = float(runs[0.0][0, -1])
-        return Packing(runs, even.forward, even.backward, whole_s, list(zip(ways, rooms, strict=True)))
+        return Packing(runs, even.forward, even.backward, list(zip(ways, rooms, strict=True)))
 
     def _step_s(self, stages: int, counts: Sequence[int], busy_s: float, backward_s: float) -> float:
         """Of a step in which stages are busy, and wait for one another, for ``busy_s``, with stragglers and hosts.
@@ -321,7 +320,7 @@ class Bounds:
             mesh=candidate.mesh,
             rows=None,
             once=1.0 / candidate.micro_batches if alone else 0.0,
-            several=are_several(candidate.stages, candidate.micro_batches),
+            several=candidate.several,
             adding_s=adding_s,
             resting=self._resting(candidate),
         )

@@ -101,15 +101,18 @@ class Packing:
     Attributes:
         runs: by price of memory, [start, stop] seconds of one micro-batch and bytes priced of runs of pieces, at least.
         forward, backward: [pieces] seconds at least.
-        whole_s: of all stages together, one micro-batch.
         stages: by stage, its lines and the bytes that it has, counted as prices do.
     """
 
     runs: Mapping[float, Numbers]
     forward: Numbers
     backward: Numbers
-    whole_s: float
     stages: Sequence[tuple[Sequence[Line], float]]
+
+    @cached_property
+    def _whole_s(self) -> float:
+        """Of all stages together, one micro-batch."""
+        return float(self.runs[0.0][0, -1])
 
     def least_s(self, least_s: float, most_s: float) -> float:
         """Seconds of a step at least, between the two; at most ``most_s``."""
@@ -139,7 +142,7 @@ class Packing:
         may = np.ones(len(free), dtype=bool)
         for rest, forward, backward in of_stage:
             both = min(forward, backward) - rest
-            left = step_s - rest * self.whole_s
+            left = step_s - rest * self._whole_s
             beside = (forward - both - rest) * ways[0] + (backward - both - rest) * ways[1]
             may &= both * free + beside <= left
             capacity = min(capacity, left / both) if both > 0 else capacity

@@ -117,7 +117,7 @@ class DevicePrices:
         inside = self.inside
         passes = [self.traffic(size * inside.slowdown(None)) if size else NOTHING for size in casts]
         factor = inside.slowdown(entry.node.op) * inside.calibration.scaled_products
-        parts = [together([_times(one, factor), cast]) for one, cast in zip(found, passes, strict=True)]
+        parts = [together([one.times(factor), cast]) for one, cast in zip(found, passes, strict=True)]
         return inside.price(NodeEstimate(*parts), (2 * entry.kernels[0], 2 * entry.kernels[1]), 1.0)
 
     def cast_share(self, param: Node) -> float:
@@ -169,8 +169,7 @@ class DevicePrices:
         known = problem.compute.outside(pieces)
         ahead, behind = LOSS_PASSES
         if known.mean_s > 0.0:
-            shares = [passes / (ahead + behind) for passes in LOSS_PASSES]
-            parts = [Estimate(known.mean_s * s, known.std_s * s, known.source, known.why) for s in shares]
+            parts = [known.times(passes / (ahead + behind)) for passes in LOSS_PASSES]
             return inside.price(NodeEstimate(*parts), (len(pieces), len(pieces)), inside.slowdown(None))
         model = ComputeModel((inside.device,))
         size = sum(4.0 * piece.num_elements for piece in pieces if piece.rank)
@@ -186,7 +185,7 @@ class DevicePrices:
     def optimizer(self, entry: Entry, precision: Precision, parts: float) -> Estimate:
         """AdamW for a parameter whose optimizer state is cut ``parts`` ways."""
         known = self.compute.optimizer(entry.bytes / parts)
-        return _times(known, precision.updated_share(entry.node.type.dtype.itemsize))
+        return known.times(precision.updated_share(entry.node.type.dtype.itemsize))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +228,7 @@ class InStepDevice:
     def price(self, estimate: NodeEstimate, kernels: tuple[int, int], factor: float, rows: float = 1.0) -> Price:
         """Of kernels that take ``factor`` times their estimate, and ``rows`` times that where none was measured."""
         factors = [factor if found.source == "measured" else factor * rows for found in estimate]
-        forward, backward = (_times(found, times) for found, times in zip(estimate, factors, strict=True))
+        forward, backward = (found.times(times) for found, times in zip(estimate, factors, strict=True))
         return Price(
             picoseconds(_own_s(self.device, estimate.forward, kernels[0]) * factors[0]),
             picoseconds(_own_s(self.device, estimate.backward, kernels[1]) * factors[1]),
@@ -246,10 +245,6 @@ def _sum(one: Price, other: Price) -> Price:
         (one.kernels[0] + other.kernels[0], one.kernels[1] + other.kernels[1]),
         (together(one.estimates[:1] + other.estimates[:1]), together(one.estimates[1:] + other.estimates[1:])),
     )
-
-
-def _times(estimate: Estimate, factor: float) -> Estimate:
-    return replace(estimate, mean_s=estimate.mean_s * factor, std_s=estimate.std_s * factor)
 
 
 def _own_s(device: Device, estimate: Estimate, kernels: int) -> float:
@@ -284,7 +279,7 @@ def _written_scores(entry: Entry, problem: Problem, inside: InStepDevice, execut
         * (inside.misaligned(q.shape[-1]) if narrow and query.op.kind == "contraction" else 1.0)
         for query in queries
     ]
-    forward = together([_times(e.forward, factor) for e, factor in zip(found, factors, strict=True)])
-    backward = together([_times(e.backward, factor) for e, factor in zip(found, factors, strict=True)])
+    forward = together([e.forward.times(factor) for e, factor in zip(found, factors, strict=True)])
+    backward = together([e.backward.times(factor) for e, factor in zip(found, factors, strict=True)])
     kernels = (len(queries), len(queries) + 2 if entry.backward else 0)
     return inside.price(NodeEstimate(forward, backward), kernels, 1.0)

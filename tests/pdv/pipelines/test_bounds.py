@@ -222,7 +222,7 @@ def test_no_cut_beats_a_packing(order: Order) -> None:
         runs = {price: run_table(ways, price) for price in (0.0, 0.1, 0.3, 1.0)}
         least = [np.array([min(way[at] for way in each) for each in ways]) for at in range(2)]
         of = [(lines(order, stages, count, stage), rooms[stage]) for stage in range(stages)]
-        packing = Packing(runs, least[0], least[1], float(runs[0.0][0, -1]), of)
+        packing = Packing(runs, least[0], least[1], of)
         found = packing.least_s(1e-9, 1e3)
         best = math.inf
         for chosen in itertools.product(*ways):
