@@ -19,6 +19,7 @@ from pdv.frontend.onnx.origins.made import Made
 from pdv.frontend.onnx.origins.merged import lost_with_nodes
 from pdv.frontend.onnx.origins.recovered import recover
 from pdv.frontend.onnx.origins.signature import (
+    CLASSES,
     SCOPES,
     Role,
     Signature,
@@ -33,7 +34,6 @@ from pdv.frontend.onnx.origins.unnamed import may_be_another, of_unknown_origin
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
-CLASSES = "pkg.torch.onnx.class_hierarchy"
 OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
 ANONYMOUS = ("onnx::", "val_")  # what exporters call tensors that they computed

@@ -75,23 +75,23 @@ def write(graph: onnx_ir.Graph, name: str, made: Made) -> onnx_ir.Value:
         graph.insert_before(first, node)
         return node.outputs[0]
 
-    def known(numbers: Sequence[int]) -> onnx_ir.Value:
-        tensor = onnx_ir.Tensor(np.asarray(numbers, np.int64), name=f"{name}.{next(step)}")
+    def stored(array: Array) -> onnx_ir.Value:
+        tensor = onnx_ir.Tensor(array, name=f"{name}.{next(step)}")
         value = onnx_ir.Value(
             name=tensor.name, shape=tensor.shape, type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
         )
         graph.register_initializer(value)
         return value
 
+    def known(numbers: Sequence[int]) -> onnx_ir.Value:
+        return stored(np.asarray(numbers, np.int64))
+
     def join(values: Sequence[onnx_ir.Value]) -> onnx_ir.Value:
         return add("Concat", values, axis=0) if len(values) > 1 else values[0]
 
     def with_number(value: onnx_ir.Value, number: float) -> onnx_ir.Value:
         assert value.dtype is not None, value
-        tensor = onnx_ir.Tensor(np.asarray(number, value.dtype.numpy()), name=f"{name}.{next(step)}")
-        other = onnx_ir.Value(name=tensor.name, shape=tensor.shape, type=value.type, const_value=tensor)
-        graph.register_initializer(other)
-        return add("Add", [value, other])
+        return add("Add", [value, stored(np.asarray(number, value.dtype.numpy()))])
 
     read = join([graph.initializers[each] for each in made.parameters])
     for function, number in made.steps:

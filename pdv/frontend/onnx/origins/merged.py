@@ -12,11 +12,8 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir
 
-from pdv.frontend.onnx.origins.signature import FX_NODE, SCOPES, Signature
+from pdv.frontend.onnx.origins.signature import FX_NODE, NAMED, NUMBER, READ, SCOPES, Signature, names_of
 
-_NAMED = re.compile(r"^%(\w+) :")
-_READ = re.compile(r"%(\w+)")
-_NUMBER = re.compile(r"_\d+$")
 _PART = "getitem"  # of a result of several
 
 
@@ -55,10 +52,9 @@ def _modules(targets: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
 
 def _merged(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Node]:
     """Nodes with parameters that are read, themselves or what follows from them, under a name that is no node's."""
-    known = {match[1] for node in graph if (match := _NAMED.match(node.metadata_props.get(FX_NODE, "")))}
-    known |= {value.name for node in graph for value in node.outputs if value.name}
+    known = names_of(graph)
     for node in graph:
-        other = {_NUMBER.sub("", name) for name in _names_in(node) - known}
+        other = {NUMBER.sub("", name) for name in _names_in(node) - known}
         for value in node.inputs:
             before = value.producer() if value is not None else None
             if before is not None and other & {_kind(before), _PART}:
@@ -67,8 +63,8 @@ def _merged(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Node]:
 
 def _kind(node: onnx_ir.Node) -> str:
     """What names of torch's nodes for the same operator begin with."""
-    match = _NAMED.match(node.metadata_props.get(FX_NODE, ""))
-    return _NUMBER.sub("", match[1]) if match is not None else ""
+    match = NAMED.match(node.metadata_props.get(FX_NODE, ""))
+    return NUMBER.sub("", match[1]) if match is not None else ""
 
 
 def _with_parameters(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
@@ -87,7 +83,7 @@ def _with_parameters(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
 def _names_in(node: onnx_ir.Node) -> set[str]:
     """The names that a node of torch reads."""
     _, _, call = node.metadata_props.get(FX_NODE, "").partition("(args = ")
-    return set(_READ.findall(call))
+    return set(READ.findall(call))
 
 
 def _is_one_number(value: onnx_ir.Value) -> bool:

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir
 
-from pdv.frontend.onnx.origins.signature import FX_NODE, SCOPES, Signature
+from pdv.frontend.onnx.origins.signature import CLASSES, FX_NODE, NUMBER, READ, SCOPES, Signature, names_of
 
-CLASSES = "pkg.torch.onnx.class_hierarchy"
 _LINES = "pkg.torch.onnx.stack_trace"
-_NAMED = re.compile(r"^%(\w+) :")
-_NUMBER = re.compile(r"_\d+$")
-_READ = re.compile(r"%(\w+)")
 _QUOTED = re.compile(r"'([^']*)'")
 
 Use = Any  # what onnx_ir says of a value's users: the node, and which of its operands
@@ -40,22 +36,18 @@ class Readers:
     """What is still in a file, by names of torch's operators and by parameters."""
 
     def __init__(self, graph: onnx_ir.Graph, signature: Signature) -> None:
-        named = (_NAMED.match(node.metadata_props.get(FX_NODE, "")) for node in graph)
-        self.known = {match[1] for match in named if match} | {
-            value.name for node in graph for value in node.outputs if value.name
-        }
-        self.known |= {*graph.initializers, *signature.parameters, *signature.buffers}
+        self.known = names_of(graph) | {*graph.initializers, *signature.parameters, *signature.buffers}
         there = {name for name, value in graph.initializers.items() if value.uses()}
         self.missing = set(signature.targets) - there
 
-    def readings(self, value: onnx_ir.Value, origin: str, *, chance: bool) -> list[Reading] | None:
+    def readings(self, value: onnx_ir.Value, origin: str, *, chance: Callable[[], bool]) -> list[Reading] | None:
         """Those of a tensor that was computed of the parameter ``origin`` or of its equals; None if it is not told.
 
         chance: whether its values are such that no other tensor has the same.
         """
         groups: dict[str, list[Use]] = {}
         for use in value.uses():
-            name = self._name_of(use, value) or (value.name if chance else None)
+            name = self._name_of(use, value) or (value.name if chance() else None)
             if name is None:
                 return None
             groups.setdefault(name, []).append(use)
@@ -80,7 +72,7 @@ class Readers:
         kind = kind_of(value.name or "")
         names: list[str] = [
             name
-            for name in _READ.findall(call)
+            for name in READ.findall(call)
             if name == value.name or (name not in self.known and kind_of(name) == kind)
         ]
         places = sorted(other.idx for other in value.uses() if other.node is use.node)
@@ -111,7 +103,7 @@ class Readers:
 
 def kind_of(name: str) -> str:
     """The operator of torch that a value is called after: ``exp`` of ``exp_1``, but ``exp2`` of itself."""
-    return _NUMBER.sub("", name)
+    return NUMBER.sub("", name)
 
 
 def _line(use: Use) -> str:

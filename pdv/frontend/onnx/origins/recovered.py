@@ -9,14 +9,15 @@ and named as lost (``signature.absent``). Entry point: ``recover``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import onnx_ir
 
 from pdv.frontend.onnx.origins.made import Made, write
 from pdv.frontend.onnx.origins.readers import Readers, Reading, kind_of
-from pdv.frontend.onnx.origins.signature import Signature, origins_of
-from pdv.frontend.onnx.origins.undone import DISTINCT, undo, without_repeats
+from pdv.frontend.onnx.origins.signature import Signature, is_float, origins_of
+from pdv.frontend.onnx.origins.undone import CHANCE, DISTINCT, undo, without_repeats
 from pdv.passes.fold_constants import Array
 
 _GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -31,7 +32,6 @@ _MOVES = {
 _TURNS = {"permute", "transpose", "t", "numpy_t", "numpy_T"}
 _LOOKUPS = {"embedding", "index"}
 _ONES = {"unsqueeze", "squeeze", "clone", "alias", "contiguous"}  # what leaves rows as they are
-_CHANCE = 8  # distinct elements that are equal to others by no chance
 
 
 def recover(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made, list[str]]]:
@@ -40,9 +40,9 @@ def recover(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made,
     readers = Readers(graph, signature)
     for value in list(graph.initializers.values()):
         origins = (origins_of(value) or set()) & signature.targets
-        if not value.uses() or not origins or value.name in signature.targets or not _is_float(value):
+        if not value.uses() or not origins or value.name in signature.targets or not is_float(value):
             continue
-        readings = readers.readings(value, *origins, chance=_is_alone(value)) if len(origins) == 1 else []
+        readings = readers.readings(value, *origins, chance=partial(_is_alone, value)) if len(origins) == 1 else []
         if readings is None:
             continue  # whose parameters it has is not told
         if any({each.parameter} != origins for each in readings):
@@ -75,10 +75,10 @@ def _undo_each(
     """Read a stored tensor as what is computed of a parameter at each place, if that is told for all of them."""
     name, array = value.name or "", _array(value)
     steps = {each for each in origins_of(value) or () if not each.startswith("val_")} - signature.targets
-    owners = {each.parameter for each in readings}
-    shared = sum(bool(owners & (origins_of(other) or set())) for other in graph.initializers.values() if other.uses())
     if not readings or name.startswith("val_") or any("." in each for each in steps):
         return
+    owners = {each.parameter for each in readings}
+    shared = sum(bool(owners & (origins_of(other) or set())) for other in graph.initializers.values() if other.uses())
     made: list[tuple[Made, Array]] = []
     for each in readings:
         undone = undo(each.parameter, array, {name, *steps}, each.lines if shared == 1 else ())
@@ -200,7 +200,7 @@ def _rows(name: str, array: Array, whole: bool) -> Found | None:
     """
     flat = array.reshape(-1, array.shape[-1])
     rows, places, counts = np.unique(flat, axis=0, return_inverse=True, return_counts=True)
-    if any(len(np.unique(row)) < min(_CHANCE, row.size) for row in rows[counts > 1]):
+    if any(len(np.unique(row)) < min(CHANCE, row.size) for row in rows[counts > 1]):
         return None
     if not whole and len(np.unique(rows)) < DISTINCT * rows.size:
         return None
@@ -212,17 +212,13 @@ def _rows(name: str, array: Array, whole: bool) -> Found | None:
 def _is_chance(array: Array) -> bool:
     """Whether values are such that two tensors have the same by no chance, and a bound or a sign would show."""
     distinct = np.unique(array)
-    return len(distinct) >= _CHANCE and bool(distinct[0] < 0 < distinct[-1]) and bool((array != 0).all())
-
-
-def _is_float(value: onnx_ir.Value) -> bool:
-    return value.const_value is not None and value.const_value.dtype.is_floating_point()
+    return len(distinct) >= CHANCE and bool(distinct[0] < 0 < distinct[-1]) and bool((array != 0).all())
 
 
 def _is_alone(value: onnx_ir.Value) -> bool:
     """Whether no other tensor has the same values, and may have become one with it."""
     array = _array(value)
-    return _is_chance(array) or (len(value.uses()) == 1 and len(np.unique(array)) >= _CHANCE)
+    return _is_chance(array) or (len(value.uses()) == 1 and len(np.unique(array)) >= CHANCE)
 
 
 def _array(value: onnx_ir.Value) -> Array:

@@ -23,6 +23,10 @@ SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _ORIGINS = "pkg.onnxscript.optimizer.folded_from"  # on what the optimizer computed: the names that it computed it from
 SCOPES = "pkg.torch.onnx.name_scopes"  # on nodes: the modules that a node is of
 FX_NODE = "pkg.torch.onnx.fx_node"
+CLASSES = "pkg.torch.onnx.class_hierarchy"  # as SCOPES, of which classes they are
+NAMED = re.compile(r"^%(\w+) :")  # of FX_NODE: its own name
+READ = re.compile(r"%(\w+)")  # names that it reads
+NUMBER = re.compile(r"_\d+$")  # what tells a name from others of its operator
 _ENTRY = re.compile(r"^(\w+): (PARAMETER|BUFFER) target='([^']*)'(.*)$", re.MULTILINE)
 _CALL = re.compile(r"target=torch\.ops\.aten\.(\w+)(?:\.\w+)?\]\(args = \((.*)\), kwargs = ")
 _TURNED = (1, 0)
@@ -206,7 +210,7 @@ def absent(signature: Signature, graph: onnx_ir.Graph) -> list[str]:
             continue
         origins = origins_of(value)
         if origins is not None:
-            found |= origins & signature.targets if _is_float(value) else set()
+            found |= origins & signature.targets if is_float(value) else set()
         elif _is_computed(signature, value):
             inside = {scope for use in value.uses() for scope in [_module_of(use.node)] if scope is not None}
             near = {each for each in missing if any(map(each.startswith, inside))}
@@ -229,7 +233,14 @@ def is_drawn(value: onnx_ir.Value) -> bool:
     return names is not None and any(name.rstrip("_0123456789") == "bernoulli" for name in {value.name or "", *names})
 
 
-def _is_float(value: onnx_ir.Value) -> bool:
+def names_of(graph: onnx_ir.Graph) -> set[str]:
+    """Of torch's nodes, and of values, that a file still has."""
+    known = {match[1] for node in graph if (match := NAMED.match(node.metadata_props.get(FX_NODE, "")))}
+    return known | {value.name for node in graph for value in node.outputs if value.name}
+
+
+def is_float(value: onnx_ir.Value) -> bool:
+    """True of stored floating-point numbers."""
     return value.const_value is not None and value.const_value.dtype.is_floating_point()
 
 

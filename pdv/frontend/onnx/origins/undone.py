@@ -29,7 +29,7 @@ _TURNS = {"permute", "transpose", "t", "numpy_T"}
 _REPEATS = {"expand", "repeat"}
 _CASTS = {"float", "to", "type_as"}  # methods; where they change a type they are among the steps
 DISTINCT = 0.6  # of elements by chance: of those that are all there twice at most half are
-_CHANCE = 8  # distinct elements that are equal to others by no chance
+CHANCE = 8  # distinct elements that are equal to others by no chance
 _CLOSE = 1e-5  # of what is computed again to what the file has: some steps of float32
 
 
@@ -115,7 +115,7 @@ def without_repeats(array: Array) -> Array | None:
     dims = [array.shape[dim] > 1 and bool((array == first[dim]).all()) for dim in range(array.ndim)]
     once = array[tuple(slice(0, 1) if repeated else slice(None) for repeated in dims)]
     distinct = len(np.unique(once))
-    return once if distinct >= max(_CHANCE, math.ceil(DISTINCT * once.size)) else None
+    return once if distinct >= max(CHANCE, math.ceil(DISTINCT * once.size)) else None
 
 
 def _less_ones(shape: Shape, count: int) -> Shape:
