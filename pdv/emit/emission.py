@@ -18,6 +18,7 @@ from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.lower import lower
 from pdv.emit.analysis.open_sizes import NamedSizes
 from pdv.emit.analysis.outline import BlockRun, own_params
+from pdv.emit.analysis.reserved import MODULES
 from pdv.emit.analysis.staged import ONCE, Running, StageOutline
 from pdv.emit.analysis.stored_views import stored_views
 from pdv.emit.program.header import header
@@ -179,10 +180,7 @@ def _lower_stages(lowered: Graph, made: Mapping[Node, Node], stage_of: Mapping[N
 
 def module_texts(model: str) -> dict[str, str]:
     """The Python files of a package, by name; model: the text of model.py."""
-    beside = [
-        *BESIDE,
-        *(name for name in ("float8", "gathers", "operators", "pipeline") if f"from .{name} import" in model),
-    ]
+    beside = [*BESIDE, *(name for name in MODULES if name not in BESIDE and f"from .{name} import" in model)]
     beside += ["later"] if "pipeline" in beside else []
     return {
         "model.py": model,

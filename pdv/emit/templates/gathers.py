@@ -215,10 +215,12 @@ class Unit:
         if not given:
             return
         blocks = torch.cat([part for _, part in given], 1).to(given[0][0].tensor.dtype)  # sums as parameters rest
+        self._sum([leaf for leaf, _ in given], blocks)
+
+    def _sum(self, leaves: Sequence[Leaf], blocks: Tensor) -> None:
+        """Sum [ranks, elements] over ranks, behind the rest; each leaf gets this rank's part of its own."""
         total = blocks.new_empty(blocks.size(1))
         work = scatter_single(total, blocks.view(-1), group=self._axis.of_sums.group, async_op=True)
-
-        leaves = [leaf for leaf, _ in given]
 
         def finish() -> None:
             work.wait()
@@ -300,16 +302,8 @@ class StepUnit(Unit):
             return
         self._let_go()
         blocks = torch.cat([part.flatten(1) for part in added.values()], 1)
-        total = blocks.new_empty(blocks.size(1))
-        work = scatter_single(total, blocks.view(-1), group=self._axis.of_sums.group, async_op=True)
         leaves = [self._parameters[place].leaves.get(self._parameters[place], axes) for place, axes in added]  # type: ignore[attr-defined]
-
-        def finish() -> None:
-            work.wait()
-            for leaf, part in zip(leaves, torch.split(total, [leaf.tensor.numel() for leaf in leaves]), strict=True):
-                leaf.add(part.view(leaf.tensor.shape))
-
-        self.sums.finish_later(finish)
+        self._sum(leaves, blocks)
 
     @property
     def is_waiting(self) -> bool:
