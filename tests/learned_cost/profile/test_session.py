@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ir.types import DType, TensorType
 from learned_cost.data.dataset import read_folder
 from learned_cost.data.kernel import Subgraph
 from learned_cost.devices.device import record
+from learned_cost.profile import session, timing
 from learned_cost.profile.command import Options as CommandOptions
 from learned_cost.profile.command import choose_groups, cluster_of, here, keep, torch_device
 from learned_cost.profile.programs.groups import Limits, OperatorGroup, RowTask, SubgraphGroup, tasks_of
@@ -22,8 +23,9 @@ from learned_cost.profile.programs.pieces import Piece
 from learned_cost.profile.rows import Setting, fold, kernel_of, kernel_row, measured_key
 from learned_cost.profile.session import learn_from, run
 from learned_cost.profile.store import Store
-from learned_cost.profile.timing import Stopwatch, Timing
+from learned_cost.profile.timing import Caches, Stopwatch, Timing
 from pdv.cluster import load_cluster
+from tests.learned_cost.clocks import Clocks
 
 CPU = torch.device("cpu")
 RECORD = record("cpu-core")
@@ -108,12 +110,19 @@ def test_what_cannot_be_run_is_counted(tmp_path: Path, watch: Stopwatch) -> None
     assert outcome.measured == {}
 
 
-def test_the_budget_ends_it(tmp_path: Path, watch: Stopwatch) -> None:
-    started = time.monotonic()
+def test_the_budget_ends_it(tmp_path: Path, watch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks()
+    monkeypatch.setattr(session, "time", clocks)
+
+    class Slow(Few):
+        def turn(self) -> Any:
+            clocks.work(0.4)
+            return super().turn()
+
     with Store(tmp_path) as store:
-        outcome = run(store, [OperatorGroup("relu", LIMITS)], SETTING, watch, budget_s=0.2)
-    assert time.monotonic() - started < 2.0
-    assert outcome.measured["relu"] > 2
+        outcome = run(store, [Slow("relu", LIMITS, planned=some_pieces(9))], SETTING, watch, budget_s=1.0)
+    assert clocks.monotonic() == pytest.approx(1.2)
+    assert outcome.measured["relu"] == 4  # forward and backward of what began within the budget
 
 
 def test_what_is_too_large_is_not_measured() -> None:
@@ -130,25 +139,35 @@ def test_keys_tell_measurements_apart() -> None:
     assert measured_key(row) != measured_key(row | {"stack": "inductor"})
 
 
-def busy(seconds: float) -> None:
-    until = time.process_time() + seconds
-    while time.process_time() < until:
-        pass
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    clocks = Clocks()
+    monkeypatch.setattr(timing, "time", clocks)
+    return clocks
 
 
-def test_a_time_is_a_median(watch: Stopwatch) -> None:
-    timing = watch.measure(lambda: busy(0.002))
-    assert 0.002 <= timing.best_s <= timing.median_s < 0.004
-    assert timing.repeats >= 3
-    assert watch.measure(lambda: busy(0.001), "cold").median_s >= 0.001
+@pytest.mark.parametrize("caches", ["warm", "cold"])
+def test_a_time_is_a_median(watch: Stopwatch, clocks: Clocks, caches: Caches) -> None:
+    lasts = itertools.chain([0.5, 0.25, 0.25] if caches == "warm" else [0.5, 0.25], [0.004, 0.002, 0.003])
+    measured = watch.measure(lambda: clocks.work(next(lasts)), caches)
+    assert (measured.best_s, measured.median_s, measured.repeats) == pytest.approx((0.002, 0.003, 3))
 
 
-def test_time_of_other_processes_does_not_count(watch: Stopwatch) -> None:
-    def disturbed() -> None:
-        busy(0.001)
-        time.sleep(0.005)  # as if somebody else ran
+def test_short_calls_are_repeated(watch: Stopwatch, clocks: Clocks) -> None:
+    calls = itertools.count()
+    assert watch.measure(lambda: clocks.work(1e-5 + 0 * next(calls))).median_s == pytest.approx(1e-5)
+    assert next(calls) == 3 + 3 * 100  # a thousandth of a second each
 
-    assert 0.001 <= watch.measure(disturbed).median_s < 0.003
+
+def test_disturbed_samples_are_taken_again(watch: Stopwatch, clocks: Clocks) -> None:
+    waits = itertools.chain([0.0] * 3, [0.005, 0.0] * 3)
+    assert watch.measure(lambda: (clocks.work(0.002), clocks.wait(next(waits)))).median_s == pytest.approx(0.002)
+    assert next(waits, None) is None
+
+
+def test_time_of_other_processes_does_not_count(watch: Stopwatch, clocks: Clocks) -> None:
+    measured = watch.measure(lambda: (clocks.work(0.001), clocks.wait(0.005)))
+    assert measured.median_s == pytest.approx(0.001)
 
 
 def test_names_of_operators() -> None:
