@@ -50,7 +50,7 @@ class Calibration:
     host_forward_s: float = 1.26e-4
     host_backward_s: float = 4.8e-5
     host_pass_s: float = 1e-4
-    turn_cpu_s: float = 6e-3
+    turn_cpu_s: float = 10e-3
     host_step_s: float = 9.4e-4
     products_gpu: float = 1.10
     scaled_products: float = 1.0
