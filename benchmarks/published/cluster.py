@@ -80,17 +80,14 @@ def devices_of(text: str, devices: int) -> list[tuple[str | dict[str, str], int]
     if not named:
         near = did_you_mean(text, DEVICES) or "`pdv cluster devices` lists all"
         raise ValueError(f"GPU {text!r} has no record. {near}")
-    found = [(name if watts is None else {"preset": name, "power": f"{watts:g} W"}, n) for (name, watts), n in named]
-    if len(found) == 1:
-        return [(found[0][0], devices)]
-    if all(count for _, count in found) and sum(count for _, count in found) == devices:
-        return found
-    if all(count for _, count in found) and devices % sum(count for _, count in found) == 0:
-        times = devices // sum(count for _, count in found)  # counts of a node, or of a part
-        return [(entry, count * times) for entry, count in found]
-    if devices % len(found):
+    if len(named) == 1:
+        return [(named[0][0], devices)]
+    stated = sum(count for _, count in named) if all(count for _, count in named) else 0
+    if stated and devices % stated == 0:  # counts of all, of a node, or of a part
+        return [(entry, count * (devices // stated)) for entry, count in named]
+    if devices % len(named):
         raise ValueError(f"{devices} devices of {text!r}: how many of each is not said")
-    return [(entry, devices // len(found)) for entry, _ in found]
+    return [(entry, devices // len(named)) for entry, _ in named]
 
 
 def _count(text: str) -> int:

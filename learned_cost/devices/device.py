@@ -7,8 +7,9 @@ Decides what a record may say. Entry points: ``record`` for one device, ``load_r
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +21,10 @@ from ir.files.plain_yaml import check_plain
 from ir.files.reading import FileKind, read_text
 
 FOLDER = Path(__file__).parent
-LIMITED = re.compile(r"(.+)-([0-9]{2,4})w", re.ASCII)  # a device's name, and the watts that it is limited to
+# A device's name, and what it is less by: a MIG part of it, as NVIDIA's drivers write it; a limit in watts or MHz.
+PART = re.compile(r"(.+)[ -]mig[ -]([1-9]g\.[0-9]{1,3}gb)(?:[+-](?:me|gfx))?", re.ASCII | re.IGNORECASE)
+LIMITED = re.compile(r"(.+)-([0-9]{2,4})(w|mhz)", re.ASCII)
+MEMORY_PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of memory, its bandwidth and the L2 (NVIDIA, MIG user guide)
 RECORD = FileKind(1 << 16, DeviceError, wanted="Give the record of one device")  # which takes 1 KiB
 
 # Dense arithmetic; fp32_matrix where matrix units compute in float32 faster than vector units do.
@@ -55,6 +59,7 @@ class DeviceRecord(BaseModel):
         l2_bytes: the last cache before memory: a GPU's L2, a CPU's L3.
         shared_memory_bytes_per_sm: the memory next to each unit: a CPU core's own cache.
         tdp_w: power that it is specified for.
+        mig: units of each part that it can be cut into, by NVIDIA's name of the part.
         link: what joins it to devices of its node.
         link_bytes_per_s: to devices of its node, per direction.
         host_link_bytes_per_s: to the host.
@@ -81,6 +86,7 @@ class DeviceRecord(BaseModel):
     l2_bytes: Count | None = None
     shared_memory_bytes_per_sm: Count | None = None
     tdp_w: Positive | None = None
+    mig: dict[Name, Count] = {}
     link: Name | None = None
     link_bytes_per_s: Positive | None = None
     host_link_bytes_per_s: Positive | None = None
@@ -119,31 +125,76 @@ def record(name: str, folder: Path | None = None) -> DeviceRecord:
 
 
 def find(name: str, records: Iterable[DeviceRecord]) -> DeviceRecord | None:
-    """The record that has this name or alias, letter case aside; of a name that ends in ``-500w``, so limited."""
+    """The record that has this name or alias, letter case aside.
+
+    A name may end in ``-500w`` or ``-1200mhz``: a device so limited; or in ``-mig-3g.40gb``: that part of one.
+    """
     known = {label.casefold(): entry for entry in records for label in (entry.name, *entry.aliases)}
-    wanted = name.casefold()
-    limit = LIMITED.fullmatch(wanted)
-    if wanted in known or limit is None:
-        return known.get(wanted)
-    whole = known.get(limit[1])
-    return None if whole is None or whole.tdp_w is None else limit_power(whole, float(limit[2]))
+    return _changed(name.casefold(), known)
+
+
+def _changed(name: str, known: Mapping[str, DeviceRecord]) -> DeviceRecord | None:
+    if name in known:
+        return known[name]
+    if (part := PART.fullmatch(name)) is not None:
+        whole = _changed(part[1], known)
+        return None if whole is None or part[2] not in whole.mig else cut_part(whole, part[2])
+    if (limit := LIMITED.fullmatch(name)) is None or (whole := _changed(limit[1], known)) is None:
+        return None
+    if limit[3] == "w":
+        return None if whole.tdp_w is None else limit_power(whole, float(limit[2]))
+    return None if whole.boost_hz is None else limit_clock(whole, float(limit[2]) * 1e6)
 
 
 def limit_power(whole: DeviceRecord, watts: float) -> DeviceRecord:
-    """The device under a power limit: its clock, and with it all its peak rates, as the cube root of the power.
+    """The device under a power limit: its clock as the cube root of the power.
 
     Dynamic power is C V² f, and voltage falls with the clock (Hennessy and Patterson, Computer Architecture, 6th ed.,
-    1.5), so a clock f takes power as f³. Memory keeps its clock.
+    1.5), so a clock f takes power as f³.
     """
     assert whole.tdp_w is not None, "a device whose power is known"
     share = min(1.0, (watts / whole.tdp_w) ** (1 / 3))
+    return _slow_down(whole, share, {"name": f"{whole.name}-{watts:.0f}w", "tdp_w": watts})
+
+
+def limit_clock(whole: DeviceRecord, hertz: float) -> DeviceRecord:
+    """The device with its clock locked (``nvidia-smi --lock-gpu-clocks``) to at most what peaks are stated at."""
+    assert whole.boost_hz is not None, "a device whose clock is known"
+    return _slow_down(whole, min(1.0, hertz / whole.boost_hz), {"name": f"{whole.name}-{hertz / 1e6:.0f}mhz"})
+
+
+def _slow_down(whole: DeviceRecord, share: float, changed: Mapping[str, object]) -> DeviceRecord:
+    """The device at a share of its clock, and of all its peak rates. Memory keeps its own clock."""
+    clock = None if whole.boost_hz is None else whole.boost_hz * share
+    peaks = {dtype: rate * share for dtype, rate in whole.peak_flops.items()}
+    return whole.model_copy(update={"aliases": (), "boost_hz": clock, "peak_flops": peaks, **changed})
+
+
+def cut_part(whole: DeviceRecord, profile: str) -> DeviceRecord:
+    """A MIG part: its units at their full clock, and its slices of memory, each with bandwidth and L2 of its own.
+
+    What is joined to the host and the network is common; a part is taken to get as much of it as of memory. Parts
+    reach each other through the host alone (NVIDIA, MIG user guide: no peer-to-peer, over PCIe or NVLink).
+    """
+    units, gigabytes = whole.mig[profile], int(profile.partition(".")[2].removesuffix("gb"))
+    wanted = gigabytes * 2**30 / whole.memory_bytes
+    memory = min(MEMORY_PARTS, key=lambda share: abs(math.log(share / wanted)))
+    share = units / whole.sm_count
+
+    def of(value: float | None, part: float) -> float | None:
+        return None if value is None else value * part
+
     changed = {
-        "name": f"{whole.name}-{watts:.0f}w",
-        "aliases": (),
-        "tdp_w": watts,
-        "boost_hz": None if whole.boost_hz is None else whole.boost_hz * share,
+        "name": f"{whole.name}-mig-{profile}", "aliases": (), "mig": {}, "sm_count": units,
+        "fp32_cores": None if whole.fp32_cores is None else whole.fp32_cores * units // whole.sm_count,
         "peak_flops": {dtype: rate * share for dtype, rate in whole.peak_flops.items()},
-    }
+        "memory_bytes": int(whole.memory_bytes * memory),
+        "memory_bandwidth_bytes_per_s": whole.memory_bandwidth_bytes_per_s * memory,
+        "l2_bytes": None if whole.l2_bytes is None else int(whole.l2_bytes * memory),
+        "tdp_w": of(whole.tdp_w, share), "link": None, "link_bytes_per_s": None,
+        "host_link_bytes_per_s": of(whole.host_link_bytes_per_s, memory),
+        "internode_bytes_per_s": of(whole.internode_bytes_per_s, memory),
+    }  # fmt: skip
     return whole.model_copy(update=changed)
 
 

@@ -31,11 +31,12 @@ def find_warnings(cluster: Cluster, spec: ClusterSpec, source: Source) -> tuple[
     """Warnings about what is possible but strange.
 
     Raises:
-        ClusterError: links faster than the memory they read, or a network that nobody sells.
+        ClusterError: links faster than the memory they read, a network that nobody sells, or MIG parts on NVLink.
     """
     memory = max(entry.device.memory_bandwidth_bytes_per_s for entry in cluster.classes)
     for level in cluster.levels:
         _check_rate(level.name == "node", level.link.bandwidth_bytes_per_s, memory, source)
+    _check_parts(spec, source)
     places = [*_links(cluster, spec, source), *_devices(spec, source), *_network(cluster, spec)]
     return tuple(dict.fromkeys(places))
 
@@ -54,6 +55,18 @@ def _check_rate(network: bool, rate: float, memory: float, source: Source) -> No
             f"({MEMORY_BANDWIDTH.format(memory)})",
             mend="Check the units of both (b is bit, B is byte)",
         )
+
+
+def _check_parts(spec: ClusterSpec, source: Source) -> None:
+    """Parts of GPUs have no peer-to-peer access, so no NVLink (NVIDIA, MIG user guide)."""
+    for place, link in links_of(spec):
+        node = spec.nodes[place[1]] if place[0] == "nodes" and isinstance(place[1], int) else None
+        if node is not None and node.device.mig is not None and "nvlink" in link.build().name.lower():
+            raise ClusterError(
+                f"{source.where(place)}: MIG parts ({node.device.mig}) have no NVLink; they reach each other through "
+                "the host",
+                mend="Write the host's link, for instance `link: pcie5`, or leave `mig` out for whole devices",
+            )
 
 
 def _links(cluster: Cluster, spec: ClusterSpec, source: Source) -> Iterator[str]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cache
 
+from learned_cost.devices.device import PART
 from pdv.cluster.presets import DEVICES, record_labels
 
 # Other names of nodes: of vendors (a DGX is an HGX board in a case), and what clouds call a machine in full.
@@ -42,13 +43,14 @@ def preset_of(name: str, presets: Collection[str]) -> str | None:
     return found if found in presets else None
 
 
-def device_in(text: str) -> tuple[str, float | None] | None:
-    """The preset of a device that free text names, and the watts that it is said to be limited to."""
-    watts = POWER.search(text)
-    exact = preset_of(text, DEVICES)
-    bare = re.sub(r"[^a-z0-9]", "", SIZE.sub(r"\1g", re.sub(r"\(.*?\)", "", text.lower())))
-    found = exact or next((preset for word, preset in DEVICE_WORDS if word in bare), None)
-    return None if found is None else (found, float(watts[1]) if watts else None)
+def device_in(text: str) -> str | dict[str, str] | None:
+    """The device that free text names, as a cluster file says it, with its power limit and MIG part."""
+    part, watts = PART.fullmatch(text.strip()), POWER.search(text)
+    whole = part[1] if part else text
+    bare = re.sub(r"[^a-z0-9]", "", SIZE.sub(r"\1g", re.sub(r"\(.*?\)", "", whole.lower())))
+    found = preset_of(whole, DEVICES) or next((preset for word, preset in DEVICE_WORDS if word in bare), None)
+    limits = ({"power": f"{watts[1]} W"} if watts else {}) | ({"mig": part[2].lower()} if part else {})
+    return {"preset": found} | limits if found and limits else found
 
 
 @cache

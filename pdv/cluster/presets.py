@@ -13,7 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ir.errors import PdvError, did_you_mean
+from learned_cost.devices.device import DeviceRecord, find, load_records, record
 from pdv.cluster.description import Device, Link
+from pdv.cluster.units import ValueProblem, shorten
+
+UNDER_LIMIT = "Write `peak` as it is under the limit"
 
 # Host time to queue one eager PyTorch kernel. An assumption: a kernel that the host waits for takes at least 24-31 us
 # (kernels, NeuSight, A100 to V100), one behind others in the queue a part of it. Describe a device to set your own.
@@ -22,12 +27,17 @@ LAUNCH_S = 5e-6
 
 def _device(name: str, efficiency: float, launch_s: float = LAUNCH_S) -> Device:
     """A preset: the published numbers of its record, and what only the planner's arithmetic needs."""
-    from learned_cost.devices.device import record
-
     known = record(name)
+    return _as_recorded(Device(name, 0, {}, 0.0, launch_s, efficiency, kind=known.kind), known)
+
+
+def _as_recorded(device: Device, known: DeviceRecord) -> Device:
+    """A device with the rates and sizes of a record."""
     peaks = {dtype: rate for key, dtype in DTYPES.items() if (rate := known.peak(key)) is not None}
-    bandwidth = known.memory_bandwidth_bytes_per_s
-    return Device(name, known.memory_bytes, peaks, bandwidth, launch_s, efficiency, kind=known.kind)
+    return replace(
+        device, memory_bytes=known.memory_bytes, peak_flops=peaks,
+        memory_bandwidth_bytes_per_s=known.memory_bandwidth_bytes_per_s,
+    )  # fmt: skip
 
 
 # dtype of a record -> dtype of a plan
@@ -101,33 +111,36 @@ DEVICES: dict[str, Device] = {
 
 def record_labels() -> list[tuple[str, ...]]:
     """What each device with a record is called: its name, and the names of presets, drivers and makers."""
-    from learned_cost.devices.device import load_records
-
     return [(entry.name, *entry.aliases) for entry in load_records().values()]
 
 
 def record_peaks(name: str) -> Mapping[str, float] | None:
     """Peak rates of a device by its record's dtypes; None where there is no record of that name."""
-    from learned_cost.devices.device import find, load_records
-
     found = find(name, load_records().values())
     return None if found is None else {str(dtype): rate for dtype, rate in found.peak_flops.items()}
 
 
-def preset_tdp_w(name: str) -> float | None:
-    """The power that a preset takes at full clock."""
-    from learned_cost.devices.device import record
+def change_preset(device: Device, watts: float | None, hertz: float | None, part: str | None) -> Device:
+    """A preset under limits of power and clock, or a MIG part of it, by whose name its record is found.
 
-    return record(name).tdp_w
-
-
-def limit_preset(device: Device, watts: float) -> Device:
-    """A preset under a power limit (`learned_cost.devices.device.limit_power`), by whose name the record is found."""
-    from learned_cost.devices.device import limit_power, record
-
-    limited = limit_power(record(device.name), watts)
-    peaks = {dtype: rate for key, dtype in DTYPES.items() if (rate := limited.peak(key)) is not None}
-    return replace(device, name=f"{device.name}-{watts:.0f}w", peak_flops=peaks)
+    Raises:
+        ValueProblem: nothing is known of what is changed.
+    """
+    whole, name = record(device.name), device.name
+    if watts is not None:
+        if whole.tdp_w is None:
+            raise ValueProblem("`power` limits a preset whose full power is known", mend=UNDER_LIMIT)
+        name += f"-{watts:.0f}w"
+    if hertz is not None:
+        if whole.boost_hz is None:
+            raise ValueProblem("`clock` limits a preset whose full clock is known", mend=UNDER_LIMIT)
+        name += f"-{hertz / 1e6:.0f}mhz"
+    if part is not None:
+        if part not in whole.mig:
+            allowed = f"Allowed: {', '.join(whole.mig)}" if whole.mig else "It has none"
+            raise ValueProblem(f"{device.name} has no MIG part {shorten(part)}", allowed, did_you_mean(part, whole.mig))
+        name += f"-mig-{part}"
+    return _as_recorded(replace(device, name=name), record(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +221,6 @@ LINKS: dict[str, PresetLink] = {
 
 def host_link(device: str) -> str:
     """The PCIe preset of a device's slot, by its record; of a device without record pcie4."""
-    from ir.errors import PdvError
-    from learned_cost.devices.device import record
-
     try:
         rate = record(device).host_link_bytes_per_s or 32e9
     except PdvError:

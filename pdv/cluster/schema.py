@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictStr, model_validator
 
+from learned_cost.devices.device import PART
 from pdv.cluster.description import Device, Link
 from pdv.cluster.fields import (
     MAX_COUNT,
@@ -31,11 +32,22 @@ from pdv.cluster.fields import (
 )
 from pdv.cluster.names import preset_of
 from pdv.cluster.nodes import NODES
-from pdv.cluster.presets import DEVICES, LINKS, limit_preset, preset_tdp_w
-from pdv.cluster.units import COMPUTE, LINK_BANDWIDTH, MEMORY, MEMORY_BANDWIDTH, POWER, TIME, ValueProblem, shorten
+from pdv.cluster.presets import DEVICES, LINKS, change_preset
+from pdv.cluster.units import (
+    CLOCK,
+    COMPUTE,
+    LINK_BANDWIDTH,
+    MEMORY,
+    MEMORY_BANDWIDTH,
+    POWER,
+    TIME,
+    ValueProblem,
+    shorten,
+)
 
 __all__ = ["MAX_COUNT", "ClusterSpec", "DeviceSpec", "LinkSpec", "NetworkSpec", "NodeSpec", "PartSpec", "WireSpec"]
 
+LIMITS = frozenset({"power", "clock", "mig"})  # by which the name of a device says how it is less than a whole one
 END = re.compile(r"n(\*|[0-9]{1,6})\.g([0-9]{1,6})|[a-z][a-z0-9_-]{0,31}", re.ASCII)
 
 
@@ -52,6 +64,8 @@ class DeviceSpec(Spec):
         launch_latency: from issuing a kernel to its start.
         efficiency: the share of the peak that large products reach.
         power: limits a preset: its clock falls with the cube root.
+        clock: limits a preset: its peak rates fall with it.
+        mig: cuts a preset: NVIDIA's name of the part, which is then a device of its own.
         share: the part of its time that one process gets while all compute.
         quota: whether that share is enforced by pausing it.
     """
@@ -65,20 +79,19 @@ class DeviceSpec(Spec):
     launch_latency: Annotated[float, quantity_of(TIME)] | None = None
     efficiency: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] | None = None
     power: Annotated[float, quantity_of(POWER)] | None = None
+    clock: Annotated[float, quantity_of(CLOCK)] | None = None
+    mig: StrictStr | None = None
     share: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] = 1.0
     quota: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, value: object) -> object:
-        return from_preset(value, DEVICES, "device")
+        return from_preset(_name_part(value), DEVICES, "device")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if self.power is not None and (self.preset is None or preset_tdp_w(self.preset) is None):
-            raise ValueProblem(
-                "`power` limits a preset whose full power is known", mend="Write `peak` as it is under the limit"
-            )
+        self._base()
         if self.preset is None:
             require(self, ("name", "memory", "peak", "memory_bandwidth", "launch_latency", "efficiency"), "device")
             if "float32" not in (self.peak or {}):
@@ -87,15 +100,23 @@ class DeviceSpec(Spec):
                 )
         return self
 
+    def _base(self) -> Device | None:
+        """The preset, limited and cut as the file says.
+
+        Raises:
+            ValueProblem: nothing is known of what is limited or cut.
+        """
+        limits = {name: getattr(self, name) for name in sorted(LIMITS) if getattr(self, name) is not None}
+        base = DEVICES.get(self.preset or "")
+        if base is None and limits:
+            raise ValueProblem(f"`{next(iter(limits))}` limits a preset", mend="Describe the device as it is then")
+        return base if base is None or not limits else change_preset(base, self.power, self.clock, self.mig)
+
     def build(self) -> Device:
         """As plain data, the preset's values where the file gives none."""
-        base = DEVICES.get(self.preset or "")
-        limited = self.preset
-        if base is not None and self.power is not None:
-            base = limit_preset(base, self.power)
-            limited = base.name
-        changed = bool(self.model_fields_set - {"preset", "name", "share", "quota", "power"})
-        name = self.name or (f"{limited}-changed" if changed else limited)
+        base = self._base()
+        changed = bool(self.model_fields_set - {"preset", "name", "share", "quota", *LIMITS})
+        name = self.name or (base and (f"{base.name}-changed" if changed else base.name))
 
         def pick(own: Any, field: str) -> Any:  # a field's type differs from field to field
             return own if own is not None else getattr(base, field)
@@ -111,6 +132,15 @@ class DeviceSpec(Spec):
             share=self.share,
             quota=self.quota,
         )
+
+
+def _name_part(value: object) -> object:
+    """A MIG part as its driver calls it (``NVIDIA H100 80GB HBM3 MIG 3g.40gb``), as a preset and its part."""
+    named = {"preset": value} if isinstance(value, str) else value
+    if not isinstance(named, dict) or not isinstance(named.get("preset"), str):
+        return value
+    part = PART.fullmatch(named["preset"])
+    return value if part is None else {"mig": part[2].lower()} | named | {"preset": part[1]}
 
 
 class RateSpec(Spec):
