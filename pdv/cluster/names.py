@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cache
 
-from learned_cost.devices.device import PART
-from pdv.cluster.presets import DEVICES, record_labels
+from pdv.cluster.presets import DEVICES, record_labels, split_part
 
 # Other names of nodes: of vendors (a DGX is an HGX board in a case), and what clouds call a machine in full.
 NODE_ALIASES: Mapping[str, str] = {
@@ -45,11 +44,11 @@ def preset_of(name: str, presets: Collection[str]) -> str | None:
 
 def device_in(text: str) -> str | dict[str, str] | None:
     """The device that free text names, as a cluster file says it, with its power limit and MIG part."""
-    part, watts = PART.fullmatch(text.strip()), POWER.search(text)
-    whole = part[1] if part else text
+    watts, part = POWER.search(text), split_part(text)
+    whole = part[0] if part else text
     bare = re.sub(r"[^a-z0-9]", "", SIZE.sub(r"\1g", re.sub(r"\(.*?\)", "", whole.lower())))
     found = preset_of(whole, DEVICES) or next((preset for word, preset in DEVICE_WORDS if word in bare), None)
-    limits = ({"power": f"{watts[1]} W"} if watts else {}) | ({"mig": part[2].lower()} if part else {})
+    limits = ({"power": f"{watts[1]} W"} if watts else {}) | ({"mig": part[1]} if part else {})
     return {"preset": found} | limits if found and limits else found
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ir.errors import PdvError, did_you_mean
-from learned_cost.devices.device import DeviceRecord, find, load_records, record
 from pdv.cluster.description import Device, Link
 from pdv.cluster.units import ValueProblem, shorten
 
@@ -27,15 +26,17 @@ LAUNCH_S = 5e-6
 
 def _device(name: str, efficiency: float, launch_s: float = LAUNCH_S) -> Device:
     """A preset: the published numbers of its record, and what only the planner's arithmetic needs."""
-    known = record(name)
-    return _as_recorded(Device(name, 0, {}, 0.0, launch_s, efficiency, kind=known.kind), known)
+    return _as_recorded(Device(name, 0, {}, 0.0, launch_s, efficiency))
 
 
-def _as_recorded(device: Device, known: DeviceRecord) -> Device:
-    """A device with the rates and sizes of a record."""
+def _as_recorded(device: Device) -> Device:
+    """A device with the rates and sizes of the record of its name."""
+    from learned_cost.devices.device import record
+
+    known = record(device.name)
     peaks = {dtype: rate for key, dtype in DTYPES.items() if (rate := known.peak(key)) is not None}
     return replace(
-        device, memory_bytes=known.memory_bytes, peak_flops=peaks,
+        device, kind=known.kind, memory_bytes=known.memory_bytes, peak_flops=peaks,
         memory_bandwidth_bytes_per_s=known.memory_bandwidth_bytes_per_s,
     )  # fmt: skip
 
@@ -111,13 +112,25 @@ DEVICES: dict[str, Device] = {
 
 def record_labels() -> list[tuple[str, ...]]:
     """What each device with a record is called: its name, and the names of presets, drivers and makers."""
+    from learned_cost.devices.device import load_records
+
     return [(entry.name, *entry.aliases) for entry in load_records().values()]
 
 
 def record_peaks(name: str) -> Mapping[str, float] | None:
     """Peak rates of a device by its record's dtypes; None where there is no record of that name."""
+    from learned_cost.devices.device import find, load_records
+
     found = find(name, load_records().values())
     return None if found is None else {str(dtype): rate for dtype, rate in found.peak_flops.items()}
+
+
+def split_part(name: str) -> tuple[str, str] | None:
+    """The device and the part that a MIG part's name says (``NVIDIA H100 80GB HBM3 MIG 3g.40gb``), if it is one."""
+    from learned_cost.devices.device import PART
+
+    part = PART.fullmatch(name.strip())
+    return None if part is None else (part[1], part[2].lower())
 
 
 def change_preset(device: Device, watts: float | None, hertz: float | None, part: str | None) -> Device:
@@ -126,6 +139,8 @@ def change_preset(device: Device, watts: float | None, hertz: float | None, part
     Raises:
         ValueProblem: nothing is known of what is changed.
     """
+    from learned_cost.devices.device import record
+
     whole, name = record(device.name), device.name
     if watts is not None:
         if whole.tdp_w is None:
@@ -140,7 +155,7 @@ def change_preset(device: Device, watts: float | None, hertz: float | None, part
             allowed = f"Allowed: {', '.join(whole.mig)}" if whole.mig else "It has none"
             raise ValueProblem(f"{device.name} has no MIG part {shorten(part)}", allowed, did_you_mean(part, whole.mig))
         name += f"-mig-{part}"
-    return _as_recorded(replace(device, name=name), record(name))
+    return _as_recorded(replace(device, name=name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +236,8 @@ LINKS: dict[str, PresetLink] = {
 
 def host_link(device: str) -> str:
     """The PCIe preset of a device's slot, by its record; of a device without record pcie4."""
+    from learned_cost.devices.device import record
+
     try:
         rate = record(device).host_link_bytes_per_s or 32e9
     except PdvError:

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictStr, model_validator
 
-from learned_cost.devices.device import PART
 from pdv.cluster.description import Device, Link
 from pdv.cluster.fields import (
     MAX_COUNT,
@@ -32,7 +31,7 @@ from pdv.cluster.fields import (
 )
 from pdv.cluster.names import preset_of
 from pdv.cluster.nodes import NODES
-from pdv.cluster.presets import DEVICES, LINKS, change_preset
+from pdv.cluster.presets import DEVICES, LINKS, change_preset, split_part
 from pdv.cluster.units import (
     CLOCK,
     COMPUTE,
@@ -139,8 +138,8 @@ def _name_part(value: object) -> object:
     named = {"preset": value} if isinstance(value, str) else value
     if not isinstance(named, dict) or not isinstance(named.get("preset"), str):
         return value
-    part = PART.fullmatch(named["preset"])
-    return value if part is None else {"mig": part[2].lower()} | named | {"preset": part[1]}
+    part = split_part(named["preset"])
+    return value if part is None else {"mig": part[1]} | named | {"preset": part[0]}
 
 
 class RateSpec(Spec):
