@@ -141,12 +141,12 @@ def optimize(
         check_drawn_once(how)
         pipelines = "never"
 
-    def search_in(chosen: Products | None) -> SearchResult:
-        asked = [replace(problem, products=chosen) for problem in problems]
+    def search_in(chosen: Products | None, within_s: float) -> SearchResult:
+        asked, own = [replace(problem, products=chosen) for problem in problems], replace(effort, budget_s=within_s)
         again = partial(ask, products=chosen, rules=())
-        return search_problems(asked, devices, effort, content, progress, again, pipelines=pipelines, pinned=how)
+        return search_problems(asked, devices, own, content, progress, again, pipelines=pipelines, pinned=how)
 
-    result = search_formats(formats, search_in, partial(_step_s, devices), watch.stopped)
+    result = search_formats(formats, effort.budget_s, search_in, partial(_step_s, devices), watch.stopped)
     found, plan_mesh = as_run(result.found, devices), result.found.solution.problem.mesh
     progress("simulating", None)
     workload = workload_of_found(found, devices)

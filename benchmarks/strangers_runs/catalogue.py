@@ -22,7 +22,16 @@ def stranger(make: Callable[[], Made]) -> Callable[[], Made]:
 
 def names() -> list[str]:
     """All of the list."""
-    from benchmarks.strangers_runs import attention, mixtures, oddities, recurrences, vision  # noqa: F401  # join it
+    from benchmarks.strangers_runs import (  # noqa: F401  # join it
+        attention,
+        generative,
+        mixtures,
+        oddities,
+        recurrences,
+        sequences,
+        unusual,
+        vision,
+    )  # fmt: skip
 
     return sorted(STRANGERS)
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ir.dims import Shape
 from ir.errors import ModelError, first_line
+from pdv.frontend.torch.copies import copy_with, take_apart
 from pdv.frontend.torch.drop_path import say_drop_paths
 from pdv.frontend.torch.module import resize_inputs
 
@@ -70,7 +71,7 @@ class Source:
     def in_float64(self) -> Source:
         """The same, of float64 throughout."""
         args, kwargs = tree_map(_widen, (self.args, dict(self.kwargs)))
-        return Source(copy.deepcopy(self.module).double(), args, kwargs)
+        return Source(copy_with(self.module, {}).double(), args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def copy_module(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     if sum(x.numel() for x in held) > MOST_WEIGHTS:
         shared = {id(p): _sharing(p) for p in module.parameters() if not _is_constant(p)}
     try:
-        own = copy.deepcopy(module, shared)
+        own = copy_with(module, shared)
     except Exception as error:  # noqa: BLE001  # whatever a module's attributes raise
         return f"the module cannot be copied: {first_line(error)}"
     padded = []
@@ -130,6 +131,7 @@ def copy_module(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
             part.padding_idx = None
             padded.append(name or type(part).__name__)
     say_drop_paths(own)
+    take_apart(own)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         given = tree_map(_vary, (args, dict(kwargs)))

@@ -23,7 +23,7 @@ from pdv.cost.comm import AxisLink, move_seconds, sum_seconds
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
-from pdv.pcg.scaled import estimate_nodes
+from pdv.pcg.scaled import estimate_nodes, is_narrow
 from pdv.pcg.units import gathered_once
 from pdv.problem import Assignment, Problem, Realized
 
@@ -105,21 +105,23 @@ def local_costs(problem: Problem, asked: Sequence[tuple[Node, Sequence[Split]]])
         for (node, splits), is_free in zip(asked, free, strict=True)
         if not is_free
     ]
-    answers = iter(estimate_nodes(problem.compute, queries, problem.products))
+    answers = iter(zip(queries, estimate_nodes(problem.compute, queries, problem.products), strict=True))
     costs = []
     for (node, splits), is_free in zip(asked, free, strict=True):
         if is_free:
             costs.append(NodeCost(0.0, 0.0))  # computed once, when the package is written; or within the product below
         else:
-            estimate = _with_scales(problem, node, splits, next(answers))
+            estimate = _with_scales(problem, node, splits, *next(answers))
             costs.append(NodeCost(estimate.forward.mean_s, estimate.backward.mean_s, estimate))
     return costs
 
 
-def _with_scales(problem: Problem, node: Node, splits: Sequence[Split], found: NodeEstimate) -> NodeEstimate:
+def _with_scales(
+    problem: Problem, node: Node, splits: Sequence[Split], query: Query, found: NodeEstimate
+) -> NodeEstimate:
     """With the sums over ranks by which parts of a product's factors get one scale, where one is of a whole tensor."""
     products = problem.products
-    if products is None or products.format.by_rows or not products.takes(node.op, [x.type for x in node.operands]):
+    if products is None or products.format.by_rows or not is_narrow(query, products):
         return found
     of_matrix = {loop for dim in node.loops.operands[1] for loop in dim}
     parts = [[found.forward], [found.backward]]

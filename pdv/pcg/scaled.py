@@ -1,6 +1,7 @@
 """Products in a narrow format, as a plan has them: which they are, and what they take with their casts.
 
-Entry points: ``products_of`` a source graph, and ``estimate_nodes``, which asks a cost model about operators.
+Entry points: ``products_of`` a source graph; ``estimate_nodes``, which asks a cost model about operators; and
+``is_narrow``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def estimate_nodes(compute: CostModel, queries: Sequence[Query], products: Produ
     """What the cost model says; of products in a narrow format with their casts."""
     if products is None:
         return compute.nodes(queries)
-    taken = [_is_trained(query) and products.takes(query.op, query.operands) for query in queries]
+    taken = [is_narrow(query, products) for query in queries]
     number = products.format.number
     asked = [query._replace(number=number) if takes else query for query, takes in zip(queries, taken, strict=True)]
     casts = [copy for query, takes in zip(queries, taken, strict=True) if takes for copy in _copies(query)]
@@ -43,8 +44,9 @@ def estimate_nodes(compute: CostModel, queries: Sequence[Query], products: Produ
     ]
 
 
-def _is_trained(query: Query) -> bool:
-    return query.wanted is not None and query.wanted[-1]
+def is_narrow(query: Query, products: Products) -> bool:
+    """Whether a product is in the narrow format: one with a matrix that is trained."""
+    return query.wanted is not None and query.wanted[-1] and products.takes(query.op, query.operands)
 
 
 def _copies(query: Query) -> list[Query]:

@@ -5,6 +5,7 @@ Nothing narrower than the type of compute is ever taken unasked.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -74,15 +75,21 @@ def _narrow(graph: Graph, chosen: Format, devices: Sequence[Device], *, known: b
 
 def search_formats(
     formats: Sequence[Products | None],
-    search: Callable[[Products | None], SearchResult],
+    budget_s: float,
+    search: Callable[[Products | None, float], SearchResult],
     step_s: Callable[[SearchResult], float],
     stopped: Callable[[], bool],
 ) -> SearchResult:
-    """What is found in the format whose simulated step is shortest; its bound is of all that were searched."""
+    """What is found in the format whose simulated step is shortest; its bound is of all that were searched.
+
+    budget_s: wall time of all searches; each gets an equal part of what those before it left.
+    """
     results: list[SearchResult] = []
-    for one in formats:
-        if not (results and stopped()):
-            results.append(search(one))
+    deadline = time.monotonic() + budget_s
+    for number, one in enumerate(formats):
+        left_s = deadline - time.monotonic() if number else budget_s
+        if not results or (left_s > 0 and not stopped()):
+            results.append(search(one, left_s / (len(formats) - number)))
     best = results[0] if len(results) == 1 else min(results, key=step_s)
     bound = min(result.found.lower_bound_s for result in results)
     found = replace(best.found, lower_bound_s=bound if len(results) == len(formats) else 0.0)

@@ -17,7 +17,7 @@ import torch
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import masks
+from pdv.frontend import layers, masks
 from pdv.frontend.linear_maps import applied, fourier_matrix
 from pdv.frontend.lowering import Lowering, Unsupported
 
@@ -99,6 +99,37 @@ def _sum(sign: int) -> Callable[..., Complex]:
     return handle
 
 
+def _matmul(k: Lowering, x: Node | Complex, y: Node | Complex) -> Complex:
+    if isinstance(x, Node) and isinstance(y, Complex):
+        return _pair(k, *(layers.matmul(k, *k.alike(x, part)) for part in _parts(k, y)))
+    if isinstance(x, Complex) and isinstance(y, Node):
+        return _pair(k, *(layers.matmul(k, *k.alike(part, y)) for part in _parts(k, x)))
+    (a, b), (c, d) = _parts(k, x), _parts(k, y)
+    ac, bd, ad, bc = (layers.matmul(k, *k.alike(*both)) for both in ((a, c), (b, d), (a, d), (b, c)))
+    return _pair(k, k.sub(ac, bd), k.add(ad, bc))
+
+
+def _joined(k: Lowering, values: Sequence[Any], dim: int = 0) -> Complex:  # Any: complex or real tensors
+    if not all(isinstance(x, Complex) for x in values):
+        raise Unsupported("complex numbers joined with real ones")
+    return Complex(k.concat(k.alike(*(x.parts for x in values)), dim % values[0].rank))
+
+
+def _put(k: Lowering, x: Any, piece: Any, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Complex:
+    """x with a piece of it overwritten."""
+    if not (isinstance(x, Complex) and isinstance(piece, Complex)):
+        raise Unsupported("complex numbers among real ones")
+    dim %= x.rank
+    ends = 0 if start is None else start, x.parts.type.shape[dim] if stop is None else stop
+    return Complex(masks.put_slice(k, x.parts, piece.parts, dim, *ends, step))
+
+
+def _zeros(k: Lowering, x: Any, *, dtype: Any = None, **placement: Any) -> Complex:  # Any: torch types
+    if not isinstance(x, Complex) or dtype not in (None, *_DTYPES):
+        raise Unsupported("complex numbers made real")
+    return Complex(masks.fill(k, 0, x.parts.type.shape, x.parts.type.dtype if dtype is None else _DTYPES[dtype]))
+
+
 def _conjugate(k: Lowering, x: Complex) -> Complex:
     return Complex(k.mul(x.parts, k.const(np.array([1, -1], np.float32), x.parts.type.dtype)))
 
@@ -166,6 +197,12 @@ HANDLERS: Mapping[str, Callable[..., Node | Complex]] = {
     "aten.mul.Tensor": _mul,
     "aten.add.Tensor": _sum(1),
     "aten.sub.Tensor": _sum(-1),
+    "aten.zeros_like.default": _zeros,
+    "aten.mm.default": _matmul,
+    "aten.bmm.default": _matmul,
+    "aten.cat.default": _joined,
+    "aten.slice_scatter.default": _put,
+    "aten.copy.default": lambda k, x, piece, non_blocking=False: Complex(k.expand(piece.parts, x.parts.type.shape)),
     "aten._conj.default": _conjugate,
     "aten.conj_physical.default": _conjugate,
     "aten._conj_physical.default": _conjugate,

@@ -1,6 +1,6 @@
 """Why a module cannot be exported: the cause in a sentence, the line of the model, and what to do.
 
-Entry point: ``export_error``.
+Entry points: ``export_error``, ``is_of_transforms``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from ir.errors import ModelError, first_line
 
 _OTHERS = (str(PurePath(torch.__file__).parent), str(PurePath(__file__).parents[2]))  # whose lines are not the model's
+_TRANSFORMS = tuple(str(PurePath("_functorch", name)) for name in ("vmap.py", "eager_transforms.py", "apis.py"))
 _BY_VALUE = re.compile(r"data-dependent expression (.+?) \(unhinted")
 
 
@@ -27,11 +28,23 @@ def export_error(module: torch.nn.Module, error: Exception) -> ModelError:
             "Programs that are the same for all values",
             _remedy(module, where),
         )
+    if is_of_transforms(error):
+        return ModelError(
+            f"{name} cannot be exported: it takes derivatives inside of forward (torch.func, autograd.grad){where}",
+            "Modules that leave derivatives to training; vmap alone goes",
+            "Take them in the loss, or write their formula out over the whole batch",
+        )
     return ModelError(
         f"{name} cannot be exported: {first_line(error)}{where}",
         "",
         _suggest(error) or "See that torch.export.export(module, example_inputs) works",
     )
+
+
+def is_of_transforms(error: BaseException) -> bool:
+    """Whether it comes of torch.func's transforms, or of a gradient that forward takes."""
+    paths = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    return any(path.endswith(_TRANSFORMS) for path in paths) or "fake tensor in the exported program" in str(error)
 
 
 def _line(error: BaseException) -> str:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import copy
+import io
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ir.dims import Shape
 from ir.errors import ModelError, UsageError
 from ir.graph import Graph
 from pdv.frontend.program import BATCH, OpenSize, Program, size_name
-from pdv.frontend.torch.drop_path import say_drop_paths
+from pdv.frontend.torch.copies import prepared_copy
 from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
-from pdv.frontend.torch.export_errors import export_error
+from pdv.frontend.torch.export_errors import export_error, is_of_transforms
+from pdv.frontend.torch.exported_state import storage_of
 from pdv.frontend.torch.program import load_exported_program
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]  # Any: what the module's forward takes
@@ -117,36 +121,61 @@ def export_module(
     Raises:
         ModelError: naming the module and the first line of torch's reason.
     """
+    if lazy := [name for name, x in module.named_parameters() if torch.nn.parameter.is_lazy(x)]:
+        raise ModelError(
+            f"{type(module).__name__} has parameters that its first call makes: {', '.join(lazy[:3])}",
+            "Modules whose parameters are there",
+            "Call it once on such inputs before it is planned",
+        )
     args, kwargs = call_arguments(example_inputs)
+    own = prepared_copy(module)
     try:
-        shapes = cast(Any, dynamic_shapes)
-        with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
-            warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
-            return torch.export.export(
-                _without_cache(_apart(module)), args, kwargs, dynamic_shapes=shapes, strict=False
-            )
+        program = _export(own, args, kwargs, dynamic_shapes, strict=False)
     except Exception as error:  # torch.export raises whatever the model's own code raises
-        raise export_error(module, error) from error
+        try:  # its other way of tracing knows more of torch.func, and less of Python
+            retried = _export(own, args, kwargs, dynamic_shapes, strict=True) if is_of_transforms(error) else None
+        except Exception:  # noqa: BLE001  # the first one is told
+            retried = None
+        if retried is None:
+            raise export_error(module, error) from error
+        program = retried
+    _check_read(program)
+    return program
 
 
-def _apart(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy with the same tensors: what a forward that is traced leaves in its module are tensors without values."""
-    held = (*module.parameters(), *module.buffers())
-    try:
-        own = copy.deepcopy(module, {id(tensor): tensor for tensor in held})
-        say_drop_paths(own)
-        return own
-    except Exception:  # noqa: BLE001  # whatever a module's attributes raise
-        return module
+def _export(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes | None,
+    *,
+    strict: bool,
+) -> ExportedProgram:
+    """What torch prints to the screen of a program that it gives up is left out: the error says why it does."""
+    said = io.StringIO()
+    with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
+        warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
+        with redirect_stderr(said):
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
+    sys.stderr.write(said.getvalue())
+    return program
 
 
-def _without_cache(module: torch.nn.Module) -> torch.nn.Module:
-    """The same copy, which keeps no keys and values of earlier calls: nothing that a program returns holds them."""
-    for part in module.modules():
-        config = cast(Any, getattr(part, "config", None))
-        if getattr(config, "use_cache", False) is True:
-            config.use_cache = False
-    return module
+def _check_read(program: ExportedProgram) -> None:
+    """Whether a program reads parameters as such, and none beside the module that was exported.
+
+    Raises:
+        ModelError: naming a parameter that it would take for a constant.
+    """
+    known = {storage_of(x): name for name, x in program.state_dict.items() if x.requires_grad and not x.is_meta}
+    for spec in program.graph_signature.input_specs:
+        value = program.constants.get(str(spec.target)) if spec.kind is InputKind.CONSTANT_TENSOR else None
+        if isinstance(value, torch.Tensor) and (name := known.get(storage_of(value))) is not None:
+            raise ModelError(
+                f"a function that the module calls reads its parameter {name} by another way than the module",
+                "Hooks and functions that hold the module, or are given it, and not by a name of the script",
+                "Pass the module to the function, or make it a method",
+            )
 
 
 def call_arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

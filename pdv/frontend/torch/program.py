@@ -185,6 +185,12 @@ class _ProgramLowering:
     def _placeholder(self, node: torch.fx.Node, spec: InputSpec) -> Node | Complex:
         if is_complex(node) and spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR) and not spec.persistent:
             return self._known_complex(self._store(spec), str(spec.target))
+        if is_complex(node):
+            raise ModelError(
+                f"{node.name if spec.kind is InputKind.USER_INPUT else spec.target} is complex",
+                "Inputs, parameters and buffers of real numbers",
+                "Keep it real, with a last dim of two, and compute with torch.view_as_complex of it",
+            )
         tensor = _tensor_type(node)
         if spec.kind is InputKind.USER_INPUT:
             return self.k.builder.input(node.name, tensor)

@@ -6,7 +6,6 @@ theirs. Entry point: ``with_views``.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from ir.graph import View
 from pdv.frontend.program import Program
+from pdv.frontend.torch.copies import copy_with
 from pdv.frontend.torch.exported_state import memory_of, storage_of
 
 _OWNER = "_pdv_owner"  # of a part: who holds the memory that its tensors are views of
@@ -75,7 +75,7 @@ def with_views(module: object) -> tuple[Any, Shared]:  # Any: what was given
     if not isinstance(module, nn.Module) or not _overlapping(module):
         return module, Shared()
     kept = [place.tensor for place in _places(module, trained=False)]
-    own = copy.deepcopy(module, {id(tensor): tensor for tensor in kept})
+    own = copy_with(module, {id(tensor): tensor for tensor in kept})
     shared = Shared(stored=frozenset(module.state_dict()))
     for group in _overlapping(own):
         _share(own, group, shared)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from ir.builder import Builder
 from ir.errors import UsageError
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
-from ir.types import DType
+from ir.types import DType, TensorType
 from pdv.cluster import Device
 from pdv.config import Mode
 from pdv.cost.comm import AxisLink, move_seconds
@@ -17,7 +20,8 @@ from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import program
 from pdv.pcg.plan_cost import local_costs
 from pdv.pipelines.pinned import FREE, Pinned
-from pdv.planning.products import read_formats
+from pdv.planning.products import read_formats, search_formats
+from pdv.planning.search import SearchResult
 from pdv.problem.formats import Products
 from tests.pdv.worlds import FAST, problem
 
@@ -103,6 +107,46 @@ def test_one_scale_of_a_matrix_that_is_cut_is_a_sum_over_ranks() -> None:
         apart = seconds(NARROW, by_tensor, loop)[0] - seconds(NARROW, by_rows, loop)[0]
         whole = seconds(NARROW, by_tensor)[0] - seconds(NARROW, by_rows)[0]
         assert apart == pytest.approx(whole + 8 * sums * sum_s(), rel=1e-6)
+
+
+def test_a_factor_whose_matrix_is_not_trained_has_no_scale_to_agree_on() -> None:
+    """Its product is in the wide type, so that nothing is cast."""
+    by_tensor = read_formats("fp8", (), "train", FREE, made(), (H100,))[0]
+    mesh = Mesh((Axis("tp", 4),))
+    k = Builder()
+    matrix = k.param("h.0.w", TensorType((256, 256), DType.BF16), trainable=False)
+    x = k.linear(k.param("bias", TensorType((8, 256), DType.BF16)), matrix)
+    asked = replace(problem(k.graph({"y": x}, name="frozen"), mesh, device=H100), axes=(AxisLink(4, FAST),))
+    ways = [next(split for split in x.op.splits(x.loops) if split.loop == "k")]
+    one, other = (local_costs(replace(asked, products=each), [(x, ways)])[0] for each in (None, by_tensor))
+    assert one == other
+
+
+def test_formats_share_the_budget_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def search(chosen: Products | None, within_s: float) -> SearchResult:
+        given.append(within_s)
+        now[0] += min(within_s, 2.0) if chosen is None else within_s
+        return cast(SearchResult, SimpleNamespace(found=BEST, seconds=1.0))
+
+    chosen = [read_formats(name, (), "train", FREE, made(), (H100,))[0] for name in ("fp8", "fp8-rowwise")]
+    assert search_formats([None, *chosen], 12.0, search, lambda _: 1.0, lambda: False).found.lower_bound_s == 3.0
+    assert given == [4.0, 5.0, 5.0]
+    assert now == [12.0]
+    assert search_formats([chosen[0], *chosen], 0.0, search, lambda _: 1.0, lambda: False).found.lower_bound_s == 0.0
+    assert len(given) == 4, "nothing was left for the others, so that nothing is certified"
+
+
+@dataclass(frozen=True)
+class Best:
+    """What a search gives, as far as it is read."""
+
+    lower_bound_s: float
+
+
+BEST = Best(3.0)
 
 
 def sum_s() -> float:
