@@ -1,4 +1,4 @@
-"""Models of sequences: experts with capacities, scans, translators that are taught, odd sizes, wavelets."""
+"""Models of sequences: experts with capacities, scans, translators that are taught, odd sizes."""
 
 from __future__ import annotations
 
@@ -339,70 +339,3 @@ class CheckpointedSequence(nn.Module):
 @stranger
 def checkpointed_sequence() -> Made:
     return CheckpointedSequence(), torch.randn(6, 12)
-
-
-class Spectral(nn.Module):
-    """FNO's layer: a real transform, few frequencies multiplied by complex weights, the way back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 4, 5, 2) / 4)
-        self.lift, self.skip, self.project = nn.Linear(2, 4), nn.Conv1d(4, 4, 1), nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.lift(x).transpose(1, 2)
-        spectrum = torch.fft.rfft(h)
-        out = torch.zeros(x.size(0), 4, spectrum.size(-1), dtype=torch.cfloat, device=x.device)
-        out[..., :5] = torch.einsum("bim,iom->bom", spectrum[..., :5], torch.view_as_complex(self.weight))
-        h = F.gelu(torch.fft.irfft(out, n=h.size(-1)) + self.skip(h))
-        return self.project(h.transpose(1, 2))
-
-
-@stranger
-def fourier_operator() -> Made:
-    return Spectral(), torch.randn(4, 16, 2)
-
-
-class Hyena(nn.Module):
-    """A long convolution by transforms of twice the length, its filter made by a small network of positions."""
-
-    def __init__(self, wide: int = 8) -> None:
-        super().__init__()
-        self.proj, self.out = nn.Linear(wide, 3 * wide), nn.Linear(wide, wide)
-        self.filter = nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, wide))
-        self.decay = nn.Parameter(torch.rand(wide))
-
-    def forward(self, u: Tensor) -> Tensor:
-        n = u.size(1)
-        x1, x2, v = self.proj(u).transpose(1, 2).chunk(3, dim=1)
-        t = torch.linspace(0, 1, n, device=u.device)
-        feats = torch.stack([t, torch.sin(2 * math.pi * t), torch.cos(2 * math.pi * t)], dim=-1)
-        h = (self.filter(feats) * torch.exp(-t[:, None] * self.decay.abs())).t()
-        y = torch.fft.irfft(torch.fft.rfft(v * x1, n=2 * n) * torch.fft.rfft(h, n=2 * n), n=2 * n)[..., :n]
-        return self.out((y * x2).transpose(1, 2))
-
-
-@stranger
-def long_convolution() -> Made:
-    return Hyena(), torch.randn(4, 10, 8)
-
-
-class Longformer(nn.Module):
-    """Windows by ``unfold`` over time, each token with its neighbours, padded at both ends."""
-
-    def __init__(self, wide: int = 12) -> None:
-        super().__init__()
-        self.qkv, self.bias = nn.Linear(wide, 3 * wide), nn.Parameter(torch.zeros(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        k, v = (F.pad(y, (0, 0, 2, 2)).unfold(1, 5, 1) for y in (k, v))
-        scores = torch.einsum("bsd,bsdw->bsw", q, k) * x.size(-1) ** -0.5 + self.bias
-        inside = torch.arange(x.size(1))[:, None] + torch.arange(-2, 3)[None]
-        scores = scores.masked_fill((inside < 0) | (inside >= x.size(1)), torch.finfo(scores.dtype).min)
-        return torch.einsum("bsw,bsdw->bsd", scores.softmax(-1), v)
-
-
-@stranger
-def sliding_window() -> Made:
-    return Longformer(), torch.randn(4, 8, 12)

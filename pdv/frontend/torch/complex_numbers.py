@@ -1,7 +1,7 @@
 """Complex tensors of a torch program, as real ones with a last dim of two: rotary embeddings, Fourier transforms.
 
 Programs have no complex elements; what becomes of such between real tensors is said here. Entry points: ``of_complex``,
-``is_complex``.
+``is_complex``, ``check_real``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ir.errors import ModelError
 from ir.graph import Node
 from ir.types import DType
 from pdv.frontend import layers, masks
@@ -40,6 +41,20 @@ def is_complex(node: torch.fx.Node) -> bool:
     """Whether a node gives complex numbers."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+def check_real(node: torch.fx.Node, name: str) -> None:
+    """What a program is given, or stores.
+
+    Raises:
+        ModelError: if it is complex.
+    """
+    if is_complex(node):
+        raise ModelError(
+            f"{name} is complex",
+            "Inputs, parameters and buffers of real numbers",
+            "Keep it real, with a last dim of two, and compute with torch.view_as_complex of it",
+        )
 
 
 def of_complex(

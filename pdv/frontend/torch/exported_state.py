@@ -1,11 +1,12 @@
 """What an exported program stores, overwrites and returns.
 
 Entry points: ``without_spare_names``, for `run_decompositions`, which fails where memory that is overwritten has two
-names; ``memory_of``, what tells two names of one tensor; ``live_nodes``; ``check_overwritten``.
+names; ``memory_of``, what tells two names of one tensor; ``live_nodes``; ``check_overwritten``, ``check_words``.
 """
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -90,6 +91,21 @@ def live_nodes(program: ExportedProgram, *, updates: bool = True) -> set[torch.f
             live.add(node)
             stack.extend(node.all_input_nodes)
     return live
+
+
+def check_words(program: ExportedProgram, error: Exception) -> None:
+    """Whether torch could not write a program, ``error``, for the names of its parts.
+
+    Raises:
+        ModelError: naming parameters of such parts.
+    """
+    words = [name for name in program.state_dict if any(map(keyword.iskeyword, name.split(".")))]
+    if words and isinstance(error, SyntaxError):
+        raise ModelError(
+            f"torch cannot write a program whose parts are called like words of Python: {', '.join(words[:3])}",
+            "Names of modules and parameters that variables may have",
+            "Give them another name (class_ for class)",
+        ) from error
 
 
 def check_overwritten(program: ExportedProgram, live: Collection[torch.fx.Node]) -> None:

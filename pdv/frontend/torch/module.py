@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from torch.distributions import Distribution
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves, tree_map
@@ -121,7 +122,8 @@ def export_module(
     Raises:
         ModelError: naming the module and the first line of torch's reason.
     """
-    if lazy := [name for name, x in module.named_parameters() if torch.nn.parameter.is_lazy(x)]:
+    stored: dict[str, object] = dict(module.named_parameters())
+    if lazy := [name for name, x in stored.items() if torch.nn.parameter.is_lazy(x)]:
         raise ModelError(
             f"{type(module).__name__} has parameters that its first call makes: {', '.join(lazy[:3])}",
             "Modules whose parameters are there",
@@ -155,10 +157,21 @@ def _export(
     said = io.StringIO()
     with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
-        with redirect_stderr(said):
+        with redirect_stderr(said), _unvalidated():
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     sys.stderr.write(said.getvalue())
     return program
+
+
+@contextmanager
+def _unvalidated() -> Iterator[None]:
+    """While this lasts, ``torch.distributions`` do not look at the values of what they are made of."""
+    before = Distribution._validate_args  # noqa: SLF001  # has a public setter, and no getter
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 def _check_read(program: ExportedProgram) -> None:

@@ -29,10 +29,11 @@ from pdv.frontend.lowering import Empty, Lowering, TopK, Unsupported
 from pdv.frontend.program import Array, Program, Weights
 from pdv.frontend.torch.aten import HANDLERS
 from pdv.frontend.torch.chosen_rows import of_chosen
-from pdv.frontend.torch.complex_numbers import Complex, is_complex, of_complex
+from pdv.frontend.torch.complex_numbers import Complex, check_real, is_complex, of_complex
 from pdv.frontend.torch.exported_state import (
     Memory,
     check_overwritten,
+    check_words,
     is_floating,
     live_nodes,
     memory_of,
@@ -108,6 +109,7 @@ def _decompose(program: ExportedProgram) -> ExportedProgram:
             warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec")
             return _decompose_unread(program)
     except Exception as error:  # whatever torch asserts about programs
+        check_words(program, error)
         shared = "; ".join(", ".join(names) for names in shared_names(program))
         raise ModelError(
             f"torch cannot decompose the exported program: {type(error).__name__}: {first_line(error)}",
@@ -185,12 +187,7 @@ class _ProgramLowering:
     def _placeholder(self, node: torch.fx.Node, spec: InputSpec) -> Node | Complex:
         if is_complex(node) and spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR) and not spec.persistent:
             return self._known_complex(self._store(spec), str(spec.target))
-        if is_complex(node):
-            raise ModelError(
-                f"{node.name if spec.kind is InputKind.USER_INPUT else spec.target} is complex",
-                "Inputs, parameters and buffers of real numbers",
-                "Keep it real, with a last dim of two, and compute with torch.view_as_complex of it",
-            )
+        check_real(node, node.name if spec.kind is InputKind.USER_INPUT else str(spec.target))
         tensor = _tensor_type(node)
         if spec.kind is InputKind.USER_INPUT:
             return self.k.builder.input(node.name, tensor)

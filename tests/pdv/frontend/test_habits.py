@@ -188,3 +188,37 @@ def test_complex_products_are_read_and_complex_weights_refused() -> None:
     assert trained(read(Frequencies(real=True))) == {"weight"}
     with pytest.raises(ModelError, match=r"weight is complex.*view_as_complex"):
         load_program(Frequencies(real=False), X)
+
+
+class Certain(nn.Module):
+    """A likelihood of torch.distributions, which look at values unless told not to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return -torch.distributions.Normal(torch.zeros_like(y), torch.ones_like(y)).log_prob(y).mean()
+
+
+def test_distributions_are_read() -> None:
+    before = torch.distributions.Distribution._validate_args
+    assert trained(read(Certain())) == {"fc.weight", "fc.bias"}
+    assert torch.distributions.Distribution._validate_args == before
+
+
+class Worded(nn.Module):
+    """A part called like a word of Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict({"class": nn.Linear(6, 3)})
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"class": self.heads["class"](x)}
+
+
+def test_words_of_python_are_refused_in_a_sentence() -> None:
+    with pytest.raises(ModelError, match=r"words of Python: heads\.class\.weight.*class_ for class"):
+        load_program(Worded(), X)
