@@ -25,6 +25,7 @@ def names() -> list[str]:
     from benchmarks.strangers_runs import (  # noqa: F401  # join it
         attention,
         generative,
+        habits,
         mixtures,
         oddities,
         recurrences,

@@ -248,6 +248,6 @@ def _differs(what: str, error: float) -> ModelError:
     return ModelError(
         f"what was read of the model is not the module: {what} differs{amount} on the example inputs",
         "Modules that compute from inputs, parameters and buffers alone, with the gradients of what they compute",
-        "Pass in and return what changes between calls; scale gradients in the loss or the training loop, and not by an "
+        "Pass in and return what changes between calls; scale gradients in the loss or the training loop, not by an "
         "autograd.Function with a backward of its own",
     )

@@ -122,7 +122,7 @@ def export_module(
     Raises:
         ModelError: naming the module and the first line of torch's reason.
     """
-    stored: dict[str, object] = dict(module.named_parameters())
+    stored: dict[str, torch.Tensor] = dict(module.named_parameters())
     if lazy := [name for name, x in stored.items() if torch.nn.parameter.is_lazy(x)]:
         raise ModelError(
             f"{type(module).__name__} has parameters that its first call makes: {', '.join(lazy[:3])}",
