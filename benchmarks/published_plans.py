@@ -1,11 +1,14 @@
 """Plans found against published ones and against lattices of manual settings, all simulated alike.
 
     python benchmarks/published_plans.py --runs FILE.csv [FILE.csv …] [--json OUT] [--cost analytic] [--lattice]
+        [--cases] [--part 3/10] [--merge]
 
 Each row of Megatron's, Megatron Core's and torchtitan's tables whose products are in their own type, and Llama-3 405B
-on 16,384 H100, is simulated three ways: as its framework ran it, beside what was measured; the same degrees as an
-emitted program would run them; and the plan that ``pdv.optimize`` finds, which is an emitted program, too. With
+on 8,192 and 16,384 H100, is simulated three ways: as its framework ran it, beside what was measured; the same degrees
+as an emitted program would run them; and the plan that ``pdv.optimize`` finds, which is an emitted program, too. With
 ``--lattice`` the best of a lattice of degrees joins them, again as emitted programs. Plans that do not fit lose.
+``--cases`` takes, in place of published runs, the models and clusters of this repository whose planning is timed.
+``--part 3/10``: each tenth row, from the third on; with ``--merge`` the other rows of the record stay.
 """
 
 from __future__ import annotations
@@ -19,24 +22,30 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from benchmarks.published.runs import Run, read_runs
 from benchmarks.published.simulate import fastest, priced_by, workload_of
-from benchmarks.record import Record, arguments, table
+from benchmarks.record import Record, arguments, merged, part_of, table
 from ir.errors import PdvError
 from ir.types import DType
 from pdv.cluster import Cluster, load_cluster
 from pdv.problem.workload import Workload
 from pdv.simulate.calibration import CALIBRATION, OF_FRAMEWORKS, Calibration
 
+OWN = "cases"  # a set of its own
 SETS = ("megatron2021", "mcore-h100", "torchtitan-a100", "torchtitan-h100", "llama3")
 HEADER = (
     "model,params,layers,hidden,heads,seq,vocab,gpu,num_gpus,gpus_per_node,intra_bw,inter_bw,global_batch,micro_batch,tp,pp,"
     "dp,zero,recompute,schedule,measured(value),unit,source,set,precision,mem_gb,notes\n"
 )
-# Grattafiori et al., "The Llama 3 Herd of Models", 2024, table 4, second row: 400 TFLOP/s a GPU of the model's own.
-LLAMA = HEADER + (
-    "Llama-3.1-405B,405e9,126,16384,128,8192,128256,H100-80G,16384,8,,,2048,1,8,16,128,,none,interleaved-1F1B,400,"
-    "TFLOP/s/GPU (model FLOPs),Grattafiori et al. 2024 table 4,llama3,bf16,,as torchtitan\n"
+# Grattafiori et al., "The Llama 3 Herd of Models", 2024 (arXiv 2407.21783v3), section 3.3.2, table 4: tensor parallel
+# 8, pipeline 16, 16 and 32 sequences a replica, 400 and 430 TFLOP/s a GPU of the model's own. Optimizer states and
+# gradients are sharded, weights kept (ZeRO-2); virtual stages are not stated; nothing is recomputed at this length.
+LLAMA = HEADER + "".join(
+    f"Llama-3.1-405B,405e9,126,16384,128,8192,128256,H100-80G,{gpus},8,,,2048,1,8,16,{replicas},2,none,interleaved-1F1B,"
+    f"{rate},TFLOP/s/GPU (model FLOPs),Grattafiori et al. 2024 table 4,llama3,bf16,,as torchtitan\n"
+    for gpus, replicas, rate in ((16384, 128, 400), (8192, 64, 430))
 )
 SMOKE = HEADER + (
     "made-up,,4,256,4,128,1024,A100-80G,4,4,,,8,2,2,1,2,0,none,none,10,ms/iteration,invented,megatron2021,bf16,,\n"
@@ -47,6 +56,8 @@ EMITTED: dict[str, Any] = {
     "loss": "in-place", "weights": False, "light": False, "pieces": False, "cast_weights": False,
 }  # fmt: skip
 BUDGET_S = 600.0
+KEY = ("model", "set", "devices", "batch", "measured_s")  # of a row
+CASES = (("llama-3-70b", 128, "8x8-h100"), ("gpt3-175b", 512, "32-dgx-a100"))  # of examples/clusters
 ZEROS: tuple[Literal[0, 1, 3], ...] = (0, 1, 3)
 
 
@@ -57,12 +68,19 @@ def main() -> None:
     parser.add_argument("--cost", default="analytic", help="what prices kernels, as pdv takes it")
     parser.add_argument("--lattice", action="store_true", help="also the best of a lattice of manual settings")
     parser.add_argument("--only", default="", help="a part of a model's name")
+    parser.add_argument("--cases", action="store_true", help="those of this repository, of which nothing is published")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="each N-th row, from the I-th on")
+    parser.add_argument("--merge", action="store_true", help="keep the other rows of the record")
     options = parser.parse_args()
-    record = Record()
-    for run in rows_of(options.runs, smoke=options.smoke):
-        if options.only.lower() in run.model.lower():
-            record.rows.append(compare(run, options.cost, lattice=options.lattice))
-            print(line_of(record.rows[-1]), flush=True)
+    every = cases() if options.cases else rows_of(options.runs, smoke=options.smoke)
+    chosen = [run for run in every if options.only.lower() in run.model.lower()]
+    now: list[dict[str, Any]] = []
+    for run in chosen[part_of(options.part)]:
+        now.append(compare(run, options.cost, lattice=options.lattice))
+        print(line_of(now[-1]), flush=True)
+        if options.merge:  # a row takes minutes: what is done stays
+            Record(merged(options.json, now, *KEY)).write(options.json)
+    record = Record(merged(options.json, now, *KEY) if options.merge else now)
     show(record)
     record.print_summary()
     record.write(options.json)
@@ -81,14 +99,23 @@ def rows_of(paths: Sequence[Path], *, smoke: bool) -> Iterator[Run]:
                     yield run
 
 
+def cases() -> Iterator[Run]:
+    """``CASES`` as runs of which nothing was measured."""
+    for model, batch, name in CASES:
+        content = yaml.safe_load(Path(f"examples/clusters/{name}.yaml").read_text(encoding="utf-8"))
+        devices = load_cluster(content).num_devices
+        yield Run(0, OWN, model, model, content, {}, batch, devices, math.inf, None, (), None, None)
+
+
 def compare(run: Run, cost: str, *, lattice: bool) -> dict[str, Any]:
     """A row of the record: seconds of a step each way, infinite for what does not fit."""
-    emitted = replace(run, manual=run.manual | EMITTED, recompute=())
-    as_run, as_emitted = simulated(run, OF_FRAMEWORKS, cost), simulated(emitted, CALIBRATION, cost)
     row: dict[str, Any] = {
-        "model": run.model, "set": run.set, "devices": run.devices, "batch": run.batch,
-        "measured_s": run.measured_s, "as_run_s": as_run, "as_emitted_s": as_emitted,
+        "model": run.model, "set": run.set, "devices": run.devices, "batch": run.batch, "measured_s": run.measured_s,
     }  # fmt: skip
+    if run.set != OWN:
+        emitted = replace(run, manual=run.manual | EMITTED, recompute=())
+        row["as_run_s"] = simulated(run, OF_FRAMEWORKS, cost)
+        row["as_emitted_s"] = simulated(emitted, CALIBRATION, cost)
     row |= search(run, cost)
     return row | (best_of_lattice(run, cost) if lattice else {})
 
@@ -144,14 +171,14 @@ def search(run: Run, cost: str) -> dict[str, Any]:
 def best_of_lattice(run: Run, cost: str) -> dict[str, Any]:
     """The best of degrees, chunks, micro-batches, recomputation and ZeRO, run as emitted programs are.
 
-    With ZeRO-1, which is not emitted, and without.
+    With ZeRO-1 and without.
     """
     from pdv.frontend.arch.description import arch
     from pdv.manual.lattice import Lattice, best, points
 
     @cache
     def part(devices: int) -> Cluster:
-        return load_cluster(part_of(run.cluster, devices))
+        return load_cluster(shrunk(run.cluster, devices))
 
     described, best_s, told, tried = arch(run.arch), {}, "", 0
     for zero in ZEROS:
@@ -170,7 +197,7 @@ def best_of_lattice(run: Run, cost: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def part_of(cluster: dict[str, Any], devices: int) -> dict[str, Any]:
+def shrunk(cluster: dict[str, Any], devices: int) -> dict[str, Any]:
     """The content of a cluster file of so many devices of another, whose nodes are alike."""
     (node,) = cluster["nodes"]
     nodes = max(1, devices // node["devices"])
@@ -186,7 +213,8 @@ def line_of(row: dict[str, Any]) -> str:
 
 def show(record: Record) -> None:
     """A table, and the claims."""
-    others = [name for name in ("as_run_s", "as_emitted_s", "lattice_s", "lattice_zero1_s") if name in record.rows[0]]
+    every = ("as_run_s", "as_emitted_s", "lattice_s", "lattice_zero1_s")
+    others = [name for name in every if all(name in row for row in record.rows)]
     table(
         ("model", "devices", "found", *others, "gap"),
         [

@@ -33,6 +33,24 @@ class Communication(Enum):
         """The collective that is called, if one is."""
         return next((name for name in COLLECTIVES if name == self.value), None)
 
+    def copies(self, joined: int) -> tuple[int, int]:
+        """How often an emitted program copies what a rank had, and what it has then, beside the collective.
+
+        What is gathered along dim 0 (``joined``) lies in order as it arrives; behind other dims the blocks are put
+        together. Blocks that are scattered or exchanged are laid side by side first, and a sum is taken in a copy.
+        """
+        match self:
+            case Communication.SLICE:
+                return 0, 1
+            case Communication.ALL_REDUCE | Communication.REDUCE_SCATTER:
+                return 1, 0
+            case Communication.ALL_GATHER:
+                return 0, int(joined > 0)
+            case Communication.ALL_TO_ALL:
+                return 1, int(joined > 0)
+            case _:
+                return 0, 0
+
 
 @dataclass(frozen=True, slots=True)
 class Transition:

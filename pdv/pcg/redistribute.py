@@ -160,12 +160,16 @@ class Routes:
 
 @dataclass
 class Redistribution:
-    """Cheapest chains on one mesh, remembered by tensor type and gradient."""
+    """Cheapest chains on one mesh, remembered by tensor type and gradient.
+
+    ``copying``: of an emitted program's copies beside collectives, seconds a byte, and by how much each takes less.
+    """
 
     mesh: Mesh
     axes: tuple[AxisLink, ...]
     bucket_bytes: float = 0.0
-    _routes: dict[tuple[TensorType, bool], Routes] = field(default_factory=dict)
+    copying: tuple[float, float] | None = None
+    _routes: dict[tuple[TensorType, bool, bool], Routes] = field(default_factory=dict)
     _known_lines: dict[tuple[tuple[str, str], ...], tuple[list[AxisLink], Seconds]] = field(default_factory=dict)
 
     def chain(self, tensor: TensorType, before: Sharding, after: Sharding, *, gradient: bool) -> Chain | None:
@@ -173,11 +177,13 @@ class Redistribution:
         routes = self.routes(tensor, gradient=gradient)
         return routes.chain(routes.states.index[before], routes.states.index[after])
 
-    def routes(self, tensor: TensorType, *, gradient: bool) -> Routes:
-        """All chains of a tensor."""
-        key = (tensor, gradient)
+    def routes(self, tensor: TensorType, *, gradient: bool, copied: bool = True) -> Routes:
+        """All chains of a tensor, with their copies where these are priced, or (not ``copied``) without."""
+        copied = copied and self.copying is not None
+        key = (tensor, gradient, copied)
         if key not in self._routes:
-            self._routes[key] = self._find(tensor, state_graph(self.mesh, tensor.rank), gradient=gradient)
+            states = state_graph(self.mesh, tensor.rank)
+            self._routes[key] = self._find(tensor, states, gradient=gradient, copied=copied)
         return self._routes[key]
 
     def held_bytes(self, tensor: TensorType, sharding: Sharding) -> float:
@@ -187,7 +193,7 @@ class Redistribution:
         even = all(size % degree == 0 for size, degree in zip(tensor.shape, degrees.tolist(), strict=True))
         return float(tensor.num_bytes) / max(int(degrees.prod()), 1) if even else np.inf
 
-    def _find(self, tensor: TensorType, states: StateGraph, *, gradient: bool) -> Routes:
+    def _find(self, tensor: TensorType, states: StateGraph, *, gradient: bool, copied: bool) -> Routes:
         """Bellman and Ford from all shardings at once: after n rounds, the cheapest chains of at most n steps.
 
         Of equally cheap chains the one of fewer steps is kept, then the one through the first tail.
@@ -197,6 +203,9 @@ class Redistribution:
         usable = np.flatnonzero(divides[states.tails] & divides[states.heads])
         tails, heads = states.tails[usable], states.heads[usable]
         forward, backward = self._edge_seconds(states, usable, held)
+        if copied:
+            ahead, behind = self._copied_s(states, usable, held)
+            forward, backward = forward + ahead, backward + behind
         weights = forward + backward if gradient else forward
         count = len(states.shardings)
         starts = np.flatnonzero(divides & ~states.copies)  # no operator makes its result so
@@ -245,6 +254,14 @@ class Redistribution:
                 lines[kind, 1] = (np.array(move_seconds(name, link, MANY_BYTES)) - base) / MANY_BYTES
             self._known_lines[states.operators] = links, lines
         return self._known_lines[states.operators]
+
+    def _copied_s(self, states: StateGraph, edges: Indices, held: Seconds) -> Seconds:
+        """[forward and backward, edges] seconds of copies beside collectives."""
+        assert self.copying is not None, "asked where copies are priced"
+        sizes = np.stack([held[states.tails[edges]], held[states.heads[edges]]], axis=-1)
+        each = self.copying[0] * sizes - self.copying[1]
+        found: Seconds = np.maximum(0.0, (states.copied[edges] * each[:, None, :]).sum(axis=2)).T
+        return found
 
     def _edge_seconds(self, states: StateGraph, edges: Indices, held: Seconds) -> tuple[Seconds, Seconds]:
         """[edges] seconds forward and backward: a line over a collective's bytes, or what the axis's curve says."""

@@ -22,6 +22,7 @@ from ir.sharding import (
     shard_degrees,
     with_states,
 )
+from ir.transition import Communication
 from pdv.pcg.units import moves_units
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
@@ -93,6 +94,17 @@ class StateGraph:
     def of_units(self) -> Flags:
         """[edges] whether the operator gathers parameters a unit at a time, from where they rest."""
         return np.array([moves_units(transition_of(step.name), step.axis) for step in self.steps], dtype=bool)
+
+    @cached_property
+    def copied(self) -> Indices:
+        """[edges, forward and backward, before and after] how often an emitted program copies what a rank has."""
+        found = []
+        for step in self.steps:
+            transition = transition_of(step.name)
+            dims = transition.joined_dims(dict(step.dims))
+            ahead, behind = map(Communication.copies, transition.communications, dims)
+            found.append((ahead, behind[::-1]))  # backward what was after is there before
+        return np.array(found, dtype=np.int64).reshape(-1, 2, 2)
 
     @cached_property
     def names_only(self) -> Flags:

@@ -27,16 +27,18 @@ from pdv.pcg.calls import issued
 from pdv.pipelines.bounding.even import EvenPieces, even_pieces
 from pdv.pipelines.bounding.floors import Floor, Floors
 from pdv.pipelines.bounding.least import LeastInside, reached_links
-from pdv.pipelines.bounding.packing import Packing, held, lines, rounds
+from pdv.pipelines.bounding.packing import Fitting, Packing, Turns, held, rounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
 from pdv.pipelines.profile import Numbers
 from pdv.problem.workload import ONE_EACH, Order
+from pdv.schedule.lines import lines
 from pdv.schedule.order import Pipeline
 from pdv.search.meshes import BestPlan
 from pdv.search.solver.configs import KnownConfigs
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.shared import Cores
+from pdv.simulate.lowering.price import copying_s
 from pdv.simulate.step import factors
 
 DRAWS = 16  # of stragglers, as steps are predicted
@@ -62,6 +64,15 @@ class Cell:
     def asks(self) -> bool:
         """Whether looking more closely asks for insides that may not be known."""
         return self.mesh is not None and (self.by == "even" or len(self.counts) > 1)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What pieces take, as of a ``Packing``: runs, backward, and the bytes that stages have."""
+
+    runs: Mapping[float, Numbers]
+    backward: Numbers
+    rooms: Sequence[float]
 
 
 @dataclass
@@ -193,19 +204,26 @@ class Bounds:
         runs: Mapping[float, Numbers],
     ) -> float:
         """Seconds of a step in any order of passes, busy for ``whole_s`` in all; again, or within rooms."""
-        stages, count = candidate.stages, candidate.micro_batches
-        found: dict[tuple[Order, int], float] = {}
+        stages, count, even = candidate.stages, candidate.micro_batches, self._evenly(candidate)
+        found: list[float] = []
         for order, each in self._orders(candidate):
             rooms = self._rooms(candidate, order, each)
-            busy_s = max(whole_s, kept_of(rooms) * count / stages)
-            busy_s *= rounds(Pipeline(stages, each, count, order)) / count
-            if each == 1 and order in ONE_EACH and busy_s < self.enough_s:
-                packing = self._packed(candidate, order, rooms, runs)
-                busy_s = packing.least_s(busy_s, min(max(busy_s, self.enough_s), MOST * busy_s))
-            found[order, each] = busy_s
-        again_s = self._spread_s(stages, (count,), whole_s + floor.again_s) if self._may_repeat else math.inf
-        none_s = min(found.values(), default=math.inf) if "none" in self.space.recomputations else math.inf
-        return self._step_s(stages, (count,), min(again_s, none_s), floor.backward_s)
+            if "none" in self.space.recomputations:
+                busy_s = max(whole_s, kept_of(rooms) * count / stages)
+                found.append(self._fitted_s(candidate, (order, each), busy_s, _Fit(runs, even.backward, rooms)))
+            if self._may_repeat:
+                again = _Fit({0.0: runs[0.0] + even.again_runs}, even.backward + even.again, [math.inf] * stages)
+                found.append(self._fitted_s(candidate, (order, each), whole_s + floor.again_s, again))
+        return self._step_s(stages, (count,), min(found, default=math.inf), floor.backward_s)
+
+    def _fitted_s(self, candidate: Candidate, order: tuple[Order, int], whole_s: float, fit: _Fit) -> float:
+        """Of a step in an order of passes, of stages busy for ``whole_s`` each that are whole pieces."""
+        stages, count = candidate.stages, candidate.micro_batches
+        busy_s = whole_s * rounds(Pipeline(stages, order[1], count, order[0])) / count
+        fitting = self._fitting(candidate, order[0], fit) if busy_s < self.enough_s else None
+        if fitting is None:
+            return busy_s
+        return fitting.least_s(busy_s, min(max(busy_s, self.enough_s), MOST * busy_s))
 
     def _kept_s(self, inside: LeastInside, prices: Sequence[float], rooms: Sequence[float]) -> float:
         """Seconds of one micro-batch on one device, all stages together, within the memory of all of them together."""
@@ -242,13 +260,15 @@ class Bounds:
             self._pieces[key] = even_pieces(source, self.space.problem, seconds, mesh.num_devices, loss_s=loss_s)
         return self._pieces[key]
 
-    def _packed(
-        self, candidate: Candidate, order: Order, rooms: Sequence[float], runs: Mapping[float, Numbers]
-    ) -> Packing:
-        """Of one stage on each rank."""
+    def _fitting(self, candidate: Candidate, order: Order, fit: _Fit) -> Fitting | None:
+        """Of stages that are whole pieces; None where passes are in halves."""
         stages, count, even = candidate.stages, candidate.micro_batches, self._evenly(candidate)
+        if order == "interleaved":
+            return Turns(fit.runs, count, fit.rooms)
+        if order not in ONE_EACH:
+            return None
         ways = [lines(order, stages, count, stage) for stage in range(stages)]
-        return Packing(runs, even.forward, even.backward, list(zip(ways, rooms, strict=True)))
+        return Packing(fit.runs, even.forward, fit.backward, list(zip(ways, fit.rooms, strict=True)))
 
     def _step_s(self, stages: int, counts: Sequence[int], busy_s: float, backward_s: float) -> float:
         """Of a step in which stages are busy, and wait for one another, for ``busy_s``, with stragglers and hosts.
@@ -329,7 +349,8 @@ class Bounds:
         compute = self.space.compute_of((device,))
         key = candidate.mesh, candidate.inside, problem.once, problem.several, problem.adding_s, problem.resting
         if key not in self._known:
-            self._known[key] = KnownConfigs.of(replace(problem, axes=reached_links(candidate.inside)))
+            bounded = replace(problem, axes=reached_links(candidate.inside))
+            self._known[key] = KnownConfigs.of(bounded, copying_s(device, CALIBRATION))
         known = self._known[key]
         return LeastInside(problem, device, compute, candidate.inside, loss_s, source, self.floors.rewrites, known)
 

@@ -23,12 +23,21 @@ PRICE = 1e3  # seconds a byte: who has no room for one has no time for it
 
 @dataclass(frozen=True)
 class EvenPieces:
-    """By piece, seconds of one micro-batch on one device of a stage, bytes that rest on it, and that are kept."""
+    """By piece, seconds of one micro-batch on one device of a stage, bytes that rest on it, and that are kept.
+
+    ``again``: of a layer's forward once more.
+    """
 
     forward: Numbers
     backward: Numbers
+    again: Numbers
     resting: Numbers
     kept: Numbers
+
+    @property
+    def again_runs(self) -> Numbers:
+        """[start, stop] of ``again``."""
+        return _runs(self.again)
 
     def runs(self, resting: float) -> dict[float, Numbers]:
         """By price of memory, as ``LeastInside.runs``; what rests counts as ``resting``."""
@@ -39,7 +48,7 @@ class EvenPieces:
 def even_pieces(
     source: SourceBlocks, problem: Problem, seconds: Sequence[Numbers], devices: int, *, loss_s: float
 ) -> EvenPieces:
-    """Of a micro-batch's program; ``seconds``: of its blocks, forward and backward."""
+    """Of a micro-batch's program; ``seconds``: of its blocks, forward, backward, and forward of those in layers."""
     blocks = [block for block in source.blocks if not block.beside]
     found = spans(source.graph, blocks)
     resting, kept = (

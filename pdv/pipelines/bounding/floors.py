@@ -129,15 +129,15 @@ class Floors:
             self._blocks[micro_batches] = {} if source is None else self._of_blocks(source)
         return self._blocks[micro_batches]
 
-    def of_blocks(self, micro_batches: int, mesh: Mesh) -> tuple[Numbers, Numbers]:
-        """By block of the program, seconds of one micro-batch forward and backward on one device of a stage.
+    def of_blocks(self, micro_batches: int, mesh: Mesh) -> tuple[Numbers, Numbers, Numbers]:
+        """By block of the program, seconds of one micro-batch on one device of a stage, all of one class.
 
-        Of devices of one class.
+        Forward, backward, and forward of blocks that are in layers.
         """
         of = (1, Mesh(())) if self.space.is_bounded else (micro_batches, mesh)
         spread = micro_batches * mesh.num_devices if self.space.is_bounded else 1
         found = self._by_blocks(of[0])[of[1].shape] / float(self._weights[0]) / spread
-        return found[:, 2], found[:, 1]
+        return found[:, 2], found[:, 1], found[:, 3]
 
     # ---- Classes of devices ----
 

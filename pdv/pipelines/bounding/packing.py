@@ -3,8 +3,8 @@
 Of a step of T seconds each stage s has a capacity: by ``lines`` of an order of passes, T is no less than ``rest`` times
 what the other stages take, and so many times what forward and backward take on s. A run of pieces that takes longer, or
 that at some price of memory costs more than the capacity and the room of the stage allow, is no stage. The longest runs
-that may be are taken one after the other; if these do not reach the end of the program, no step takes T or less.
-Entry point: ``Packing``.
+that may be are taken one after the other; if these do not reach the end of the program, no step takes T or less. Of
+interleaved stages, pieces are counted instead. Entry points: ``Packing`` and ``Turns``.
 """
 
 from __future__ import annotations
@@ -13,39 +13,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from pdv.pipelines.profile import Numbers
-from pdv.problem.workload import ONE_EACH, Order
+from pdv.problem.workload import ONE_EACH
+from pdv.schedule.lines import Line
 from pdv.schedule.order import Pipeline, orders
 
+ROUNDING = 1e-9
 HALVINGS = 12  # of a step, between a lower and an upper bound: within 0.1 % of what lies between
-
-
-class Line(NamedTuple):
-    """A step takes ``rest`` x the other stages' seconds + ``forward`` x its + ``backward`` x its own at least."""
-
-    rest: float
-    forward: float
-    backward: float
-
-
-def lines(order: Order, stages: int, micro_batches: int, stage: int) -> tuple[Line, ...]:
-    """Of a stage, in GPipe's order or in 1F1B's: paths of passes, each behind the one before.
-
-    GPipe: the first micro-batch comes to the stage, all pass it forward, the last one goes on to the end, the first
-    returns, all pass backward. 1F1B: the first micro-batch comes, and all pass; or it goes to the end and back first,
-    and all follow but the forward passes that the stage had made ahead; or the same from the end, with backward passes.
-    """
-    if stages == 1:
-        return (Line(0.0, micro_batches, micro_batches),)
-    if order == "gpipe":
-        return (Line(1.0, micro_batches, micro_batches),)
-    ahead = min(stages - 1 - stage, micro_batches - 1)
-    whole = float(micro_batches)
-    return Line(0.0, whole, whole), Line(1.0, whole - ahead, whole), Line(1.0, whole, whole - ahead)
 
 
 def rounds(pipeline: Pipeline) -> float:
@@ -94,8 +71,27 @@ def _in_turns(pipeline: Pipeline, stage: int) -> float:
     return float(np.mean([one for one in found if one.sum() == most], axis=0).min())
 
 
+class Fitting:
+    """What bounds steps by whether a program can be within a step of so many seconds."""
+
+    def fits(self, step_s: float) -> bool:
+        """Whether it can; if so, within a longer step, too."""
+        raise NotImplementedError
+
+    def least_s(self, least_s: float, most_s: float) -> float:
+        """Seconds of a step at least, between the two; at most ``most_s``."""
+        if not self.fits(most_s):
+            return most_s
+        if self.fits(least_s):
+            return least_s
+        for _ in range(HALVINGS):
+            middle = (least_s + most_s) / 2
+            least_s, most_s = (least_s, middle) if self.fits(middle) else (middle, most_s)
+        return least_s
+
+
 @dataclass(frozen=True)
-class Packing:
+class Packing(Fitting):
     """One way to run some stages.
 
     Attributes:
@@ -113,17 +109,6 @@ class Packing:
     def _whole_s(self) -> float:
         """Of all stages together, one micro-batch."""
         return float(self.runs[0.0][0, -1])
-
-    def least_s(self, least_s: float, most_s: float) -> float:
-        """Seconds of a step at least, between the two; at most ``most_s``."""
-        if not self.fits(most_s):
-            return most_s
-        if self.fits(least_s):
-            return least_s
-        for _ in range(HALVINGS):
-            middle = (least_s + most_s) / 2
-            least_s, most_s = (least_s, middle) if self.fits(middle) else (middle, most_s)
-        return least_s
 
     def fits(self, step_s: float) -> bool:
         """Whether runs that may be stages of such a step reach the end of the program."""
@@ -155,3 +140,50 @@ class Packing:
     def _sums(self) -> tuple[Numbers, Numbers]:
         """Forward and backward of all pieces before each border."""
         return np.append(0.0, np.cumsum(self.forward)), np.append(0.0, np.cumsum(self.backward))
+
+
+@dataclass(frozen=True)
+class Turns(Fitting):
+    """Interleaved stages: a rank has several runs of pieces, the first rank the first piece, the last one the last.
+
+    Whatever runs a rank has, its micro-batches take what its pieces take each for itself, and wait until the first one
+    has come through the ranks before, each of which has one piece at least there. How many pieces a rank may have is
+    counted; if all ranks together have fewer than there are, no step takes so long.
+
+    Attributes:
+        runs: as of a ``Packing``.
+        micro_batches: of a step.
+        rooms: by rank, as of a ``Packing``.
+    """
+
+    runs: Mapping[float, Numbers]
+    micro_batches: int
+    rooms: Sequence[float]
+
+    def fits(self, step_s: float) -> bool:
+        """Whether the ranks may have all pieces between the first and the last."""
+        return sum(self._count(rank, step_s) for rank in range(len(self.rooms))) >= len(self.runs[0.0]) - 2
+
+    def _count(self, rank: int, step_s: float) -> int:
+        """How many a rank may have; negative where it may not even have the piece that it surely has."""
+        ends = ([0] if rank == 0 else []) + ([-1] if rank == len(self.rooms) - 1 else [])
+        seconds = (step_s - self._come_s[rank]) / self.micro_batches
+        found = []
+        for price, (own, sums) in self._sums.items():
+            if not price or math.isfinite(self.rooms[rank]):
+                left = seconds + (price * self.rooms[rank] if price else 0.0) - sum(own[end] for end in ends)
+                found.append(int(np.searchsorted(sums, left * (1 + ROUNDING), side="right")) - (left < 0.0))
+        return min(found)
+
+    @cached_property
+    def _come_s(self) -> list[float]:
+        """By rank, what the first micro-batch takes of the ranks before, to come and to leave."""
+        own = self._sums[0.0][0]
+        least = float(own[1:-1].min(initial=math.inf)) if len(own) > 2 else 0.0
+        return [0.0 if rank == 0 else float(own[0]) + (rank - 1) * least for rank in range(len(self.rooms))]
+
+    @cached_property
+    def _sums(self) -> dict[float, tuple[Numbers, Numbers]]:
+        """By price, each piece by itself, and the least of 1, 2, … of those between the first and the last."""
+        each = {price: np.diagonal(runs[:, 1:]) for price, runs in self.runs.items()}
+        return {price: (own, np.cumsum(np.sort(own[1:-1]))) for price, own in each.items()}

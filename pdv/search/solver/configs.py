@@ -82,9 +82,9 @@ class KnownConfigs:
     axes: dict[str, KnownConfigs] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem) -> KnownConfigs:
-        """Nothing yet."""
-        return cls(Redistribution(problem.mesh, problem.axes, problem.bucket_bytes))
+    def of(cls, problem: Problem, copying: tuple[float, float] | None = None) -> KnownConfigs:
+        """Nothing yet; ``copying``: as redistributions price it."""
+        return cls(Redistribution(problem.mesh, problem.axes, problem.bucket_bytes, copying))
 
 
 class ConfigTable:
@@ -207,7 +207,7 @@ class ConfigTable:
         """The chains of a parameter, with what is summed and gathered once a step counted so."""
         problem, key = self.problem, (tensor, self.gathers_once(storage))
         if key not in self._all.param_routes:
-            routes = self.moves.routes(tensor, gradient=problem.train and not problem.hides)
+            routes = self.moves.routes(tensor, gradient=problem.train and not problem.hides, copied=False)
             seconds = routes.seconds
             if problem.once != 1.0 or problem.bucket_bytes:
                 seconds = seconds - routes.named_s + problem.once * routes.summed_s

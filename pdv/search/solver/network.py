@@ -260,7 +260,7 @@ class BlockModel:
             for i, operand in enumerate(node.operands):
                 if operand.is_leaf or operand in made:
                     continue
-                routes = moves.routes(operand.type, gradient=False)
+                routes = moves.routes(operand.type, gradient=False, copied=False)  # which several blocks may share
                 index = routes.states.index
                 needs = [index[config.needs[i]] for config in self.options[node]]
                 before = index[beside.get(operand, invariant(mesh))]

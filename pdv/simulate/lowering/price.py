@@ -30,7 +30,7 @@ from pdv.problem.precision import Precision
 from pdv.problem.workload import Execution
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine.task import picoseconds
-from pdv.simulate.lowering.copies import copied_bytes
+from pdv.simulate.lowering.copies import READ_AND_WRITTEN, copied_bytes
 from pdv.simulate.lowering.entries import Entries, Entry
 from pdv.simulate.lowering.scaled import cast_bytes, is_scaled, scaled_products
 
@@ -235,6 +235,14 @@ class InStepDevice:
             kernels,
             (forward, backward),
         )
+
+
+def copying_s(device: Device, calibration: Calibration) -> tuple[float, float]:
+    """Seconds a byte that is copied within a step, and by how many a copy takes less: launches are issued ahead."""
+    inside = InStepDevice(device, calibration)
+    factor = calibration.copies_cpu if device.kind == "cpu" else inside.slowdown(None)
+    launched_s = 0.0 if device.kind == "cpu" else device.launch_latency_s / device.share
+    return factor * READ_AND_WRITTEN / device.memory_bandwidth_bytes_per_s / device.share, factor * launched_s
 
 
 def _sum(one: Price, other: Price) -> Price:

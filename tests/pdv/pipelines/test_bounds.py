@@ -22,7 +22,7 @@ from pdv.frontend.arch.graph import graph
 from pdv.memory import step_memory
 from pdv.pcg.resting import exchanged
 from pdv.pipelines.bounding.bounds import Bounds
-from pdv.pipelines.bounding.packing import Packing, held, lines, rounds
+from pdv.pipelines.bounding.packing import Packing, Turns, held, rounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
 from pdv.pipelines.inside import Inside, Insides, workload
@@ -31,6 +31,7 @@ from pdv.pipelines.profile import Numbers
 from pdv.planning.problems import plan_problems
 from pdv.prices import cost_model
 from pdv.problem.workload import Workload
+from pdv.schedule.lines import lines
 from pdv.schedule.order import Order, Pipeline, orders
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget
@@ -236,6 +237,32 @@ def test_no_cut_beats_a_packing(order: Order) -> None:
                         best = min(best, max(compose(pipeline, chunks, sends, blocking=False, record=False).ends))
         assert found <= best * (1 + 1e-9)
         tight += found > 0.7 * best
+    assert tight > 5
+
+
+def test_no_cut_beats_turns() -> None:
+    """The same of two ranks that have two runs of pieces each, in turns: all pieces but the ends are counted alike."""
+    draw = random.Random(0)
+    tight = 0
+    for _ in range(40):
+        pipeline, layer = Pipeline(2, 2, 2 * draw.randint(1, 3), "interleaved"), (draw.random(), draw.random())
+        pieces = [(draw.random(), draw.random()), *[layer] * 6, (draw.random(), draw.random())]
+        ways = [[(*piece, draw.random()), (2 * piece[0], piece[1], 0.1)] for piece in pieces]
+        rooms = [draw.uniform(1.0, 6.0) for _ in range(2)]
+        runs = {price: run_table(ways, price) for price in (0.0, 0.1, 0.3, 1.0)}
+        found = Turns(runs, pipeline.micro_batches, rooms).least_s(1e-9, 1e3)
+        best = math.inf
+        for chosen in itertools.product(range(2), repeat=3):  # of the first piece, of layers, of the last
+            taken = [ways[at][chosen[(at > 0) + (at == 7)]] for at in range(8)]
+            for cut in itertools.combinations(range(1, 8), 3):
+                parts = [taken[a:b] for a, b in itertools.pairwise([0, *cut, 8])]
+                held = [sum(one[2] for chunk in (rank, rank + 2) for one in parts[chunk]) for rank in range(2)]
+                if all(taken <= room for taken, room in zip(held, rooms, strict=True)):
+                    chunks = [Durations(*(sum(one[at] for one in part) for at in (0, 1, 1))) for part in parts]
+                    line = compose(pipeline, chunks, Sends([0] * 3, [0] * 3), blocking=False, record=False)
+                    best = min(best, max(line.ends))
+        assert found <= best * (1 + 1e-9)
+        tight += math.isfinite(best) and found > 0.7 * best
     assert tight > 5
 
 

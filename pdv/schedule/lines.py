@@ -1,0 +1,31 @@
+"""What a step takes at least, given what one stage of a pipeline takes, and the others. Entry point: ``lines``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pdv.problem.workload import Order
+
+
+class Line(NamedTuple):
+    """A step takes ``rest`` x the other stages' seconds + ``forward`` x its + ``backward`` x its own at least."""
+
+    rest: float
+    forward: float
+    backward: float
+
+
+def lines(order: Order, stages: int, micro_batches: int, stage: int) -> tuple[Line, ...]:
+    """Of a stage, in GPipe's order or in 1F1B's: paths of passes, each behind the one before.
+
+    GPipe: the first micro-batch comes to the stage, all pass it forward, the last one goes on to the end, the first
+    returns, all pass backward. 1F1B: the first micro-batch comes, and all pass; or it goes to the end and back first,
+    and all follow but the forward passes that the stage had made ahead; or the same from the end, with backward passes.
+    """
+    if stages == 1:
+        return (Line(0.0, micro_batches, micro_batches),)
+    if order == "gpipe":
+        return (Line(1.0, micro_batches, micro_batches),)
+    ahead = min(stages - 1 - stage, micro_batches - 1)
+    whole = float(micro_batches)
+    return Line(0.0, whole, whole), Line(1.0, whole - ahead, whole), Line(1.0, whole, whole - ahead)
