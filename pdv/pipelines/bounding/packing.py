@@ -168,7 +168,7 @@ class Turns(Fitting):
         """How many a rank may have; negative where it may not even have the piece that it surely has."""
         ends = ([0] if rank == 0 else []) + ([-1] if rank == len(self.rooms) - 1 else [])
         seconds = (step_s - self._come_s[rank]) / self.micro_batches
-        found = []
+        found: list[int] = []
         for price, (own, sums) in self._sums.items():
             if not price or math.isfinite(self.rooms[rank]):
                 left = seconds + (price * self.rooms[rank] if price else 0.0) - sum(own[end] for end in ends)
