@@ -61,7 +61,8 @@ class Cluster:
         return {"name": self.name, "nodes": _merge(nodes), "links": ports}
 
     def _node(self, host: int) -> Described:
-        node = {"devices": self.processes[host], "device": {"preset": "cpu-core", "share": self.share_of(host)}}
+        device = {"preset": "cpu-core", "share": self.share_of(host)} | ({"quota": True} if self.shares else {})
+        node = {"devices": self.processes[host], "device": device}
         return node | ({"link": "loopback-gloo"} if self.processes[host] > 1 else {})
 
     def _pairs_described(self) -> Described:

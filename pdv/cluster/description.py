@@ -25,7 +25,8 @@ class Device:
 
     `efficiency` is the share of `peak_flops` that a large matrix product reaches; `launch_latency_s` is what starting
     one kernel costs when nothing hides it. `share` is the part of the device's time that a process gets while all
-    processes of the cluster compute: 1/2 where two take turns on it. What one leaves, others take, but with `quota`.
+    processes of the cluster compute: 1/2 where two take turns on it. What one leaves, others take
+    (`Cluster.shares_cores`), but with `quota`.
     """
 
     name: str
@@ -204,6 +205,16 @@ class Cluster:
     def library(self) -> Library:
         """What carries out collectives: NCCL among GPUs, gloo where there is a CPU."""
         return "nccl" if all(entry.device.kind == "gpu" for entry in self.classes) else "gloo"
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether processes take what others leave of their devices: all have one share of less than 1, and no quota.
+
+        Where shares differ, what gives one process more than another (a quota, a host with fewer processes) keeps what
+        it leaves from the others, too.
+        """
+        devices = [entry.device for entry in self.classes]
+        return len({one.share for one in devices}) == 1 and all(one.share < 1.0 and not one.quota for one in devices)
 
     def class_of(self, rank: int) -> int:
         """The class (its place in `classes`) of device number `rank`."""

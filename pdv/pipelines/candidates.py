@@ -123,7 +123,7 @@ class Space:
         order, count = self.pinned.schedule or "interleaved", candidate.micro_batches
         if not self.pinned.may_take_turns or candidate.stages == 1:
             return ()
-        if not self.pinned.takes_turns and any(one.share < 1.0 and not one.quota for one in self._devices):
+        if not self.pinned.takes_turns and self.cluster.shares_cores:
             return ()
         return tuple(
             (order, each)

@@ -40,8 +40,7 @@ class Cores:
     @classmethod
     def of(cls, cluster: Cluster, stages: int) -> Cores | None:
         """None if every process has a device of its own, or may have no more than its share."""
-        devices = [entry.device for entry in cluster.classes]
-        if stages == 1 or all(one.share == 1.0 for one in devices) or any(one.quota for one in devices):
+        if stages == 1 or not cluster.shares_cores:
             return None
         size = cluster.num_devices // stages
         of_stage = (range(stage * size, (stage + 1) * size) for stage in range(stages))

@@ -63,10 +63,12 @@ def test_a_step_is_between_its_work_and_what_it_takes_on_quotas(
 
 
 def test_devices_of_ones_own_and_quotas_are_not_shared() -> None:
-    def of(**device: object) -> Cores | None:
-        node = {"devices": 4, "device": {"preset": "cpu-core", **device}, "link": "loopback-gloo"}
-        return Cores.of(load_cluster({"nodes": [node]}), 2)
+    def of(*shares: float, quota: bool = False) -> Cores | None:
+        devices = [{"preset": "cpu-core", "share": share, "quota": quota} for share in shares]
+        nodes = [{"devices": 2, "device": device, "link": "loopback-gloo"} for device in devices]
+        return Cores.of(load_cluster({"nodes": nodes, "network": "ethernet-10g"}), 2)
 
-    assert of(share=0.5) == Cores((0.5, 0.5))
-    assert of() is None
-    assert of(share=0.5, quota=True) is None
+    assert of(0.5, 0.5) == Cores((0.5, 0.5))
+    assert of(1.0, 1.0) is None
+    assert of(0.5, 0.5, quota=True) is None
+    assert of(0.7, 0.3) is None
