@@ -166,7 +166,7 @@ def optimize(
         "simulated": step,
         "reading": reading,
         "sizes": sizes_document(program),
-        **state_document(program, mode),
+        **state_document(program),
     }
     progress("proving", None)
     if warning := opaque_warning(document):

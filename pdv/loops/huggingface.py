@@ -235,16 +235,6 @@ class PdvTrainer(Trainer):
             self.lr_scheduler.load_state_dict(loop["scheduler"])
 
     @override
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None and self.args.world_size > 1:
-            own = Path(checkpoint) / f"rng_state_{self.args.process_index}.pth"
-            if not own.is_file():
-                return  # saved by fewer processes: masks of dropout are drawn anew
-        if checkpoint is not None and self.args.world_size == 1 and not (Path(checkpoint) / "rng_state.pth").is_file():
-            return
-        super()._load_rng_state(checkpoint)
-
-    @override
     def _load_best_model(self) -> None:
         self.model.load_safetensors(self.state.best_model_checkpoint)
 

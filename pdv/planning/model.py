@@ -97,14 +97,14 @@ def _read_checked(
     return program, reading
 
 
-def state_document(program: Program, mode: str) -> dict[str, dict[str, object]]:
+def state_document(program: Program) -> dict[str, dict[str, object]]:
     """``state`` of plan.json: what the source's state has beside the tensors that the program reads, if anything."""
     read = {source for param in program.graph.params for source in sources_of(param)}
     names = {name: [source, view] for name, (source, view) in sorted(program.names.items()) if source in read}
     unread, joint = sorted(program.weights.unread), sorted(program.joint & read)
     said: dict[str, object] = {"names": names, "unread": unread, "joint": joint}
     state = {key: value for key, value in said.items() if value}
-    return {"state": state} if state and mode == "train" else {}
+    return {"state": state} if state else {}
 
 
 def check_trained(program: Program) -> None:

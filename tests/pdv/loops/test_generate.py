@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pdv
 from ir.errors import UsageError, WeightsError
+from pdv.loops.checkpoint import load_checkpoint, save_checkpoint
 from pdv.loops.generate import generate
 from pdv.loops.pretrained import load_pretrained
 from tests.pdv.miniatures import Gpt, ids, settled
@@ -130,6 +131,42 @@ def test_names_may_have_a_prefix(prefix: str, model: Any, source: Any, tmp_path:
     assert all(torch.equal(found[name], tensor + len(prefix)) for name, tensor in source.state_dict().items())
     model.save_safetensors(tmp_path / "out")
     load_pretrained(tmp_path / "out", model)
+
+
+class Tied(nn.Module):
+    """One table in two places, and a part that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head, self.spare = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False), nn.Linear(2, 2)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.head(self.embed(ids))
+
+
+def test_a_weight_is_known_by_all_its_names_in_both_modes(tmp_path: Path) -> None:
+    inputs, path = (torch.zeros(2, 3, dtype=torch.int64),), tmp_path / "model.safetensors"
+    trained, inferred = (
+        pdv.optimize(Tied(), inputs, cluster=cluster(2), mode=mode).build() for mode in ("train", "infer")
+    )
+    for model, other in ((trained, inferred), (inferred, trained)):
+        for name in ("embed.weight", "head.weight"):
+            for load in (
+                lambda _, taker=model: load_pretrained(path, taker),
+                lambda _, taker=model: taker.load_safetensors(path),
+                lambda state, taker=model: taker.load_full_state_dict(state),
+            ):
+                table = torch.randn(8, 4)
+                save_file({name: table}, path)
+                load({name: table})
+                found = model.full_state_dict()
+                assert found.keys() == Tied().state_dict().keys()
+                assert torch.equal(found["embed.weight"], table)
+                assert torch.equal(found["head.weight"], table)
+        save_checkpoint(tmp_path / "saved", model, overwrite=True)
+        load_checkpoint(tmp_path / "saved", other)
+        assert torch.equal(other.full_state_dict()["head.weight"], model.full_state_dict()["head.weight"])
 
 
 def test_what_does_not_fit_leaves_all_as_it_was(trained: Any, source: Any, tmp_path: Path) -> None:
