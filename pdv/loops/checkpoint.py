@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from ir.errors import UsageError, WeightsError
 from pdv.loops import moments
+from pdv.loops.computed import Computed, computed_of
 from pdv.loops.files import Boxes, Folder, write
 from pdv.loops.pieces import Box, Piece, box_of, local_of, notes_of, pieces_of, shape_of, share
 
@@ -196,21 +197,22 @@ def load_checkpoint(
         file = Folder(Path(folder))
         note = read_note(file)
         pieces = pieces_of(model)
+        computed = computed_of(model, pieces)
         names = _renamed(pieces, file)
         fills += [(Kind(file, WEIGHTS, names), piece, piece.tensor) for piece in pieces]
         if optimizer is not None:
             wanted = moments.put(optimizer, pieces, _part_of(note, "optimizer", file), file.tensors)
             of_moments = [(Kind(file, f"{moments.PREFIX}{key}.", names), piece, x) for key, x, piece in wanted.moments]
-            _check(of_moments, file)
-            for moment, found in _read(of_moments):
+            _check(of_moments, file, computed)
+            for moment, found in _read(of_moments, computed):
                 moment.copy_(found)
         if average is not None:
             steps = int(_part_of(note, "average", file)["steps"])
             held = average.by_parameter()
             own = [piece for piece in pieces if id(piece.tensor) in held]
             fills += [(Kind(file, AVERAGE, names), piece, held[id(piece.tensor)]) for piece in own]
-        _check(fills, file)
-        read = _read(fills)
+        _check(fills, file, computed)
+        read = _read(fills, computed)
     except (WeightsError, UsageError) as failure:
         error = failure.what
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as failure:  # a note may say anything
@@ -231,9 +233,9 @@ def _raise_everywhere(error: str) -> None:
         raise WeightsError(failed[0], "A checkpoint of this model, whatever its plan", "Take that of this model")
 
 
-def _read(fills: Sequence[tuple[Kind, Piece, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+def _read(fills: Sequence[tuple[Kind, Piece, Tensor]], computed: Computed) -> list[tuple[Tensor, Tensor]]:
     """What this rank holds of each, and what the checkpoint has of it."""
-    return [(local_of(tensor), piece.own.of(kind).view()) for kind, piece, tensor in fills]
+    return [(local_of(tensor), piece.own.of(computed.of(kind)).view()) for kind, piece, tensor in fills]
 
 
 def read_note(file: Folder) -> dict[str, Any]:
@@ -271,13 +273,13 @@ def _renamed(pieces: Sequence[Piece], file: Folder) -> dict[str, str]:
     }
 
 
-def _check(fills: Sequence[tuple[Kind, Piece, Tensor]], file: Folder) -> None:
+def _check(fills: Sequence[tuple[Kind, Piece, Tensor]], file: Folder, computed: Computed) -> None:
     """Whether all is there, of the right shape.
 
     Raises:
         WeightsError: naming what is not.
     """
-    wanted = {kind.at(name): shape_of(piece, name) for kind, piece, _ in fills for name in piece.names}
+    wanted = {kind.at(name): shape for kind, piece, _ in fills for name, shape in computed.sources(piece).items()}
     if missing := [name for name in wanted if name not in file.tensors]:
         some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         raise WeightsError(f"{len(missing)} of {len(wanted)} tensors are not in {file.path} ({some})")

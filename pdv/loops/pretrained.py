@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ir.dims import Shape
 from ir.errors import WeightsError
 from pdv.emit.templates.stored import Files
-from pdv.loops.pieces import Piece, local_of, notes_of, pieces_of, shape_of, share
+from pdv.loops.computed import computed_of
+from pdv.loops.pieces import Piece, local_of, notes_of, pieces_of, share
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -39,13 +41,15 @@ def load_pretrained(path: str | os.PathLike[str], model: Any, *, new: Sequence[s
     fills: list[tuple[Tensor, Tensor]] = []
     try:
         pieces = pieces_of(model)
+        computed = computed_of(model, pieces)
         file = _open(Path(path))
-        named = _names(pieces, file.keys())
-        for piece in pieces:
-            if all(name in named for name in piece.names):
-                _check(piece, named, file)
-                fills.append((local_of(piece.tensor), piece.own.of(_Renamed(file, named)).view()))
-            elif missing := [name for name in piece.names if name not in named and not name.startswith(tuple(new))]:
+        wanted = [computed.sources(piece) for piece in pieces]
+        named = _names(list(dict.fromkeys(name for names in wanted for name in names)), notes_of(pieces), file.keys())
+        for piece, names in zip(pieces, wanted, strict=True):
+            if all(name in named for name in names):
+                _check(piece, names, named, file)
+                fills.append((local_of(piece.tensor), piece.own.of(computed.of(_Renamed(file, named))).view()))
+            elif missing := [name for name in names if name not in named and not name.startswith(tuple(new))]:
                 error = error or f"{path} has no {missing[0]}, nor a name that differs by a prefix"
     except WeightsError as failure:
         error = failure.what
@@ -65,11 +69,10 @@ def _open(path: Path) -> Files:
     return Files(path)
 
 
-def _names(pieces: Sequence[Piece], there: Sequence[str]) -> Mapping[str, str]:
+def _names(wanted: Sequence[str], notes: Mapping[str, Any], there: Sequence[str]) -> Mapping[str, str]:
     """The checkpoint's name for each of the source's that it has: of all ways to prefix them, by which it has most."""
-    wanted = list(dict.fromkeys(name for piece in pieces for name in piece.names))
     others: dict[str, list[str]] = {name: [name] for name in wanted}
-    for name, (source, view) in notes_of(pieces).get("names", {}).items():
+    for name, (source, view) in notes.get("names", {}).items():
         if not view and source in others:  # tied weights go by several
             others[source].append(name)
     own, theirs = _first_part(wanted), _first_part(there)
@@ -91,14 +94,14 @@ def _first_part(names: Sequence[str]) -> str:
     return counted.most_common(1)[0][0] if counted else ""
 
 
-def _check(piece: Piece, named: Mapping[str, str], file: Files) -> None:
-    for name in piece.names:
+def _check(piece: Piece, wanted: Mapping[str, Shape], named: Mapping[str, str], file: Files) -> None:
+    for name, shape in wanted.items():
         stored = file.get_slice(named[name])
         found = tuple(stored.get_shape())
         if piece.tensor.is_floating_point() and stored.get_dtype() not in FLOATS:
             raise WeightsError(f"{named[name]} is {stored.get_dtype()}, and {', '.join(FLOATS)} can be read")
-        if found != (wanted := shape_of(piece, name)):
-            raise WeightsError(f"{named[name]} is of shape {list(found)}, the model has {list(wanted)}")
+        if found != shape:
+            raise WeightsError(f"{named[name]} is of shape {list(found)}, the model has {list(shape)}")
 
 
 @dataclass(frozen=True)

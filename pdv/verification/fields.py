@@ -225,8 +225,9 @@ def _is_state(document: Mapping[str, Any]) -> bool:
         for source, view in state.get("names", {}).values()
         if source in weights
     ]
-    joint = state.get("joint", ())
-    return None not in views and not set(of) & set(weights) and {*of.values(), *joint} <= {*weights}
+    read = {*of.values(), *state.get("joint", ())}
+    computed = document.get("mode") == "infer"  # of what is computed of others, these need not be stored
+    return None not in views and not set(of) & set(weights) and (computed or read <= {*weights})
 
 
 def _tuple(value: Any) -> Any:  # Any: JSON

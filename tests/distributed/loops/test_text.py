@@ -89,8 +89,13 @@ def own_answers(reference: Any, eos: int) -> list[Tensor]:
         named = {"do_sample": True, **warped} if way.get("sample") else {"do_sample": False}
         found.append(
             reference.generate(
-                PROMPTS, attention_mask=torch.ones_like(PROMPTS), max_new_tokens=NEW, use_cache=True,
-                eos_token_id=way.get("eos"), pad_token_id=way.get("eos", 0), **named,
+                PROMPTS,
+                attention_mask=torch.ones_like(PROMPTS),
+                max_new_tokens=NEW,
+                use_cache=True,
+                eos_token_id=way.get("eos"),
+                pad_token_id=way.get("eos", 0),
+                **named,
             )  # fmt: skip
         )
     return found
@@ -110,7 +115,9 @@ def test_text_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
         for found in run_ranks(answers, world, built, weights, eos):
             for text, own in zip(found, wanted, strict=True):
                 assert torch.equal(text, own)
-    for text, own in zip(run_ranks(answers, 1, built, tmp_path / "hugging_face", eos)[0][:1], own_answers(made, eos), strict=False):
+    for text, own in zip(
+        run_ranks(answers, 1, built, tmp_path / "hugging_face", eos)[0][:1], own_answers(made, eos), strict=False
+    ):
         assert torch.equal(text, own)
 
 

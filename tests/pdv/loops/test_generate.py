@@ -15,6 +15,7 @@ from ir.errors import UsageError, WeightsError
 from pdv.loops.checkpoint import load_checkpoint, save_checkpoint
 from pdv.loops.generate import generate
 from pdv.loops.pretrained import load_pretrained
+from pdv.plan.package import import_package
 from tests.pdv.miniatures import Gpt, ids, settled
 from tests.pdv.worlds import cluster
 
@@ -142,7 +143,7 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, ids: Tensor) -> Any:
-        return self.head(self.embed(ids))
+        return self.head(self.embed(ids).tanh())
 
 
 def test_a_weight_is_known_by_all_its_names_in_both_modes(tmp_path: Path) -> None:
@@ -167,6 +168,43 @@ def test_a_weight_is_known_by_all_its_names_in_both_modes(tmp_path: Path) -> Non
         save_checkpoint(tmp_path / "saved", model, overwrite=True)
         load_checkpoint(tmp_path / "saved", other)
         assert torch.equal(other.full_state_dict()["head.weight"], model.full_state_dict()["head.weight"])
+
+
+class Norms(nn.Module):
+    """For inference its convolution has the norm in it, and its positions are rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.places = nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.Embedding(9, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.norm(self.conv(x))
+        return x.mT + self.places(torch.arange(x.size(2)))
+
+
+def test_what_is_computed_of_weights_is_computed_of_others(tmp_path: Path) -> None:
+    inputs = (torch.randn(2, 3, 8),)
+    plan = pdv.optimize(Norms().eval(), inputs, cluster=cluster(2), mode="infer", pins={"mesh": {"dp": 2}})
+    model, path = import_package(plan.save(tmp_path / "norms_pdv")).build(), tmp_path / "model.safetensors"
+    assert any(name.endswith(".folded") for name in model.full_state_dict())
+    source = Norms().eval()
+    for tensor in source.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5, 1.5)
+    save_file(source.state_dict(), path)
+    load_pretrained(path, model)
+    torch.testing.assert_close(model(*inputs), source(*inputs))
+    before = {name: tensor.clone() for name, tensor in model.full_state_dict().items()}
+    for name, wrong in (("conv.weight", torch.ones(4, 9)), ("norm.weight", torch.ones(1)), ("places.weight", None)):
+        state = {**source.state_dict(), name: wrong}
+        save_file({key: tensor for key, tensor in state.items() if tensor is not None}, path)
+        with pytest.raises(WeightsError, match=name):
+            load_pretrained(path, model)
+        with pytest.raises(ValueError, match="load_pretrained"):
+            model.load_safetensors(path)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.full_state_dict().items())
+    with pytest.raises(WeightsError, match="is no directory"):
+        load_pretrained(path, plan.build())
 
 
 def test_what_does_not_fit_leaves_all_as_it_was(trained: Any, source: Any, tmp_path: Path) -> None:
