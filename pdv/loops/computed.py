@@ -1,7 +1,7 @@
 """What a package for inference computed of weights when it was written, computed again of other weights.
 
-A table of positions, or a convolution's weight scaled by a norm's, is one stored tensor there (``pdv.emit.analysis.fold``).
-How it came about is what the plan says, replayed. Entry point: ``computed_of``.
+A table of positions, or a convolution's weight scaled by a norm's, is one stored tensor there, which
+``pdv.emit.analysis.fold`` made. How it came about is what the plan says, replayed. Entry point: ``computed_of``.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from pdv.loops.pieces import is_first, share
 from pdv.loops.rows import CausalLoss, LossFn, check_alike, check_rows, shapes_of
 
 FOLDER, REST = "pdv", "rest.pt"
-"""In a checkpoint, which is a folder: weights and the optimizer's state as every plan reads them; what is Lightning's."""
+"""In a checkpoint, a folder: weights and the optimizer's state as every plan reads them; and what is Lightning's."""
 
 
 class PdvModule(LightningModule):
@@ -94,8 +94,9 @@ class PdvModule(LightningModule):
     def validation_step(self, batch: Any, *_: Any) -> None:
         with torch.inference_mode(mode=False):  # a loss is asked for its terms, which takes a graph
             *inputs, target = (x.clone() for x in self._given(batch))
-            terms, _output = evaluate(self.model, inputs, target, self.loss_fn, outputs=False)
-            self.told.add(terms)
+            terms, _ = evaluate(self.model, inputs, target, self.loss_fn, outputs=False)
+            if terms is not None:
+                self.told.add(terms)
 
     test_step = validation_step
 
@@ -165,9 +166,9 @@ class PdvStrategy(SingleDeviceStrategy):
         return share(obj)[src]
 
     @override
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002  # Lightning's name
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         said = share(bool(decision))
-        return (min if all else max)(said)
+        return False not in said if all else True in said
 
     # ---- Checkpoints: all ranks write, every plan reads ----
 

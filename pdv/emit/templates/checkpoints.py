@@ -220,11 +220,8 @@ def load(model: ParallelModule, given: str | os.PathLike[str] | Mapping[str, Ten
     if missing:
         some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         made = [name for name in missing if name.endswith(".folded")]
-        mend = (
-            f" {made[0]} was computed of others: load_pretrained of pdv.loops.pretrained computes it again."
-            if made
-            else ""
-        )
+        again = "was computed of others: load_pretrained of pdv.loops.pretrained computes it again."
+        mend = f" {made[0]} {again}" if made else ""
         raise ValueError(f"not-loaded: {len(missing)} of {len(wanted)} tensors are not there ({some}).{mend}")
     for name, (_, shape) in wanted.items():
         found = shape if name in made else tuple(file.get_slice(renamed[name]).get_shape())
