@@ -101,7 +101,7 @@ def test_text_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
     reference = type(made).from_pretrained(weights).eval()
     eos = int(own_answers(reference, -1)[0][0, PROMPTS.size(1) + 2])
     wanted, built = own_answers(reference, eos), package(kind, "infer", tmp_path)
-    assert len({tuple(text.flatten().tolist()) for text in wanted}) == len(wanted)
+    assert len({tuple(text.flatten().tolist()) for text in wanted}) >= len(WAYS)
     for world in (1, 2):
         for found in run_ranks(answers, world, built, weights, eos):
             for text, own in zip(found, wanted, strict=True):
