@@ -219,9 +219,9 @@ def load(model: ParallelModule, given: str | os.PathLike[str] | Mapping[str, Ten
     missing = [name for name, found in renamed.items() if not found and name not in made]
     if missing:
         some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        made = [name for name in missing if name.endswith(".folded")]
+        computed = [name for name in missing if name.endswith(".folded")]
         again = "was computed of others: load_pretrained of pdv.loops.pretrained computes it again."
-        mend = f" {made[0]} {again}" if made else ""
+        mend = f" {computed[0]} {again}" if computed else ""
         raise ValueError(f"not-loaded: {len(missing)} of {len(wanted)} tensors are not there ({some}).{mend}")
     for name, (_, shape) in wanted.items():
         found = shape if name in made else tuple(file.get_slice(renamed[name]).get_shape())
