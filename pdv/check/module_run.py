@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -156,7 +157,8 @@ def run_module(
     """
     firsts = set(source.first_names.values())
     try:
-        with torch.set_grad_enabled(train):
+        # fused attention takes rows of which all is masked for others in backward than in forward
+        with torch.set_grad_enabled(train), sdpa_kernel(SDPBackend.MATH):
             outputs = _outputs(source)
             found = [array(x, dtype) for x in outputs]
             floats = {name: x for name, x in source.held.items() if name in firsts and x.is_floating_point()}
@@ -166,7 +168,7 @@ def run_module(
         gradients = {
             name: array(p.grad, dtype) for name, p in source.held.items() if name in firsts and p.grad is not None
         }
-        with torch.no_grad():
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             second = [array(x, dtype) for x in _outputs(source)]
     except Exception as error:  # whatever the model's own code raises
         raise ModelError(

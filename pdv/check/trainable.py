@@ -42,7 +42,9 @@ def check_trainable(model: object) -> None:
                 raise ModelError(
                     f"the parameter {name} shares memory with {others[0]}, which would not be trained with it",
                     "Parameters with memory of their own, and one parameter under several names",
-                    f"Assign the parameter itself, or compute {others[0]} from {name} in forward",
+                    "Take torch.nn.utils.parametrizations in place of torch.nn.utils.spectral_norm and weight_norm"
+                    if name.endswith("_orig")
+                    else f"Assign the parameter itself, or compute {others[0]} from {name} in forward",
                 )
 
 

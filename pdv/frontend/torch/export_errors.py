@@ -22,9 +22,10 @@ _BY_VALUE = re.compile(r"data-dependent expression (.+?) \(unhinted")
 def export_error(module: torch.nn.Module, error: Exception) -> ModelError:
     """What torch.export raised of a module, in one screen."""
     name, where = type(module).__name__, _line(error)
-    if found := _BY_VALUE.search(str(error)):
+    if (found := _BY_VALUE.search(str(error))) or "FakeTensor" in first_line(error):
+        said = f" ({found[1]})" if found else ""
         return ModelError(
-            f"{name} cannot be exported: what it runs depends on values of tensors ({found[1]}){where}",
+            f"{name} cannot be exported: what it runs depends on values of tensors{said}{where}",
             "Programs that are the same for all values",
             _remedy(module, where),
         )
@@ -74,6 +75,8 @@ def _remedy(module: torch.nn.Module, where: str) -> str:
         return 'Set problem_type of its configuration, e.g. "single_label_classification"'
     if "mask" in where or "transformer" in where.lower():
         return "Say what the mask is (is_causal=, tgt_is_causal=), for torch looks at its values else"
+    if "pack" in where.lower():
+        return "Give recurrent layers padded sequences, and take of each row what stands at its length (gather)"
     return "Decide it by an option or by shapes, or compute both sides and choose with torch.where"
 
 

@@ -190,7 +190,10 @@ class _ProgramLowering:
         check_real(node, node.name if spec.kind is InputKind.USER_INPUT else str(spec.target))
         tensor = _tensor_type(node)
         if spec.kind is InputKind.USER_INPUT:
-            return self.k.builder.input(node.name, tensor)
+            name = node.name
+            while name in self.program.state_dict:  # one name is one value
+                name += "_input"
+            return self.k.builder.input(name, tensor)
         source = str(spec.target)
         stored = self._store(spec)
         is_param = spec.kind is InputKind.PARAMETER

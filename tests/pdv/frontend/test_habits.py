@@ -222,3 +222,56 @@ class Worded(nn.Module):
 def test_words_of_python_are_refused_in_a_sentence() -> None:
     with pytest.raises(ModelError, match=r"words of Python: heads\.class\.weight.*class_ for class"):
         load_program(Worded(), X)
+
+
+class Padded(nn.Module):
+    """Causal attention where rows begin with padding, so that some see nothing at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(6, 18)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (y.unsqueeze(1) for y in self.qkv(x).chunk(3, -1))
+        least = torch.finfo(x.dtype).min
+        hidden = torch.full((4, 4), -torch.inf).triu(1) + (1.0 - mask[:, None, None].float()) * least
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, hidden.clamp(min=least))
+
+
+def test_rows_that_attend_to_nothing_have_the_gradients_of_their_formula() -> None:
+    """PyTorch's fused kernel for CPUs has others in backward than its forward would have."""
+    read(Padded(), (torch.randn(2, 4, 6), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])))
+
+
+class Noisy(nn.Module):
+    """A parameter and an input of one name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+        return x + self.noise * noise
+
+
+def test_an_input_is_told_from_a_parameter_of_its_name() -> None:
+    program = read(Noisy(), (X, X.cos()))
+    assert [node.attr("name") for node in program.graph.inputs] == ["x", "noise_input"]
+
+
+class Ragged(nn.Module):
+    """Packed rows, which torch cannot export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(6, 4, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        found: Tensor = self.gru(packed)[1][-1]
+        return found
+
+
+def test_packed_sequences_are_refused_with_what_to_do() -> None:
+    with pytest.raises(ModelError, match=r"depends on values of tensors.*Give recurrent layers padded sequences"):
+        load_program(Ragged(), (torch.randn(3, 4, 6), torch.tensor([4, 2, 3])))
