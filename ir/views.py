@@ -64,6 +64,11 @@ def sources_of(node: Node) -> tuple[str, ...]:
     return tuple(reading.source for reading in readings(node))
 
 
+def trained_sources_of(graph: Graph) -> tuple[str, ...]:
+    """The stored tensors that training changes, each once."""
+    return tuple(dict.fromkeys(s for param in graph.params if param.attr("trainable") for s in sources_of(param)))
+
+
 def is_column(param: Node) -> bool:
     """True for a bias of channels: a stored vector read as [c, 1, 1], kept as the vector."""
     shape = param.type.shape

@@ -74,6 +74,7 @@ def optimize(
     cost: str | os.PathLike[str] | None = None,
     check: bool = True,
     strict: bool = False,
+    freeze: Sequence[str] = (),
     weights: str | os.PathLike[str] | None = None,
     progress: Progress = lambda stage, fraction: None,
     watch: Watch = UNWATCHED,
@@ -114,6 +115,8 @@ def optimize(
         check: whether what was read is run against the model: a module on its example inputs, an ONNX file on random
             ones in ONNX Runtime, or else in onnx's reference implementation.
         weights: a .safetensors file, or the .index.json of several, that has the model's tensors in place of its own.
+        freeze: names or patterns (``"*.embed_positions.weight"``) of parameters that training leaves as they are; a
+            module says so itself by ``requires_grad``, a file cannot.
         strict: refuse operators that have no declaration, instead of running them as they are on every rank.
         progress: called with (stage, fraction or None).
         watch: told how far the search is, and asked whether to end it with the best plan so far.
@@ -131,7 +134,7 @@ def optimize(
     kept, dtype = read_precision(precision, dtype, mode)
     program, reading = read_model(
         model, example_inputs, dtype, progress, train=mode == "train", check=check, strict=strict,
-        weights=weights, batch=batch, dims=dims, dynamic_shapes=dynamic_shapes,
+        frozen=freeze, weights=weights, batch=batch, dims=dims, dynamic_shapes=dynamic_shapes,
     )  # fmt: skip
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute, precision=kept)
     problems = ask(program.graph, devices, pins=pinned, rules=used)

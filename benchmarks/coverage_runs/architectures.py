@@ -54,6 +54,7 @@ class How:
         torchrun: the package of a module is run by torchrun, too.
         files: where exported files are kept, and taken from.
         further: models that were taken later, in place of the others.
+        larger: those of the models that small sizes harm, larger.
     """
 
     route: str = "torch"
@@ -63,6 +64,7 @@ class How:
     torchrun: bool = False
     files: Path | None = None
     further: bool = False
+    larger: bool = False
 
 
 def survey(only: Sequence[str], share: slice, how: How, report: Callable[[dict[str, Any]], None]) -> None:
@@ -77,9 +79,10 @@ def survey(only: Sequence[str], share: slice, how: How, report: Callable[[dict[s
     import pdv.frontend.torch.module  # noqa: F401
     from benchmarks.coverage_runs.further import FURTHER
     from benchmarks.coverage_runs.hub import HUB
+    from benchmarks.coverage_runs.larger import LARGER
     from benchmarks.coverage_runs.plain import PLAIN
 
-    models = FURTHER if how.further else {**PLAIN, **HUB}
+    models = FURTHER if how.further else LARGER if how.larger else {**PLAIN, **HUB}
     chosen = [(name, build) for name, build in models.items() if not only or name in only]
     for name, build in chosen[share]:
         started = time.perf_counter()
@@ -189,6 +192,7 @@ def _as_file(name: str, module: Any, inputs: dict[str, Any], how: How) -> dict[s
     import pdv
     from benchmarks.coverage_runs.routes import differs, export
     from pdv.frontend.load import load_program
+    from pdv.planning.frozen import freeze, name_trained
     from pdv.planning.model import check_trained
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -198,18 +202,18 @@ def _as_file(name: str, module: Any, inputs: dict[str, Any], how: How) -> dict[s
         program = load_program(path)
         if program.doubts:
             return {"outcome": "partly", "reasons": [text[:300] for text in program.doubts]}
+        frozen = sorted(_frozen(module) & {*name_trained(program), *program.absent})
+        program = freeze(program, frozen)
         alike = program.graph.digest == load_program(module, inputs).graph.digest
+        said = {"alike": alike, **({"freeze": frozen} if frozen else {})}
         if alike and how.alike:
-            return {"outcome": "alike", "reasons": [], "alike": True}
-        if frozen := sorted(_frozen(module) & {p.attr("name") for p in program.graph.params if p.attr("trainable")}):
-            why = f"the file does not say that {', '.join(frozen[:3])} are frozen, which would be trained"
-            return {"outcome": "partly", "reasons": [why], "alike": alike}
+            return {"outcome": "alike", "reasons": [], **said}
         check_trained(program)
         if why := differs(program, module, inputs):
-            return {"outcome": "wrong", "reasons": [why[:300]], "alike": alike}
+            return {"outcome": "wrong", "reasons": [why[:300]], **said}
         if how.quick:
-            return {"outcome": "read", "reasons": [], "alike": alike}
-        return {**_of_plan(pdv.optimize(path, cluster=CLUSTER, mesh=MESH, budget_s=30.0)), "alike": alike}
+            return {"outcome": "read", "reasons": [], **said}
+        return {**_of_plan(pdv.optimize(path, cluster=CLUSTER, mesh=MESH, budget_s=30.0, freeze=frozen)), **said}
 
 
 def _frozen(module: Any) -> set[str]:

@@ -80,6 +80,10 @@ Checkpoint = Annotated[
     Path | None,
     typer.Option("--weights", help="Take weights from a .safetensors file, or the .index.json of several."),
 ]
+Frozen = Annotated[
+    list[str] | None,
+    typer.Option("--freeze", help='Do not train these: a name or pattern ("*.positions.weight"); may be repeated.'),
+]
 Linked = Annotated[
     bool, typer.Option("--link-weights", help="Read the tensors of --weights where they lie, instead of copying them.")
 ]
@@ -123,6 +127,7 @@ def optimize(
     check: Annotated[bool, typer.Option("--check/--no-check", help="Run what was read against the model.")] = True,
     weights: Checkpoint = None,
     link_weights: Linked = False,
+    freeze: Frozen = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse operators that have no declaration.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing package.")] = False,
     quiet: QuietOption = False,
@@ -138,7 +143,7 @@ def optimize(
     devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
     how = pipelines, stages, micro_batches, schedule, virtual_stages, recompute
-    about = arch, batch, dim, mode, dtype, precision, products, allow
+    about = arch, batch, dim, freeze, mode, dtype, precision, products, allow
     options = *about, memory_limit, mesh, names[0], search, budget, *how, seed, *names[1:]
     given = dict(zip(values.RECORDED, options, strict=True))
 
@@ -157,7 +162,7 @@ def optimize(
             dtype=compute_dtype, precision=precision, products=products, allow=allow or (), memory_limit=limit,
             search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
             **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
-            check=check, strict=strict, weights=weights, progress=progress,
+            check=check, strict=strict, freeze=freeze or (), weights=weights, progress=progress,
             watch=Watch(progress.tell, interrupts.stopped),
         ).made_by(values.command_line(model, cluster, given))  # fmt: skip
         progress("writing", None)

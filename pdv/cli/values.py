@@ -28,6 +28,7 @@ RECORDED: Mapping[str, object] = {
     "--arch": None,
     "--batch": None,
     "--dim": None,
+    "--freeze": None,
     "--mode": config.MODE,
     "--dtype": None,
     "--precision": config.PRECISION,

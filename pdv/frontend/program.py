@@ -96,9 +96,11 @@ class Program:
     would not be trained, though it might be meant to; ``folded``: norms that are part of other weights; ``opaque``:
     operators that are run as they are, each ``op at where``; ``names``: what the source's state has besides the stored
     tensors, as views of these; ``joint``: stored tensors that it has only in views; ``left_out``: tensors of
-    zeros that the source has not; ``absent``: parameters that others were computed of in the source. ``as_stored``: the
-    source's own tensors, of the program's. ``drawn``: what of the source is drawn at random, by the source's names, and
-    what it is without: true, or a number throughout. ``over_rows``: the source over as few rows of its batch as may be.
+    zeros that the source has not; ``absent``: parameters that others were computed of in the source; ``held``: all
+    parameters that it lacks, if its constants hold what was computed of them; ``sines``: trained tables of sines of
+    positions, which may be meant to stay. ``as_stored``: the source's own tensors, of the program's.
+    ``drawn``: what of the source is drawn at random, by the source's names, and what it is without: true, or a number
+    throughout. ``over_rows``: the source over as few rows of its batch as may be.
     """
 
     graph: Graph
@@ -114,6 +116,8 @@ class Program:
     joint: frozenset[str] = field(default=frozenset(), compare=False)
     left_out: frozenset[str] = field(default=frozenset(), compare=False)
     absent: tuple[str, ...] = field(default=(), compare=False)
+    held: tuple[str, ...] = field(default=(), compare=False)
+    sines: tuple[str, ...] = field(default=(), compare=False)
     drawn: Mapping[str, float | bool] = field(default_factory=dict, compare=False)
     as_stored: Callable[[Mapping[str, Array]], dict[str, Array]] = field(default=dict, compare=False)
     over_rows: Callable[[int], FewRows | None] | None = field(default=None, compare=False)

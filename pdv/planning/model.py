@@ -13,6 +13,7 @@ from ir.graph import Graph
 from ir.types import DType
 from ir.views import sources_of
 from pdv.guard import Progress, note
+from pdv.planning.frozen import freeze
 
 if TYPE_CHECKING:
     from pdv.frontend.program import Program
@@ -29,28 +30,31 @@ def read_model(
     train: bool,
     check: bool = True,
     strict: bool = False,
+    frozen: Sequence[str] = (),
     weights: str | os.PathLike[str] | None = None,
     **sizes: Any,  # Any: as ``load_program`` takes batch, dims and dynamic shapes
 ) -> tuple[Program, str]:
     """The program of a model, under the model's name and in the type asked for; and what a run against it showed.
 
-    weights: a checkpoint that has its stored tensors.
+    frozen: patterns of names of parameters that are not trained; weights: a checkpoint that has its stored tensors.
     check: whether it is run against the model; strict: whether operators without a declaration are refused.
 
     Raises:
         ModelError: if the program is not the module that was given.
         UnsupportedOperatorsError: naming operators that are run as they are, if that is not allowed.
+        UsageError: naming a pattern by which nothing is frozen.
     """
     program, reading = _read_checked(model, inputs, progress, train=train, check=check, **sizes)
     if strict and program.opaque:
         raise UnsupportedOperatorsError(program.opaque)
+    program = freeze(program, frozen)
     if train:
         check_trained(program)
     if weights is not None:
         from pdv.frontend.checkpoint import with_checkpoint
 
         program = with_checkpoint(program, Path(weights))
-    doubts = program.doubts if train else ()
+    doubts = (*program.doubts, *map(_of_sines, program.sines)) if train else ()
     reading = ". ".join(part for part in (reading, *program.notes, *doubts) if part)
     name = _name_of(model)
     program = program.map(lambda graph: _with_dtype(replace(graph, name=name), dtype))
@@ -123,6 +127,10 @@ def check_trained(program: Program) -> None:
             "At least one that is not frozen; for inference (--mode infer) none is needed",
             'Plan it with --mode infer (mode="infer"), or unfreeze what is to be trained',
         )
+
+
+def _of_sines(name: str) -> str:
+    return f"{name} holds sines and cosines of positions and is trained here: --freeze {name} leaves it as it is"
 
 
 def _folded(norms: Sequence[str]) -> ModelError:

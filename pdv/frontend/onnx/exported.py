@@ -53,6 +53,7 @@ class Mended:
         made: a tensor of the file -> the parameters that it was made of.
         notes: all of it in words.
         absent: parameters that the file has not, and that cannot be had back.
+        held: all that the file has not, where constants alone hold what was computed of them; else none.
     """
 
     merged: dict[str, str | None] = field(default_factory=dict)
@@ -60,6 +61,7 @@ class Mended:
     made: dict[str, Made] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
 
 
 def mend(model: onnx_ir.Model) -> Mended:
@@ -78,8 +80,11 @@ def mend(model: onnx_ir.Model) -> Mended:
         found.absent += of_unknown_origin(model.graph)
     _rename(model.graph, signature, found)
     if signature is not None:
-        lost = {*absent(signature, model.graph), *lost_with_nodes(signature, model.graph)}
-        found.absent += sorted(lost - found.copies.keys())
+        lost, merged = {*absent(signature, model.graph)}, lost_with_nodes(signature, model.graph)
+        found.absent += sorted((lost | merged) - found.copies.keys())
+        missing = signature.targets - model.graph.initializers.keys()
+        if not merged and not missing & signature.mentioned(model.graph):
+            found.held += sorted(missing)
     return found
 
 

@@ -19,6 +19,7 @@ from ir.dims import Shape
 from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
+from ir.views import trained_sources_of
 from pdv.frontend.chosen import Chosen
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.bodies import body_of
@@ -41,6 +42,7 @@ from pdv.frontend.onnx.file import MALFORMED, quietly, read_onnx, refusing
 from pdv.frontend.onnx.operators import HANDLERS
 from pdv.frontend.onnx.origins.related import related
 from pdv.frontend.onnx.origins.signature import Signature
+from pdv.frontend.onnx.origins.sines import tables_of_sines
 from pdv.frontend.onnx.proto import MOST_OPERATORS, check_count
 from pdv.frontend.onnx.readers.draws import of_drawn
 from pdv.frontend.onnx.readers.rows import of_rows
@@ -82,7 +84,8 @@ def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None)
     program = replace(
         program, known=known, notes=notes, doubts=asked[0], folded=asked[1], as_stored=stored,
         left_out=frozenset(name for name, place in mended.merged.items() if place is None),
-        absent=(*mended.absent, *related(model.graph)), drawn=lowering.k.drawn,
+        absent=(*mended.absent, *related(model.graph)), held=tuple(mended.held), drawn=lowering.k.drawn,
+        sines=tables_of_sines(model.graph, trained_sources_of(program.graph)),
     )  # fmt: skip
 
     def over(rows: int) -> FewRows | None:
