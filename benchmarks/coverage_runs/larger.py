@@ -1,6 +1,7 @@
 """Models that torch's plain export of small sizes harms, as large as its optimizer leaves most parameters alone.
 
-Two layers of 256 channels, rows of 128 tokens, images of 64 points. Entry point: ``LARGER``.
+Two layers of 256 channels, rows of 128 tokens, images of 64 points; each parameter that is trained moved by noise, as
+none is one number throughout once it was trained. Entry point: ``LARGER``.
 """
 
 from __future__ import annotations
@@ -50,13 +51,27 @@ def _long(given: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
     return lambda: {name: x.repeat(1, 8) if x.shape[-1:] == (LENGTH,) else x for name, x in given().items()}
 
 
+def _trained(build: Callable[[], Built]) -> Callable[[], Built]:
+    """The model as after some training."""
+
+    def moved() -> Built:
+        module, inputs = build()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    parameter += 0.02 * torch.randn_like(parameter)
+        return module, inputs
+
+    return moved
+
+
 def _whisper() -> Built:
     sizes = {"num_mel_bins": 80, "max_source_positions": 64, "max_target_positions": 64}
     module, _ = of("WhisperForConditionalGeneration", _BART, pairs, **sizes)()
     return module, {"input_features": torch.randn(ROWS, 80, 128), "labels": torch.randint(3, 96, (ROWS, 8))}
 
 
-LARGER: Mapping[str, Callable[[], Built]] = {
+_BUILT: Mapping[str, Callable[[], Built]] = {
     "nemotron": of("NemotronForCausalLM", _DECODER, _long(causal), head_dim=64),
     "gpt-neox": of("GPTNeoXForCausalLM", _DECODER, _long(causal)),
     "deberta": of("DebertaForSequenceClassification", _ENCODER | _RELATIVE, _long(classes)),
@@ -115,3 +130,5 @@ LARGER: Mapping[str, Callable[[], Built]] = {
         time_stride=8,
     ),
 }  # fmt: skip
+
+LARGER = {name: _trained(build) for name, build in _BUILT.items()}

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir
 
 from pdv.frontend.onnx.origins.made import Made
-from pdv.frontend.onnx.origins.merged import lost_with_nodes
+from pdv.frontend.onnx.origins.merged import lost_with_nodes, part_nodes, say_parted
 from pdv.frontend.onnx.origins.recovered import recover
 from pdv.frontend.onnx.origins.signature import (
     CLASSES,
@@ -72,6 +72,9 @@ def mend(model: onnx_ir.Model) -> Mended:
     signature = Signature.of(model.graph)
     if signature is not None:
         _restore(model.graph, signature, found)
+        parted = part_nodes(signature, model.graph)
+        found.merged.update(parted)
+        found.notes += say_parted(parted)
         _recover(model.graph, signature, found)
     else:
         _separate(model.graph, found)

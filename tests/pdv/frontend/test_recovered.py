@@ -259,3 +259,38 @@ def test_what_torch_cannot_write_is_one_sentence(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(torch.onnx, "export", fail)
     with pytest.raises(pdv.ModelError, match=r"cannot write Linear: Cannot view a tensor\. .*pdv\.optimize\(module"):
         export_onnx(nn.Linear(2, 2), (torch.randn(1, 2),), tmp_path / "m.onnx")
+
+
+class Parallel(nn.Module):
+    """Two norms of one value, each before a layer of its own; ``shared``: one of them, called twice."""
+
+    def __init__(self, *, shared: bool) -> None:
+        super().__init__()
+        self.shared = shared
+        self.first_norm, self.second_norm = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.shared:
+            found: Tensor = x + self.first(self.first_norm(x)) + self.second(self.first_norm(x))
+            return found
+        one = self.first(self.first_norm(x))
+        two = self.second(self.second_norm(x))
+        return x + one + two
+
+
+def test_norms_that_became_one_are_apart_where_the_source_calls_them(tmp_path: Path) -> None:
+    module, x = nn.Sequential(nn.Linear(8, 8), Parallel(shared=False), Parallel(shared=False)), torch.randn(4, 3, 8)
+    path = _plain(module, {"input": x}, tmp_path / "m.onnx")
+    program = load_program(path)
+    assert not program.absent
+    assert any("1.second_norm.weight" in text for text in program.notes)
+    assert {param.attr("name") for param in program.graph.params} == {name for name, _ in module.named_parameters()}
+    assert "are the same" in check_reading(program.graph, copy_of(module, (x,), train=True), train=True)
+    assert "are the same" in check_file(program, path)
+
+
+def test_a_norm_that_is_called_twice_stays_one(tmp_path: Path) -> None:
+    module, x = nn.Sequential(nn.Linear(8, 8), Parallel(shared=True)), torch.randn(4, 3, 8)
+    program = load_program(_plain(module, {"input": x}, tmp_path / "m.onnx"))
+    assert "1.second_norm.weight" not in {param.attr("name") for param in program.graph.params}

@@ -2,17 +2,18 @@
 
 Two norms of one value whose scales start out as ones, two projections of one value that start out as zeros: equal
 stored tensors become one, then equal nodes do, and the parameters of the second are nowhere any more. What is left of
-them is the name by which their readers call what they read. Entry point: ``lost_with_nodes``.
+them is the name by which their readers call what they read, and where the reader's line of source calls the module, the
+node is had back. Entry points: ``part_nodes``, ``lost_with_nodes``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir
 
-from pdv.frontend.onnx.origins.signature import FX_NODE, NAMED, NUMBER, READ, SCOPES, Signature, names_of
+from pdv.frontend.onnx.origins.signature import FX_NODE, LINES, NAMED, NUMBER, READ, SCOPES, Signature, names_of
 
 _PART = "getitem"  # of a result of several
 
@@ -21,14 +22,7 @@ def lost_with_nodes(signature: Signature, graph: onnx_ir.Graph) -> set[str]:
     """Parameters of modules of which no node is left, where a node is read under two names whose parameters are each
     of one number: those of a module with parameters of the same names may have been its equals.
     """
-    there = {name for name, value in graph.initializers.items() if value.uses()}
-    run = {scope for node in graph for scope in re.findall(r"'([^']*)'", node.metadata_props.get(SCOPES, ""))}
-    modules = _modules(signature.targets)
-    gone = {
-        module: names
-        for module, names in modules.items()
-        if module not in run and not any(f"{module}.{name}" in there for name in names)
-    }
+    there, gone = _read(graph), _find_gone(signature, graph)
     if not gone:
         return set()
     found: set[str] = set()
@@ -38,6 +32,114 @@ def lost_with_nodes(signature: Signature, graph: onnx_ir.Graph) -> set[str]:
         if len(values) == len(own) and all(map(_is_one_number, values)):
             leaves = {tuple(sorted(name.rpartition(".")[2] for name in own))}
             found |= {f"{module}.{name}" for module, names in gone.items() if names in leaves for name in names}
+    return found
+
+
+def _read(graph: onnx_ir.Graph) -> set[str]:
+    return {name for name, value in graph.initializers.items() if value.uses()}
+
+
+def _find_gone(signature: Signature, graph: onnx_ir.Graph) -> Mapping[str, tuple[str, ...]]:
+    """Modules of which neither a node nor a parameter is left -> the names of their parameters."""
+    there, run = _read(graph), {scope for node in graph for scope in _scopes(node)}
+    return {
+        module: names
+        for module, names in _modules(signature.targets).items()
+        if module not in run and not any(f"{module}.{name}" in there for name in names)
+    }
+
+
+def _scopes(node: onnx_ir.Node) -> list[str]:
+    return re.findall(r"'([^']*)'", node.metadata_props.get(SCOPES, ""))
+
+
+def part_nodes(signature: Signature, graph: onnx_ir.Graph) -> dict[str, str]:
+    """Give modules whose node became one with an equal one a node and parameters of their own; changes the graph.
+
+    That a module was called is told by the source's line by which its reader is reached: ``self.mlp(self.norm(x))``.
+    What was read of it has a name that is no node's. Parameter that is new -> that whose values it has.
+    """
+    gone, known, found = dict(_find_gone(signature, graph)), names_of(graph), dict[str, str]()
+    for node in list(graph) if gone else []:
+        own = [signature.parameters[name] for name in _names_in(node) if name in signature.parameters]
+        modules = {name.rpartition(".")[0] for name in own}
+        if (
+            len(modules) != 1
+            or len(node.outputs) != 1
+            or not set(own) <= {value.name for value in node.inputs if value}
+        ):
+            continue
+        readers: dict[str, set[onnx_ir.Node]] = {}
+        for use in node.outputs[0].uses():
+            names = {each for each in _names_in(use.node) if _is_called(each, node)}
+            readers.setdefault(names.pop() if len(names) == 1 else "", set()).add(use.node)
+        leaves = tuple(sorted(name.rpartition(".")[2] for name in own))
+        for name in sorted(readers.keys() - known - {""}) if "" not in readers else []:
+            fits = {each for each, names in gone.items() if names == leaves}
+            called = [_called(reader, fits, *modules) for reader in readers[name]]
+            if called[0] is not None and all(each == called[0] for each in called):
+                del gone[called[0]]
+                found |= _write_apart(signature, node, name, (*modules, called[0]), readers[name])
+    return found
+
+
+def say_parted(parted: Iterable[str]) -> list[str]:
+    """What was had back, in words."""
+    names = sorted(parted)
+    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    told = (
+        "started out equal to others and went with their nodes: the source's lines tell where they are read, and they "
+    )
+    return [f"{some} {told}are parameters of their own here"] if names else []
+
+
+def _is_called(name: str, node: onnx_ir.Node) -> bool:
+    """Whether a name that a reader has may be of the node's result."""
+    return bool(_kind(node)) and NUMBER.sub("", name) == _kind(node)
+
+
+def _called(reader: onnx_ir.Node, modules: set[str], own: str) -> str | None:
+    """The one of these modules that a line of the reader's source calls, in a module that the reader is in."""
+    scopes, found = _scopes(reader), set()
+    for line in reader.metadata_props.get(LINES, "").splitlines():
+        names = set(re.findall(r"\bself\.(\w+)\(", line))
+        inside = {module for module in modules | {own} if module.rpartition(".")[2] in names}
+        found |= {module for module in inside if module.rpartition(".")[0] in scopes}
+    return found.pop() if len(found) == 1 and own not in found else None
+
+
+def _write_apart(
+    signature: Signature, node: onnx_ir.Node, name: str, modules: Sequence[str], readers: set[onnx_ir.Node]
+) -> dict[str, str]:
+    """Let ``readers`` read a node like ``node``, with parameters of the second module for the first's."""
+    graph, found, text, (before, module) = node.graph, dict[str, str](), node.metadata_props[FX_NODE], modules
+    assert graph is not None, node
+    words = {target: word for word, target in signature.parameters.items()}
+    operands = list(node.inputs)
+    for place, value in enumerate(node.inputs):
+        if value is None or value.name not in words:
+            continue
+        target = f"{module}.{value.name.rpartition('.')[2]}"
+        found[target] = value.name
+        own = graph.initializers.get(target) or onnx_ir.Value(
+            name=target, shape=value.shape, type=value.type, const_value=value.const_value
+        )
+        graph.initializers[target] = own
+        operands[place] = own
+        text = re.sub(rf"%{words[value.name]}\b", f"%{words[target]}", text)
+    like = onnx_ir.Node(node.domain, node.op_type, operands, [*node.attributes.values()], num_outputs=1)
+    like.outputs[0].name, like.outputs[0].type, like.outputs[0].shape = (
+        name,
+        node.outputs[0].type,
+        node.outputs[0].shape,
+    )
+    like.metadata_props |= node.metadata_props | {FX_NODE: NAMED.sub(f"%{name} :", text)}
+    like.metadata_props[SCOPES] = node.metadata_props.get(SCOPES, "").replace(f"'{before}'", f"'{module}'")
+    graph.insert_after(node, like)
+    for reader in readers:
+        for place, value in enumerate(reader.inputs):
+            if value is node.outputs[0]:
+                reader.replace_input_with(place, like.outputs[0])
     return found
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import onnx_ir
 
-from pdv.frontend.onnx.origins.signature import CLASSES, FX_NODE, NUMBER, READ, SCOPES, Signature, names_of
+from pdv.frontend.onnx.origins.signature import CLASSES, FX_NODE, LINES, NUMBER, READ, SCOPES, Signature, names_of
 
-_LINES = "pkg.torch.onnx.stack_trace"
 _QUOTED = re.compile(r"'([^']*)'")
 
 Use = Any  # what onnx_ir says of a value's users: the node, and which of its operands
@@ -109,7 +108,7 @@ def kind_of(name: str) -> str:
 def _line(use: Use) -> str:
     """The source's line that a node is of, as it was exported."""
     lines: Mapping[str, str] = use.node.metadata_props
-    return (lines.get(_LINES, "").strip().splitlines() or [""])[-1].strip()
+    return (lines.get(LINES, "").strip().splitlines() or [""])[-1].strip()
 
 
 def _about(leaf: str, line: str) -> str:

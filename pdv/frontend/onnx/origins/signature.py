@@ -23,6 +23,7 @@ SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _ORIGINS = "pkg.onnxscript.optimizer.folded_from"  # on what the optimizer computed: the names that it computed it from
 SCOPES = "pkg.torch.onnx.name_scopes"  # on nodes: the modules that a node is of
 FX_NODE = "pkg.torch.onnx.fx_node"
+LINES = "pkg.torch.onnx.stack_trace"  # lines of source by which a node is reached
 CLASSES = "pkg.torch.onnx.class_hierarchy"  # as SCOPES, of which classes they are
 NAMED = re.compile(r"^%(\w+) :")  # of FX_NODE: its own name
 READ = re.compile(r"%(\w+)")  # names that it reads
