@@ -59,7 +59,7 @@ def _trained(build: Callable[[], Built]) -> Callable[[], Built]:
         with torch.no_grad():
             for parameter in module.parameters():
                 if parameter.requires_grad:
-                    parameter += 0.02 * torch.randn_like(parameter)
+                    parameter.add_(0.02 * torch.randn_like(parameter))
         return module, inputs
 
     return moved
