@@ -80,9 +80,10 @@ def survey(only: Sequence[str], share: slice, how: How, report: Callable[[dict[s
     from benchmarks.coverage_runs.further import FURTHER
     from benchmarks.coverage_runs.hub import HUB
     from benchmarks.coverage_runs.larger import LARGER
+    from benchmarks.coverage_runs.latest import LATEST
     from benchmarks.coverage_runs.plain import PLAIN
 
-    models = FURTHER if how.further else LARGER if how.larger else {**PLAIN, **HUB}
+    models = {**FURTHER, **LATEST} if how.further else LARGER if how.larger else {**PLAIN, **HUB}
     chosen = [(name, build) for name, build in models.items() if not only or name in only]
     for name, build in chosen[share]:
         started = time.perf_counter()
