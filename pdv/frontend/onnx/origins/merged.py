@@ -133,7 +133,7 @@ def _write_apart(
         node.outputs[0].type,
         node.outputs[0].shape,
     )
-    like.metadata_props |= node.metadata_props | {FX_NODE: NAMED.sub(f"%{name} :", text)}
+    like.metadata_props.update(node.metadata_props | {FX_NODE: NAMED.sub(f"%{name} :", text)})
     like.metadata_props[SCOPES] = node.metadata_props.get(SCOPES, "").replace(f"'{before}'", f"'{module}'")
     graph.insert_after(node, like)
     for reader in readers:
