@@ -49,8 +49,8 @@ def rounds(pipeline: Pipeline) -> float:
 def held(pipeline: Pipeline, stage: int) -> float:
     """Micro-batches that a stage holds at once at least, once it has gradients of parameters.
 
-    Of several stages on a rank, which hold them in turns, the mean over the times when most are held of the one that
-    holds least.
+    Of several stages on a rank, which hold them in turns, what the one that holds least holds at the time when that is
+    most.
     """
     m, order = pipeline.micro_batches, pipeline.order
     if order in ONE_EACH and pipeline.virtual == 1:
@@ -61,14 +61,12 @@ def held(pipeline: Pipeline, stage: int) -> float:
 @lru_cache(maxsize=256)
 def _in_turns(pipeline: Pipeline, stage: int) -> float:
     here = pipeline.layout.chunks_on(stage)
-    now, found, begun = np.zeros(len(here)), [np.zeros(len(here))], False
+    now, most, begun = [0] * len(here), 0, False
     for step in orders(pipeline)[stage]:
         begun = begun or step.backward
         now[here.index(step.chunk)] += -1 if step.backward else 1
-        if begun:
-            found.append(now.copy())
-    most = max(one.sum() for one in found)
-    return float(np.mean([one for one in found if one.sum() == most], axis=0).min())
+        most = max(most, min(now)) if begun else 0
+    return float(most)
 
 
 class Fitting:
