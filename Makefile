@@ -57,10 +57,11 @@ docs: .venv/docs
 	$(BIN)/python -m tools.site build/pages
 	$(BIN)/sphinx-build -q -W --keep-going build/pages build/site
 
-# That, and what the pages say: commands, programs, errors, figures; the tutorial from an empty environment (10 minutes).
+# That, and what the pages say: commands, programs, errors, figures; notebooks; the tutorial from an empty environment (10 minutes).
 docs-check: docs
 	$(BIN)/pytest -q tests/test_docs.py tests/test_commands.py tests/test_errors.py tests/pdv/cli/test_app.py
 	$(BIN)/pytest -q -m 'slow or not slow' tests/pdv/cli/test_catalogue.py
+	$(BIN)/python -m tools.notebooks
 	$(BIN)/python -m tools.tutorial
 
 .venv/release: .venv/ready

@@ -11,9 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from text import PADDING
-from torch import Tensor
-from torch.utils.data import Dataset
+from text import Texts
 from transformers import TrainingArguments
 
 from pdv.loops.huggingface import PdvTrainer
@@ -27,22 +25,6 @@ parser.add_argument("--vocabulary", type=int, default=50257)
 parser.add_argument("--out", default="out")
 parser.add_argument("--resume", help="a checkpoint that any plan of the model saved")
 options = parser.parse_args()
-
-
-class Texts(Dataset[dict[str, Tensor]]):
-    """Random ids; labels are the same ids, those behind the end of a text count for nothing."""
-
-    def __init__(self, rows: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.ids = torch.randint(1, options.vocabulary, (rows, options.sequence), generator=generator)
-        behind = torch.arange(options.sequence) >= torch.randint(2, options.sequence, (rows, 1), generator=generator)
-        self.labels = self.ids.masked_fill(behind, PADDING)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": self.ids[index], "labels": self.labels[index]}
 
 
 sys.path.insert(0, str(options.package.resolve().parent))
@@ -65,6 +47,8 @@ args = TrainingArguments(
     report_to=[],
     use_cpu=not torch.cuda.is_available(),
 )
-PdvTrainer(model, args, train_dataset=Texts(64, seed=0), eval_dataset=Texts(13, seed=1)).train(
-    resume_from_checkpoint=options.resume
-)
+sizes = options.sequence, options.vocabulary
+trainer = PdvTrainer(model, args, train_dataset=Texts(64, *sizes, seed=0), eval_dataset=Texts(13, *sizes, seed=1))
+trainer.train(resume_from_checkpoint=options.resume)
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 PADDING = -100  # what torch's losses ignore
 
@@ -22,3 +23,19 @@ def batches(steps: int, batch: int, sequence: int, vocabulary: int) -> Iterator[
     for step in range(steps):
         text, end = texts[step % len(texts)], behind[step % len(texts)]
         yield text.masked_fill(end, 0)[:, :-1].contiguous(), text.masked_fill(end, PADDING)[:, 1:].contiguous()
+
+
+class Texts(Dataset[dict[str, Tensor]]):
+    """Random ids; labels are the same ids, those behind the end of a text count for nothing."""
+
+    def __init__(self, rows: int, sequence: int, vocabulary: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(1, vocabulary, (rows, sequence), generator=generator)
+        behind = torch.arange(sequence) >= torch.randint(2, sequence, (rows, 1), generator=generator)
+        self.labels = self.ids.masked_fill(behind, PADDING)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.ids[index], "labels": self.labels[index]}
