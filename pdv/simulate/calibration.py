@@ -20,7 +20,7 @@ class Calibration:
     Attributes:
         host_forward_s: host time to issue one kernel of forward (Python, dispatch, launch), of emitted programs one
             call; on a GPU the host runs ahead, and only where kernels are shorter than this does the device wait.
-        host_backward_s: the same in backward, which runs from C++.
+        host_backward_s: the same in backward, which runs from C++; what it runs again of forward, runs from Python.
         host_pass_s: host time of each pass of a micro-batch through a stage before its first kernel (schedule, data,
             waiting for what was received).
         turn_cpu_s: the same where processes share cores: what was received is read once its process has a core again.
@@ -47,8 +47,8 @@ class Calibration:
         collective_efficiency: share of a link's bandwidth that collectives reach inside a step.
     """
 
-    host_forward_s: float = 1.26e-4
-    host_backward_s: float = 4.8e-5
+    host_forward_s: float = 1.165e-4
+    host_backward_s: float = 1.77e-5
     host_pass_s: float = 1e-4
     turn_cpu_s: float = 10e-3
     host_step_s: float = 9.4e-4

@@ -29,7 +29,7 @@ def fusion(run: Sequence[Node], nodes: Nodes) -> Fusion:
     for node in run:
         if not node.op.kernel or node.op.kind not in FUSED_KINDS or node.op.has_scores:
             continue
-        read = [kernel for operand in node.operands for kernel in _kernels(operand, inside)]
+        read = [kernel for operand in node.operands for kernel in _kernels(operand, inside, nodes)]
         latest = max(read, key=inside.__getitem__, default=None)
         if latest is None or latest not in group:
             group[node] = len(members)
@@ -45,11 +45,16 @@ def fusion(run: Sequence[Node], nodes: Nodes) -> Fusion:
     return tuple(found.values())
 
 
-def _kernels(value: Node, inside: Mapping[Node, int]) -> list[Node]:
-    """The kernels in the run that make a value, seen through views; a move ends the search, for it is no kernel."""
-    if value not in inside or value.op.kernel:
-        return [value] if value in inside else []
-    return [kernel for operand in value.operands for kernel in _kernels(operand, inside)]
+def _kernels(value: Node, inside: Mapping[Node, int], nodes: Nodes) -> list[Node]:
+    """The kernels in the run that make a value, seen through views; a move of one ends the search.
+
+    Nothing in a run makes a parameter: however it comes, by data parallelism or gathered, it is at hand.
+    """
+    if value not in inside or nodes.base[value].is_leaf:
+        return []
+    if value.op.kernel:
+        return [value]
+    return [kernel for operand in value.operands for kernel in _kernels(operand, inside, nodes)]
 
 
 def _remaining_traffic(fused: Sequence[Node], number: int, group: Mapping[Node, int], nodes: Nodes) -> float:

@@ -6,6 +6,7 @@ the loss, the optimizer. Entry point: ``DevicePrices``; collectives are in ``lin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -38,6 +39,9 @@ from pdv.simulate.lowering.scaled import cast_bytes, is_scaled, scaled_products
 # writes (as the reference implementation in torch.nn.functional does it).
 LOSS_PASSES = (3, 2)
 FUSED_LOSS_PASSES = (1, 2)
+# Matrices of scores that a block of the fused softmax takes, where rows are longer than 128; of others it is composed
+# (Megatron-LM, fused_kernels/scaled_upper_triang_masked_softmax.h and fused_softmax.py).
+FUSED_SCORES = 4
 ALIGNED = 8  # elements of two bytes in 16 bytes
 
 
@@ -270,14 +274,15 @@ def _written_scores(entry: Entry, problem: Problem, inside: InStepDevice, execut
     swapped = TensorType((*k.shape[:-2], k.shape[-1], k.shape[-2]), dtype)
     scores = TensorType((*q.shape[:-1], k.shape[-2]), dtype)
     masked = bool(entry.node.attr("causal")) or len(entry.node.operands) > 3
-    wide = not execution.fused and dtype.itemsize < DType.F32.itemsize  # autocast takes softmax in float32
+    fused = execution.fused and math.prod(scores.shape[:-2]) % FUSED_SCORES == 0
+    wide = not fused and dtype.itemsize < DType.F32.itemsize  # autocast takes softmax in float32
     rows = replace(scores, dtype=DType.F32) if wide else scores
     queries = [
         query_of("matmul", (q, swapped), entry.backward),
         query_of("matmul", (scores, v), entry.backward),
         query_of("softmax", (rows,), entry.backward),
     ]
-    passes = 0 if execution.fused else 1 + int(masked)
+    passes = 0 if fused else 1 + int(masked)
     queries += [query_of("scale", (scores,), entry.backward, factor=1.0)] * (passes + int(execution.dropout))
     queries += [query_of("scale", (rows,), entry.backward, factor=1.0)] * (2 * int(wide))  # there and back
     found = problem.compute.nodes(queries)

@@ -226,7 +226,7 @@ class _Work:
     ) -> Iterator[Task]:
         """Of each class that has anything to do."""
         scale, launches = (1.0, True) if self._fused is None else self._fused[number]
-        issue = self._lowering.issue[0 if way == 0 and part == COMPUTE else 1]
+        issue = self._lowering.issue[way]  # what runs again is the model's own forward pass
         name = entry.name if way == 0 else f"{entry.name} backward"
         for kind in range(self._classes):
             price: Price = self._lowering.prices[kind].entries[entry.number]
