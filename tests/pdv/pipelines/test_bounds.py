@@ -211,6 +211,11 @@ def test_a_stage_holds_what_is_said_at_least(order: Order, each: int) -> None:
         assert most >= held(pipeline, stage) * sum(kept.values()) - 1e-9
 
 
+def test_interleaved_stages_hold_what_the_fullest_moment_says() -> None:
+    """Of each of its stages so many micro-batches at one time."""
+    assert [held(Pipeline(8, 4, 64, "interleaved"), stage) for stage in (0, 4, 7)] == [8.0, 7.0, 1.0]
+
+
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 def test_no_cut_beats_a_packing(order: Order) -> None:
     """Nor any way to run each piece, of those that are within every stage's memory."""
