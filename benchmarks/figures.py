@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.coverage_runs.architectures import OUTCOMES
 from benchmarks.record import ROOT, arguments
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -63,8 +65,8 @@ def _architectures(template: str) -> str:
         lines = [f"| {row['architecture']} | {row['outcome']} | {'; '.join(row['reasons'])} |" for row in others]
         table = "\n".join(["| architecture | outcome | why |", "|---|---|---|", *lines])
         template = template.replace(f"{place} PLANNED", planned).replace(place, table)
-    lines = ["| route | run | planned | of these by the module's own graph | partly | refused | wrong | crashed |"]
-    lines += ["|---|---|---|---|---|---|---|---|", *map(_route, ROUTES)]
+    columns = ("route", "run", "planned", "of these by the module's own graph", "with `--freeze`", *OUTCOMES[1:])
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *map(_route, ROUTES)]
     refused = ["| architecture | route | outcome | why |", "|---|---|---|---|"]
     refused += [
         f"| {row['architecture']} | {row['route']} | {row['outcome']} | {'; '.join(row['reasons'])} |"
@@ -72,7 +74,22 @@ def _architectures(template: str) -> str:
         if row["outcome"] not in ("planned", "alike")
     ]
     template = template.replace("ROUTES", "\n".join(lines)).replace("FILES", "\n".join(refused))
-    return template.replace("TORCHRUN", _launched())
+    return template.replace("TORCHRUN", _launched()).replace("LARGER", _compare_sizes())
+
+
+def _compare_sizes() -> str:
+    """What becomes of plain files of models that were small, and of the same ones larger."""
+    small = {row["architecture"]: row for row in _rows("plain")}
+    lines = ["| architecture | small | larger | why, larger |", "|---|---|---|---|"]
+    for row in _rows("larger"):
+        outcomes = [_say_outcome(each) for each in (small[row["architecture"]], row)]
+        lines.append(f"| {' | '.join((row['architecture'], *outcomes, '; '.join(row['reasons'])[:200]))} |")
+    return "\n".join(lines)
+
+
+def _say_outcome(row: Mapping[str, Any]) -> str:
+    outcome = "planned" if row["outcome"] == "alike" else str(row["outcome"])
+    return f"{outcome}, `--freeze`" if outcome == "planned" and "freeze" in row else outcome
 
 
 def _launched() -> str:
@@ -100,8 +117,9 @@ def _route(route: str) -> str:
     rows = _rows(route)
     count = Counter(row["outcome"] for row in rows)
     planned, alike = count["planned"] + count["alike"], sum(bool(row.get("alike")) for row in rows)
-    others = " | ".join(str(count[outcome]) for outcome in ("partly", "refused", "wrong", "crashed"))
-    return f"| {route} | {len(rows)} | {planned} | {alike} | {others} |"
+    frozen = sum("freeze" in row for row in rows if row["outcome"] in ("planned", "alike"))
+    others = " | ".join(str(count[outcome]) for outcome in OUTCOMES[1:])
+    return f"| {route} | {len(rows)} | {planned} | {alike} | {frozen} | {others} |"
 
 
 def fill(template: str) -> str:

@@ -148,7 +148,8 @@ def _computed(parameters: Sequence[str]) -> ModelError:
         f"parameters of the module are not in the file ({some}): the exporter computed with them, or took them for "
         "others that have the same values, and they would not be trained",
         "Files that have all parameters; for inference (--mode infer) any",
-        "Export with torch.onnx.export(..., dynamo=True, optimize=False) or pdv.frontend.onnx.export.export_onnx",
+        "Export with torch.onnx.export(..., dynamo=True, optimize=False) or pdv.frontend.onnx.export.export_onnx; or "
+        "name them by --freeze, if none of them is trained",
     )
 
 
