@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ir.errors import VerificationError
+from ir.graph import Graph
 from ir.proof.exact import Proof, verify_equal
 from pdv import config
 from pdv.cluster import Cluster
@@ -24,14 +25,13 @@ from pdv.plan.document import plan_document, read_problem
 from pdv.plan.package import Plan
 from pdv.plan.proofs import proof_document, run_document
 from pdv.plan.running import as_run, running_of
+from pdv.planning.choices import Choice, check_host, read_choices, search_choices
 from pdv.planning.model import read_model, state_document
 from pdv.planning.problems import load_target, plan_problems, read_precision
-from pdv.planning.products import read_formats, search_formats
 from pdv.planning.search import Effort, SearchResult, cache_in, check_drawn_once, search_problems
 from pdv.planning.sizes import sizes_document
 from pdv.prices import cost_model
-from pdv.problem import Pins
-from pdv.problem.formats import Products
+from pdv.problem import Pins, Problem
 from pdv.problem.workload import Order, Recompute
 from pdv.report.html.facts import Step, page_facts
 from pdv.report.loaded import workload_of_found
@@ -56,6 +56,7 @@ def optimize(
     dtype: str | None = None,
     precision: str = config.PRECISION,
     products: str = config.PRODUCTS,
+    offload: str = config.OFFLOAD,
     allow: Sequence[str] = (),
     memory_limit: float | None = None,
     search: str = config.SEARCH,
@@ -94,7 +95,8 @@ def optimize(
         precision: of training: "as-emitted" keeps parameters, gradients and moments in the type of compute, "mixed"
             keeps them in float32 and computes in bfloat16.
         products: the format of a layer's products in training: "own", "fp8" (scaled by tensors) or "fp8-rowwise".
-        allow: what a search may take besides, where it is faster: "fp8".
+        offload: "optimizer": what is trained, and the optimizer, are in the host's memory; "none".
+        allow: what a search may take besides, where it is faster or nothing else fits: "fp8", "offload".
         memory_limit: bytes per device; default: the smallest device's memory.
         search: the strategy's name.
         mesh: axis sizes, slow to fast, of a stage where these are fixed; default: every mesh that the cluster allows.
@@ -139,17 +141,22 @@ def optimize(
     ask = partial(plan_problems, mode=mode, memory_limit=memory_limit, compute=compute, precision=kept)
     problems = ask(program.graph, devices, pins=pinned, rules=used)
     units = [entry.device for entry in devices.classes]
-    formats = read_formats(products, allow, mode, how, program.graph, units)
+    choices = read_choices(products, offload, allow, mode, how, program.graph, units)
     if program.graph.draws:
         check_drawn_once(how)
         pipelines = "never"
 
-    def search_in(chosen: Products | None, within_s: float) -> SearchResult:
-        asked, own = [replace(problem, products=chosen) for problem in problems], replace(effort, budget_s=within_s)
-        again = partial(ask, products=chosen, rules=())
-        return search_problems(asked, devices, own, content, progress, again, pipelines=pipelines, pinned=how)
+    def search_in(chosen: Choice, within_s: float, last: bool) -> SearchResult:
+        def again(graph: Graph, cluster: Cluster) -> list[Problem]:
+            return [chosen.of(problem, units) for problem in ask(graph, cluster, rules=())]
 
-    result = search_formats(formats, effort.budget_s, search_in, partial(_step_s, devices), watch.stopped)
+        asked, own = [chosen.of(problem, units) for problem in problems], replace(effort, budget_s=within_s)
+        remedies = again if last else None
+        result = search_problems(asked, devices, own, content, progress, remedies, pipelines=pipelines, pinned=how)
+        check_host(step_memory(workload_of_found(as_run(result.found, devices), devices)))
+        return result
+
+    result = search_choices(choices, effort.budget_s, search_in, partial(_step_s, devices), watch.stopped)
     found, plan_mesh = as_run(result.found, devices), result.found.solution.problem.mesh
     progress("simulating", None)
     workload = workload_of_found(found, devices)

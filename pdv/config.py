@@ -11,6 +11,7 @@ Pipelines = Literal["never", "where-needed", "always"]
 MODE: Mode = "train"
 PRECISION = "as-emitted"  # parameters, gradients and moments in the type of compute
 PRODUCTS = "own"  # those of layers in the type of compute
+OFFLOAD = "none"  # the optimizer on the devices
 SEARCH = "backtrack"
 PIPELINES: Pipelines = "always"  # of all plans the one whose simulated step is shortest
 MAX_MESH_AXES = 2  # nodes and devices; a mesh of three axes takes seconds more, and there are many: pin one to get it

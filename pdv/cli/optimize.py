@@ -46,7 +46,12 @@ ProductFormat = Annotated[
 ]
 Allowed = Annotated[
     list[str] | None,
-    typer.Option("--allow", help="What the search may take where it is faster: fp8 (changes numbers)."),
+    typer.Option(
+        "--allow", help="What the search may take where it is faster, or fits alone: fp8 (changes numbers), offload."
+    ),
+]
+Offload = Annotated[
+    str, typer.Option("--offload", help="What is in the host's memory: none, or optimizer (with the parameters).")
 ]
 MemoryLimit = Annotated[str | None, typer.Option(help='Memory a device may use, e.g. "70 GiB".')]
 MeshSizes = Annotated[str | None, typer.Option(help="Pin the mesh, slow axis first: x=2,y=4.")]
@@ -107,6 +112,7 @@ def optimize(
     dtype: DType = None,
     precision: PrecisionName = config.PRECISION,
     products: ProductFormat = config.PRODUCTS,
+    offload: Offload = config.OFFLOAD,
     allow: Allowed = None,
     memory_limit: MemoryLimit = None,
     mesh: MeshSizes = None,
@@ -143,7 +149,7 @@ def optimize(
     devices, fixed = _load(cluster, pins, quiet=as_json)
     names = pins and pins.name, [Path(name).name for name in rules or ()], values.cost_name(cost)
     how = pipelines, stages, micro_batches, schedule, virtual_stages, recompute
-    about = arch, batch, dim, freeze, mode, dtype, precision, products, allow
+    about = arch, batch, dim, freeze, mode, dtype, precision, products, offload, allow
     options = *about, memory_limit, mesh, names[0], search, budget, *how, seed, *names[1:]
     given = dict(zip(values.RECORDED, options, strict=True))
 
@@ -159,8 +165,8 @@ def optimize(
         source = model if arch is None else _describe(arch, batch, compute_dtype)
         plan = plan_model(
             source, cluster=devices, batch=batch, dims=sizes, mode="infer" if mode == "infer" else "train",
-            dtype=compute_dtype, precision=precision, products=products, allow=allow or (), memory_limit=limit,
-            search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
+            dtype=compute_dtype, precision=precision, products=products, offload=offload, allow=allow or (),
+            memory_limit=limit, search=search, mesh=pinned, pins=fixed, budget_s=budget_s,
             **running, seed=seed, cache=_keep(cache, no_cache=no_cache), rules=rules or None, cost=cost,
             check=check, strict=strict, freeze=freeze or (), weights=weights, progress=progress,
             watch=Watch(progress.tell, interrupts.stopped),

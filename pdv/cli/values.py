@@ -33,6 +33,7 @@ RECORDED: Mapping[str, object] = {
     "--dtype": None,
     "--precision": config.PRECISION,
     "--products": config.PRODUCTS,
+    "--offload": config.OFFLOAD,
     "--allow": None,
     "--memory-limit": None,
     "--mesh": None,

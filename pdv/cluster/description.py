@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Library = Literal["nccl", "gloo"]  # of collectives, by kind of device
+HOST = ("host_link_bytes_per_s", "host_bandwidth_bytes_per_s", "host_memory_bytes")  # of a device, where it is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Device:
     `efficiency` is the share of `peak_flops` that a large matrix product reaches; `launch_latency_s` is what starting
     one kernel costs when nothing hides it. `share` is the part of the device's time that a process gets while all
     processes of the cluster compute: 1/2 where two take turns on it. What one leaves, others take
-    (`Cluster.shares_cores`), but with `quota`.
+    (`Cluster.shares_cores`), but with `quota`. `host_…` are of its part of the host, 0 where nobody says
+    (`pdv.cluster.host`).
     """
 
     name: str
@@ -38,6 +40,9 @@ class Device:
     kind: Literal["gpu", "cpu"] = "gpu"
     share: float = 1.0
     quota: bool = False
+    host_link_bytes_per_s: float = 0.0
+    host_bandwidth_bytes_per_s: float = 0.0
+    host_memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "peak_flops", MappingProxyType(dict(self.peak_flops)))
@@ -49,7 +54,8 @@ class Device:
     def __reduce__(self) -> tuple[type[Device], tuple[object, ...]]:
         """Pickle by value: a mapping proxy cannot be pickled."""
         values = (self.name, self.memory_bytes, dict(self.peak_flops), self.memory_bandwidth_bytes_per_s)
-        return Device, (*values, self.launch_latency_s, self.efficiency, self.kind, self.share, self.quota)
+        host = self.host_link_bytes_per_s, self.host_bandwidth_bytes_per_s, self.host_memory_bytes
+        return Device, (*values, self.launch_latency_s, self.efficiency, self.kind, self.share, self.quota, *host)
 
     def __hash__(self) -> int:
         """Equal devices hash alike; the peak rates by their sorted items."""
@@ -287,4 +293,5 @@ def _device_as_dict(device: Device) -> dict[str, object]:
         "efficiency": device.efficiency,
         **({} if device.share == 1.0 else {"share": device.share}),
         **({"quota": True} if device.quota else {}),
+        **{name: value for name in HOST if (value := getattr(device, name))},
     }

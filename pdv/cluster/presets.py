@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ir.errors import PdvError, did_you_mean
+from ir.errors import did_you_mean
 from pdv.cluster.description import Device, Link
 from pdv.cluster.units import ValueProblem, shorten
 
@@ -234,12 +234,21 @@ LINKS: dict[str, PresetLink] = {
 }  # fmt: skip
 
 
+PCIE_4 = 32e9  # nominal, of sixteen lanes in one direction
+C2C = "NVLink-C2C"  # as records call the link of a superchip, which joins it with its host
+
+
+def host_link_rate(device: str) -> float:
+    """Nominal bytes a second between a device and its host, by its record; of a device without record PCIe 4.0's."""
+    from learned_cost.devices.device import find, load_records
+
+    found = find(device, load_records().values())
+    if found is None:
+        return PCIE_4
+    return (found.link_bytes_per_s if found.link == C2C else found.host_link_bytes_per_s) or PCIE_4
+
+
 def host_link(device: str) -> str:
     """The PCIe preset of a device's slot, by its record; of a device without record pcie4."""
-    from learned_cost.devices.device import record
-
-    try:
-        rate = record(device).host_link_bytes_per_s or 32e9
-    except PdvError:
-        rate = 32e9
+    rate = host_link_rate(device)
     return "pcie3" if rate < 20e9 else "pcie4" if rate < 40e9 else "pcie5"

@@ -46,6 +46,7 @@ from pdv.cluster.units import (
 
 __all__ = ["MAX_COUNT", "ClusterSpec", "DeviceSpec", "LinkSpec", "NetworkSpec", "NodeSpec", "PartSpec", "WireSpec"]
 
+HOST_FIELDS = frozenset({"host_link", "host_bandwidth", "host_memory"})  # of a device, that leave it what it is
 LIMITS = frozenset({"power", "clock", "mig"})  # by which the name of a device says how it is less than a whole one
 END = re.compile(r"n(\*|[0-9]{1,6})\.g([0-9]{1,6})|[a-z][a-z0-9_-]{0,31}", re.ASCII)
 
@@ -67,6 +68,9 @@ class DeviceSpec(Spec):
         mig: cuts a preset: NVIDIA's name of the part, which is then a device of its own.
         share: the part of its time that one process gets while all compute.
         quota: whether that share is enforced by pausing it.
+        host_link: to its host's memory, in one direction, as it is reached (default: 0.8 of its record's).
+        host_bandwidth: of the host's memory, its part.
+        host_memory: of the host, its part: a limit of what is offloaded (default: none).
     """
 
     preset: StrictStr | None = None
@@ -82,6 +86,9 @@ class DeviceSpec(Spec):
     mig: StrictStr | None = None
     share: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] = 1.0
     quota: Annotated[bool, Field(strict=True)] = False
+    host_link: Annotated[float, quantity_of(LINK_BANDWIDTH)] | None = None
+    host_bandwidth: Annotated[float, quantity_of(MEMORY_BANDWIDTH)] | None = None
+    host_memory: Annotated[float, quantity_of(MEMORY)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -114,7 +121,7 @@ class DeviceSpec(Spec):
     def build(self) -> Device:
         """As plain data, the preset's values where the file gives none."""
         base = self._base()
-        changed = bool(self.model_fields_set - {"preset", "name", "share", "quota", *LIMITS})
+        changed = bool(self.model_fields_set - {"preset", "name", "share", "quota", *HOST_FIELDS, *LIMITS})
         name = self.name or (base and (f"{base.name}-changed" if changed else base.name))
 
         def pick(own: Any, field: str) -> Any:  # a field's type differs from field to field
@@ -130,6 +137,9 @@ class DeviceSpec(Spec):
             kind=self.kind or (base.kind if base else "gpu"),
             share=self.share,
             quota=self.quota,
+            host_link_bytes_per_s=self.host_link or 0.0,
+            host_bandwidth_bytes_per_s=self.host_bandwidth or 0.0,
+            host_memory_bytes=int(self.host_memory or 0),
         )
 
 

@@ -49,6 +49,8 @@ def nearest(plan: Loaded, rows: int) -> tuple[Configuration, list[Lost]]:
     zero, shard = _zero(plan, [axis for axis, use in uses.items() if use in ("data", "expert")], sizes)
     if plan.problem.products is not None:
         lost.append(Lost(f"products in {plan.problem.products.format.name}", "those of layers are as all else here"))
+    if plan.problem.precision.on_host:
+        lost.append(Lost("the optimizer in the host's memory", "its state is on the devices here"))
     stages, execution = plan.stages, plan.execution
     order, virtual, partition = execution.order, stages.virtual, stages.layers or None
     if stages.count == 1:

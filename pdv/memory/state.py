@@ -21,6 +21,7 @@ class State:
 
     ``flat``: of the latter, what lies in one piece: freed activations cannot give room to it. ``gone``: of all that is
     there, what the optimizer's step does not find: copies of weights for one step, and of their gradients.
+    ``on_host``: of the host's memory, besides; of a CPU it is part of ``held``.
     """
 
     held: Mapping[Holder, float]
@@ -28,6 +29,7 @@ class State:
     step: float
     flat: float = 0.0
     gone: float = 0.0
+    on_host: float = 0.0
 
 
 def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
@@ -47,21 +49,27 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
         return State(held, 0.0, 0.0)
     gradients = sum(_gradient(setting, leaf) for leaf in trained)
     held[Holder("optimizer")] = sum(_optimizer(setting, leaf) for leaf in trained)
+    on_host = sum(_on_host(setting, leaf) for leaf in trained)
     if not setting.eager:
         whole = gathered(setting, chunks)
         made = sum(_gradient(setting, leaf) for leaf in trained if setting.shards_whole and leaf.attr("regather"))
         held[Holder("gradients")] = gradients - made + whole.unsummed
         held[Holder("collectives", "all_gather")] = whole.always
-        step = sum(_cast(setting, leaf) for leaf in trained)
-        return State(held, 0.0, step, step if setting.execution.zero else 0.0)
+        step = 0.0 if on_host else sum(_cast(setting, leaf) for leaf in trained)
+        return State(held, 0.0, step, step if setting.execution.zero else 0.0, on_host=on_host)
     weights = sorted((_elements(setting, leaf) * _own_bytes(setting, leaf) for leaf in trained), reverse=True)
     # torch's foreach AdamW takes the roots of all second moments at once; on a CPU it goes parameter by parameter: the
     # root and the quotient, while the last parameter's quotient is still there (torch/optim/adam.py).
     step = sum(weights) if on_gpu else sum(weights[:1]) + sum(weights[:2])
+    if on_host and on_gpu:
+        step = 0.0
+    elif on_host:  # gradients are not copied there
+        held[Holder("optimizer")] = on_host - gradients
     copies = _copies(setting, chunks)
     held[Holder("collectives", "all_gather")] = sum(map(setting.num_bytes, copies))
     more = sum(_added(setting, copy) - _gradient(setting, copy.operands[0]) for copy in copies)
-    return State(held, gradients, step, gone=held[Holder("collectives", "all_gather")] + more)
+    gone = held[Holder("collectives", "all_gather")] + more
+    return State(held, gradients, step, gone=gone, on_host=on_host if on_gpu else 0.0)
 
 
 def _copies(setting: Setting, chunks: Iterable[int]) -> list[Node]:
@@ -80,7 +88,7 @@ def _resting(setting: Setting, leaf: Node) -> float:
 
     A gathered one rests as the optimizer's own copy, which is cast when it is sent.
     """
-    own = setting.eager and setting.execution.precision.master
+    own = setting.eager and setting.execution.precision.masters_here
     if (own or setting.shards_whole) and leaf.is_param and leaf.attr("regather"):
         return 0.0
     if own and leaf.is_param and any(map(setting.kept_copy, setting.workload.pcg.users[leaf])):
@@ -165,6 +173,11 @@ def _cut(setting: Setting, param: Node) -> int:
     names = setting.execution.data_axes
     whole = [setting.size(name) for name in names if not isinstance(sharding[mesh.index(name)], Shard)]
     return math.prod(whole)
+
+
+def _on_host(setting: Setting, param: Node) -> float:
+    each = setting.execution.precision.host_bytes(param.type.dtype.itemsize)
+    return _elements(setting, param) * each / (_cut(setting, param) if setting.execution.zero >= 1 else 1)
 
 
 def _own_bytes(setting: Setting, param: Node) -> int:

@@ -6,6 +6,7 @@ runs them. Entry point: ``step_memory``.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class StageMemory:
         when: the moment of the peak.
         holders: who holds the peak.
         curve: over the step.
+        host_bytes: of its host's memory, all the time.
     """
 
     stage: int
@@ -59,6 +61,7 @@ class StageMemory:
     when: str
     holders: Mapping[Holder, float] = field(repr=False)
     curve: tuple[Point, ...] = field(repr=False)
+    host_bytes: float = 0.0
 
     @property
     def by_kind(self) -> dict[str, float]:
@@ -74,8 +77,10 @@ class StageMemory:
         return self.device.memory_bytes - self.least_bytes
 
     def fits(self, device: Device | None = None) -> bool:
-        """True if all of it is on the device (or on another one of its kind)."""
-        return self.least_bytes <= (device or self.device).memory_bytes
+        """True if all of it is on the device (or on another one of its kind), and on its host."""
+        there = device or self.device
+        on_host = self.host_bytes <= (there.host_memory_bytes or math.inf)
+        return self.least_bytes <= there.memory_bytes and on_host
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,11 @@ class StepMemory:
     def worst(self) -> StageMemory:
         """The one that is fullest."""
         return max(self.stages, key=lambda one: (one.least_bytes / one.device.memory_bytes, -one.stage))
+
+    @property
+    def host_bytes(self) -> float:
+        """The most that one device has on its host."""
+        return max(one.host_bytes for one in self.stages)
 
     @property
     def fits(self) -> bool:
@@ -131,6 +141,7 @@ def _stage(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes])
             peak.when,
             peak.holders,
             tuple(peak.curve),
+            peak.on_host,
         )
 
 
@@ -141,6 +152,7 @@ class _Peak:
     when: str = ""
     holders: Mapping[Holder, float] = field(default_factory=dict)
     curve: list[Point] = field(default_factory=list)
+    on_host: float = 0.0
 
 
 def _peak(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes], *, on_gpu: bool) -> _Peak:
@@ -169,7 +181,7 @@ class _Search:
 
     def __init__(self, setting: Setting, kept: State, known: Mapping[int, Passes]) -> None:
         self.setting, self.kept, self.known = setting, kept, known
-        self.best = _Peak(flat=kept.flat)
+        self.best = _Peak(flat=kept.flat, on_host=kept.on_host)
         self.base = sum(kept.held.values())
         self.now = self.base
         self.in_flight: dict[int, int] = defaultdict(int)  # micro-batches by chunk

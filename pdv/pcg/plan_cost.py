@@ -238,7 +238,7 @@ def copied_bytes(problem: Problem, param: TensorType, whole: float, rests: float
     a copy of its own nothing but that rests. ``whole``, ``rests``: bytes.
     """
     weight, precision = param.dtype.itemsize, problem.precision
-    copied = whole - rests if precision.master else whole
+    copied = whole - rests if precision.masters_here else whole
     return copied, (whole - rests) * precision.gradient_bytes(weight) / weight
 
 

@@ -173,7 +173,7 @@ def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | Non
         repr(problem.leaving),
         (problem.once, problem.several, problem.resting, problem.bucket_bytes, problem.adding_s, problem.hides),
         problem.rows,
-        problem.precision,
+        (problem.precision, problem.host),
         _format_key(problem.products),
         pins,
         [f"{rule.name}: {rule.equation}" for rule in problem.rules],

@@ -19,7 +19,18 @@ from ir.sharding import Invariant, Shard, Sharding, format_sharding, invariant, 
 from ir.verify import check_returned, infer_shardings
 from pdv.pcg.derive import derive
 from pdv.pcg.redistribute import Redistribution
-from pdv.plan.running import ACCUMULATE, RECOMPUTE, ROUND, RUNNING, SCALE, STAGE, running_steps, type_steps
+from pdv.plan.running import (
+    ACCUMULATE,
+    OFFLOAD,
+    RECOMPUTE,
+    ROUND,
+    RUNNING,
+    SCALE,
+    STAGE,
+    TYPES,
+    running_steps,
+    type_steps,
+)
 from pdv.plan.steps import Step, operators, require
 from pdv.problem import Assignment, Problem, Solution, Storage
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages
@@ -40,6 +51,7 @@ BINDINGS = {
     STAGE: {"stage", "of", "order"},
     RECOMPUTE: set(),
     ROUND: {"to", "parameters", "gradients", "moments"},
+    OFFLOAD: {"to"},
     SCALE: {"format"},
 }
 MAY_BIND = {STAGE: {"ranks"}}
@@ -157,7 +169,7 @@ def _check_form(steps: Sequence[Step]) -> None:
         rule, bindings, sites = step["rule"], step["bindings"], step["sites"]
         require(isinstance(rule, str) and isinstance(bindings, Mapping), f"step {step!r}")
         require(isinstance(sites, list) and len(sites) > 0, f"the sites of {rule!r} are {sites!r}")
-        named = rule in (STORE, LEAVE, ACCUMULATE, RECOMPUTE, ROUND, SCALE)
+        named = rule in (STORE, LEAVE, ACCUMULATE, RECOMPUTE, *TYPES)
         kind = str if named else list if isinstance(sites[0], list) else int
         require(all(type(site) is kind for site in sites), f"the sites of {rule!r} are {sites!r}")
         require(kind is list or len(set(sites)) == len(sites), f"{rule!r} names a site twice: {sites!r}")

@@ -7,6 +7,8 @@
     recompute     backward runs the forward of each layer again, from what that took. The same values twice ask nothing.
     round         parameters rest in a wider type than that of compute, as do their gradients and the optimizer's
                   moments; forward reads them rounded, which is the identity in the proof. It is given, not searched.
+    offload       parameters rest in the host's memory, where the optimizer keeps its moments and steps; forward reads
+                  copies, which are the identity in the proof.
     scale         products with these matrices are of factors in a narrow format, cast as they are multiplied, forward
                   and backward; a cast is the identity in the proof.
 
@@ -35,10 +37,12 @@ from pdv.schedule.order import Pipeline, why_not
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 
-ACCUMULATE, STAGE, RECOMPUTE, ROUND, SCALE = "accumulate", "stage", "recompute", "round", "scale"
-RUNNING = (ACCUMULATE, STAGE, RECOMPUTE, ROUND, SCALE)
-TYPES = (ROUND, SCALE)
-"""Steps that say in which types a plan is run, in their order."""
+ACCUMULATE, STAGE, RECOMPUTE = "accumulate", "stage", "recompute"
+ROUND, OFFLOAD, SCALE = "round", "offload", "scale"
+TYPES = (ROUND, OFFLOAD, SCALE)
+"""Steps that say in which types a plan is run, and where what it trains rests, in their order."""
+RUNNING = (ACCUMULATE, STAGE, RECOMPUTE, *TYPES)
+HOST = "host"
 
 
 class TypesOfRun(TypedDict):
@@ -74,12 +78,23 @@ def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[di
 
 def round_steps(problem: Problem) -> list[dict[str, Any]]:
     """The step that says in which types parameters are kept, where these are not the types of compute."""
-    sites = [param.attr("name") for param in problem.graph.params if param.needs_grad]
-    if not (problem.precision.master and problem.train and sites):
+    sites = _trained(problem)
+    if not (problem.precision.master and sites):
         return []
     kept = MASTER.torch_name
     bindings = {"to": ROUNDED.torch_name, "parameters": kept, "gradients": kept, "moments": kept}
     return [{"rule": ROUND, "bindings": bindings, "sites": sites}]
+
+
+def offload_steps(problem: Problem) -> list[dict[str, Any]]:
+    """The step that says that what is trained, and the optimizer's state, are in the host's memory."""
+    sites = _trained(problem) if problem.precision.on_host else []
+    return [{"rule": OFFLOAD, "bindings": {"to": HOST}, "sites": sites}] if sites else []
+
+
+def _trained(problem: Problem) -> list[Any]:
+    """Names of parameters that an optimizer updates."""
+    return [param.attr("name") for param in problem.graph.params if param.needs_grad] if problem.train else []
 
 
 def scale_steps(problem: Problem, graph: Graph) -> list[dict[str, Any]]:
@@ -92,22 +107,22 @@ def scale_steps(problem: Problem, graph: Graph) -> list[dict[str, Any]]:
 
 def type_steps(problem: Problem, graph: Graph) -> list[dict[str, Any]]:
     """All that a plan, whose rewritten graph is ``graph``, says of the types in which it runs."""
-    return [*round_steps(problem), *scale_steps(problem, graph)]
+    return [*round_steps(problem), *offload_steps(problem), *scale_steps(problem, graph)]
 
 
 def read_types(source: Graph, steps: Sequence[Step]) -> TypesOfRun:
-    """In which types training keeps parameters, and which products are narrower, by the steps of a derivation.
+    """In which types, and where, training keeps parameters, and which products are narrower, by a derivation's steps.
 
     Raises:
         ValueError: if they name a format that no program is emitted in.
     """
-    rounds, formats = False, set[str]()
+    rules, formats = {step["rule"] for step in steps}, set[str]()
     for step in steps:
-        rounds = rounds or step["rule"] == ROUND
         formats |= {step["bindings"]["format"]} if step["rule"] == SCALE else set()
     require(formats <= set(EMITTED_FORMATS) and len(formats) < 2, f"products are in {sorted(formats)}")
     chosen = [products_of(source, EMITTED_FORMATS[name]) for name in formats]
-    return {"precision": PRECISIONS["mixed" if rounds else "as-emitted"], "products": next(iter(chosen), None)}
+    kept = replace(PRECISIONS["mixed" if ROUND in rules else "as-emitted"], on_host=OFFLOAD in rules)
+    return {"precision": kept, "products": next(iter(chosen), None)}
 
 
 def read_running(
@@ -123,7 +138,7 @@ def read_running(
     typed = [{name: step[name] for name in ("rule", "bindings", "sites")} for step in steps if step["rule"] in TYPES]
     require(
         typed == type_steps(problem, graph),
-        "round is of all parameters, and of the types that training has; scale of all matrices of layers",
+        "round and offload are of all parameters, and of the types that training has; scale of all matrices of layers",
     )
     own = [step for step in steps if step["rule"] in RUNNING and step["rule"] not in TYPES]
     if not own:
@@ -215,4 +230,5 @@ def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Ex
     scaled = None
     if problem.products is not None and (weights := problem.products.weights(derived.pcg)):
         scaled = Scaled(problem.products.format.name, frozenset(weights))
-    return Running(stage_of, *shape, again, levels, masters=bool(round_steps(problem)), scaled=scaled)
+    masters, offload = bool(round_steps(problem)), bool(offload_steps(problem))
+    return Running(stage_of, *shape, again, levels, scaled=scaled, masters=masters, offload=offload)

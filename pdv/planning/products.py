@@ -1,13 +1,11 @@
-"""In which formats a plan's products may be: the one that is fixed, or of all that are allowed the best.
+"""In which formats a plan's products may be: the one that is fixed, or all that are allowed.
 
 Nothing narrower than the type of compute is ever taken unasked.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ir.errors import UsageError, did_you_mean
 from ir.graph import Graph
@@ -16,7 +14,6 @@ from pdv.cluster import Device
 from pdv.cluster.presets import record_peaks
 from pdv.pcg.scaled import products_of
 from pdv.pipelines.pinned import Pinned
-from pdv.planning.search import SearchResult
 from pdv.problem.formats import EMITTED_FORMATS, Format, Products
 from pdv.problem.workload import IN_HALVES
 
@@ -71,26 +68,3 @@ def _narrow(graph: Graph, chosen: Format, devices: Sequence[Device], *, known: b
     if not found.weights(graph):
         return f"no layer of {graph.name} multiplies by a trained matrix in bfloat16 (--dtype, --precision)"
     return found
-
-
-def search_formats(
-    formats: Sequence[Products | None],
-    budget_s: float,
-    search: Callable[[Products | None, float], SearchResult],
-    step_s: Callable[[SearchResult], float],
-    stopped: Callable[[], bool],
-) -> SearchResult:
-    """What is found in the format whose simulated step is shortest; its bound is of all that were searched.
-
-    budget_s: wall time of all searches; each gets an equal part of what those before it left.
-    """
-    results: list[SearchResult] = []
-    deadline = time.monotonic() + budget_s
-    for number, one in enumerate(formats):
-        left_s = deadline - time.monotonic() if number else budget_s
-        if not results or (left_s > 0 and not stopped()):
-            results.append(search(one, left_s / (len(formats) - number)))
-    best = results[0] if len(results) == 1 else min(results, key=step_s)
-    bound = min(result.found.lower_bound_s for result in results)
-    found = replace(best.found, lower_bound_s=bound if len(results) == len(formats) else 0.0)
-    return SearchResult(found, sum(result.seconds for result in results))

@@ -70,7 +70,7 @@ def search_problems(
     effort: Effort,
     pins: str | None,
     progress: Progress,
-    again: Again,
+    again: Again | None,
     *,
     pipelines: config.Pipelines = "never",
     pinned: Pinned = FREE,
@@ -83,7 +83,7 @@ def search_problems(
         effort: how to search.
         pins: what the problems' pins say, if anything.
         progress: called with (stage, fraction or None).
-        again: the problems of another graph or cluster, without rules.
+        again: the problems of another graph or cluster, without rules; None: nobody asks for what would fit.
         pipelines: whether stages and micro-batches are searched where nothing is pinned: always, or only where no plan
             for the whole batch at once fits.
         pinned: how a step is to run; pipelines are then searched first.
@@ -110,6 +110,8 @@ def search_problems(
             raise
         if may and not first and (result := _search_pipelines(problems, cluster, effort, progress, FREE)) is not None:
             return _timed(result, started)
+        if again is None:
+            raise
         progress("looking for what would fit", None)
         remedies = find_remedies(again, problems[0].graph, cluster, error, problems[0].memory_limit)
         raise with_remedies(error, remedies) from error

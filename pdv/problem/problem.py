@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Literal
@@ -15,10 +15,12 @@ from ir.operator import Split
 from ir.rows import by_rows
 from ir.sharding import Invariant, Shard, Sharding, State, fits, invariant
 from ir.types import TensorType
+from pdv.cluster import Device
+from pdv.cluster.host import Host, slowest_host
 from pdv.config import Mode
 from pdv.cost.comm import AxisLink, joint_link
 from pdv.problem.formats import Products
-from pdv.problem.precision import AS_EMITTED, Precision
+from pdv.problem.precision import AS_EMITTED, Precision, step_estimate
 from pdv.rewrite.rule import Rule
 
 
@@ -86,6 +88,7 @@ class Problem:
     ``hides``: gradients of parameters move behind compute, at no price: what costs so bounds a step from below.
     ``precision``: in which types training keeps parameters, gradients and moments; types in the graph are of compute.
     ``products``: those of layers that multiply in a narrower format, if any do.
+    ``host``: a device's part of its host, where that is asked for (``precision.on_host``).
     """
 
     graph: Graph
@@ -107,6 +110,7 @@ class Problem:
     hides: bool = False
     precision: Precision = AS_EMITTED
     products: Products | None = None
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         if self.rows is None:
@@ -147,9 +151,19 @@ class Problem:
 
     def optimizer(self, param: TensorType, num_bytes: float) -> Estimate:
         """AdamW's step for it."""
-        return self.compute.optimizer(num_bytes).times(self.precision.updated_share(param.dtype.itemsize))
+        return step_estimate(self.precision, self.compute, self.host, num_bytes, param.dtype.itemsize)
 
     @property
     def train(self) -> bool:
         """True where a backward pass and an optimizer run."""
         return self.mode == "train"
+
+
+def with_host(problem: Problem, devices: Iterable[Device]) -> Problem:
+    """The same with the part of its host that each of the devices has, where anything lies there."""
+    return replace(problem, host=slowest_host(devices)) if problem.precision.on_host else problem
+
+
+def offloaded(problem: Problem, devices: Iterable[Device]) -> Problem:
+    """The same problem whose optimizer is in the memory of the devices' hosts."""
+    return with_host(replace(problem, precision=replace(problem.precision, on_host=True)), devices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdv.plan.running import ACCUMULATE, RECOMPUTE, ROUND, SCALE, STAGE
+from pdv.plan.running import ACCUMULATE, OFFLOAD, RECOMPUTE, ROUND, SCALE, STAGE
 
 IDLE = "idle, every device along it does the same work"
 UNNAMED = "cuts that have no name"
@@ -35,6 +35,7 @@ def strategy_text(document: Document) -> str:
     rules = {step["rule"] for step in steps}
     parts += ["recomputation"] if RECOMPUTE in rules else []
     parts += ["mixed precision"] if ROUND in rules else []
+    parts += ["optimizer on the host"] if OFFLOAD in rules else []
     parts += [f"products in {step['bindings']['format']}" for step in steps if step["rule"] == SCALE]
     return "; ".join(parts) or "one device"
 

@@ -32,6 +32,7 @@ from pdv.plan.source import GRAPH, read_source
 from pdv.plan.steps import operators
 from pdv.prices import stage_axes
 from pdv.problem import Assignment, Derived, Problem
+from pdv.problem.problem import with_host
 from pdv.problem.workload import EMITTED, ONE_STAGE, Execution, Stages, Workload, runs_whole, workload_of_pcg
 from pdv.search.meshes import BestPlan
 
@@ -148,7 +149,8 @@ def workload_of_plan(
         axes = stage_links(cluster, problem.mesh, stages.count)
         # the limits and pins of the plan's own cluster are none here
         own = Problem(problem.graph, problem.mesh, axes[0], ComputeModel.of(cluster), problem.mode)
-        problem = replace(own, precision=problem.precision, products=problem.products)
+        kept = replace(own, precision=problem.precision, products=problem.products)
+        problem = with_host(kept, [entry.device for entry in cluster.classes])
     work = _workload(problem, derived, cluster, stages, loaded.execution, axes)
     return work if compute_of is None else replace(work, compute_of=compute_of)
 

@@ -20,6 +20,7 @@ from pdv.memory.step import step_memory
 from pdv.passes.precision import with_dtype
 from pdv.pcg.spread import spread_to_pcg
 from pdv.problem import Problem
+from pdv.problem.problem import offloaded
 from pdv.problem.workload import Recompute, Workload, workload_of_pcg
 from pdv.schedule.stages import units
 from pdv.search.meshes import BestPlan, NearestTooLargeError, search_meshes
@@ -83,6 +84,7 @@ def find_remedies(
     if problems(graph, cluster)[0].train:
         found += _mildest(_accumulate(problems, graph, cluster, limit))
         found += _recompute(error, cluster, limit)
+        found += _offload(problems, graph, cluster, limit)
     if any(node.type.dtype is DType.F32 and node.needs_grad for node in graph.params):
         narrow = _smallest(problems, with_dtype(graph, DType.BF16), cluster)
         found += [] if narrow is None else [Remedy("--dtype bfloat16", narrow, narrow <= limit)]
@@ -139,8 +141,24 @@ def _recompute(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[R
     return found[-1:]
 
 
+def _offload(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -> list[Remedy]:
+    """The optimizer in the memory of the hosts, where that is another one and is not done yet."""
+    devices = [entry.device for entry in cluster.classes]
+
+    def there(graph: Graph, cluster: Cluster) -> list[Problem]:
+        return [offloaded(problem, devices) for problem in problems(graph, cluster)]
+
+    first = problems(graph, cluster)[0]
+    if first.precision.on_host or any(device.kind == "cpu" for device in devices):
+        return []
+    needed = _smallest(there, graph, cluster)
+    return [] if needed is None else [Remedy("--allow offload, the optimizer on the hosts", needed, needed <= limit)]
+
+
 def _larger(problems: Problems, graph: Graph, cluster: Cluster, needed: float, limit: float) -> Iterator[Remedy]:
-    """More of the same nodes, by powers of two from where all would fit if it were cut evenly."""
+    """More of the same nodes, by powers of two from where all would fit if it were cut evenly; not of a lone device."""
+    if not cluster.levels:  # nobody says what would join it with others
+        return
     times = 2 ** max(1, math.ceil(math.log2(needed / limit))) if 0 < needed < math.inf else 2
     while times <= MOST_DEVICES:
         larger = multiply_nodes(cluster, times)

@@ -50,6 +50,7 @@ def step_facts(step: Simulation, memory: StepMemory) -> Document:
         "breakdown_s": order_shares(step.totals),
         "peak_bytes": fullest,
         "fits": memory.fits,
+        **({"host_bytes": on_host} if (on_host := memory.host_bytes) else {}),
     }
 
 

@@ -33,8 +33,10 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
 def memory_text(document: Mapping[str, Any]) -> str:
     """What a device of each class holds at most, and whether that is too much."""
     held = document["predicted"]["memory_bytes"].items()
-    verdict = "" if document.get("simulated", {}).get("fits", True) else ": does not fit"
-    return ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in held) + verdict
+    simulated = document.get("simulated", {})
+    verdict = "" if simulated.get("fits", True) else ": does not fit"
+    on_host = f", {MEMORY.format(simulated['host_bytes'])} of its host" if "host_bytes" in simulated else ""
+    return ", ".join(f"{MEMORY.format(size)} on {name}" for name, size in held) + on_host + verdict
 
 
 def _cut_short(space: Mapping[str, Any]) -> str:

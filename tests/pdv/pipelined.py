@@ -48,7 +48,7 @@ def plan_pipeline(
         links = slowest_axes(stage_axes(devices, whole.compute, inside, stages))
         problem = Problem(
             graph, inside, links, whole.compute, whole.mode, pins=whole.pins, precision=whole.precision,
-            products=whole.products,
+            products=whole.products, host=whole.host,
         )  # fmt: skip
         found = search_mesh(problem)
         several = are_several(stages, micro_batches)

@@ -46,6 +46,8 @@ class Running:
     """Products that are run in a narrow format."""
     masters: bool = False
     """Whether parameters rest in float32, and forward reads them in the type of compute."""
+    offload: bool = False
+    """Whether parameters rest in the host's memory, where the optimizer steps."""
 
     @property
     def shares_copies(self) -> bool:

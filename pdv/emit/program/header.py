@@ -28,6 +28,7 @@ def header(document: Fields, graph: Graph, mesh: Mesh, running: Running = ONCE) 
         "techniques": _techniques(_at(document, "techniques")),
         "runs as": _steps(running),
         "precision": _precision(running),
+        "offload": _offload(running),
         "step": _step(_at(document, "predicted", "step_time_s"), train=_at(document, "mode") != "infer"),
         "memory": _memory(_at(document, "predicted", "memory_bytes")),
         "search": _search(_at(document, "search")),
@@ -62,6 +63,10 @@ def _precision(running: Running) -> str:
     parts = [kept] if running.masters else []
     parts += [f"products of layers in {running.scaled.format} (float8.py)"] if running.scaled else []
     return "; ".join(parts)
+
+
+def _offload(running: Running) -> str:
+    return "the optimizer, with parameters, in the host's memory (rounding.py)" if running.offload else ""
 
 
 def _at(document: object, *path: str) -> object:

@@ -35,6 +35,7 @@ from pdv.problem.precision import MASTER, ROUNDED
 Outlines = Sequence[StageOutline]
 WHOLE, RUNS = "the whole batch", "a micro-batch over all ranks of a stage"
 UNSAID = "sizes in it follow from this one in a way that the program has no words for"
+ON_HOST = "Parameters are in the host's memory, and are updated there; the device has copies to compute with."
 
 
 def write_program(
@@ -294,14 +295,16 @@ class _Program:
         stages = f", stages={len(self._holders) // self._running.virtual}" if len(self._holders) > 1 else ""
         masters = self._running.masters
         compute = f", compute=dtype or torch.{ROUNDED.torch_name}" if masters else ""
+        offload = ", offload=True" if self._running.offload else ""
         return [
             "def build(device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:",
             '    """The model with its share of the weights: on the processes that torchrun started, or whole on one.',
             "",
             "    device: default is this process's GPU, else the CPU; dtype: default is that of the weights.",
             *([f"    That is {MASTER.torch_name}; forward reads them in {ROUNDED.torch_name}."] if masters else []),
+            *([f"    {ON_HOST}"] if offload else []),
             '    """',
-            *_mesh_lines(f"{{{sizes}}}, device{stages}{self._levels_text()}{self._sums_text()}{compute}"),
+            *_mesh_lines(f"{{{sizes}}}, device{stages}{self._levels_text()}{self._sums_text()}{compute}{offload}"),
             '    return Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))',
         ]
 

@@ -293,10 +293,10 @@ def whole_parts(model: ParallelModule, read: Read, *, rest: bool) -> Iterator[di
 
 
 def _combine(model: ParallelModule, x: Tensor) -> Tensor:
-    """All of a parameter: as ``full_tensor``, by this file's own collectives."""
+    """All of a parameter, on the device: as ``full_tensor``, by this file's own collectives."""
     if not isinstance(x, DTensor):
-        return x
-    piece = x.to_local()
+        return x.to(model.mesh.device)
+    piece = x.to_local().to(model.mesh.device)
     for axis, placement in reversed(list(zip(model.mesh.axes, x.placements, strict=True))):  # inner axis first
         if isinstance(placement, Shard):
             piece = combine(piece, placement.dim, axis)

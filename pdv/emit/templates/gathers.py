@@ -162,7 +162,7 @@ class Unit:
 
     def again(self, place: int, version: int) -> Tensor:
         """One of them, for its backward."""
-        check_version(self._leaves[place].tensor, version)
+        check_version(self._leaves[place].rests, version)
         self._order.reach(self)
         return self.whole[place]
 
@@ -214,7 +214,7 @@ class Unit:
         ]
         if not given:
             return
-        blocks = torch.cat([part for _, part in given], 1).to(given[0][0].tensor.dtype)  # sums as parameters rest
+        blocks = torch.cat([part for _, part in given], 1).to(given[0][0].rests.dtype)  # sums as parameters rest
         self._sum([leaf for leaf, _ in given], blocks)
 
     def _sum(self, leaves: Sequence[Leaf], blocks: Tensor) -> None:
@@ -286,7 +286,7 @@ class StepUnit(Unit):
         """The gradient of one of them, of one micro-batch; behind the last, all are sent once they are there."""
         blocks = _blocks_of(grad, self._dims[key[0]], self._axis)
         known = self._added.get(key)
-        self._added[key] = blocks.to(self._leaves[key[0]].tensor.dtype) if known is None else known.add_(blocks)
+        self._added[key] = blocks.to(self._leaves[key[0]].rests.dtype) if known is None else known.add_(blocks)
         if self.sums.is_last(self._parameters[key[0]]):
             self.sums.wait_for_end()
             self._last.add(key)

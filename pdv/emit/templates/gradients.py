@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .parallel import Axis, all_reduce_steps, replicate
-from .rounding import Rounding
+from .rounding import DeviceCopy, Rounding
 
 
 def local(parameter: Tensor, *axes: Axis) -> Tensor:
@@ -42,6 +42,8 @@ def local(parameter: Tensor, *axes: Axis) -> Tensor:
         return leaf if rounding is None else rounding(leaf)
     if isinstance(parameter, DTensor):
         parameter = parameter.to_local(grad_placements=parameter.placements)
+        if rounding is not None and rounding.device is not None:
+            parameter = parameter.to(rounding.device)
     for axis in axes:
         parameter = replicate(parameter, axis)
     return parameter if rounding is None else rounding(parameter)
@@ -62,17 +64,21 @@ def placed_as(parameter: DTensor, piece: Tensor, mesh: DeviceMesh | None) -> DTe
 
 @dataclass(eq=False)
 class Leaf:
-    """A tensor in the memory of a parameter, and the axes over which its gradient is summed."""
+    """A tensor in the memory of a parameter, or a device's copy of it, and over which axes its gradient is summed.
+
+    rests: in the memory of the parameter.
+    """
 
     tensor: Tensor
     parameter: Tensor
     axes: tuple[Axis, ...]
+    rests: Tensor
     in_bucket: bool = False
 
     @property
     def version(self) -> int:
         """How often the parameter was changed in place."""
-        return self.tensor._version  # noqa: SLF001
+        return self.rests._version  # noqa: SLF001
 
     def add(self, grad: Tensor) -> None:
         """Give it more of its gradient."""
@@ -96,13 +102,22 @@ class Leaves:
         self.sums, self.cuts = sums, cuts
         self.unit: Any = None  # it knows leaves
         self._shard: Tensor | None = None
+        self._copy: DeviceCopy | None = None
         self._by_axes: dict[tuple[Axis, ...], Leaf] = {}
 
     def get(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:
         """The leaf for these axes, trained if the parameter is."""
         leaf = self._by_axes.get(axes)
         if leaf is None:
-            leaf = self._by_axes[axes] = self.sums.add_leaf(parameter, tuple(axis for axis in axes if axis.size > 1))
+            assert isinstance(parameter, DTensor), "on one process there is nothing to sum"
+            rests = self.shard(parameter)
+            if self.sums.offload is not None and self._copy is None:
+                self._copy = DeviceCopy(rests, self.sums.offload)
+            read = rests if self._copy is None else self._copy.tensor
+            summed = tuple(axis for axis in axes if axis.size > 1)
+            leaf = self._by_axes[axes] = self.sums.add_leaf(parameter, summed, rests, read)
+        if self._copy is not None:
+            self._copy.refresh()
         if leaf.tensor.requires_grad != parameter.requires_grad:
             leaf.tensor.requires_grad_(parameter.requires_grad)
         return leaf
@@ -172,11 +187,13 @@ class Kept(Protocol):
 class GradientSums:
     """The leaves of a model, and the buckets in which their gradients are summed.
 
-    bucket_bytes: a bucket is started once it holds so much.
+    bucket_bytes: a bucket is started once it holds so much. offload: how parameters are read that rest on the host.
     """
 
-    def __init__(self, device_mesh: DeviceMesh | None = None, bucket_bytes: int = 25 << 20) -> None:
-        self.device_mesh, self.bucket_bytes = device_mesh, bucket_bytes
+    def __init__(
+        self, device_mesh: DeviceMesh | None = None, bucket_bytes: int = 25 << 20, offload: Rounding | None = None
+    ) -> None:
+        self.device_mesh, self.bucket_bytes, self.offload = device_mesh, bucket_bytes, offload
         self.use_leaves = True
         self._leaves: list[Leaf] = []
         self._filling: dict[tuple[object, ...], Bucket] = {}
@@ -189,13 +206,14 @@ class GradientSums:
 
     def __deepcopy__(self, memo: Any) -> GradientSums:
         """Of a copied model: nothing waits there."""
-        return GradientSums(self.device_mesh, self.bucket_bytes)
+        return GradientSums(self.device_mesh, self.bucket_bytes, self.offload)
 
-    def add_leaf(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:
-        """A leaf of a parameter, a DTensor, that is summed over these axes."""
-        assert isinstance(parameter, DTensor), "on one process there is nothing to sum"
+    def add_leaf(self, parameter: Tensor, axes: tuple[Axis, ...], rests: Tensor, read: Tensor) -> Leaf:
+        """A leaf of a parameter that is summed over these axes; ``read``: what forward reads of what ``rests``."""
         with torch.inference_mode(False), torch.no_grad():
-            leaf = Leaf(parameter.to_local().detach().requires_grad_(), parameter, axes)
+            leaf = Leaf(read.detach().requires_grad_(), parameter, axes, rests)
+        if read.dtype != rests.dtype:
+            leaf.tensor.grad_dtype = rests.dtype
         sums, itself = ref(self), ref(leaf)  # Python's collector does not see into what a hook holds
         hook = partial(_receive, sums, itself)
         leaf.tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -284,6 +302,9 @@ class GradientSums:
             going = [bucket for bucket in going if bucket.advance()]
         summed = [pair for bucket in done for pair in bucket.pieces()]
         summed += [(leaf, leaf.take()) for leaf in waiting if not leaf.axes]
+        if self.offload is not None:
+            summed = [(leaf, self.offload.on_host(piece)) for leaf, piece in summed]
+            self.offload.wait()
         parameters: dict[int, Tensor] = {}
         for leaf, piece in summed:
             self._give(leaf.parameter, piece)

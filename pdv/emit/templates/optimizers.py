@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, optim
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -75,8 +76,11 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Take back, and count a change of each parameter, which torch's fused optimizers do not."""
     del args, kwargs
     _take_back(optimizer)
+    given = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    increment_version([leaves.shard(p) for p in given if (leaves := _leaves(p)) and isinstance(p, DTensor)])
 
 
 def _take_back(optimizer: Optimizer) -> None:

@@ -108,6 +108,13 @@ def join_axes(
     return replace(over(group), sums=over(own_group(ranks))) if name in own_sums else over(group)
 
 
+def make_axis(ranks: DeviceMesh, name: str, levels: Mapping[str, Sequence[int]], own_sums: Collection[str]) -> Axis:
+    """One axis of all ranks; levels, own_sums: as ``join_axes``."""
+    size = ranks.shape[(ranks.mesh_dim_names or ()).index(name)]
+    axis = Axis(name, size, ranks.get_local_rank(name), ranks.get_group(name))
+    return join_axes([axis], ranks, levels, own_sums) if name in levels or name in own_sums else axis
+
+
 def _split_levels(name: str, sizes: Sequence[int], rank: int, ranks: Tensor) -> tuple[Axis, ...]:
     """An axis as several, slow to fast, of these sizes; ranks: [groups, axis.size]."""
     if not sizes:

@@ -291,7 +291,7 @@ class _Tied:
 
     def __init__(self, model: PipelinedModule, tied: Sequence[Mapping[int, str]]) -> None:
         self._here: list[tuple[Tensor, Any]] = []  # a parameter, and the group of its holders
-        mesh = model.mesh
+        mesh, self._device = model.mesh, model.mesh.device
         for places in tied:
             own = [(model.stages[str(stage)], name) for stage, name in places.items() if stage in model.own]
             for stage, name in own[1:]:
@@ -318,7 +318,10 @@ class _Tied:
         for parameter, group in self._here:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(local_piece(parameter.grad), group=group)
+            piece = local_piece(parameter.grad)
+            total = piece.to(self._device)
+            dist.all_reduce(total, group=group)
+            piece.copy_(total)
 
 
 def _without_data(x: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .accumulate import Loss, accumulate
 from .checkpoints import load, save, whole_parts, with_names
-from .gradients import GradientSums, Leaves, local
+from .gradients import GradientSums, Leaves, local, placed_as
 from .losses import LossFn, check_rows, combine_rows
 from .optimizers import step_on_local_tensors
-from .parallel import NONE, Axis, join_axes, own_group
+from .parallel import NONE, Axis, join_axes, make_axis, own_group
 from .rounding import Rounding
 from .stored import Stored, Weights, join
 from .training import (
@@ -92,7 +92,7 @@ class Mesh:
 
     def alone(self) -> Mesh:
         """A mesh of this process, with the same axes."""
-        rounding = None if self.rounding is None else Rounding(self.rounding.dtype)
+        rounding = self.rounding and Rounding(self.rounding.dtype, self.rounding.device)
         return Mesh(tuple(Axis(axis.name) for axis in self.axes), self.device, rounding=rounding)
 
     def tensor(self, stored: Stored, cuts: Mapping[str, int] | None = None) -> Tensor:
@@ -105,13 +105,15 @@ class Mesh:
 
     def parameter(self, stored: Stored, cuts: Mapping[str, int] | None = None) -> nn.Parameter:
         """A trainable parameter: a DTensor on a mesh, a plain tensor on one process."""
-        rests = stored.dtype or (torch.float32 if self.rounding else None)
+        rests = stored.dtype or (self.rounding.rests if self.rounding else None)
         piece = self.tensor(replace(stored, dtype=rests), cuts)
+        kept = self.rounding.on_host(piece) if self.rounding else piece
         if self.device_mesh is not None:
             dims = [(cuts or {}).get(axis.name) for axis in self.axes]
             placements: list[Placement] = [Replicate() if dim is None else Shard(dim) for dim in dims]
-            piece = DTensor.from_local(piece, self.device_mesh, placements, run_check=False)
-        parameter = nn.Parameter(piece)
+            here = DTensor.from_local(piece, self.device_mesh, placements, run_check=False)
+            kept = placed_as(here, kept, self.device_mesh)
+        parameter = nn.Parameter(kept)
         if self.device_mesh is not None:
             parameter.leaves = Leaves(self.sums, cuts or {})  # type: ignore[attr-defined]
         if self.rounding is not None:
@@ -135,6 +137,7 @@ def make_mesh(
     own_sums: Sequence[str] = (),
     bucket_mb: float | None = None,
     compute: torch.dtype | None = None,
+    offload: bool = False,
 ) -> Mesh:
     """The mesh of the processes that torchrun started; a single process gets every axis with size one.
 
@@ -144,15 +147,16 @@ def make_mesh(
     own_sums: axes along which gradients are summed in groups of their own, beside other collectives.
     bucket_mb: how many MiB of gradients are summed at once; default is 4 on CPUs, 25 elsewhere.
     compute: to what parameters, which rest in float32, are rounded when they are read; default is no rounding.
+    offload: parameters rest in the host's memory, where the optimizer steps; the device has copies to compute with.
 
     Raises:
         RuntimeError: if the number of processes is neither one nor that of the mesh.
     """
     kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     world, inside = int(os.environ.get("WORLD_SIZE", "1")), math.prod(sizes.values())
-    rounding = None if compute is None else Rounding(compute)
+    offload = offload and kind.type != "meta"
     if world == 1:
-        return Mesh(tuple(Axis(name) for name in sizes), kind, rounding=rounding)
+        return Mesh(tuple(Axis(name) for name in sizes), kind, rounding=Rounding.of(compute, kind if offload else None))
     wanted = stages * inside
     if world not in (wanted, inside):
         shape = " x ".join(f"{name}={size}" for name, size in sizes.items())
@@ -166,18 +170,13 @@ def make_mesh(
     stages = world // inside
     outer = {"stage": stages} if stages > 1 else {}
     ranks = init_device_mesh(kind.type, (*outer.values(), *sizes.values()), mesh_dim_names=(*outer, *sizes))
-    axes = {name: _axis(ranks, name, levels, own_sums) for name in (*outer, *sizes)}
+    axes = {name: make_axis(ranks, name, levels, own_sums) for name in (*outer, *sizes)}
     stage = axes.pop("stage") if outer else Axis("stage")
     mesh = (ranks[tuple(sizes)] if sizes else None) if outer else ranks
     bucket_mb = bucket_mb or (4 if kind.type == "cpu" else 25)
-    sums = GradientSums(mesh, int(bucket_mb * 2**20))
+    rounding = Rounding.of(compute, kind if offload else None)
+    sums = GradientSums(mesh, int(bucket_mb * 2**20), rounding if offload else None)
     return Mesh(tuple(axes.values()), kind, mesh, [], {}, levels, own_sums, stage, ranks, sums, rounding)
-
-
-def _axis(ranks: DeviceMesh, name: str, levels: Levels, own_sums: Sequence[str]) -> Axis:
-    size = ranks.shape[(ranks.mesh_dim_names or ()).index(name)]
-    axis = Axis(name, size, ranks.get_local_rank(name), ranks.get_group(name))
-    return join_axes([axis], ranks, levels, own_sums) if name in levels or name in own_sums else axis
 
 
 # ---- Training ----

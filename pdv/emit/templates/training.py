@@ -167,7 +167,7 @@ def clip_grad_norm(model: ParallelModule, max_norm: float, norm_type: float) -> 
     is_max = math.isinf(norm_type)
     powers = [torch.zeros((), device=model.mesh.device)]
     for axes, grads in by_axes.items():
-        norms = torch.stack([torch.linalg.vector_norm(g, norm_type) for g in grads])
+        norms = torch.stack([torch.linalg.vector_norm(g, norm_type) for g in grads]).to(model.mesh.device)
         powers.append(_sum_over(norms.amax() if is_max else (norms**norm_type).sum(), axes, is_max=is_max))
     power = torch.stack(powers).amax() if is_max else torch.stack(powers).sum()
     power = _sum_over(power, (model.mesh.stage,), is_max=is_max)
@@ -175,7 +175,8 @@ def clip_grad_norm(model: ParallelModule, max_norm: float, norm_type: float) -> 
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for p in model.parameters():
         if p.grad is not None:
-            local_piece(p.grad).mul_(scale)
+            piece = local_piece(p.grad)
+            piece.mul_(scale.to(piece.device))
     return total
 
 
@@ -204,7 +205,7 @@ def check_in_sync(model: ParallelModule) -> None:
         same = [(name, local_piece(x)) for name, x in held if axis not in _cut_over(model, x)]
         if axis.size == 1 or not same:
             continue
-        found = torch.stack([_checksum(x) for _, x in same])
+        found = torch.stack([_checksum(x).to(model.mesh.device) for _, x in same])
         ends = torch.cat([found, -found])
         dist.all_reduce(ends, dist.ReduceOp.MAX, group=axis.group)
         largest, least = ends[: len(same)], -ends[len(same) :]

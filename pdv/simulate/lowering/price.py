@@ -22,12 +22,13 @@ from ir.transition import Communication
 from ir.types import DType, TensorType
 from ir.verify import node_local_loops
 from pdv.cluster import Device
+from pdv.cluster.host import host_of
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD, ComputeModel
 from pdv.pcg.plan_cost import is_residual, local_costs
 from pdv.pcg.scaled import query_of
 from pdv.problem import Problem
 from pdv.problem.formats import Format
-from pdv.problem.precision import Precision
+from pdv.problem.precision import Precision, step_estimate
 from pdv.problem.workload import Execution
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine.task import picoseconds
@@ -188,8 +189,8 @@ class DevicePrices:
 
     def optimizer(self, entry: Entry, precision: Precision, parts: float) -> Estimate:
         """AdamW for a parameter whose optimizer state is cut ``parts`` ways."""
-        known = self.compute.optimizer(entry.bytes / parts)
-        return known.times(precision.updated_share(entry.node.type.dtype.itemsize))
+        host = host_of(self.device) if precision.on_host else None
+        return step_estimate(precision, self.compute, host, entry.bytes / parts, entry.node.type.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,8 @@ MISTAKES = (
         "transformer", "gradients.py", "all_reduce_steps(self.flat, [axis.of_sums for axis in self.leaves[0].axes])",
         "iter(())", "gradient",
     ),
-    ("transformer", "gradients.py", "self.sums.add_leaf(parameter, tuple(axis for axis in axes if axis.size > 1))",
-     "self.sums.add_leaf(parameter, axes[:1])", "gradient"),
+    ("transformer", "gradients.py", "summed = tuple(axis for axis in axes if axis.size > 1)",
+     "summed = axes[:1]", "gradient"),
     ("transformer", "gradients.py", "torch.split(self.flat, ", "torch.split(self.flat.flip(0), ", "gradient"),
 )  # fmt: skip
 

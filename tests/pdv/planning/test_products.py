@@ -20,7 +20,8 @@ from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import program
 from pdv.pcg.plan_cost import local_costs
 from pdv.pipelines.pinned import FREE, Pinned
-from pdv.planning.products import read_formats, search_formats
+from pdv.planning.choices import Choice, search_choices
+from pdv.planning.products import read_formats
 from pdv.planning.search import SearchResult
 from pdv.problem.formats import Products
 from tests.pdv.worlds import FAST, problem
@@ -126,16 +127,20 @@ def test_formats_share_the_budget_of_a_search(monkeypatch: pytest.MonkeyPatch) -
     now, given = [0.0], []
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
-    def search(chosen: Products | None, within_s: float) -> SearchResult:
+    def search(chosen: Choice, within_s: float, last: bool) -> SearchResult:
+        assert not last, "one was found"
         given.append(within_s)
-        now[0] += min(within_s, 2.0) if chosen is None else within_s
+        now[0] += min(within_s, 2.0) if chosen.products is None else within_s
         return cast(SearchResult, SimpleNamespace(found=BEST, seconds=1.0))
 
-    chosen = [read_formats(name, (), "train", FREE, made(), (H100,))[0] for name in ("fp8", "fp8-rowwise")]
-    assert search_formats([None, *chosen], 12.0, search, lambda _: 1.0, lambda: False).found.lower_bound_s == 3.0
+    names = ("fp8", "fp8-rowwise")
+    chosen = [Choice(read_formats(name, (), "train", FREE, made(), (H100,))[0]) for name in names]
+    assert (
+        search_choices([Choice(None), *chosen], 12.0, search, lambda _: 1.0, lambda: False).found.lower_bound_s == 3.0
+    )
     assert given == [4.0, 5.0, 5.0]
     assert now == [12.0]
-    assert search_formats([chosen[0], *chosen], 0.0, search, lambda _: 1.0, lambda: False).found.lower_bound_s == 0.0
+    assert search_choices([chosen[0], *chosen], 0.0, search, lambda _: 1.0, lambda: False).found.lower_bound_s == 0.0
     assert len(given) == 4, "nothing was left for the others, so that nothing is certified"
 
 

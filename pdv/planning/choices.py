@@ -1,0 +1,127 @@
+"""What is chosen for a whole plan: in which format products are, and whether the optimizer is on the host.
+
+Each is fixed, or allowed: then the best of all is taken, and what changes nothing comes first. Nothing is ever taken
+unasked. Entry points: ``read_choices`` and ``search_choices``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ir.errors import NoPlanFitsError, PinsError, UsageError, did_you_mean
+from ir.graph import Graph
+from pdv import config
+from pdv.cluster import Device
+from pdv.cluster.units import MEMORY
+from pdv.memory import StepMemory
+from pdv.pipelines.pinned import Pinned
+from pdv.planning.products import ALLOWED, read_formats
+from pdv.planning.search import SearchResult
+from pdv.problem import Problem
+from pdv.problem.formats import Products
+from pdv.problem.problem import offloaded
+
+OPTIMIZER = "optimizer"
+OFFLOADS = (config.OFFLOAD, OPTIMIZER)
+"""What may be kept in the memory of hosts."""
+ALLOW_OFFLOAD = "offload"
+LEAST_S = 1.0
+"""Of a search where those before it found nothing in all the time that there was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Of a plan; ``on_host``: what it trains, and the optimizer, are in the host's memory."""
+
+    products: Products | None
+    on_host: bool = False
+
+    def of(self, problem: Problem, devices: Sequence[Device]) -> Problem:
+        """The problem with it, on such devices."""
+        problem = replace(problem, products=self.products)
+        return offloaded(problem, devices) if self.on_host else problem
+
+
+def read_choices(
+    products: str,
+    offload: str,
+    allow: Sequence[str],
+    mode: config.Mode,
+    pinned: Pinned,
+    graph: Graph,
+    devices: Sequence[Device],
+) -> tuple[Choice, ...]:
+    """All that is to be searched, by how much it changes.
+
+    Of devices that are CPUs the host's memory is their own: there it is done where it is fixed, and never allowed.
+
+    Raises:
+        UsageError: if there is nothing of that name, or what is fixed does not go with the rest.
+    """
+    known = (*ALLOWED, ALLOW_OFFLOAD)
+    for name in allow:
+        if name not in known:
+            what = f"nothing is called {name!r} that could be allowed"
+            raise UsageError(what, f"Allowed: {', '.join(known)}", did_you_mean(name, known))
+    if offload not in OFFLOADS:
+        what = f"offload: {offload!r} is not known"
+        raise UsageError(what, f"Allowed: {', '.join(OFFLOADS)}", did_you_mean(offload, OFFLOADS))
+    fixed = offload == OPTIMIZER
+    if fixed and (mode != "train" or ALLOW_OFFLOAD in allow):
+        found = "inference" if mode != "train" else f"allowed {ALLOW_OFFLOAD}"
+        raise UsageError(f"offload {offload!r} with {found}", "It is of training, and fixed", "Leave one of them out")
+    formats = read_formats(products, [name for name in allow if name in ALLOWED], mode, pinned, graph, devices)
+    gains = mode == "train" and all(device.kind != "cpu" for device in devices)
+    ways = (True,) if fixed else (False, True) if gains and ALLOW_OFFLOAD in allow else (False,)
+    return tuple(Choice(one, on_host) for on_host in ways for one in formats)
+
+
+def check_host(memory: StepMemory) -> None:
+    """Whether what a plan has on hosts is there, where a cluster file says how much that is.
+
+    Raises:
+        NoPlanFitsError: if it is not.
+    """
+    for stage in memory.stages:
+        limit = stage.device.host_memory_bytes
+        if limit and stage.host_bytes > limit:
+            needed, there = MEMORY.format(stage.host_bytes), MEMORY.format(limit)
+            what = f"the plan found needs {needed} of its host for each {stage.device.name}, which has {there}"
+            mend = "Cut parameters over more devices, or leave out what is offloaded"
+            raise NoPlanFitsError(what, mend=mend, needed_bytes=stage.host_bytes)
+
+
+def search_choices(
+    choices: Sequence[Choice],
+    budget_s: float,
+    search: Callable[[Choice, float, bool], SearchResult],
+    step_s: Callable[[SearchResult], float],
+    stopped: Callable[[], bool],
+) -> SearchResult:
+    """What is found whose simulated step is shortest; its bound is of all with which a plan fits.
+
+    budget_s: wall time of all searches; each gets an equal part of what those before it left.
+    search: for one choice, within seconds; and whether nothing was found and it is the last, whose refusal is said.
+
+    Raises:
+        NoPlanFitsError: that of the last choice, if nothing fits with any.
+        PinsError: the same, where that is the pins' doing.
+    """
+    results: list[SearchResult] = []
+    deadline, skipped = time.monotonic() + budget_s, False
+    for number, one in enumerate(choices):
+        left_s, last = deadline - time.monotonic() if number else budget_s, number == len(choices) - 1
+        skipped = bool(results) and (left_s <= 0 or stopped())
+        if skipped:
+            break
+        try:
+            results.append(search(one, max(left_s, LEAST_S) / (len(choices) - number), last and not results))
+        except (NoPlanFitsError, PinsError):
+            if last and not results:
+                raise
+    best = results[0] if len(results) == 1 else min(results, key=step_s)
+    bound = 0.0 if skipped else min(result.found.lower_bound_s for result in results)
+    found = replace(best.found, lower_bound_s=bound)
+    return SearchResult(found, sum(result.seconds for result in results))
