@@ -132,4 +132,4 @@ def test_it_is_named_where_it_would_fit_and_taken_where_it_is_allowed() -> None:
     unasked = made(cluster=small("4 GiB"), allow=["offload"])
     assert "offload" not in {step["rule"] for step in unasked.document["derivation"]}
     with pytest.raises(NoPlanFitsError):
-        made(cluster=small(between, host_memory="1 MiB"), allow=["offload"])
+        made(cluster=small(between, host_memory="64 MiB"), allow=["offload"])
