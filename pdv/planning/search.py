@@ -97,8 +97,7 @@ def search_problems(
 
     started = time.process_time()
     plain = pins is None and problems[0].pins == Pins()
-    if pinned.says_how:
-        _check_alone(plain and pipelines != "never")
+    _check_alone(not pinned.says_how or (plain and pipelines != "never"))
     may = plain and cluster.mesh is None and effort.search == config.SEARCH and pipelines != "never"
     first = pinned.says_how or (may and (pipelines == "always" or not may_fit_whole(problems[0], cluster)))
     if first and (result := _search_pipelines(problems, cluster, effort, progress, pinned)) is not None:
