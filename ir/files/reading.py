@@ -79,8 +79,7 @@ def read_text(path: Path, kind: FileKind) -> str:
     try:
         return read_bytes(path, kind).decode("utf-8")
     except UnicodeDecodeError as error:
-        why, allowed = f"is not text in UTF-8 (byte {error.start})", f"Allowed: {kind.wanted}"
-        raise kind.error(f"{shown(path)} {why}", allowed, "Save it as UTF-8") from error
+        raise kind.refuse(path, f"is not text in UTF-8 (byte {error.start})", "Save it as UTF-8") from error
 
 
 def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:  # Any: JSON

@@ -171,6 +171,8 @@ def configuration(text: str, batch: int | None = None) -> Configuration:
         key, equals, value = (word.strip() for word in part.partition("="))
         key = ALIASES.get(key.lower().replace("-", "_"), key.lower().replace("-", "_"))
         fields = Configuration.model_fields
+        if key in fields and not equals:
+            raise UsageError(f"--manual: {part!r} has no value", mend="Write for instance tp=8,pp=4,dp=2,zero=1")
         if not equals or key not in fields:
             mend = did_you_mean(key, (*fields, *ALIASES)) or "Write for instance tp=8,pp=4,dp=2,zero=1"
             raise UsageError(f"--manual: {part!r} is no setting", f"Settings: {', '.join(fields)}", mend)

@@ -170,6 +170,7 @@ def test_settings_read_back() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("pp=2,tp", "'tp' has no value. Write for instance tp=8"),
         ("tp=2,reconpute=full", "'reconpute=full' is no setting.*Did you mean 'recompute'"),
         ("tp=x", "tp='x' is no number"),
         ("tp=2,tp=4", "tp is given twice"),
