@@ -121,7 +121,7 @@ def check_updates(graph: Graph) -> None:
             raise ModelError(
                 f"the buffer {name!r} {why}",
                 "Buffers that are read, and overwritten with a value computed for them",
-                "Return the value instead, and keep it in your training loop; of spectral_norm, norm the weights there",
+                "Return the value instead, and keep it in your training loop",
             )
         taken.add(value)
 

@@ -1,7 +1,8 @@
 """What an exported program stores, overwrites and returns.
 
 Entry points: ``without_spare_names``, for `run_decompositions`, which fails where memory that is overwritten has two
-names; ``memory_of``, what tells two names of one tensor; ``live_nodes``; ``check_overwritten``, ``check_words``.
+names; ``memory_of``, what tells two names of one tensor; ``live_nodes``; ``check_overwritten``,
+``check_words``; ``where_of``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -145,3 +147,14 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:  # Any: what an ATen operator
     elif isinstance(value, tuple | list):
         for element in value:
             yield from tensors(element)
+
+
+def where_of(node: torch.fx.Node) -> str:
+    """`file.py:line` of the model's source that made a node, or the node's own name."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return node.name
+    of_the_model = [frame for frame in frames if "/site-packages/torch/" not in frame] or frames
+    path, line = of_the_model[-1].removeprefix("File ").split(", line ", 1)
+    return f"{PurePath(path.strip(chr(34))).name}:{line.split(',')[0]}"

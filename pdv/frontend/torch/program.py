@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import PurePath
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +23,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Tenso
 from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError, first_line
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
+from pdv.frontend import masks
 from pdv.frontend.chosen import Chosen
 from pdv.frontend.lowering import Empty, Lowering, TopK, Unsupported
 from pdv.frontend.program import Array, Program, Weights
@@ -40,6 +40,7 @@ from pdv.frontend.torch.exported_state import (
     other_names,
     shared_names,
     tensors,
+    where_of,
     without_spare_names,
 )
 from pdv.frontend.torch.no_grad import DETACHES, stopped_gradients
@@ -177,12 +178,23 @@ class _ProgramLowering:
             if spec.kind is OutputKind.USER_OUTPUT:
                 outputs.append(value)
             elif spec.kind is OutputKind.BUFFER_MUTATION and value.type.dtype.is_floating:
-                updates[str(spec.target)] = value
+                updates[str(spec.target)] = self._read_too(str(spec.target), value)
         if not outputs:
             raise ModelError(
                 "the model returns no tensor", "At least one output tensor", "Return the logits or the loss"
             )
         return self.k.builder.graph(name_outputs(outputs), dict(sorted(updates.items())))
+
+    def _read_too(self, target: str, value: Node) -> Node:
+        """A buffer's new value; of one that nothing reads (a spectral norm's ``_u``) chosen before what it was."""
+        specs = self.program.graph_signature.input_specs
+        spec = next(spec for spec in specs if spec.target == target)
+        place = next(node for node in self.program.graph.nodes if node.name == spec.arg.name)
+        if place in self.values:
+            return value
+        before = self._placeholder(place, spec)
+        assert isinstance(before, Node), "buffers are real"
+        return self.k.apply("where", masks.fill(self.k, 1, value.type.shape, DType.BOOL), value, before)
 
     def _placeholder(self, node: torch.fx.Node, spec: InputSpec) -> Node | Complex:
         if is_complex(node) and spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR) and not spec.persistent:
@@ -243,7 +255,7 @@ class _ProgramLowering:
         except Unsupported as reason:
             return self._as_it_is(node, str(reason))
         except ShapeError as error:
-            raise ModelError(f"{target} at {_where(node)}: {error.what}", error.allowed, error.mend) from error
+            raise ModelError(f"{target} at {where_of(node)}: {error.what}", error.allowed, error.mend) from error
 
     def _is_other(self, x: torch.fx.Node) -> bool:
         return isinstance(self.values[x], Chosen | Complex)
@@ -263,7 +275,7 @@ class _ProgramLowering:
             return None
 
     def _refuse(self, node: torch.fx.Node, reason: str) -> None:
-        self.unsupported[f"{node.target} at {_where(node)}" + (f" ({reason})" if reason else "")] = None
+        self.unsupported[f"{node.target} at {where_of(node)}" + (f" ({reason})" if reason else "")] = None
 
     def _as_it_is(self, node: torch.fx.Node, reason: str) -> Value:
         """An operator that the IR cannot say, run by torch on whole operands; None if that cannot be, either."""
@@ -276,7 +288,7 @@ class _ProgramLowering:
         except Unsupported as why:
             self._refuse(node, "; ".join(text for text in (reason, str(why)) if text))
             return None
-        self.opaque[f"{node.target} at {_where(node)}" + (f" ({reason})" if reason else "")] = None
+        self.opaque[f"{node.target} at {where_of(node)}" + (f" ({reason})" if reason else "")] = None
         return made
 
     def _read(self, x: torch.fx.Node, reader: torch.fx.Node | None) -> Value:
@@ -293,7 +305,7 @@ class _ProgramLowering:
         if not isinstance(value, tuple):
             return None
         if value[index] is None:
-            self.unsupported[f"{whole.target} at {_where(whole)} (output {index})"] = None
+            self.unsupported[f"{whole.target} at {where_of(whole)} (output {index})"] = None
         return value[index]
 
     def _is_known(self, node: torch.fx.Node) -> bool:
@@ -385,14 +397,3 @@ def _to_numpy(tensor: torch.Tensor, name: str) -> Array:
         return bits.view(np.dtype(ml_dtypes.bfloat16))
     array: Array = tensor.numpy()
     return array
-
-
-def _where(node: torch.fx.Node) -> str:
-    """`file.py:line` of the model's source that made a node, or the node's own name."""
-    trace = node.meta.get("stack_trace") or ""
-    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    if not frames:
-        return node.name
-    of_the_model = [frame for frame in frames if "/site-packages/torch/" not in frame] or frames
-    path, line = of_the_model[-1].removeprefix("File ").split(", line ", 1)
-    return f"{PurePath(path.strip(chr(34))).name}:{line.split(',')[0]}"

@@ -108,6 +108,12 @@ def test_a_buffer_that_is_bound_anew_is_overwritten(module: nn.Module) -> None:
     assert {name.rsplit(".")[-1] for name, _ in program.graph.updates} == {"mean"}
 
 
+def test_a_buffer_that_is_overwritten_and_never_read_is_kept() -> None:
+    """A spectral norm's iteration makes the one vector of the other, and that one anew."""
+    program = read(nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), nn.Tanh()))
+    assert {name.rsplit(".")[-1] for name, _ in program.graph.updates} == {"_u", "_v"}
+
+
 @dataclass
 class Inner:
     """A part of an output."""
