@@ -200,8 +200,13 @@ def best_of_lattice(run: Run, cost: str) -> dict[str, Any]:
 def shrunk(cluster: dict[str, Any], devices: int) -> dict[str, Any]:
     """The content of a cluster file of so many devices of another, whose nodes are alike."""
     (node,) = cluster["nodes"]
-    nodes = max(1, devices // node["devices"])
-    found = cluster | {"nodes": [node | {"count": nodes, "devices": min(devices, node["devices"])}]}
+    each = load_cluster(cluster).num_devices // node.get("count", 1)  # a preset says how many
+    nodes = max(1, devices // each)
+    found = cluster | {"nodes": [node | {"count": nodes} | ({"devices": devices} if devices < each else {})]}
+    network = cluster.get("network")
+    if isinstance(network, dict) and "switches" in network:  # of those that have all of their nodes
+        whole = [switch for switch in network["switches"] if nodes % switch["nodes"] == 0]
+        found |= {"network": network | {"switches": whole}}
     return found if nodes > 1 else {name: value for name, value in found.items() if name != "network"}
 
 
