@@ -116,4 +116,4 @@ TIME = Quantity(
     "3 us",
 )
 POWER = Quantity("power", {"W": 1.0, "kW": 1e3}, ("W", "kW"), 10.0, 5e3, "500 W")
-CLOCK = Quantity("clock", _scale("Hz", DECIMAL), ("MHz", "GHz"), 1e8, 1e10, "1.2 GHz")
+CLOCK = Quantity("clock", _scale("Hz", DECIMAL), ("MHz", "GHz"), 1e8, 5e9, "1.2 GHz")

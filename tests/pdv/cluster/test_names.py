@@ -137,6 +137,7 @@ def test_a_power_limit_and_a_part_go_together() -> None:
         ({"preset": "h100-80gb-sxm", "mig": "3g.41gb"}, "has no MIG part '3g.41gb'. Allowed: 1g.10gb, .*'3g.40gb'"),
         ({"preset": "t4", "mig": "1g.4gb"}, "t4 has no MIG part '1g.4gb'. It has none"),
         ({"preset": "h100-80gb-sxm", "clock": "1200"}, "is not a clock with its unit"),
+        ({"preset": "h100-80gb-sxm", "clock": "12 GHz"}, "is no plausible clock"),
         ({"preset": "h100-80gb-sxm-mig-3g.40gb", "mig": "1g.10gb"}, "MIG parts"),
         ({"name": "own", "memory": "80 GiB", "power": "500 W"}, "`power` limits a preset"),
         ({"name": "own", "memory": "80 GiB", "mig": "3g.40gb"}, "`mig` limits a preset"),
