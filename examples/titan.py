@@ -1,6 +1,6 @@
 """Train a package by a configuration of torchtitan's sections, with checkpoints that every plan of the model reads.
 
-torchrun --nproc-per-node=4 examples/titan.py gpt2_pdv examples/titan.toml --training.steps 40
+torchrun --nproc-per-node=4 -m examples.titan gpt2_pdv examples/titan.toml --training.steps 40
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def _check(module: PdvModule, trainer: Any) -> None:
     if trainer.precision != "32-true":
         what = f"precision={trainer.precision!r} with an emitted model"
         raise UsageError(f"{what}: the package computes as it was planned", "32-true", plan)
-    if "value" in str(trainer.gradient_clip_algorithm):
+    if str(getattr(how := trainer.gradient_clip_algorithm, "value", how)).lower() not in ("none", "norm"):
         raise UsageError("gradient_clip_algorithm='value' with an emitted model", "norm", "Clip by the norm")
     held = {id(x) for x in module.model.parameters()}
     if others := [name for name, x in module.named_parameters() if id(x) not in held]:
