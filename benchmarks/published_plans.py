@@ -206,7 +206,8 @@ def shrunk(cluster: dict[str, Any], devices: int) -> dict[str, Any]:
     network = cluster.get("network")
     if isinstance(network, dict) and "switches" in network:  # of those that have all of their nodes
         whole = [switch for switch in network["switches"] if nodes % switch["nodes"] == 0]
-        found |= {"network": network | {"switches": whole}}
+        found |= {"network": {name: value for name, value in network.items() if name != "switches"}}
+        found["network"] |= {"switches": whole} if whole else {}
     return found if nodes > 1 else {name: value for name, value in found.items() if name != "network"}
 
 
