@@ -75,7 +75,7 @@ def optimize(
     cost: str | os.PathLike[str] | None = None,
     check: bool = True,
     strict: bool = False,
-    freeze: Sequence[str] = (),
+    freeze: str | Sequence[str] = (),
     weights: str | os.PathLike[str] | None = None,
     progress: Progress = lambda stage, fraction: None,
     watch: Watch = UNWATCHED,

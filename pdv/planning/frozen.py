@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from pdv.frontend.program import Program
 
 
-def freeze(program: Program, patterns: Sequence[str]) -> Program:
-    """The program with the parameters whose names match a pattern (``encoder.*``) frozen.
+def freeze(program: Program, patterns: str | Sequence[str]) -> Program:
+    """The program with the parameters whose names match a pattern (``encoder.*``), or one of several, frozen.
 
     Raises:
         UsageError: naming a pattern that matches none.
     """
+    patterns = [patterns] if isinstance(patterns, str) else patterns
     if not patterns:
         return program
     names = name_trained(program)

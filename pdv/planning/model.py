@@ -30,7 +30,7 @@ def read_model(
     train: bool,
     check: bool = True,
     strict: bool = False,
-    frozen: Sequence[str] = (),
+    frozen: str | Sequence[str] = (),
     weights: str | os.PathLike[str] | None = None,
     **sizes: Any,  # Any: as ``load_program`` takes batch, dims and dynamic shapes
 ) -> tuple[Program, str]:

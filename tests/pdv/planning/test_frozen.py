@@ -78,6 +78,12 @@ def test_parameters_that_the_file_lacks_are_frozen_together_or_not_at_all(tmp_pa
     assert other.absent == program.absent == ("turning",)
 
 
+def test_one_pattern_is_not_several_of_a_letter(tmp_path: Path) -> None:
+    program = load_program(_plain(Positioned(turned=False), tmp_path / "m.onnx"))
+    graph = freeze(program, "layer.*").graph
+    assert {param.attr("name") for param in graph.params if param.attr("trainable")} == {"positions"}
+
+
 def test_a_pattern_that_names_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(pdv.UsageError, match=r"'nothing' names no parameter.*layer\.bias"):
         _read(_plain(Positioned(turned=False), tmp_path / "m.onnx"), ["nothing"])
