@@ -120,7 +120,7 @@ def test_what_cannot_be_had_is_refused_by_name(packages: Packages, tmp_path: Pat
             Trainer(accelerator="cpu", max_steps=1, **given, **QUIET).fit(own, train)
     trainer = Trainer(strategy=PdvStrategy(own.model), accelerator="cpu", max_steps=1, **QUIET)
     with pytest.raises(UsageError, match="without labels"):
-        trainer.fit(own, [{"input_ids": torch.zeros(ROWS, 8, dtype=torch.int64)}])
+        trainer.fit(own, DataLoader([{"input_ids": torch.zeros(8, dtype=torch.int64)}] * ROWS, batch_size=ROWS))
     (tmp_path / "half.ckpt").mkdir()
     with pytest.raises(WeightsError, match="unfinished"):
         trainer.fit(own, train, ckpt_path=tmp_path / "half.ckpt")
