@@ -7,7 +7,7 @@ equal questions equally as long as it lives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -94,6 +94,9 @@ class CostModel(Protocol):
 
     def provenance(self) -> Mapping[str, Any]:  # Any: JSON
         """Name, hash and device records of what answers, for plan.json."""
+
+    def on(self, devices: Collection[Any]) -> CostModel:  # Any: as the cluster describes them
+        """The same for some of the cluster's devices alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ An even plan runs at the pace of the slowest device, so a kernel costs its maxim
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,6 +49,13 @@ class Predictor(Protocol):
 
 class Analytic(Protocol):
     """The model that is fallen back to."""
+
+    @property
+    def devices(self) -> tuple[Any, ...]:  # Any: as the cluster describes them
+        """Of its classes, in their order."""
+
+    def on(self, devices: Collection[Any]) -> Analytic:
+        """As ``CostModel``."""
 
     def estimate(self, work: Work, dtype: DType, why: str = "") -> Estimate:
         """Of one piece of work."""
@@ -90,6 +97,7 @@ class KernelCosts:
     facts: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
     _nodes: dict[Key, NodeEstimate] = field(default_factory=dict, repr=False)
     _kernels: dict[Key, Estimate] = field(default_factory=dict, repr=False)
+    _parts: dict[tuple[int, ...], KernelCosts] = field(default_factory=dict, repr=False)
 
     def nodes(self, queries: Sequence[Query]) -> list[NodeEstimate]:
         """Estimates, one for each query; what is new is predicted in one batch."""
@@ -125,6 +133,20 @@ class KernelCosts:
     def provenance(self) -> Mapping[str, Any]:
         """Names and hashes."""
         return self.facts
+
+    def on(self, devices: Collection[Any]) -> KernelCosts:  # Any: as the cluster describes them
+        """See ``CostModel``; itself for devices of which it knows none."""
+        known = self.analytic.devices
+        chosen = tuple(number for number, device in enumerate(known) if device in devices)
+        if len(chosen) in (0, len(self.places)):
+            return self
+        if chosen not in self._parts:
+            places = tuple(self.places[number] for number in chosen)
+            analytic = self.analytic.on([known[number] for number in chosen])
+            identity = repr((self.identity, places))
+            own = self.predictor, self.measured, self.correlation, self.facts
+            self._parts[chosen] = KernelCosts(places, analytic, identity, *own)
+        return self._parts[chosen]
 
     def _sum(self, kernels: Sequence[Named]) -> Estimate:
         """One after the other; errors are taken to share their sign."""

@@ -32,7 +32,7 @@ from pdv.planning.search import Effort, SearchResult, cache_in, check_drawn_once
 from pdv.planning.sizes import sizes_document
 from pdv.prices import cost_model
 from pdv.problem import Pins, Problem
-from pdv.problem.workload import Order, Recompute
+from pdv.problem.workload import Order, Recompute, Workload
 from pdv.report.html.facts import Step, page_facts
 from pdv.report.loaded import workload_of_found
 from pdv.report.opaque import OpaqueWarning, opaque_warning
@@ -153,10 +153,11 @@ def optimize(
         asked, own = [chosen.of(problem, units) for problem in problems], replace(effort, budget_s=within_s)
         remedies = again if last else None
         result = search_problems(asked, devices, own, content, progress, remedies, pipelines=pipelines, pinned=how)
-        check_host(step_memory(workload_of_found(as_run(result.found, devices), devices)))
+        check_host(step_memory(_workload(result.found, devices)))
         return result
 
     result = search_choices(choices, effort.budget_s, search_in, partial(_step_s, devices), watch.stopped)
+    devices = result.found.on(devices)
     found, plan_mesh = as_run(result.found, devices), result.found.solution.problem.mesh
     progress("simulating", None)
     workload = workload_of_found(found, devices)
@@ -190,9 +191,15 @@ def optimize(
     return replace(plan, document={**document, "run": run_document(plan)})
 
 
+def _workload(found: BestPlan, listed: Cluster) -> Workload:
+    """Of what was found for a cluster."""
+    devices = found.on(listed)
+    return workload_of_found(as_run(found, devices), devices)
+
+
 def _step_s(devices: Cluster, result: SearchResult) -> float:
     """Simulated, of what was found."""
-    return simulate(workload_of_found(as_run(result.found, devices), devices)).step_s
+    return simulate(_workload(result.found, devices)).step_s
 
 
 def _prove(found: BestPlan, document: Mapping[str, Any]) -> Proof:

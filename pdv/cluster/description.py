@@ -173,7 +173,7 @@ class Cluster:
     """Nodes and network, their sum as levels, the devices by class, and the mesh the user pinned, if any.
 
     `network` is outer to inner; the last tier is the lowest switch. `rails`: port i of every node leads to switch i.
-    `mesh` is (name, size), slow to fast.
+    `mesh` is (name, size), slow to fast. `backwards`: nodes stand here from the last to the first that was described.
     """
 
     name: str
@@ -185,6 +185,7 @@ class Cluster:
     wires: tuple[Wire, ...] = ()
     mesh: tuple[tuple[str, int], ...] | None = None
     warnings: tuple[str, ...] = ()
+    backwards: bool = False
 
     def __post_init__(self) -> None:
         in_classes = sum(entry.count for entry in self.classes)
@@ -243,6 +244,17 @@ class Cluster:
         """The same cluster with another pinned mesh (axis sizes, slow to fast), or with none."""
         return replace(self, mesh=None if mesh is None else tuple(mesh.items()))
 
+    def turned(self) -> Cluster:
+        """The same cluster with its nodes from the last to the first."""
+        return replace(self, nodes=self.nodes[::-1], backwards=not self.backwards)
+
+    def turns_into(self, turned: Cluster, stages: int) -> bool:
+        """Whether stages in turn, from the last devices to the first, are on the devices of ``turned``."""
+        size = self.num_devices // stages
+        places = (stages - 1 - stage for stage in range(stages))
+        here = [self.class_of(place * size + number) for place in places for number in range(size)]
+        return here == [turned.class_of(rank) for rank in range(self.num_devices)]
+
     def as_dict(self) -> dict[str, object]:
         """As JSON-ready data: every field, with the totals. `from_dict` is its inverse."""
         return {
@@ -256,6 +268,7 @@ class Cluster:
             "rails": self.rails,
             "wires": [asdict(wire) for wire in self.wires],
             "mesh": None if self.mesh is None else dict(self.mesh),
+            **({"backwards": True} if self.backwards else {}),
         }
 
     @classmethod
@@ -275,6 +288,7 @@ class Cluster:
             rails=bool(data["rails"]),
             wires=tuple(Wire(**{**entry, "link": Link(**entry["link"])}) for entry in data["wires"]),
             mesh=None if mesh is None else tuple(mesh.items()),
+            backwards=bool(data.get("backwards", False)),
         )
 
 

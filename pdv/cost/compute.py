@@ -6,8 +6,8 @@ at the pace of the slowest device, so a node costs its maximum over the cluster'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ir.cost_model import NOTHING, Estimate, NodeEstimate, Query, Work, backward_work, forward_work
@@ -36,6 +36,10 @@ class ComputeModel:
     def of(cls, cluster: Cluster) -> ComputeModel:
         """The model of a cluster's device classes."""
         return cls(tuple(entry.device for entry in cluster.classes))
+
+    def on(self, devices: Collection[Device]) -> ComputeModel:
+        """See ``CostModel``; any devices, for each is priced by its own numbers."""
+        return replace(self, devices=tuple(devices))
 
     def seconds(self, work: Work, dtype: DType) -> float:
         """Time of one piece of work in elements of ``dtype``."""

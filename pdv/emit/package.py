@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -68,4 +69,6 @@ def emission_of(pcg: Graph, mesh: Mesh, document: Mapping[str, object], running:
     """What is written of a PCG, for what plan.json says that it is for; ``running`` speaks of its nodes."""
     train = document.get("mode") != "infer"
     sizes = cast("NamedSizes", document.get("sizes") or {})
+    cluster = cast("Mapping[str, object]", document.get("cluster") or {})
+    running = replace(running, backwards=running.stages > 1 and cluster.get("backwards") is True)
     return Emission.of(pcg, mesh, train=train, sizes=sizes, running=running)

@@ -123,7 +123,7 @@ class Space:
         order, count = self.pinned.schedule or "interleaved", candidate.micro_batches
         if not self.pinned.may_take_turns or candidate.stages == 1:
             return ()
-        if not self.pinned.takes_turns and self.cluster.shares_cores:
+        if self.cluster.backwards or (not self.pinned.takes_turns and self.cluster.shares_cores):
             return ()
         return tuple(
             (order, each)
@@ -177,9 +177,8 @@ class Space:
         return Candidate(stages, mesh, stage_axes(self.cluster, self.problem.compute, mesh, stages), micro_batches)
 
     def compute_of(self, devices: tuple[Device, ...]) -> CostModel:
-        """What prices the slowest of some devices: by arithmetic each by its own numbers; others know all of them."""
-        compute = self.problem.compute
-        return ComputeModel(devices) if isinstance(compute, ComputeModel) else compute
+        """What prices the slowest of some devices."""
+        return self.problem.compute.on(devices)
 
     # ---- What bounds a candidate ----
 

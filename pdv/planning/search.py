@@ -149,10 +149,32 @@ def check_drawn_once(pinned: Pinned) -> None:
 def _search_pipelines(
     problems: Sequence[Problem], cluster: Cluster, effort: Effort, progress: Progress, pinned: Pinned
 ) -> BestPlan | None:
-    """The best plan with stages or micro-batches, if one is better than all that take batch and model as a whole."""
+    """The best plan with stages or micro-batches, if one is better than all that take batch and model as a whole.
+
+    Where devices differ, the last ones may have the first stages.
+    """
     progress(SEARCHING_PIPELINES, None)
-    found = search_pipelines(problems[0], cluster, effort.budget_s, effort.strategy(None), pinned, effort.watch)
-    return None if found is None else replace(found, meshes=len(problems))
+
+    def search(listed: Cluster) -> BestPlan | None:
+        return search_pipelines(problems[0], listed, effort.budget_s, effort.strategy(None), pinned, effort.watch)
+
+    turned = cluster.turned()
+    if len(cluster.classes) == 1 or cluster.wires or pinned.takes_turns:
+        ways = [search(cluster)]
+    else:
+        ways = [search(cluster), _backwards(search(turned), cluster, turned)]
+    found = min(filter(None, ways), key=lambda one: one.seconds, default=None)
+    if found is None:
+        return None
+    bound = min(one.lower_bound_s for one in ways if one is not None)
+    return replace(found, meshes=len(problems), lower_bound_s=bound, states=sum(one.states for one in ways if one))
+
+
+def _backwards(found: BestPlan | None, cluster: Cluster, turned: Cluster) -> BestPlan | None:
+    """A plan for the cluster turned around as one for the cluster, where its stages are on the same devices."""
+    if found is None or found.stages.count == 1 or not cluster.turns_into(turned, found.stages.count):
+        return None
+    return replace(found, backwards=True)
 
 
 def _search(

@@ -14,7 +14,6 @@ from ir.cost_model import CostModel
 from ir.graph import Graph, Node
 from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
-from pdv.cost.compute import ComputeModel
 from pdv.problem.formats import Format
 from pdv.problem.precision import AS_EMITTED, Precision
 from pdv.problem.problem import Problem
@@ -222,11 +221,6 @@ def workload_of_pcg(problem: Problem, pcg: Graph, cluster: Cluster) -> Workload:
     execution, axes = emitted(cluster, problem), (problem.axes,)
 
     def compute_of(device: Device) -> CostModel:
-        return _price(problem.compute, device)
+        return problem.compute.on((device,))
 
     return Workload(problem, pcg, cluster, ONE_STAGE, execution, axes, compute_of)
-
-
-def _price(compute: CostModel, device: Device) -> CostModel:
-    """By arithmetic each device by its own numbers; other models price the slowest of all."""
-    return ComputeModel((device,)) if isinstance(compute, ComputeModel) else compute

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
+from pdv.cluster import Cluster
 from pdv.cluster.units import MEMORY
 from pdv.cost.breakdown import PlanCost
 from pdv.pcg.plan_cost import realize
@@ -38,7 +39,8 @@ class BestPlan:
 
     It is not ``complete`` if a mesh was left out, or the search on one cut short. ``stages`` speaks of operators of the
     solution's graph, which is that of one micro-batch where ``execution`` says that there are several. ``step_s``:
-    seconds of a simulated step, where plans were compared by these; the bound is then of them.
+    seconds of a simulated step, where plans were compared by these; the bound is then of them. ``backwards``: the last
+    devices of the cluster have the first stages.
     """
 
     solution: Solution
@@ -51,6 +53,11 @@ class BestPlan:
     stages: Stages = ONE_STAGE
     execution: Execution = EMITTED
     step_s: float | None = None
+    backwards: bool = False
+
+    def on(self, cluster: Cluster) -> Cluster:
+        """The cluster as the plan has it: from its last node to the first where the last have the first stages."""
+        return cluster.turned() if self.backwards else cluster
 
     @property
     def is_whole(self) -> bool:

@@ -233,3 +233,17 @@ def test_replayed_calls_answer_for_a_gpu_and_for_no_cpu() -> None:
     assert measured.seconds(kernel, cpu) is None
     alone = Measurements({row(kernel): Row((), 1.0, 1.0, 9e-6, 0.0)}, "test", "")
     assert alone.seconds(kernel, gpu) == (9e-6, 0.0)
+
+
+def test_devices_are_priced_by_themselves_too() -> None:
+    """All together by the slowest, a part of them by its own slowest; what is of none of them is priced as all."""
+    fast, slow = DEVICES["a100-80gb-sxm"], replace(DEVICES["a100-80gb-sxm"], share=0.25)
+    both = KernelCosts((Place(A100), Place(A100, share=0.25)), ComputeModel((fast, slow)), "test", Halves())
+    whole, quick, late = (
+        model.nodes([query(linear())])[0].forward for model in (both, both.on([fast]), both.on([slow]))
+    )
+    assert whole.mean_s == late.mean_s == pytest.approx(4 * quick.mean_s)
+    assert both.on([fast]) is both.on([fast])
+    assert len({both.identity, both.on([fast]).identity, both.on([slow]).identity}) == 3
+    assert both.on([fast, slow]) is both
+    assert both.on([DEVICES["t4"]]) is both

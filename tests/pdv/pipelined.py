@@ -33,11 +33,13 @@ def plan_pipeline(
     recompute: Recompute = "none",
     sizes: Sequence[int] | None = None,
     virtual: int = 1,
+    backwards: bool = False,
     **options: Any,
 ) -> Plan:
     """The best plan of so many stages, each on ``mesh``: of equal numbers of layers, or ``sizes`` pieces.
 
-    virtual: stages on each rank of the pipeline, ``stages`` times ``virtual`` in all.
+    virtual: stages on each rank of the pipeline, ``stages`` times ``virtual`` in all; backwards: the last rank has the
+    first stage.
     """
     inside = Mesh(tuple(Axis(name, size) for name, size in mesh.items()))
 
@@ -54,7 +56,7 @@ def plan_pipeline(
         several = are_several(stages, micro_batches)
         execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute, several=several)
         cut_there = _cut(found, stages, virtual, sizes, folded=order in FOLDED)
-        return SearchResult(replace(found, stages=cut_there, execution=execution), 0.0)
+        return SearchResult(replace(found, stages=cut_there, execution=execution, backwards=backwards), 0.0)
 
     with patch("pdv.compile.search_problems", search):
         return pdv.optimize(model, inputs, cluster=cluster, rules="none", **options)

@@ -27,9 +27,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     """Writes a plan of a cluster, and a script, into the folder where commands run."""
     monkeypatch.chdir(tmp_path)
 
-    def write(*nodes: dict[str, Any], network: object = NETWORK) -> None:
+    def write(*nodes: dict[str, Any], network: object = NETWORK, backwards: bool = False) -> None:
         several = len(nodes) > 1 or nodes[0].get("count", 1) > 1
         cluster = load_cluster({"name": "c", "nodes": list(nodes), **({"network": network} if several else {})})
+        cluster = cluster.turned() if backwards else cluster
         Path("gpt_2_pdv").mkdir()
         write_document(Path("gpt_2_pdv"), {"format_version": FORMAT_VERSION, "cluster": cluster.as_dict()})
         Path("gpt_2_pdv/model.py").write_text("")
@@ -70,6 +71,14 @@ def test_unequal_hosts_have_a_line_each(package: Callable[..., None], capsys: py
     ]  # fmt: skip
     assert "--for torchrun" in refused(capsys, "--for", "slurm")
     assert "--for torchrun" in refused(capsys, "--for", "kubernetes")
+
+
+def test_hosts_are_named_as_listed_where_stages_run_backwards(
+    package: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    package(GPUS, {**GPUS, "count": 1, "devices": 4}, network="ib-hdr", backwards=True)
+    lines = told(capsys, "--hosts", "a,b,c").splitlines()
+    assert lines[::2] == ["# a: ranks 0 to 7", "# b: ranks 8 to 15", "# c: ranks 16 to 19"]
 
 
 def test_slurm_starts_torchrun_on_each_node(

@@ -48,6 +48,8 @@ class Running:
     """Whether parameters rest in float32, and forward reads them in the type of compute."""
     offload: bool = False
     """Whether parameters rest in the host's memory, where the optimizer steps."""
+    backwards: bool = False
+    """Whether the last rank of a pipeline has the first stage."""
 
     @property
     def shares_copies(self) -> bool:

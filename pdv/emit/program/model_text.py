@@ -261,6 +261,7 @@ class _Program:
         options = [f"micro_batches={self._running.micro_batches}"] if several else []
         if len(self._holders) > 1:
             options.append(f"order={string(self._running.order)}")
+            options += ["backwards=True"] if self._running.backwards else []
             spans = [span.split(JOINT) for span in self._setting.axes if JOINT in span]
             joint = tuple(tuple_of(tuple(map(string, names))) for names in spans)
             options += [f"joint={tuple_of(joint)}"] if joint else []

@@ -52,6 +52,7 @@ class PipelinedModule(ParallelModule):
 
     stages: in order. inputs, cuts, most, batch_axes: as ``ParallelModule``, of one micro-batch.
     micro_batches: in a step. order: of their passes, one of ``ORDERS``.
+    backwards: whether the last rank has the first stage, of orders with one stage on each.
     joint: axes that stages take as one; every rank makes their groups, whichever stage it has.
     tied: parameters that several stages hold, as names by stage; their gradients are summed.
     """
@@ -68,13 +69,14 @@ class PipelinedModule(ParallelModule):
         most: Bounds = NONE,
         micro_batches: int = 1,
         order: str = "1f1b",
+        backwards: bool = False,
         joint: Sequence[tuple[str, ...]] = (),
         tied: Sequence[Mapping[int, str]] = (),
     ) -> None:
         super().__init__(mesh, batch_axes, inputs, cuts, most, micro_batches)
         for names in joint:
             mesh[names]
-        self.order = order
+        self.order, self.backwards = order, backwards
         self.chain = tuple(stages)
         self.own = [number for number in range(len(stages)) if self.place(number) == mesh.stage.rank]
         self.stages = nn.ModuleDict({str(number): stages[number].make(mesh, weights) for number in self.own})
@@ -87,7 +89,8 @@ class PipelinedModule(ParallelModule):
     def place(self, number: int) -> int:
         """The rank, in its pipeline, of a stage."""
         turn, place = divmod(number, self.mesh.stage.size)
-        return self.mesh.stage.size - 1 - place if self.order in FOLDED and turn % 2 else place
+        back = turn % 2 == 1 if self.order in FOLDED else self.backwards
+        return self.mesh.stage.size - 1 - place if back else place
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copied model: it makes schedules of its own."""
@@ -194,7 +197,9 @@ class PipelinedModule(ParallelModule):
                 )
                 for link in links
             ]
+            places = {number: self.place(number) for number in range(len(self.chain))}
             for link, part in zip(links, parts, strict=True):
+                part.stage_index_to_group_rank = places
                 for way in ("backward_one_chunk", "backward_weight_one_chunk"):
                     setattr(part, way, link.summing(getattr(part, way)))
             few = self.order == "1f1b" and self.micro_batches < len(self.chain)  # torch's 1F1B needs one for each stage

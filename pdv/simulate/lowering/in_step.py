@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -54,6 +54,10 @@ class InStep:
     def outside(self, outputs: Sequence[TensorType]) -> Estimate:  # noqa: ARG002  # the protocol's
         """Not a part of the graph."""
         return NOTHING
+
+    def on(self, devices: Collection[Device]) -> InStep:  # noqa: ARG002  # the protocol's
+        """It is of one device."""
+        return self
 
     def provenance(self) -> Mapping[str, Any]:  # Any: JSON
         """The model's."""

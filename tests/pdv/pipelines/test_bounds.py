@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -15,7 +15,7 @@ import pytest
 
 from ir.cost_model import CostModel, NodeEstimate, Query
 from ir.types import DType
-from pdv.cluster import Cluster, load_cluster
+from pdv.cluster import Cluster, Device, load_cluster
 from pdv.cost.compute import ComputeModel
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
@@ -81,6 +81,10 @@ class Prices:
     def __init__(self, model: CostModel) -> None:
         self.nodes, self.optimizer, self.outside = model.nodes, model.optimizer, model.outside
         self.identity, self.correlation, self.provenance = model.identity, model.correlation, model.provenance
+        self._model = model
+
+    def on(self, devices: Collection[Device]) -> Prices:
+        return Prices(self._model.on(devices))
 
 
 @cache

@@ -28,6 +28,7 @@ from pdv.pipelines.search import Search, may_fit_whole, search_pipelines
 from pdv.pipelines.shorten import shorten
 from pdv.planning.problems import plan_problems
 from pdv.planning.search import Effort, search_problems
+from pdv.prices import cost_model
 from pdv.problem import Problem
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
@@ -219,3 +220,33 @@ def test_pipelines_are_searched_on_unequal_devices() -> None:
     found = search_pipelines(problems[0], cluster, 20.0, backtrack)
     if found is not None:
         assert found.stages.count * found.solution.problem.mesh.num_devices == cluster.num_devices
+
+
+def unequal(*shares: float) -> Cluster:
+    """Hosts of two cores, of which a process has so much."""
+    nodes = [
+        {"devices": 2, "device": {"preset": "cpu-core", "share": share, "quota": True}, "link": "loopback-gloo"}
+        for share in shares
+    ]
+    link = {"name": "port", "bandwidth": "1 Gb/s", "latency": "750 us"}
+    return load_cluster({"name": "unequal", "nodes": nodes, "network": link})
+
+
+@pytest.mark.parametrize("cost", [None, "measured"])
+def test_the_order_in_which_hosts_are_listed_does_not_matter(cost: str | None) -> None:
+    """Fast devices get the large stages, wherever they stand: a plan may have its first stage on the last host."""
+
+    def ask(cluster: Cluster) -> BestPlan:
+        compute = cost_model(cost or "analytic", [entry.device for entry in cluster.classes])
+        wide = graph(arch("gpt:layers=4,hidden=128,heads=4,seq=64,vocab=8192"), 8, DType.F32)
+        again = partial(plan_problems, mode="train", compute=compute)
+        problems = again(wide, cluster, rules=())
+        effort, fixed = Effort("backtrack", 60.0), Pinned(stages=2, micro_batches=4)
+        return search_problems(
+            problems, cluster, effort, None, lambda *_: None, again, pipelines="always", pinned=fixed
+        ).found
+
+    slow_last, slow_first = ask(unequal(0.8, 0.2)), ask(unequal(0.2, 0.8))
+    assert slow_last.backwards != slow_first.backwards
+    assert slow_last.seconds == pytest.approx(slow_first.seconds, rel=1e-6)
+    assert slow_last.lower_bound_s == pytest.approx(slow_first.lower_bound_s, rel=1e-6)
