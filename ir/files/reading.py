@@ -79,7 +79,8 @@ def read_text(path: Path, kind: FileKind) -> str:
     try:
         return read_bytes(path, kind).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise kind.refuse(path, f"is not text in UTF-8 (byte {error.start})", "Save it as UTF-8") from error
+        what = f"{shown(path)} is not text in UTF-8 (byte {error.start})"
+        raise kind.error(what, "Allowed: text in UTF-8", "Save it as UTF-8") from error
 
 
 def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:  # Any: JSON

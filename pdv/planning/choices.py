@@ -112,12 +112,13 @@ def search_choices(
     results: list[SearchResult] = []
     deadline, skipped = time.monotonic() + budget_s, False
     for number, one in enumerate(choices):
-        left_s, last = deadline - time.monotonic() if number else budget_s, number == len(choices) - 1
-        skipped = bool(results) and (left_s <= 0 or stopped())
+        last = number == len(choices) - 1
+        left_s = max(deadline - time.monotonic(), LEAST_S) if number else budget_s
+        skipped = bool(results) and (time.monotonic() >= deadline or stopped())
         if skipped:
             break
         try:
-            results.append(search(one, max(left_s, LEAST_S) / (len(choices) - number), last and not results))
+            results.append(search(one, left_s / (len(choices) - number), last and not results))
         except (NoPlanFitsError, PinsError):
             if last and not results:
                 raise

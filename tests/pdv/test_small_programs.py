@@ -70,6 +70,24 @@ def test_a_program_with_little_to_cut_is_planned(name: str, tmp_path: Path) -> N
     assert "certificate: " in explain(saved)
 
 
+def test_a_plan_alone_of_tied_and_unread_parameters_is_verified(tmp_path: Path) -> None:
+    import torch
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.unread = torch.nn.Linear(8, 8), torch.nn.Parameter(torch.ones(3))
+            self.other = torch.nn.Linear(8, 8)
+            self.other.weight = self.one.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.other(self.one(x))  # type: ignore[no-any-return]
+
+    plan = pdv.optimize(Tied(), (torch.randn(8, 8),), cluster=cluster(4))
+    assert {"names", "unread"} <= plan.document["state"].keys()
+    assert verify(plan.save_plan(tmp_path / "saved"))["proof"]["error_bound"] < 1e-6
+
+
 def nothing_costs() -> Graph:
     """Blocks that take no time, and that rules rewrite."""
     k = Builder()
