@@ -154,19 +154,20 @@ def _search_pipelines(
     Where devices differ, the last ones may have the first stages.
     """
     progress(SEARCHING_PIPELINES, None)
+    deadline, turned = time.monotonic() + effort.budget_s, cluster.turned()
+    one_way = len(cluster.classes) == 1 or bool(cluster.wires) or pinned.takes_turns
 
-    def search(listed: Cluster) -> BestPlan | None:
-        return search_pipelines(problems[0], listed, effort.budget_s, effort.strategy(None), pinned, effort.watch)
+    def search(listed: Cluster, share: float = 1.0) -> BestPlan | None:
+        left_s = max(0.0, deadline - time.monotonic()) * share
+        return search_pipelines(problems[0], listed, left_s, effort.strategy(None), pinned, effort.watch)
 
-    turned = cluster.turned()
-    if len(cluster.classes) == 1 or cluster.wires or pinned.takes_turns:
-        ways = [search(cluster)]
-    else:
-        ways = [search(cluster), _backwards(search(turned), cluster, turned)]
+    ways = [search(cluster, 1.0 if one_way else 0.5)]
+    if not one_way:
+        ways.append(_backwards(search(turned), cluster, turned))
     found = min(filter(None, ways), key=lambda one: one.seconds, default=None)
     if found is None:
         return None
-    bound = min(one.lower_bound_s for one in ways if one is not None)
+    bound = min(0.0 if one is None else one.lower_bound_s for one in ways)  # of a way without a plan nothing is known
     return replace(found, meshes=len(problems), lower_bound_s=bound, states=sum(one.states for one in ways if one))
 
 
