@@ -153,7 +153,8 @@ def optimize(
         asked, own = [chosen.of(problem, units) for problem in problems], replace(effort, budget_s=within_s)
         remedies = again if last else None
         result = search_problems(asked, devices, own, content, progress, remedies, pipelines=pipelines, pinned=how)
-        check_host(step_memory(_workload(result.found, devices)))
+        if chosen.on_host:
+            check_host(step_memory(_workload(result.found, devices)))
         return result
 
     result = search_choices(choices, effort.budget_s, search_in, partial(_step_s, devices), watch.stopped)

@@ -51,6 +51,11 @@ class Device:
         """FLOP/s of `dtype`; one that the device does not list is computed in float32, as libraries do."""
         return self.peak_flops.get(dtype, self.peak_flops["float32"])
 
+    @property
+    def host_limit_bytes(self) -> float:
+        """What it has of its host's memory; no limit where nobody said."""
+        return self.host_memory_bytes or math.inf
+
     def __reduce__(self) -> tuple[type[Device], tuple[object, ...]]:
         """Pickle by value: a mapping proxy cannot be pickled."""
         values = (self.name, self.memory_bytes, dict(self.peak_flops), self.memory_bandwidth_bytes_per_s)

@@ -44,8 +44,7 @@ def host_of(device: Device) -> Host:
         rate = device.memory_bandwidth_bytes_per_s * device.share
         return Host(rate / 2, rate)
     link = device.host_link_bytes_per_s or REACHED * host_link_rate(device.name)
-    memory = device.host_memory_bytes or math.inf
-    return Host(link, device.host_bandwidth_bytes_per_s or BANDWIDTH, memory)
+    return Host(link, device.host_bandwidth_bytes_per_s or BANDWIDTH, device.host_limit_bytes)
 
 
 def slowest_host(devices: Iterable[Device]) -> Host:

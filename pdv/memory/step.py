@@ -6,7 +6,6 @@ runs them. Entry point: ``step_memory``.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -79,8 +78,7 @@ class StageMemory:
     def fits(self, device: Device | None = None) -> bool:
         """True if all of it is on the device (or on another one of its kind), and on its host."""
         there = device or self.device
-        on_host = self.host_bytes <= (there.host_memory_bytes or math.inf)
-        return self.least_bytes <= there.memory_bytes and on_host
+        return self.least_bytes <= there.memory_bytes and self.host_bytes <= there.host_limit_bytes
 
 
 @dataclass(frozen=True)

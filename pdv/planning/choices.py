@@ -85,8 +85,8 @@ def check_host(memory: StepMemory) -> None:
         NoPlanFitsError: if it is not.
     """
     for stage in memory.stages:
-        limit = stage.device.host_memory_bytes
-        if limit and stage.host_bytes > limit:
+        limit = stage.device.host_limit_bytes
+        if stage.host_bytes > limit:
             needed, there = MEMORY.format(stage.host_bytes), MEMORY.format(limit)
             what = f"the plan found needs {needed} of its host for each {stage.device.name}, which has {there}"
             mend = "Cut parameters over more devices, or leave out what is offloaded"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -114,3 +115,10 @@ class Texts(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"input_ids": self.ids[index], "labels": self.labels[index]}
+
+
+RESUMED = [  # a plan, another one that goes on, and of how many batches a step is
+    ("hybrid", "pipeline", 1),
+    pytest.param("pipeline", "zero-3", 2, marks=pytest.mark.slow),
+    pytest.param("zero-3", "hybrid", 2, marks=pytest.mark.slow),
+]

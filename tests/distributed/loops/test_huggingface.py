@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from ir.errors import UsageError
 from tests.distributed.harness import run_ranks
-from tests.distributed.loops.plans import ROWS, STEPS, Texts, build, gpt2_config, gpt2_package
+from tests.distributed.loops.plans import RESUMED, ROWS, STEPS, Texts, build, gpt2_config
 
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.distributed
@@ -54,20 +53,7 @@ def run(built: Path, folder: Path, accumulate: int, stop: int, resume: Path | No
     return losses, made.evaluate()["eval_loss"], {k: v.clone() for k, v in made.model.full_state_dict().items()}
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    folder = tmp_path_factory.mktemp("packages")
-    return cache(partial(gpt2_package, folder=folder))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "accumulate"),
-    [
-        ("hybrid", "pipeline", 1),
-        pytest.param("pipeline", "zero-3", 2, marks=pytest.mark.slow),
-        pytest.param("zero-3", "hybrid", 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "accumulate"), RESUMED)
 def test_twenty_steps_on_four_processes_are_those_of_one(
     first: str, second: str, accumulate: int, packages: Packages, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ir.errors import UsageError, WeightsError
 from tests.distributed.harness import run_ranks
-from tests.distributed.loops.plans import ROWS, STEPS, Texts, build, gpt2_package
+from tests.distributed.loops.plans import RESUMED, ROWS, STEPS, Texts, build
 
 pytest.importorskip("lightning")
 pytestmark = pytest.mark.distributed
@@ -71,20 +70,7 @@ def run(built: Path, checkpoint: Path, accumulate: int, epochs: int, resume: Pat
     return list(own.losses), told["val_loss"], {name: x.clone() for name, x in own.model.full_state_dict().items()}
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    folder = tmp_path_factory.mktemp("packages")
-    return cache(partial(gpt2_package, folder=folder))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "accumulate"),
-    [
-        ("hybrid", "pipeline", 1),
-        pytest.param("pipeline", "zero-3", 2, marks=pytest.mark.slow),
-        pytest.param("zero-3", "hybrid", 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "accumulate"), RESUMED)
 def test_twenty_steps_on_four_processes_are_those_of_one(
     first: str, second: str, accumulate: int, packages: Packages, tmp_path: Path
 ) -> None:
