@@ -25,7 +25,7 @@ from typing import Any, Literal
 import yaml
 
 from benchmarks.published.runs import Run, read_runs
-from benchmarks.published.simulate import fastest, priced_by, workload_of
+from benchmarks.published.simulate import axes_by, fastest, priced_by, workload_of
 from benchmarks.record import Record, arguments, merged, part_of, table
 from ir.errors import PdvError
 from ir.types import DType
@@ -187,7 +187,9 @@ def best_of_lattice(run: Run, cost: str) -> dict[str, Any]:
             zero=zero, settings=tuple(EMITTED.items()),
         )  # fmt: skip
         tried += len(list(points(described, run.devices, run.batch, lattice)))
-        for one in best(described, part, run.devices, run.batch, partial(priced_by, cost), lattice, keep=1):
+        for one in best(
+            described, part, run.devices, run.batch, partial(priced_by, cost), partial(axes_by, cost), lattice, keep=1
+        ):
             best_s[zero] = one.simulation.step_s
             told = one.given.text() if one.simulation.step_s == min(best_s.values()) else told
     emitted_s = min((best_s[zero] for zero in best_s if zero != 1), default=math.inf)

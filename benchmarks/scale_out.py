@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.record import Record, arguments, table
 from pdv.cluster import Cluster, Device, load_cluster
 from pdv.cost.compute import ComputeModel
+from pdv.cost.stage_links import stage_links
 from pdv.frontend.arch.description import arch
 from pdv.manual.lattice import Lattice, SimulatedConfiguration, best, points
 from pdv.report.simulated import simulated_document
@@ -93,7 +94,7 @@ def row_of(case: Case, devices: int, batch: int, scaling: str) -> dict[str, Any]
     start = time.process_time()
     described = arch(case.model)
     tried = len(list(points(described, devices, batch, case.lattice)))
-    found = best(described, case.cluster_of, devices, batch, _compute_of, case.lattice, keep=3, tries=8)
+    found = best(described, case.cluster_of, devices, batch, _compute_of, stage_links, case.lattice, keep=3, tries=8)
     row: dict[str, Any] = {"model": case.model, "scaling": scaling, "devices": devices, "batch": batch, "tried": tried}
     row |= _told(found[0]) if found else {"configuration": None}
     return row | {"seconds": time.process_time() - start}

@@ -14,6 +14,7 @@ from benchmarks.record import Record, arguments
 from ir.types import DType
 from pdv.cluster import Device, load_cluster
 from pdv.cost.compute import ComputeModel
+from pdv.cost.stage_links import stage_links
 from pdv.simulate.step import simulate
 
 LARGE = "tp=8,pp=16,dp=8,vp=4,schedule=interleaved,micro_batch=1,batch=1024,sp=1"  # 128 micro-batches
@@ -43,7 +44,7 @@ def large() -> dict[str, Any]:
         configuration(LARGE),
         arch("llama-3-405b"),
     )
-    made = workload(lambda batch: graph(model, batch, DType.BF16, tp=8), given, cluster, analytic)
+    made = workload(lambda batch: graph(model, batch, DType.BF16, tp=8), given, cluster, analytic, stage_links)
     started = time.process_time()
     found = simulate(made)
     spent = time.process_time() - started

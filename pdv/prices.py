@@ -82,7 +82,7 @@ def _file(facts: Mapping[str, Any] | None) -> str:
     return "none" if facts is None else f"{facts['name']} ({str(facts['hash'])[:12]})"
 
 
-def with_curves(cluster: Cluster, compute: CostModel, axis: AxisLink) -> AxisLink:
+def _with_curves(cluster: Cluster, compute: CostModel, axis: AxisLink) -> AxisLink:
     """The axis with its collectives as measured, where the cost model has that; else as learned, if the link is known.
 
     Of several classes of devices the slowest counts: all wait for it. What crosses several levels, or has a part of
@@ -102,7 +102,7 @@ def priced_axes(cluster: Cluster, compute: CostModel, candidate: MeshCandidate) 
     return _with_known(cluster, compute, axes)
 
 
-def stage_axes(cluster: Cluster, compute: CostModel, mesh: Mesh, stages: int) -> tuple[tuple[AxisLink, ...], ...]:
+def stage_axes(compute: CostModel, cluster: Cluster, mesh: Mesh, stages: int) -> tuple[tuple[AxisLink, ...], ...]:
     """By stage, the links of a mesh's axes there, with what is known of their collectives."""
     links = stage_links(cluster, mesh, stages)
     known = {stage: _with_known(cluster, compute, stage) for stage in dict.fromkeys(links)}
@@ -111,7 +111,7 @@ def stage_axes(cluster: Cluster, compute: CostModel, mesh: Mesh, stages: int) ->
 
 def _with_known(cluster: Cluster, compute: CostModel, axes: Sequence[AxisLink]) -> tuple[AxisLink, ...]:
     """A mesh's axes with curves; those on one link also know them of the axes that they are together."""
-    known = [with_curves(cluster, compute, axis) for axis in axes]
+    known = [_with_curves(cluster, compute, axis) for axis in axes]
     by_link: dict[str, list[AxisLink]] = {}
     for axis in known:
         if axis.curves is not None:

@@ -16,8 +16,10 @@ from typing import Any
 from benchmarks.published.runs import Refused, Run
 from ir.cost_model import CostModel
 from ir.errors import PdvError, UsageError
+from ir.mesh import Mesh
 from ir.types import DType
-from pdv.cluster import Device
+from pdv.cluster import Cluster, Device
+from pdv.cost.comm import AxisLink
 from pdv.problem.workload import Workload
 from pdv.simulate.calibration import Calibration
 
@@ -172,6 +174,14 @@ def priced_by(cost: str, device: Device) -> CostModel:
     return cost_model(cost, [device])
 
 
+def axes_by(cost: str, cluster: Cluster, mesh: Mesh, stages: int) -> tuple[tuple[AxisLink, ...], ...]:
+    """By stage, the links of a mesh's axes, with what a cost model knows of their collectives."""
+    from pdv.prices import stage_axes
+
+    (device,) = dict.fromkeys(entry.device for entry in cluster.classes)
+    return stage_axes(priced_by(cost, device), cluster, mesh, stages)
+
+
 def workload_of(run: Run, opened: Mapping[str, Any], cost: str) -> Workload:
     """The run as the command line would make it."""
     from pdv.cluster import load_cluster
@@ -187,5 +197,9 @@ def workload_of(run: Run, opened: Mapping[str, Any], cost: str) -> Workload:
     lists = all("bfloat16" in entry.device.peak_flops for entry in cluster.classes)
     dtype = DType.F32 if run.single else DType.BF16 if lists else DType.F16
     return workload(
-        lambda batch: graph(model, batch, dtype, tp=configuration.tp), configuration, cluster, partial(priced_by, cost)
+        lambda batch: graph(model, batch, dtype, tp=configuration.tp),
+        configuration,
+        cluster,
+        partial(priced_by, cost),
+        partial(axes_by, cost),
     )

@@ -131,7 +131,7 @@ def settings_workload(
     """A configuration on a cluster, and its text with what was left out."""
     from pdv.cluster import load_cluster
     from pdv.manual.configuration import complete, workload
-    from pdv.prices import cost_model, with_curves
+    from pdv.prices import cost_model, stage_axes
 
     devices = load_cluster(cluster)
     if dtype in values.FORMATS:  # of the products in layers; all else is in bfloat16
@@ -145,7 +145,7 @@ def settings_workload(
             print_warning(f"{slow}. Known: {', '.join(entry.device.peak_flops)}; choose by --dtype")
     compute_of = cache(lambda device: cost_model(cost, [device]))
     priced = cost_model(cost, [entry.device for entry in devices.classes])
-    work = workload(graph_of, given, devices, compute_of, partial(with_curves, devices, priced))
+    work = workload(graph_of, given, devices, compute_of, partial(stage_axes, priced))
     return work, given.text()
 
 

@@ -20,7 +20,7 @@ from pdv.cluster import Cluster, Device
 from pdv.manual.configuration import Configuration, workload
 from pdv.memory import StepMemory, step_memory
 from pdv.passes.precision import with_dtype
-from pdv.prices import with_curves
+from pdv.prices import stage_axes
 from pdv.problem.precision import PRECISIONS
 from pdv.problem.workload import ONE_STAGE, Workload, emitted
 from pdv.report.loaded import Loaded, workload_of_plan
@@ -99,10 +99,10 @@ class Scene:
         Raises:
             UsageError: if it is none for this model and cluster.
         """
-        known = partial(with_curves, self.work.cluster, self.work.problem.compute)
+        axes_of = partial(stage_axes, self.work.problem.compute)
         compute_of: Callable[[Device], CostModel] = self.work.compute_of
         graph_of = partial(self.graph, dtype=dtype or self.dtype)
-        made = workload(graph_of, given, self.work.cluster, compute_of, known)
+        made = workload(graph_of, given, self.work.cluster, compute_of, axes_of)
         own = made.execution
         runs = emitted(made.cluster, made.problem, own.micro_batches, own.recompute, own.order, made.stages.count)
         axes = own.data_axes if own.zero else runs.data_axes

@@ -23,7 +23,6 @@ from ir.mesh import Axis, Mesh
 from pdv.cluster import Cluster, Device
 from pdv.cost.comm import AxisLink
 from pdv.cost.compute import ComputeModel
-from pdv.cost.stage_links import stage_links
 from pdv.manual.admits import Degrees, check_format, check_model, list_divisors
 from pdv.manual.axis_moves import StraightMoves, as_made
 from pdv.manual.interleave import heads_outermost
@@ -38,6 +37,7 @@ from pdv.schedule.stages import cut
 
 ALIASES = {"mbs": "micro_batch", "gbs": "batch", "global_batch": "batch", "sequence_parallel": "sp"}
 REMEMBERED = 4  # graphs and their PCGs: some ten megabytes each, for a hundred layers
+AxesOf = Callable[[Cluster, Mesh, int], tuple[tuple[AxisLink, ...], ...]]
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -286,7 +286,7 @@ def workload(
     given: Configuration,
     cluster: Cluster,
     compute_of: Callable[[Device], CostModel],
-    known: Callable[[AxisLink], AxisLink] = lambda axis: axis,
+    axes_of: AxesOf,
 ) -> Workload:
     """What a configuration runs on a cluster.
 
@@ -295,7 +295,8 @@ def workload(
         given: with or without ``dp``.
         cluster: all of it is used.
         compute_of: the cost model of a device.
-        known: an axis with what is known of its collectives beside bandwidth and latency (`pdv.prices.with_curves`).
+        axes_of: by stage, the links of a mesh's axes on a cluster, of so many stages, with what is known of their
+            collectives (`pdv.prices.stage_axes`), or as they are described (`pdv.cost.stage_links`).
 
     Raises:
         UsageError: if the configuration is none for this model and cluster.
@@ -305,7 +306,7 @@ def workload(
     graph = graph_of(full.micro_batch * full.data)
     check_model(graph, Degrees(full.tp, full.cp, full.ep, full.sp))
     mesh = full.mesh()
-    links = tuple(tuple(known(axis) for axis in stage) for stage in stage_links(cluster, mesh, full.pp))
+    links = axes_of(cluster, mesh, full.pp)
     graph, derived = _derive(graph, mesh, full.uses(), full.zero == 3)
     slowest = min((entry.device for entry in cluster.classes), key=lambda device: device.peak("bfloat16"))
     problem = Problem(graph, mesh, links[0], compute_of(slowest))

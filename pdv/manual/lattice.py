@@ -18,7 +18,7 @@ from ir.types import DType
 from pdv.cluster import Cluster, Device
 from pdv.frontend.arch.description import Arch, with_layers
 from pdv.frontend.arch.graph import graph
-from pdv.manual.configuration import Configuration, workload
+from pdv.manual.configuration import AxesOf, Configuration, workload
 from pdv.memory import StepMemory, step_memory
 from pdv.problem.workload import Recompute, Workload
 from pdv.simulate.result import Simulation
@@ -119,6 +119,7 @@ def best(
     devices: int,
     batch: int,
     compute_of: ComputeOf,
+    axes_of: AxesOf,
     lattice: Lattice | None = None,
     *,
     dtype: DType = DType.BF16,
@@ -133,17 +134,18 @@ def best(
         devices: how many.
         batch: samples of a step.
         compute_of: the cost model of a device.
+        axes_of: what prices collectives, as ``workload`` takes it.
         lattice: what to try.
         dtype: of weights and activations.
         keep: how many to simulate that fit.
         tries: how many to simulate at most.
     """
-    estimates = estimate_lattice(arch, cluster_of, devices, batch, compute_of, lattice or Lattice(), dtype)
+    estimates = estimate_lattice(arch, cluster_of, devices, batch, compute_of, axes_of, lattice or Lattice(), dtype)
     limit = cluster_of(devices).memory_bytes * SLACK
     hopeful = sorted((e for e in estimates if e.memory_bytes <= limit), key=lambda e: (e.step_s, e.given.text()))
     found: list[SimulatedConfiguration] = []
     for estimate in hopeful[:tries]:
-        work = _work(arch, estimate.given, cluster_of(devices), compute_of, dtype)
+        work = _work(arch, estimate.given, cluster_of(devices), compute_of, axes_of, dtype)
         memory = step_memory(work)
         if memory.fits:
             found.append(SimulatedConfiguration(estimate.given, work, simulate(work), memory))
@@ -158,6 +160,7 @@ def estimate_lattice(
     devices: int,
     batch: int,
     compute_of: ComputeOf,
+    axes_of: AxesOf,
     lattice: Lattice,
     dtype: DType = DType.BF16,
 ) -> list[Estimate]:
@@ -166,28 +169,32 @@ def estimate_lattice(
     for given in points(arch, devices, batch, lattice):
         alone = {"pp": 1, "vp": 1, "schedule": "1f1b", "batch": 2 * given.data * given.micro_batch}
         one = given.model_copy(update=alone)
-        layer = _layer(arch, one, cluster_of(devices // given.pp), compute_of, dtype)
+        layer = _layer(arch, one, cluster_of(devices // given.pp), compute_of, axes_of, dtype)
         found.append(_estimate(arch, given, layer))
     return found
 
 
 @lru_cache(maxsize=8)
 def _few(
-    arch: Arch, plain: Configuration, cluster: Cluster, compute_of: ComputeOf, dtype: DType
+    arch: Arch, plain: Configuration, cluster: Cluster, compute_of: ComputeOf, axes_of: AxesOf, dtype: DType
 ) -> tuple[Workload, ...]:
     """The model with few layers on the devices of one stage."""
-    return tuple(_work(with_layers(arch, count), plain, cluster, compute_of, dtype) for count in FEW)
+    return tuple(_work(with_layers(arch, count), plain, cluster, compute_of, axes_of, dtype) for count in FEW)
 
 
-def _work(arch: Arch, given: Configuration, cluster: Cluster, compute_of: ComputeOf, dtype: DType) -> Workload:
-    return workload(lambda samples: graph(arch, samples, dtype, tp=given.tp), given, cluster, compute_of)
+def _work(
+    arch: Arch, given: Configuration, cluster: Cluster, compute_of: ComputeOf, axes_of: AxesOf, dtype: DType
+) -> Workload:
+    return workload(lambda samples: graph(arch, samples, dtype, tp=given.tp), given, cluster, compute_of, axes_of)
 
 
 @lru_cache(maxsize=1 << 12)
-def _layer(arch: Arch, one: Configuration, cluster: Cluster, compute_of: ComputeOf, dtype: DType) -> _Layer:
+def _layer(
+    arch: Arch, one: Configuration, cluster: Cluster, compute_of: ComputeOf, axes_of: AxesOf, dtype: DType
+) -> _Layer:
     """From steps of ``FEW`` layers, of one and two micro-batches."""
     times, kinds = [], []
-    for work in _few(arch, one.model_copy(update={"recompute": "none"}), cluster, compute_of, dtype):
+    for work in _few(arch, one.model_copy(update={"recompute": "none"}), cluster, compute_of, axes_of, dtype):
         runs = [
             replace(work, execution=replace(work.execution, micro_batches=count, recompute=one.recompute))
             for count in (1, 2)

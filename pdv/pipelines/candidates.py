@@ -174,7 +174,7 @@ class Space:
 
     def candidate(self, stages: int, mesh: Mesh, micro_batches: int) -> Candidate:
         """With the links that the mesh's axes have in each stage."""
-        return Candidate(stages, mesh, stage_axes(self.cluster, self.problem.compute, mesh, stages), micro_batches)
+        return Candidate(stages, mesh, stage_axes(self.problem.compute, self.cluster, mesh, stages), micro_batches)
 
     def compute_of(self, devices: tuple[Device, ...]) -> CostModel:
         """What prices the slowest of some devices."""

@@ -174,7 +174,7 @@ def _workload(
     if runs_whole(stages, execution):
         return work
     chunks, layers = (spread_to_pcg(derived, of) for of in (stages.chunk_of, stages.layer_of))
-    links = axes or stage_axes(cluster, problem.compute, problem.mesh, stages.count)
+    links = axes or stage_axes(problem.compute, cluster, problem.mesh, stages.count)
     cut = replace(stages, chunk_of=chunks, layer_of=layers)
     return replace(work, stages=cut, execution=execution, axes=links)
 

@@ -157,7 +157,7 @@ def _axes(plan: Loaded, cluster: Cluster, *, priced: bool) -> str:
             return (
                 f"mesh is {plan.stages.count} stages of {problem.mesh}, the cluster has {cluster.num_devices} devices"
             )
-        links = slowest_axes(stage_axes(cluster, problem.compute, problem.mesh, plan.stages.count))
+        links = slowest_axes(stage_axes(problem.compute, cluster, problem.mesh, plan.stages.count))
         return _differing(problem, links, priced=priced)
     found = [entry for entry in candidate_meshes(cluster, config.MAX_MESH_AXES) if entry.mesh == problem.mesh]
     if not found:

@@ -47,7 +47,7 @@ def plan_pipeline(
         whole = problems[0]
         graph = fewer_rows(whole.graph, micro_batches) if micro_batches > 1 else whole.graph
         assert graph is not None
-        links = slowest_axes(stage_axes(devices, whole.compute, inside, stages))
+        links = slowest_axes(stage_axes(whole.compute, devices, inside, stages))
         problem = Problem(
             graph, inside, links, whole.compute, whole.mode, pins=whole.pins, precision=whole.precision,
             products=whole.products, host=whole.host,

@@ -12,6 +12,7 @@ from ir.types import DType
 from ir.verify import check_outputs, infer_shardings
 from pdv.cluster import Cluster, load_cluster
 from pdv.cost.compute import ComputeModel
+from pdv.cost.stage_links import stage_links
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.manual.configuration import Configuration, complete, configuration, workload
@@ -37,6 +38,7 @@ def made(model: str, text: str, devices: int, nodes: int = 1) -> Workload:
         given,
         cluster(devices, nodes),
         lambda device: ComputeModel((device,)),
+        stage_links,
     )
     check_outputs(work.pcg, infer_shardings(work.pcg, work.problem.mesh))
     return work

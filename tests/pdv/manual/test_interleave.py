@@ -8,6 +8,7 @@ from ir.evaluation.interpret import evaluate
 from ir.types import DType
 from ir.verify import infer_shardings
 from pdv.cost.compute import ComputeModel
+from pdv.cost.stage_links import stage_links
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.manual.configuration import configuration, workload
@@ -36,6 +37,7 @@ def test_an_exported_model_runs_megatrons_plan() -> None:
         configuration("tp=2"),
         cluster(2),
         lambda device: ComputeModel((device,)),
+        stage_links,
     )
     infer_shardings(work.pcg, work.problem.mesh)
     # the position embedding is looked up on every rank alike

@@ -11,6 +11,7 @@ from ir.mesh import Mesh
 from ir.types import DType
 from pdv.cluster import load_cluster
 from pdv.cost.compute import ComputeModel
+from pdv.cost.stage_links import stage_links
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.manual.configuration import configuration, workload
@@ -34,7 +35,11 @@ def run_by(settings: str, devices: int = 8, layers: int = 2, batch: int = 16, mi
     given = configuration(f"{settings},micro_batch={micro_batch}", batch)
     model = arch(f"gpt:layers={layers},hidden={H},heads={A},seq={S},vocab=1024")
     return workload(
-        lambda rows: graph(model, rows, DType.BF16, tp=given.tp), given, cluster, lambda d: ComputeModel((d,))
+        lambda rows: graph(model, rows, DType.BF16, tp=given.tp),
+        given,
+        cluster,
+        lambda d: ComputeModel((d,)),
+        stage_links,
     )
 
 

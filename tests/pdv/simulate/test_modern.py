@@ -11,6 +11,7 @@ from ir.errors import UsageError
 from ir.ops import OPERATORS
 from ir.types import DType
 from pdv.cluster import Device, load_cluster
+from pdv.cost.stage_links import stage_links
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.manual.configuration import configuration, workload
@@ -35,7 +36,9 @@ def made(text: str, device: str = "h100-80gb-sxm", devices: int = 8) -> Workload
     given = configuration(text)
     cluster = load_cluster({"nodes": [{"devices": devices, "device": device, "link": "nvlink4"}]})
     described = arch(MODEL)
-    return workload(lambda batch: graph(described, batch, DType.BF16, tp=given.tp), given, cluster, learned)
+    return workload(
+        lambda batch: graph(described, batch, DType.BF16, tp=given.tp), given, cluster, learned, stage_links
+    )
 
 
 def step(text: str, device: str = "h100-80gb-sxm") -> Simulation:

@@ -11,6 +11,7 @@ from ir.types import DType
 from pdv.cluster import Cluster, Device, Link, load_cluster
 from pdv.cluster.description import DeviceClass, Level, NodeGroup, Tier
 from pdv.cost.compute import ComputeModel
+from pdv.cost.stage_links import stage_links
 from pdv.manual.configuration import configuration, workload
 from pdv.pcg.plan_cost import realize
 from pdv.problem import Problem
@@ -80,7 +81,11 @@ def gpt(
     node = {"count": nodes, "devices": devices, "device": device, "link": link}
     cluster = load_cluster({"nodes": [node], **({"network": network} if nodes > 1 else {})})
     return workload(
-        lambda batch: graph(shape, batch, DType.BF16, tp=given.tp), given, cluster, lambda d: ComputeModel((d,))
+        lambda batch: graph(shape, batch, DType.BF16, tp=given.tp),
+        given,
+        cluster,
+        lambda d: ComputeModel((d,)),
+        stage_links,
     )
 
 
