@@ -63,7 +63,6 @@ _MADE_OF_OTHERS = [  # beside those that torch takes apart for core ATen
     _ATEN.upsample_nearest2d, _ATEN.upsample_bilinear2d, _ATEN.addcmul, _ATEN.addcdiv, _ATEN.lerp, _ATEN.addmv,
     _ATEN.baddbmm, _ATEN.threshold, _ATEN.std, _ATEN.var, _ATEN.var_mean, _ATEN.tril, _ATEN.triu,
 ]  # fmt: skip
-_DEPTH = 4  # of operators that are made of others
 ONLY_SCATTER = "only scatter reads the k largest elements, to put them back"
 
 
@@ -92,15 +91,9 @@ def _is_storable(tensor: torch.Tensor) -> bool:
 
 
 def _decompose_unread(program: ExportedProgram) -> ExportedProgram:
-    found = cast(ExportedProgram, program.run_decompositions({}))
-    for _ in range(_DEPTH):
-        table = {**get_decompositions(_MADE_OF_OTHERS), **torch.export.default_decompositions()}
-        unread = {node.target for node in found.graph.nodes if node.op == "call_function"} & set(table)
-        known = {target: table[target] for target in unread if str(target) not in HANDLERS}
-        if not known:
-            break
-        found = cast(ExportedProgram, found.run_decompositions(known))
-    return found
+    table = {**get_decompositions(_MADE_OF_OTHERS), **torch.export.default_decompositions()}
+    table = {target: made for target, made in table.items() if str(target) not in HANDLERS}
+    return cast(ExportedProgram, program.run_decompositions(table))
 
 
 def _decompose(program: ExportedProgram) -> ExportedProgram:
