@@ -44,9 +44,10 @@ test-slow: setup
 demo: setup
 	$(BIN)/python -m examples.demo
 
+# Each by itself, as many at once as there are cores; what one said is printed when it ends.
 bench-smoke: setup
-	@for script in $$(grep -l '^def main' benchmarks/*.py); do \
-		echo "$$script --smoke"; $(BIN)/python $$script --smoke || exit 1; done
+	@grep -l '^def main' benchmarks/*.py | xargs -P $$(nproc) -I SCRIPT sh -c \
+		'said=$$($(BIN)/python SCRIPT --smoke 2>&1); done=$$?; printf "%s --smoke\n%s\n" SCRIPT "$$said"; exit $$((done != 0))'
 
 .venv/docs: .venv/ready
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'

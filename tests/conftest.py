@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden with what the code prints now")
 
 
+ALL_ON_PROCESSES = re.compile(r"^pytestmark = pytest\.mark\.distributed$", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files are not imported of which no test is asked for: those on processes, or all but those."""
+    if not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
+        return None
+    asked, text = str(config.option.markexpr), collection_path.read_text(encoding="utf-8")
+    if asked.startswith("not distributed"):
+        return True if ALL_ON_PROCESSES.search(text) else None
+    return True if asked.startswith("distributed") and "distributed" not in text else None
+
+
 @pytest.fixture(autouse=True, scope="session")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder for keys of the user's own, in place of the one of who runs the tests."""
@@ -22,6 +38,33 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("state")
         patch.setenv("XDG_STATE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def composites() -> Iterator[None]:
+    """torch lists every composite operator anew, for a tenth of a second, whenever it decomposes a program; these tests
+    decompose hundreds. Here it lists them again where an operator has come since.
+    """
+    if "torch" not in sys.modules:
+        yield
+        return
+    import torch
+    from torch._export.utils import _collect_all_valid_cia_ops
+    from torch.export import decomp_utils, exported_program
+
+    known: dict[tuple[str, ...], Any] = {}
+
+    def collect() -> Any:
+        there = tuple(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
+        if there not in known:
+            known.clear()
+            known[there] = _collect_all_valid_cia_ops()
+        return known[there]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (decomp_utils, exported_program):
+            patch.setattr(module, "_collect_all_valid_cia_ops", collect)
+        yield
 
 
 @pytest.fixture
