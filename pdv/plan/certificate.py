@@ -54,7 +54,8 @@ def statement(document: Mapping[str, Any]) -> str:
     stopped = "" if document["complete"] else "; the search was stopped before its end"
     if document["lower_bound"] is None:
         return f"no bound is known: plans {among}{kept} may cost less{stopped}"
-    least = f"{document['lower_bound'] * 1e3:.4g} ms"
+    bound = document["lower_bound"]
+    least = f"{bound * 1e3:.4g} ms" if bound < 10 else f"{bound:.4g} s"
     said = f"no plan costs less than {least} a step, kernels, collectives and optimizer added up"
     if document["of"] == "step":
         said = f"no plan's step is simulated in less than {least}"

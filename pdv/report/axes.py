@@ -28,24 +28,34 @@ def _leave_unnamed(document: Document, axis: str) -> str:
 
 def strategy_text(document: Document) -> str:
     """The whole plan in one line: "2 stages (1f1b), 4 micro-batches; dp=8: ZeRO-3; recomputation"."""
-    steps = document["derivation"]
     uses = axis_uses(document)
-    parts = [", ".join(_running(steps))] if _running(steps) else []
+    line, rest = _pipeline(document["derivation"]), _types(document["derivation"])
+    parts = [", ".join(line)] if line else []
     parts += [f"{axis['name']}={axis['size']}: {uses[axis['name']]}" for axis in document["mesh"]]
+    return "; ".join([*parts, *rest]) or "one device"
+
+
+def run_text(document: Document) -> str:
+    """How a step is run: "2 stages (1f1b), 4 micro-batches, recomputation"; empty: the whole batch at once."""
+    return ", ".join([*_pipeline(document["derivation"]), *_types(document["derivation"])])
+
+
+def _types(steps: Sequence[Document]) -> list[str]:
+    """What is computed again, in which types, and what is elsewhere than on the devices."""
     rules = {step["rule"] for step in steps}
-    parts += ["recomputation"] if RECOMPUTE in rules else []
-    parts += ["mixed precision"] if ROUND in rules else []
-    parts += ["optimizer on the host"] if OFFLOAD in rules else []
-    parts += [f"products in {step['bindings']['format']}" for step in steps if step["rule"] == SCALE]
-    return "; ".join(parts) or "one device"
+    words = ["recomputation"] if RECOMPUTE in rules else []
+    words += ["mixed precision"] if ROUND in rules else []
+    words += ["optimizer on the host"] if OFFLOAD in rules else []
+    return words + [f"products in {step['bindings']['format']}" for step in steps if step["rule"] == SCALE]
 
 
-def _running(steps: Sequence[Document]) -> list[str]:
+def _pipeline(steps: Sequence[Document]) -> list[str]:
     """Stages and micro-batches."""
     words = []
     staged = next((step["bindings"] for step in steps if step["rule"] == STAGE), None)
     if staged is not None:
-        turns = "" if "ranks" not in staged else f", {staged['of'] // staged['ranks']} on each rank"
-        words.append(f"{staged['of']} stages ({staged['order']}{turns})")
+        count = staged.get("ranks", staged["of"])
+        turns = "" if count == staged["of"] else f", {staged['of'] // count} chunks each"
+        words.append(f"{count} stages ({staged['order']}{turns})")
     taken = next((step["bindings"] for step in steps if step["rule"] == ACCUMULATE), None)
     return words + ([] if taken is None else [f"{taken['micro_batches']} micro-batches"])

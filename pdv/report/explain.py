@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pdv.cluster.units import MEMORY
-from pdv.report.axes import axis_uses
+from pdv.report.axes import axis_uses, run_text
 from pdv.report.opaque import explain_opaque
 from pdv.report.simulated import order_shares, part_text
 from pdv.report.summary import memory_text
@@ -46,6 +46,7 @@ def _heading(document: Document) -> list[str]:
         f"search: {search['strategy']}, cost {search['cost'] * 1e3:.4g} ms, {search['states']} states",
         f"certificate: {search['certificate']['statement']}",
         f"proof: {proof['statement']}",
+        *([f"how it runs: {text}"] if (text := run_text(document)) else []),
     ]
 
 

@@ -8,15 +8,16 @@ from typing import Any
 from pdv.cluster.units import MEMORY
 from pdv.cost.sources import source_shares
 from pdv.emit.program.header import seconds
-from pdv.report.axes import axis_uses
+from pdv.report.axes import axis_uses, run_text
 
 
 def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's content is untyped; docs/plan-format.md
-    """Mesh and what it is used for, predicted step time and memory, distance from the bound, and the proof."""
+    """Mesh and its uses, how a step is run, predicted step time and memory, distance from the bound, and the proof."""
     predicted, search = document["predicted"], document["search"]
     time = predicted["step_time_s"]
     rows = {"mesh": " x ".join(f"{axis['name']}={axis['size']}" for axis in document["mesh"]) or "one device"}
     rows |= {f"axis {axis}": use for axis, use in axis_uses(document).items()}
+    rows |= {"how it runs": text} if (text := run_text(document)) else {}
     rows |= {
         "predicted step": f"{seconds(time['mean'])} ± {seconds(time['std'])} ({source_shares(predicted['sources'])})",
         "predicted memory": memory_text(document),

@@ -89,6 +89,17 @@ def test_numbers_are_those_of_the_plan(page: Page, folders: dict[str, Path]) -> 
         assert _read(text) == pytest.approx(value, rel=6e-3), (place, text)
 
 
+def test_what_is_on_the_host_and_how_a_step_runs_is_said(page: Page, folders: dict[str, Path], tmp_path: Path) -> None:
+    facts = data_of(read(folders["piped"]))
+    document = facts.pop("plan")
+    document["simulated"]["host_bytes"] = 7 * 2**30
+    path = tmp_path / "page.html"
+    path.write_text(write_page(document, {name: value for name, value in facts.items() if name != "version"}))
+    show(page, path)
+    assert "up to 7 GiB of its host's memory" in page.run("document.getElementById('memory-card').textContent")
+    assert "2 stages (1f1b), 4 micro-batches" in page.run("document.getElementById('plan').textContent")
+
+
 def _read(text: str) -> float:
     number, _, unit = text.partition(" ")
     return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "%": 1e-2}[unit]

@@ -93,10 +93,14 @@ def standing_text(standing: Standing | None) -> str:
     if standing is None:
         return ""
     parts = [standing.looked_at]
-    parts += [] if standing.best_s is None else [f"best {standing.best_s * 1e3:.4g} ms"]
-    parts += [] if standing.bound_s is None else [f"bound {standing.bound_s * 1e3:.4g} ms"]
+    parts += [] if standing.best_s is None else [f"best {_time_text(standing.best_s)}"]
+    parts += [] if standing.bound_s is None else [f"bound {_time_text(standing.bound_s)}"]
     parts += [] if standing.gap is None else [f"gap {standing.gap:.2%}"]
     return ", ".join(parts)
+
+
+def _time_text(time_s: float) -> str:
+    return f"{time_s * 1e3:.4g} ms" if time_s < 10 else f"{time_s:.4g} s"
 
 
 class _Live:

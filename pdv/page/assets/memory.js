@@ -46,5 +46,6 @@ function stageTable() {
       stacked(parts, SIMULATED.step_s, parts.map((part) => `${part[0]} ${percent(part[1] / SIMULATED.step_s)}`).join(', '), true),
       el('span', { class: 'num' }, percent((stage.breakdown_s.bubble || 0) / SIMULATED.step_s) + ' bubble'));
   });
-  return el('div', { id: 'stages' }, el('h3', { style: { 'margin-top': '20px' } }, 'Where each stage spends the step'), rowsOf(rows));
+  return el('div', { id: 'stages' }, el('h3', { style: { 'margin-top': '20px' } }, 'Where each stage spends the step'), rowsOf(rows),
+    el('ul', { class: 'keys' }, names.map((name) => el('li', {}, swatch(partColour(name)), partText(name)))));
 }

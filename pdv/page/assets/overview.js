@@ -47,7 +47,8 @@ function memoryCard() {
     el('div', { class: 'big' }, num(bytes(worst.total_bytes), worst.total_bytes), ' ',
       el('small', {}, `of ${bytes(worst.capacity_bytes)} on ${where}${worst.device}`)),
     el('p', { class: 'facts' }, el('span', { class: worst.fits ? 'ok strong' : 'no strong' }, worst.fits ? 'Fits' : 'Does not fit'),
-      worst.when ? `; the peak is at ${worst.when}.` : '.'),
+      worst.when ? `; the peak is at ${worst.when}.` : '.',
+      PLAN.simulated.host_bytes ? [' Beside it, up to ', num(bytes(PLAN.simulated.host_bytes), PLAN.simulated.host_bytes, 'simulated.host_bytes'), ' of its host\'s memory.'] : null),
     stacked(kinds, Math.max(worst.capacity_bytes, worst.total_bytes), 'Who holds it: ' + kinds.map((kind) => `${kind[0]} ${bytes(kind[1])}`).join(', ')),
     legend(kinds.filter((kind) => kind[1] > 0.0005 * worst.total_bytes), worst.capacity_bytes, bytes));
 }
@@ -67,13 +68,10 @@ const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (text.
 
 function planCard() {
   const rows = PLAN.mesh.map((axis) => [el('span', { class: 'whole' }, swatch(partColour(axis.name)), `${axis.name} = ${axis.size}`), el('span', { class: 'whole' }, axis.link.name), (PLAN.techniques[axis.name] || []).join(', ') || DATA.uses[axis.name]]);
-  const steps = [plural(RUNNING.micro_batches, 'micro-batch', 'micro-batches')];
-  if (RUNNING.stages > 1) steps.unshift(`${RUNNING.stages} stages`, RUNNING.order);
-  if (RUNNING.recompute !== 'none') steps.push('recomputation ' + RUNNING.recompute);
   const head = PLAN.mesh.length ? PLAN.mesh.map((axis) => axis.size).join(' × ') : 'One device';
   return el('div', { class: 'card', id: 'plan' }, el('h3', {}, 'What the plan does'),
-    el('div', { class: 'big' }, RUNNING.stages > 1 ? `${RUNNING.stages} × (${head})` : head, ' ', el('small', {}, RUNNING.stages > 1 ? 'stages of a mesh' : PLAN.mesh.length ? 'mesh' : 'nothing is cut')),
-    el('p', { class: 'facts' }, sentence(steps.join(', '))),
+    el('div', { class: 'big' }, RUNNING.stages > 1 ? `${RUNNING.stages} × (${head})` : head, ' ', el('small', {}, RUNNING.stages > 1 ? 'stages, each a mesh' : PLAN.mesh.length ? 'mesh' : 'nothing is cut')),
+    el('p', { class: 'facts' }, sentence(DATA.runs || 'the whole batch at once')),
     rows.length ? table(['axis', 'link', 'what it does'], rows) : null,
     storage());
 }

@@ -6,7 +6,7 @@ const cutText = (entry, splits) => Object.entries(splits).map(([axis, label]) =>
 const extraText = (extra) => (extra.exact ? '' : '≥ ') + signed(extra.extra_s);
 
 function operatorSection() {
-  const lead = 'Equal operators once, the longest first: what a step spends on them, and the best other cut with what it would cost more, all else in its block free.';
+  const lead = 'Equal operators once, the longest first: what a step spends on them, and the best other cut with what it would cost more, all else in its block free. By added prices: what is less than nothing was rejected for its memory or its simulated step.';
   if (!DATA.why) return section('operators', 'Operators, and what was rejected', lead, missing('For this parts of the plan are solved again.', COMMAND));
   const rows = DATA.why.operators.map((entry) => [
     el('span', {}, el('strong', {}, entry.op), ` ${entry.type}`), String(entry.count), num(seconds(entry.time_s), entry.time_s), cutText(entry, entry.splits),
@@ -33,7 +33,7 @@ function compared(rows, best, first) {
     row.step_s ? el('span', {}, num(seconds(row.step_s), row.step_s), row.name === first ? '' : ` (${digits(row.step_s / best, 3)}×)`, row.fits === false ? el('span', { class: 'no' }, ' does not fit') : '') : el('span', { class: 'small' }, '–')));
 }
 function expertSection() {
-  const lead = 'What experts would write by hand, each in its best mesh and completed in its best way, priced and simulated alike.';
+  const lead = 'What experts would write by hand, each in its best mesh and completed in its best way, priced and simulated alike. All but the pipelines take the batch at once and recompute nothing.';
   if (!DATA.experts) return section('experts', 'Beside the experts', lead, missing('Each of these is a search of its own.', COMMAND));
   const own = { name: 'this plan', step_s: PLAN.predicted.step_time_s.mean, fits: true };
   return section('experts', 'Beside the experts', lead, rowsOf(compared([own, ...DATA.experts], own.step_s, 'this plan')));

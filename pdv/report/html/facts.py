@@ -48,7 +48,7 @@ def step_of(plan: Loaded) -> Step:
 
 def page_facts(step: Step, document: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> Facts:
     """All that the page of a plan.json tells beside it; ``asked``: what of ``ASKED`` there is."""
-    from pdv.report.axes import axis_uses
+    from pdv.report.axes import axis_uses, run_text
     from pdv.report.html.blocks import graph_facts
     from pdv.report.html.timeline import timeline, traffic
     from pdv.report.simulated import simulated_document
@@ -61,6 +61,7 @@ def page_facts(step: Step, document: Mapping[str, Any], asked: Mapping[str, Any]
         "traffic": traffic(drawing),
         "graph": graph_facts(step.workload, step.derived, step.cost),
         "uses": axis_uses(document),
+        "runs": run_text(document),
         **{name: (asked or {}).get(name) for name in ASKED},
     }
 

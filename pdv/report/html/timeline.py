@@ -190,9 +190,16 @@ def _rows(drawing: Drawing, found: _Strips) -> list[Facts]:
     """One for each class of devices of each stage, with the lanes on which it runs anything."""
     rows: list[Facts] = []
     for stage in drawing.lowered.stages:
+        links = stage.kind.links
+        moves, sums = ({one[0] for axis in of for one in axis} for of in (links.streams, links.sums))
+        said = {1 + stream: ", sums" for stream in sums - moves}
         for number, device in enumerate(stage.kind.links.devices):
             row = len(rows)
-            lanes = [{"lane": lane, "name": name} for (of, lane), name in sorted(found.lanes.items()) if of == row]
+            lanes = [
+                {"lane": lane, "name": name + said.get(lane, "")}
+                for (of, lane), name in sorted(found.lanes.items())
+                if of == row
+            ]
             count = stage.kind.links.counts[number]
             entry = {"stage": stage.number, "class": number, "device": device.name, "count": count, "lanes": lanes}
             rows.append(entry)
