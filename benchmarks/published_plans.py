@@ -54,6 +54,7 @@ SMOKE = HEADER + (
 EMITTED: dict[str, Any] = {
     "flash": True, "fused": False, "dropout": False, "precision": "as-emitted", "gathers": 0, "gradients": True,
     "loss": "in-place", "weights": False, "light": False, "pieces": False, "cast_weights": False,
+    "slices": False, "synchronous": False,
 }  # fmt: skip
 BUDGET_S = 600.0
 KEY = ("model", "set", "devices", "batch", "measured_s")  # of a row

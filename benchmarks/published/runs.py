@@ -91,10 +91,13 @@ class Framework:
     light: bool = False  # on GPUs since Hopper
     as_stages: bool = False  # a step has as many micro-batches as a pipeline has stages, where nothing is said
     reserved: bool = False  # memory is stated as torch.cuda.max_memory_reserved
+    slices: bool = False  # of what tensor-parallel ranks hold alike, sent between stages
+    synchronous: bool = False  # CUDA_LAUNCH_BLOCKING=1
 
 
 # By a word of `source` or `notes`. Megatron-LM and its DeepSpeed fork until 2022: fused softmax, bias-gelu and
-# bias-dropout-add, scores written (Narayanan et al., SC'21, section 4.2); DeepSpeed's gradients stay in half precision.
+# bias-dropout-add, scores written, slices sent between stages (Narayanan et al., SC'21, sections 4.1 and 4.2);
+# DeepSpeed's gradients stay in half precision.
 # llm-foundry: FSDP with FlashAttention in eager mode. torchtitan: FSDP, compiled, SDPA; of its pipelines
 # "n_microbatches=parallel_dims.pp" (parallelisms/pipelining_utils.py). Others as eager PyTorch with
 # autocast.
@@ -108,18 +111,21 @@ CORE = Framework(
     flash=True, fused=True, dropout=False, precision="mixed-half-gradients", gathers=1, gradients=True, weights=True,
     pieces=True, sequence=True, loss="fused", cast_weights=True, recompute_open=True, light=True,
 )  # fmt: skip
+MEGATRON = Framework(flash=False, fused=True, dropout=True, precision="mixed", slices=True)
+DEEPSPEED = replace(MEGATRON, precision="mixed-half-gradients")
 FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
     ("torchtitan", TITAN),
     ("megatron-bridge", CORE),
     ("overlap flags in readme", CORE),
     ("foundry", Framework(flash=True, fused=False, dropout=False, precision="mixed", gathers=1, gradients=True)),
-    ("deepspeed", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
+    ("deepspeed", DEEPSPEED),
     # The chronicle says so itself: from that section on, DeepSpeed's BF16_Optimizer, which sums gradients in float32
-    # beside those of two bytes; before it, gradients were summed in fp16.
-    ("rebalancing layers", Framework(flash=False, fused=True, dropout=True, precision="mixed-two-gradients")),
-    ("bigscience", Framework(flash=False, fused=True, dropout=True, precision="mixed-half-gradients")),
-    ("megatron", Framework(flash=False, fused=True, dropout=True, precision="mixed")),
-    ("2205.05198", Framework(flash=False, fused=True, dropout=True, precision="mixed")),
+    # beside those of two bytes; before it, gradients were summed in fp16. And CUDA_LAUNCH_BLOCKING=1 throughout, for
+    # 320 GPUs always hung without it ("dealing with JZ hanging on the large model").
+    ("rebalancing layers", replace(DEEPSPEED, precision="mixed-two-gradients", synchronous=True)),
+    ("bigscience", replace(DEEPSPEED, synchronous=True)),
+    ("megatron", MEGATRON),
+    ("2205.05198", MEGATRON),
 )
 FSDP = Framework(flash=True, fused=False, dropout=False, precision="mixed", gathers=1, gradients=True)
 EAGER = Framework(flash=False, fused=False, dropout=True, precision="mixed-half-gradients")
@@ -230,6 +236,7 @@ def _manual(
     manual |= {"products": products_of(row), "loss": framework.loss, "weights": framework.weights}
     manual["light"] = framework.light and is_later(row)
     manual |= {"pieces": framework.pieces, "cast_weights": framework.cast_weights}
+    manual |= {"slices": framework.slices, "synchronous": framework.synchronous}
     if in_float32(row):
         manual["precision"] = "as-emitted"
     if partition is not None:

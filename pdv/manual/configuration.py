@@ -59,6 +59,7 @@ class Configuration(BaseModel):
         sp: norms and residuals are cut along the sequence over ``tp`` (Megatron's sequence parallelism).
         partition: layers of each chunk, in the order of the model; "balanced" by arithmetic.
         precision: what training keeps of each weight (`pdv.problem.precision`).
+        slices: ranks of ``tp`` send the next stage a slice each of what all of them hold, gathered there.
         pieces: whether activations of ``tp``, and of ``cp``, move in pieces beside the products that read or make them.
     """
 
@@ -93,6 +94,8 @@ class Configuration(BaseModel):
     weights: bool = False
     pieces: bool = False
     light: bool = False
+    slices: bool = False
+    synchronous: bool = False
 
     def text(self) -> str:
         """What differs from the defaults: ``configuration(c.text()) == c``."""
@@ -141,6 +144,8 @@ class Configuration(BaseModel):
             pieces,
             self.light,
         )
+        if self.synchronous:
+            overlap = Overlap(bucket_bytes=self.bucket_bytes, transfers=False, light=self.light)
         axes = tuple(axis.name for axis in self.mesh().axes if axis.name != "tp")
         return Execution(
             self.micro_batches,
@@ -157,6 +162,8 @@ class Configuration(BaseModel):
             self.cast_weights,
             self.loss,
             eager=self.precision == "as-emitted",
+            slices="tp" if self.slices else "",
+            synchronous=self.synchronous,
         )
 
 

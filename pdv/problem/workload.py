@@ -91,6 +91,10 @@ class Execution:
         several: micro-batches are in flight at once, in a pipeline, and share a copy of each weight that rests cut and
             is not gathered again: it is gathered once a step, and its gradient scattered once (ZeRO-1).
         cast_weights: weights rest, and are gathered, in that format where it admits that: no micro-batch casts them.
+        slices: the mesh axis, if any, of which each rank sends the next stage its slice of what all hold alike; the
+            slices are gathered there (Narayanan et al., SC'21, section 4.1; DeepSpeed's pipe_partitioned).
+        synchronous: the host waits for each kernel before it issues the next, so nothing overlaps and each kernel costs
+            its issue as well (CUDA_LAUNCH_BLOCKING=1, which runs of many nodes set against hangs).
         loss: "in-place": in float32, exponentials over which their gradient is written (Megatron-LM); "float32": logits
             are cast to it, and each step makes a tensor (F.cross_entropy, eager); "fused": one kernel each way reads
             logits as they are (a compiled loss; Megatron-LM's --cross-entropy-loss-fusion).
@@ -111,6 +115,8 @@ class Execution:
     loss: Loss = "in-place"
     eager: bool = True
     several: bool = False
+    slices: str = ""
+    synchronous: bool = False
 
     @property
     def resting(self) -> Format | None:

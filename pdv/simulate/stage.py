@@ -12,7 +12,7 @@ from functools import cached_property
 from ir.graph import Node
 from pdv.cluster import Device
 from pdv.cluster.routing.route import find_route
-from pdv.cost.comm import AxisLink, all_reduce_seconds, send_seconds
+from pdv.cost.comm import AxisLink, all_gather_seconds, all_reduce_seconds, send_seconds
 from pdv.problem.workload import Workload
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine.pipeline import Sends
@@ -79,7 +79,9 @@ class Lowered:
     def __init__(self, workload: Workload, calibration: Calibration) -> None:
         self.workload, self.calibration = workload, calibration
         self.nodes = Nodes(workload.problem, workload.pcg, workload.execution)
-        self.chunks = Chunks(self.nodes, workload.stages)
+        names = [axis.name for axis in workload.problem.mesh.axes]
+        self._slices = names.index(workload.execution.slices) if workload.execution.slices in names else None
+        self.chunks = Chunks(self.nodes, workload.stages, self._slices)
         self._kinds: dict[Hashable, Kind] = {}
         self._prices: dict[Device, DevicePrices] = {}
         self.stages = tuple(self._stage(number) for number in range(workload.stages.count))
@@ -189,9 +191,14 @@ class Lowered:
                     max(times[0], send_seconds(there.link, crossing.forward)),
                     max(times[1], send_seconds(back.link, crossing.backward)),
                 ]
-            forward.append(picoseconds(times[0]))
-            backward.append(picoseconds(times[1]))
+            forward.append(picoseconds(times[0] + self._put_together(target, crossing.whole[0])))
+            backward.append(picoseconds(times[1] + self._put_together(source, crossing.whole[1])))
         return Sends(forward, backward)
+
+    def _put_together(self, stage: int, num_bytes: float) -> float:
+        """Seconds to gather what arrives in slices."""
+        axes = self.stages[stage].kind.links.axes
+        return 0.0 if self._slices is None or not num_bytes else all_gather_seconds(axes[self._slices], num_bytes)
 
     def _pair(self, first: int, second: int) -> AxisLink:
         cluster = self.workload.cluster

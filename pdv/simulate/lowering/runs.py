@@ -6,13 +6,14 @@ Entry point: ``Chunks``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 from ir.graph import Node
+from ir.sharding import Invariant
 from pdv.problem.workload import Stages
-from pdv.simulate.lowering.entries import Nodes
+from pdv.simulate.lowering.entries import Entry, Nodes
 
 EACH = 8  # operators of a run where the layers are not known
 
@@ -28,17 +29,22 @@ class NodeRun:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Bytes that a device sends to the next chunk, and that come back as gradients."""
+    """Bytes that a device sends to the next chunk, and that come back as gradients.
+
+    Attributes:
+        whole: of each way, bytes of what arrives in slices, once they are put together (``Execution.slices``).
+    """
 
     forward: float = 0.0
     backward: float = 0.0
+    whole: tuple[float, float] = (0.0, 0.0)
 
 
 class Chunks:
     """A pipeline's chunks."""
 
-    def __init__(self, nodes: Nodes, stages: Stages) -> None:
-        self._nodes, self._stages = nodes, stages
+    def __init__(self, nodes: Nodes, stages: Stages, slices: int | None = None) -> None:
+        self._nodes, self._stages, self._slices = nodes, stages, slices
         self.homes = self._homes()
 
     def _homes(self) -> dict[Node, frozenset[int]]:
@@ -87,18 +93,25 @@ class Chunks:
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
         """Behind each chunk but the last."""
-        forward, backward = [0.0] * self._stages.chunks, [0.0] * self._stages.chunks
+        found = [Crossing() for _ in range(self._stages.chunks)]
         if self._stages.chunks > 1:
             for node, users in self._nodes.pcg.users.items():
                 if node.is_leaf or len(self.homes[node]) > 1:
                     continue
                 (home,) = self.homes[node]
                 furthest = max((max(self.homes[user]) for user in users), default=home)
-                entry = self._nodes.of[node]
                 for chunk in range(home, furthest):
-                    forward[chunk] += entry.bytes
-                    backward[chunk] += entry.bytes if entry.backward else 0.0
-        return tuple(Crossing(f, b) for f, b in zip(forward[:-1], backward[:-1], strict=True))
+                    found[chunk] = self._with(found[chunk], self._nodes.of[node])
+        return tuple(found[:-1])
+
+    def _with(self, before: Crossing, entry: Entry) -> Crossing:
+        """What crosses as well; each rank of the axis that slices what all its ranks hold alike sends its slice."""
+        back = entry.bytes if entry.backward else 0.0
+        if self._slices is None or not isinstance(entry.sharding[self._slices], Invariant):
+            return replace(before, forward=before.forward + entry.bytes, backward=before.backward + back)
+        size, whole = self._nodes.problem.mesh.axes[self._slices].size, before.whole
+        forward, backward = before.forward + entry.bytes / size, before.backward + back / size
+        return Crossing(forward, backward, (whole[0] + entry.bytes, whole[1] + back))
 
 
 def _fill(layers: list[int]) -> list[int]:

@@ -96,7 +96,7 @@ class Segments:
         if segment is None:
             work = _Work(self, items, start, fused)
             tasks = work.forward(gathers) if phase == "forward" else work.backward(gathers, due, again=layer)
-            segment = self._known[key] = Segment(self._bound(tasks), phase)
+            segment = self._known[key] = Segment(self._issued(self._bound(tasks)), phase)
         return segment
 
     def host_start(self) -> list[Placed]:
@@ -117,7 +117,14 @@ class Segments:
 
     def made(self, tasks: tuple[Task, ...], name: str) -> Segment:
         """The segment of some tasks."""
-        return self._known.setdefault(tasks, Segment(tasks, name))
+        return self._known.setdefault(tasks, Segment(self._issued(tasks), name))
+
+    def _issued(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        """The same where a host that waits for each kernel cannot issue the next one ahead: devices wait for it."""
+        if not self.execution.synchronous:
+            return tasks
+        pairs = [(Task("issue", HOST, task.classes, task.issue), task._replace(issue=0)) for task in tasks]
+        return tuple(task for ahead, itself in pairs for task in (ahead, itself) if task is itself or task.duration)
 
 
 def _least(task: Task, share: Sequence[tuple[int, int]]) -> int:
