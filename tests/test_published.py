@@ -191,6 +191,15 @@ def test_what_modern_frameworks_do_is_told_by_source_and_notes() -> None:
     assert run_of(0, TITAN).recompute == ()
 
 
+def test_hosts_of_the_chronicle_wait_for_each_kernel() -> None:
+    chronicle = {**ROW, "source": "bigscience-workshop/bigscience chronicles-prequel.md", "notes": "GBS Variations"}
+    early, late = run_of(0, chronicle), run_of(0, {**chronicle, "notes": 'section "Rebalancing layers"'})
+    assert early.manual["synchronous"] is late.manual["synchronous"] is True
+    assert late.manual["slices"]
+    assert (early.manual["precision"], late.manual["precision"]) == ("mixed-half-gradients", "mixed-two-gradients")
+    assert not run_of(0, {**ROW, "source": "Megatron-LM README"}).manual["synchronous"]
+
+
 def test_what_tables_leave_out_is_open() -> None:
     row = {
         **TITAN,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.fuzz_programs_runs.module import example, generator
 from benchmarks.fuzz_programs_runs.spec import ModuleSpec
-from benchmarks.measured.parity import load_package
+from benchmarks.measured.parity import load_package, tell_distance
 
 TOLERANCE = {"float64": 1e-7, "float32": 2e-3}
 """Of the largest element of the same tensor. Differences are 1e-12 and 1e-5, or of order one."""
@@ -184,7 +184,7 @@ def _different(wanted: Step, step: Step, tolerance: float) -> tuple[str, str] | 
     for number, (whole, y) in enumerate(pairs):
         index, count = step.place
         rows = whole.chunk(count)[index] if count > 1 else whole
-        text = _far(y, rows, tolerance, 1e-3)
+        text = tell_distance(y, rows, tolerance, 1e-3)
         if text:
             return "forward", f"output {number}: {text}"
     if not math.isclose(wanted.loss, step.loss, rel_tol=tolerance, abs_tol=tolerance * 1e-3):
@@ -197,30 +197,18 @@ def _different(wanted: Step, step: Step, tolerance: float) -> tuple[str, str] | 
         found, want = step.gradients.get(name), wanted.gradients.get(name)
         if found is None or want is None:
             there = found if want is None else want
-            text = _far(there, torch.zeros_like(there), tolerance, max(scale, 1e-12)) if there is not None else ""
+            zero = None if there is None else torch.zeros_like(there)
+            text = "" if zero is None else tell_distance(there, zero, tolerance, max(scale, 1e-12))
             text = f"only {'the module' if found is None else 'the program'} has one, {text}" if text else ""
         else:
-            text = _far(found, want, tolerance, max(scale, 1e-12))
+            text = tell_distance(found, want, tolerance, max(scale, 1e-12))
         if text:
             return "gradient", f"{name}: {text}"
     for name in sorted(wanted.buffers.keys() & step.buffers.keys()):
-        text = _far(step.buffers[name], wanted.buffers[name], tolerance, 1e-3)
+        text = tell_distance(step.buffers[name], wanted.buffers[name], tolerance, 1e-3)
         if text:
             return "buffer", f"{name}: {text}"
     return None
-
-
-def _far(found: Tensor, wanted: Tensor, tolerance: float, scale: float) -> str:
-    """How far, if too far."""
-    if found.shape != wanted.shape:
-        return f"shape {tuple(found.shape)} for {tuple(wanted.shape)}"
-    if not found.numel():
-        return ""
-    if found.dtype != wanted.dtype:
-        return f"{found.dtype} for {wanted.dtype}"
-    allowed = tolerance * max(float(wanted.abs().max()), scale)
-    distance = float((found - wanted).abs().max())
-    return "" if distance <= allowed else f"off by {distance:.1e}, of at most {float(wanted.abs().max()):.1e}"
 
 
 def says_fixed(error: str, batch: int) -> bool:

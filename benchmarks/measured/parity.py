@@ -162,3 +162,14 @@ def relative(found: Tensor, expected: Tensor, scale: float = 1e-30) -> float:
     """Largest difference over the largest element, or over ``scale`` if that is larger."""
     assert found.shape == expected.shape, f"{found.shape} is not {expected.shape}"
     return ((found - expected).abs().max() / expected.abs().max().clamp_min(scale)).item()
+
+
+def tell_distance(found: Tensor, wanted: Tensor, tolerance: float, scale: float) -> str:
+    """How far, if further than ``tolerance`` of the largest element, or of ``scale``; "" if not."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"{found.dtype} {list(found.shape)} for {wanted.dtype} {list(wanted.shape)}"
+    if not wanted.numel():
+        return ""
+    wide = torch.promote_types(wanted.dtype, torch.float32)
+    largest, distance = float(wanted.abs().max()), float((found.to(wide) - wanted.to(wide)).abs().max())
+    return "" if distance <= tolerance * max(largest, scale) else f"off by {distance:.1e}, of at most {largest:.1e}"

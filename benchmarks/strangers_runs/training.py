@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.measured.parity import load_package
+from benchmarks.measured.parity import load_package, tell_distance
 from benchmarks.strangers_runs.catalogue import made
 from pdv.frontend.torch.module import call_arguments
 
@@ -106,23 +106,13 @@ def difference(wanted: Training, found: Training, tolerance: float = 1.0) -> str
         if there is None:
             if gradient.abs().max() > FLOOR * largest:
                 return f"no gradient of {name}"
-        elif text := _far(there, gradient, tolerance * GRADIENT, FLOOR * largest):
+        elif text := tell_distance(there, gradient, tolerance * GRADIENT, FLOOR * largest):
             return f"gradient of {name}: {text}"
     for name, value in wanted.state.items():
         if name not in found.state:
             return f"no {name} in the state"
-        if value.is_floating_point() and (text := _far(found.state[name], value, tolerance * WEIGHT, 1.0)):
+        if value.is_floating_point() and (text := tell_distance(found.state[name], value, tolerance * WEIGHT, 1.0)):
             return f"state {name}: {text}"
     if extra := found.state.keys() - wanted.state.keys():
         return f"the state has {sorted(extra)}"
     return ""
-
-
-def _far(found: Tensor, wanted: Tensor, tolerance: float, scale: float) -> str:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return f"{found.dtype} {list(found.shape)} for {wanted.dtype} {list(wanted.shape)}"
-    if not wanted.numel():
-        return ""
-    allowed = tolerance * max(float(wanted.abs().max()), scale)
-    distance = float((found.float() - wanted.float()).abs().max())
-    return "" if distance <= allowed else f"off by {distance:.1e}, of at most {float(wanted.abs().max()):.1e}"

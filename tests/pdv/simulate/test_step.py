@@ -12,6 +12,7 @@ from pdv.problem import Problem
 from pdv.problem.workload import Workload
 from pdv.simulate.calibration import CALIBRATION
 from pdv.simulate.engine.task import PICO
+from pdv.simulate.stage import Lowered
 from pdv.simulate.step import simulate
 from tests.pdv.simulate.workloads import CPU, ONE, PLAIN, TWO, best, gpt
 from tests.pdv.worlds import attention_block, mlp, problem, random_graph
@@ -19,8 +20,6 @@ from tests.pdv.worlds import attention_block, mlp, problem, random_graph
 
 def loss_s(of: Problem, workload: Workload) -> float:
     """The loss alone: what is outside the graph."""
-    from pdv.simulate.stage import Lowered
-
     lowered = Lowered(workload, PLAIN)
     outputs = [(node.type, lowered.nodes.of[node].sharding) for _, node in workload.pcg.outputs]
     price = lowered.stages[0].kind.prices[0].loss(outputs)
@@ -53,6 +52,7 @@ CONFIGURATIONS = (
     "dp=8,zero=3,micro_batch=1,batch=8",
     "tp=2,pp=4,micro_batch=1,batch=8,schedule=gpipe,recompute=selective,flash=0,fused=1",
     "dp=8,zero=2,micro_batch=1,batch=16",
+    "tp=2,pp=2,dp=2,micro_batch=1,batch=8,zero=1,synchronous=1,slices=1",
 )
 
 
@@ -96,6 +96,34 @@ def test_a_small_model_on_a_gpu_takes_what_its_host_takes() -> None:
     assert simulate(workload, calibration=replace(slow, host_forward_s=0.0, host_backward_s=0.0), draws=0).totals[
         "host"
     ] == pytest.approx(slow.host_step_s)
+
+
+def test_a_host_that_waits_for_each_kernel_adds_its_own_time_to_each() -> None:
+    """However long kernels are; where it runs ahead, long ones hide it."""
+
+    def totals(settings: str, issue_s: float) -> dict[str, float]:
+        zero = replace(PLAIN, host_forward_s=issue_s, host_backward_s=issue_s)
+        model = "gpt:layers=2,hidden=2048,heads=16,seq=1024,vocab=128"
+        return dict(simulate(gpt(f"dp=8,batch=64,{settings}", model=model), calibration=zero, draws=0).totals)
+
+    eight, four = (totals(f"micro_batch={size},synchronous=1", 1e-6) for size in (1, 2))
+    tail = 2 * four["host"] - eight["host"]  # of the step, not of a micro-batch
+    assert 0.0 <= tail < 0.1 * four["host"]
+    assert totals("micro_batch=1", 1e-6).get("host", 0.0) < 0.05 * eight["host"]
+    assert totals("micro_batch=1,synchronous=1", 3e-6)["host"] == pytest.approx(3 * eight["host"])
+    assert totals("micro_batch=1,synchronous=1", 0.0)["compute"] == pytest.approx(eight["compute"])
+
+
+def test_what_all_ranks_hold_crosses_stages_in_slices() -> None:
+    def sent(settings: str) -> tuple[float, float, int]:
+        lowered = Lowered(gpt(f"tp=4,pp=2,micro_batch=2,batch=8,{settings}"), PLAIN)
+        (crossing,) = lowered.chunks.crossings
+        return crossing.forward, crossing.backward, lowered.sends.forward[0]
+
+    whole, cut, already = sent("slices=0"), sent("slices=1"), sent("sp=1,slices=1")
+    assert cut[:2] == (whole[0] / 4, whole[1] / 4) == already[:2]
+    assert already[2] < cut[2]  # the slices are gathered behind the send
+    assert sent("sp=1,slices=0") == already
 
 
 def test_micro_batches_wait_for_a_core_that_processes_share() -> None:
