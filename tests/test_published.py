@@ -189,6 +189,7 @@ def test_what_modern_frameworks_do_is_told_by_source_and_notes() -> None:
     assert not run_of(0, {**TITAN, "notes": "vanilla TP, compile"}).manual["pieces"]
     assert run_of(0, {**TITAN, "source": "pytorch/torchtitan a_202412.md"}).manual["loss"] == "float32"
     assert run_of(0, TITAN).recompute == ()
+    assert run_of(0, {**TITAN, "recompute": "selective-layer"}).manual["recompute"] == "alternate"
 
 
 def test_hosts_of_the_chronicle_wait_for_each_kernel() -> None:

@@ -224,9 +224,12 @@ def _manual(
     manual: dict[str, Any] = {name: size for name, size in degrees.items() if size > 1}
     manual["zero"] = _int(row, "zero", int("distributed optimizer" in row.get("zero", "")))
     manual["recompute"] = next((kind for kind in ("full", "selective") if kind in recompute), "none")
-    # torchtitan's default of selective checkpointing is by operator
+    # torchtitan's default of selective checkpointing is by operator; by layer it is of every second one (its models'
+    # `selective_ac_option = '2'`)
     if "selective-op" in recompute or (recompute == "selective" and framework.reserved):
         manual["recompute"] = "operators"
+    if "selective-layer" in recompute:
+        manual["recompute"] = "alternate"
     if ("sequence" in recompute or framework.sequence) and degrees["tp"] > 1:
         manual["sp"] = True
     manual["schedule"] = "interleaved" if interleaved and degrees["pp"] > 1 else "1f1b"

@@ -17,7 +17,7 @@ from pdv.memory.setting import Setting, of_weights
 from pdv.memory.state import Gathered, gathered
 from pdv.memory.units import GATHERED
 from pdv.memory.walk import Value, Walk
-from pdv.problem.recomputation import SELECTIVE, kept_operators
+from pdv.problem.recomputation import SELECTIVE, WHOLE, kept_operators, runs_again
 from pdv.problem.workload import IN_HALVES
 
 
@@ -142,7 +142,8 @@ def _backward(
 
 def _segments(setting: Setting, nodes: Sequence[Node]) -> list[Segment]:
     """Runs of nodes of one layer; in between what belongs to none. One segment, if nothing is recomputed."""
-    if setting.execution.recompute not in {"full", *SELECTIVE} or not setting.train:
+    recompute = setting.execution.recompute
+    if recompute not in {*WHOLE, *SELECTIVE} or not setting.train:
         return [Segment(tuple(nodes))]
     runs: list[tuple[int | None, list[Node]]] = []
     for node in nodes:
@@ -152,7 +153,7 @@ def _segments(setting: Setting, nodes: Sequence[Node]) -> list[Segment]:
         if not runs or runs[-1][0] != layer:
             runs.append((layer, []))
         runs[-1][1].append(node)
-    return [Segment(tuple(run), recomputed=layer is not None) for layer, run in runs]
+    return [Segment(tuple(run), recomputed=layer is not None and runs_again(layer, recompute)) for layer, run in runs]
 
 
 def _inputs(walk: Walk, segment: Segment) -> list[Storage]:

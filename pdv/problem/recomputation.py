@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ir.operator import Operator
 
+WHOLE = ("full", "alternate")
 SELECTIVE = ("operators", "elementwise", "offload")
 
 
@@ -29,7 +30,7 @@ def kept_operators(run: Sequence[Operator], recompute: str) -> frozenset[int]:
 
 def run_again(run: Sequence[Operator], recompute: str) -> frozenset[int]:
     """Places of the operators of a layer that run again before its backward."""
-    if recompute == "full":
+    if recompute in WHOLE:
         return frozenset(range(len(run)))
     if recompute == "selective":
         return frozenset(place for place, op in enumerate(run) if op.has_scores)
@@ -37,6 +38,11 @@ def run_again(run: Sequence[Operator], recompute: str) -> frozenset[int]:
         return frozenset(range(len(run))) - kept_operators(run, recompute)
     cheap = {place for place, op in enumerate(run) if op.kind in {"map", "row"} and not op.has_scores}
     return frozenset(cheap if recompute in SELECTIVE else ())
+
+
+def runs_again(layer: int, recompute: str) -> bool:
+    """Whether anything of a layer runs again before its backward."""
+    return recompute != "alternate" or layer % 2 == 1
 
 
 def _is_read(later: Sequence[Operator]) -> bool:

@@ -19,7 +19,7 @@ from pdv.problem.precision import AS_EMITTED, Precision
 from pdv.problem.problem import Problem
 
 Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"]
-Recompute = Literal["none", "selective", "operators", "elementwise", "offload", "full"]
+Recompute = Literal["none", "selective", "operators", "elementwise", "offload", "alternate", "full"]
 Zero = Literal[0, 1, 2]
 Loss = Literal["in-place", "float32", "fused"]
 RUN_ORDERS: tuple[Order, ...] = (  # that emitted programs run
@@ -72,6 +72,7 @@ class Execution:
         micro_batches: how often each stage runs forward and backward in a step.
         order: of micro-batches in a stage (`pdv.schedule.order`).
         recompute: "full": of each layer only its input is kept, and forward runs again in backward (Chen et al., 2016);
+            "alternate": the same of every second layer (torchtitan's selective checkpointing by layer);
             "selective": attention's inside alone is computed again (Korthikanti et al., MLSys'23, section 5);
             "operators": of a layer the results of attention and of every second product are kept, all else is computed
             again (torchtitan's selective activation checkpointing by operator); "elementwise": the results of all

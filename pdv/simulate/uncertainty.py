@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ir.cost_model import SOURCES, Estimate, Source
 from pdv.cost.compute import ROOFLINE_RELATIVE_STD, ComputeModel
+from pdv.problem.recomputation import WHOLE
 from pdv.simulate.engine.streams import Parts
 from pdv.simulate.engine.task import PICO
 from pdv.simulate.result import OTHERS
@@ -99,7 +100,7 @@ def _local(lowered: Lowered, stage: Stage, number: int) -> _Sums:
             entry = lowered.nodes.of[node]
             if entry.role == "local":
                 counts[entry.number] = counts.get(entry.number, 0) + 1
-    prices, again = stage.kind.prices[number], 2 if execution.recompute in {"full", "operators"} else 1
+    prices, again = stage.kind.prices[number], 2 if execution.recompute in {*WHOLE, "operators"} else 1
     for entry_number, count in counts.items():
         forward, backward = prices.entries[entry_number].estimates
         sums.add(forward, execution.micro_batches * again, count)

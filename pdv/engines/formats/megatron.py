@@ -67,6 +67,8 @@ class Megatron(Engine):
             yield Change({"sp": False}, "sequence parallelism is along its tensor-parallel ranks")
         if given.recompute in ("operators", "elementwise"):
             yield Change({"recompute": "selective"}, "its selective recomputation is of attention's inside")
+        if given.recompute == "alternate":
+            yield Change({"recompute": "full"}, "it is written with all layers of a stage recomputed")
         if given.recompute == "offload":
             yield Change({"recompute": "none"}, "its offloading is of Transformer Engine's layers")
         if given.partition is not None and not _ends(given):

@@ -83,8 +83,8 @@ class Torchtitan(Engine):
             yield Change({"partition": None}, "all stages but the first and the last have equally many layers")
         if given.sp and given.tp == 1:
             yield Change({"sp": False}, "sequence parallelism is along its tensor-parallel ranks")
-        if given.recompute in ("selective", "elementwise"):
-            yield Change({"recompute": "operators"}, "its selective checkpointing is by operator")
+        if given.recompute in ("selective", "elementwise", "alternate"):
+            yield Change({"recompute": "operators"}, "it is written with selective checkpointing by operator")
         if given.recompute == "offload":
             yield Change({"recompute": "full"}, "it offloads no activations")
         if target.dtype == "bfloat16" and given.precision not in ("mixed", "as-emitted"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ir.graph import Node
+from pdv.problem.recomputation import runs_again
 from pdv.simulate.engine.task import Placed
 from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.fusion import fusion
@@ -102,5 +103,6 @@ class Lowering:
             if item.entry.role == "parameter" and (phase == "forward" or item.entry.regathers)
         ]
         fused = fusion(run.nodes, self.nodes) if self.segments.execution.fused else None
-        segment = self.segments.of(phase, items, layer=run.layer, gathers=gathers, due=due, fused=fused)
+        layer = run.layer >= 0 and runs_again(run.layer, self.segments.execution.recompute)
+        segment = self.segments.of(phase, items, layer=layer, gathers=gathers, due=due, fused=fused)
         return Placed(segment, run.start * KINDS * len(self.segments.links.devices))

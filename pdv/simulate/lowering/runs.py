@@ -20,11 +20,11 @@ EACH = 8  # operators of a run where the layers are not known
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeRun:
-    """Nodes of one layer, in order; ``start`` is the place of the first in its chunk, ``layer`` whether it is one."""
+    """Nodes of one layer, in order; ``start`` is the place of the first in its chunk; -1: of no layer."""
 
     nodes: tuple[Node, ...]
     start: int
-    layer: bool
+    layer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,11 @@ class Chunks:
             return ()
         if self._stages.layer_of:
             layers = _fill([self._stages.layer_of.get(node, -1) for node in operators])
-            known = [layer >= 0 for layer in layers]
         else:  # so many operators each, the moves before one with it
             before = accumulate((node.op.kind != "parallel" for node in operators), initial=0)
-            layers, known = [count // EACH for count in before], [True] * len(operators)
+            layers = [count // EACH for count in before]
         ends = [at for at in range(len(operators) - 1) if layers[at] != layers[at + 1]]
-        return _runs(operators, ends, [known[end] for end in [*ends, len(operators) - 1]])
+        return _runs(operators, ends, [layers[end] for end in [*ends, len(operators) - 1]])
 
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
@@ -123,7 +122,7 @@ def _fill(layers: list[int]) -> list[int]:
     return layers
 
 
-def _runs(operators: Sequence[Node], ends: Sequence[int], layers: Sequence[bool]) -> tuple[NodeRun, ...]:
+def _runs(operators: Sequence[Node], ends: Sequence[int], layers: Sequence[int]) -> tuple[NodeRun, ...]:
     starts = [0, *(end + 1 for end in ends)]
     stops = [*(end + 1 for end in ends), len(operators)]
     return tuple(

@@ -123,6 +123,14 @@ def test_what_selective_recomputation_keeps_and_runs_again() -> None:
     assert run_again(OPS, "full") == set(range(len(OPS)))
 
 
+def test_every_second_layer_runs_again() -> None:
+    """One of three; their inputs alone are kept of it."""
+    whole, each = (step(f"dp=8,recompute={kind}").totals["recomputation"] for kind in ("full", "alternate"))
+    assert each == pytest.approx(whole / 3, rel=1e-6)
+    none, some, least = (memory(f"dp=8,recompute={kind}").worst.peak_bytes for kind in ("none", "alternate", "full"))
+    assert least < some < none
+
+
 def test_more_recomputation_is_slower_and_holds_less() -> None:
     kinds = ("none", "elementwise", "operators", "full")
     times = [step(f"dp=8,zero=3,fused=1,recompute={kind}").step_s for kind in kinds]
