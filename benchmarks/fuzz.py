@@ -1,18 +1,19 @@
 """Mutated files of every kind that pdv reads: each is answered, or refused by one error with its documented code.
 
     python benchmarks/fuzz.py [--smoke] [--count 5000] [--seed 1] [--real 200] [--only onnx,plan] [--json OUT]
-        [--part 3/10 --merge]
+        [--part 3/10 --merge --rest]
 
 ONNX files, cluster files, pins, laws, device records, topologies, plans, source graphs, weights, measurements: bytes
 flipped, fields left out, doubled, of other types and values, and files made to hurt. Each is given to a command in a
 fork of a process that has everything imported, within 30 CPU-seconds and 6 GiB, and watched: what it opens, what it
 leaves behind. ``--real N`` runs N of them as programs of their own. ``--keep FOLDER`` keeps those that fail;
 ``--case KIND:NUMBER`` runs one again. ``--part 3/10``: each tenth case, from the third on; with ``--merge``
-rows of other cases stay in the record that is there.
+rows of other cases stay in the record that is there, and ``--rest`` runs only what it lacks, or has as failed.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import sys
@@ -69,9 +70,11 @@ def main() -> None:
     parser.add_argument("--case", metavar="KIND:NUMBER", help="run this one again, and say all")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="each N-th case, from the I-th on")
     parser.add_argument("--merge", action="store_true", help="keep the other rows of the record")
+    parser.add_argument("--rest", action="store_true", help="what the record lacks, or has as failed")
     options = parser.parse_args()
     if options.smoke:
         options.count, options.real = 40, 1
+    done = _done(options.json) if options.rest else frozenset[str]()
     runner, record = Runner(), Record()
     try:
         drawn = draws(runner)
@@ -83,7 +86,8 @@ def main() -> None:
         else:
             part = part_of(options.part)
             every_case = cases(drawn, options.count, options.seed, options.only, hostile=not options.smoke)
-            chosen = islice(every_case, part.start, None, part.step)
+            own = islice(every_case, part.start, None, part.step)
+            chosen = ((name, case) for name, case in own if name not in done)
         results = list(
             judged(runner, chosen, max(options.count // options.real, 1) if options.real else 0, options.keep)
         )
@@ -95,6 +99,12 @@ def main() -> None:
     record.write(options.json)
     if any(result.failed for _, result, _ in results):
         sys.exit(1)
+
+
+def _done(path: Path) -> frozenset[str]:
+    """Cases of a record that were answered or refused as they should be."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return frozenset(row["case"] for row in rows if row["outcome"] not in FAILURES)
 
 
 def judged(
