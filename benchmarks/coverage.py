@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--files", type=Path, help="keep exported files here, and take them from here")
     parser.add_argument("--further", action="store_true", help="models that were taken later, in place of the others")
     parser.add_argument("--larger", action="store_true", help="those that small sizes harm in plain files, larger")
+    parser.add_argument("--weights", action="store_true", help="of files that lack parameters, give the module's")
     parser.add_argument("--every", type=int, default=1, help="of the node tests one in so many")
     parser.add_argument("--jobs", type=int, default=1, help="processes for node tests")
     parser.add_argument("--models", type=int, default=500, help="how many random models")
@@ -70,7 +71,7 @@ def main() -> None:
             continue
         assert part == "architectures", f"no part {part!r}"
         how = How(options.route, not options.no_dropout, options.quick, options.alike, options.torchrun, options.files)
-        how = replace(how, further=options.further, larger=options.larger)
+        how = replace(how, further=options.further, larger=options.larger, weights=options.weights)
         run_architectures(record, kept, only, share, how)
     record.print_summary()
     record.write(options.json)

@@ -55,6 +55,7 @@ class How:
         files: where exported files are kept, and taken from.
         further: models that were taken later, in place of the others.
         larger: those of the models that small sizes harm, larger.
+        weights: of files that lack parameters, the module's weights are given, as proof of what was computed of them.
     """
 
     route: str = "torch"
@@ -65,6 +66,7 @@ class How:
     files: Path | None = None
     further: bool = False
     larger: bool = False
+    weights: bool = False
 
 
 def survey(only: Sequence[str], share: slice, how: How, report: Callable[[dict[str, Any]], None]) -> None:
@@ -190,6 +192,8 @@ def _as_module(module: Any, inputs: dict[str, Any], how: How) -> dict[str, Any]:
 
 def _as_file(name: str, module: Any, inputs: dict[str, Any], how: How) -> dict[str, Any]:
     """The same of a file, and whether the same graph is read of it as of the module."""
+    from safetensors.torch import save_file
+
     import pdv
     from benchmarks.coverage_runs.routes import differs, export
     from pdv.frontend.load import load_program
@@ -200,13 +204,17 @@ def _as_file(name: str, module: Any, inputs: dict[str, Any], how: How) -> dict[s
         path = (how.files or Path(scratch)) / f"{how.route}-{name}.onnx"
         if not path.is_file():
             export(how.route, module, inputs, path)
-        program = load_program(path)
+        program, weights = load_program(path), None
+        if how.weights and (program.absent or program.folded):
+            weights = Path(scratch) / "own.safetensors"
+            save_file({key: x.detach().clone() for key, x in module.state_dict().items()}, weights)
+            program = load_program(path, checkpoint=weights)
         if program.doubts:
             return {"outcome": "partly", "reasons": [text[:300] for text in program.doubts]}
         frozen = sorted(_frozen(module) & {*name_trained(program), *program.absent})
         program = freeze(program, frozen)
         alike = program.graph.digest == load_program(module, inputs).graph.digest
-        said = {"alike": alike, **({"freeze": frozen} if frozen else {})}
+        said = {"alike": alike, **({"freeze": frozen} if frozen else {}), **({"weights": True} if weights else {})}
         if alike and how.alike:
             return {"outcome": "alike", "reasons": [], **said}
         check_trained(program)
@@ -214,7 +222,8 @@ def _as_file(name: str, module: Any, inputs: dict[str, Any], how: How) -> dict[s
             return {"outcome": "wrong", "reasons": [why[:300]], **said}
         if how.quick:
             return {"outcome": "read", "reasons": [], **said}
-        return {**_of_plan(pdv.optimize(path, cluster=CLUSTER, mesh=MESH, budget_s=30.0, freeze=frozen)), **said}
+        plan = pdv.optimize(path, cluster=CLUSTER, mesh=MESH, budget_s=30.0, freeze=frozen, weights=weights)
+        return {**_of_plan(plan), **said}
 
 
 def _frozen(module: Any) -> set[str]:

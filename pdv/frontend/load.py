@@ -26,6 +26,7 @@ def load_program(
     batch: int | None = None,
     dims: Dims | None = None,
     dynamic_shapes: DynamicShapes | None = None,
+    checkpoint: Path | None = None,
 ) -> Program:
     """The canonical program of an ONNX file, an exported program, or a module with example inputs; one is its own.
 
@@ -33,6 +34,7 @@ def load_program(
     dims: at which number each other size that the model leaves open is planned, by its name in the model; of a file
         also the values of inputs that are shapes, axes and the like, and are no inputs of the program then.
     dynamic_shapes: which sizes a module leaves open, as ``torch.export.export`` takes them.
+    checkpoint: of the module of which a file was exported, by which is known what the exporter computed of its weights.
 
     Raises:
         ModelError: if the model cannot be read or is not valid.
@@ -49,7 +51,7 @@ def load_program(
         program = model
     elif isinstance(model, str | os.PathLike):
         try:
-            program = _load_file(Path(model), batch, dims or {})
+            program = _load_file(Path(model), batch, dims or {}, checkpoint)
         except ShapeError as error:
             raise ModelError(f"{model}: {error.what}", error.allowed, error.mend) from error
     else:
@@ -138,12 +140,12 @@ def _sizes(dims: Dims) -> dict[str, int]:
     return {name: size for name, size in dims.items() if isinstance(size, int)}
 
 
-def _load_file(path: Path, batch: int | None, dims: Dims) -> Program:
+def _load_file(path: Path, batch: int | None, dims: Dims, checkpoint: Path | None) -> Program:
     match path.suffix.lower():
         case ".onnx":
             from pdv.frontend.onnx.model import load_onnx
 
-            return load_onnx(path, batch=batch, dims=dims)
+            return load_onnx(path, batch=batch, dims=dims, checkpoint=checkpoint)
         case ".pt2" | ".pt" | ".pth" | ".ckpt":
             raise ModelError(
                 f"{path} is a pickle: reading one runs the code in it",

@@ -18,6 +18,9 @@ from pdv.planning.frozen import freeze
 if TYPE_CHECKING:
     from pdv.frontend.program import Program
 
+_PROOF = (
+    "of the newer exporter's files --weights FILE, with what the module had when it was exported, often has it back"
+)
 _NOT_ASKED = "the reading was not checked, as was asked (--no-check)"
 
 
@@ -45,6 +48,8 @@ def read_model(
         UsageError: naming a pattern by which nothing is frozen.
     """
     program, reading = _read_checked(model, inputs, progress, train=train, check=check, **sizes)
+    if train and weights is not None and isinstance(model, str | os.PathLike) and (program.absent or program.folded):
+        program, reading = _read_proved(program, reading, model, Path(weights), check=check, **sizes)
     if strict and program.opaque:
         raise UnsupportedOperatorsError(program.opaque)
     program = freeze(program, frozen)
@@ -59,6 +64,29 @@ def read_model(
     name = _name_of(model)
     program = program.map(lambda graph: _with_dtype(replace(graph, name=name), dtype))
     note(program.graph)
+    return program, reading
+
+
+def _read_proved(
+    before: Program,
+    reading: str,
+    model: Any,  # Any: as above
+    weights: Path,
+    *,
+    check: bool,
+    **sizes: Any,  # Any: as above
+) -> tuple[Program, str]:
+    """A file read once more, with the weights that show what its exporter computed of them, and run again.
+
+    Where batch norms come back, the file has none in training mode, against which they could be run: there what was
+    read without them was.
+    """
+    from pdv.check.file.reading import check_file
+    from pdv.frontend import load_program
+
+    program = load_program(model, checkpoint=weights, **sizes)
+    if check and not before.folded:
+        reading = check_file(program, Path(model).resolve())
     return program, reading
 
 
@@ -138,7 +166,7 @@ def _folded(norms: Sequence[str]) -> ModelError:
     return ModelError(
         f"{len(norms)} batch norms were folded into convolutions ({some}): a model without them would be trained",
         "Batch norms as layers, in training mode; for inference (--mode infer) folded ones",
-        "Export the module in training mode with pdv.frontend.onnx.export.export_onnx",
+        f"Export the module in training mode with pdv.frontend.onnx.export.export_onnx; {_PROOF}",
     )
 
 
@@ -149,7 +177,7 @@ def _computed(parameters: Sequence[str]) -> ModelError:
         "others that have the same values, and they would not be trained",
         "Files that have all parameters; for inference (--mode infer) any",
         "Export with torch.onnx.export(..., dynamo=True, optimize=False) or pdv.frontend.onnx.export.export_onnx; or "
-        "name them by --freeze, if none of them is trained",
+        f"name them by --freeze, if none of them is trained; {_PROOF}",
     )
 
 

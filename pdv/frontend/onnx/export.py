@@ -22,8 +22,9 @@ import torch
 from onnxscript import opset23
 
 from ir.errors import ModelError, first_line
-from pdv.frontend.onnx.exported import KIND, OURS
+from pdv.frontend.onnx.exported import KIND
 from pdv.frontend.onnx.model import PERSISTENT
+from pdv.frontend.onnx.origins.doubts import OURS
 from pdv.frontend.torch.module import export_module
 
 if TYPE_CHECKING:

@@ -1,31 +1,30 @@
 """What exporters do to stored tensors that matters to training: equal ones merged, one written down as several copies,
-batch norms folded into the weights before them.
+what they computed of weights beforehand.
 
-``mend`` takes the first two back, in the model as it was read; ``folded_norms`` and ``doubts`` find what is left.
+``mend`` takes it back, in the model as it was read, as far as that is known; origins/doubts.py finds what is left.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx_ir
 
+from pdv.frontend.onnx.origins.doubts import module_path, some_of
 from pdv.frontend.onnx.origins.made import Made
 from pdv.frontend.onnx.origins.merged import lost_with_nodes, part_nodes, say_parted
-from pdv.frontend.onnx.origins.recovered import recover
+from pdv.frontend.onnx.origins.norms import unfold_norms
+from pdv.frontend.onnx.origins.proved import Stored, recover_proved
+from pdv.frontend.onnx.origins.recovered import drop_unread, recover
 from pdv.frontend.onnx.origins.signature import (
-    CLASSES,
-    SCOPES,
     Role,
     Signature,
     absent,
-    is_drawn,
-    left_out,
     missing_bias,
     turned,
     zeros,
@@ -34,12 +33,9 @@ from pdv.frontend.onnx.origins.unnamed import may_be_another, of_unknown_origin
 from pdv.passes.fold_constants import Array
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata that torch.onnx.export writes on initializers
-OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
-EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
 ANONYMOUS = ("onnx::", "val_")  # what exporters call tensors that they computed
 _SAMPLE = 4096  # elements of a tensor that tell whether its values are chance
 _LEAST = 64  # elements of a tensor that is looked at
-_WEIGHTED = {"MatMul": 1, "Gemm": 1, "Conv": 1, "ConvTranspose": 1, "Gather": 0}  # the operand that is one
 _FLOATS = {onnx_ir.DataType.FLOAT, onnx_ir.DataType.DOUBLE, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16}
 
 
@@ -64,13 +60,18 @@ class Mended:
     held: list[str] = field(default_factory=list)
 
 
-def mend(model: onnx_ir.Model) -> Mended:
-    """Separate what the exporter merged, and tie what it copied; changes the model."""
+def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
+    """Separate what the exporter merged, and tie what it copied; changes the model.
+
+    stored: the tensors of the module that was exported, by which is known what was computed of them.
+    """
     found = Mended()
     if model.producer_name != "pytorch":
         return found
     signature = Signature.of(model.graph)
     if signature is not None:
+        if stored:
+            _prove(model.graph, signature, stored, found)
         _restore(model.graph, signature, found)
         parted = part_nodes(signature, model.graph)
         found.merged.update(parted)
@@ -119,14 +120,33 @@ def _restore(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
         found.notes.append(_say_merged(name, _array(graph.initializers[name]), names))
     if left_out:
         found.notes.append(
-            f"{len(left_out)} biases of zeros are left out of the file and are parameters here ({_some(left_out)})"
+            f"{len(left_out)} biases of zeros are left out of the file and are parameters here ({some_of(left_out)})"
+        )
+
+
+def _prove(graph: onnx_ir.Graph, signature: Signature, stored: Stored, found: Mended) -> None:
+    norms = unfold_norms(graph, signature, stored)
+    if norms:
+        found.notes.append(
+            f"{len(norms)} batch norms that were folded into convolutions ({some_of(norms)}) are layers again, by the "
+            "weights that were given"
+        )
+    made = recover_proved(graph, signature, stored)
+    for name, (how, own) in made.items():
+        found.made[name] = how
+        found.merged |= dict.fromkeys(own, name)
+    drop_unread(graph, made)
+    if made:
+        found.notes.append(
+            f"tensors that the exporter computed beforehand ({some_of(list(made))}) are computed in each step here, of "
+            "the parameters of which they are computed by the weights that were given"
         )
 
 
 def _recover(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
     computed = []
     for name, (made, own) in recover(graph, signature).items():
-        computed += [f"{name} of {_some(own)}"] if made.steps and own else []
+        computed += [f"{name} of {some_of(own)}"] if made.steps and own else []
         found.made[name] = made
         found.merged |= dict.fromkeys(own, name)
         parts = own if made.rows is not None and not name.startswith(ANONYMOUS) else []
@@ -138,18 +158,14 @@ def _recover(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
 
     if computed:
         found.notes.append(
-            f"tensors that the exporter computed beforehand ({_some(computed)}) are computed in each step here, of the "
-            "parameters that they were computed of, which are known but for rounding"
+            f"tensors that the exporter computed beforehand ({some_of(computed)}) are computed in each step here, of "
+            "the parameters that they were computed of, which are known but for rounding"
         )
 
 
 def _is_constant(value: onnx_ir.Value) -> bool:
     array = _array(value)
     return bool(array.size and (array == array.reshape(-1)[0]).all())
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _rename(graph: onnx_ir.Graph, signature: Signature | None, found: Mended) -> None:
@@ -221,7 +237,7 @@ def _separate(graph: onnx_ir.Graph, found: Mended) -> None:
 def _say_merged(name: str, array: Array, names: Sequence[str]) -> str:
     return (
         f"{name} is {array.reshape(-1)[0]} throughout and read in {len(names) + 1} places, since the exporter merges "
-        f"equal weights: each of them has a parameter of its own here ({_some(names)})"
+        f"equal weights: each of them has a parameter of its own here ({some_of(names)})"
     )
 
 
@@ -233,23 +249,10 @@ def _names_of_uses(users: Sequence[Any]) -> dict[str, list[tuple[onnx_ir.Node, i
         if node.op_type == "Identity" and node.domain == "" and not node.outputs[0].is_graph_output():
             name = node.outputs[0].name or ""
         else:
-            name = _module_of(node) or f"{node.outputs[0].name}.{use.idx}"
+            name = module_path(node) or f"{node.outputs[0].name}.{use.idx}"
         found.setdefault(name, []).append((node, use.idx))
     first = [name for name, uses in found.items() if all(node.op_type != "Identity" for node, _ in uses)]
     return {name: found[name] for name in [*first, *(name for name in found if name not in first)]}
-
-
-def _module_of(node: onnx_ir.Node) -> str:
-    """The path of the module that a node is of, as torch's newer exporter says."""
-    return ".".join(part for part in _list(node, SCOPES)[-2:-1])
-
-
-def _list(node: onnx_ir.Node, key: str) -> list[str]:
-    try:
-        found = ast.literal_eval(node.metadata_props.get(key, "[]"))
-    except (ValueError, SyntaxError):
-        return []
-    return [str(part) for part in found] if isinstance(found, list) else []
 
 
 def _own_name(graph: onnx_ir.Graph, module: str, merged: str) -> str:
@@ -334,55 +337,6 @@ def _turn_back(graph: onnx_ir.Graph, value: onnx_ir.Value, kept: onnx_ir.Value, 
         graph.insert_before(next(iter(graph)), node)
         read = node.outputs[0]
     onnx_ir.convenience.replace_all_uses_with(value, read)
-
-
-def folded_norms(model: onnx_ir.Model) -> list[str]:
-    """Convolutions that hold the batch norms behind them, by their modules or names."""
-    folded = []
-    for node in model.graph:
-        weight = node.inputs[1] if node.op_type == "Conv" and len(node.inputs) > 1 else None
-        computed = weight is not None and (weight.name or "").startswith("onnx::Conv")
-        if node.op_type == "Conv" and any("batchnorm" in each.lower() for each in _list(node, CLASSES)[-2:-1]):
-            folded.append(_module_of(node))
-        elif model.producer_name == "pytorch" and computed:
-            folded.append(node.name or "Conv")
-    return folded
-
-
-def doubts(model: onnx_ir.Model) -> Iterator[str]:
-    """What of a file would not be trained, though the module might have it trained, in words."""
-    norms = [node for node in model.graph if node.op_type == "BatchNormalization"]
-    fixed = [node.name or "BatchNormalization" for node in norms if not node.attributes.get_int("training_mode", 0)]
-    held = [
-        node.outputs[0].name or ""
-        for node in model.graph
-        if node.op_type == "Constant"
-        and any(
-            use.node.op_type in _WEIGHTED and use.idx == _WEIGHTED[use.node.op_type] for use in node.outputs[0].uses()
-        )
-    ]
-    ours = OURS in model.metadata_props
-    lost = [f"{what} ({node.name})" for node in model.graph if (what := left_out(node, smoothed=ours))]
-    if lost:
-        yield (
-            f"torch's exporter leaves out {_some(lost)}: training would do without. {EXPORT}, if it is to be trained "
-            "with it"
-        )
-    if held:
-        yield (
-            f"{len(held)} weights are constants of the file ({', '.join(held[:3])}, …): training would keep them as "
-            f"they are. {EXPORT}, if they are to be trained"
-        )
-    if drawn := [name for name, value in model.graph.initializers.items() if value.uses() and is_drawn(value)]:
-        yield (
-            f"torch's exporter drew {_some(drawn)} once, and the file has what came out: every step would have "
-            "the same masks. Export with optimize=False, or write them as dropout"
-        )
-    if fixed:
-        yield (
-            f"{len(fixed)} batch norms use their running statistics ({', '.join(fixed[:3])}, …): training would keep "
-            f"these as they are. {EXPORT}, if they are to be trained"
-        )
 
 
 def stored_of(mended: Mended, values: Mapping[str, Array]) -> dict[str, Array]:

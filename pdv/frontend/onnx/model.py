@@ -20,6 +20,7 @@ from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from ir.views import trained_sources_of
+from pdv.frontend.checkpoint import read_checkpoint
 from pdv.frontend.chosen import Chosen
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.bodies import body_of
@@ -37,9 +38,10 @@ from pdv.frontend.onnx.call import (
     in_torch,
     inputs_of,
 )
-from pdv.frontend.onnx.exported import KIND, doubts, folded_norms, mend, stored_of
+from pdv.frontend.onnx.exported import KIND, mend, stored_of
 from pdv.frontend.onnx.file import MALFORMED, quietly, read_onnx, refusing
 from pdv.frontend.onnx.operators import HANDLERS
+from pdv.frontend.onnx.origins.doubts import doubts, folded_norms
 from pdv.frontend.onnx.origins.related import related
 from pdv.frontend.onnx.origins.signature import Signature
 from pdv.frontend.onnx.origins.sines import tables_of_sines
@@ -60,11 +62,13 @@ MOST_SIZES = 8
 MIN_OPSET = 7  # before it, operands are broadcast by attributes
 
 
-def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None) -> Program:
+def load_onnx(
+    path: Path, *, batch: int | None = None, dims: Dims | None = None, checkpoint: Path | None = None
+) -> Program:
     """The model's graph (not yet canonical) and its weights, read lazily.
 
     batch: the size of the dynamic dim 0 of the model's inputs; dims: that of the others, by name, and the values of
-    inputs that are known.
+    inputs that are known; checkpoint: of the module that was exported, by which is known what was computed beforehand.
 
     Raises:
         ModelError: if the file or the model in it is broken, or a dim is dynamic without a size.
@@ -73,16 +77,16 @@ def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None)
     model = read_onnx(path)
     known = known_inputs(model, dims or {})
     sizes = {name: size for name, size in (dims or {}).items() if name not in known and isinstance(size, int)}
+    own = {} if checkpoint is None else {name: entry.load for name, entry in read_checkpoint(checkpoint).items()}
     with refusing(path):
-        asked = tuple(doubts(model)), tuple(folded_norms(model))
-        mended = mend(model)
+        asked = tuple(doubts(model))
+        mended = mend(model, own)
     lowering = _ModelLowering(model, path, OnnxSizes(path, batch, sizes), known)
     program = lowering.run()
     lowering.sizes.check_used()
-    stored = partial(stored_of, mended)
-    notes = tuple(mended.notes)
+    stored, notes = partial(stored_of, mended), tuple(mended.notes)
     program = replace(
-        program, known=known, notes=notes, doubts=asked[0], folded=asked[1], as_stored=stored,
+        program, known=known, notes=notes, doubts=asked, folded=tuple(folded_norms(model)), as_stored=stored,
         left_out=frozenset(name for name, place in mended.merged.items() if place is None),
         absent=(*mended.absent, *related(model.graph)), held=tuple(mended.held), drawn=lowering.k.drawn,
         sines=tables_of_sines(model.graph, trained_sources_of(program.graph)),
@@ -93,9 +97,9 @@ def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None)
         if cut is None:
             return None
         other, alike = read_onnx(path), read_onnx(path)
-        cut_rows(other, cut)
-        cut_rows(alike, cut)
-        mend(other)
+        for each in (other, alike):
+            cut_rows(each, cut)
+        mend(other, own)
         read = _ModelLowering(other, path, lowering.sizes, known).run().graph
         return FewRows(read, onnx_ir.to_proto(alike), cut.constants)
 
@@ -104,7 +108,7 @@ def load_onnx(path: Path, *, batch: int | None = None, dims: Dims | None = None)
 
     def again(shapes: Mapping[str, Shape]) -> Graph:
         other = read_onnx(path)
-        mend(other)
+        mend(other, own)
         return _ModelLowering(other, path, lowering.sizes.at(shapes), known).run().graph
 
     return replace(program, again=again, sizes=lowering.sizes.open_sizes())
@@ -153,8 +157,8 @@ class _ModelLowering:
             self._node(node)
         if self.unsupported:
             options = " ".join(f"--dim {name}=..." for name in self.asked)
-            mend = f"Say the values of inputs that shapes and axes are taken from: {options}" if options else ""
-            raise UnsupportedOperatorsError(tuple(self.unsupported), mend=mend, inputs=tuple(self.asked))
+            way = f"Say the values of inputs that shapes and axes are taken from: {options}" if options else ""
+            raise UnsupportedOperatorsError(tuple(self.unsupported), mend=way, inputs=tuple(self.asked))
         found = self._graph()
         read = {param.attr("source") for param in found.params}  # others are scales and the like, which are known
         loaders = {name: loader for name, loader in self.loaders.items() if name in read}

@@ -96,6 +96,9 @@ class Readers:
         for name in near:
             if how == {_about(name.rpartition(".")[2], _line(use)) for use in uses} and len(how) == 1 and "" not in how:
                 return name
+        in_turn = [name for name in near if _is_in_turn(leaf, own, name.rpartition(".")[2], uses)]
+        if len(in_turn) == 1:
+            return in_turn[0]
         elsewhere = [name for name in self.missing if name.rpartition(".")[2] == leaf and name != origin]
         return None if near or elsewhere else origin
 
@@ -109,6 +112,17 @@ def _line(use: Use) -> str:
     """The source's line that a node is of, as it was exported."""
     lines: Mapping[str, str] = use.node.metadata_props
     return (lines.get(LINES, "").strip().splitlines() or [""])[-1].strip()
+
+
+def _is_in_turn(leaf: str, own: Sequence[Use], other: str, uses: Sequence[Use]) -> bool:
+    """Whether a line says two parameters, or what is called after them, in the order in which its node reads them."""
+    if len(own) != 1 or len(uses) != 1 or own[0].node is not uses[0].node:
+        return False
+    words = re.findall(r"\w+", _line(own[0]))
+    places = [[i for i, word in enumerate(words) if word.startswith(name)] for name in (leaf, other)]
+    if [len(each) for each in places] != [1, 1]:
+        return False
+    return bool((places[0] < places[1]) == (own[0].idx < uses[0].idx))
 
 
 def _about(leaf: str, line: str) -> str:

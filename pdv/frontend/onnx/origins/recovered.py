@@ -8,7 +8,7 @@ and named as lost (``signature.absent``). Entry point: ``recover``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -59,10 +59,15 @@ def recover(graph: onnx_ir.Graph, signature: Signature) -> dict[str, tuple[Made,
             _register(graph, name, array, value)
         onnx_ir.convenience.replace_all_uses_with(value, write(graph, value.name or "", how))
         found[value.name or ""] = how, sorted(own)
-    for name in found:  # else it would be a copy of what it is made of
+    drop_unread(graph, found)
+    return found
+
+
+def drop_unread(graph: onnx_ir.Graph, names: Iterable[str]) -> None:
+    """Those of stored tensors that nobody reads any more: each would be a copy of what it is made of."""
+    for name in names:
         if not graph.initializers[name].uses():
             del graph.initializers[name]
-    return found
 
 
 def _undo_each(
@@ -182,7 +187,8 @@ def _of_lost(value: onnx_ir.Value, origins: set[str]) -> Found | None:
     if len(looked) == 1 and (kind in _LOOKUPS or (kind in _ONES and not shifted)):
         return _rows(name, array, kind == "embedding")
     if kind in _TURNS and array.ndim == 2 and not others:
-        return Made((name,), None, array.shape, array.shape, turned=True), {name: np.ascontiguousarray(array.T)}
+        turned = np.ascontiguousarray(array.T)
+        return Made((name,), None, turned.shape, array.shape, (1, 0)), {name: turned}
     if (
         kind in ("expand", "repeat")
         and _is_chance(array)

@@ -1,0 +1,85 @@
+"""What of a file would not be trained as the module is, and cannot be had back: in words, for who asks for training.
+
+Entry points: ``folded_norms``, ``doubts``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+import onnx_ir
+
+from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, is_drawn, left_out
+
+OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
+EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
+_WEIGHTED = {"MatMul": 1, "Gemm": 1, "Conv": 1, "ConvTranspose": 1, "Gather": 0}  # the operand that is one
+
+
+def folded_norms(model: onnx_ir.Model) -> list[str]:
+    """Convolutions that hold the batch norms behind them, by their modules or names."""
+    folded = []
+    for node in model.graph:
+        weight = node.inputs[1] if node.op_type == "Conv" and len(node.inputs) > 1 else None
+        computed = weight is not None and (weight.name or "").startswith("onnx::Conv")
+        if node.op_type == "Conv" and any("batchnorm" in each.lower() for each in names_under(node, CLASSES)[-2:-1]):
+            folded.append(module_path(node))
+        elif model.producer_name == "pytorch" and computed:
+            folded.append(node.name or "Conv")
+    return folded
+
+
+def doubts(model: onnx_ir.Model) -> Iterator[str]:
+    """What of a file would not be trained, though the module might have it trained, in words."""
+    norms = [node for node in model.graph if node.op_type == "BatchNormalization"]
+    fixed = [node.name or "BatchNormalization" for node in norms if not node.attributes.get_int("training_mode", 0)]
+    held = [
+        node.outputs[0].name or ""
+        for node in model.graph
+        if node.op_type == "Constant"
+        and any(
+            use.node.op_type in _WEIGHTED and use.idx == _WEIGHTED[use.node.op_type] for use in node.outputs[0].uses()
+        )
+    ]
+    ours = OURS in model.metadata_props
+    lost = [f"{what} ({node.name})" for node in model.graph if (what := left_out(node, smoothed=ours))]
+    if lost:
+        yield (
+            f"torch's exporter leaves out {some_of(lost)}: training would do without. {EXPORT}, if it is to be trained "
+            "with it"
+        )
+    if held:
+        yield (
+            f"{len(held)} weights are constants of the file ({', '.join(held[:3])}, …): training would keep them as "
+            f"they are. {EXPORT}, if they are to be trained"
+        )
+    if drawn := [name for name, value in model.graph.initializers.items() if value.uses() and is_drawn(value)]:
+        yield (
+            f"torch's exporter drew {some_of(drawn)} once, and the file has what came out: every step would have "
+            "the same masks. Export with optimize=False, or write them as dropout"
+        )
+    if fixed:
+        yield (
+            f"{len(fixed)} batch norms use their running statistics ({', '.join(fixed[:3])}, …): training would keep "
+            f"these as they are. {EXPORT}, if they are to be trained"
+        )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first three of some names."""
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def module_path(node: onnx_ir.Node) -> str:
+    """The module that a node is of, as torch's newer exporter says."""
+    return ".".join(part for part in names_under(node, SCOPES)[-2:-1])
+
+
+def names_under(node: onnx_ir.Node, key: str) -> list[str]:
+    """The list of names that is under a key of a node's metadata; empty if there is none."""
+    try:
+        found = ast.literal_eval(node.metadata_props.get(key, "[]"))
+    except (ValueError, SyntaxError):
+        return []
+    return [str(part) for part in found] if isinstance(found, list) else []
