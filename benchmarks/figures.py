@@ -65,7 +65,8 @@ def _architectures(template: str) -> str:
         lines = [f"| {row['architecture']} | {row['outcome']} | {'; '.join(row['reasons'])} |" for row in others]
         table = "\n".join(["| architecture | outcome | why |", "|---|---|---|", *lines])
         template = template.replace(f"{place} PLANNED", planned).replace(place, table)
-    columns = ("route", "run", "planned", "of these by the module's own graph", "with `--freeze`", *OUTCOMES[1:])
+    options = ("with `--freeze`", "with `--weights`")
+    columns = ("route", "run", "planned", "of these by the module's own graph", *options, *OUTCOMES[1:])
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *map(_route, ROUTES)]
     refused = ["| architecture | route | outcome | why |", "|---|---|---|---|"]
     refused += [
@@ -117,9 +118,10 @@ def _route(route: str) -> str:
     rows = _rows(route)
     count = Counter(row["outcome"] for row in rows)
     planned, alike = count["planned"] + count["alike"], sum(bool(row.get("alike")) for row in rows)
-    frozen = sum("freeze" in row for row in rows if row["outcome"] in ("planned", "alike"))
+    done = [row for row in rows if row["outcome"] in ("planned", "alike")]
+    frozen, proved = (sum(option in row for row in done) for option in ("freeze", "weights"))
     others = " | ".join(str(count[outcome]) for outcome in OUTCOMES[1:])
-    return f"| {route} | {len(rows)} | {planned} | {alike} | {frozen} | {others} |"
+    return f"| {route} | {len(rows)} | {planned} | {alike} | {frozen} | {proved} | {others} |"
 
 
 def fill(template: str) -> str:

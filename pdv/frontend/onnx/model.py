@@ -82,9 +82,8 @@ def load_onnx(
         asked = tuple(doubts(model))
         mended = mend(model, own)
     lowering = _ModelLowering(model, path, OnnxSizes(path, batch, sizes), known)
-    program = lowering.run()
+    program, stored, notes = lowering.run(), partial(stored_of, mended), tuple(mended.notes)
     lowering.sizes.check_used()
-    stored, notes = partial(stored_of, mended), tuple(mended.notes)
     program = replace(
         program, known=known, notes=notes, doubts=asked, folded=tuple(folded_norms(model)), as_stored=stored,
         left_out=frozenset(name for name, place in mended.merged.items() if place is None),
