@@ -33,8 +33,8 @@ def load_program(
     batch: the size of the dynamic batch dim of an ONNX model, or of dim 0 of a module's example inputs.
     dims: at which number each other size that the model leaves open is planned, by its name in the model; of a file
         also the values of inputs that are shapes, axes and the like, and are no inputs of the program then.
-    dynamic_shapes: which sizes a module leaves open, as ``torch.export.export`` takes them.
-    checkpoint: of the module of which a file was exported, by which is known what the exporter computed of its weights.
+    dynamic_shapes: which sizes a module leaves open, as ``torch.export.export`` takes them; checkpoint: of the module
+        of which a file was exported, by which is known what the exporter computed of its weights.
 
     Raises:
         ModelError: if the model cannot be read or is not valid.
@@ -62,15 +62,24 @@ def load_program(
         )
     check_updates(program.graph)
     canonical = with_tables(program.map(canonicalize))
-    if canonical.graph.draws != program.graph.draws:
+    check_draws(program.graph, canonical.graph)
+    check_steering(canonical.graph)
+    check_elements(canonical.graph)
+    return canonical
+
+
+def check_draws(read: Graph, canonical: Graph) -> None:
+    """No two values that are dropped out became one.
+
+    Raises:
+        ModelError: if some did.
+    """
+    if canonical.draws != read.draws:
         raise ModelError(
             "the model drops out two values that are equal, and their masks would be one",
             "Each value that is dropped out is another",
             "Drop out one of them, or pass in a mask",
         )
-    check_steering(canonical.graph)
-    check_elements(canonical.graph)
-    return canonical
 
 
 def check_elements(graph: Graph) -> None:

@@ -5,9 +5,9 @@ Entry points: ``Made``, ``write``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from ir.dims import Shape
 from pdv.passes.fold_constants import Array
 
 _MOST_RUNS = 16  # of neighbouring rows that are written as slices
-_OPERATORS = {"exp": "Exp", "neg": "Neg"}
+_OPERATORS = {"exp": "Exp", "neg": "Neg", "add": "Add"}
 Step = tuple[str, float]
 """A function of each element, and the number that it adds, if it does."""
 Head = Literal["joined", "weight norm"]
@@ -91,78 +91,84 @@ def inverted(array: Array, steps: Sequence[Step]) -> Array:
     return array
 
 
-Known = Callable[[Sequence[int]], onnx_ir.Value]
-Add = Callable[..., onnx_ir.Value]
+@dataclass(frozen=True)
+class _Writer:
+    """Nodes at a graph's start, that compute a stored tensor of this name."""
 
+    graph: onnx_ir.Graph
+    name: str
+    first: onnx_ir.Node
+    step: Iterator[int] = field(default_factory=count)
 
-def write(graph: onnx_ir.Graph, name: str, made: Made) -> onnx_ir.Value:
-    """The stored tensor, computed from parameters at the graph's start."""
-    first, step = next(iter(graph)), iter(range(1 << 16))
-
-    def add(op: str, operands: Sequence[onnx_ir.Value], **attributes: int | Sequence[int]) -> onnx_ir.Value:
+    def add(self, op: str, operands: Sequence[onnx_ir.Value], **attributes: int | Sequence[int]) -> onnx_ir.Value:
         given = [
             onnx_ir.AttrInt64(key, number) if isinstance(number, int) else onnx_ir.AttrInt64s(key, number)
             for key, number in attributes.items()
         ]
         node = onnx_ir.Node("", op, operands, given, num_outputs=1)
-        node.outputs[0].name = f"{name}.{next(step)}"
-        graph.insert_before(first, node)
+        node.outputs[0].name = f"{self.name}.{next(self.step)}"
+        self.graph.insert_before(self.first, node)
         return node.outputs[0]
 
-    def stored(array: Array) -> onnx_ir.Value:
-        tensor = onnx_ir.Tensor(array, name=f"{name}.{next(step)}")
+    def stored(self, array: Array) -> onnx_ir.Value:
+        tensor = onnx_ir.Tensor(array, name=f"{self.name}.{next(self.step)}")
         value = onnx_ir.Value(
             name=tensor.name, shape=tensor.shape, type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
         )
-        graph.register_initializer(value)
+        self.graph.register_initializer(value)
         return value
 
-    def known(numbers: Sequence[int]) -> onnx_ir.Value:
-        return stored(np.asarray(numbers, np.int64))
+    def known(self, numbers: Sequence[int]) -> onnx_ir.Value:
+        return self.stored(np.asarray(numbers, np.int64))
 
-    def with_number(value: onnx_ir.Value, number: float) -> onnx_ir.Value:
+    def join(self, values: Sequence[onnx_ir.Value]) -> onnx_ir.Value:
+        return self.add("Concat", values, axis=0) if len(values) > 1 else values[0]
+
+    def with_step(self, value: onnx_ir.Value, function: str, number: float) -> onnx_ir.Value:
         assert value.dtype is not None, value
-        return add("Add", [value, stored(np.asarray(number, value.dtype.numpy()))])
+        operands = [value, self.stored(np.asarray(number, value.dtype.numpy()))] if function == "add" else [value]
+        found = self.add(_OPERATORS[function], operands)
+        found.type = value.type
+        return found
 
-    read = _head(made, [graph.initializers[each] for each in made.parameters], add, known)
+    def head(self, parameters: Sequence[onnx_ir.Value], head: Head) -> onnx_ir.Value:
+        if head == "joined":
+            return self.join(parameters)
+        scale, weight = parameters
+        assert scale.shape is not None, scale
+        norm = self.add("ReduceL2", [weight, self.known(norm_axes(tuple(scale.shape.numpy())))], keepdims=1)
+        return self.add("Mul", [weight, self.add("Div", [scale, norm])])
+
+    def rows(self, table: onnx_ir.Value, rows: Sequence[int]) -> onnx_ir.Value:
+        runs = list(_runs(rows))
+        if len(runs) > _MOST_RUNS:
+            return self.add("Gather", [table, self.known(rows)], axis=0)
+        zero = self.known([0])
+        return self.join([self.add("Slice", [table, self.known([i]), self.known([j]), zero]) for i, j in runs])
+
+
+def write(graph: onnx_ir.Graph, name: str, made: Made) -> onnx_ir.Value:
+    """The stored tensor, computed from parameters at the graph's start."""
+    to = _Writer(graph, name, next(iter(graph)))
+    parameters = [graph.initializers[each] for each in made.parameters]
+    read = to.head(parameters, made.head)
     for function, number in made.steps:
-        like, read = read, with_number(read, number) if function == "add" else add(_OPERATORS[function], [read])
-        read.type = like.type
+        read = to.with_step(read, function, number)
     if made.width is not None:
-        read = add("Reshape", [read, known((-1, made.width))])
+        read = to.add("Reshape", [read, to.known((-1, made.width))])
     if made.rows is not None:
-        runs = list(_runs(made.rows))
-        zero = known([0]) if len(runs) <= _MOST_RUNS else None
-        read = (
-            add("Gather", [read, known(made.rows)], axis=0)
-            if zero is None
-            else _join([add("Slice", [read, known([start]), known([stop]), zero]) for start, stop in runs], add)
-        )
-    read = add("Reshape", [read, known(made.between)])
+        read = to.rows(read, made.rows)
+    read = to.add("Reshape", [read, to.known(made.between)])
     between = made.between
     if made.turned:
-        read = add("Transpose", [read], perm=made.turned)
+        read = to.add("Transpose", [read], perm=made.turned)
         between = tuple(between[dim] for dim in made.turned)
-    read = read if between == made.shape else add("Expand", [read, known(made.shape)])
-    if made.hidden is None:
+    read = read if between == made.shape else to.add("Expand", [read, to.known(made.shape)])
+    dtype = parameters[0].dtype
+    if made.hidden is None or dtype is None:
         return read
     where, number = made.hidden
-    dtype = graph.initializers[made.parameters[0]].dtype
-    assert dtype is not None, made
-    return add("Where", [stored(where), stored(np.asarray(number, dtype.numpy())), read])
-
-
-def _head(made: Made, parameters: Sequence[onnx_ir.Value], add: Add, known: Known) -> onnx_ir.Value:
-    if made.head == "joined":
-        return _join(parameters, add)
-    scale, weight = parameters
-    assert scale.shape is not None, scale
-    norm = add("ReduceL2", [weight, known(norm_axes(tuple(scale.shape.numpy())))], keepdims=1)
-    return add("Mul", [weight, add("Div", [scale, norm])])
-
-
-def _join(values: Sequence[onnx_ir.Value], add: Add) -> onnx_ir.Value:
-    return add("Concat", values, axis=0) if len(values) > 1 else values[0]
+    return to.add("Where", [to.stored(where), to.stored(np.asarray(number, dtype.numpy())), read])
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
