@@ -36,9 +36,6 @@ def run(plan: Plan, module: torch.nn.Module, inputs: Mapping[str, Any], folder: 
     named = [inputs[node.attr("name")] for node in plan.source.inputs]
     module = copy.deepcopy(module)
     say_drop_paths(module)
-    for part in module.modules():
-        if isinstance(part, torch.nn.Embedding):
-            part.padding_idx = None  # whose row programs train like the others, and say so
     with Undropped():
         loss = tree_leaves(module(**inputs))[0]
         loss.backward()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -48,9 +48,10 @@ _lookup = partial(
 def _write_embedding(node: Node, x: Sequence[Code], writing: Writing) -> Code:
     axes = writing.cutting(node, "v")
     table, ids = x
+    padding = [f"padding_idx={node.attr('padding_idx')}"] if node.op.attrs else []
     if axes:
-        return call("embedding_block", ids, table, block_index(axes))
-    return call("F.embedding", ids, table)
+        return call("embedding_block", ids, table, block_index(axes), *padding)
+    return call("F.embedding", ids, table, *padding)
 
 
 embedding = _lookup(
@@ -61,6 +62,32 @@ embedding = _lookup(
     emit=_write_embedding,
     constant_name="{0}_ids",
     fold=lambda table, ids: table[ids],
+)
+
+
+def _padded_embedding(t: Tape, operands: Sequence[Any], call: Call) -> Any:  # Any: arrays of the tape's field
+    """Rows of a table, of which one takes no gradient."""
+    table, ids = operands
+    rows = t.take(table, ids, call.offset)
+    return t.where((np.asarray(ids) == call.attrs["padding_idx"])[..., None], t.detach(rows), rows)
+
+
+def _padding_at(node: Node, operands: Sequence[Node], shape: Shape, are_open: bool) -> dict[str, Hashable]:
+    """In a shorter table another row is that of padding, so that ids meet it there, too."""
+    return {"padding_idx": min(cast(int, node.attr("padding_idx")), operands[0].type.shape[0] - 1)}
+
+
+padded_embedding = _lookup(
+    "padded_embedding",  # of which the row of padding is read and not trained, as torch's `padding_idx` has it
+    "v d, ... -> ... d",
+    attrs=("padding_idx",),
+    attrs_at=_padding_at,
+    offset_loop="v",
+    evaluate=_padded_embedding,
+    emit=_write_embedding,
+    measured_as="embedding",
+    constant_name="{0}_ids",
+    fold=lambda table, ids, padding_idx: table[ids],
 )
 
 
@@ -165,4 +192,4 @@ gather = _lookup(
     measured_as="index_select",
 )
 
-OPS = (embedding, index_select, pick, gather)
+OPS = (embedding, padded_embedding, index_select, pick, gather)

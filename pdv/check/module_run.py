@@ -33,15 +33,11 @@ Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
 
 @dataclass(frozen=True)
 class Source:
-    """A module and the arguments of a call, both for this use alone.
-
-    ``padded``: embeddings whose row of padding is not held fixed here, as it is not in emitted programs.
-    """
+    """A module and the arguments of a call, both for this use alone."""
 
     module: nn.Module
     args: tuple[Any, ...]  # Any: what forward takes
     kwargs: Mapping[str, Any]
-    padded: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -126,11 +122,6 @@ def copy_module(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         own = copy_with(module, shared)
     except Exception as error:  # noqa: BLE001  # whatever a module's attributes raise
         return f"the module cannot be copied: {first_line(error)}"
-    padded = []
-    for name, part in own.named_modules():
-        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
-            part.padding_idx = None
-            padded.append(name or type(part).__name__)
     say_drop_paths(own)
     take_apart(own)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -139,7 +130,7 @@ def copy_module(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         for tensor in (*own.parameters(), *_kept_buffers(own)):
             if tensor.is_floating_point() and _is_constant(tensor):
                 tensor.add_(_SPREAD * torch.rand_like(tensor))
-    return Source(own, given[0], given[1], tuple(padded))
+    return Source(own, given[0], given[1])
 
 
 def _sharing(parameter: nn.Parameter) -> Tensor:

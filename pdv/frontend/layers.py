@@ -103,10 +103,12 @@ def fill(k: Lowering, value: float, shape: Sequence[int], dtype: DType) -> Node:
 def embedding(
     k: Lowering, table: Node, ids: Node, padding: int = -1, scale_by_frequency: bool = False, sparse: bool = False
 ) -> Node:
-    """Rows of a table; the row of `padding` is trained like the others, and gradients are not sparse."""
+    """Rows of a table; that of ``padding`` takes no gradient, unless it is negative. Gradients are not sparse."""
     if scale_by_frequency:
         raise Unsupported("gradients of rows divided by how often they were read")
-    return k.apply("embedding", table, ids)
+    if padding < 0 or not table.needs_grad:
+        return k.apply("embedding", table, ids)
+    return k.apply("padded_embedding", table, ids, padding_idx=padding)
 
 
 def index_select(k: Lowering, x: Node, dim: int, ids: Node) -> Node:

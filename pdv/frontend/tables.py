@@ -86,7 +86,7 @@ def _to_try(program: Program, planned: Mapping[str, int]) -> list[dict[str, int]
 
 def _is_position(node: Node) -> bool:
     """Whether a node reads rows of a table by known numbers."""
-    return node.op.name == "embedding" and node.operands[1].is_const
+    return node.op.looks_up_rows and node.operands[1].is_const
 
 
 def _rows(node: Node) -> int:

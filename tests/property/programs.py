@@ -156,6 +156,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("concat", ((6, 2), (6, 2)), {"dim": 1}),
     Example("concat", ((6, 6), (1, 6), (2, 6)), {"dim": 0}),
     Example("embedding", ((6, 6), (6, 2)), {}, {1: I64}),
+    Example("padded_embedding", ((6, 6), (6, 2)), {"padding_idx": 3}, {1: I64}),
     Example("index_select", ((6, 2, 6), (12,)), {"dim": 1}, {1: I64}),
     Example("index_select", ((2, 6), (6,)), {"dim": 0}, {1: I64}),
     Example("pick", ((6, 2, 6), (6, 2)), {}, {1: I64}),

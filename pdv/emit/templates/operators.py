@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 
-def embedding_block(ids: Tensor, table: Tensor, block: int) -> Tensor:
+def embedding_block(ids: Tensor, table: Tensor, block: int, padding_idx: int | None = None) -> Tensor:
     """Rows of a block of the vocabulary, zero for ids outside it: a term of the sum over blocks.
 
-    ids: [...], table: [v/n, d] -> [..., d]
+    ids: [...], table: [v/n, d] -> [..., d]; the row ``padding_idx`` of the whole table takes no gradient.
     """
-    ids = ids - block * table.size(0)
-    outside = (ids < 0) | (ids >= table.size(0))
-    return F.embedding(ids.masked_fill(outside, 0), table).masked_fill(outside.unsqueeze(-1), 0)
+    first, size = block * table.size(0), table.size(0)
+    ids = ids - first
+    outside = (ids < 0) | (ids >= size)
+    padding = padding_idx - first if padding_idx is not None and first <= padding_idx < first + size else None
+    return F.embedding(ids.masked_fill(outside, 0), table, padding).masked_fill(outside.unsqueeze(-1), 0)
 
 
 def pick(x: Tensor, ids: Tensor, block: int = 0) -> Tensor:

@@ -26,6 +26,7 @@ from pdv.frontend.onnx.exported import KIND
 from pdv.frontend.onnx.model import PERSISTENT
 from pdv.frontend.onnx.origins.doubts import OURS
 from pdv.frontend.torch.module import export_module
+from pdv.frontend.torch.no_grad import stopped_gradients
 
 if TYPE_CHECKING:
     from pdv.frontend.torch.dynamic_shapes import DynamicShapes
@@ -56,7 +57,7 @@ def export_onnx(
     exported = export_module(module, example_inputs, dynamic_shapes=dynamic_shapes)
     _reshape_anew(exported.graph)
     try:
-        with _quiet():
+        with _quiet(), stopped_gradients(exported):
             program = torch.onnx.export(
                 exported,
                 dynamo=True,

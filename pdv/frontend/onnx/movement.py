@@ -10,6 +10,7 @@ from ir.graph import Node
 from pdv.frontend import layers, masks
 from pdv.frontend.lowering import TopK, Unsupported
 from pdv.frontend.onnx.call import Call, Value, first_of_sorted
+from pdv.frontend.onnx.origins.stopped import is_detached, padding_of
 from pdv.frontend.onnx.readers import as_torch
 from pdv.passes.fold_constants import Array
 
@@ -115,6 +116,12 @@ def flatten(c: Call) -> Node:
     return c.k.reshape(c[0], (math.prod(c[0].type.shape[:axis]), math.prod(c[0].type.shape[axis:])))
 
 
+def identity(c: Call) -> Value:
+    """The operand; without its gradient, where the file says that the module stopped it."""
+    x: Value = c.inputs[0]
+    return c.k.apply("detach", x) if isinstance(x, Node) and x.needs_grad and is_detached(c.node) else x
+
+
 def gather(c: Call) -> Node:
     """Rows of a table are an embedding, one known index is a selection."""
     axis, x, ids = c.axis(), c[0], c[1]
@@ -126,7 +133,7 @@ def gather(c: Call) -> Node:
     if value is None and not (x.is_param or x.is_const):  # a table of the model is read as torch reads it
         ids = masks.from_front(c.k, ids, x.type.shape[axis])
     if axis == 0 and x.type.rank == 2 and x.type.dtype.is_floating:
-        return c.k.apply("embedding", x, ids)
+        return layers.embedding(c.k, x, ids, padding_of(c.node) if x.needs_grad else -1)
     shape = x.type.shape
     if x.type.num_elements == 0:
         raise Unsupported("one element whose number is not known")

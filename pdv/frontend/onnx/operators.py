@@ -197,7 +197,7 @@ HANDLERS: Mapping[str, Handler] = {
     "NonZero": rows.non_zero,
     "IsNaN": lambda c: NanMask(c[0]),
     "Where": where,
-    "Identity": lambda c: c[0],
+    "Identity": movement.identity,
     "Cast": cast_to,
     "CastLike": lambda c: cast(c, c[0], c[1].type.dtype),
     "Constant": movement.constant,

@@ -114,21 +114,6 @@ def index(k: Lowering, x: Node, ids: Sequence[Node | None]) -> Node | Chosen:
     return masks.index(k, x, ids)
 
 
-def embedding_bag(
-    k: Lowering, table: Node, ids: Node, offsets: Node, scale_by_frequency: bool = False, mode: int = 0,
-    sparse: bool = False, weights: Node | None = None, include_last: bool = False, padding: int | None = None,
-) -> Result:  # fmt: skip
-    """Sums (mode 0) or means (1) of equal bags of rows, ids [bags x bag] in a line."""
-    starts = k.value(offsets)
-    bag = ids.type.shape[0] // offsets.type.shape[0]
-    if starts is None or not np.array_equal(starts, np.arange(0, ids.type.shape[0], bag)):
-        raise Unsupported("bags of different sizes")
-    if mode not in (0, 1) or weights is not None or include_last or scale_by_frequency or padding not in (None, -1):
-        raise Unsupported("bags that are weighted, padded or reduced by maximum")
-    rows = k.apply("embedding", table, k.reshape(ids, (starts.size, bag)))
-    return k.reduce(("reduce_sum", "reduce_mean")[mode], rows, (1,), keepdim=False), None, None, None
-
-
 def chunk(k: Lowering, x: Node, chunks: int, dim: int = 0) -> Result:
     """At most `chunks` pieces of equal size, rounded up."""
     return split(k, x, -(-x.type.shape[dim] // chunks), dim)
@@ -370,9 +355,6 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.native_layer_norm.default": native_layer_norm,
     "aten.rms_norm.default": rms_norm,
     "aten.embedding.default": layers.embedding,
-    "aten.embedding_bag.padding_idx": embedding_bag,
-    "aten._embedding_bag.default": embedding_bag,
-    "aten._embedding_bag_forward_only.default": embedding_bag,
     "aten.index_select.default": layers.index_select,
     "aten.index.Tensor": index,
     "aten.topk.default": lambda k, x, count, dim=-1, largest=True, ordered=True: layers.top_k(

@@ -239,6 +239,30 @@ def conv1d(
     return k.reshape(found, (*found.type.shape[:2], found.type.shape[3]))
 
 
+def embedding_bag(
+    k: Lowering, table: Node, ids: Node, offsets: Node, scale_by_frequency: bool = False, mode: int = 0,
+    sparse: bool = False, weights: Node | None = None, include_last: bool = False, padding: int | None = None,
+) -> Result:  # fmt: skip
+    """Sums (mode 0) or means (1) of equal bags of rows, without those of ``padding``; ids [bags x bag] in a line."""
+    starts = k.value(offsets)
+    bag = ids.type.shape[0] // offsets.type.shape[0]
+    if starts is None or not np.array_equal(starts, np.arange(0, ids.type.shape[0], bag)):
+        raise Unsupported("bags of different sizes")
+    if mode not in (0, 1) or weights is not None or include_last or scale_by_frequency:
+        raise Unsupported("bags that are weighted or reduced by maximum")
+    ids = k.reshape(ids, (starts.size, bag))
+    rows = k.apply("embedding", table, ids)
+    if padding is None or padding < 0:
+        return k.reduce(("reduce_sum", "reduce_mean")[mode], rows, (1,), keepdim=False), None, None, None
+    counted = masks.compare_number(k, "!=", ids, padding)
+    kept = k.apply("where", k.reshape(counted, (starts.size, bag, 1)), rows, layers.fill(k, 0, (), rows.type.dtype))
+    total = k.reduce("reduce_sum", kept, (1,), keepdim=False)
+    if mode == 1:
+        count = k.reduce("reduce_sum", k.cast(counted, rows.type.dtype), (1,), keepdim=True)
+        total = k.div(total, k.apply("clamp", count, minimum=1.0, maximum=math.inf))
+    return total, None, None, None
+
+
 def _dtype(dtype: Any, x: Node) -> DType:  # Any: a torch type
     return x.type.dtype if dtype is None else dtype_of(dtype)
 
@@ -292,4 +316,7 @@ HANDLERS: Mapping[str, Callable[..., Result]] = {
     "aten.square.default": square,
     "aten.softplus.default": softplus,
     "aten.conv1d.default": conv1d,
+    "aten.embedding_bag.padding_idx": embedding_bag,
+    "aten._embedding_bag.default": embedding_bag,
+    "aten._embedding_bag_forward_only.default": embedding_bag,
 }

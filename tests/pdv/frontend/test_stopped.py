@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from pdv.check.module_run import copy_module
 from pdv.check.reading import check_reading
 from pdv.frontend import load_program
+from pdv.frontend.onnx.export import export_onnx
 
 
 class Stopped(nn.Module):
@@ -47,3 +50,11 @@ def test_where_there_is_no_gradient_none_is_stopped(form: str) -> None:
     assert "detach" not in {node.op.name for node in graph.nodes}
     assert [name for name, _ in graph.updates] == (["trail"] if form == "buffer" else [])
     assert str(exported.graph) == before
+
+
+@pytest.mark.parametrize("form", ["detach", "no_grad", "returned", "input"])
+def test_our_own_files_keep_where_gradients_stop(form: str, tmp_path: Path) -> None:
+    model, x = Stopped(form), torch.randn(4, 4)
+    export_onnx(model, (x,), tmp_path / "model.onnx")
+    for program in (load_program(model, x), load_program(tmp_path / "model.onnx")):
+        assert [node.op.name for node in program.graph.nodes].count("detach") == int(form != "input")

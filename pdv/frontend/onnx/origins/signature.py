@@ -97,21 +97,19 @@ class Signature:
     def roles(self, graph: onnx_ir.Graph) -> Iterator[Role]:
         """Where a parameter belongs: at places that have a stored tensor, or that are empty."""
         for node in graph:
-            call = _CALL.search(node.metadata_props.get(FX_NODE, ""))
-            if call is None or node.domain != "":
+            call, given = call_of(node)
+            if not call or node.domain != "":
                 continue
-            given = _arguments(call[2])
-            if call[1] == "index" and (len(given) < 2 or not given[1].startswith("[%")):
+            if call == "index" and (len(given) < 2 or not given[1].startswith("[%")):
                 continue  # ids along another dim than the first, which the exporter puts in front
-            for place, argument, turned in self._places(node, call[1], given):
+            for place, argument, turned in self._places(node, call, given):
                 parameter = self.parameters.get(given[argument].removeprefix("%")) if argument < len(given) else None
                 if parameter is not None:
                     yield Role(node, place, parameter, turned and not _is_turned(node))
 
     def weights_of(self, node: onnx_ir.Node) -> list[str]:
         """The parameters of a recurrent layer, in torch's order."""
-        call = _CALL.search(node.metadata_props.get(FX_NODE, ""))
-        given = _arguments(call[2]) if call is not None else []
+        _, given = call_of(node)
         names = given[2].strip("[]").split(",") if len(given) > 2 else []
         return [self.parameters.get(name.strip().removeprefix("%"), "") for name in names]
 
@@ -141,13 +139,18 @@ class Signature:
 _SAME = {("add", "Add"), ("mul", "Mul"), ("sub", "Sub"), ("div", "Div")}
 
 
+def call_of(node: onnx_ir.Node) -> tuple[str, list[str]]:
+    """The operator of torch that a node is of, and its arguments as text; empty where the file does not say."""
+    call = _CALL.search(node.metadata_props.get(FX_NODE, ""))
+    return (call[1], _arguments(call[2])) if call is not None else ("", [])
+
+
 def left_out(node: onnx_ir.Node, *, smoothed: bool) -> str:
     """What torch's exporter leaves out of an operator that trains otherwise without it; empty if nothing.
 
     smoothed: whether who wrote the file smoothed labels beside the operator.
     """
-    call = _CALL.search(node.metadata_props.get(FX_NODE, ""))
-    given = _arguments(call[2]) if call is not None else []
+    call, given = call_of(node)
     if (
         not smoothed
         and node.op_type == "SoftmaxCrossEntropyLoss"
@@ -155,7 +158,7 @@ def left_out(node: onnx_ir.Node, *, smoothed: bool) -> str:
         and float(given[_SMOOTHING])
     ):
         return f"label_smoothing={given[_SMOOTHING]} of cross entropy"
-    if call is not None and node.op_type == "Dropout" and call[1].startswith("scaled_dot_product") and _is_off(node):
+    if node.op_type == "Dropout" and call.startswith("scaled_dot_product") and _is_off(node):
         return "dropout of attention"
     return ""
 
