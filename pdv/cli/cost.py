@@ -279,8 +279,7 @@ def _weight_name(output: Path, *, overwrite: bool) -> Path:
     from learned_cost.weights import stem
 
     base = stem(output)
-    if not base.absolute().parent.is_dir():
-        raise UsageError(f"-o: the folder {str(base.parent)!r} does not exist", mend="Make it first")
+    values.check_folder_of(base)
     for suffix in (".safetensors", ".json"):
         if base.with_name(base.name + suffix).exists() and not overwrite:
             raise UsageError(f"-o: {base}{suffix} exists", mend="Choose another name, or add --overwrite")

@@ -77,6 +77,7 @@ def report(
     folder = values.package_folder(target)
     read_document(folder)  # what is no package is refused before anything takes long
     page = output or folder / REPORT
+    values.check_file(page)
     with progress_bar(quiet=as_json) as progress:
         asked = {} if quick else _ask(folder, cost, values.seconds(budget, "--budget"), progress)
         progress("drawing", None)

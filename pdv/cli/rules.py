@@ -11,6 +11,7 @@ import typer
 
 from ir.errors import UsageError, VerificationError
 from ir.files.writing import write_whole
+from pdv.cli import values
 from pdv.cli.long.progress import progress_bar
 from pdv.cli.output import DebugOption, JsonOption, print_json
 
@@ -33,9 +34,8 @@ def generate(
     from pdv.rewrite.generate.library import written_library
     from pdv.rewrite.library import written_laws
 
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        what = f"-o: {output} {'is a folder' if output.is_dir() else 'would be in a folder that is not there'}"
-        raise UsageError(what, "A file in a folder that exists", "Make the folder, or write elsewhere")
+    if output is not None:
+        values.check_file(output)
     started = time.process_time()
     with progress_bar(quiet=as_json) as progress:
         found = find(max_ops=max_ops, seed=seed, written=written_laws(), report=progress)

@@ -64,8 +64,8 @@ def simulate(
 ) -> None:
     """Say what a step takes, where its time goes, what it holds in memory, and whether that fits."""
     _check(target, manual, arch, cluster)
-    if trace is not None and not trace.resolve().parent.is_dir():
-        raise UsageError(f"--trace: the folder {str(trace.parent)!r} does not exist", mend="Make it first")
+    if trace is not None:
+        values.check_folder_of(trace, "--trace")
     from pdv.manual.configuration import configuration
     from pdv.memory import step_memory
     from pdv.report.simulated import simulated_document, simulated_text

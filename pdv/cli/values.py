@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import os
 import re
 import shlex
 import sys
@@ -173,6 +174,31 @@ def package_name(model: Path) -> str:
     return f"model_{stem}_pdv" if not stem or stem[0].isdigit() else f"{stem}_pdv"
 
 
+def check_folder_of(path: Path, option: str = "-o") -> None:
+    """That something can be written at ``path``, before the work starts.
+
+    Raises:
+        UsageError: if it is to lie in what is no folder, or not there.
+    """
+    folder = path.absolute().parent
+    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise UsageError(f"{option}: {str(there)!r} is a file, not a folder", mend="Choose another place")
+    if there != folder:
+        raise UsageError(f"{option}: the folder {str(path.parent)!r} does not exist", mend="Make it first")
+
+
+def check_file(path: Path) -> None:
+    """That a file can be written at ``path``, before the work starts.
+
+    Raises:
+        UsageError: if a folder is there, or what it is to lie in is none.
+    """
+    if path.is_dir():
+        raise UsageError(f"-o: {str(path)!r} is a folder", mend="Name a file in it")
+    check_folder_of(path)
+
+
 def output_directory(output: Path | None, model: Path, *, overwrite: bool) -> Path:
     """Where the package goes, checked before the work starts: importable by name, and not there already."""
     path = output or Path(package_name(model))
@@ -183,8 +209,7 @@ def output_directory(output: Path | None, model: Path, *, overwrite: bool) -> Pa
             "Allowed: letters, digits and _, and no name that Python or torch uses",
             f"Try {package_name(Path(name))!r}",
         )
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"-o: the folder {str(path.parent)!r} does not exist", mend="Make it first")
+    check_folder_of(path)
     if path.exists() and not path.is_dir():
         raise UsageError(f"-o: {str(path)!r} is a file", mend="Choose another name")
     if path.is_dir() and any(path.iterdir()) and not overwrite:

@@ -55,10 +55,7 @@ def _check_output(path: Path, *, overwrite: bool) -> None:
     Raises:
         UsageError: if the file could not go there.
     """
-    if path.is_dir():
-        raise UsageError(f"-o: {str(path)!r} is a folder", mend="Name a file in it")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"-o: the folder {str(path.parent)!r} does not exist", mend="Make it first")
+    values.check_file(path)
     if path.exists() and not overwrite:
         raise UsageError(f"{str(path)!r} exists", mend="Choose another with -o, or add --overwrite")
 

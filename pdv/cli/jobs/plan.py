@@ -14,6 +14,7 @@ import typer
 
 from ir.errors import UsageError
 from ir.files.writing import make_folder, write_whole
+from pdv.cli import values
 from pdv.cli.long.interrupt import KEPT
 from pdv.cli.long.progress import LogOption, QuietOption, progress_bar
 from pdv.cli.output import DebugOption, JsonOption, one_line, print_json
@@ -80,8 +81,7 @@ def _check_output(folder: Path, jobs: Sequence[Job], *, overwrite: bool) -> None
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"-o: {str(folder)!r} is a file", mend="Choose another name")
-    if not folder.absolute().parent.is_dir():
-        raise UsageError(f"-o: the folder {str(folder.parent)!r} does not exist", mend="Make it first")
+    values.check_folder_of(folder)
     there = [name for name in (SUMMARY, *(job.package for job in jobs)) if (folder / name).exists()]
     if there and not overwrite:
         what = f"-o: {str(folder)!r} has {', '.join(there[:3])}{', …' if len(there) > 3 else ''}"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ir.errors import UsageError
-from pdv.cli.values import NOT_PACKAGES, axis_sizes, dtype, memory_bytes, output_directory, package_name
+from pdv.cli.values import NOT_PACKAGES, axis_sizes, check_file, dtype, memory_bytes, output_directory, package_name
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,20 @@ def test_values() -> None:
 def test_wrong_axes(text: str) -> None:
     with pytest.raises(UsageError):
         axis_sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("file/x", "file' is a file, not a folder"),
+        ("file/x/y", "file' is a file, not a folder"),
+        ("absent/x", "absent' does not exist"),
+        ("folder", "folder' is a folder"),
+    ],
+)
+def test_where_no_file_can_go(place: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match=said):
+        check_file(tmp_path / place)
+    check_file(tmp_path / "folder" / "x")
