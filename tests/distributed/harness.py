@@ -1,6 +1,6 @@
 """``run_ranks(worker, n)`` runs a function on n gloo processes and returns what each rank returned.
 
-Processes come from a fork server that has torch loaded, so the first run costs seconds and the others tenths.
+Processes come from a fork server that has torch and ours loaded, so the first run costs seconds and the others tenths.
 A worker that raises ends all ranks at once, and its traceback is the error's message.
 """
 
@@ -28,6 +28,7 @@ _GRACE_S = 0.5  # a rank that fails makes its peers fail too; wait this long for
 _context = multiprocessing.get_context("forkserver")
 PRELOADED = (  # torch._dynamo: the first DTensor of a process imports it, for a second of its time
     "torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.checkpoint", "safetensors", "numpy",
+    "torch.distributed.pipelining", "benchmarks.measured.parity", "tests.pdv.pipelined",  # what workers stand on
 )  # fmt: skip
 _context.set_forkserver_preload(list(PRELOADED))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.distributed.harness import RankError, run_ranks
+from tests.distributed.harness import PRELOADED, RankError, run_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -30,6 +31,15 @@ def die_on_rank_one() -> None:
     if dist.get_rank() == 1:
         os._exit(3)
     time.sleep(300)
+
+
+def loaded() -> set[str]:
+    return set(sys.modules)
+
+
+def test_ranks_start_with_what_is_preloaded() -> None:
+    """The server passes over what it cannot import."""
+    assert set(PRELOADED) <= run_ranks(loaded, 1)[0]
 
 
 def test_results_come_in_rank_order() -> None:
