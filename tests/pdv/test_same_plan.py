@@ -30,7 +30,7 @@ CLUSTER = {
 }
 
 
-OFTEN = ("bert", "gpt2", "llama", "resnet50", "vit", "dlrm")
+OFTEN = ("gpt2", "dlrm")  # that the graphs of all are the same, frontend/test_models.py sees
 EACH = [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in sorted(MODELS)]
 
 
@@ -51,7 +51,7 @@ def test_both_frontends_give_the_same_plan(name: str, tmp_path: Path) -> None:
 
 
 def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
-    module, inputs = build("gpt2")
+    module, inputs = build("dlrm")
     for run in ("one", "two"):
         pdv.optimize(module, inputs, cluster=CLUSTER, mesh={"x": 2, "y": 2}).save(tmp_path / run)
     names = sorted(path.name for path in (tmp_path / "one").iterdir())

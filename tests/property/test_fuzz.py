@@ -34,7 +34,7 @@ def test_what_failed_once(path: Path) -> None:
     assert not verdict.failed, f"{verdict.signature}: {verdict.text}"
 
 
-@pytest.mark.parametrize("number", range(11))
+@pytest.mark.parametrize("number", [*range(7), *(pytest.param(n, marks=pytest.mark.slow) for n in range(7, 15))])
 def test_drawn_programs_equal_their_modules(number: int) -> None:
     for result in judge_module(SEED, number, 0, PLANS, (2, 3, 4, 6), real=False, progress=silent):
         assert not result.verdict.failed, f"{result.name} {result.verdict.signature}: {result.verdict.text}"

@@ -22,7 +22,10 @@ from .conftest import Lowered
 
 Lower = Callable[[str], Lowered]
 DISTINCT = sorted(set(MODELS) - {"bert-large"})  # which is BERT, but for its size
-every_model = pytest.mark.parametrize("name", DISTINCT)
+LONG = {"inception-v3"}  # its operators are those of other convolutions, and node tests
+every_model = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in DISTINCT]
+)
 
 
 def count(graph: Graph) -> Counter[str]:
@@ -130,10 +133,10 @@ def test_mixtral_computes_what_its_loop_over_experts_does(lowered: Lower) -> Non
     assert product.loops.extents[product.loops.result[0][0]] == 8, "the experts are a loop"
 
 
-def test_constants_do_not_hold_the_batch(lowered: Lower) -> None:
-    for name in DISTINCT:
-        model = lowered(name)
-        batch = model.inputs[0].shape[0]
-        for node in model.from_torch.graph.nodes:
-            if node.is_const and node.type.rank > 2:
-                assert node.type.shape[0] != batch, (name, node)
+@every_model
+def test_constants_do_not_hold_the_batch(lowered: Lower, name: str) -> None:
+    model = lowered(name)
+    batch = model.inputs[0].shape[0]
+    for node in model.from_torch.graph.nodes:
+        if node.is_const and node.type.rank > 2:
+            assert node.type.shape[0] != batch, node
