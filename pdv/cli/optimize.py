@@ -67,7 +67,7 @@ StageCount = Annotated[
 ]
 MicroBatches = Annotated[int | None, typer.Option(help="Pin how many micro-batches a step has.", min=1)]
 Schedule = Annotated[
-    str | None, typer.Option(help="Pin the order of passes in a pipeline: gpipe, 1f1b, interleaved, zbv, ….")
+    str | None, typer.Option(help="Pin the order of passes in a pipeline: gpipe, 1f1b, 2bw, interleaved, zbv, ….")
 ]
 VirtualStages = Annotated[
     int | None, typer.Option(help="Pin how many stages each rank of a pipeline has, in turn (interleaved).", min=1)

@@ -20,7 +20,7 @@ from pdv.manual.configuration import Configuration
 from pdv.manual.placement import Use
 from pdv.pcg.techniques import techniques
 from pdv.pins.roles import Role
-from pdv.problem.workload import ONE_EACH
+from pdv.problem.workload import SEARCHED
 from pdv.report.diff import diff_document
 from pdv.report.loaded import Loaded
 from pdv.report.simulated import simulated_document
@@ -33,7 +33,7 @@ KIND: Mapping[Role, Use] = {
     "context": "context",
     "sequence": "context",
 }
-ORDERS = (*ONE_EACH, "interleaved")
+ORDERS = (*SEARCHED, "interleaved")
 NAMED = 4  # operators told of by name
 
 

@@ -22,7 +22,7 @@ from ir.errors import UsageError
 from pdv.loops.checkpoint import load_checkpoint, save_checkpoint
 from pdv.loops.evaluate import Mean, evaluate
 from pdv.loops.pieces import is_first
-from pdv.loops.rows import CausalLoss, LossFn, check_alike, check_rows, shapes_of
+from pdv.loops.rows import CausalLoss, LossFn, check_alike, check_rows, trained_shapes_of
 
 FOLDER = "pdv"
 """In a checkpoint of the Trainer: weights and the optimizer's state as every plan reads them."""
@@ -69,7 +69,7 @@ class PdvTrainer(Trainer):
         config: Any = None,
         **named: Any,
     ) -> None:
-        self.inputs = tuple(shapes_of(model))
+        self.inputs = tuple(trained_shapes_of(model))
         self.loss_fn: Any = CausalLoss() if loss_fn is None else loss_fn
         self.weigh = weigh or getattr(self.loss_fn, "weigh", None)
         self.label, self.config, self.told = label, config, Mean()

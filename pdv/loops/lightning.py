@@ -23,7 +23,7 @@ from ir.errors import UsageError, WeightsError
 from pdv.loops.checkpoint import load_checkpoint, save_checkpoint
 from pdv.loops.evaluate import Mean, evaluate
 from pdv.loops.pieces import is_first, share
-from pdv.loops.rows import CausalLoss, LossFn, check_alike, check_rows, shapes_of
+from pdv.loops.rows import CausalLoss, LossFn, check_alike, check_rows, trained_shapes_of
 
 FOLDER, REST = "pdv", "rest.pt"
 """In a checkpoint, a folder: weights and the optimizer's state as every plan reads them; and what is Lightning's."""
@@ -43,7 +43,7 @@ class PdvModule(LightningModule):
     def __init__(self, model: Any, loss_fn: LossFn | None = None, *, label: str = "labels") -> None:
         super().__init__()
         self.model, self.label = model, label
-        self.names = (*shapes_of(model), label)
+        self.names = (*trained_shapes_of(model), label)
         self.loss_fn: Any = CausalLoss() if loss_fn is None else loss_fn
         self.told = Mean()
 

@@ -32,6 +32,18 @@ def shapes_of(model: Any) -> Mapping[str, Sequence[int | str]]:  # Any: an emitt
     return _checked(model)[0]
 
 
+def trained_shapes_of(model: Any) -> Mapping[str, Sequence[int | str]]:  # Any: an emitted model
+    """The same of a model that a trainer steps, which takes the loss of a step for that of its batch.
+
+    Raises:
+        UsageError: if it is no emitted model, or a step of it ends the batch before.
+    """
+    if getattr(model, "two", None) is not None:
+        what = "a pipeline that no step empties (2bw) in a trainer: a step of it gives the loss of the batch before"
+        raise UsageError(what, "Loops of your own, with model.drain()", "Plan the model with another --schedule")
+    return shapes_of(model)
+
+
 def bounds_of(model: Any, size: str) -> tuple[int, int | None]:  # Any: an emitted model
     """What a size that may be any must be a multiple of, and the largest that it may be, if there is one."""
     _, ways, most = _checked(model)

@@ -32,7 +32,8 @@ from pdv.pcg.spread import spread_to_pcg
 from pdv.problem import Derived, Problem
 from pdv.problem.formats import FORMATS
 from pdv.problem.precision import PRECISIONS
-from pdv.problem.workload import Execution, Loss, Order, Overlap, Recompute, Stages, Workload
+from pdv.problem.workload import STALE, Execution, Loss, Order, Overlap, Recompute, Stages, Workload
+from pdv.schedule.order import why_not
 from pdv.schedule.stages import cut
 
 ALIASES = {"mbs": "micro_batch", "gbs": "batch", "global_batch": "batch", "sequence_parallel": "sp"}
@@ -278,6 +279,9 @@ def _check_schedule(given: Configuration) -> None:
         raise UsageError(
             f"schedule=interleaved with vp={given.vp}, pp={given.pp}: nothing to interleave", "vp and pp above 1"
         )
+    if given.schedule in STALE and given.micro_batches < given.pp:
+        what = why_not(given.schedule, given.pp, given.vp, given.micro_batches, recomputes=False)
+        raise UsageError(what, "", "Choose a larger batch, a smaller micro_batch, or schedule=1f1b")
     if given.schedule != "interleaved" and given.vp > 1:
         raise UsageError(f"schedule={given.schedule} with vp={given.vp}", "vp above 1 is for schedule=interleaved")
     if given.schedule == "interleaved" and given.micro_batches % given.pp:

@@ -13,6 +13,7 @@ from ir.graph import Node
 from ir.sharding import Shard
 from pdv.memory.log import Holder
 from pdv.memory.setting import Setting, chain, gathered_for_use
+from pdv.problem.workload import STALE
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ def state(setting: Setting, chunks: Iterable[int], *, on_gpu: bool) -> State:
     }
     if not setting.train:
         return State(held, 0.0, 0.0)
+    if setting.workload.stages.count > 1 and setting.execution.order in STALE:
+        held[Holder("weights", "of the step before")] = sum(sizes[leaf] for leaf in trained)
     gradients = sum(_gradient(setting, leaf) for leaf in trained)
     held[Holder("optimizer")] = sum(_optimizer(setting, leaf) for leaf in trained)
     on_host = sum(_on_host(setting, leaf) for leaf in trained)

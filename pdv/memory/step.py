@@ -7,7 +7,7 @@ runs them. Entry point: ``step_memory``.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -167,6 +167,7 @@ def _peak(setting: Setting, stage: int, walked: dict[tuple[int, bool], Passes], 
     kept = state(setting, own, on_gpu=on_gpu)
     search = _Search(setting, kept, known)
     pipeline = Pipeline(stages.count, stages.virtual, execution.micro_batches, execution.order, setting.train)
+    search.begin(pipeline.ahead(stage))
     for turn in orders(pipeline)[stage]:
         search.take(turn)
     if setting.train:
@@ -187,6 +188,12 @@ class _Search:
         self.begun: dict[int, bool] = {}  # chunks whose gradients are there
         self._peaks: dict[tuple[int, bool, bool], tuple[float, int, float]] = {}
         self._marked: tuple[Log, int, dict[int, int], dict[int, int], tuple[int, ...]] | None = None
+
+    def begin(self, turns: Sequence[Pass]) -> None:
+        """With what forward passes of the step before have left."""
+        for turn in turns:
+            self.take(turn)
+        self.best.curve.clear()
 
     def take(self, turn: Pass) -> None:
         """Run one micro-batch through a chunk, one way."""
@@ -217,7 +224,8 @@ class _Search:
             log = Log()
             log.add(self.kept.step, Holder("temporaries", "optimizer"), OPTIMIZER)
             self._mark(most, OPTIMIZER, log, 1)
-        self.best.curve.append(Point(None, most, self.base))
+        left = sum(count * self.known[chunk].forward.end for chunk, count in self.in_flight.items())
+        self.best.curve.append(Point(None, most, self.base + left))
 
     def _log(self, turn: Pass) -> tuple[Log, tuple[float, int, float]]:
         """The changes of a turn, and their (most, where, end), worked out once."""

@@ -23,7 +23,7 @@ from pdv.pcg.plan_cost import kept_values, saved_values
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Problem
-from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, Order, Recompute, are_several
+from pdv.problem.workload import RECOMPUTATIONS, SEARCHED, STALE, Order, Recompute, are_several
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
 
@@ -105,13 +105,15 @@ class Space:
         a rank: one, unless more are pinned.
         """
         if candidate.stages == 1:
-            return ((ONE_EACH[-1], 1),)
+            return ((SEARCHED[-1], 1),)
         if self.pinned.takes_turns:
             return self.in_turns(candidate, recompute)
         if self.pinned.schedule is not None:
-            return ((self.pinned.schedule, 1),)
+            order, count = self.pinned.schedule, candidate.micro_batches
+            wrong = why_not(order, candidate.stages, 1, count, recomputes=recompute != "none")
+            return () if wrong else ((order, 1),)
         few = candidate.micro_batches < candidate.stages
-        return tuple((order, 1) for order in (ONE_EACH[:1] if few else ONE_EACH[::-1]))
+        return tuple((order, 1) for order in (SEARCHED[:1] if few else SEARCHED[::-1]))
 
     def in_turns(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
         """Orders of passes through several stages on each rank, or in halves of backward, with how many stages.
@@ -234,9 +236,9 @@ class Space:
     def counts_of(self, stages: int) -> tuple[int, ...]:
         """Of so many stages: those that the order of passes asks for, where it is pinned."""
         order = self.pinned.schedule or "interleaved"
-        if not self.pinned.takes_turns:
+        if not self.pinned.takes_turns and order not in STALE:
             return self.counts
-        each = self.pinned.virtual(order)[0]
+        each = self.pinned.virtual(order)[0] if self.pinned.takes_turns else 1
         found = tuple(count for count in self.counts if not why_not(order, stages, each, count, recomputes=False))
         return found or self.counts
 

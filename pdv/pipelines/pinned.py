@@ -14,15 +14,15 @@ from ir.rows import rows_apart
 from ir.scaling.rows import micro_batch
 from pdv.cluster import Cluster
 from pdv.problem import Problem
-from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, RUN_ORDERS, Order, Recompute
+from pdv.problem.workload import ONE_EACH, RECOMPUTATIONS, RUN_ORDERS, STALE, Order, Recompute
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
 
 VIRTUAL = (2, 4)  # stages on each rank that are looked at, where several are
 ASKED = (
-    "gpipe and 1f1b have one stage on each rank, interleaved two or more, zero-bubble any number, zbv and dualpipev "
-    "two; interleaved and zero-bubble take a multiple of the ranks in micro-batches, dualpipev two for each rank or "
-    "more; zero-bubble, zbv and dualpipev recompute nothing"
+    "gpipe, 1f1b and 2bw have one stage on each rank, interleaved two or more, zero-bubble any number, zbv and "
+    "dualpipev two; interleaved and zero-bubble take a multiple of the ranks in micro-batches, dualpipev two for each "
+    "rank or more, 2bw one for each or more; zero-bubble, zbv and dualpipev recompute nothing"
 )
 
 
@@ -93,6 +93,10 @@ class Pinned:
         """
         self._check_values()
         self._check_devices(cluster)
+        kept = problem.precision
+        if self.schedule in STALE and (kept.master or kept.on_host):
+            what = "master weights" if kept.master else "the optimizer in the host's memory"
+            raise UsageError(f"schedule {self.schedule!r} with {what}", "Two versions are of weights that rest as read")
         if self.allows_whole:
             return
         if not problem.train:

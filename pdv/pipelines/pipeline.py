@@ -16,7 +16,7 @@ from pdv.pipelines.candidates import Candidate
 from pdv.pipelines.cuts import cut_pieces, held_bytes, stage_costs
 from pdv.pipelines.profile import ByStage, Numbers, Profile
 from pdv.pipelines.timing import Timing
-from pdv.problem.workload import Order, Recompute, Stages
+from pdv.problem.workload import STALE, Order, Recompute, Stages
 from pdv.schedule.order import Pipeline, in_flight, most_held
 from pdv.schedule.pieces import Pieces
 from pdv.simulate.engine.pipeline import Durations, Sends, Timeline, compose
@@ -168,10 +168,14 @@ class Whole:
             forward += begun[0]
             again = forward if self.again else 0.0
             back, end = backward + begun[1] + again, last + begun[2] + again
-            durations.append(Durations(forward, back, end, self.timing.behind_s, self.timing.later * backward))
+            tail = self.timing.behind_s + float(self.profiles[stage].optimizer_s[own].sum())
+            tail = tail if self.mode.order in STALE else 0.0
+            durations.append(Durations(forward, back, end, self.timing.behind_s, self.timing.later * backward, tail))
             passed = timed[stage].sent_bytes[ends[chunk + 1] - 1]
             sends.append(0.0 if link is None else link.latency_s + passed / link.bandwidth_bytes_per_s)
         line = self._timeline(durations, sends[:-1])
+        if self.mode.order in STALE:
+            return float(line.period) / (1 if Cores.of(self.cluster, self.candidate.stages) is None else PICO)
         done = []
         for stage, (end, behind) in enumerate(zip(line.ends, line.behind, strict=True)):
             optimizer_s, here = self.profiles[stage].optimizer_s, self._pipeline.layout.chunks_on(stage)

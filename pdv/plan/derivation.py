@@ -54,7 +54,7 @@ BINDINGS = {
     OFFLOAD: {"to"},
     SCALE: {"format"},
 }
-MAY_BIND = {STAGE: {"ranks"}}
+MAY_BIND = {STAGE: {"ranks", "staleness"}}
 
 
 def to_steps(solution: Solution, stages: Stages = ONE_STAGE, execution: Execution = EMITTED) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@
                   that no row of the batch sees another (``rows_apart``), which is looked up in the operators' splits.
     stage         operators, by number, run on the devices of one stage. What they compute stays what it is; it asks
                   that no stage reads what a later one computes. Stages may be on fewer ranks, in turn ("ranks").
+                  In the order 2bw a step ends the batch before, whose passes all read the weights of one step before
+                  ("staleness": 1): what is proved of a step is proved of that batch, at these weights.
     recompute     backward runs the forward of each layer again, from what that took. The same values twice ask nothing.
     round         parameters rest in a wider type than that of compute, as do their gradients and the optimizer's
                   moments; forward reads them rounded, which is the identity in the proof. It is given, not searched.
@@ -21,17 +23,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
+from ir.errors import UsageError
 from ir.graph import Graph, Node
 from ir.rows import rows_apart
 from pdv.cluster import Cluster
 from pdv.emit.analysis.staged import Running, Scaled
 from pdv.pcg.scaled import products_of
 from pdv.pcg.spread import spread_to_pcg
+from pdv.pcg.units import joins_unit
 from pdv.plan.steps import Step, operators, require
 from pdv.problem import Derived, Problem
 from pdv.problem.formats import EMITTED_FORMATS, Products
 from pdv.problem.precision import MASTER, PRECISIONS, ROUNDED, Precision
-from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, RUN_ORDERS, Execution, Order, Recompute, Stages, emitted
+from pdv.problem.workload import (
+    EMITTED,
+    FOLDED,
+    ONE_STAGE,
+    RUN_ORDERS,
+    STALE,
+    Execution,
+    Order,
+    Recompute,
+    Stages,
+    emitted,
+)
 from pdv.schedule.check import stuck
 from pdv.schedule.order import Pipeline, why_not
 from pdv.schedule.pieces import pieces
@@ -52,6 +67,7 @@ class TypesOfRun(TypedDict):
     products: Products | None
 
 
+ONE_TYPE = "parameters that rest otherwise than they are read"
 LAYERS = ["layers"]
 """What is computed again: the model's repeated layers (``pdv.schedule.pieces``)."""
 
@@ -70,6 +86,7 @@ def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[di
         for stage, sites in numbers.items():
             bindings = {"stage": stage, "of": stages.chunks, "order": execution.order}
             bindings |= {"ranks": stages.count} if stages.virtual > 1 else {}
+            bindings |= {"staleness": STALE[execution.order]} if execution.order in STALE else {}
             steps.append({"rule": STAGE, "bindings": bindings, "sites": sites})
     if execution.recompute == "full":
         steps.append({"rule": RECOMPUTE, "bindings": {}, "sites": LAYERS})
@@ -148,6 +165,8 @@ def read_running(
     again = [step for step in own if step["rule"] == RECOMPUTE]
     wrong = "" if ranks == 1 else why_not(order, ranks, count // ranks, micro_batches, recomputes=bool(again))
     require(not wrong, wrong)
+    kept = problem.precision
+    require(order not in STALE or not (kept.master or kept.on_host), f"the order {order} of {ONE_TYPE}")
     waits = "" if ranks == 1 else stuck(Pipeline(ranks, count // ranks, micro_batches, order))
     require(not waits, f"the order of passes: {waits}")
     require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
@@ -177,6 +196,7 @@ def _read_stages(graph: Graph, steps: Sequence[Step]) -> tuple[dict[Node, int], 
         require(type(stage) is int and type(count) is int and 0 <= stage < count, f"stage {stage!r} of {count!r}")
         ranks = step["bindings"].get("ranks", count)
         require(order in RUN_ORDERS, f"the order {order!r}")
+        require(step["bindings"].get("staleness", 0) == STALE.get(order, 0), f"the staleness of the order {order!r}")
         require(type(ranks) is int and 1 < ranks <= count and count % ranks == 0, f"{count} stages on {ranks!r} ranks")
         shapes.add((count, ranks, order))
         for number in step["sites"]:
@@ -222,6 +242,11 @@ def as_run(found: BestPlan, cluster: Cluster) -> BestPlan:
 
 def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Execution) -> Running:
     """The same as the emitter takes it: the stage of each node of a PCG that has a gradient."""
+    if execution.order in STALE:
+        gathers = [move for move in derived.pcg.nodes if joins_unit(move, several=execution.several)]
+        if gathers:
+            what = f"the order {execution.order} with {len(gathers)} weights that rest cut and are gathered (ZeRO)"
+            raise UsageError(what, "Weights that rest as they are used", "Leave ZeRO out, or choose another schedule")
     own = spread_to_pcg(derived, stages.chunk_of) if stages.chunks > 1 else {}
     stage_of = {node: stage for node, stage in own.items() if node.needs_grad}
     again = execution.recompute == "full"

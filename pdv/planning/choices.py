@@ -22,6 +22,7 @@ from pdv.planning.search import SearchResult
 from pdv.problem import Problem
 from pdv.problem.formats import Products
 from pdv.problem.problem import offloaded
+from pdv.problem.workload import STALE
 
 OPTIMIZER = "optimizer"
 OFFLOADS = (config.OFFLOAD, OPTIMIZER)
@@ -73,7 +74,7 @@ def read_choices(
         found = "inference" if mode != "train" else f"allowed {ALLOW_OFFLOAD}"
         raise UsageError(f"offload {offload!r} with {found}", "It is of training, and fixed", "Leave one of them out")
     formats = read_formats(products, [name for name in allow if name in ALLOWED], mode, pinned, graph, devices)
-    gains = mode == "train" and all(device.kind != "cpu" for device in devices)
+    gains = mode == "train" and all(device.kind != "cpu" for device in devices) and pinned.schedule not in STALE
     ways = (True,) if fixed else (False, True) if gains and ALLOW_OFFLOAD in allow else (False,)
     return tuple(Choice(one, on_host) for on_host in ways for one in formats)
 

@@ -20,6 +20,8 @@ from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.search import may_fit_whole, search_pipelines
 from pdv.plan.cache import Cache, open_cache, with_cache
 from pdv.problem import Pins, Problem
+from pdv.problem.problem import ungathered
+from pdv.problem.workload import STALE
 from pdv.search.meshes import BestPlan, search_meshes
 from pdv.search.strategies import STRATEGIES, Strategy
 from pdv.simulate.step import simulate
@@ -154,12 +156,15 @@ def _search_pipelines(
     Where devices differ, the last ones may have the first stages.
     """
     progress(SEARCHING_PIPELINES, None)
+    first = problems[0]
+    if pinned.schedule in STALE:  # several versions are of what is used as it rests
+        first = ungathered(first)
     deadline, turned = time.monotonic() + effort.budget_s, cluster.turned()
     one_way = len(cluster.classes) == 1 or bool(cluster.wires) or pinned.takes_turns
 
     def search(listed: Cluster, share: float = 1.0) -> BestPlan | None:
         left_s = max(0.0, deadline - time.monotonic()) * share
-        return search_pipelines(problems[0], listed, left_s, effort.strategy(None), pinned, effort.watch)
+        return search_pipelines(first, listed, left_s, effort.strategy(None), pinned, effort.watch)
 
     ways = [search(cluster, 1.0 if one_way else 0.5)]
     if not one_way:

@@ -37,6 +37,11 @@ def allow_all(*_: object) -> bool:
     return True
 
 
+def allow_none(*_: object) -> bool:
+    """What no plan may have."""
+    return False
+
+
 def _no_mark(nodes: Sequence[Node]) -> str:
     return ""
 
@@ -162,6 +167,11 @@ class Problem:
 def with_host(problem: Problem, devices: Iterable[Device]) -> Problem:
     """The same with the part of its host that each of the devices has, where anything lies there."""
     return replace(problem, host=slowest_host(devices)) if problem.precision.on_host else problem
+
+
+def ungathered(problem: Problem) -> Problem:
+    """The same problem where parameters are used as they rest."""
+    return replace(problem, pins=replace(problem.pins, gathers=allow_none))
 
 
 def offloaded(problem: Problem, devices: Iterable[Device]) -> Problem:

@@ -18,14 +18,16 @@ from pdv.problem.formats import Format
 from pdv.problem.precision import AS_EMITTED, Precision
 from pdv.problem.problem import Problem
 
-Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"]
+Order = Literal["gpipe", "1f1b", "2bw", "interleaved", "zero-bubble", "zbv", "dualpipev"]
 Recompute = Literal["none", "selective", "operators", "elementwise", "offload", "alternate", "full"]
 Zero = Literal[0, 1, 2]
 Loss = Literal["in-place", "float32", "fused"]
 RUN_ORDERS: tuple[Order, ...] = (  # that emitted programs run
-    "gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"
+    "gpipe", "1f1b", "2bw", "interleaved", "zero-bubble", "zbv", "dualpipev"
 )  # fmt: skip
-ONE_EACH: tuple[Order, ...] = RUN_ORDERS[:2]  # of one stage on each rank, the one that holds least last
+ONE_EACH: tuple[Order, ...] = RUN_ORDERS[:3]  # of one stage on each rank
+SEARCHED: tuple[Order, ...] = RUN_ORDERS[:2]  # of these, those that nobody has to ask for; what holds least is last
+STALE: Mapping[Order, int] = {"2bw": 1}  # by how many steps gradients are of older weights; others have none
 FOLDED: tuple[Order, ...] = ("zbv", "dualpipev")  # of two, one on the way through the ranks, and one on the way back
 IN_HALVES: tuple[Order, ...] = ("zero-bubble", *FOLDED)  # gradients of weights may wait
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "full")  # that they know

@@ -57,5 +57,6 @@ def _pipeline(steps: Sequence[Document]) -> list[str]:
         count = staged.get("ranks", staged["of"])
         turns = "" if count == staged["of"] else f", {staged['of'] // count} chunks each"
         words.append(f"{count} stages ({staged['order']}{turns})")
+        words += ["gradients of weights one step old"] if "staleness" in staged else []
     taken = next((step["bindings"] for step in steps if step["rule"] == ACCUMULATE), None)
     return words + ([] if taken is None else [f"{taken['micro_batches']} micro-batches"])

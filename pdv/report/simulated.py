@@ -16,12 +16,13 @@ from ir.graph import Graph, Node
 from ir.sharding import format_sharding
 from ir.verify import infer_shardings
 from pdv.cluster.units import MEMORY
+from pdv.problem.workload import STALE
 from pdv.report.layers import layer_names
 
 if TYPE_CHECKING:
     from pdv.memory import StageMemory, StepMemory
     from pdv.problem.workload import Workload
-    from pdv.simulate.result import Share, Simulation
+from pdv.simulate.result import Share, Simulation
 
 Document = dict[str, Any]  # Any: JSON
 VERSION = 1
@@ -199,6 +200,7 @@ def _steps(pipeline: Mapping[str, Any]) -> str:
     count = pipeline["micro_batches"]
     text = "1 micro-batch" if count == 1 else f"{count} micro-batches"
     text += f", {pipeline['order']}" if pipeline["stages"] > 1 else ""
+    text += ", gradients of weights one step old" if pipeline["stages"] > 1 and pipeline["order"] in STALE else ""
     text += f", {pipeline['chunks'] // pipeline['stages']} chunks a stage" if pipeline["order"] == "interleaved" else ""
     text += f", ZeRO-{pipeline['zero']}" if pipeline["zero"] else ""
     return text + (f", recomputation {pipeline['recompute']}" if pipeline["recompute"] != "none" else "")

@@ -26,7 +26,7 @@ def why_stuck(pipeline: Pipeline, orders: Sequence[Sequence[Pass]]) -> str:
         if wrong := _wrong_passes(pipeline, stage, passes):
             return wrong
     last = pipeline.stages * pipeline.virtual - 1
-    done: set[Pass] = set()
+    done: set[Pass] = {one for stage in range(pipeline.stages) for one in pipeline.ahead(stage)}
     at = [0] * pipeline.stages
     moved = True
     while moved:
@@ -44,7 +44,10 @@ def why_stuck(pipeline: Pipeline, orders: Sequence[Sequence[Pass]]) -> str:
 def _wrong_passes(pipeline: Pipeline, stage: int, passes: Sequence[Pass]) -> str:
     """Whether a stage runs each micro-batch through each of its chunks once, there and back."""
     own, numbers = pipeline.layout.chunks_on(stage), range(pipeline.micro_batches)
-    wanted = Counter((chunk, number, way) for chunk in own for number in numbers for way in (0, 1, 2))
+    begun = len(pipeline.ahead(stage))  # by the step before; as many are of the next batch
+    wanted = Counter(
+        (chunk, number + (way == 0) * begun, way) for chunk in own for number in numbers for way in (0, 1, 2)
+    )
     found: Counter[tuple[int, int, int]] = Counter()
     for chunk, number, backward, part in passes:
         ways = (0,) if not backward else {"all": (1, 2), "values": (1,), "weights": (2,)}[part]

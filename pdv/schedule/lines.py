@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pdv.problem.workload import Order
+from pdv.problem.workload import STALE, Order
 
 
 class Line(NamedTuple):
@@ -22,7 +22,7 @@ def lines(order: Order, stages: int, micro_batches: int, stage: int) -> tuple[Li
     returns, all pass backward. 1F1B: the first micro-batch comes, and all pass; or it goes to the end and back first,
     and all follow but the forward passes that the stage had made ahead; or the same from the end, with backward passes.
     """
-    if stages == 1:
+    if stages == 1 or order in STALE:  # of which a step waits for no other stage
         return (Line(0.0, micro_batches, micro_batches),)
     if order == "gpipe":
         return (Line(1.0, micro_batches, micro_batches),)

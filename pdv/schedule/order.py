@@ -2,6 +2,8 @@
 
 GPipe (Huang et al., NeurIPS'19), 1F1B (Narayanan et al., "PipeDream", SOSP'19, its variant that flushes) and
 interleaved 1F1B (Narayanan et al., SC'21, section 2.2); those whose gradients of weights may wait are in ``halves``.
+2bw is 1F1B that goes on from step to step (PipeDream-2BW, Narayanan et al., ICML'21): a step ends what is left of the
+batch before, and begins its own, whose micro-batches are numbered on from that one's.
 Entry points: ``orders``, and ``why_not`` of what has none.
 """
 
@@ -11,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pdv.problem.workload import FOLDED, IN_HALVES, ONE_EACH, Order, Stages
+from pdv.problem.workload import FOLDED, IN_HALVES, ONE_EACH, STALE, Order, Stages
 from pdv.schedule.halves import dualpipev, zbv, zero_bubble
 from pdv.schedule.passes import Pass
 
@@ -31,6 +33,11 @@ class Pipeline:
         """Which chunks each stage has."""
         return Stages(self.stages, self.virtual, folded=self.order in FOLDED)
 
+    def ahead(self, stage: int) -> tuple[Pass, ...]:
+        """Forward passes of a stage that the step before has made."""
+        count = self.stages - 1 - stage if self.order in STALE and self.train else 0
+        return tuple(Pass(stage, number) for number in range(count))
+
 
 @lru_cache(maxsize=64)
 def orders(pipeline: Pipeline) -> tuple[tuple[Pass, ...], ...]:
@@ -45,6 +52,8 @@ def why_not(order: Order, ranks: int, each: int, micro_batches: int, *, recomput
     """
     if order in ONE_EACH and each != 1:
         return f"{each} stages on each of {ranks} ranks in the order {order}, which has one"
+    if order in STALE and micro_batches < ranks:
+        return f"{micro_batches} micro-batches in the order {order} on {ranks} stages, which asks for as many"
     if order in FOLDED and each != 2:
         return f"{each} stages on each of {ranks} ranks in the order {order}, which has two"
     if order == "interleaved" and each < 2:
@@ -68,7 +77,7 @@ def most_held(pipeline: Pipeline, stage: int) -> Mapping[int, int]:
     held = dict.fromkeys(pipeline.layout.chunks_on(stage), 0)
     now = most = 0
     found = dict(held)
-    for step in orders(pipeline)[stage]:
+    for step in (*pipeline.ahead(stage), *orders(pipeline)[stage]):
         change = {"all": -1, "values": 0, "weights": -1}[step.part] if step.backward else 1
         held[step.chunk] += change
         now += change
@@ -90,6 +99,9 @@ def _stage(pipeline: Pipeline, stage: int) -> tuple[Pass, ...]:
     ahead = min(_warm_up(pipeline, stage), len(forward))
     if pipeline.order in IN_HALVES:
         return zero_bubble(stage, forward, backward, ahead)
+    if pipeline.order in STALE:
+        following = [Pass(stage, pipeline.micro_batches + number) for number in range(ahead)]
+        return tuple(one for pair in zip([*forward[ahead:], *following], backward, strict=True) for one in pair)
     steady: list[Pass] = []
     for one, other in zip(forward[ahead:], backward, strict=False):
         steady += [one, other]

@@ -47,9 +47,14 @@ class Drawing:
         """Tasks of all strips."""
         return sum(len(self.tasks[strip.tasks]) for strip in self.strips)
 
+    @property
+    def end(self) -> int:
+        """Of all that is drawn: a stage may begin the step before another ends the one before."""
+        return max(self.ran.end, *(sum(both) for both in zip(self.ran.body, self.ran.tail, strict=True)))
+
     def turn_times(self, stage: int, turn: Pass | None) -> tuple[int, int]:
         """When a stage runs a turn; None: what is due once a step."""
-        return (self.ran.body[stage], self.ran.end) if turn is None else self.turns[turn]
+        return (self.ran.body[stage], self.end) if turn is None else self.turns[turn]
 
 
 def draw(simulation: Simulation) -> Drawing:

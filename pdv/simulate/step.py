@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pdv.problem.workload import Workload
+from pdv.problem.workload import STALE, Workload
 from pdv.schedule.order import Pipeline
 from pdv.simulate.calibration import Calibration, constants
-from pdv.simulate.engine.pipeline import Durations, Timeline, compose, way_of
+from pdv.simulate.engine.pipeline import STEADY, Durations, Timeline, compose, way_of
 from pdv.simulate.engine.shared import Busy, Cores, compose_shared
 from pdv.simulate.engine.streams import Clocks, Parts
 from pdv.simulate.engine.task import BUBBLE, COMPUTE, HOST, PICO, RECOMPUTATION, WAITING, Placed, picoseconds
@@ -87,7 +87,7 @@ def run(lowered: Lowered) -> RunResult:
 
 def _pipeline(lowered: Lowered, outside: int) -> RunResult:
     stages = lowered.stages
-    line = _timeline(lowered, chunk_durations(lowered))
+    line = _last_step(lowered) if goes_on(lowered) else _timeline(lowered, chunk_durations(lowered))
     begins = list(line.ends)
     shared = lowered.tied_stages
     for number in shared:
@@ -105,23 +105,46 @@ def _pipeline(lowered: Lowered, outside: int) -> RunResult:
         stage.kind.engine.run((Placed(stage.tail),), clocks)
         tails.append(clocks)
         found.append(clocks.parts)
-    end = max(max(clocks.compute) for clocks in tails)
+    end = line.period if goes_on(lowered) else max(max(clocks.compute) for clocks in tails)
     for clocks in tails:
         for parts, at in zip(clocks.parts, clocks.compute, strict=True):
             _add(parts, BUBBLE, end - at)
             _add(parts, HOST, outside)
     tail = [max(clocks.compute) - begin for clocks, begin in zip(tails, begins, strict=True)]
-    return RunResult(end + outside, found, list(line.ends), tail, line, tails)
+    body = [own[-1][2] for own in line.passes] if goes_on(lowered) else list(line.ends)
+    return RunResult(end + outside, found, body, tail, line, tails)
+
+
+def goes_on(lowered: Lowered) -> bool:
+    """Whether a stage begins a step before others end the one before: none waits for others to sum what both hold."""
+    stale = lowered.workload.execution.order in STALE and lowered.workload.problem.train
+    return stale and not lowered.tied_stages
+
+
+def _last_step(lowered: Lowered) -> Timeline:
+    """Of several steps of a pipeline that none empties."""
+    durations, tails = chunk_durations(lowered), []
+    for stage, own in zip(lowered.stages, durations, strict=True):
+        clocks = Clocks.quiet(len(stage.kind.links.devices), stage.kind.links.num_streams)
+        clocks.streams[:] = [own.behind] * stage.kind.links.num_streams
+        stage.kind.engine.run((Placed(stage.tail),), clocks)
+        tails.append(max(clocks.compute))
+    durations = [one._replace(tail=tail) for one, tail in zip(durations, tails, strict=True)]
+    line = _timeline(lowered, durations).last_step(pipeline_of(lowered.workload), tails)
+    line.behind = [end + one.behind for end, one in zip(line.ends, durations, strict=True)]
+    return line
 
 
 def _timeline(lowered: Lowered, durations: Sequence[Durations]) -> Timeline:
     """Passes of all stages, on cores that they share where they do."""
+    several = STEADY if goes_on(lowered) else 0
     workload = lowered.workload
     pipeline, blocking = pipeline_of(workload), not workload.execution.overlap.transfers
     cores = Cores.of(workload.cluster, workload.stages.count)
     if cores is None:
-        return compose(pipeline, durations, lowered.sends, blocking=blocking)
-    return compose_shared(pipeline, durations, chunk_busy(lowered), lowered.sends, cores, blocking=blocking)
+        return compose(pipeline, durations, lowered.sends, blocking=blocking, several=several)
+    busy = chunk_busy(lowered)
+    return compose_shared(pipeline, durations, busy, lowered.sends, cores, blocking=blocking, several=several)
 
 
 def chunk_busy(lowered: Lowered) -> list[Busy]:
@@ -186,8 +209,8 @@ def _draw(lowered: Lowered, ran: RunResult, draws: int, seed: int) -> np.ndarray
     slow = factors(len(lowered.stages), size, draws, lowered.calibration.straggler_std, seed)
     if not draws:
         return np.zeros(0)
-    if ran.timeline is None:
-        return np.asarray(ran.end / PICO * slow[0], dtype=np.float64)
+    if ran.timeline is None or goes_on(lowered):
+        return np.asarray(ran.end / PICO * slow.max(axis=0), dtype=np.float64)
     line_ends = _drawn_ends(lowered, slow)
     ends = [line_ends[number] + ran.tail[number] * slow[number] for number in range(len(lowered.stages))]
     base = max(end + tail for end, tail in zip(ran.body, ran.tail, strict=True))
@@ -207,7 +230,9 @@ def _drawn_ends(lowered: Lowered, slow: Factors) -> list[np.ndarray[Any, Any]]:
         return list(np.array(drawn).T)
     durations = [Durations(*(np.round(time * slow[place(chunk)]) for time in of)) for chunk, of in enumerate(nominal)]
     blocking = not workload.execution.overlap.transfers
-    line = compose(pipeline_of(workload), durations, lowered.sends, blocking=blocking, later=np.maximum, record=False)
+    line = compose(
+        pipeline_of(workload), durations, lowered.sends, blocking=blocking, later=np.maximum, record=False, several=0
+    )
     return line.ends
 
 

@@ -15,7 +15,8 @@ from pdv.plan.package import Plan
 from pdv.planning.search import SearchResult
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Problem
-from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, Order, Recompute, Stages, are_several
+from pdv.problem.problem import ungathered
+from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, STALE, Order, Recompute, Stages, are_several
 from pdv.schedule.pieces import pieces
 from pdv.schedule.stages import cut
 from pdv.search.meshes import BestPlan, search_mesh
@@ -52,7 +53,7 @@ def plan_pipeline(
             graph, inside, links, whole.compute, whole.mode, pins=whole.pins, precision=whole.precision,
             products=whole.products, host=whole.host,
         )  # fmt: skip
-        found = search_mesh(problem)
+        found = search_mesh(ungathered(problem) if order in STALE else problem)
         several = are_several(stages, micro_batches)
         execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute, several=several)
         cut_there = _cut(found, stages, virtual, sizes, folded=order in FOLDED)

@@ -11,6 +11,7 @@ from pdv.emit.analysis.names import plain
 from pdv.emit.analysis.staged import ONCE, Running
 from pdv.emit.program.code import WIDTH
 from pdv.problem.precision import MASTER, ROUNDED
+from pdv.problem.workload import STALE
 
 Fields = Mapping[str, object]
 
@@ -55,6 +56,7 @@ def _steps(running: Running) -> str:
     count = running.micro_batches
     parts = [f"{count} micro-batches"] if count > 1 else []
     parts += [running.order] if running.stages > 1 else []
+    parts += ["gradients of weights one step old (later.py)"] if running.stages > 1 and running.order in STALE else []
     return ", ".join([*parts, *(["the forward of each layer again in backward"] if running.recompute else [])])
 
 

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .parallel import Axis, all_reduce_steps, replicate
-from .rounding import DeviceCopy, Rounding
+from .rounding import DeviceCopy, Rounding, Versions
 
 
 def local(parameter: Tensor, *axes: Axis) -> Tensor:
@@ -103,31 +103,44 @@ class Leaves:
         self.unit: Any = None  # it knows leaves
         self._shard: Tensor | None = None
         self._copy: DeviceCopy | None = None
-        self._by_axes: dict[tuple[Axis, ...], Leaf] = {}
+        self._by_axes: dict[tuple[int | None, *tuple[Axis, ...]], Leaf] = {}
+        self._versions: Versions | None = None
 
     def get(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:
         """The leaf for these axes, trained if the parameter is."""
-        leaf = self._by_axes.get(axes)
+        key = self.sums.turn, *axes
+        leaf = self._by_axes.get(key)
         if leaf is None:
-            assert isinstance(parameter, DTensor), "on one process there is nothing to sum"
-            rests = self.shard(parameter)
+            rests, turn = self.shard(parameter), self.sums.turn
+            rests = rests if turn is None else self.versions(rests).of[turn]
             if self.sums.offload is not None and self._copy is None:
                 self._copy = DeviceCopy(rests, self.sums.offload)
             read = rests if self._copy is None else self._copy.tensor
             summed = tuple(axis for axis in axes if axis.size > 1)
-            leaf = self._by_axes[axes] = self.sums.add_leaf(parameter, summed, rests, read)
+            leaf = self._by_axes[key] = self.sums.add_leaf(parameter, summed, rests, read)
         if self._copy is not None:
             self._copy.refresh()
         if leaf.tensor.requires_grad != parameter.requires_grad:
             leaf.tensor.requires_grad_(parameter.requires_grad)
         return leaf
 
-    def shard(self, parameter: DTensor) -> Tensor:
+    def shard(self, parameter: Tensor) -> Tensor:
         """A tensor in the memory of the parameter that no graph knows."""
         if self._shard is None:
             with torch.inference_mode(False), torch.no_grad():
-                self._shard = parameter.to_local().detach()
+                self._shard = local_piece(parameter).detach()
         return self._shard
+
+    def move(self, parameter: Tensor) -> None:
+        """Let a parameter go on in the memory of the other version (``GradientSums.turn``)."""
+        shard = self.shard(parameter)
+        held = parameter._local_tensor if isinstance(parameter, DTensor) else parameter  # noqa: SLF001  # as FSDP2
+        shard.data = held.data = self.versions(shard).move(self.sums.turn or 0)
+
+    def versions(self, shard: Tensor) -> Versions:
+        """Of what this rank holds."""
+        self._versions = self._versions or Versions(shard)
+        return self._versions
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Nothing of it is copied or saved with a parameter: the copy is summed by itself."""
@@ -188,6 +201,7 @@ class GradientSums:
     """The leaves of a model, and the buckets in which their gradients are summed.
 
     bucket_bytes: a bucket is started once it holds so much. offload: how parameters are read that rest on the host.
+    turn: which of two versions of parameters is read, 0 or 1; None where there is one.
     """
 
     def __init__(
@@ -195,6 +209,7 @@ class GradientSums:
     ) -> None:
         self.device_mesh, self.bucket_bytes, self.offload = device_mesh, bucket_bytes, offload
         self.use_leaves = True
+        self.turn: int | None = None
         self._leaves: list[Leaf] = []
         self._filling: dict[tuple[object, ...], Bucket] = {}
         self._running: list[Bucket] = []
@@ -206,7 +221,9 @@ class GradientSums:
 
     def __deepcopy__(self, memo: Any) -> GradientSums:
         """Of a copied model: nothing waits there."""
-        return GradientSums(self.device_mesh, self.bucket_bytes, self.offload)
+        copied = GradientSums(self.device_mesh, self.bucket_bytes, self.offload)
+        copied.turn = None if self.turn is None else 0
+        return copied
 
     def add_leaf(self, parameter: Tensor, axes: tuple[Axis, ...], rests: Tensor, read: Tensor) -> Leaf:
         """A leaf of a parameter that is summed over these axes; ``read``: what forward reads of what ``rests``."""
@@ -367,7 +384,9 @@ class GradientSums:
         self._running.append(bucket)
 
     def _give(self, parameter: Tensor, piece: Tensor) -> None:
-        assert isinstance(parameter, DTensor), "leaves are those of DTensors"
+        if not isinstance(parameter, DTensor):  # of a stage on one device
+            parameter.grad = piece if parameter.grad is None else parameter.grad + piece
+            return
         if isinstance(parameter.grad, DTensor) and parameter.grad.placements == parameter.placements:
             parameter.grad.to_local().add_(piece)
             return

@@ -1,23 +1,37 @@
-"""Gradients of weights that wait, so that a stage hands on gradients of values before it works out those of weights.
+"""What a stage of a pipeline leaves for later: gradients of weights, or the end of a batch.
 
 Schedules without bubbles (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24) run backward in two passes. The first
 gives gradients of values, and leaves of every ``F.linear`` what it takes to work out the gradient of its weight; the
 second does that. ``torch.distributed.pipelining`` asks for it by ``dw_builder``. Entry point: ``LaterWeights``.
+
+Or no step ends with an empty pipeline: 1F1B goes on from batch to batch, each of which reads one version of the weights
+in all its passes, the newest when it begins. The one before it is still under way then, so gradients are of weights one
+step old (PipeDream-2BW, Narayanan et al., ICML'21). Entry point: ``TwoBatches``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
+from .accumulate import Given
+from .gradients import Leaves
+
+if TYPE_CHECKING:
+    from .pipeline import PipelinedModule
+
 Product = tuple[GradientEdge, Tensor, Tensor]
 """Where the gradient of a weight goes, what the weight was multiplied with, and the gradient of the result."""
+Shapes = Mapping[int, Sequence[Sequence[Tensor]]]
 
 
 class LaterWeights(TorchFunctionMode):
@@ -81,3 +95,139 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         ctx.later.left.append((ctx.edge, x, grad))
         return grad @ weight, grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None, None, None, None
+
+
+class Turn(NamedTuple):
+    """A micro-batch through a stage, of the one or the other of the two batches that are under way."""
+
+    batch: int
+    number: int
+    backward: bool = False
+
+
+class TwoBatches:
+    """The stage of a model that no step empties. link: the stage as its neighbours see it."""
+
+    def __init__(self, model: PipelinedModule, link: Any) -> None:
+        self._model, self._link = model, link
+        self._given: dict[int, Given] = {}  # batches under way
+        self._flight: dict[tuple[int, int], tuple[Sequence[Tensor], Sequence[Tensor]]] = {}
+        self._posted: tuple[Turn, list[Tensor]] | None = None
+        self._works: list[Any] = []
+        self._sent: Sequence[Tensor] = ()  # held until it is
+        last = len(model.chain) - 1
+        places = (model.place(at) if 0 <= at <= last else None for at in (link.place - 1, link.place + 1, last))
+        self._before, self._behind, self._last = (None if at is None else model.peer(at) for at in places)
+        model.mesh.sums.turn = 0
+        for parameter in model.parameters():
+            if not hasattr(parameter, "leaves"):
+                parameter.leaves = Leaves(model.mesh.sums, {})  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: Any) -> TwoBatches:
+        """Of a copied model: nothing is under way."""
+        return TwoBatches(deepcopy(self._model, memo), deepcopy(self._link, memo))
+
+    def go_on(self, given: Given | None) -> Tensor:
+        """Begin a batch, or none, and end the one before: its loss; its gradients are there.
+
+        Raises:
+            RuntimeError: if a parameter is not read by way of its leaf, of which alone there are versions.
+        """
+        model, sums = self._model, self._model.mesh.sums
+        if not sums.use_leaves or any(parameter._backward_hooks for parameter in model.parameters()):  # noqa: SLF001
+            raise RuntimeError(
+                "one-version: parameters in autograd's graph, or with hooks of register_hook, have their newest values "
+                "alone, and this schedule reads older ones, too. Use register_post_accumulate_grad_hook, or plan "
+                "another --schedule."
+            )
+        turn = sums.turn or 0
+        before = self._given.get(1 - turn)
+        if given is not None:
+            self._given[turn] = given
+        if before is None:
+            self._run(turn)
+            return torch.full((), torch.nan, device=model.mesh.device)
+        return before.run(model, partial(self._run, turn), self._last)
+
+    def _run(self, turn: int) -> None:
+        """What is left of the batch before, and first passes of this turn's, with the weights that are newest now."""
+        model, sums = self._model, self._model.mesh.sums
+        place, stages, count = self._link.place, len(model.chain), model.micro_batches
+        like = {of: model.sent(given)[place : place + 2] for of, given in self._given.items()}
+        passes = passes_of_step(place, stages, count, *(of if of in like else None for of in (1 - turn, turn)))
+        following = Turn(turn, stages - 1 - place) if turn in like else None
+        with model.no_sync():
+            for taken, after in zip(passes, [*passes, following][1:], strict=True):
+                if self._posted is None:
+                    self._post((), taken, like)
+                assert self._posted is not None, "posted"
+                received = self._posted[1]
+                assert self._posted[0] == taken, (self._posted[0], taken)
+                self._wait()
+                sums.turn = taken.batch
+                self._post(self._take(taken, received), after, like, back=taken.backward)
+        sums.turn = turn
+        if self._given.pop(1 - turn, None) is not None:
+            model.end_step()
+        if following is not None:
+            for parameter in model.parameters():
+                parameter.leaves.move(parameter)  # type: ignore[attr-defined]
+            sums.turn = 1 - turn
+
+    def _take(self, taken: Turn, received: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Run a pass; what it has for a neighbour."""
+        place, given, last = (taken.batch, taken.number), self._given[taken.batch], self._behind is None
+        if not taken.backward:
+            inputs = [x.requires_grad_(x.is_floating_point()) for x in received]
+            output = self._link.run(inputs, given.batches[taken.number])
+            outputs = (given.loss_of(output, torch.tensor(taken.number)),) if last else output
+            self._flight[place] = inputs, outputs
+            return [] if last else [x.detach() for x in outputs]
+        inputs, outputs = self._flight.pop(place)
+        roots = [x for x in outputs if x.is_floating_point()]
+        pairs = zip(roots, [None] if last else received, strict=True)
+        ends, grads = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
+        is_last = taken.number == self._model.micro_batches - 1
+        self._link.summing(lambda last_backward: torch.autograd.backward(ends, grads))(last_backward=is_last)
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in inputs if x.requires_grad]
+
+    def _post(self, given: Sequence[Tensor], after: Turn | None, like: Shapes, *, back: bool = False) -> None:
+        """Send what a pass gave, and receive what the next takes, in one go: neighbours do so in one order.
+
+        like: by batch, without data, what the stage takes and what it gives.
+        """
+        target, group = self._before if back else self._behind, self._model.mesh.stage.group
+        ops = [] if target is None else [dist.P2POp(dist.isend, x.contiguous(), target, group) for x in given]
+        self._posted = None
+        if after is not None:
+            source = self._behind if after.backward else self._before
+            values = [x for x in like[after.batch][after.backward] if x.requires_grad or not after.backward]
+            device = self._model.mesh.device
+            buffers = (
+                [] if source is None else [torch.empty_like(x, device=device, requires_grad=False) for x in values]
+            )
+            ops += [dist.P2POp(dist.irecv, x, source, group) for x in buffers]
+            self._posted = after, buffers
+        self._sent = [op.tensor for op in ops]
+        self._works = dist.batch_isend_irecv(ops) if ops else []
+
+    def _wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works = []
+
+
+def passes_of_step(stage: int, stages: int, count: int, before: int | None, batch: int | None) -> list[Turn]:
+    """Of a stage: all that is left of the batch before, and forward passes of the next, as many as are held.
+
+    Without a batch before, a pipeline fills; without a next one, it runs empty.
+    """
+    ahead = stages - 1 - stage
+    rest = [Turn(before, number) for number in range(ahead, count)] if before is not None else []
+    begun = [Turn(batch, number) for number in range(ahead)] if batch is not None else []
+    if before is None:
+        return begun
+    forward, found = [*rest, *begun], list[Turn]()
+    for number in range(count):
+        found += [*forward[number : number + 1], Turn(before, number, backward=True)]
+    return found

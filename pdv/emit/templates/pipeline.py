@@ -3,7 +3,7 @@
 Stages and values between them are named in ``model.py``. ``torch.distributed.pipelining`` sends values and gradients
 between neighbours and orders the passes (GPipe, Huang et al., NeurIPS'19; 1F1B, Narayanan et al., SOSP'19; interleaved
 1F1B, Narayanan et al., SC'21; zero bubble and ZBV, Qi et al., ICLR'24; DualPipeV, DeepSeek-AI, 2025); a value that a
-later stage reads passes through those between.
+later stage reads passes through those between. The order that no step empties (2bw, ``later.py``) is run here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .accumulate import Loss
+from .accumulate import Given
 from .gradients import local_piece
-from .later import LaterWeights
+from .later import LaterWeights, TwoBatches
 from .parallel import NONE
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
 
@@ -37,6 +37,8 @@ FOLDED = ("zbv", "dualpipev")
 """Two stages on each rank: one on the way through the ranks, and one on the way back."""
 IN_HALVES = ("zero-bubble", *FOLDED)
 """Gradients of weights may wait."""
+TWO_VERSIONS = "2bw"
+"""Gradients are of weights one step old: a step begins a batch and ends the one before (``drain`` ends the last)."""
 
 
 class Stage(NamedTuple):
@@ -51,7 +53,7 @@ class PipelinedModule(ParallelModule):
     """A model as a chain of stages, on the ranks of a pipeline in turn, or all on every rank, one after another.
 
     stages: in order. inputs, cuts, most, batch_axes: as ``ParallelModule``, of one micro-batch.
-    micro_batches: in a step. order: of their passes, one of ``ORDERS``.
+    micro_batches: in a step. order: of their passes, one of ``ORDERS``, or ``TWO_VERSIONS``.
     backwards: whether the last rank has the first stage, of orders with one stage on each.
     joint: axes that stages take as one; every rank makes their groups, whichever stage it has.
     tied: parameters that several stages hold, as names by stage; their gradients are summed.
@@ -83,8 +85,9 @@ class PipelinedModule(ParallelModule):
         self._takes = tuple(inputs)
         self._tied = _Tied(self, tied)
         self._schedules: dict[object, Any] = {}  # by the shapes of a micro-batch
-        self._batches: list[Mapping[str, Tensor]] = []
-        self._loss: Loss = lambda output, number: output
+        self._given: dict[int, Given] = {}
+        apart = order == TWO_VERSIONS and mesh.stage.size > 1
+        self.two = TwoBatches(self, _Link(self, self.own[0], self._carried())) if apart else None
 
     def place(self, number: int) -> int:
         """The rank, in its pipeline, of a stage."""
@@ -94,7 +97,7 @@ class PipelinedModule(ParallelModule):
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copied model: it makes schedules of its own."""
-        return {**self.__dict__, "_schedules": {}}
+        return {**self.__dict__, "_schedules": {}, "_given": {}}
 
     # ---- Forward, without gradients where stages are apart ----
 
@@ -135,13 +138,13 @@ class PipelinedModule(ParallelModule):
     def _broadcast(self, x: Tensor | None, place: int) -> Tensor:
         """A value of one rank of the pipeline on all of them."""
         meta = [None if x is None else (x.shape, x.dtype)]
-        dist.broadcast_object_list(meta, src=self._peer(place), group=self.mesh.stage.group, device=self.mesh.device)
+        dist.broadcast_object_list(meta, src=self.peer(place), group=self.mesh.stage.group, device=self.mesh.device)
         shape, dtype = meta[0]  # type: ignore[misc]  # the stage that has it said so
         x = torch.empty(shape, dtype=dtype, device=self.mesh.device) if x is None else x.detach().contiguous()
-        dist.broadcast(x, src=self._peer(place), group=self.mesh.stage.group)
+        dist.broadcast(x, src=self.peer(place), group=self.mesh.stage.group)
         return x
 
-    def _peer(self, place: int) -> int:
+    def peer(self, place: int) -> int:
         """The rank, of all, at a place of this rank's pipeline."""
         group = self.mesh.stage.group
         assert group is not None, "asked of pipelines"
@@ -154,35 +157,55 @@ class PipelinedModule(ParallelModule):
 
     # ---- A training step ----
 
-    def run_batches(self, batches: list[list[Tensor]], loss_of: Loss) -> None:
+    def run_batches(self, given: Given) -> None:
         """Forward and backward of every micro-batch, in order; gradients are summed behind a stage's last."""
         if self.mesh.stage.size == 1:
-            super().run_batches(batches, loss_of)
+            super().run_batches(given)
             return
-        self._batches = [dict(zip(self._takes, given, strict=False)) for given in batches]
-        self._loss = loss_of
-        numbers = torch.arange(len(batches))
+        self._given = {0: given}
+        numbers = torch.arange(len(given.batches))
         first, last = 0 in self.own, len(self.chain) - 1 in self.own
         with self.no_sync():
-            self._schedule().step(
+            self._schedule(given).step(
                 *([numbers] if first else []),
                 target=numbers if last else None,
                 number=numbers,
                 return_outputs=False,  # else the outputs of all micro-batches are kept, and copied into one
             )
+        self.end_step()
+        self._given = {}
+
+    def end_step(self) -> None:
+        """Sum what waits, and over stages what several hold."""
         self.flush()
         self._tied.sum_gradients()
-        self._batches = []
+
+    def run_given(self, given: Given) -> Tensor:
+        """See ParallelModule; of stale weights, the loss and gradients of the batch before, nan where there is none."""
+        return self.two.go_on(given) if self.two else super().run_given(given)
+
+    def drain(self) -> Tensor:
+        """The loss, and the gradients, of the batch that is under way, nan if none is; then nothing is."""
+        return self.two.go_on(None) if self.two else torch.full((), torch.nan, device=self.mesh.device)
 
     # ---- torch.distributed.pipelining ----
 
-    def _schedule(self) -> Any:
+    def sent(self, given: Given) -> list[tuple[Tensor, ...]]:
+        """By stage, what it takes, and what the last one gives, without data, for micro-batches of these shapes."""
+        key = "sent", *((tuple(x.shape), x.dtype) for x in given.batches[0])
+        if key not in self._schedules:
+            self._schedules[key] = [(), *self._sent_values(self.named(given.batches[0]))]
+        found: list[tuple[Tensor, ...]] = self._schedules[key]
+        return found
+
+    def _schedule(self, given: Given) -> Any:
         """The schedule for micro-batches of these shapes, made once."""
         from torch.distributed import pipelining
 
-        key = tuple((name, tuple(x.shape), x.dtype) for name, x in self._batches[0].items())
+        key = tuple((tuple(x.shape), x.dtype) for x in given.batches[0])
         if key not in self._schedules:
-            sent, carried = [(torch.empty(1, dtype=torch.int64, device="meta"),), *self._sent_values()], self._carried()
+            number = (torch.empty(1, dtype=torch.int64, device="meta"),)
+            sent, carried = [number, *self._sent_values(self.named(given.batches[0]))], self._carried()
             links = [_Link(self, number, carried) for number in self.own]
             parts = [
                 pipelining.PipelineStage(
@@ -209,7 +232,11 @@ class PipelinedModule(ParallelModule):
         return self._schedules[key]
 
     def _any_loss(self, output: Any, number: Tensor) -> Tensor:
-        return self._loss(output, number)
+        return self._given[0].loss_of(output, number)
+
+    def named(self, inputs: Sequence[Tensor]) -> Mapping[str, Tensor]:
+        """Inputs by their names."""
+        return dict(zip(self._takes, inputs, strict=False))
 
     def _carried(self) -> list[tuple[str, ...]]:
         """By stage, the names of the values that pass to the next: those that one behind it takes."""
@@ -220,9 +247,9 @@ class PipelinedModule(ParallelModule):
             found.append(tuple(name for name in made if name in taken))
         return found
 
-    def _sent_values(self) -> list[tuple[Tensor, ...]]:
+    def _sent_values(self, inputs: Mapping[str, Tensor]) -> list[tuple[Tensor, ...]]:
         """By stage, what it gives to the next, without data; the last one's is its output."""
-        values: dict[str, Any] = dict(self._batches[0])
+        values: dict[str, Any] = dict(inputs)
         with torch.no_grad(), torch.random.fork_rng(devices=[self.mesh.device] if self.mesh.device.index else []):
             self._relay(values)
         names = [*self._carried()[:-1], self.chain[-1].gives]
@@ -242,7 +269,7 @@ class PipelinedModule(ParallelModule):
                 part = next(own, None) if place == self.mesh.stage.rank else None
                 names = [None if part is None else sorted(part)]
                 dist.broadcast_object_list(
-                    names, src=self._peer(place), group=self.mesh.stage.group, device=self.mesh.device
+                    names, src=self.peer(place), group=self.mesh.stage.group, device=self.mesh.device
                 )
                 if names[0] is None:
                     break
@@ -279,12 +306,12 @@ class _Link(nn.Module):
 
     def forward(self, *received: Tensor, number: Tensor) -> Any:
         with self.later or nullcontext():
-            return self._run(received, number)
+            return self.run(received, self.owner[0]._given[0].batches[int(number)])  # noqa: SLF001  # of one file
 
-    def _run(self, received: Sequence[Tensor], number: Tensor) -> Any:
+    def run(self, received: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
+        """What the stage gives, for those behind it, or as output."""
         (model,) = self.owner
-        values: dict[str, Any] = dict(zip(self.taken, received, strict=False))
-        values.update(model._batches[int(number)])  # noqa: SLF001  # of one file
+        values: dict[str, Any] = {**dict(zip(self.taken, received, strict=False)), **model.named(inputs)}
         output = model._run(self.place, values)  # noqa: SLF001
         if self.place == len(model.chain) - 1:
             return output

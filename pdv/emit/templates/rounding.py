@@ -112,3 +112,19 @@ class DeviceCopy:
         if version != self._version:
             self.tensor.copy_(self._rests)
             self._version = version
+
+
+class Versions:
+    """The memory of a parameter of two versions, in turns: what reads the one is not done when the other is there.
+
+    Autograd counts changes of each by itself.
+    """
+
+    def __init__(self, rests: Tensor) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self.of = [rests.data, torch.empty_like(rests)]
+
+    @torch.no_grad()
+    def move(self, turn: int) -> Tensor:
+        """Where the parameter goes on: its next change leaves what it was in this turn."""
+        return self.of[1 - turn].copy_(self.of[turn])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .accumulate import Loss, accumulate
+from .accumulate import Given
 from .checkpoints import load, save, whole_parts, with_names
 from .gradients import GradientSums, Leaves, local, placed_as
 from .losses import LossFn, check_rows, combine_rows
@@ -167,15 +167,14 @@ def make_mesh(
         )
     kind = start_processes(kind)
     step_on_local_tensors()
-    stages = world // inside
-    outer = {"stage": stages} if stages > 1 else {}
+    outer = {"stage": world // inside} if world > inside else {}
     ranks = init_device_mesh(kind.type, (*outer.values(), *sizes.values()), mesh_dim_names=(*outer, *sizes))
     axes = {name: make_axis(ranks, name, levels, own_sums) for name in (*outer, *sizes)}
     stage = axes.pop("stage") if outer else Axis("stage")
     mesh = (ranks[tuple(sizes)] if sizes else None) if outer else ranks
-    bucket_mb = bucket_mb or (4 if kind.type == "cpu" else 25)
     rounding = Rounding.of(compute, kind if offload else None)
-    sums = GradientSums(mesh, int(bucket_mb * 2**20), rounding if offload else None)
+    bucket_bytes = int((bucket_mb or (4 if kind.type == "cpu" else 25)) * 2**20)
+    sums = GradientSums(mesh, bucket_bytes, rounding if offload else None)
     return Mesh(tuple(axes.values()), kind, mesh, [], {}, levels, own_sums, stage, ranks, sums, rounding)
 
 
@@ -253,7 +252,7 @@ class ParallelModule(nn.Module):
             inputs, target = ([combine_rows(x, self.batch_axes) for x in given] for given in (inputs, target))
         axes = self.batch_axes, self.mesh.stage
         with self.mesh.rounding.keep() if self.mesh.rounding else nullcontext():
-            return accumulate(self, self.run_batches, inputs, target, loss_fn, reduction, axes, count)
+            return self.run_given(Given(inputs, target, loss_fn, reduction, axes, count))
 
     def _check_micro_batches(self, count: int) -> None:
         if self.mesh.stage.size > 1 and count != self.micro_batches:
@@ -267,12 +266,16 @@ class ParallelModule(nn.Module):
                 "its own mean. Call it outside of no_sync, after flush or zero_grad of the model."
             )
 
-    def run_batches(self, batches: list[list[Tensor]], loss_of: Loss) -> None:
+    def run_given(self, given: Given) -> Tensor:
+        """Run a batch; its loss."""
+        return given.run(self, partial(self.run_batches, given))
+
+    def run_batches(self, given: Given) -> None:
         """Forward and backward of each micro-batch; gradients are summed behind the last."""
-        for number, inputs in enumerate(batches):
-            last = number == len(batches) - 1
+        for number, inputs in enumerate(given.batches):
+            last = number == len(given.batches) - 1
             with nullcontext() if last else self.no_sync():
-                loss_of(self(*inputs), torch.tensor(number)).backward()  # type: ignore[no-untyped-call]
+                given.loss_of(self(*inputs), torch.tensor(number)).backward()  # type: ignore[no-untyped-call]
 
     @property
     def data_world(self) -> int:

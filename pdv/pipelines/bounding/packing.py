@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from pdv.pipelines.profile import Numbers
-from pdv.problem.workload import ONE_EACH
+from pdv.problem.workload import SEARCHED
 from pdv.schedule.lines import Line
 from pdv.schedule.order import Pipeline, orders
 
@@ -53,7 +53,7 @@ def held(pipeline: Pipeline, stage: int) -> float:
     most.
     """
     m, order = pipeline.micro_batches, pipeline.order
-    if order in ONE_EACH and pipeline.virtual == 1:
+    if order in SEARCHED and pipeline.virtual == 1:
         return min(pipeline.stages - stage if order == "1f1b" else m, m - 1)
     return _in_turns(pipeline, stage) if order == "interleaved" else 1.0
 

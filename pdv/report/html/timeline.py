@@ -31,7 +31,7 @@ def timeline(drawing: Drawing, memory: StepMemory) -> Facts:
         for turn, start, end in (() if line is None else line.sends)
     ]
     return {
-        "end": drawing.ran.end,
+        "end": drawing.end,
         "pipelined": line is not None,
         "rows": _rows(drawing, found),
         "kinds": [{"name": name, "part": part, **dict(detail)} for name, part, detail in found.kinds],

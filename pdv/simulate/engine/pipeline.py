@@ -6,17 +6,19 @@ quiet streams. Durations are whole picoseconds, or arrays of them (one for each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
+from pdv.problem.workload import STALE
 from pdv.schedule.order import Pipeline, orders
 from pdv.schedule.passes import Pass
 from pdv.simulate.engine.task import BUBBLE, TRANSFER
 
 LAST, INPUT, LAST_WEIGHT = 2, 3, 5  # see OrderedPass.way
+STEADY = 3  # steps behind each other, of which the last is taken where no step empties the pipeline
 Time = Any  # Any: int, or an array of int64
 Sent = tuple[Sequence[int], ...]
 
@@ -24,7 +26,8 @@ Sent = tuple[Sequence[int], ...]
 class Durations(NamedTuple):
     """Of one chunk: its passes, and how long its collectives run on behind the last backward pass.
 
-    ``weight`` is the part of backward that may wait, as it gives gradients of weights alone.
+    ``weight`` is the part of backward that may wait, as it gives gradients of weights alone; ``tail`` is what a stage
+    does behind its last backward pass before it begins the next step, where it does not wait for other stages.
     """
 
     forward: Time
@@ -32,6 +35,7 @@ class Durations(NamedTuple):
     last: Time
     behind: Time = 0
     weight: Time = 0
+    tail: Time = 0
 
     def of(self, way: int) -> Time:
         """Of a pass, by ``OrderedPass.way``."""
@@ -60,6 +64,7 @@ class Timeline:
     gained: list[int]  # by passes that were faster than said, on cores that other stages left
     waits: list[dict[str, int]] = field(default_factory=list)
     sends: list[tuple[Pass, Time, Time]] = field(default_factory=list)
+    steps: list[list[tuple[Time, dict[str, int], int]]] = field(default_factory=list)  # ends, waits and gained so far
 
     @classmethod
     def empty(cls, stages: int, passes: int) -> Timeline:
@@ -68,7 +73,33 @@ class Timeline:
         nothing: list[Time] = [0] * stages
         arrived: list[Time] = [0] * (passes + 1)
         waits: list[dict[str, int]] = [{} for _ in nothing]
-        return cls([*nothing], [*nothing], [[] for _ in nothing], arrived, links, [0] * stages, waits)
+        steps: list[list[tuple[Time, dict[str, int], int]]] = [[(0, {}, 0)] for _ in nothing]
+        return cls([*nothing], [*nothing], [[] for _ in nothing], arrived, links, [0] * stages, waits, steps=steps)
+
+    @property
+    def period(self) -> Time:
+        """From the end of a step to that of the next, of the slowest stage."""
+        return max(ends[-1][0] - ends[-2][0] for ends in self.steps)
+
+    def last_step(self, pipeline: Pipeline, tails: Sequence[int]) -> Timeline:
+        """The last of several steps, up to the tails of its stages."""
+        m, ended = pipeline.micro_batches, [(steps[-2], steps[-1]) for steps in self.steps]
+        own = [passes[-2 * m :] for passes in self.passes]
+        start, kept = min(passes[0][1] for passes in own), {one[0] for passes in own for one in passes}
+
+        def shifted(found: Sequence[tuple[Pass, Time, Time]]) -> list[tuple[Pass, Time, Time]]:
+            numbered = ((one._replace(micro_batch=one.micro_batch - (STEADY - 1) * m), *at) for one, *at in found)
+            return [(one, begun - start, end - start) for one, begun, end in numbered]
+
+        return replace(
+            self,
+            ends=[end[0] - before[0] - tail for (before, end), tail in zip(ended, tails, strict=True)],
+            behind=[0] * len(tails),
+            passes=[shifted(passes) for passes in own],
+            waits=[{kind: end[1][kind] - before[1].get(kind, 0) for kind in end[1]} for before, end in ended],
+            gained=[end[2] - before[2] for before, end in ended],
+            sends=shifted([one for one in self.sends if one[0] in kept]),
+        )
 
 
 class OrderedPass(NamedTuple):
@@ -88,19 +119,20 @@ def compose(
     blocking: bool,
     later: Callable[[Time, Time], Time] = max,
     record: bool = True,
+    several: int = STEADY,
 ) -> Timeline:
     """Run every stage's passes as soon as what they need is there; ``blocking``: a stage waits for its own sends.
 
-    Sends of one stage in one direction take turns.
+    Sends of one stage in one direction take turns. ``several``: steps, as of ``sequence``.
     """
-    steps = sequence(pipeline)
+    steps = sequence(pipeline, several)
     line = Timeline.empty(pipeline.stages, len(steps))
     sent = by_way(sends)
     for place, step in enumerate(steps):
         start = later(line.ends[step.stage], line.arrived[step.needed])
         end = start + chunks[step.taken.chunk].of(step.way)
-        times, behind = (start, end), chunks[step.taken.chunk].behind
-        end_pass(line, place, steps, times, behind, sent, blocking=blocking, later=later, record=record)
+        times, own = (start, end), chunks[step.taken.chunk]
+        end_pass(line, place, steps, times, own, sent, blocking=blocking, later=later, record=record)
     return line
 
 
@@ -116,7 +148,7 @@ def end_pass(
     place: int,
     steps: Sequence[OrderedPass],
     times: tuple[Time, Time],
-    behind: Time,
+    own: Durations,
     sent: Sent,
     *,
     blocking: bool,
@@ -125,7 +157,7 @@ def end_pass(
 ) -> None:
     """What follows a pass that took from and until ``times``: its send, and that its stage is free.
 
-    behind: how long collectives run on behind the stage's last pass.
+    own: of its chunk.
     """
     taken, stage, way, needed = steps[place]
     start, end = times
@@ -136,14 +168,17 @@ def end_pass(
         if record:
             line.sends.append((taken, begun, arrival))
     if way in (LAST, LAST_WEIGHT):
-        line.behind[stage] = later(line.behind[stage], end + behind)
+        line.behind[stage] = later(line.behind[stage], end + own.behind)
     line.arrived[place] = arrival
-    line.ends[stage] = arrival if blocking else end
+    free_again = line.ends[stage] = arrival if blocking else end
+    if way in (LAST, LAST_WEIGHT):
+        line.ends[stage] = free_again + own.tail
+        line.steps[stage].append((line.ends[stage], dict(line.waits[stage]), line.gained[stage]))
     if record:
         line.passes[stage].append((taken, start, end))
         before = sent[steps[needed].way][steps[needed].taken.chunk] if needed >= 0 else 0
         exposed = min(before, start - free)
-        _wait(line.waits[stage], start - free - exposed, exposed + line.ends[stage] - end)
+        _wait(line.waits[stage], start - free - exposed, exposed + free_again - end)
 
 
 def _wait(waits: dict[str, int], waited: int, sending: int) -> None:
@@ -155,9 +190,14 @@ def _wait(waits: dict[str, int], waited: int, sending: int) -> None:
 
 
 @lru_cache(maxsize=16)
-def sequence(pipeline: Pipeline) -> tuple[OrderedPass, ...]:
-    """All passes of all stages, each behind those that it needs: stage after stage, each as far as it gets."""
-    order = orders(pipeline)
+def sequence(pipeline: Pipeline, several: int = STEADY) -> tuple[OrderedPass, ...]:
+    """All passes of all stages, each behind those that it needs: stage after stage, each as far as it gets.
+
+    several: where no step empties the pipeline, how many steps, behind the passes that fill it; 0: one, of stages that
+    begin together.
+    """
+    order = orders(pipeline) if pipeline.order not in STALE or not several else _repeated(pipeline, several)
+    begun = {one for stage in range(pipeline.stages) for one in pipeline.ahead(stage)} if not several else set()
     final, last = pipeline.micro_batches - 1, pipeline.stages * pipeline.virtual - 1
     places: dict[Pass, int] = {}
     steps: list[OrderedPass] = []
@@ -167,17 +207,30 @@ def sequence(pipeline: Pipeline) -> tuple[OrderedPass, ...]:
         for stage, passes in enumerate(order):
             for taken in islice(passes, done[stage], None):
                 needed = _pass_before(taken, last)
+                needed = None if needed in begun else needed
                 if needed is not None and needed not in places:
                     break
                 if taken.part != "weights":  # nobody waits for those
                     places[taken._replace(part="all")] = len(steps)
-                way = way_of(taken, final)
+                way = way_of(taken._replace(micro_batch=taken.micro_batch % (final + 1)), final)
                 steps.append(OrderedPass(taken, stage, way, -1 if needed is None else places[needed]))
                 done[stage] += 1
         if len(steps) == before:
             break
     assert done == [len(passes) for passes in order], f"the schedule of {pipeline} waits for itself at {done}"
     return tuple(steps)
+
+
+def _repeated(pipeline: Pipeline, several: int) -> tuple[tuple[Pass, ...], ...]:
+    """By stage, the passes of several steps; micro-batches are numbered on."""
+    m = pipeline.micro_batches
+
+    def all_of(stage: int, passes: Sequence[Pass]) -> Iterator[Pass]:
+        yield from pipeline.ahead(stage)
+        for step in range(several):
+            yield from (one._replace(micro_batch=one.micro_batch + step * m) for one in passes)
+
+    return tuple(tuple(all_of(stage, passes)) for stage, passes in enumerate(orders(pipeline)))
 
 
 def way_of(taken: Pass, final: int) -> int:

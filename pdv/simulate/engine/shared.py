@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pdv.cluster import Cluster
 from pdv.schedule.order import Pipeline
-from pdv.simulate.engine.pipeline import Durations, OrderedPass, Sends, Timeline, by_way, end_pass, sequence
+from pdv.simulate.engine.pipeline import STEADY, Durations, OrderedPass, Sends, Timeline, by_way, end_pass, sequence
 
 HALVINGS = 16  # of the range in which the common factor of all speeds is looked for
 
@@ -110,10 +110,17 @@ class _Clock:
 
 
 def compose_shared(
-    pipeline: Pipeline, chunks: Sequence[Durations], busy: Sequence[Busy], sends: Sends, cores: Cores, *, blocking: bool
+    pipeline: Pipeline,
+    chunks: Sequence[Durations],
+    busy: Sequence[Busy],
+    sends: Sends,
+    cores: Cores,
+    *,
+    blocking: bool,
+    several: int = STEADY,
 ) -> Timeline:
     """Run every stage's passes as soon as what they need is there; ``chunks`` are durations while all compute."""
-    steps, sent = sequence(pipeline), by_way(sends)
+    steps, sent = sequence(pipeline, several), by_way(sends)
     line = Timeline.empty(pipeline.stages, len(steps))
     waiting: list[deque[int]] = [deque() for _ in range(pipeline.stages)]
     for place, step in enumerate(steps):
@@ -129,9 +136,9 @@ def compose_shared(
         for stage, one in list(clock.running.items()):
             one.left -= (then - clock.now) / max(one.whole, 1.0)
             if ends[stage] <= then:
-                behind = chunks[steps[one.place].taken.chunk].behind
-                end_pass(line, one.place, steps, (one.start, then), behind, sent, blocking=blocking)
+                own = chunks[steps[one.place].taken.chunk]
                 line.gained[stage] += one.nominal - (then - one.start)
+                end_pass(line, one.place, steps, (one.start, then), own, sent, blocking=blocking)
                 clock.done.add(one.place)
                 del clock.running[stage]
         clock.now = then

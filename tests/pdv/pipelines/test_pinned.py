@@ -175,4 +175,4 @@ def test_options_reach_the_plan(
     assert certificate["space"]["running"]["mesh"] == {"dp": 2}
     assert "keep the pins" in certificate["statement"]
     assert cli.run([*words[:-6], "--schedule", "zb"]) == 2
-    assert "Allowed: gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipev" in capsys.readouterr().out
+    assert "Allowed: gpipe, 1f1b, 2bw, interleaved, zero-bubble, zbv, dualpipev" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 
 from pdv.problem.workload import ONE_EACH, RUN_ORDERS
 from pdv.schedule.check import why_stuck
-from pdv.schedule.order import Pipeline, orders, why_not
+from pdv.schedule.order import Pipeline, in_flight, orders, why_not
 
 LETTERS = {"all": "B", "values": "I", "weights": "W"}
 
@@ -44,6 +44,16 @@ def test_what_waits_for_itself_is_named() -> None:
     weight = next(at for at, one in enumerate(ours[1]) if one.part == "weights")
     ours[1].insert(0, ours[1].pop(weight))
     assert "stage 1 waits before gradients of weights" in why_stuck(zbv, ours)
+
+
+def test_a_step_that_ends_the_batch_before_begins_its_own() -> None:
+    shape = Pipeline(3, 1, 4, "2bw")
+    first = orders(shape)[0]
+    assert [one.micro_batch for one in first if not one.backward] == [2, 3, 4, 5]
+    assert [one.micro_batch for one in first if one.backward] == [0, 1, 2, 3]
+    assert "stage 0 does not take micro-batch 0" in why_stuck(shape, orders(Pipeline(3, 1, 4, "1f1b")))
+    assert [in_flight(shape, stage) for stage in range(3)] == [3, 2, 1]
+    assert "2 micro-batches in the order 2bw on 3" in why_not("2bw", 3, 1, 2, recomputes=False)
 
 
 def lowered(shape: Pipeline) -> dict[int, list[Any]]:

@@ -34,6 +34,29 @@ def test_gradients_of_weights_fill_bubbles(order: Order, virtual: int) -> None:
     assert max(line.ends) <= work + bubble < end(Pipeline(4, virtual, 16, "interleaved" if virtual > 1 else "1f1b"))
 
 
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 2), (4, 4), (4, 6), (8, 32)])
+def test_a_pipeline_that_no_step_empties_has_no_bubble(stages: int, micro_batches: int) -> None:
+    """Steps follow each other by the work of the slowest stage, with what is due once a step."""
+    shape = Pipeline(stages, 1, micro_batches, "2bw")
+    chunks = [Durations(100, 200, 200, tail=30)] * stages
+    line = compose(shape, chunks, Sends([0] * stages, [0] * stages), blocking=False)
+    work = [micro_batches * one.forward + (micro_batches - 1) * one.backward + one.last + 30 for one in chunks]
+    assert line.period == max(work)
+    own = line.last_step(shape, [30] * stages)
+    for stage, passes in enumerate(own.passes):
+        assert [one for one, *_ in passes] == list(orders(shape)[stage])
+        assert sum(end - start for _, start, end in passes) == work[stage] - 30
+        assert own.ends[stage] - sum(own.waits[stage].values()) == work[stage] - 30
+    begun = compose(shape, chunks, Sends([0] * stages, [0] * stages), blocking=False, several=0)
+    assert max(work) < max(begun.ends) < end(Pipeline(stages, 1, micro_batches, "1f1b")) + 40 * stages
+
+
+def test_sends_are_a_part_of_what_steps_follow_by() -> None:
+    """A micro-batch goes to the last stage and back while its stage runs what it has ahead."""
+    shape = Pipeline(2, 1, 4, "2bw")
+    assert compose(shape, [Durations(1, 2, 2)] * 2, Sends([9], [9]), blocking=False).period > 4 * 3
+
+
 def test_sends_cost_less_beside_compute_than_before_it() -> None:
     shape = Pipeline(4, 1, 16, "gpipe")
     hidden, waited = end(shape, 30), end(shape, 30, blocking=True)
