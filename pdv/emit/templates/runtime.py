@@ -241,8 +241,7 @@ class ParallelModule(nn.Module):
         self._steps += 1
         if self.check_every and self._steps % self.check_every == 0:
             self.check_in_sync()
-        count = self.micro_batches if micro_batches is None else micro_batches
-        self._check_micro_batches(count)
+        self._check_micro_batches(count := self.micro_batches if micro_batches is None else micro_batches)
         if count == 1 and self.mesh.stage.size == 1:
             return train_step(self, inputs, target, loss_fn, self.batch_axes, reduction=reduction, rows=rows)
         inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
