@@ -66,7 +66,7 @@ class Pinned:
 
     def virtual(self, order: Order) -> tuple[int, ...]:
         """Stages on each rank that are looked at in an order of passes."""
-        allowed = {"interleaved": VIRTUAL, "zero-bubble": (1, *VIRTUAL)}.get(order, (2,))
+        allowed = {"interleaved": VIRTUAL, "zero-bubble": (1, *VIRTUAL), "2bw": (1,)}.get(order, (2,))
         return allowed if self.virtual_stages is None else (self.virtual_stages,)
 
     @property
@@ -142,7 +142,7 @@ class Pinned:
             if number is not None and number < 1:
                 raise UsageError(f"{number} {name}", "Allowed: numbers from 1")
         order = self.schedule or ("interleaved" if self.takes_turns else "1f1b")
-        if self.stages == 1 or not (self.takes_turns or self.virtual_stages):
+        if self.stages == 1 or not (self.takes_turns or self.virtual_stages or self.schedule in STALE):
             return
         ranks, each = self.stages or 2, self.virtual_stages or self.virtual(order)[0]
         count = self.micro_batches if self.micro_batches and self.stages else 2 * ranks

@@ -124,4 +124,3 @@ def test_it_is_searched_where_it_is_asked_for() -> None:
         {step["bindings"]["order"] for step in one["derivation"] if step["rule"] == "stage"} for one in (asked, unasked)
     ]
     assert orders[0] == {"2bw"} != orders[1]
-    assert asked["predicted"]["step_s"] >= asked["predicted"].get("lower_bound_s", 0.0)
