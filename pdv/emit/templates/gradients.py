@@ -103,7 +103,7 @@ class Leaves:
         self.unit: Any = None  # it knows leaves
         self._shard: Tensor | None = None
         self._copy: DeviceCopy | None = None
-        self._by_axes: dict[tuple[int | None, *tuple[Axis, ...]], Leaf] = {}
+        self._by_axes: dict[tuple[Axis | int | None, ...], Leaf] = {}
         self._versions: Versions | None = None
 
     def get(self, parameter: Tensor, axes: tuple[Axis, ...]) -> Leaf:

@@ -183,13 +183,13 @@ class TwoBatches:
             outputs = (given.loss_of(output, torch.tensor(taken.number)),) if last else output
             self._flight[place] = inputs, outputs
             return [] if last else [x.detach() for x in outputs]
-        inputs, outputs = self._flight.pop(place)
+        taken_in, outputs = self._flight.pop(place)
         roots = [x for x in outputs if x.is_floating_point()]
         pairs = zip(roots, [None] if last else received, strict=True)
         ends, grads = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
         is_last = taken.number == self._model.micro_batches - 1
         self._link.summing(lambda last_backward: torch.autograd.backward(ends, grads))(last_backward=is_last)
-        return [torch.zeros_like(x) if x.grad is None else x.grad for x in inputs if x.requires_grad]
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in taken_in if x.requires_grad]
 
     def _post(self, given: Sequence[Tensor], after: Turn | None, like: Shapes, *, back: bool = False) -> None:
         """Send what a pass gave, and receive what the next takes, in one go: neighbours do so in one order.

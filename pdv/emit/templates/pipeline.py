@@ -227,8 +227,8 @@ class PipelinedModule(ParallelModule):
                     setattr(part, way, link.summing(getattr(part, way)))
             few = self.order == "1f1b" and self.micro_batches < len(self.chain)  # torch's 1F1B needs one for each stage
             made = getattr(pipelining, ORDERS["gpipe" if few else self.order])
-            given = parts[0] if self.order in ("gpipe", "1f1b") else parts
-            self._schedules[key] = made(given, self.micro_batches, loss_fn=self._any_loss, scale_grads=False)
+            ranked = parts[0] if self.order in ("gpipe", "1f1b") else parts
+            self._schedules[key] = made(ranked, self.micro_batches, loss_fn=self._any_loss, scale_grads=False)
         return self._schedules[key]
 
     def _any_loss(self, output: Any, number: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -241,8 +241,9 @@ def self_check(
     training = model.training
     for each in (model, alone):
         each.eval()  # masks of dropout would differ
-        loss = each.train_step(inputs, target, loss_fn)
-        loss = float(each.drain() if getattr(each, "two", None) else loss)
+        begun = each.train_step(inputs, target, loss_fn)
+        drain: Callable[[], Tensor] | None = getattr(each, "drain", None) if getattr(each, "two", None) else None
+        loss = float(begun if drain is None else drain())
         runs.append((loss, each.full_gradients()))
         each.zero_grad()
         each.train(training)
