@@ -1,6 +1,7 @@
 """Published training runs against the simulator: step time, choice among plans, memory.
 
     python benchmarks/fidelity.py --runs FILE.csv [--json OUT] [--cost auto] [--fit] [--smoke]
+                                  [--sets SET … --merge RECORD]
 
 Each row of the file is simulated from what it states alone (`benchmarks.published.runs`), and compared with what was
 measured. Constants of `pdv/simulate/calibration.py` are the only ones fitted: on the groups of one half, so figures are
@@ -10,6 +11,7 @@ leaves open how large a micro-batch is, the simulator chooses as a user would: t
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import tempfile
@@ -46,6 +48,8 @@ def main() -> None:
     parser.add_argument("--cost", default="auto", help="what prices kernels, as pdv takes it")
     parser.add_argument("--fit", action="store_true", help="fit the constants on one half, and print them")
     parser.add_argument("--cross", action="store_true", help="fit the constants of modern machines, each part left out")
+    parser.add_argument("--sets", nargs="+", metavar="SET", help="simulate the runs of these sets alone")
+    parser.add_argument("--merge", type=Path, metavar="RECORD", help="runs of other sets as this record has them")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     options = parser.parse_args()
     record = Record()
@@ -65,8 +69,12 @@ def main() -> None:
         record.print_summary()
         record.write(options.json)
         return
-    found = simulate_runs(runs, OF_FRAMEWORKS, options.cost, options.jobs)
-    done = [entry for entry in found if isinstance(entry, Simulated)]
+    asked = [run for run in runs if options.sets is None or run.set in options.sets]
+    found = simulate_runs(asked, OF_FRAMEWORKS, options.cost, options.jobs)
+    others = [run for run in runs if run not in asked] if options.merge else []
+    kept = recall(others, json.loads(options.merge.read_text(encoding="utf-8"))["rows"]) if others else []
+    done = [entry for entry in [*found, *kept] if isinstance(entry, Simulated)]
+    done.sort(key=lambda entry: entry.run.number)
     record.rows = [row_of(entry) for entry in done]
     failed = [*refused, *(entry for entry in found if isinstance(entry, Refused))]
     record.rows += [{"row": entry.number, "set": entry.set, "refused": entry.why} for entry in failed]
@@ -114,6 +122,19 @@ def row_of(entry: Simulated) -> dict[str, Any]:
         "deviation": entry.std_s / entry.step_s, "memory_error": memory, "fits": entry.fits, "chosen": entry.chosen,
         "shares": {name: seconds / entry.step_s for name, seconds in entry.breakdown.items()},
     }  # fmt: skip
+
+
+def recall(runs: Sequence[Run], rows: Sequence[dict[str, Any]]) -> list[Simulated]:
+    """What rows of a record say of runs: the inverse of `row_of`."""
+    known = {row["row"]: row for row in rows if "error" in row}
+    return [_recall(run, known[run.number]) for run in runs if run.number in known]
+
+
+def _recall(run: Run, row: dict[str, Any]) -> Simulated:
+    step_s = run.measured_s * (1 + row["error"])
+    memory = (run.memory_bytes or 0.0) * (1 + (row["memory_error"] or 0.0))
+    parts = {name: share * step_s for name, share in row["shares"].items()}
+    return Simulated(run, step_s, row["deviation"] * step_s, memory, row["fits"], parts, row["chosen"])
 
 
 def error(entry: Simulated) -> float:

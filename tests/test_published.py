@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from benchmarks.fidelity import recall, row_of
 from benchmarks.published.cluster import bandwidth, cluster_of, devices_of, node_size
 from benchmarks.published.cross import BY_MODEL, interval, parts_of
 from benchmarks.published.runs import (
@@ -18,7 +19,7 @@ from benchmarks.published.runs import (
     partition_of,
     run_of,
 )
-from benchmarks.published.simulate import ends
+from benchmarks.published.simulate import Simulated, ends
 
 ROW = {
     "model": "GPT-2 345M", "params": "0.355e9", "layers": "24", "hidden": "1024", "heads": "16", "seq": "1024",
@@ -223,3 +224,13 @@ def test_an_interval_holds_the_mean() -> None:
     low, high = interval([0.1, -0.1, 0.2, 0.05])
     assert low <= 0.1125 <= high
     assert interval([0.1, -0.1]) == pytest.approx((0.1, 0.1))
+
+
+def test_a_row_of_a_record_says_of_its_run_what_was_simulated() -> None:
+    run = run_of(3, {**ROW, "mem_gb": "40"})
+    entry = Simulated(run, 1.8, 0.1, 5e10, fits=False, breakdown={"compute": 1.5, "dp": 0.3}, chosen="vp=1")
+    (again,) = recall([run, run_of(4, ROW)], [row_of(entry)])
+    one, other = row_of(again), row_of(entry)
+    assert one.pop("shares") == pytest.approx(other.pop("shares"))
+    assert one == pytest.approx(other)
+    assert (again.step_s, again.memory_bytes) == pytest.approx((1.8, 5e10))
