@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from pdv.pipelines.bounding.floors import Floors
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.inside import Inside, Insides, workload
 from pdv.pipelines.lengthen import places_of
+from pdv.pipelines.mixing import Mixture, mix
 from pdv.pipelines.pipeline import Extra, Mode, Whole, stages_of
 from pdv.pipelines.profile import ByStage
 from pdv.pipelines.shorten import Short, shorten
@@ -33,6 +35,7 @@ LIMITS = 4  # of memory that an inside is solved for at most
 FULL = 0.93  # of a limit, that a plan may leave unused
 AIM = 0.985  # of a limit, that the next plan is to use
 UNEVEN = 1.01  # times what the best cut takes without a limit: then less memory inside may pay
+BETWEEN = (0.85, 0.72)  # of what the fastest inside holds, that stages with less room may hold
 LESS = 0.93  # of the memory, that is tried next
 
 
@@ -60,6 +63,16 @@ class Estimate:
     def is_plain(self) -> bool:
         """True of the whole batch at once on all devices."""
         return self.candidate.stages == self.candidate.micro_batches == 1 and self.mode.recompute == "none"
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """A candidate of which each stage may have any of some insides; ``wholes``: as if all had it."""
+
+    estimate: Estimate
+    insides: tuple[Inside, ...]
+    wholes: tuple[Whole, ...]
+    mixture: Mixture
 
 
 class Estimates:
@@ -136,10 +149,31 @@ class Estimates:
         for order, each in self.space.in_turns(candidate, one.mode.recompute):
             least_s = one.step_s * (candidate.spread - (candidate.stages - 1) * (1.0 - 1.0 / each)) / candidate.spread
             if least_s < below_s:
-                mode = Mode(one.mode.recompute, order, each)
-                found = self._estimate(candidate, one.inside, mode, one.room, one.extra)
-                below_s = min(below_s, found.step_s if found.fits else math.inf)
-                yield found
+                found = self._estimate(
+                    candidate, one.inside, Mode(one.mode.recompute, order, each), one.room, one.extra
+                )
+                less = [] if found.fits or FASTER * found.step_s >= below_s else self._within(found, below_s)
+                for way in itertools.chain([found], less):
+                    below_s = min(below_s, way.step_s if way.fits else math.inf)
+                    yield way
+
+    def mixed(self, one: Estimate, below_s: float) -> Iterator[Mixing]:
+        """The same with stages that differ, in all orders of passes in which that may take less than ``below_s``.
+
+        Of insides that are known, and some that hold less than the fastest.
+        """
+        candidate, recompute = one.candidate, one.mode.recompute
+        flight = held_at_once(candidate, one.inside, one.mode)
+        for part in BETWEEN:
+            self.insides.within(candidate, one.inside.num_bytes * flight * part, flight)
+        insides = tuple(self.insides.known[candidate].values())
+        extras = [self._extra(candidate, each, recompute) for each in insides]
+        for mode in (one.mode, *(Mode(recompute, *order) for order in self.space.in_turns(candidate, recompute))):
+            each = zip(insides, extras, strict=True)
+            wholes = tuple(self._whole(candidate, inside, mode, extra) for inside, extra in each)
+            mixture = mix(wholes, self.limit)
+            if mixture is not None and mixture.step_s < below_s:
+                yield Mixing(replace(one, mode=mode), insides, wholes, mixture)
 
     @property
     def limit(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ir.errors import NoPlanFitsError
@@ -13,6 +13,7 @@ from pdv.pcg.redistribute import Redistribution
 from pdv.pcg.spread import spread_to_pcg
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.lengthen import lengthen
+from pdv.pipelines.mixing import Mixture
 from pdv.pipelines.pipeline import Mode
 from pdv.pipelines.profile import ByStage, piece_of_pcg, profile
 from pdv.pipelines.shorten import Short
@@ -64,6 +65,7 @@ class Insides:
         self.rules = space.problem.rules if rules else ()
         self._known: dict[tuple[object, ...], EarlierSearches] = {}
         self._free: dict[Candidate, Inside | None] = {}
+        self.known: dict[Candidate, dict[str, Inside]] = {}  # by their digests
         self._moves: dict[tuple[object, ...], Redistribution] = {}
 
     def free(self, candidate: Candidate) -> Inside | None:
@@ -102,7 +104,8 @@ class Insides:
         except (NoPlanFitsError, TooWideError):
             return None
         self.states += solution.states
-        return self.made(candidate, solution)
+        made = self.made(candidate, solution)
+        return self.known.setdefault(candidate, {}).setdefault(made.plan.pcg.digest, made)
 
     def made(self, candidate: Candidate, solution: Solution) -> Inside:
         """What a solution is for a candidate."""
@@ -122,10 +125,20 @@ class Insides:
         """The inside of a short program, of the whole one."""
         graph = self.space.graph(candidate.micro_batches)
         assert graph is not None, "the short program has so many micro-batches, too"
-        plan = self.make_plan(lengthen(inside.plan.solution, graph, short.middle))
+        plan = self.make_plan(lengthen([inside.plan.solution], [], graph, short.middle))
         profiles = inside.profiles.map(lambda own: own.map(short.stretch))
         timing = inside.timing.map(short.stretch)
         return Inside(plan, pieces(plan.solution.graph), profiles, timing, inside.num_bytes)
+
+    def mixed(self, insides: Sequence[Inside], mixture: Mixture, short: Short) -> Inside:
+        """Those of a short program, each for some pieces of the whole one."""
+        candidate = mixture.whole.candidate
+        graph = self.space.graph(candidate.micro_batches)
+        assert graph is not None, "the short program has so many micro-batches, too"
+        solutions = [one.plan.solution for one in insides]
+        plan = self.make_plan(lengthen(solutions, mixture.inside_of, graph, short.middle))
+        num_bytes = max(one.num_bytes for one in insides)
+        return Inside(plan, pieces(plan.solution.graph), mixture.whole.profiles, mixture.whole.timing, num_bytes)
 
     def make_plan(self, solution: Solution) -> BestPlan:
         """The plan of a solution; its own price is that of one micro-batch by itself."""

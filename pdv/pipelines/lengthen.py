@@ -19,11 +19,18 @@ Middle = tuple[int, int, int]
 """The pieces [start, stop) that stand for so many times as many."""
 
 
-def lengthen(solution: Solution, graph: Graph, middle: Middle) -> Solution:
-    """The plan that does with the whole ``graph`` as ``solution`` with its short one."""
+def lengthen(solutions: Sequence[Solution], inside_of: Sequence[int], graph: Graph, middle: Middle) -> Solution:
+    """The plan that does with the whole ``graph`` as ``solutions`` with their short one, which they rewrite alike.
+
+    inside_of: by piece of the whole, the number of the solution that it follows; what is no piece's is the last one's.
+    """
+    if not inside_of or min(inside_of) == max(inside_of):
+        solutions, inside_of = [solutions[max(inside_of, default=0)]], []
+        if middle[2] == 1:
+            return solutions[0]
+    solution = solutions[inside_of[-1] if inside_of else 0]
     short = solution.problem
-    if middle[2] == 1:
-        return solution
+    assert all(one.steps == solution.steps for one in solutions), "rewritten alike"
     problem = replace(short, graph=graph)
     blocks, wholes = split_blocks(short.graph, short.rules), split_blocks(graph, short.rules)
     places = places_of(short.graph, blocks, middle)
@@ -33,17 +40,18 @@ def lengthen(solution: Solution, graph: Graph, middle: Middle) -> Solution:
         taken.setdefault(step.block, []).append(step.rule)
     before, made = _rewritten(short, blocks, [taken.get(at, []) for at in range(len(blocks))])
     after, rewritten = _rewritten(problem, wholes, [taken.get(at, []) for at in places])
-    known = dict(zip(_operators(made[0]), _operators(solution.graph), strict=True))
-    params = {node.attr("name"): node for node in solution.graph.params}
+    ways = [_Way(one, made[0]) for one in solutions]
+    of = pieces(rewritten[0]).of
     splits: dict[Node, tuple[Split, ...]] = {}
     storage: dict[Node, Storage] = {}
     for variant, at in zip(after, places, strict=True):
         for node, like in zip(variant.block.nodes, before[at].block.nodes, strict=True):
-            new = rewritten[1][node]
-            splits[new] = solution.assignment.splits[known[made[1][like]]]
-            for operand, its in zip(new.operands, made[1][like].operands, strict=True):
-                if operand.is_param and params[its.attr("name")] in solution.assignment.storage:
-                    storage.setdefault(operand, solution.assignment.storage[params[its.attr("name")]])
+            new, its = rewritten[1][node], made[1][like]
+            way = ways[inside_of[of[new]] if inside_of else 0]
+            splits[new] = way.split(its)
+            for operand, param in zip(new.operands, its.operands, strict=True):
+                if operand.is_param and (rests := way.storage(param)) is not None:
+                    storage.setdefault(operand, rests)
     assignment = Assignment(splits, storage, solution.assignment.leaving)
     steps = tuple(AlgebraicStep(rule, number) for number, at in enumerate(places) for rule in taken.get(at, ()))
     done = realize(replace(problem, graph=rewritten[0]), assignment)
@@ -51,6 +59,21 @@ def lengthen(solution: Solution, graph: Graph, middle: Middle) -> Solution:
         solution, problem=problem, graph=rewritten[0], steps=steps, assignment=assignment,
         cost_s=done.cost.seconds, memory_bytes=done.cost.memory_bytes, lower_bound_s=0.0, realized=done,
     )  # fmt: skip
+
+
+class _Way:
+    """What a solution of a short program does with the nodes of ``made``, which is its program over again."""
+
+    def __init__(self, solution: Solution, made: Graph) -> None:
+        self._assignment = solution.assignment
+        self._known = dict(zip(_operators(made), _operators(solution.graph), strict=True))
+        self._params = {node.attr("name"): node for node in solution.graph.params}
+
+    def split(self, node: Node) -> tuple[Split, ...]:
+        return self._assignment.splits[self._known[node]]
+
+    def storage(self, param: Node) -> Storage | None:
+        return self._assignment.storage.get(self._params[param.attr("name")])
 
 
 def places_of(graph: Graph, blocks: Sequence[Block], middle: Middle) -> list[int]:

@@ -76,12 +76,12 @@ class Whole:
             whole = (self.profiles[0].count,)
             return whole if self.held(whole)[0] <= limit else None
         if self.mode.virtual > 1:  # chunks of a rank are unequal: what one leaves, another may take
-            sizes = cut_pieces(self._costs(math.inf))
+            sizes = cut_pieces(self.costs(math.inf))
             if sizes is not None and max(self.held(sizes)) <= limit:
                 return sizes
-        return cut_pieces(self._costs(limit))
+        return cut_pieces(self.costs(limit))
 
-    def _costs(self, limit: float) -> list[Numbers]:
+    def costs(self, limit: float) -> list[Numbers]:
         """By chunk, what runs of pieces take, each of the chunks of a rank within an equal part of its room."""
         candidate, links, each = self.candidate, self.links, self.mode.virtual
         limits = [self.extra.room(limit, stage, candidate.stages) / each for stage in range(candidate.stages)]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pdv.memory import step_memory
 from pdv.pcg.resting import exchanged
 from pdv.pipelines.candidates import Candidate, Space
-from pdv.pipelines.estimates import LESS, UNEVEN, Estimate, held_at_once, share
+from pdv.pipelines.estimates import LESS, UNEVEN, Estimate, Mixing, held_at_once, share
 from pdv.pipelines.inside import Inside, Insides, workload
+from pdv.pipelines.mixing import Mixture, mix
 from pdv.pipelines.pipeline import Whole, stages_of
 from pdv.pipelines.shorten import Short
 from pdv.problem.workload import FOLDED, Workload
@@ -70,6 +71,21 @@ class Pricer:
             before = digest
             room *= LESS if needed and needed <= limit else min(CLOSER, CLOSE * limit / max(limit, needed))
             inside = self.insides.within(candidate, room, flight)
+
+    def mixed(self, mixing: Mixing) -> Iterator[Found]:
+        """The plan whose stages differ; one that holds less, while it does not fit."""
+        limit = within = self.space.problem.memory_limit
+        mixture: Mixture | None = mixing.mixture
+        for _ in range(ROUNDS):
+            if mixture is None:
+                return
+            inside = self.insides.mixed(mixing.insides, mixture, self.short)
+            found = self._cut(mixing.estimate, inside, mixture.sizes)
+            if found.fits:
+                yield replace(found, step_s=simulate(found.work, draws=0).step_s)
+                return
+            within *= CLOSE * limit / found.needed_bytes
+            mixture = mix(mixing.wholes, within)
 
     def exchanged(self, found: Found) -> Iterator[Found]:
         """The same plan, cut alike, with parameters that rest otherwise along data axes."""

@@ -17,7 +17,7 @@ from ir.mesh import Mesh
 from pdv.cluster import Cluster
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
-from pdv.pipelines.estimates import Estimate, Estimates
+from pdv.pipelines.estimates import Estimate, Estimates, Mixing
 from pdv.pipelines.inside import Insides
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.pipeline import Mode
@@ -35,7 +35,10 @@ STARTS = 3  # numbers of stages that are looked at closely
 CLOSE = 1.01  # times the best found: what is estimated higher is not made
 BETTER = 0.998  # times what a mesh takes where memory does not matter, that another is looked at for
 ENOUGH = 0.96  # times the step found: what is bounded so is not bounded more closely
+BOUNDING = 0.4  # of the time that there is, for the bound of what was found by then
 IN_TURNS = 3  # candidates that are looked at with several stages on each rank
+MIXED = 3  # candidates whose stages may differ
+MIXED_AT = 1.04  # times the best found, that these take as they are, before they take turns
 MADE = 4  # plans at most, once one fits
 
 ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
@@ -63,7 +66,8 @@ def search_pipelines(
     if not (problem.train and space.open):
         return None
     estimates = Estimates(space, strategy, ROUGHLY)
-    search = Search(space, estimates, strategy, time.monotonic() + budget_s, watch)
+    now = time.monotonic()
+    search = Search(space, estimates, strategy, now + (1.0 - BOUNDING) * budget_s, watch)
     best = search.run()
     if best is None and not pinned.allows_whole:
         raise _too_large(search.nearest, problem.memory_limit)
@@ -71,7 +75,8 @@ def search_pipelines(
         return None
     step_s = simulate(best.work).step_s
     watch.tell(Standing(f"bounding {search.looked_at}", step_s))
-    bound = min(step_s, Bounds.of(estimates, best.plan).least_s(ENOUGH * step_s, watch.stopped))
+    bounds, end = Bounds.of(estimates, best.plan), now + budget_s
+    bound = min(step_s, bounds.least_s(ENOUGH * step_s, lambda: time.monotonic() > end or watch.stopped()))
     watch.tell(Standing(search.looked_at, step_s, bound))
     return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=not search.late)
 
@@ -124,10 +129,26 @@ class Search:
                 made.add(kind)
                 if self.late or not self._make(one, self._rewritten):
                     self._make(one, self.estimates.insides)
+        self._mix()
         if self.best is not None:
             for found in Pricer(self.space, self._rewritten, self.estimates.short).exchanged(self.best):
                 self._keep(found)
         return self.best
+
+    def _mix(self) -> None:
+        """Plans whose stages differ, of what is fastest and does not fit if all stages have it."""
+        best_s = math.inf if self.best is None else self.best.step_s
+        hopeful: dict[Candidate, Estimate] = {}
+        for one in sorted(self._all, key=lambda one: one.needed_bytes):
+            if one.candidate.stages > 1 and one.room is None and one.step_s < MIXED_AT * best_s:
+                hopeful.setdefault(one.candidate, one)
+        near: list[Mixing] = []
+        for one in sorted(hopeful.values(), key=lambda one: one.step_s)[:MIXED]:
+            if not self.late:
+                near.extend(self.estimates.mixed(one, BETTER * best_s))
+        for found in sorted(near, key=lambda one: one.mixture.step_s)[:1]:
+            for plan in Pricer(self.space, self.estimates.insides, self.estimates.short).mixed(found):
+                self._keep(plan)
 
     def _make(self, estimate: Estimate, insides: Insides) -> bool:
         """Whether a plan of an estimate, with one of the insides, fits; the best is kept."""

@@ -18,7 +18,7 @@ from pdv.cluster.units import MEMORY
 from pdv.memory import StepMemory
 from pdv.pipelines.pinned import Pinned
 from pdv.planning.products import ALLOWED, read_formats
-from pdv.planning.search import SearchResult
+from pdv.planning.search import LEAST_S, SearchResult
 from pdv.problem import Problem
 from pdv.problem.formats import Products
 from pdv.problem.problem import offloaded
@@ -28,8 +28,6 @@ OPTIMIZER = "optimizer"
 OFFLOADS = (config.OFFLOAD, OPTIMIZER)
 """What may be kept in the memory of hosts."""
 ALLOW_OFFLOAD = "offload"
-LEAST_S = 1.0
-"""Of a search where those before it found nothing in all the time that there was."""
 
 
 @dataclass(frozen=True, slots=True)

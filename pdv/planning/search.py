@@ -27,6 +27,9 @@ from pdv.search.strategies import STRATEGIES, Strategy
 from pdv.simulate.step import simulate
 from pdv.watch import SEARCHING, SEARCHING_PIPELINES, UNWATCHED, Watch
 
+LEAST_S = 1.0
+"""Of a search where those before it found nothing in all the time that there was."""
+
 Again = Callable[[Graph, Cluster], Sequence[Problem]]
 
 
@@ -51,6 +54,10 @@ class Effort:
         if not self.budget_s > 0 or self.seed < 0:
             what = f"no search can be run with a budget of {self.budget_s} s and seed {self.seed}"
             raise UsageError(what, "Allowed: a budget above 0, a seed from 0")
+
+    def until(self, deadline: float) -> Effort:
+        """With what is left of a budget for all searches, by the clock that only goes on."""
+        return replace(self, budget_s=max(deadline - time.monotonic(), min(LEAST_S, self.budget_s)))
 
     def strategy(self, pins: str | None) -> Strategy:
         """What solves one problem."""
@@ -82,7 +89,7 @@ def search_problems(
     Args:
         problems: one a mesh.
         cluster: what all of them are on.
-        effort: how to search.
+        effort: how to search; its budget is that of all searches together.
         pins: what the problems' pins say, if anything.
         progress: called with (stage, fraction or None).
         again: the problems of another graph or cluster, without rules; None: nobody asks for what would fit.
@@ -97,7 +104,7 @@ def search_problems(
     """
     from pdv.report.remedies import find_remedies, with_remedies
 
-    started = time.process_time()
+    started, deadline = time.process_time(), time.monotonic() + effort.budget_s
     plain = pins is None and problems[0].pins == Pins()
     _check_alone(not pinned.says_how or (plain and pipelines != "never"))
     may = plain and cluster.mesh is None and effort.search == config.SEARCH and pipelines != "never"
@@ -105,11 +112,12 @@ def search_problems(
     if first and (result := _search_pipelines(problems, cluster, effort, progress, pinned)) is not None:
         return _timed(result, started)
     try:
-        return _timed(_search(problems, effort, pins, progress, cluster), started)
+        return _timed(_search(problems, effort.until(deadline), pins, progress, cluster), started)
     except NoPlanFitsError as error:
         if math.isinf(error.needed_bytes) or pins is not None or effort.watch.stopped():
             raise
-        if may and not first and (result := _search_pipelines(problems, cluster, effort, progress, FREE)) is not None:
+        left = effort.until(deadline)
+        if may and not first and (result := _search_pipelines(problems, cluster, left, progress, FREE)) is not None:
             return _timed(result, started)
         if again is None:
             raise

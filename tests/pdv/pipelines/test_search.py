@@ -168,7 +168,7 @@ def test_a_short_program_stands_for_the_whole_one() -> None:
     insides = Insides(space, lambda _: short.graph, backtrack, Budget(), rules=False)
     inside = insides.free(space.candidate(1, space.meshes(1)[1], 1))
     assert inside is not None
-    whole = lengthen(inside.plan.solution, one.graph, short.middle)
+    whole = lengthen([inside.plan.solution], [], one.graph, short.middle)
     assert whole.realized is not None
     pcg = whole.realized.derived.pcg
     check_returned(pcg, infer_shardings(pcg, whole.problem.mesh))
@@ -211,6 +211,23 @@ def test_pipelines_are_searched_where_the_whole_batch_does_not_fit() -> None:
     assert best.step_s is not None
     with pytest.raises(NoPlanFitsError):
         ask("never")
+
+
+@pytest.mark.parametrize(("taken", "left"), [(6.0, 2.0), (8.0, 1.0)])
+def test_all_searches_share_one_budget(taken: float, left: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search behind one that took all of it has a second, so that there is a plan."""
+    now, given = [0.0], []
+
+    def search(budget_s: float) -> BestPlan | None:
+        given.append(budget_s)
+        now[0] += taken
+        return None if len(given) == 1 else found()
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pdv.planning.search.search_pipelines", lambda _, __, budget_s, *___: search(budget_s))
+    monkeypatch.setattr("pdv.planning.search.search_meshes", lambda _, __, budget_s, *___: search(budget_s))
+    search_problems((problem(),), hosts(), Effort("backtrack", 8.0), None, lambda *_: None, None, pipelines="always")
+    assert given == [8.0, left]
 
 
 def test_pipelines_are_searched_on_unequal_devices() -> None:
