@@ -138,14 +138,12 @@ class Search:
     def _mix(self) -> None:
         """Plans whose stages differ, of what is fastest and does not fit if all stages have it."""
         best_s = math.inf if self.best is None else self.best.step_s
-        hopeful: dict[Candidate, Estimate] = {}
-        for one in sorted(self._all, key=lambda one: one.needed_bytes):
-            if one.candidate.stages > 1 and one.room is None and one.step_s < MIXED_AT * best_s:
-                hopeful.setdefault(one.candidate, one)
+        known = [each for each in self.known.values() if each and each[0].candidate.stages > 1]
         near: list[Mixing] = []
-        for one in sorted(hopeful.values(), key=lambda one: one.step_s)[:MIXED]:
-            if not self.late:
-                near.extend(self.estimates.mixed(one, BETTER * best_s))
+        for each in sorted(known, key=lambda each: min(one.step_s for one in each))[:MIXED]:
+            free = min((one for one in each if one.room is None), key=lambda one: one.needed_bytes)
+            if not self.late and min(one.step_s for one in each) < MIXED_AT * best_s:
+                near.extend(self.estimates.mixed(free, BETTER * best_s))
         for found in sorted(near, key=lambda one: one.mixture.step_s)[:1]:
             for plan in Pricer(self.space, self.estimates.insides, self.estimates.short).mixed(found):
                 self._keep(plan)

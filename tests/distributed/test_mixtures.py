@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from benchmarks.measured.parity import compare, observe_package, reference
 from benchmarks.models import build
 from benchmarks.models.techniques import Technique
+from pdv.problem import Pins
 from pdv.problem.workload import Order, Recompute
 from tests.distributed.harness import mark_slow, run_ranks
 from tests.pdv.pipelined import plan_pipeline
@@ -30,12 +31,16 @@ ZERO_1 = Technique("zero-1", (("dp", 2),), zero=True, once=True)
 DP_TP = Technique("dp+tp", (("dp", 2), ("tp", 2)))
 ZERO_TP = Technique("zero+tp", (("dp", 2), ("tp", 2)), zero=True)
 ZERO_TP_SP = Technique("zero+tp+sp", (("dp", 2), ("tp", 2)), zero=True, sequence=True)
+TP_LATER = replace(TP.pins, split=lambda node, _, split: TP.allows(node, "tp", split))  # whatever axis it is
 DP_TP_TP = Technique("dp+tp+tp", (("dp", 2), ("tp", 2), ("tp1", 2)))
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A model and how it is run; ``sizes``: pieces of each stage, where they are unequal."""
+    """A model and how it is run.
+
+    ``sizes``: pieces of each stage, where they are unequal; ``last``: how the last one runs, where otherwise.
+    """
 
     model: str
     technique: Technique
@@ -46,6 +51,7 @@ class Mixture:
     sizes: Sequence[int] | None = None
     virtual: int = 1
     backwards: bool = False
+    last: Pins | None = None
 
     @property
     def processes(self) -> int:
@@ -70,6 +76,7 @@ MIXTURES = {
     "mixtral, pp2 x tp2": Mixture("mixtral", TP, 2, 2),
     "gpt2, three axes, zero": Mixture("gpt2", ZERO_TP, 2, 2),
     "llama, three axes, sequence": Mixture("llama", ZERO_TP_SP, 2, 4, recompute="full"),
+    "gpt2, zero, then tp": Mixture("gpt2", ZERO, 2, 4, sizes=(2, 2), last=TP_LATER),
     "mlp, pp4": Mixture("mlp", ALONE, 4, 4, sizes=(1, 1, 2, 2)),
     "gpt2, pp2 x tp2, interleaved and recomputed": Mixture(
         "gpt2", TP, 2, 4, "interleaved", "full", sizes=(1, 1, 1, 1), virtual=2
@@ -94,6 +101,7 @@ def test_a_mixture_trains_as_the_module_does(name: str, tmp_path: Path) -> None:
         module, inputs, cluster(case.processes), pins=case.technique.pins,
         stages=case.stages, micro_batches=case.micro_batches, mesh=dict(case.technique.sizes),
         order=case.order, recompute=case.recompute, sizes=case.sizes, virtual=case.virtual, backwards=case.backwards,
+        last=case.last,
     )  # fmt: skip
     folder = plan.save(tmp_path / "package")
     batches = expected.batches, expected.targets

@@ -10,11 +10,12 @@ from unittest.mock import patch
 import pdv
 from ir.mesh import Axis, Mesh
 from ir.scaling.rows import fewer_rows
+from pdv.pipelines.lengthen import lengthen
 from pdv.pipelines.pipeline import stages_of
 from pdv.plan.package import Plan
 from pdv.planning.search import SearchResult
 from pdv.prices import slowest_axes, stage_axes
-from pdv.problem import Problem
+from pdv.problem import Pins, Problem
 from pdv.problem.problem import ungathered
 from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, STALE, Order, Recompute, Stages, are_several
 from pdv.schedule.pieces import pieces
@@ -35,12 +36,13 @@ def plan_pipeline(
     sizes: Sequence[int] | None = None,
     virtual: int = 1,
     backwards: bool = False,
+    last: Pins | None = None,
     **options: Any,
 ) -> Plan:
     """The best plan of so many stages, each on ``mesh``: of equal numbers of layers, or ``sizes`` pieces.
 
     virtual: stages on each rank of the pipeline, ``stages`` times ``virtual`` in all; backwards: the last rank has the
-    first stage.
+    first stage; last: of the inside of the last stage, where it is another one than that of those before.
     """
     inside = Mesh(tuple(Axis(name, size) for name, size in mesh.items()))
 
@@ -54,6 +56,12 @@ def plan_pipeline(
             products=whole.products, host=whole.host,
         )  # fmt: skip
         found = search_mesh(ungathered(problem) if order in STALE else problem)
+        if last is not None:
+            assert sizes is not None, "pieces are told"
+            other, inside_of = search_mesh(replace(problem, pins=last)), [0] * sum(sizes[:-1]) + [1] * sizes[-1]
+            solution = lengthen([found.solution, other.solution], inside_of, graph, (0, len(inside_of), 1))
+            assert solution.realized is not None
+            found = replace(found, solution=solution, derived=solution.realized.derived, cost=solution.realized.cost)
         several = are_several(stages, micro_batches)
         execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute, several=several)
         cut_there = _cut(found, stages, virtual, sizes, folded=order in FOLDED)
