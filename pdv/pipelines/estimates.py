@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ir.graph import Graph
 from ir.scaling.rows import micro_batch
 from pdv.cluster import Cluster, DeviceClass
@@ -35,6 +37,7 @@ LIMITS = 4  # of memory that an inside is solved for at most
 FULL = 0.93  # of a limit, that a plan may leave unused
 AIM = 0.985  # of a limit, that the next plan is to use
 UNEVEN = 1.01  # times what the best cut takes without a limit: then less memory inside may pay
+HELD = ("resting_bytes", "kept_bytes", "sent_bytes")  # of a profile
 BETWEEN = (0.85, 0.72)  # of what the fastest inside holds, that stages with less room may hold
 LESS = 0.93  # of the memory, that is tried next
 
@@ -164,16 +167,29 @@ class Estimates:
         """
         candidate, recompute = one.candidate, one.mode.recompute
         flight = held_at_once(candidate, one.inside, one.mode)
-        for part in BETWEEN:
+        modes = [one.mode, *(Mode(recompute, *order) for order in self.space.in_turns(candidate, recompute))]
+        modes = [mode for mode in modes if self._may_mix(one, mode, below_s)]
+        for part in BETWEEN if modes else ():
             self.insides.within(candidate, one.inside.num_bytes * flight * part, flight)
         insides = tuple(self.insides.known[candidate].values())
         extras = [self._extra(candidate, each, recompute) for each in insides]
-        for mode in (one.mode, *(Mode(recompute, *order) for order in self.space.in_turns(candidate, recompute))):
+        for mode in modes:
             each = zip(insides, extras, strict=True)
             wholes = tuple(self._whole(candidate, inside, mode, extra) for inside, extra in each)
             mixture = mix(wholes, self.limit)
             if mixture is not None and mixture.step_s < below_s:
                 yield Mixing(replace(one, mode=mode), insides, wholes, mixture)
+
+    def _may_mix(self, one: Estimate, mode: Mode, below_s: float) -> bool:
+        """Whether stages that differ may take less, were all as fast as the fastest, and held the least."""
+        known = [inside.profiles.kinds for inside in self.insides.known[one.candidate].values()]
+        kinds = [
+            replace(free, **{name: np.minimum.reduce([getattr(own, name) for own in each]) for name in HELD})
+            for free, *each in zip(one.inside.profiles.kinds, *known, strict=True)
+        ]
+        inside = replace(one.inside, profiles=ByStage(tuple(kinds), one.inside.profiles.kind_of))
+        mixture = mix([self._whole(one.candidate, inside, mode, one.extra)], self.limit)
+        return mixture is not None and mixture.step_s < below_s
 
     @property
     def limit(self) -> float:

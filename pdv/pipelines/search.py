@@ -141,8 +141,9 @@ class Search:
         known = [each for each in self.known.values() if each and each[0].candidate.stages > 1]
         near: list[Mixing] = []
         for each in sorted(known, key=lambda each: min(one.step_s for one in each))[:MIXED]:
+            fastest = min(each, key=lambda one: one.step_s)
             free = min((one for one in each if one.room is None), key=lambda one: one.needed_bytes)
-            if not self.late and min(one.step_s for one in each) < MIXED_AT * best_s:
+            if not (self.late or fastest.fits) and fastest.step_s < MIXED_AT * best_s:
                 near.extend(self.estimates.mixed(free, BETTER * best_s))
         for found in sorted(near, key=lambda one: one.mixture.step_s)[:1]:
             for plan in Pricer(self.space, self.estimates.insides, self.estimates.short).mixed(found):

@@ -200,7 +200,7 @@ def test_pipelines_are_searched_where_the_whole_batch_does_not_fit() -> None:
     space = Space(problem(), hosts())
     one = problem(0.9 * space.least_bytes(1, 1))
     assert not may_fit_whole(one, hosts())
-    effort = Effort("backtrack", 60.0)
+    effort = Effort("backtrack", 600.0)
 
     def ask(ways: Pipelines) -> BestPlan:
         again = partial(plan_problems, mode="train", memory_limit=one.memory_limit)
@@ -258,7 +258,7 @@ def test_the_order_in_which_hosts_are_listed_does_not_matter(cost: str | None) -
         wide = graph(arch("gpt:layers=4,hidden=128,heads=4,seq=64,vocab=8192"), 8, DType.F32)
         again = partial(plan_problems, mode="train", compute=compute)
         problems = again(wide, cluster, rules=())
-        effort, fixed = Effort("backtrack", 60.0), Pinned(stages=2, micro_batches=4)
+        effort, fixed = Effort("backtrack", 600.0), Pinned(stages=2, micro_batches=4)
         return search_problems(
             problems, cluster, effort, None, lambda *_: None, again, pipelines="always", pinned=fixed
         ).found
