@@ -90,10 +90,10 @@ def search_problems(
         problems: one a mesh.
         cluster: what all of them are on.
         effort: how to search; its budget is that of all searches together.
-        pins: what the problems' pins say, if anything. progress: called with (stage, fraction or None).
+        pins: what the problems' pins say, if anything.
+        progress: called with (stage, fraction or None).
         again: the problems of another graph or cluster, without rules; None: nobody asks for what would fit.
-        pipelines: whether stages and micro-batches are searched where nothing is pinned: always, or only where no plan
-            for the whole batch at once fits.
+        pipelines: whether stages and micro-batches are searched where none are pinned: always, or where nothing else fits.
         pinned: how a step is to run; pipelines are then searched first.
 
     Raises:
