@@ -93,7 +93,7 @@ def search_problems(
         pins: what the problems' pins say, if anything.
         progress: called with (stage, fraction or None).
         again: the problems of another graph or cluster, without rules; None: nobody asks for what would fit.
-        pipelines: whether stages and micro-batches are searched, where none are pinned: always, or if nothing else fits.
+        pipelines: whether stages and micro-batches are searched, if none are pinned: always, or if nothing else fits.
         pinned: how a step is to run; pipelines are then searched first.
 
     Raises:
