@@ -105,7 +105,8 @@ class Insides:
             return None
         self.states += solution.states
         made = self.made(candidate, solution)
-        return self.known.setdefault(candidate, {}).setdefault(made.plan.pcg.digest, made)
+        self.known.setdefault(candidate, {}).setdefault(made.plan.pcg.digest, made)
+        return made
 
     def made(self, candidate: Candidate, solution: Solution) -> Inside:
         """What a solution is for a candidate."""
