@@ -3,7 +3,7 @@
     python -m tests.structure [--renew] [--list MEASURE]
 
 Every measure has a limit that it is on its way to (`tests/structure.json`: what it was when last recorded, and the
-limit). It may fall and not rise: what rises fails, here and in the tests; `--renew` records what fell, and
+limit). It may fall and not rise: what rises fails `make lint`; `--renew` records what fell, and
 draws the imports and the folders in docs/architecture.md anew. Entry points: ``measures``, ``main``.
 """
 

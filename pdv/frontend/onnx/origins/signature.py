@@ -30,7 +30,6 @@ READ = re.compile(r"%(\w+)")  # names that it reads
 NUMBER = re.compile(r"_\d+$")  # what tells a name from others of its operator
 _ENTRY = re.compile(r"^(\w+): (PARAMETER|BUFFER) target='([^']*)'(.*)$", re.MULTILINE)
 _CALL = re.compile(r"target=torch\.ops\.aten\.(\w+)(?:\.\w+)?\]\(args = \((.*)\), kwargs = ")
-_TURNED = (1, 0)
 
 # (operator of torch, of ONNX) -> operand of the latter: argument of the former, and whether its dims are turned
 _PLACES: Mapping[tuple[str, str], Mapping[int, tuple[int, bool]]] = {
