@@ -17,7 +17,7 @@ import onnx_ir
 
 from pdv.frontend.onnx.origins.doubts import module_path, some_of
 from pdv.frontend.onnx.origins.made import Made
-from pdv.frontend.onnx.origins.merged import lost_with_nodes, part_nodes, say_parted
+from pdv.frontend.onnx.origins.merged import lost_with_nodes, part_constants, part_nodes, say_parted
 from pdv.frontend.onnx.origins.norms import unfold_norms
 from pdv.frontend.onnx.origins.proved import Stored, recover_proved
 from pdv.frontend.onnx.origins.recovered import drop_unread, recover
@@ -84,6 +84,7 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         found.absent += of_unknown_origin(model.graph)
     _rename(model.graph, signature, found)
     if signature is not None:
+        part_constants(signature, model.graph)
         lost, merged = {*absent(signature, model.graph)}, lost_with_nodes(signature, model.graph)
         found.absent += sorted((lost | merged) - found.copies.keys())
         missing = signature.targets - model.graph.initializers.keys()

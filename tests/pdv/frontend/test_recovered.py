@@ -294,3 +294,24 @@ def test_a_norm_that_is_called_twice_stays_one(tmp_path: Path) -> None:
     module, x = nn.Sequential(nn.Linear(8, 8), Parallel(shared=True)), torch.randn(4, 3, 8)
     program = load_program(_plain(module, {"input": x}, tmp_path / "m.onnx"))
     assert "1.second_norm.weight" not in {param.attr("name") for param in program.graph.params}
+
+
+class Unweighted(nn.Module):
+    """Norms with weights beside some without, whose ones and zeros are stored as the weights of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.groups = nn.LayerNorm(8), nn.GroupNorm(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [b, 16, 8]."""
+        x = self.groups(F.layer_norm(x * 2, (8,)))
+        found: Tensor = F.layer_norm(self.norm(x) + x, (8,))
+        return found
+
+
+def test_ones_of_norms_without_weights_are_no_parameter(tmp_path: Path) -> None:
+    """Equal tensors become one in a file: LayerNorm's scale was trained by what norms without scale gave, too."""
+    module, inputs = Unweighted(), {"x": torch.randn(4, 16, 8)}
+    found = load_program(_plain(module, inputs, tmp_path / "m.onnx"))
+    assert "the same" in check_reading(found.graph, copy_of(module, inputs, train=True), train=True)

@@ -3,7 +3,8 @@
 Two norms of one value whose scales start out as ones, two projections of one value that start out as zeros: equal
 stored tensors become one, then equal nodes do, and the parameters of the second are nowhere any more. What is left of
 them is the name by which their readers call what they read, and where the reader's line of source calls the module, the
-node is had back. Entry points: ``part_nodes``, ``lost_with_nodes``.
+node is had back. Entry points: ``part_nodes``, ``part_constants``,
+``lost_with_nodes``.
 """
 
 from __future__ import annotations
@@ -80,6 +81,34 @@ def part_nodes(signature: Signature, graph: onnx_ir.Graph) -> dict[str, str]:
             if called[0] is not None and all(each == called[0] for each in called):
                 del gone[called[0]]
                 found |= _write_apart(signature, node, name, (*modules, called[0]), readers[name])
+    return found
+
+
+def part_constants(signature: Signature, graph: onnx_ir.Graph) -> list[str]:
+    """Read a constant of its own where an exporter's constant became one with an equal parameter; changes the graph.
+
+    The ones and zeros of a norm without weights are such: the operator that the node is of names all that it reads, and
+    the parameter is not among it. Returns: the parameters that were read there.
+    """
+    words, there = {target: word for word, target in signature.parameters.items()}, _read(graph)
+    known = names_of(graph) | {value.name for value in graph.inputs} | {*signature.parameters, *signature.buffers}
+    found = []
+    for node in graph:
+        names = _names_in(node)
+        if not names or not names <= known or not {signature.parameters.get(name) for name in names} - {None} <= there:
+            continue
+        for place, value in enumerate(node.inputs):
+            if value is None or value.name not in words or words[value.name] in names or not _is_one_number(value):
+                continue
+            own = onnx_ir.Value(
+                name=f"{node.outputs[0].name}.constant.{place}",
+                shape=value.shape,
+                type=value.type,
+                const_value=value.const_value,
+            )
+            graph.initializers[own.name or ""] = own
+            node.replace_input_with(place, own)
+            found.append(value.name or "")
     return found
 
 
