@@ -178,10 +178,14 @@ class Lowering:
 
     def scale(self, x: Node, factor: Number) -> Node:
         """x * factor."""
+        if not math.isfinite(factor):
+            return self.apply("mul", x, self._infinite(x, factor))
         return x if factor == 1 else self.apply("scale", x, factor=self._literal(x, factor))
 
     def shift(self, x: Node, offset: Number) -> Node:
         """x + offset."""
+        if not math.isfinite(offset):
+            return self.apply("add", x, self._infinite(x, offset))
         return x if offset == 0 else self.apply("shift", x, offset_by=self._literal(x, offset))
 
     def pow(self, x: Node, y: Node) -> Node:
@@ -193,6 +197,12 @@ class Lowering:
         if exponent == 1:
             return x
         return self.apply(named[exponent], x) if exponent in named else self.apply("pow", x, exponent=float(exponent))
+
+    def _infinite(self, x: Node, number: Number) -> Node:
+        """A constant of the type of x: plans, which are JSON, say no such number as an attribute."""
+        if not x.type.dtype.is_floating:
+            raise Unsupported(f"{x.type.dtype.value} with {number}")
+        return self.const(np.asarray(number, np.float32).astype(x.type.dtype.torch_name), x.type.dtype)
 
     @staticmethod
     def _literal(x: Node, number: Number) -> Number:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
     "padded with no numbers": (lambda x, c: F.pad(x, (1, 1), value=NAN), NONE),
     "a convolution padded by more than its kernel": (lambda x, c: F.conv1d(x, c, padding=5), torch.randn(3, 4, 3)),
     "in two dims": (lambda x, c: F.conv2d(x.unsqueeze(1), c, padding=(4, 3)), torch.randn(2, 1, 3, 3)),
+    "an infinite factor": (lambda x, c: (x * -INF + INF).clamp(-1, 1), NONE),
     "a number": (lambda x, c: x * c + 2.0, torch.tensor(3.0)),
     "a sum of all": (lambda x, c: (x * c).sum(), torch.tensor(3.0)),
     "nothing": (lambda x, c: torch.cat([x, c.expand(4, 4, 0), x[..., :0]], -1), torch.zeros(0)),
@@ -54,10 +56,11 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_unusual_constants_are_as_in_torch(name: str) -> None:
+def test_unusual_constants_are_as_in_torch(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, x = After(*CASES[name]), torch.randn(4, 4, D)
     plan = pdv.optimize(module, (x,), cluster=cluster(2), mesh={"x": 2}, rules="none")
+    plan.save(tmp_path / "plan")  # whose numbers are JSON
     program: Any = plan.build("cpu")
     torch.testing.assert_close(program(x), module(x), equal_nan=True)
     module.load_state_dict(program.full_state_dict())
