@@ -160,27 +160,25 @@ class Estimates:
                     below_s = min(below_s, way.step_s if way.fits else math.inf)
                     yield way
 
-    def mixed(self, one: Estimate, below_s: float) -> Iterator[Mixing]:
-        """The same with stages that differ, in all orders of passes in which that may take less than ``below_s``.
+    def mixed(self, one: Estimate, below_s: float) -> Mixing | None:
+        """The same with stages that differ, where that may take less than ``below_s``.
 
         Of insides that are known, and some that hold less than the fastest.
         """
-        candidate, recompute = one.candidate, one.mode.recompute
-        flight = held_at_once(candidate, one.inside, one.mode)
-        modes = [one.mode, *(Mode(recompute, *order) for order in self.space.in_turns(candidate, recompute))]
-        modes = [mode for mode in modes if self._may_mix(one, mode, below_s)]
-        for part in BETWEEN if modes else ():
+        candidate, mode = one.candidate, one.mode
+        if not self._may_mix(one, below_s):
+            return None
+        flight = held_at_once(candidate, one.inside, mode)
+        for part in BETWEEN:
             self.insides.within(candidate, one.inside.num_bytes * flight * part, flight)
         insides = tuple(self.insides.known[candidate].values())
-        extras = [self._extra(candidate, each, recompute) for each in insides]
-        for mode in modes:
-            each = zip(insides, extras, strict=True)
-            wholes = tuple(self._whole(candidate, inside, mode, extra) for inside, extra in each)
-            mixture = mix(wholes, self.limit)
-            if mixture is not None and mixture.step_s < below_s:
-                yield Mixing(replace(one, mode=mode), insides, wholes, mixture)
+        extras = [self._extra(candidate, each, mode.recompute) for each in insides]
+        each = zip(insides, extras, strict=True)
+        wholes = tuple(self._whole(candidate, inside, mode, extra) for inside, extra in each)
+        mixture = mix(wholes, self.limit)
+        return None if mixture is None or mixture.step_s >= below_s else Mixing(one, insides, wholes, mixture)
 
-    def _may_mix(self, one: Estimate, mode: Mode, below_s: float) -> bool:
+    def _may_mix(self, one: Estimate, below_s: float) -> bool:
         """Whether stages that differ may take less, were all as fast as the fastest, and held the least."""
         known = [inside.profiles.kinds for inside in self.insides.known[one.candidate].values()]
         kinds = [
@@ -188,7 +186,7 @@ class Estimates:
             for free, *each in zip(one.inside.profiles.kinds, *known, strict=True)
         ]
         inside = replace(one.inside, profiles=ByStage(tuple(kinds), one.inside.profiles.kind_of))
-        mixture = mix([self._whole(one.candidate, inside, mode, one.extra)], self.limit)
+        mixture = mix([self._whole(one.candidate, inside, one.mode, one.extra)], self.limit)
         return mixture is not None and mixture.step_s < below_s
 
     @property

@@ -38,7 +38,6 @@ ENOUGH = 0.96  # times the step found: what is bounded so is not bounded more cl
 BOUNDING = 0.3  # of the time that there is, for the bound of what was found by then
 IN_TURNS = 3  # candidates that are looked at with several stages on each rank
 MIXED = 3  # candidates whose stages may differ
-MIXED_AT = 1.04  # times the best found, that these take as they are, before they take turns
 MADE = 4  # plans at most, once one fits
 
 ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
@@ -107,6 +106,7 @@ class Search:
     known: dict[Candidate, list[Estimate]] = field(default_factory=dict)
     best: Found | None = None
     nearest: Found | None = None  # of those that do not fit, the smallest
+    _mixings: list[Mixing] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         short, middle = self.estimates.graph, self.estimates.short.repeated
@@ -120,6 +120,9 @@ class Search:
     def run(self) -> Found | None:
         """The best plan that fits: rewritten where that is another one than as written, of the best estimates."""
         self._explore()
+        for mixing in self._mixings[:1]:
+            for found in Pricer(self.space, self.estimates.insides, self.estimates.short).mixed(mixing):
+                self._keep(found)
         made: set[tuple[Candidate, Mode]] = set()
         for one in sorted(self._all, key=lambda one: (not one.promising, one.step_s)):
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
@@ -129,25 +132,22 @@ class Search:
                 made.add(kind)
                 if self.late or not self._make(one, self._rewritten):
                     self._make(one, self.estimates.insides)
-        self._mix()
         if self.best is not None:
             for found in Pricer(self.space, self._rewritten, self.estimates.short).exchanged(self.best):
                 self._keep(found)
         return self.best
 
-    def _mix(self) -> None:
-        """Plans whose stages differ, of what is fastest and does not fit if all stages have it."""
-        best_s = math.inf if self.best is None else self.best.step_s
+    def _mixed(self) -> list[Mixing]:
+        """Plans whose stages differ, the best first, of what is fastest and does not fit if all stages have it."""
+        best_s = min((one.step_s for one in self._all if one.fits), default=math.inf)
         known = [each for each in self.known.values() if each and each[0].candidate.stages > 1]
-        near: list[Mixing] = []
+        near: list[Mixing | None] = []
         for each in sorted(known, key=lambda each: min(one.step_s for one in each))[:MIXED]:
             fastest = min(each, key=lambda one: one.step_s)
             free = min((one for one in each if one.room is None), key=lambda one: one.needed_bytes)
-            if not (self.late or fastest.fits) and fastest.step_s < MIXED_AT * best_s:
-                near.extend(self.estimates.mixed(free, BETTER * best_s))
-        for found in sorted(near, key=lambda one: one.mixture.step_s)[:1]:
-            for plan in Pricer(self.space, self.estimates.insides, self.estimates.short).mixed(found):
-                self._keep(plan)
+            if not (self.late or fastest.fits):
+                near.append(self.estimates.mixed(free, BETTER * best_s))
+        return sorted(filter(None, near), key=lambda one: one.mixture.step_s)
 
     def _make(self, estimate: Estimate, insides: Insides) -> bool:
         """Whether a plan of an estimate, with one of the insides, fits; the best is kept."""
@@ -207,6 +207,7 @@ class Search:
                 self._try_mesh(start, mesh)
         if starts := self._starts():
             self._descend(starts[0], self._counts)
+        self._mixings = self._mixed()
         self._take_turns()
 
     def _take_turns(self) -> None:
@@ -215,7 +216,8 @@ class Search:
         for one in sorted(self._all, key=lambda one: one.step_s):
             if one.fits and one.mode.virtual == 1 < one.candidate.stages:
                 near.setdefault((one.candidate, one.mode.recompute), one)
-        best_s = min((one.step_s for one in self._all if one.fits), default=math.inf)
+        mixed_s = [one.mixture.step_s for one in self._mixings]
+        best_s = min([*(one.step_s for one in self._all if one.fits), *mixed_s], default=math.inf)
         for one in list(near.values())[:IN_TURNS]:
             if not self.late:
                 self.known[one.candidate].extend(self.estimates.in_turns(one, BETTER * best_s))

@@ -15,7 +15,6 @@ from pdv.frontend.arch.graph import graph
 from pdv.pipelines.candidates import Space
 from pdv.pipelines.estimates import Estimates, Mixing
 from pdv.pipelines.lengthen import lengthen
-from pdv.pipelines.pipeline import Mode
 from pdv.pipelines.priced import Pricer
 from pdv.planning.problems import plan_problems
 from pdv.schedule.pieces import pieces
@@ -38,7 +37,8 @@ def mixing(limit: float | None = None) -> tuple[Estimates, Mixing]:
     estimates = Estimates(space, backtrack, Budget())
     free = estimates.free(space.candidate(4, space.meshes(4)[0], 8))
     assert free is not None
-    (found,) = (one for one in estimates.mixed(free, math.inf) if one.estimate.mode == Mode())
+    found = estimates.mixed(free, math.inf)
+    assert found is not None
     return estimates, found
 
 
