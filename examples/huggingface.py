@@ -1,5 +1,6 @@
 """Train a package of a language model with Hugging Face's Trainer: on four processes, or unsharded on one.
 
+torchrun --nproc-per-node=4 examples/huggingface.py gpt2_pdv
 torchrun --nproc-per-node=4 examples/huggingface.py gpt2_pdv --resume out/checkpoint-10
 """
 

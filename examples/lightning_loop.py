@@ -1,6 +1,7 @@
 """Train a package of a language model with Lightning: on four processes, or unsharded on one.
 
-torchrun --nproc-per-node=4 examples/lightning_loop.py gpt2_pdv --resume out/last.ckpt
+torchrun --nproc-per-node=4 examples/lightning_loop.py gpt2_pdv
+torchrun --nproc-per-node=4 examples/lightning_loop.py gpt2_pdv --epochs 4 --resume out/last.ckpt
 """
 
 from __future__ import annotations
