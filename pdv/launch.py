@@ -157,7 +157,6 @@ def read_launch(
         raise UsageError(f"there is no script {str(script)!r}", mend="Name the file that torchrun shall run")
     with refusing():
         cluster = Cluster.from_dict(document["cluster"])
-    cluster = cluster.turned() if cluster.backwards else cluster  # hosts are named as they were described
     processes = tuple(group.devices for group in cluster.nodes for _ in range(group.count))
     if hosts and len(hosts) != len(processes):
         what = f"{len(hosts)} hosts: {', '.join(hosts)}"

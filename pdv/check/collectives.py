@@ -241,16 +241,16 @@ class DeviceMesh:
         """Ranks along an axis, or in all."""
         return math.prod(self.shape) if mesh_dim is None else self.shape[mesh_dim]
 
-    def get_local_rank(self, mesh_dim: str | int) -> int:
-        """Where the rank stands along an axis."""
-        at = self._at(mesh_dim)
-        return self._rank // math.prod(self.shape[at + 1 :]) % self.shape[at]
+    def get_coordinate(self) -> tuple[int, ...]:
+        """Where the rank stands along each axis."""
+        inner = (math.prod(self.shape[at + 1 :]) for at in range(len(self.shape)))
+        return tuple(self._rank // step % size for step, size in zip(inner, self.shape, strict=True))
 
     def get_group(self, mesh_dim: str | int) -> Group:
         """The ranks that differ from this one along an axis only."""
         at = self._at(mesh_dim)
         step = math.prod(self.shape[at + 1 :])
-        first = self._rank - self.get_local_rank(mesh_dim) * step
+        first = self._rank - self.get_coordinate()[at] * step
         return Group(self.mesh_dim_names[at], tuple(first + place * step for place in range(self.shape[at])))
 
     def _at(self, mesh_dim: str | int) -> int:

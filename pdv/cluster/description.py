@@ -178,7 +178,8 @@ class Cluster:
     """Nodes and network, their sum as levels, the devices by class, and the mesh the user pinned, if any.
 
     `network` is outer to inner; the last tier is the lowest switch. `rails`: port i of every node leads to switch i.
-    `mesh` is (name, size), slow to fast. `backwards`: nodes stand here from the last to the first that was described.
+    `mesh` is (name, size), slow to fast. `places`: which device, by its number in the description, stands at each place
+    of plans; empty: each at its own.
     """
 
     name: str
@@ -190,13 +191,14 @@ class Cluster:
     wires: tuple[Wire, ...] = ()
     mesh: tuple[tuple[str, int], ...] | None = None
     warnings: tuple[str, ...] = ()
-    backwards: bool = False
+    places: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         in_classes = sum(entry.count for entry in self.classes)
         assert in_classes == self.num_devices, f"{in_classes} devices in classes, {self.num_devices} in levels"
         in_nodes = sum(group.count * group.devices for group in self.nodes)
         assert in_nodes == self.num_devices, f"{in_nodes} devices in nodes, {self.num_devices} in levels"
+        assert not self.places or sorted(self.places) == list(range(self.num_devices)), f"places {self.places!r}"
 
     @property
     def num_devices(self) -> int:
@@ -228,14 +230,23 @@ class Cluster:
         devices = [entry.device for entry in self.classes]
         return len({one.share for one in devices}) == 1 and all(one.share < 1.0 and not one.quota for one in devices)
 
-    def class_of(self, rank: int) -> int:
-        """The class (its place in `classes`) of device number `rank`."""
-        assert 0 <= rank < self.num_devices, f"rank {rank} of {self.num_devices} devices"
-        return self.nodes[bisect.bisect_right(self._group_ends, rank)].device_class
+    @property
+    def is_uniform(self) -> bool:
+        """Whether nodes are alike, and joined alike."""
+        return len(self.nodes) == 1 and not self.wires
 
-    def device_of(self, rank: int) -> Device:
-        """The device with number `rank`."""
-        return self.classes[self.class_of(rank)].device
+    def number_at(self, place: int) -> int:
+        """The number, as described, of the device at a place."""
+        assert 0 <= place < self.num_devices, f"place {place} of {self.num_devices} devices"
+        return self.places[place] if self.places else place
+
+    def class_of(self, place: int) -> int:
+        """The class (its index in `classes`) of the device at a place."""
+        return self.nodes[bisect.bisect_right(self._group_ends, self.number_at(place))].device_class
+
+    def device_of(self, place: int) -> Device:
+        """The device at a place."""
+        return self.classes[self.class_of(place)].device
 
     @cached_property
     def _group_ends(self) -> list[int]:
@@ -249,16 +260,13 @@ class Cluster:
         """The same cluster with another pinned mesh (axis sizes, slow to fast), or with none."""
         return replace(self, mesh=None if mesh is None else tuple(mesh.items()))
 
-    def turned(self) -> Cluster:
-        """The same cluster with its nodes from the last to the first."""
-        return replace(self, nodes=self.nodes[::-1], backwards=not self.backwards)
+    def keeps_order(self, stages: int) -> bool:
+        """Whether each of so many stages has its devices in the order in which they were described.
 
-    def turns_into(self, turned: Cluster, stages: int) -> bool:
-        """Whether stages in turn, from the last devices to the first, are on the devices of ``turned``."""
+        Process groups number their members so (`torch.distributed.new_group`).
+        """
         size = self.num_devices // stages
-        places = (stages - 1 - stage for stage in range(stages))
-        here = [self.class_of(place * size + number) for place in places for number in range(size)]
-        return here == [turned.class_of(rank) for rank in range(self.num_devices)]
+        return all(at % size == 0 or one < self.places[at] for at, one in enumerate(self.places[:-1], 1))
 
     def as_dict(self) -> dict[str, object]:
         """As JSON-ready data: every field, with the totals. `from_dict` is its inverse."""
@@ -273,7 +281,7 @@ class Cluster:
             "rails": self.rails,
             "wires": [asdict(wire) for wire in self.wires],
             "mesh": None if self.mesh is None else dict(self.mesh),
-            **({"backwards": True} if self.backwards else {}),
+            **({"places": list(self.places)} if self.places else {}),
         }
 
     @classmethod
@@ -293,7 +301,7 @@ class Cluster:
             rails=bool(data["rails"]),
             wires=tuple(Wire(**{**entry, "link": Link(**entry["link"])}) for entry in data["wires"]),
             mesh=None if mesh is None else tuple(mesh.items()),
-            backwards=bool(data.get("backwards", False)),
+            places=tuple(int(number) for number in data.get("places", ())),
         )
 
 

@@ -154,7 +154,7 @@ def axis_route(cluster: Cluster, stride: int, span: int) -> Route:
 
 def _all_alike(cluster: Cluster, stride: int, span: int) -> bool:
     """Whether every group of the axis lies alike: equal nodes, and no part of the cluster is cut askew."""
-    if len(cluster.nodes) > 1 or cluster.wires:
+    if not cluster.is_uniform:
         return stride >= span
     (group,) = cluster.nodes
     parts = [group.devices * tier.nodes for tier in cluster.network]

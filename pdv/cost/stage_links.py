@@ -17,11 +17,11 @@ SAMPLED = 8  # groups of an axis that are looked at; where nodes are equal, the 
 def stage_links(cluster: Cluster, mesh: Mesh, stages: int) -> tuple[tuple[AxisLink, ...], ...]:
     """By stage, the link of each axis: that of its slowest group, for all groups wait for each other in the end.
 
-    Stage ``s`` has ranks ``s n`` to ``(s + 1) n - 1``, row-major over the mesh.
+    Stage ``s`` has places ``s n`` to ``(s + 1) n - 1``, row-major over the mesh.
     """
     devices = mesh.num_devices
     first = _of_stage(cluster, mesh, 0)
-    if len(cluster.nodes) == 1 and _of_stage(cluster, mesh, (stages - 1) * devices) == first:
+    if cluster.is_uniform and _of_stage(cluster, mesh, (stages - 1) * devices) == first:
         return (first,) * stages
     return (first, *(_of_stage(cluster, mesh, stage * devices) for stage in range(1, stages)))
 
@@ -42,7 +42,7 @@ def _groups(cluster: Cluster, mesh: Mesh, position: int, start: int) -> Iterator
     size = mesh.axes[position].size
     stride = Mesh(mesh.axes[position + 1 :]).num_devices
     count = mesh.num_devices // size
-    wanted = 2 if len(cluster.nodes) == 1 else SAMPLED
+    wanted = 2 if cluster.is_uniform else SAMPLED
     for index in sorted({place * (count - 1) // max(wanted - 1, 1) for place in range(wanted)}):
         outer, inner = divmod(index, stride)
         base = start + outer * stride * size + inner

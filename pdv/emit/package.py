@@ -70,5 +70,6 @@ def emission_of(pcg: Graph, mesh: Mesh, document: Mapping[str, object], running:
     train = document.get("mode") != "infer"
     sizes = cast("NamedSizes", document.get("sizes") or {})
     cluster = cast("Mapping[str, object]", document.get("cluster") or {})
-    running = replace(running, backwards=running.stages > 1 and cluster.get("backwards") is True)
+    places = cast("Sequence[int]", cluster.get("places") or ())
+    running = replace(running, ranks=tuple(places))
     return Emission.of(pcg, mesh, train=train, sizes=sizes, running=running)

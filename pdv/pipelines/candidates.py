@@ -120,12 +120,13 @@ class Space:
 
         The latter only where they are pinned: on no machine were they measured to be faster. Both only so where
         processes share cores: what one leaves idle another computes in, and more passes wait for a core more often.
-        GPT-2's demo takes 2.9 s interleaved and 2.3 without, which are predicted within 2 % of each other.
+        GPT-2's demo takes 2.9 s interleaved and 2.3 without, which are predicted within 2 % of each other. And only so
+        where ranks follow each other as listed: torch takes their order in a pipeline for that of its process group.
         """
         order, count = self.pinned.schedule or "interleaved", candidate.micro_batches
         if not self.pinned.may_take_turns or candidate.stages == 1:
             return ()
-        if self.cluster.backwards or (not self.pinned.takes_turns and self.cluster.shares_cores):
+        if self.cluster.places or (not self.pinned.takes_turns and self.cluster.shares_cores):
             return ()
         return tuple(
             (order, each)
@@ -151,7 +152,7 @@ class Space:
         """Numbers of stages that divide the devices and are no more than the pieces that have parameters."""
         devices = self.cluster.num_devices
         allowed = range(1, min(devices, self._most) + 1) if self.pinned.stages is None else (self.pinned.stages,)
-        return tuple(p for p in allowed if devices % p == 0 and self.meshes(p))
+        return tuple(p for p in allowed if devices % p == 0 and self.cluster.keeps_order(p) and self.meshes(p))
 
     def meshes(self, stages: int) -> tuple[Mesh, ...]:
         """Meshes of one stage's devices: the one of a single axis, then those that keep to the cluster's levels."""

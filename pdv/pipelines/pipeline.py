@@ -133,7 +133,8 @@ class Whole:
             if one == other:
                 known[ends] = None
             if ends not in known:
-                pairs = [(one * size + at, other * size + at) for at in {0, size - 1}]
+                columns = (0, size - 1) if self.cluster.is_uniform else range(size)
+                pairs = [(one * size + at, other * size + at) for at in columns]
                 routes = [find_route(self.cluster, pair).link for pair in pairs]
                 known[ends] = min(routes, key=lambda link: link.bandwidth_bytes_per_s)
             found.append(known[ends])

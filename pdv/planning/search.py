@@ -14,6 +14,7 @@ from ir.errors import NoPlanFitsError, UsageError, did_you_mean
 from ir.graph import Graph
 from pdv import config
 from pdv.cluster import Cluster
+from pdv.cluster.routing.arrangements import arrangements
 from pdv.guard import Progress
 from pdv.pins import contradiction
 from pdv.pipelines.pinned import FREE, Pinned
@@ -160,34 +161,29 @@ def _search_pipelines(
 ) -> BestPlan | None:
     """The best plan with stages or micro-batches, if one is better than all that take batch and model as a whole.
 
-    Where devices differ, the last ones may have the first stages.
+    Where devices or their links differ, stages may have them in another order than the one in which they are listed.
     """
     progress(SEARCHING_PIPELINES, None)
     first = problems[0]
     if pinned.schedule in STALE:  # several versions are of what is used as it rests
         first = ungathered(first)
-    deadline, turned = time.monotonic() + effort.budget_s, cluster.turned()
-    one_way = len(cluster.classes) == 1 or bool(cluster.wires) or pinned.takes_turns
-
-    def search(listed: Cluster, share: float = 1.0) -> BestPlan | None:
-        left_s = max(0.0, deadline - time.monotonic()) * share
-        return search_pipelines(first, listed, left_s, effort.strategy(None), pinned, effort.watch)
-
-    ways = [search(cluster, 1.0 if one_way else 0.5)]
-    if not one_way:
-        ways.append(_backwards(search(turned), cluster, turned))
+    deadline, orders = time.monotonic() + effort.budget_s, arrangements(cluster)
+    orders = orders[:1] if pinned.takes_turns else orders
+    ways: list[BestPlan | None] = []
+    for number, ordered in enumerate(orders):
+        left_s = max(0.0, deadline - time.monotonic()) / (len(orders) - number)
+        try:
+            one = search_pipelines(first, ordered, left_s, effort.strategy(None), pinned, effort.watch)
+        except NoPlanFitsError:
+            if not any(ways) and number == len(orders) - 1:
+                raise
+            one = None
+        ways.append(one and replace(one, places=ordered.places))
     found = min(filter(None, ways), key=lambda one: one.seconds, default=None)
     if found is None:
         return None
     bound = min(0.0 if one is None else one.lower_bound_s for one in ways)  # of a way without a plan nothing is known
     return replace(found, meshes=len(problems), lower_bound_s=bound, states=sum(one.states for one in ways if one))
-
-
-def _backwards(found: BestPlan | None, cluster: Cluster, turned: Cluster) -> BestPlan | None:
-    """A plan for the cluster turned around as one for the cluster, where its stages are on the same devices."""
-    if found is None or found.stages.count == 1 or not cluster.turns_into(turned, found.stages.count):
-        return None
-    return replace(found, backwards=True)
 
 
 def _search(

@@ -190,7 +190,9 @@ def multiply_nodes(cluster: Cluster, times: int) -> Cluster:
     network = tuple(
         replace(tier, nodes=tier.nodes * times) if place == 0 else tier for place, tier in enumerate(cluster.network)
     )
-    return replace(cluster, levels=levels, classes=classes, nodes=nodes, network=network, mesh=None, wires=())
+    return replace(
+        cluster, levels=levels, classes=classes, nodes=nodes, network=network, mesh=None, wires=(), places=()
+    )
 
 
 def _smallest(problems: Problems, graph: Graph, cluster: Cluster, micro_batches: int = 1) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from pdv.cluster import Cluster
+from pdv.cluster.routing.arrangements import arranged
 from pdv.cluster.units import MEMORY
 from pdv.cost.breakdown import PlanCost
 from pdv.pcg.plan_cost import realize
@@ -39,8 +40,8 @@ class BestPlan:
 
     It is not ``complete`` if a mesh was left out, or the search on one cut short. ``stages`` speaks of operators of the
     solution's graph, which is that of one micro-batch where ``execution`` says that there are several. ``step_s``:
-    seconds of a simulated step, where plans were compared by these; the bound is then of them. ``backwards``: the last
-    devices of the cluster have the first stages.
+    seconds of a simulated step, where plans were compared by these; the bound is then of them. ``places``: which device
+    stands at each place of the mesh (``Cluster.places``).
     """
 
     solution: Solution
@@ -53,11 +54,11 @@ class BestPlan:
     stages: Stages = ONE_STAGE
     execution: Execution = EMITTED
     step_s: float | None = None
-    backwards: bool = False
+    places: tuple[int, ...] = ()
 
     def on(self, cluster: Cluster) -> Cluster:
-        """The cluster as the plan has it: from its last node to the first where the last have the first stages."""
-        return cluster.turned() if self.backwards else cluster
+        """The cluster with its devices where the plan has them."""
+        return arranged(cluster, self.places)
 
     @property
     def is_whole(self) -> bool:

@@ -50,7 +50,7 @@ class Mixture:
     recompute: Recompute = "none"
     sizes: Sequence[int] | None = None
     virtual: int = 1
-    backwards: bool = False
+    places: tuple[int, ...] = ()
     last: Pins | None = None
 
     @property
@@ -61,8 +61,8 @@ class Mixture:
 
 MIXTURES = {
     "gpt2, gpipe": Mixture("gpt2", ALONE, 2, 4, "gpipe"),
-    "gpt2, pp2 x tp2, backwards": Mixture("gpt2", TP, 2, 4, backwards=True),
-    "mlp, pp4, backwards": Mixture("mlp", ALONE, 4, 4, "gpipe", sizes=(1, 1, 2, 2), backwards=True),
+    "llama, pp2 x zero-1, in another order": Mixture("llama", ZERO_1, 2, 4, places=(1, 2, 0, 3)),
+    "mlp, pp4, in another order": Mixture("mlp", ALONE, 4, 4, "gpipe", sizes=(1, 1, 2, 2), places=(0, 2, 3, 1)),
     "gpt2, pp2 x tp2, recomputed": Mixture("gpt2", TP, 2, 4, recompute="full"),
     "llama, zero x tp, accumulated": Mixture("llama", ZERO_TP, 1, 4),
     "llama, zero x tp, accumulated and recomputed": Mixture("llama", ZERO_TP, 1, 2, recompute="full"),
@@ -88,7 +88,7 @@ expected_of = lru_cache(reference)
 
 LONG = {  # each of their techniques is in another one, too
     "llama, zero x tp, accumulated and recomputed", "bert, pp2 x dp2, a row each", "vit, pp2 x tp2, recomputed",
-    "recommender, pp2 x dp2", "gpt2, gpipe", "mlp, pp4, backwards",
+    "recommender, pp2 x dp2", "gpt2, gpipe", "mlp, pp4, in another order",
 }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_a_mixture_trains_as_the_module_does(name: str, tmp_path: Path) -> None:
     plan = plan_pipeline(
         module, inputs, cluster(case.processes), pins=case.technique.pins,
         stages=case.stages, micro_batches=case.micro_batches, mesh=dict(case.technique.sizes),
-        order=case.order, recompute=case.recompute, sizes=case.sizes, virtual=case.virtual, backwards=case.backwards,
+        order=case.order, recompute=case.recompute, sizes=case.sizes, virtual=case.virtual, places=case.places,
         last=case.last,
     )  # fmt: skip
     folder = plan.save(tmp_path / "package")

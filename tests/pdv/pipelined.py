@@ -35,14 +35,14 @@ def plan_pipeline(
     recompute: Recompute = "none",
     sizes: Sequence[int] | None = None,
     virtual: int = 1,
-    backwards: bool = False,
+    places: tuple[int, ...] = (),
     last: Pins | None = None,
     **options: Any,
 ) -> Plan:
     """The best plan of so many stages, each on ``mesh``: of equal numbers of layers, or ``sizes`` pieces.
 
-    virtual: stages on each rank of the pipeline, ``stages`` times ``virtual`` in all; backwards: the last rank has the
-    first stage; last: of the inside of the last stage, where it is another one than that of those before.
+    virtual: stages on each rank of the pipeline, ``stages`` times ``virtual`` in all; places: which device stands
+    where (``Cluster.places``); last: of the inside of the last stage, where it is not that of those before.
     """
     inside = Mesh(tuple(Axis(name, size) for name, size in mesh.items()))
 
@@ -65,7 +65,7 @@ def plan_pipeline(
         several = are_several(stages, micro_batches)
         execution = replace(EMITTED, micro_batches=micro_batches, order=order, recompute=recompute, several=several)
         cut_there = _cut(found, stages, virtual, sizes, folded=order in FOLDED)
-        return SearchResult(replace(found, stages=cut_there, execution=execution, backwards=backwards), 0.0)
+        return SearchResult(replace(found, stages=cut_there, execution=execution, places=places), 0.0)
 
     with patch("pdv.compile.search_problems", search):
         return pdv.optimize(model, inputs, cluster=cluster, rules="none", **options)

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from pdv.cli import app as cli
 from pdv.cluster import load_cluster
+from pdv.cluster.routing.arrangements import arranged
 from pdv.plan.seal import FORMAT_VERSION, write_document
 
 CPU: dict[str, Any] = {"devices": 2, "device": "cpu-core", "link": "loopback-gloo"}
@@ -27,10 +28,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     """Writes a plan of a cluster, and a script, into the folder where commands run."""
     monkeypatch.chdir(tmp_path)
 
-    def write(*nodes: dict[str, Any], network: object = NETWORK, backwards: bool = False) -> None:
+    def write(*nodes: dict[str, Any], network: object = NETWORK, places: Sequence[int] = ()) -> None:
         several = len(nodes) > 1 or nodes[0].get("count", 1) > 1
         cluster = load_cluster({"name": "c", "nodes": list(nodes), **({"network": network} if several else {})})
-        cluster = cluster.turned() if backwards else cluster
+        cluster = arranged(cluster, tuple(places))
         Path("gpt_2_pdv").mkdir()
         write_document(Path("gpt_2_pdv"), {"format_version": FORMAT_VERSION, "cluster": cluster.as_dict()})
         Path("gpt_2_pdv/model.py").write_text("")
@@ -73,10 +74,10 @@ def test_unequal_hosts_have_a_line_each(package: Callable[..., None], capsys: py
     assert "--for torchrun" in refused(capsys, "--for", "kubernetes")
 
 
-def test_hosts_are_named_as_listed_where_stages_run_backwards(
+def test_hosts_are_named_as_listed_whatever_stages_they_have(
     package: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    package(GPUS, {**GPUS, "count": 1, "devices": 4}, network="ib-hdr", backwards=True)
+    package(GPUS, {**GPUS, "count": 1, "devices": 4}, network="ib-hdr", places=[*range(10, 20), *range(10)])
     lines = told(capsys, "--hosts", "a,b,c").splitlines()
     assert lines[::2] == ["# a: ranks 0 to 7", "# b: ranks 8 to 15", "# c: ranks 16 to 19"]
 

@@ -35,7 +35,7 @@ class _Crossing:
 
 
 def find_route(cluster: Cluster, ranks: Sequence[int]) -> Route:
-    """What a collective among distinct device numbers runs over, while all other groups like it run too.
+    """What a collective among devices at distinct places runs over, while all other groups like it run too.
 
     Of two devices: what a transfer from one to the other runs over, while their neighbours do the like.
     """
@@ -44,10 +44,8 @@ def find_route(cluster: Cluster, ranks: Sequence[int]) -> Route:
 
 @lru_cache(maxsize=REMEMBERED)
 def _route_of(cluster: Cluster, ranks: tuple[int, ...]) -> Route:
-    members = sorted(ranks)
+    members = sorted(map(cluster.number_at, ranks))
     assert len(set(members)) == len(members) > 0, f"ranks {ranks!r} are empty or repeated"
-    assert min(members) >= 0, f"ranks {ranks!r}"
-    assert max(members) < cluster.num_devices, f"ranks {ranks!r} of {cluster.num_devices} devices"
     places = _Places(cluster)
     by_node = {node: list(found) for node, found in groupby(members, key=places.node_of)}
     if len(members) == 1:

@@ -169,9 +169,10 @@ def _join_network(cluster: Cluster, below: list[list[str]], rates: list[float], 
 
 @lru_cache(maxsize=8)
 def devices_of(cluster: Cluster) -> tuple[str, ...]:
-    """The names of all devices, by number."""
+    """The names of all devices, by place."""
     nodes = (group.devices for group in cluster.nodes for _ in range(group.count))
-    return tuple(f"n{node}.g{place}" for node, devices in enumerate(nodes) for place in range(devices))
+    names = [f"n{node}.g{index}" for node, devices in enumerate(nodes) for index in range(devices)]
+    return tuple(names[cluster.number_at(place)] for place in range(len(names)))
 
 
 def _translations(ranks: Sequence[int], devices: Sequence[str]) -> list[tuple[int, ...]]:

@@ -48,8 +48,8 @@ class Running:
     """Whether parameters rest in float32, and forward reads them in the type of compute."""
     offload: bool = False
     """Whether parameters rest in the host's memory, where the optimizer steps."""
-    backwards: bool = False
-    """Whether the last rank of a pipeline has the first stage."""
+    ranks: tuple[int, ...] = ()
+    """Of the processes, by place: stage by stage, each row-major over the mesh. Empty: each rank at its own."""
 
     @property
     def shares_copies(self) -> bool:
@@ -57,8 +57,8 @@ class Running:
         return are_several(self.stages, self.micro_batches)
 
     @property
-    def ranks(self) -> int:
-        """Of the pipeline."""
+    def length(self) -> int:
+        """Ranks of the pipeline."""
         return self.stages // self.virtual
 
 

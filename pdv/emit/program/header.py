@@ -48,7 +48,7 @@ def _fill(text: str, indent: int = 0) -> str:
 
 
 def _processes(mesh: Mesh, running: Running) -> str:
-    count = mesh.num_devices * running.ranks
+    count = mesh.num_devices * running.length
     return "1 process" if count == 1 else f"{count} processes"
 
 

@@ -261,7 +261,6 @@ class _Program:
         options = [f"micro_batches={self._running.micro_batches}"] if several else []
         if len(self._holders) > 1:
             options.append(f"order={string(self._running.order)}")
-            options += ["backwards=True"] if self._running.backwards else []
             spans = [span.split(JOINT) for span in self._setting.axes if JOINT in span]
             joint = tuple(tuple_of(tuple(map(string, names))) for names in spans)
             options += [f"joint={tuple_of(joint)}"] if joint else []
@@ -305,9 +304,24 @@ class _Program:
             *([f"    That is {MASTER.torch_name}; forward reads them in {ROUNDED.torch_name}."] if masters else []),
             *([f"    {ON_HOST}"] if offload else []),
             '    """',
-            *_mesh_lines(f"{{{sizes}}}, device{stages}{self._levels_text()}{self._sums_text()}{compute}{offload}"),
+            *_mesh_lines(f"{{{sizes}}}, device{stages}{self._placed_text()}{compute}{offload}"),
             '    return Model(mesh, Weights(Path(__file__).with_name("weights.safetensors"), dtype))',
         ]
+
+    def _placed_text(self) -> str:
+        """Where its ranks stand, and in which groups they sum."""
+        return f"{self._ranks_text()}{self._levels_text()}{self._sums_text()}"
+
+    def _ranks_text(self) -> str:
+        """Which processes have which stage, where that is not their order; what follows each other as a range."""
+        runs: list[range] = []
+        for rank in self._running.ranks:
+            if runs and runs[-1].stop == rank:
+                runs[-1] = range(runs[-1].start, rank + 1)
+            else:
+                runs.append(range(rank, rank + 1))
+        texts = [f"*range({run.start}, {run.stop})" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+        return f", ranks=({', '.join(texts)})" if runs else ""
 
     def _levels_text(self) -> str:
         """Axes whose sums take levels one by one."""

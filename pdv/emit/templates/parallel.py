@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.multiprocessing.reductions import StorageWeakRef
 
 # torch 2.13 renamed both and deprecated the old names.
@@ -108,10 +108,17 @@ def join_axes(
     return replace(over(group), sums=over(own_group(ranks))) if name in own_sums else over(group)
 
 
+def lay_out(sizes: Mapping[str, int], ranks: Sequence[int], device: torch.device) -> DeviceMesh:
+    """The axes of all processes, slow to fast, with ``ranks`` along them, or each at its number."""
+    if not ranks:
+        return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return DeviceMesh(device.type, torch.tensor(ranks).view(*sizes.values()), mesh_dim_names=tuple(sizes))
+
+
 def make_axis(ranks: DeviceMesh, name: str, levels: Mapping[str, Sequence[int]], own_sums: Collection[str]) -> Axis:
     """One axis of all ranks; levels, own_sums: as ``join_axes``."""
-    size = ranks.shape[(ranks.mesh_dim_names or ()).index(name)]
-    axis = Axis(name, size, ranks.get_local_rank(name), ranks.get_group(name))
+    at = (ranks.mesh_dim_names or ()).index(name)
+    axis = Axis(name, ranks.shape[at], (ranks.get_coordinate() or ())[at], ranks.get_group(name))
     return join_axes([axis], ranks, levels, own_sums) if name in levels or name in own_sums else axis
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .accumulate import Given
 from .gradients import local_piece
 from .later import LaterWeights, TwoBatches
-from .parallel import NONE
+from .parallel import NONE, own_group
 from .runtime import Bounds, Cuts, Mesh, ParallelModule, Shapes, Weights
 
 ORDERS = {
@@ -54,7 +54,6 @@ class PipelinedModule(ParallelModule):
 
     stages: in order. inputs, cuts, most, batch_axes: as ``ParallelModule``, of one micro-batch.
     micro_batches: in a step. order: of their passes, one of ``ORDERS``, or ``TWO_VERSIONS``.
-    backwards: whether the last rank has the first stage, of orders with one stage on each.
     joint: axes that stages take as one; every rank makes their groups, whichever stage it has.
     tied: parameters that several stages hold, as names by stage; their gradients are summed.
     """
@@ -71,14 +70,13 @@ class PipelinedModule(ParallelModule):
         most: Bounds = NONE,
         micro_batches: int = 1,
         order: str = "1f1b",
-        backwards: bool = False,
         joint: Sequence[tuple[str, ...]] = (),
         tied: Sequence[Mapping[int, str]] = (),
     ) -> None:
         super().__init__(mesh, batch_axes, inputs, cuts, most, micro_batches)
         for names in joint:
             mesh[names]
-        self.order, self.backwards = order, backwards
+        self.order = order
         self.chain = tuple(stages)
         self.own = [number for number in range(len(stages)) if self.place(number) == mesh.stage.rank]
         self.stages = nn.ModuleDict({str(number): stages[number].make(mesh, weights) for number in self.own})
@@ -90,9 +88,9 @@ class PipelinedModule(ParallelModule):
         self.two = TwoBatches(self, _Link(self, self.own[0], self._carried())) if apart else None
 
     def place(self, number: int) -> int:
-        """The rank, in its pipeline, of a stage."""
+        """The place, in its pipeline, of a stage."""
         turn, place = divmod(number, self.mesh.stage.size)
-        back = turn % 2 == 1 if self.order in FOLDED else self.backwards
+        back = turn % 2 == 1 and self.order in FOLDED
         return self.mesh.stage.size - 1 - place if back else place
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,9 +144,8 @@ class PipelinedModule(ParallelModule):
 
     def peer(self, place: int) -> int:
         """The rank, of all, at a place of this rank's pipeline."""
-        group = self.mesh.stage.group
-        assert group is not None, "asked of pipelines"
-        return dist.get_global_rank(group, place)
+        ranks = self.mesh.by_stage()
+        return int(ranks[place][ranks[self.mesh.stage.rank] == dist.get_rank()])
 
     def own_parameters(self) -> Sequence[Tensor]:
         """See ParallelModule: of those that several stages hold, the first stage's."""
@@ -207,6 +204,10 @@ class PipelinedModule(ParallelModule):
             number = (torch.empty(1, dtype=torch.int64, device="meta"),)
             sent, carried = [number, *self._sent_values(self.named(given.batches[0]))], self._carried()
             links = [_Link(self, number, carried) for number in self.own]
+            group = self.mesh.stage.group
+            assert group is not None, "of several ranks"
+            peers = {number: self.peer(self.place(number)) for number in range(len(self.chain))}
+            places = {number: dist.get_group_rank(group, peer) for number, peer in peers.items()}
             parts = [
                 pipelining.PipelineStage(
                     link,
@@ -215,12 +216,11 @@ class PipelinedModule(ParallelModule):
                     self.mesh.device,
                     input_args=sent[link.place],
                     output_args=sent[link.place + 1],
-                    group=self.mesh.stage.group,
+                    group=group,
                     dw_builder=link.later.take if link.later else None,
                 )
                 for link in links
             ]
-            places = {number: self.place(number) for number in range(len(self.chain))}
             for link, part in zip(links, parts, strict=True):
                 part.stage_index_to_group_rank = places
                 for way in ("backward_one_chunk", "backward_weight_one_chunk"):
@@ -331,7 +331,7 @@ class _Tied:
                 setattr(stage, name, getattr(*own[0]))
                 mesh.origins[:] = [(tensor, stored) for tensor, stored in mesh.origins if tensor is not dropped]
             ranks = sorted({model.place(stage) for stage in places})
-            group = mesh.stage_group(ranks) if len(ranks) > 1 else None
+            group = own_group(mesh.by_stage()[ranks].T) if len(ranks) > 1 else None
             if own and group is not None:
                 self._here.append((getattr(*own[0]), group))
 

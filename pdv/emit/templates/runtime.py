@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .accumulate import Given
@@ -25,7 +24,7 @@ from .checkpoints import load, save, whole_parts, with_names
 from .gradients import GradientSums, Leaves, local, placed_as
 from .losses import LossFn, check_rows, combine_rows
 from .optimizers import step_on_local_tensors
-from .parallel import NONE, Axis, join_axes, make_axis, own_group
+from .parallel import NONE, Axis, join_axes, lay_out, make_axis
 from .rounding import Rounding
 from .stored import Stored, Weights, join
 from .training import (
@@ -79,12 +78,10 @@ class Mesh:
             self.joint[name] = join_axes([self[one] for one in name], self.ranks, self.levels, self.own_sums)
         return self.joint[name]
 
-    def stage_group(self, stages: Sequence[int]) -> dist.ProcessGroup | None:
-        """The ranks of some stages that stand where this one does in its own; every rank has to ask."""
+    def by_stage(self) -> Tensor:
+        """Ranks, [stages, those of each]."""
         assert self.ranks is not None, "of pipelines"
-        return own_group(
-            self.ranks.mesh.flatten(1)[list(stages)].T if self.axes else self.ranks.mesh[None, list(stages)]
-        )
+        return self.ranks.mesh.view(self.stage.size, -1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
         """Of a copied model: the same ranks, the tensors of the copy, and sums of its own."""
@@ -133,6 +130,7 @@ def make_mesh(
     device: str | torch.device | None = None,
     *,
     stages: int = 1,
+    ranks: Sequence[int] = (),
     levels: Levels = NONE,
     own_sums: Sequence[str] = (),
     bucket_mb: float | None = None,
@@ -142,6 +140,7 @@ def make_mesh(
     """The mesh of the processes that torchrun started; a single process gets every axis with size one.
 
     stages: of a pipeline, each on a mesh of its own. On as many processes as one has, all stages are on each.
+    ranks: which processes are the first stage, the second, and so on, ascending in each; default is in order.
     levels: of axes that run through links of different speeds, the sizes of their levels, slow to fast, such as hosts
     and devices of one: ``{"dp": (2, 4), "dp_tp": (2, 4)}``. Sums over such an axis take its levels one by one.
     own_sums: axes along which gradients are summed in groups of their own, beside other collectives.
@@ -157,8 +156,7 @@ def make_mesh(
     offload = offload and kind.type != "meta"
     if world == 1:
         return Mesh(tuple(Axis(name) for name in sizes), kind, rounding=Rounding.of(compute, kind if offload else None))
-    wanted = stages * inside
-    if world not in (wanted, inside):
+    if world not in (wanted := stages * inside, inside):
         shape = " x ".join(f"{name}={size}" for name, size in sizes.items())
         shape = f"{stages} stages" + (f" of {shape}" if shape else "") if stages > 1 else f"the mesh {shape}"
         raise RuntimeError(
@@ -168,14 +166,14 @@ def make_mesh(
     kind = start_processes(kind)
     step_on_local_tensors()
     outer = {"stage": world // inside} if world > inside else {}
-    ranks = init_device_mesh(kind.type, (*outer.values(), *sizes.values()), mesh_dim_names=(*outer, *sizes))
-    axes = {name: make_axis(ranks, name, levels, own_sums) for name in (*outer, *sizes)}
+    every = lay_out({**outer, **sizes}, ranks if outer else (), kind)
+    axes = {name: make_axis(every, name, levels, own_sums) for name in (*outer, *sizes)}
     stage = axes.pop("stage") if outer else Axis("stage")
-    mesh = (ranks[tuple(sizes)] if sizes else None) if outer else ranks
+    mesh = (every[tuple(sizes)] if sizes else None) if outer else every
     rounding = Rounding.of(compute, kind if offload else None)
     bucket_bytes = int((bucket_mb or (4 if kind.type == "cpu" else 25)) * 2**20)
     sums = GradientSums(mesh, bucket_bytes, rounding if offload else None)
-    return Mesh(tuple(axes.values()), kind, mesh, [], {}, levels, own_sums, stage, ranks, sums, rounding)
+    return Mesh(tuple(axes.values()), kind, mesh, [], {}, levels, own_sums, stage, every, sums, rounding)
 
 
 # ---- Training ----

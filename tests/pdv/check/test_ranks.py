@@ -75,7 +75,7 @@ def test_groups_of_the_same_ranks_have_an_order_each_and_one_together() -> None:
 
 def test_groups_of_a_device_mesh() -> None:
     found = [DeviceMesh(rank, (2, 3), ("dp", "tp")) for rank in range(6)]
-    assert [mesh.get_local_rank("tp") for mesh in found] == [0, 1, 2, 0, 1, 2]
+    assert [mesh.get_coordinate()[1] for mesh in found] == [0, 1, 2, 0, 1, 2]
     assert found[4].get_group("dp").ranks == (1, 4)
     assert found[4].get_group("tp").ranks == (3, 4, 5)
 
