@@ -109,7 +109,7 @@ class _AsInFile(Source):
     def in_float64(self) -> Source:
         """The same, of float64 throughout."""
         wide = super().in_float64()
-        return _AsInFile(wide.module, wide.args, wide.kwargs, wide.padded)
+        return _AsInFile(wide.module, wide.args, wide.kwargs)
 
 
 def _as_in_file(source: Source, program: Program) -> Source:
@@ -127,4 +127,4 @@ def _as_in_file(source: Source, program: Program) -> Source:
             change = _Rows((own.detach()[None] == stored[:, None]).all(-1).int().argmax(1))
         setattr(part, leaf, torch.nn.Parameter(stored, requires_grad=own.requires_grad))
         torch.nn.utils.parametrize.register_parametrization(part, leaf, change, unsafe=True)
-    return _AsInFile(source.module, source.args, source.kwargs, source.padded)
+    return _AsInFile(source.module, source.args, source.kwargs)

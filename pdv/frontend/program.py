@@ -96,7 +96,8 @@ class Program:
     would not be trained, though it might be meant to; ``folded``: norms that are part of other weights; ``opaque``:
     operators that are run as they are, each ``op at where``; ``names``: what the source's state has besides the stored
     tensors, as views of these; ``joint``: stored tensors that it has only in views; ``left_out``: tensors of
-    zeros that the source has not; ``absent``: parameters that others were computed of in the source; ``held``: all
+    zeros that the source has not, or of one number that it reads as a constant, too; ``absent``:
+    parameters that others were computed of in the source; ``held``: all
     parameters that it lacks, if its constants hold what was computed of them; ``sines``: trained tables of sines of
     positions, which may be meant to stay. ``as_stored``: the source's own tensors, of the program's.
     ``drawn``: what of the source is drawn at random, by the source's names, and what it is without: true, or a number

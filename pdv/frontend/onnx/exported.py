@@ -50,6 +50,7 @@ class Mended:
         notes: all of it in words.
         absent: parameters that the file has not, and that cannot be had back.
         held: all that the file has not, where constants alone hold what was computed of them; else none.
+        shared: parameters that the file reads in the place of a constant, too.
     """
 
     merged: dict[str, str | None] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Mended:
     notes: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
+    shared: list[str] = field(default_factory=list)
 
 
 def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
@@ -84,7 +86,7 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         found.absent += of_unknown_origin(model.graph)
     _rename(model.graph, signature, found)
     if signature is not None:
-        part_constants(signature, model.graph)
+        found.shared += part_constants(signature, model.graph)
         lost, merged = {*absent(signature, model.graph)}, lost_with_nodes(signature, model.graph)
         found.absent += sorted((lost | merged) - found.copies.keys())
         missing = signature.targets - model.graph.initializers.keys()

@@ -86,7 +86,7 @@ def load_onnx(
     lowering.sizes.check_used()
     program = replace(
         program, known=known, notes=notes, doubts=asked, folded=tuple(folded_norms(model)), as_stored=stored,
-        left_out=frozenset(name for name, place in mended.merged.items() if place is None),
+        left_out=frozenset([*mended.shared, *(name for name, place in mended.merged.items() if place is None)]),
         absent=(*mended.absent, *related(model.graph)), held=tuple(mended.held), drawn=lowering.k.drawn,
         sines=tables_of_sines(model.graph, trained_sources_of(program.graph)),
     )  # fmt: skip

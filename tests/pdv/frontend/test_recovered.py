@@ -313,5 +313,6 @@ class Unweighted(nn.Module):
 def test_ones_of_norms_without_weights_are_no_parameter(tmp_path: Path) -> None:
     """Equal tensors become one in a file: LayerNorm's scale was trained by what norms without scale gave, too."""
     module, inputs = Unweighted(), {"x": torch.randn(4, 16, 8)}
-    found = load_program(_plain(module, inputs, tmp_path / "m.onnx"))
+    found = load_program(_plain(module, inputs, path := tmp_path / "m.onnx"))
     assert "the same" in check_reading(found.graph, copy_of(module, inputs, train=True), train=True)
+    assert "the same" in check_file(found, path)
