@@ -43,11 +43,15 @@ def clamp(k: Lowering, x: Node, least: Number | None = None, most: Number | None
 
 
 def extreme(relation: str) -> Handler:
-    """The larger, or smaller, of each two elements."""
+    """The larger, or smaller, of each two elements; of equal ones each takes half of the gradient, as in torch."""
 
     def handle(k: Lowering, x: Node, y: Node) -> Node:
         x, y = k.alike(x, y)
-        return k.apply("where", masks.compare(k, relation, x, y), x, y)
+        chosen = k.apply("where", masks.compare(k, relation, x, y), x, y)
+        if not (x.needs_grad or y.needs_grad):
+            return chosen
+        half = k.add(k.scale(x, 0.5), k.scale(y, 0.5))
+        return k.apply("where", masks.compare(k, "==", x, y), half, chosen)
 
     return handle
 
@@ -225,6 +229,38 @@ def softplus(k: Lowering, x: Node, beta: float = 1.0, threshold: float = 20.0) -
     return k.scale(k.apply("softplus", k.scale(x, beta)), 1 / beta)
 
 
+def log_sigmoid(k: Lowering, x: Node) -> Node:
+    """-log(1 + exp(-x)), smooth at zero: torch's own decomposition has a kink there."""
+    return k.scale(k.apply("softplus", k.scale(x, -1)), -1)
+
+
+def standard_deviation(
+    k: Lowering, x: Node, dims: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Node:
+    """Over dims, without them unless they are kept; no gradient where it is zero, as in torch."""
+    over = sorted({dim % x.type.rank for dim in dims or range(x.type.rank)})
+    spread = variance(k, x, over, 1.0 if correction is None else correction)
+    none = masks.compare_number(k, "==", spread, 0.0)
+    one, zero = (layers.fill(k, value, (), spread.type.dtype) for value in (1.0, 0.0))
+    found = k.apply("where", none, zero, k.apply("sqrt", k.apply("where", none, one, spread)))
+    return k.reshape(found, [1 if i in over else n for i, n in enumerate(x.type.shape)]) if keepdim else found
+
+
+def binary_cross_entropy(k: Lowering, x: Node, target: Node, weight: Node | None = None, reduction: int = 1) -> Node:
+    """Of probabilities; torch bounds the logarithms, and in backward the variance, which has gradients of its own."""
+    if target.needs_grad or (weight is not None and weight.needs_grad):
+        raise Unsupported("binary cross entropy with trained targets or weights")
+    p = k.apply("detach", x) if x.needs_grad else x
+    rest, other = (k.shift(k.scale(each, -1), 1.0) for each in (p, target))
+    likely, unlikely = (k.apply("clamp", k.apply("log", v), minimum=-100.0, maximum=math.inf) for v in (p, rest))
+    losses = k.scale(k.add(k.mul(target, likely), k.mul(other, unlikely)), -1)
+    if x.needs_grad:  # of value zero
+        spread = k.apply("clamp", k.mul(p, rest), minimum=1e-12, maximum=math.inf)
+        losses = k.add(losses, k.mul(k.sub(x, p), k.div(k.sub(p, target), spread)))
+    losses = losses if weight is None else k.mul(losses, weight)
+    return losses if reduction == 0 else k.reduce(("", "reduce_mean", "reduce_sum")[reduction], losses, (), False)
+
+
 def conv1d(
     k: Lowering, x: Node, w: Node, bias: Node | None = None, stride: Sequence[int] = (1,),
     padding: Sequence[int] | str = (0,), dilation: Sequence[int] = (1,), groups: int = 1,
@@ -316,6 +352,10 @@ HANDLERS: Mapping[str, Callable[..., Result]] = {
     "aten.square.default": square,
     "aten.softplus.default": softplus,
     "aten.conv1d.default": conv1d,
+    "aten.log_sigmoid.default": log_sigmoid,
+    "aten.log_sigmoid_forward.default": lambda k, x: (log_sigmoid(k, x), None),
+    "aten.std.correction": standard_deviation,
+    "aten.binary_cross_entropy.default": binary_cross_entropy,
     "aten.embedding_bag.padding_idx": embedding_bag,
     "aten._embedding_bag.default": embedding_bag,
     "aten._embedding_bag_forward_only.default": embedding_bag,
