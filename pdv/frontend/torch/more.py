@@ -229,11 +229,6 @@ def softplus(k: Lowering, x: Node, beta: float = 1.0, threshold: float = 20.0) -
     return k.scale(k.apply("softplus", k.scale(x, beta)), 1 / beta)
 
 
-def log_sigmoid(k: Lowering, x: Node) -> Node:
-    """-log(1 + exp(-x)), smooth at zero: torch's own decomposition has a kink there."""
-    return k.scale(k.apply("softplus", k.scale(x, -1)), -1)
-
-
 def standard_deviation(
     k: Lowering, x: Node, dims: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Node:
@@ -352,8 +347,6 @@ HANDLERS: Mapping[str, Callable[..., Result]] = {
     "aten.square.default": square,
     "aten.softplus.default": softplus,
     "aten.conv1d.default": conv1d,
-    "aten.log_sigmoid.default": log_sigmoid,
-    "aten.log_sigmoid_forward.default": lambda k, x: (log_sigmoid(k, x), None),
     "aten.std.correction": standard_deviation,
     "aten.binary_cross_entropy.default": binary_cross_entropy,
     "aten.embedding_bag.padding_idx": embedding_bag,
