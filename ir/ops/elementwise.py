@@ -298,6 +298,18 @@ def _write_clamp(node: Node, x: Sequence[Code], writing: Writing) -> Code:
     return method(x[0], "clamp", *ends)
 
 
+def _hardtanh(x: Data, minimum: float, maximum: float) -> tuple[Data, Callable[[], Data]]:
+    """As clamp, but without a gradient at the ends themselves, which ReLU6 meets wherever it is given zeros."""
+    return np.clip(x, minimum, maximum), lambda: ((x > minimum) & (x < maximum)) * 1.0
+
+
+def _write_hardtanh(node: Node, x: Sequence[Code], writing: Writing) -> Code:
+    ends = node.attr("minimum"), node.attr("maximum")
+    return (
+        call("F.relu6", x[0]) if ends == (0.0, 6.0) else call("F.hardtanh", x[0], *(literal(end).text for end in ends))
+    )
+
+
 def _write_gelu(node: Node, x: Sequence[Code], writing: Writing) -> Code:
     approximate = node.attr("approximate")
     return call("F.gelu", x[0], *([] if approximate == "none" else [f'approximate="{approximate}"']))
@@ -329,6 +341,7 @@ OPS = (
         defaults={"approximate": "none"},
     ),
     _unary("clamp", _write_clamp, _clamp, attrs=("minimum", "maximum")),
+    _unary("hardtanh", _write_hardtanh, _hardtanh, attrs=("minimum", "maximum"), is_activation=True),
     _unary(
         "softplus",
         "F.softplus({0})",

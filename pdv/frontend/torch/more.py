@@ -222,6 +222,13 @@ def square(k: Lowering, x: Node) -> Node:
     return k.mul(x, x)
 
 
+def hardtanh(k: Lowering, x: Node, least: float, most: float) -> Node:
+    """x, at least ``least`` and at most ``most``; no gradient where it is either."""
+    if not x.type.dtype.is_floating:
+        return clamp(k, x, least, most)
+    return k.apply("hardtanh", x, minimum=float(least), maximum=float(most))
+
+
 def softplus(k: Lowering, x: Node, beta: float = 1.0, threshold: float = 20.0) -> Node:
     """log(1 + exp(x)); beyond the threshold that is x but for rounding."""
     if threshold < 20:
@@ -311,8 +318,8 @@ HANDLERS: Mapping[str, Callable[..., Result]] = {
     "aten.clamp.default": clamp,
     "aten.clamp_min.default": clamp,
     "aten.clamp_max.default": lambda k, x, most: clamp(k, x, None, most),
-    "aten.hardtanh.default": lambda k, x, least=-1.0, most=1.0: clamp(k, x, least, most),
-    "aten.relu6.default": lambda k, x: clamp(k, x, 0.0, 6.0),
+    "aten.hardtanh.default": lambda k, x, least=-1.0, most=1.0: hardtanh(k, x, least, most),
+    "aten.relu6.default": lambda k, x: hardtanh(k, x, 0.0, 6.0),
     "aten.maximum.default": extreme(">="),
     "aten.minimum.default": extreme("<="),
     "aten.pad.default": pad,

@@ -24,6 +24,8 @@ KINKS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda h: F.binary_cross_entropy(h.clamp(0, 1), TARGET.to(h).expand_as(h), reduction="none"),
     lambda h: h.std(-1),
     lambda h: h.clamp(-1, 1),
+    F.relu6,
+    F.hardtanh,
     torch.abs,
     F.relu,
     lambda h: h.amax(-1),
