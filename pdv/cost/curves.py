@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ir.cost_model import Source
@@ -54,12 +54,6 @@ class Curves:
         (high, high_s) = curve[after]
         share = math.log(num_bytes / low) / math.log(high / low)
         return float(low_s * (high_s / low_s) ** share)
-
-    def slower(self, factor: float) -> Curves:
-        """All seconds times ``factor``."""
-        return replace(
-            self, points=tuple((name, tuple((b, s * factor) for b, s in rows)) for name, rows in self.points)
-        )
 
     def as_dict(self) -> dict[str, Any]:  # Any: JSON
         """For plan.json; ``from_dict`` is its inverse."""

@@ -44,7 +44,7 @@ class Calibration:
         std_gain, std_most: a step's relative deviation over what those of its kernels add up to, and the most that it
             comes to: errors of different kinds of work do not all share a sign (`pdv.simulate.uncertainty`).
         std_cpu: relative deviation of a step on CPUs, beside that of its kernels alone.
-        collective_efficiency: share of a link's bandwidth that collectives reach inside a step.
+        collective_efficiency: share of a described link's bandwidth that collectives reach.
     """
 
     host_forward_s: float = 1.165e-4

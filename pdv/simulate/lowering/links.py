@@ -143,15 +143,12 @@ class Links:
 
 
 def at_reached_rate(axis: AxisLink, calibration: Calibration) -> AxisLink:
-    """The axis at what collectives reach inside a step; curves that were measured on the spot have reached it.
+    """The axis at what collectives reach; curves are of collectives that were measured, and have reached it.
 
     So do gloo's rings over networks: TCP fills a slow link (benchmarks/links.py).
     """
-    if axis.size == 1 or (axis.library == "gloo" and axis.curves is None):
+    if axis.size == 1 or axis.library == "gloo" or axis.curves is not None:
         return axis
-    if axis.curves is not None:
-        alone = axis.curves.source == "learned"
-        return replace(axis, curves=axis.curves.slower(1 / calibration.collective_efficiency)) if alone else axis
     share = calibration.collective_efficiency
     link = replace(axis.link, bandwidth_bytes_per_s=axis.link.bandwidth_bytes_per_s * share)
     stages = tuple(
