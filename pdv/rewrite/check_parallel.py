@@ -103,6 +103,7 @@ EXAMPLES = (
     Example("concat", ((12, 2), (12, 2)), {"dim": 1}),
     Example("concat", ((5, 12), (1, 12), (2, 12)), {"dim": 0}),
     Example("embedding", ((12, 12), (12, 2)), {}, {1: DType.I64}),
+    Example("padded_embedding", ((12, 12), (12, 2)), {"padding_idx": 5}, {1: DType.I64}),
     Example("index_select", ((12, 2, 12), (24,)), {"dim": 1}, {1: DType.I64}),
     Example("pick", ((12, 2, 12), (12, 2)), {}, {1: DType.I64}),
     Example("gather", ((12, 2, 12), (12, 24, 12)), {"dim": 1}, {1: DType.I64}),

@@ -75,6 +75,7 @@ _DRAWS: Mapping[str, _Draw] = {
     "p": lambda rng, values: rng.choice((0.1, 0.5)),
     "approximate": lambda rng, values: rng.choice(("none", "tanh")),
     "k": lambda rng, values: rng.choice((1, 2)),
+    "padding_idx": lambda rng, values: rng.choice((0, 1)),
     "causal": lambda rng, values: rng.random() < 0.5,
     "dtype": lambda rng, values: rng.choice(("f64", "bf16", "f32")),
 }

@@ -46,6 +46,7 @@ SMALL = {
     "cumsum": Piece("cumsum", (X,), (("dim", 0),), (True,)),
     "concat": Piece("concat", (X, X), (("dim", 1),), (True, True)),
     "embedding": Piece("embedding", (t(7, 8), t(5, dtype=I64)), (), (True, False)),
+    "padded_embedding": Piece("padded_embedding", (t(7, 8), t(5, dtype=I64)), (("padding_idx", 1),), (True, False)),
     "index_select": Piece("index_select", (t(3, 7, 2), t(5, dtype=I64)), (("dim", 1),), (True, False)),
     "gather": Piece("gather", (t(3, 7, 2), t(3, 5, 2, dtype=I64)), (("dim", 1),), (True, False)),
     "pick": Piece("pick", (t(2, 3, 8), t(2, 3, dtype=I64)), (), (True, False)),

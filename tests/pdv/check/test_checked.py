@@ -119,7 +119,7 @@ MISTAKES = (
     ("transformer", "parallel.py", "lambda g: _reduce_scatter(g, dim, axis)",
      "lambda g: _slice(g, dim, axis)", "gradient"),
     ("transformer", "parallel.py", "axis.rank * block, block", "(axis.size - 1 - axis.rank) * block, block", ""),
-    ("transformer", "operators.py", "ids = ids - block * table.size(0)", "ids = ids - block", "output"),
+    ("transformer", "operators.py", "ids = ids - first", "ids = ids - block", "output"),
     ("transformer", "runtime.py", "stored = stored.cut(cuts[axis.name], axis)", "stored = stored", ""),
     (
         "transformer", "gradients.py", "all_reduce_steps(self.flat, [axis.of_sums for axis in self.leaves[0].axes])",
