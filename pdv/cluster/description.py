@@ -291,18 +291,30 @@ class Cluster:
         Raises:
             LookupError, TypeError, ValueError, AssertionError: if a field is missing or wrong.
         """
-        mesh = data["mesh"]
+        mesh, places = data["mesh"], tuple(int(number) for number in data.get("places", ()))
+        nodes = tuple(NodeGroup(**{**entry, "inside": _levels(entry["inside"])}) for entry in data["nodes"])
+        if data.get(
+            "backwards"
+        ):  # as plans said it before 23 November 2026: nodes are written from the last to the first
+            nodes, places = nodes[::-1], _from_the_last(nodes[::-1])
         return cls(
             name=str(data["name"]),
             levels=_levels(data["levels"]),
             classes=tuple(DeviceClass(Device(**entry["device"]), int(entry["count"])) for entry in data["classes"]),
-            nodes=tuple(NodeGroup(**{**entry, "inside": _levels(entry["inside"])}) for entry in data["nodes"]),
+            nodes=nodes,
             network=tuple(Tier(**{**entry, "link": Link(**entry["link"])}) for entry in data["network"]),
             rails=bool(data["rails"]),
             wires=tuple(Wire(**{**entry, "link": Link(**entry["link"])}) for entry in data["wires"]),
             mesh=None if mesh is None else tuple(mesh.items()),
-            places=tuple(int(number) for number in data.get("places", ())),
+            places=places,
         )
+
+
+def _from_the_last(nodes: Sequence[NodeGroup]) -> tuple[int, ...]:
+    """Numbers of devices, group by group of nodes from the last to the first."""
+    ends = list(itertools.accumulate((group.count * group.devices for group in nodes), initial=0))
+    parts = [range(start, end) for start, end in itertools.pairwise(ends)]
+    return tuple(itertools.chain.from_iterable(parts[::-1]))
 
 
 def _levels(entries: Sequence[Mapping[str, Any]]) -> tuple[Level, ...]:  # Any: JSON

@@ -75,3 +75,11 @@ def test_devices_keep_their_kinds_and_links_wherever_they_stand() -> None:
     assert Cluster.from_dict(turned.as_dict()) == turned
     with pytest.raises(AssertionError):
         arranged(cluster, (0, 0, 1, 2))
+
+
+def test_plans_that_were_turned_around_are_read() -> None:
+    """They had nodes from the last to the first, and said so."""
+    cluster = nodes_of(GPU, "v100-32gb-sxm")
+    document = cluster.as_dict()
+    document |= {"nodes": document["nodes"][::-1], "backwards": True}  # type: ignore[index]
+    assert Cluster.from_dict(document) == arranged(cluster, (2, 3, 0, 1))
