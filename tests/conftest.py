@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("pdv", deadline=None)  # how long an example takes, load decides
+settings.load_profile("pdv")
 
 GOLDEN = Path(__file__).parent / "golden"
 Golden = Callable[[str, str], None]

@@ -124,6 +124,7 @@ EXAMPLES: tuple[Example, ...] = (
     *(Example(name, ((6, 2, 6), (6,)), {}, {0: BOOL, 1: BOOL}) for name in ("logical_and", "logical_or")),
     Example("logical_not", ((6, 6),), {}, {0: BOOL}),
     Example("clamp", ((6, 6),), {"minimum": 0.7, "maximum": float("inf")}),
+    Example("hardtanh", ((6, 6),), {"minimum": -0.5, "maximum": 0.7}),
     Example("dropout", ((6, 1, 12),), {"p": 0.25}),
     Example("softplus", ((6, 6),)),
     Example("softmax", ((6, 6, 4),)),

@@ -70,7 +70,7 @@ def programs(draw: st.DrawFn) -> Graph:
     )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_plan_is_called_feasible_that_is_not(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     graph = data.draw(st.composite(programs)())

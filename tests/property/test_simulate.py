@@ -38,7 +38,7 @@ SPECS = (
     "dp=8,zero=3,micro_batch=2,batch=32,gathers=2",
     "tp=4,pp=2,micro_batch=1,batch=8,sp=1,fused=1,flash=0,recompute=selective",
 )
-quick = settings(max_examples=10, deadline=None)
+quick = settings(max_examples=10)
 
 
 def executions() -> st.SearchStrategy[Execution]:
@@ -171,7 +171,7 @@ def test_quicker_hosts_never_cost_time(case: Case, share: float) -> None:
     assert simulate(workload, calibration=quicker, draws=4).step_ps <= step_ps(workload)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.sampled_from(sorted(COLLECTIVES)),
     st.integers(1, 8), st.integers(1, 8), st.floats(1.0, 1e10),

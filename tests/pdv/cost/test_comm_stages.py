@@ -89,7 +89,7 @@ def axes(draw: st.DrawFn) -> AxisLink:
     return axis_link(candidate.mesh.axes[place].size, candidate.routes[place])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(axes(), st.sampled_from(COLLECTIVES), st.sampled_from(BYTES))
 def test_never_under_the_bandwidth_bound(over: AxisLink, collective: Collective, num_bytes: float) -> None:
     least = least_seconds(collective, over, num_bytes)
@@ -103,7 +103,7 @@ def test_never_under_the_bandwidth_bound(over: AxisLink, collective: Collective,
         assert seconds >= PRICES[collective](over, num_bytes) * (1 - 1e-12)  # the cheapest is taken
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from((2, 4, 8)), st.sampled_from((2, 4, 8)), RATES, PORTS, st.sampled_from(COLLECTIVES))
 def test_more_bandwidth_never_costs(nodes: int, devices: int, inside: float, port: float, name: Collective) -> None:
     slow = cluster(nodes, devices, inside, port)
@@ -115,7 +115,7 @@ def test_more_bandwidth_never_costs(nodes: int, devices: int, inside: float, por
                     assert PRICES[name](axis_link(mesh_axis.size, other), num_bytes) <= old * (1 + 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from((2, 4)), st.sampled_from((2, 4)))
 def test_equal_nodes_told_apart_are_the_same_cluster(nodes: int, devices: int) -> None:
     node: dict[str, Any] = {"devices": devices, "device": "t4", "link": "pcie3"}

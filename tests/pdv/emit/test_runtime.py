@@ -33,7 +33,7 @@ def weights(path: Path) -> Weights:
 
 
 @given(st.permutations(range(3)), st.integers(0, 2), st.integers(0, 1), st.integers(0, 1), st.integers(0, 2))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_views_and_cuts_read_what_the_tensor_operations_give(
     weights: Weights, perm: list[int], narrowed: int, outer: int, inner: int, dim: int
 ) -> None:

@@ -43,7 +43,7 @@ def test_what_is_no_work_for_a_core_takes_its_time() -> None:
     assert shared.passes == alone.passes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SHAPES, st.lists(st.tuples(TIMES, TIMES), min_size=4, max_size=4), st.sampled_from([0.25, 0.5, 0.75]), TIMES)
 def test_a_step_is_between_its_work_and_what_it_takes_on_quotas(
     shape: Pipeline, times: list[tuple[int, int]], share: float, send: int
