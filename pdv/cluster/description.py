@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -293,10 +293,10 @@ class Cluster:
         """
         mesh, places = data["mesh"], tuple(int(number) for number in data.get("places", ()))
         nodes = tuple(NodeGroup(**{**entry, "inside": _levels(entry["inside"])}) for entry in data["nodes"])
-        if data.get(
-            "backwards"
-        ):  # as plans said it before 23 November 2026: nodes are written from the last to the first
-            nodes, places = nodes[::-1], _from_the_last(nodes[::-1])
+        if data.get("backwards"):  # as plans said it before they had places: nodes stand from the last to the first
+            nodes = nodes[::-1]
+            groups = following([group.count * group.devices for group in nodes])
+            places = tuple(itertools.chain.from_iterable(groups[::-1]))
         return cls(
             name=str(data["name"]),
             levels=_levels(data["levels"]),
@@ -310,11 +310,10 @@ class Cluster:
         )
 
 
-def _from_the_last(nodes: Sequence[NodeGroup]) -> tuple[int, ...]:
-    """Numbers of devices, group by group of nodes from the last to the first."""
-    ends = list(itertools.accumulate((group.count * group.devices for group in nodes), initial=0))
-    parts = [range(start, end) for start, end in itertools.pairwise(ends)]
-    return tuple(itertools.chain.from_iterable(parts[::-1]))
+def following(sizes: Iterable[int]) -> list[range]:
+    """Numbers of devices in parts of these sizes, one behind the other."""
+    ends = itertools.accumulate(sizes, initial=0)
+    return [range(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def _levels(entries: Sequence[Mapping[str, Any]]) -> tuple[Level, ...]:  # Any: JSON

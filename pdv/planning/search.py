@@ -170,15 +170,17 @@ def _search_pipelines(
     deadline, orders = time.monotonic() + effort.budget_s, arrangements(cluster)
     orders = orders[:1] if pinned.takes_turns else orders
     ways: list[BestPlan | None] = []
+    refused: list[NoPlanFitsError] = []
     for number, ordered in enumerate(orders):
         left_s = max(0.0, deadline - time.monotonic()) / (len(orders) - number)
         try:
             one = search_pipelines(first, ordered, left_s, effort.strategy(None), pinned, effort.watch)
-        except NoPlanFitsError:
-            if not any(ways) and number == len(orders) - 1:
-                raise
+        except NoPlanFitsError as error:
+            refused.append(error)
             one = None
         ways.append(one and replace(one, places=ordered.places))
+    if len(refused) == len(orders):
+        raise refused[0]
     found = min(filter(None, ways), key=lambda one: one.seconds, default=None)
     if found is None:
         return None

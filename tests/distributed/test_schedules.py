@@ -24,7 +24,7 @@ from benchmarks.models import build
 from benchmarks.models.techniques import Technique
 from pdv.problem.workload import Order
 from tests.distributed.harness import mark_slow, run_ranks
-from tests.pdv.pipelined import plan_pipeline
+from tests.pdv.pipelined import Blocks, plan_pipeline
 from tests.pdv.worlds import cluster
 
 pytestmark = pytest.mark.distributed
@@ -84,20 +84,6 @@ def test_a_schedule_trains_as_the_module_does(name: str, tmp_path: Path) -> None
         assert difference.forward <= FORWARD, difference
         assert difference.gradient <= GRADIENT, difference
         assert difference.loss <= LOSS, difference
-
-
-class Blocks(nn.Module):
-    """Four equal ones, residual."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        made = [nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4)]
-        self.layers = nn.ModuleList(made)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
 
 
 def data() -> tuple[list[Tensor], list[Tensor]]:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from torch import Tensor, nn
+
 import pdv
 from ir.mesh import Axis, Mesh
 from ir.scaling.rows import fewer_rows
@@ -21,6 +23,20 @@ from pdv.problem.workload import EMITTED, FOLDED, ONE_STAGE, STALE, Order, Recom
 from pdv.schedule.pieces import pieces
 from pdv.schedule.stages import cut
 from pdv.search.meshes import BestPlan, search_mesh
+
+
+class Blocks(nn.Module):
+    """Four equal ones, residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made = [nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4)]
+        self.layers = nn.ModuleList(made)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
 
 
 def plan_pipeline(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import networkx as nx
 
-from pdv.cluster.description import Cluster
+from pdv.cluster.description import Cluster, following
 from pdv.cluster.meshes import with_wired_links
 from pdv.cluster.routing.route import find_route
 
@@ -49,9 +49,7 @@ def _by_kind(cluster: Cluster) -> Iterator[Places]:
     """Nodes from the last to the first; and those of one kind behind each other, either kind first."""
     if len(cluster.classes) == 1:
         return
-    sizes = (group.devices for group in cluster.nodes for _ in range(group.count))
-    ends = list(itertools.accumulate(sizes, initial=0))
-    nodes = [range(start, end) for start, end in itertools.pairwise(ends)]
+    nodes = following(group.devices for group in cluster.nodes for _ in range(group.count))
     together = sorted(nodes, key=lambda node: cluster.class_of(node[0]))
     for order in (nodes[::-1], together, together[::-1]):
         yield tuple(itertools.chain.from_iterable(order))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import pdv
 from ir.errors import UsageError, VerificationError
@@ -22,30 +21,16 @@ from pdv.simulate.step import simulate
 from pdv.simulate.trace import trace
 from pdv.verification.package import verify
 from tests.pdv.packages import Document, change_plan
-from tests.pdv.pipelined import plan_pipeline
+from tests.pdv.pipelined import Blocks, plan_pipeline
 from tests.pdv.worlds import cluster
 
 STAGES, MICRO_BATCHES = 4, 8
 
 
-class Layers(nn.Module):
-    """Equal ones, residual; nothing is shared."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        made = [nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4)]
-        self.layers = nn.ModuleList(made)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
-
-
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return plan_pipeline(
-        Layers(), (torch.randn(8, 4, 16),), cluster(STAGES), stages=STAGES, micro_batches=MICRO_BATCHES, mesh={},
+        Blocks(), (torch.randn(8, 4, 16),), cluster(STAGES), stages=STAGES, micro_batches=MICRO_BATCHES, mesh={},
         order="2bw",
     )  # fmt: skip
 
@@ -103,7 +88,7 @@ def test_there_is_no_bubble_between_steps_and_one_more_copy_of_weights(package: 
 def test_what_does_not_go_with_it_is_refused() -> None:
     def made(**given: Any) -> Plan:
         options: dict[str, Any] = {"cluster": cluster(2), "rules": "none", "stages": 2, "schedule": "2bw", **given}
-        return pdv.optimize(Layers(), (torch.randn(8, 4, 16),), **options)
+        return pdv.optimize(Blocks(), (torch.randn(8, 4, 16),), **options)
 
     with pytest.raises(UsageError, match="master weights"):
         made(precision="mixed")
@@ -116,7 +101,7 @@ def test_what_does_not_go_with_it_is_refused() -> None:
 def test_it_is_searched_where_it_is_asked_for() -> None:
     def made(**given: Any) -> Document:
         return pdv.optimize(
-            Layers(), (torch.randn(8, 4, 16),), cluster=cluster(4), rules="none", stages=2, **given
+            Blocks(), (torch.randn(8, 4, 16),), cluster=cluster(4), rules="none", stages=2, **given
         ).document
 
     asked, unasked = made(schedule="2bw"), made()

@@ -81,5 +81,7 @@ def test_plans_that_were_turned_around_are_read() -> None:
     """They had nodes from the last to the first, and said so."""
     cluster = nodes_of(GPU, "v100-32gb-sxm")
     document = cluster.as_dict()
-    document |= {"nodes": document["nodes"][::-1], "backwards": True}  # type: ignore[index]
+    nodes = document["nodes"]
+    assert isinstance(nodes, list)
+    document |= {"nodes": nodes[::-1], "backwards": True}
     assert Cluster.from_dict(document) == arranged(cluster, (2, 3, 0, 1))
