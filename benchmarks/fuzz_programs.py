@@ -3,12 +3,12 @@
     python benchmarks/fuzz_programs.py [--seed 1] [--count 200] [--processes 0|2,4,8] [--torchrun K] [--out FOLDER]
 
 A program is a drawn module under a drawn assignment on one to three mesh axes; with ``--parts`` its step is taken in
-micro-batches, in stages that are cut anywhere, in every order, and with recomputation, as is drawn. With ``--processes
-0`` it runs in one process; with numbers, on that many gloo processes, too. ``--torchrun K`` takes K more programs the
-user's way: saved by ``Plan.save`` and started by torchrun. Outputs, loss, gradients and buffers are compared at the
-planned batch and at twice that. Failures are shrunk and written to FOLDER, each with a test that fails as it does;
-``--replay FILE`` judges one again. The same seed draws the same programs, byte by byte; ``--start N`` goes on at
-program N.
+micro-batches, in stages that are cut anywhere, in every order but 2bw, with recomputation, and with what is trained in
+the host's memory, as is drawn. With ``--processes 0`` it runs in one process; with numbers, on that many gloo
+processes, too. ``--torchrun K`` takes K more programs the user's way: saved by ``Plan.save`` and started by torchrun.
+Outputs, loss, gradients and buffers are compared at the planned batch and at twice that. Failures are shrunk and
+written to FOLDER, each with a test that fails as it does; ``--replay FILE`` judges one again. The same seed draws the
+same programs, byte by byte; ``--start N`` goes on at program N.
 """
 
 from __future__ import annotations
@@ -113,6 +113,11 @@ def report(record: Record, wall_s: float, digest: str) -> None:
     record.claim("in stages", sum(bool(run["cuts"]) for run in runs), "programs")
     record.claim("in micro-batches", sum(run["micro_batches"] > 1 for run in runs), "programs")
     record.claim("with recomputation", sum(run["recompute"] for run in runs), "programs")
+    record.claim("in the host's memory", sum(run["offload"] for run in runs), "programs")
+    for order in sorted({run["order"] for run in runs if run["cuts"]}):
+        record.claim(
+            f"in the order {order}", sum(bool(run["cuts"]) and run["order"] == order for run in runs), "programs"
+        )
     record.claim("on several real processes", sum(row["ranks"] > 1 for row in record.rows), "programs")
     record.claim("batch fixed, and said so", sum(row["twice"] == "fixed" for row in record.rows), "programs")
     record.claim("CPU time of a program", sum(row["cpu_s"] for row in record.rows) / max(1, total), "s")

@@ -1,11 +1,12 @@
 """Are plans ordered right? Many plans of one model are run on this machine's processes and priced by each cost model.
 
-    python benchmarks/ranking.py [--smoke] [--plans 15] [--folder DIR] [--json OUT]
+    python benchmarks/ranking.py [--smoke] [--plans 15] [--folder DIR] [--groups 1] [--json OUT]
     python benchmarks/ranking.py --rescore benchmarks/results/ranking.json
 
 Within a group (model, batch, processes) every two plans are a pair; pairs whose measured steps differ by less than
 10 % are left out. Groups that the record has already are not run again. A step is forward, loss, backward and AdamW;
-gloo's collectives are measured in the same run, and a device is a process with its share of a core.
+gloo's collectives and the machine's speed are measured in the same run, and a device is a process with its share of a
+core. With --folder DIR and --prepare once, then --groups 1 and --json OUT, each run takes one group further.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from benchmarks.record import Record, arguments, table
 from ir.graph import Graph
 from ir.mesh import Axis, Mesh
 from pdv.cluster import Cluster, load_cluster
+from pdv.cluster.presets import DEVICES
 from pdv.cost.breakdown import PlanCost
 from pdv.cost.comm import AxisLink
 from pdv.cost.curves import Curves
 from pdv.emit.package import emit_package
+from pdv.measure.speed import present_speed
 from pdv.pcg.plan_cost import plan_cost, realize
 from pdv.plan.derivation import replay_steps
 from pdv.prices import cost_model
@@ -49,6 +52,7 @@ def main() -> None:
     parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--plans", type=int, default=15, help="plans of each group")
     parser.add_argument("--seconds", type=float, default=50.0, help="for each group's steps")
+    parser.add_argument("--groups", type=int, default=len(GROUPS), help="at most so many that the record lacks")
     parser.add_argument("--folder", type=Path, help="where packages are kept, to be run later")
     parser.add_argument("--prepare", action="store_true", help="only write the packages")
     parser.add_argument("--rescore", type=Path, metavar="RECORD", help="price and score what a record has measured")
@@ -59,10 +63,10 @@ def main() -> None:
     if options.rescore is None:
         groups, count = (GROUPS[1:2], 3) if options.smoke else (GROUPS, options.plans)
         with tempfile.TemporaryDirectory() as scratch:
-            for group in groups:
-                if not any(row["group"] == group.name for row in record.rows):
-                    record.rows += measured(group, options.folder or Path(scratch), count, options)
-                    record.write(options.json)
+            lacking = [group for group in groups if not any(row["group"] == group.name for row in record.rows)]
+            for group in lacking[: options.groups]:
+                record.rows += measured(group, options.folder or Path(scratch), count, options)
+                record.write(options.json)
     if not options.prepare:
         score(record, usable(options.cost))
         record.print_summary()
@@ -78,10 +82,12 @@ def measured(group: Group, folder: Path, count: int, options: Any) -> list[Row]:
     seconds = 1.0 if options.smoke else options.seconds
     directories = [(row["key"], row.pop("directory")) for row in rows]
     inputs = [x.numpy() for x in module_of(group.model)[1]]
+    machine_speed = present_speed(DEVICES["cpu-core"], group.processes).factor
     times = on_ranks(run_packages, group.processes, directories, inputs, group.loss, seconds)
     links = on_ranks(run_collectives, group.processes, SIZES[:2] if options.smoke else SIZES)
     print(f"{group.name}: {len(rows)} plans in {time.monotonic() - started:.0f} s", flush=True)
-    return [*({**row, **found} for row, found in zip(rows, times, strict=True)), {"group": group.name, "links": links}]
+    plans = [{**row, **found, "machine_speed": machine_speed} for row, found in zip(rows, times, strict=True)]
+    return [*plans, {"group": group.name, "links": links}]
 
 
 def packages(group: Group, folder: Path, count: int) -> list[Row]:
@@ -165,17 +171,17 @@ def here(
     rewritten, assignment = replay_steps(problem, json.loads(row["derivation"]))
     pcg = realize(replace(problem, graph=rewritten), assignment).derived.pcg
     assert pcg.digest == row["pcg_hash"], f"{row['key']} replays to another graph"
-    cluster = load_cluster(machine(processes))
+    cluster = load_cluster(machine(processes, row.get("machine_speed", 1.0)))
     link, wider = cluster.levels[-1].link, tuple(sorted(curves.items()))
     axes = tuple(AxisLink(axis.size, link, curves.get(axis.size), library="gloo", wider=wider) for axis in mesh.axes)
     compute = cost_model(cost, [entry.device for entry in cluster.classes])
     return replace(problem, graph=rewritten, axes=axes, compute=compute), pcg, cluster
 
 
-def machine(processes: int) -> Mapping[str, Any]:
-    """The machine at hand as a cluster: a device is a process with its share of a core."""
+def machine(processes: int, speed: float) -> Mapping[str, Any]:
+    """The machine at hand as a cluster: a device is a process with its share of a core, at the speed that it had."""
     share = min(1.0, (os.cpu_count() or processes) / processes)
-    device = {"preset": "cpu-core", "share": share}
+    device = {"preset": "cpu-core", "share": share, "speed": speed}
     return {"nodes": [{"devices": processes, "device": device, "link": "loopback-gloo"}]}
 
 

@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--small", action="store_true", help="two narrow layers instead of GPT-2 124M")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--cluster", type=Path, default=ROOT / "examples/clusters/laptop-4.yaml")
+    parser.add_argument("--cluster", type=Path, help="default: this machine, at the speed that it has now")
     parser.add_argument("--cost", default="measured", help="what prices kernels: as pdv optimize --cost")
     parser.add_argument("--output", type=Path, default=ROOT / "demo-output")
     options = parser.parse_args()
@@ -53,9 +53,9 @@ def main() -> None:
     say("1/5 exporting GPT-2 to ONNX")
     model = options.output / "gpt2.onnx"
     expected = export_and_train(model, size, options.steps)
-    say(f"2/5 planning it for {options.cluster.name}")
+    cluster = options.cluster or detect(options.output / "cluster.yaml")
+    say(f"2/5 planning it for {cluster.name}")
     package = options.output / "gpt2_pdv"
-    cluster = shared_cores(options.cluster, options.output)
     run("-m", "pdv", "optimize", str(model), "--cluster", str(cluster), "--cost", options.cost, "-o", str(package))
     say(f"3/5 training the emitted program on {PROCESSES} processes, {options.steps} steps")
     found, step_s = train_on_processes(package, size, options.steps, options.output / "losses.json")
@@ -68,17 +68,10 @@ def main() -> None:
     sys.exit(compare(expected, found))
 
 
-def shared_cores(cluster: Path, folder: Path) -> Path:
-    """The cluster file, told that processes take turns where there are fewer cores than processes."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or PROCESSES
-    text = cluster.read_text(encoding="utf-8")
-    if cores >= PROCESSES or "device: cpu-core\n" not in text:
-        return cluster
-    say(f"    {PROCESSES} processes share {cores} cores")
-    told = folder / cluster.name
-    device = f"device: {{preset: cpu-core, share: {cores / PROCESSES:g}}}\n"
-    told.write_text(text.replace("device: cpu-core\n", device), encoding="utf-8")
-    return told
+def detect(path: Path) -> Path:
+    """The machine at hand as a cluster file: its processes, what each gets of a core, and how fast that is now."""
+    run("-m", "pdv", "cluster", "detect", "--device", "cpu-core", "--count", str(PROCESSES), "-o", str(path))
+    return path
 
 
 def compare_times(predicted: Mapping[str, Any], step_s: float) -> None:

@@ -47,7 +47,8 @@ def rows_apart(graph: Graph) -> bool:
     """True if each row of every output depends on the same row of the inputs alone, as the operators' splits say.
 
     Then a batch in parts gives the parts of its result, and a sum over its rows has the sum of their gradients. False
-    may also mean that it was not seen. In a program of one row, a batch taken row by row, there is no other to see.
+    may also mean that it was not seen. In a program of one row, a batch taken row by row, there is no other to see. Of
+    what is drawn for all rows at once (a mask over a weight) parts of a batch would each draw their own.
     """
     if graph.updates or not graph.outputs or not graph.inputs:
         return False
@@ -64,7 +65,8 @@ def rows_apart(graph: Graph) -> bool:
             continue
         dims = [found[operand] for operand in node.operands]
         found[node] = _dim_of_rows(node, dims)
-        if all(dim is None or operand in copies for dim, operand in zip(dims, node.operands, strict=True)):
+        same = not node.op.draws  # as many masks as rows are drawn
+        if same and all(dim is None or operand in copies for dim, operand in zip(dims, node.operands, strict=True)):
             if _repeats_rows(node, rows):
                 found[node] = 0
             if found[node] is not None:

@@ -38,7 +38,7 @@ class Described:
     memory_bytes: int
     peak_flops: tuple[tuple[str, float], ...]
     memory_bandwidth_bytes_per_s: float
-    share: float = 1.0
+    pace: float = 1.0
 
 
 def choose_cost_model(choice: str, devices: Sequence[Described], analytic: Analytic) -> KernelCosts:
@@ -112,8 +112,8 @@ def _records(choice: str) -> Mapping[str, DeviceRecord]:
 def _place(device: Described, records: Mapping[str, DeviceRecord], *, guess: bool = True) -> Place:
     record = find(device.name, records.values())
     if record is not None:
-        return Place(record, share=device.share)
-    return Place(_as_record(device), known=False, share=device.share, guess=guess)
+        return Place(record, pace=device.pace)
+    return Place(_as_record(device), known=False, pace=device.pace, guess=guess)
 
 
 def _as_record(device: Described) -> DeviceRecord:

@@ -66,7 +66,7 @@ class Analytic(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device class: its record, whether that is a known one, and the part of its time that a process has.
+    """A device class: its record, whether that is a known one, and what a process has of its speed.
 
     Attributes:
         guess: whether a device that is not known is priced by what is learned of others.
@@ -74,7 +74,7 @@ class Place:
 
     record: DeviceRecord
     known: bool = True
-    share: float = 1.0
+    pace: float = 1.0
     guess: bool = True
 
 
@@ -115,7 +115,7 @@ class KernelCosts:
         """AdamW over one parameter, and what else it costs the host; on a GPU, which a host runs ahead of, analytic."""
         if any(place.record.kind != "cpu" for place in self.places):
             return self.analytic.optimizer(num_bytes)
-        seconds = max(CPU.seconds(num_bytes) / place.share for place in self.places)
+        seconds = max(CPU.seconds(num_bytes) / place.pace for place in self.places)
         return Estimate(seconds, CPU.relative_std * seconds, "measured")
 
     def outside(self, outputs: Sequence[TensorType]) -> Estimate:
@@ -177,11 +177,11 @@ class KernelCosts:
             for number, kernel in enumerate(kernels):
                 seconds = self.measured.seconds(kernel, place.record)
                 if seconds is not None:
-                    found[number] = Estimate(seconds[0] / place.share, seconds[1] / place.share, "measured")
+                    found[number] = Estimate(seconds[0] / place.pace, seconds[1] / place.pace, "measured")
                 elif place.record.kind == "cpu" and (seconds := self.measured.beyond(kernel, place.record)):
                     # Weights know of a GPU's kernels of every size; of a CPU's, small ones alone.
                     relative = max(BEYOND_STD, seconds[1] / seconds[0])
-                    found[number] = _learn(seconds[0] / place.share, relative, known_device=place.known)
+                    found[number] = _learn(seconds[0] / place.pace, relative, known_device=place.known)
         missing = [number for number, estimate in enumerate(found) if estimate is None]
         learned = self.predictor if place.known or place.guess else None
         if missing and learned is not None:
@@ -194,7 +194,7 @@ class KernelCosts:
                 strict=True,
             ):
                 if known and math.isfinite(mean) and mean > 0.0:
-                    found[number] = _learn(mean / place.share, std, known_device=place.known)
+                    found[number] = _learn(mean / place.pace, std, known_device=place.known)
         why = NO_WEIGHTS if self.predictor is None else NO_RECORD if learned is None else OUT_OF_RANGE
         return [
             estimate or self.analytic.estimate(Work(kernel.flops, kernel.bytes, 1), _dtype(kernel), why)

@@ -25,10 +25,10 @@ from pdv.plan.document import plan_document, read_problem
 from pdv.plan.package import Plan
 from pdv.plan.proofs import proof_document, run_document
 from pdv.plan.running import as_run, running_of
-from pdv.planning.choices import Choice, check_host, read_choices, search_choices
+from pdv.planning.choices import Choice, check_host, read_choices, search_choices, with_activations
 from pdv.planning.model import read_model, state_document
 from pdv.planning.problems import load_target, plan_problems, read_precision
-from pdv.planning.search import Effort, SearchResult, cache_in, check_drawn_once, search_problems
+from pdv.planning.search import Effort, SearchResult, cache_in, search_problems
 from pdv.planning.sizes import sizes_document
 from pdv.prices import cost_model
 from pdv.problem import Pins, Problem
@@ -95,7 +95,8 @@ def optimize(
         precision: of training: "as-emitted" keeps parameters, gradients and moments in the type of compute, "mixed"
             keeps them in float32 and computes in bfloat16.
         products: the format of a layer's products in training: "own", "fp8" (scaled by tensors) or "fp8-rowwise".
-        offload: "optimizer": what is trained, and the optimizer, are in the host's memory; "none".
+        offload: what is in the host's memory: "optimizer" (with what is trained), "activations" (what layers keep for
+            backward), "all", or "none".
         allow: what a search may take besides, where it is faster or nothing else fits: "fp8", "offload".
         memory_limit: bytes per device; default: the smallest device's memory.
         search: the strategy's name.
@@ -142,9 +143,7 @@ def optimize(
     problems = ask(program.graph, devices, pins=pinned, rules=used)
     units = [entry.device for entry in devices.classes]
     choices = read_choices(products, offload, allow, mode, how, program.graph, units)
-    if program.graph.draws:
-        check_drawn_once(how)
-        pipelines = "never"
+    how = with_activations(how, offload, allow, mode, units)
 
     def search_in(chosen: Choice, within_s: float, last: bool) -> SearchResult:
         def again(graph: Graph, cluster: Cluster) -> list[Problem]:
@@ -153,7 +152,7 @@ def optimize(
         asked, own = [chosen.of(problem, units) for problem in problems], replace(effort, budget_s=within_s)
         remedies = again if last else None
         result = search_problems(asked, devices, own, content, progress, remedies, pipelines=pipelines, pinned=how)
-        if chosen.on_host:
+        if chosen.on_host or how.activations is not None:
             check_host(step_memory(_workload(result.found, devices)))
         return result
 

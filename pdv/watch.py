@@ -28,6 +28,11 @@ class Standing:
         return max(0.0, (self.best_s - self.bound_s) / self.best_s)
 
 
+def time_text(time_s: float) -> str:
+    """A step's time: "104.2 ms", "26.51 s"."""
+    return f"{time_s * 1e3:.4g} ms" if time_s < 10 else f"{time_s:.4g} s"
+
+
 @dataclass(frozen=True)
 class Watch:
     """Who follows a search, and may end it; by default nobody.

@@ -44,12 +44,12 @@ class Cluster:
         """Of a core, what one process of a host gets while all compute."""
         return self.shares[host] if self.shares else min(1.0, CORES / self.size)
 
-    def describe(self) -> Described:
-        """The content of the cluster file."""
+    def describe(self, speed: float = 1.0) -> Described:
+        """The content of the cluster file, on a machine of this speed (`pdv.measure.speed`)."""
         if self.pairs:
-            return self._pairs_described()
+            return self._pairs_described(speed)
         hosts = len(self.processes)
-        nodes = [self._node(host) for host in range(hosts)]
+        nodes = [self._node(host, speed) for host in range(hosts)]
         if hosts == 1:
             return {"name": self.name, "nodes": nodes}
         if len(set(self.rates)) == 1:
@@ -60,14 +60,17 @@ class Cluster:
         ]
         return {"name": self.name, "nodes": _merge(nodes), "links": ports}
 
-    def _node(self, host: int) -> Described:
-        device = {"preset": "cpu-core", "share": self.share_of(host)} | ({"quota": True} if self.shares else {})
+    def _node(self, host: int, speed: float) -> Described:
+        device = self._device(host, speed) | ({"quota": True} if self.shares else {})
         node = {"devices": self.processes[host], "device": device}
         return node | ({"link": "loopback-gloo"} if self.processes[host] > 1 else {})
 
-    def _pairs_described(self) -> Described:
+    def _device(self, host: int, speed: float) -> Described:
+        return {"preset": "cpu-core", "share": self.share_of(host), "speed": speed}
+
+    def _pairs_described(self, speed: float) -> Described:
         """Two nodes of two devices, and each pair of devices joined by a link of its own."""
-        node = {"count": 2, "devices": 2, "device": {"preset": "cpu-core", "share": self.share_of(0)}}
+        node = {"count": 2, "devices": 2, "device": self._device(0, speed)}
         place = [f"n{host // 2}.g{host % 2}" for host in range(len(self.processes))]
         links = [
             {"between": [place[a], place[b]], "link": _link(f"pair-{rate:g}", rate)}

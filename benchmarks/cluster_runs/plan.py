@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import pdv
 from benchmarks.cluster_runs.clusters import CLUSTERS
 from benchmarks.cluster_runs.models import TASKS
 from ir.errors import PdvError
+from pdv.cluster.presets import DEVICES
+from pdv.measure.speed import present_speed
 
 Pinned = dict[str, Any]  # Any: YAML
 CANDIDATES: dict[str, Pinned] = {
@@ -28,6 +31,8 @@ CANDIDATES: dict[str, Pinned] = {
 def main() -> None:
     """Plan, save, and write what was predicted."""
     task, cluster, folder = TASKS[sys.argv[1]], CLUSTERS[sys.argv[2]], Path(sys.argv[3])
+    speed = present_speed(DEVICES["cpu-core"], cluster.size)
+    described = cluster.describe(speed.factor)
     told = {}
     for name in ("plan", *sys.argv[4:]):
         started = time.monotonic()
@@ -35,7 +40,7 @@ def main() -> None:
             plan = pdv.optimize(
                 task.module(),
                 (task.batch()[0],),
-                cluster=cluster.describe(),
+                cluster=described,
                 cost="measured",
                 pins=CANDIDATES.get(name),
             )
@@ -53,7 +58,7 @@ def main() -> None:
             "mesh": {axis.name: axis.size for axis in plan.mesh.axes},
             "planning_s": time.monotonic() - started,
         }
-    (folder / "plans.json").write_text(json.dumps({"described": cluster.describe(), "plans": told}))
+    (folder / "plans.json").write_text(json.dumps({"described": described, "speed": asdict(speed), "plans": told}))
 
 
 if __name__ == "__main__":

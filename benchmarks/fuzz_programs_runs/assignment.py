@@ -25,6 +25,7 @@ from pdv.cost.compute import ComputeModel
 from pdv.pcg.redistribute import Redistribution
 from pdv.plan.steps import operators
 from pdv.problem import Assignment, Problem, Storage
+from pdv.problem.problem import offloaded
 
 DEVICE = Device(
     "any",
@@ -54,7 +55,8 @@ def problem_of(graph: Graph, plan: PlanSpec) -> Problem:
     """The problem that a plan is an answer to; prices do not matter."""
     mesh = Mesh.of(**dict(plan.mesh))
     axes = tuple(AxisLink(axis.size, LINK) for axis in mesh.axes)
-    return Problem(graph, mesh, axes, ComputeModel((DEVICE,)), plan.mode)
+    problem = Problem(graph, mesh, axes, ComputeModel((DEVICE,)), plan.mode)
+    return offloaded(problem, [DEVICE]) if plan.run.offload else problem
 
 
 def draw_plan(graph: Graph, devices: int, rng: random.Random, parts: random.Random | None = None) -> PlanSpec:

@@ -146,7 +146,7 @@ def _step(model: Any, batch: Batch, target: Batch, *, train: bool, in_parts: boo
         with torch.no_grad():
             step.outputs = [y.detach() for y in _several(model(*batch))]
     step.in_parts = in_parts
-    whole = model.full_state_dict()
+    whole = model.full_state_dict() if train else {}  # a package for inference may hold what was computed of weights
     trained = {name for name, _ in model.named_parameters()}
     step.buffers = {name: value for name, value in whole.items() if name not in trained}
     index, count = 0, 1

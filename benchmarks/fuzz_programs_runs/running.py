@@ -18,14 +18,16 @@ from ir.rows import rows_apart
 from ir.scaling.rows import micro_batch
 from pdv.cluster import load_cluster
 from pdv.emit.analysis.staged import Running
-from pdv.plan.running import read_running, running_of, running_steps
+from pdv.plan.running import read_running, running_of, running_steps, type_steps
 from pdv.plan.steps import operators
 from pdv.problem import Derived, Problem
-from pdv.problem.workload import EMITTED, Order, Recompute, Stages
+from pdv.problem.workload import EMITTED, FOLDED, Order, Recompute, Stages
+from pdv.schedule.order import why_not
 
 TRIES = 12  # places of cuts that are drawn until each stage has a parameter
 MOST_STAGES = 4
-ONE_EACH: tuple[Order, ...] = ("gpipe", "1f1b")  # orders of one stage on each rank
+ONE_EACH: tuple[Order, ...] = ("gpipe", "1f1b", "zero-bubble")  # orders of one stage on each rank
+IN_TURN: tuple[Order, ...] = ("interleaved", *FOLDED)  # of two
 
 
 def draw_run(graph: Graph, devices: int, rng: random.Random) -> RunSpec:
@@ -37,8 +39,11 @@ def draw_run(graph: Graph, devices: int, rng: random.Random) -> RunSpec:
     ranks = rng.choice(several) if several and rng.random() < 0.9 else 1
     virtual = 2 if ranks > 1 and micro_batches % ranks == 0 and rng.random() < 0.25 else 1
     cuts = _draw_cuts(graph, ranks * virtual, rng) if ranks > 1 else ()
-    order = "interleaved" if virtual > 1 and cuts else rng.choice(ONE_EACH)
-    return RunSpec(micro_batches, cuts, order if cuts else "1f1b", virtual if cuts else 1, rng.random() < 0.3)
+    again = rng.random() < 0.3
+    orders = IN_TURN if virtual > 1 else ONE_EACH
+    fit = [order for order in orders if not why_not(order, ranks, virtual, micro_batches, recomputes=again)]
+    order = rng.choice(fit) if cuts else "1f1b"
+    return RunSpec(micro_batches, cuts, order, virtual if cuts else 1, again, rng.random() < 0.3)
 
 
 def _draw_cuts(graph: Graph, stages: int, rng: random.Random) -> tuple[int, ...]:
@@ -76,7 +81,7 @@ def run_as(problem: Problem, graph: Graph, derived: Derived, run: RunSpec) -> Ru
     recompute: Recompute = "full" if run.recompute else "none"
     execution = replace(EMITTED, micro_batches=run.micro_batches, order=run.order, recompute=recompute)
     node = {"devices": problem.mesh.num_devices * run.ranks, "device": "cpu-core", "link": "loopback-gloo"}
-    steps = running_steps(graph, stages, execution)
+    steps = [*running_steps(graph, stages, execution), *type_steps(problem, graph)]
     try:
         found = read_running(problem, graph, steps, lambda: load_cluster({"nodes": [node]}))
     except ValueError as error:

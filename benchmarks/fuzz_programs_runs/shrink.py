@@ -111,7 +111,7 @@ def _plans(plan: PlanSpec) -> Iterator[PlanSpec]:
 
 
 def _runs(run: RunSpec) -> Iterator[RunSpec]:
-    simpler = [RunSpec(), replace(run, recompute=False)]
+    simpler = [RunSpec(), replace(run, recompute=False), replace(run, offload=False)]
     simpler += [replace(run, micro_batches=1), replace(run, cuts=(), virtual=1, order="1f1b")]
     if run.virtual == 1:
         simpler += [replace(run, cuts=(*run.cuts[:i], *run.cuts[i + 1 :])) for i in range(len(run.cuts))]

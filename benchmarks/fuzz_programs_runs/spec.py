@@ -52,7 +52,7 @@ class RunSpec:
     """How a step runs: in so many micro-batches, and in stages.
 
     ``cuts``: at which of the operators with a gradient, by number, a stage begins that is not the first. ``virtual``:
-    stages on each rank of the pipeline.
+    stages on each rank of the pipeline. ``offload``: parameters rest in the host's memory.
     """
 
     micro_batches: int = 1
@@ -60,6 +60,7 @@ class RunSpec:
     order: str = "1f1b"
     virtual: int = 1
     recompute: bool = False
+    offload: bool = False
 
     @property
     def ranks(self) -> int:

@@ -34,8 +34,8 @@ KEPT = (
     "remember",
     "check_version",
     "_remembered",
-    "_pack",
-    "_unpack",
+    "pack",
+    "unpack",
     "again",
     "_is_gone",
 )  # functions that no check runs

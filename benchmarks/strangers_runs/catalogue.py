@@ -24,8 +24,10 @@ def names() -> list[str]:
     """All of the list."""
     from benchmarks.strangers_runs import (  # noqa: F401  # join it
         attention,
+        crafts,
         generative,
         habits,
+        mixers,
         mixtures,
         oddities,
         recurrences,

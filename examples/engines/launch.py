@@ -66,7 +66,9 @@ def run(words: list[str], folder: Path, environment: Mapping[str, str] | None = 
     Raises:
         RuntimeError: with the end of what it said, if it fails.
     """
-    env = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
+    # Extensions of torch are built here: a lock that an ended run left in the user's folder stops DeepSpeed for ever.
+    own = {"TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
+    env = {"OMP_NUM_THREADS": "1", **os.environ, **own, **(environment or {})}
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=60 * MINUTES
     )

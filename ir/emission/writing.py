@@ -17,9 +17,11 @@ class Writing:
 
     Attributes:
         bias: to be added in the same call, if the node takes one.
+        stages: the axis along which ranks run other parts of the program, if they do.
     """
 
     bias: Code | None = None
+    stages: tuple[str, ...] = ()
 
     def write(self, node: Node, operands: Sequence[Code]) -> Code:
         """The expression of a node over its operands' expressions."""

@@ -45,7 +45,7 @@ def _places(worlds: int, c: Call) -> Any:
 
 
 def _write(node: Node, x: Sequence[Code], writing: Writing) -> Code:
-    axes = writing.cutting(node, *node.loops.names)
+    axes = (*writing.stages, *writing.cutting(node, *node.loops.names))
     return call("dropout", x[0], repr(node.attr("p")), "self.training", *([block_index(axes)] if axes else []))
 
 

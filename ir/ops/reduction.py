@@ -128,11 +128,10 @@ cumsum = Operator(
 
 
 def _largest(x: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """The largest element; its gradient is not a number in rows where rounding decides which it is."""
+    """The largest element; of equal ones each takes the same share of the gradient."""
     most = x.max(axis=-1, keepdims=True)
     found = (x == most).astype(x.dtype)
-    tied = found.sum(axis=-1, keepdims=True) > 1
-    return most, lambda g: np.where(tied & (g != 0), np.nan, g * found)
+    return most, lambda g: g * found / found.sum(axis=-1, keepdims=True)
 
 
 def _max_loops(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, dict[str, int]]:

@@ -221,6 +221,8 @@ def cluster_of(found: DeviceRecord, count: int) -> dict[str, Any]:  # Any: YAML
     }
     if found.kind == "gpu":
         device |= {"memory": f"{found.memory_bytes / 2**30:.4g} GiB", "launch_latency": "5 us", "efficiency": 0.75}
+    if found.kind == "cpu" and count > (cores := max(1, len(os.sched_getaffinity(0)) // found.sm_count)):
+        device["share"] = cores / count
     node: dict[str, Any] = {"devices": count, "device": device}
     if count > 1:
         node["link"] = _link(found)

@@ -37,7 +37,7 @@ ROUNDED = 1e-4  # in float32 both
 _FLOOR = 1e-3  # of the largest output or gradient: what is smaller may be zero but for rounding
 _WIDE = FloatField(foreign=call_torch)
 _NARROW = FloatField(np.float32, foreign=call_torch)
-_NOT_RUN = "the reading was not run against the module: "
+NOT_RUN = "the reading was not run against the module: "
 
 Array = np.ndarray[Any, Any]  # Any: floats, integers and booleans
 
@@ -74,7 +74,7 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
         ModelError: naming the first output, gradient or state that differs; or if the module cannot be run.
     """
     if isinstance(source, str):
-        return _NOT_RUN + source
+        return NOT_RUN + source
     whole = source.at([node.type.shape for node in graph.inputs])
     if _is_small(graph):
         error, what = _compare(graph, whole, train=train)
@@ -85,7 +85,7 @@ def check_reading(graph: Graph, source: Source | str, *, train: bool) -> str:
         elements, points = work_of(fewer)
         weights = sum(node.type.num_elements for node in graph.params)
         if weights > MOST_WEIGHTS or elements - weights > MOST_VALUES or points > MOST_PRODUCTS:
-            return f"{_NOT_RUN}it takes {elements:.0e} elements and {points:.0e} products"
+            return f"{NOT_RUN}it takes {elements:.0e} elements and {points:.0e} products"
         source = whole.at([node.type.shape for node in fewer.inputs])
         error, what = _compare_as_it_is(fewer, source, train=train)
         if what:  # over few rows, statistics of a batch make much of rounding

@@ -250,9 +250,6 @@ def _machine(levels: Sequence[LevelAsked], kind: str) -> dict[str, Any]:  # Any:
     found, _ = detect_record(kind, 1, per_node, "", measured=False)
     content = cluster_of(found, per_node)
     (node,) = content["nodes"]
-    cores = len(os.sched_getaffinity(0))
-    if kind == "cpu" and per_node > cores:
-        node["device"]["share"] = cores / per_node
     if per_node < world:
         content["nodes"] = [{"count": world // per_node} | node]
     return content

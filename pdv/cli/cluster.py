@@ -5,6 +5,8 @@ what other tools wrote about one, as a cluster file; `bench`: links, measured.
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,10 @@ from pdv.cli import bench
 from pdv.cli.output import DebugOption, JsonOption, print_json, print_table, print_warning
 
 if TYPE_CHECKING:
+    from learned_cost.devices.device import DeviceRecord
     from pdv.cluster import Cluster
+
+CPUS = ("cpu-core",)  # presets that a machine may be one of, other than by its driver's name
 
 app = typer.Typer(help="Describe clusters.")
 app.command()(bench.bench)
@@ -107,7 +112,11 @@ def detect(
         ),
     ] = [],  # noqa: B006  # typer's way to a list
     device: Annotated[
-        str, typer.Option(help="cpu or cuda (default: cuda if there is one); with --from a device preset.")
+        str,
+        typer.Option(
+            help="cpu or cuda (default: cuda if there is one); or the preset that this machine is one of, cpu-core, "
+            "whose speed here is measured; with --from any device preset."
+        ),
     ] = "",
     network: Annotated[str, typer.Option(help="With --from: preset of the network between nodes.")] = "",
     count: Annotated[int, typer.Option(help="Devices: GPUs, or processes on a CPU (default: all).", min=0)] = 0,
@@ -123,13 +132,23 @@ def detect(
         raise UsageError(f"-o: {str(output)!r} exists", mend="Choose another name, or add --overwrite")
     if inputs:
         _detect_from(inputs, output, device, network, as_json=as_json)
-        return
-    if device not in {"", "cpu", "cuda"}:
-        raise UsageError(f"--device: {device!r} is not known", "Allowed: cpu, cuda; with --from a preset")
-    from learned_cost.profile.command import cluster_of, detect_record, keep
+    elif device in CPUS:
+        _detect_speed(device, count, output, as_json=as_json)
+    elif device in {"", "cpu", "cuda"}:
+        from learned_cost.profile.command import detect_record
+
+        found, devices = detect_record(device, threads, count, name, measured=measured)
+        _write_detected(found, devices, output, as_json=as_json)
+    else:
+        allowed = f"Allowed: cpu, cuda, {', '.join(CPUS)}; with --from a preset"
+        raise UsageError(f"--device: {device!r} is not known", allowed)
+
+
+def _write_detected(found: DeviceRecord, devices: int, output: Path, *, as_json: bool) -> None:
+    """The record of a device, and a cluster file of so many."""
+    from learned_cost.profile.command import cluster_of, keep
     from pdv.cluster.detect import write_cluster
 
-    found, devices = detect_record(device, threads, count, name, measured=measured)
     record_path = output.parent / "devices" / f"{found.name}.yaml"
     content = cluster_of(found, devices)
     if found.kind == "gpu":
@@ -145,6 +164,29 @@ def detect(
     rows = {"device": f"{found.name}, {devices} of them", "peak": rates}
     rows["memory"] = f"{found.memory_bytes / 2**30:.3g} GiB at {found.memory_bandwidth_bytes_per_s / 1e9:,.1f} GB/s"
     print_table(rows | {"source": found.source, "cluster": str(output), "record": str(record_path)})
+
+
+def _detect_speed(preset: str, count: int, output: Path, *, as_json: bool) -> None:
+    """The cores at hand as those of a preset, at the speed that they have with all processes at work."""
+    from learned_cost.devices.device import record
+    from learned_cost.profile.command import cluster_of
+    from pdv.cluster.detect import write_cluster
+    from pdv.cluster.presets import DEVICES
+    from pdv.measure.speed import present_speed
+
+    count = count or len(os.sched_getaffinity(0))
+    speed = present_speed(DEVICES[preset], count)
+    content = cluster_of(record(preset), count)
+    (node,) = content["nodes"]
+    shares = {key: value for key, value in node["device"].items() if key == "share"}
+    node["device"] = {"preset": preset} | shares | {"speed": round(speed.factor, 3)}
+    told = f"{speed.factor:.2f} of what is known of {preset}, give or take {speed.spread:.0%}"
+    head = f"This machine with {count} processes at work, as `pdv cluster detect` found it: {told}."
+    write_cluster(content, (head,), output)
+    if as_json:
+        print_json("cluster detect", files={"cluster": str(output)}, speed=asdict(speed), devices=count)
+        return
+    print_table({"device": f"{preset}, {count} of them", "speed": told, "cluster": str(output)})
 
 
 def _join_by_nvidia_smi(content: dict[str, Any], device: str) -> None:  # Any: YAML

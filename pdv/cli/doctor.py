@@ -14,6 +14,7 @@ from pdv.cli.output import DebugOption, JsonOption, print_json
 REQUIRED = (
     "numpy",
     "ml-dtypes",
+    "networkx",
     "scipy",
     "pydantic",
     "PyYAML",

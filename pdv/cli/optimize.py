@@ -51,7 +51,8 @@ Allowed = Annotated[
     ),
 ]
 Offload = Annotated[
-    str, typer.Option("--offload", help="What is in the host's memory: none, or optimizer (with the parameters).")
+    str,
+    typer.Option("--offload", help="What is in the host's memory: none, optimizer, activations (of layers), all."),
 ]
 MemoryLimit = Annotated[str | None, typer.Option(help='Memory a device may use, e.g. "70 GiB".')]
 MeshSizes = Annotated[str | None, typer.Option(help="Pin the mesh, slow axis first: x=2,y=4.")]

@@ -27,8 +27,8 @@ class Device:
     `efficiency` is the share of `peak_flops` that a large matrix product reaches; `launch_latency_s` is what starting
     one kernel costs when nothing hides it. `share` is the part of the device's time that a process gets while all
     processes of the cluster compute: 1/2 where two take turns on it. What one leaves, others take
-    (`Cluster.shares_cores`), but with `quota`. `host_…` are of its part of the host, 0 where nobody says
-    (`pdv.cluster.host`).
+    (`Cluster.shares_cores`), but with `quota`. `speed` is that of this very machine over what is known of its kind
+    (`pdv.measure.speed`). `host_…` are of its part of the host, 0 where nobody says (`pdv.cluster.host`).
     """
 
     name: str
@@ -43,6 +43,7 @@ class Device:
     host_link_bytes_per_s: float = 0.0
     host_bandwidth_bytes_per_s: float = 0.0
     host_memory_bytes: int = 0
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "peak_flops", MappingProxyType(dict(self.peak_flops)))
@@ -50,6 +51,11 @@ class Device:
     def peak(self, dtype: str) -> float:
         """FLOP/s of `dtype`; one that the device does not list is computed in float32, as libraries do."""
         return self.peak_flops.get(dtype, self.peak_flops["float32"])
+
+    @property
+    def pace(self) -> float:
+        """What a process gets of the speed that is known of this kind of device, while all compute."""
+        return self.share * self.speed
 
     @property
     def host_limit_bytes(self) -> float:
@@ -60,7 +66,8 @@ class Device:
         """Pickle by value: a mapping proxy cannot be pickled."""
         values = (self.name, self.memory_bytes, dict(self.peak_flops), self.memory_bandwidth_bytes_per_s)
         host = self.host_link_bytes_per_s, self.host_bandwidth_bytes_per_s, self.host_memory_bytes
-        return Device, (*values, self.launch_latency_s, self.efficiency, self.kind, self.share, self.quota, *host)
+        own = self.launch_latency_s, self.efficiency, self.kind, self.share, self.quota
+        return Device, (*values, *own, *host, self.speed)
 
     def __hash__(self) -> int:
         """Equal devices hash alike; the peak rates by their sorted items."""
@@ -331,5 +338,6 @@ def _device_as_dict(device: Device) -> dict[str, object]:
         "efficiency": device.efficiency,
         **({} if device.share == 1.0 else {"share": device.share}),
         **({"quota": True} if device.quota else {}),
+        **({} if device.speed == 1.0 else {"speed": device.speed}),
         **{name: value for name in HOST if (value := getattr(device, name))},
     }

@@ -41,7 +41,7 @@ class Host:
 def host_of(device: Device) -> Host:
     """That of a device; a CPU's is itself, where sending is copying."""
     if device.kind == "cpu":
-        rate = device.memory_bandwidth_bytes_per_s * device.share
+        rate = device.memory_bandwidth_bytes_per_s * device.pace
         return Host(rate / 2, rate)
     link = device.host_link_bytes_per_s or REACHED * host_link_rate(device.name)
     return Host(link, device.host_bandwidth_bytes_per_s or BANDWIDTH, device.host_limit_bytes)

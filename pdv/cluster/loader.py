@@ -19,6 +19,12 @@ from pdv.cluster.routing.wires import check_reached
 from pdv.cluster.source import Place, Source, common_mistake, read_yaml
 from pdv.cluster.units import shorten
 
+PARTS = {  # factors of a device: the most that each may be, and what to write
+    "efficiency": (1, "the share of the peak, like 0.8"),
+    "share": (1, "the part of its time, like 0.5"),
+    "speed": (100, "what it is of the known one's, like 0.9"),
+}
+
 
 def load_cluster(description: str | Path | Mapping[str, object] | Cluster) -> Cluster:
     """The cluster of a YAML file, of the same data as a mapping, or `description` itself if it is a cluster already.
@@ -98,14 +104,9 @@ def _explain(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  # 
     """What, allowed and mend for one error of pydantic."""
     kind, value = problem["type"], problem["input"]
     shown = _kind(value) if isinstance(value, dict | list) else shorten(value)
-    if place[-1:] == ("efficiency",):
-        return (
-            f"{shown} is no efficiency",
-            "Allowed: more than 0 and at most 1",
-            "Write the share of the peak, like 0.8",
-        )
-    if place[-1:] == ("share",):
-        return f"{shown} is no share", "Allowed: more than 0 and at most 1", "Write the part of its time, like 0.5"
+    if place and place[-1] in PARTS:
+        most, meant = PARTS[str(place[-1])]
+        return f"{shown} is no {place[-1]}", f"Allowed: more than 0 and at most {most}", f"Write {meant}"
     if kind in {"greater_than_equal", "less_than_equal"}:
         return f"{shown} is out of range", f"Allowed: 1 to {schema.MAX_COUNT}", ""
     if kind == "int_type":

@@ -68,6 +68,7 @@ class DeviceSpec(Spec):
         mig: cuts a preset: NVIDIA's name of the part, which is then a device of its own.
         share: the part of its time that one process gets while all compute.
         quota: whether that share is enforced by pausing it.
+        speed: of this machine, over what is known of such devices (`pdv cluster detect` measures it).
         host_link: to its host's memory, in one direction, as it is reached (default: 0.8 of its record's).
         host_bandwidth: of the host's memory, its part.
         host_memory: of the host, its part: a limit of what is offloaded (default: none).
@@ -86,6 +87,7 @@ class DeviceSpec(Spec):
     mig: StrictStr | None = None
     share: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False, strict=True)] = 1.0
     quota: Annotated[bool, Field(strict=True)] = False
+    speed: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False, strict=True)] = 1.0
     host_link: Annotated[float, quantity_of(LINK_BANDWIDTH)] | None = None
     host_bandwidth: Annotated[float, quantity_of(MEMORY_BANDWIDTH)] | None = None
     host_memory: Annotated[float, quantity_of(MEMORY)] | None = None
@@ -121,7 +123,7 @@ class DeviceSpec(Spec):
     def build(self) -> Device:
         """As plain data, the preset's values where the file gives none."""
         base = self._base()
-        changed = bool(self.model_fields_set - {"preset", "name", "share", "quota", *HOST_FIELDS, *LIMITS})
+        changed = bool(self.model_fields_set - {"preset", "name", "share", "quota", "speed", *HOST_FIELDS, *LIMITS})
         name = self.name or (base and (f"{base.name}-changed" if changed else base.name))
 
         def pick(own: Any, field: str) -> Any:  # a field's type differs from field to field
@@ -137,6 +139,7 @@ class DeviceSpec(Spec):
             kind=self.kind or (base.kind if base else "gpu"),
             share=self.share,
             quota=self.quota,
+            speed=self.speed,
             host_link_bytes_per_s=self.host_link or 0.0,
             host_bandwidth_bytes_per_s=self.host_bandwidth or 0.0,
             host_memory_bytes=int(self.host_memory or 0),

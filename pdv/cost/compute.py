@@ -53,14 +53,14 @@ class ComputeModel:
                 )
                 + work.kernels * device.launch_latency_s
             )
-            / device.share
+            / device.pace
             for device in self.devices
         )
 
     def optimizer_seconds(self, num_bytes: float) -> float:
         """AdamW over ``num_bytes`` of one device's weights; launches are fused over all weights and not counted."""
         return max(
-            ADAMW_PASSES * num_bytes / device.memory_bandwidth_bytes_per_s / device.share for device in self.devices
+            ADAMW_PASSES * num_bytes / device.memory_bandwidth_bytes_per_s / device.pace for device in self.devices
         )
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ir.cost_model import SOURCES, Source
+from pdv.cluster import Device
 from pdv.cost.breakdown import NodeCost, PlanCost
 
 ROOFLINE = "roofline and alpha-beta, not calibrated on this cluster"
@@ -16,7 +17,9 @@ def node_source(cost: NodeCost) -> Source:
     return max((e.source for e in cost.estimates if e.mean_s > 0.0), key=SOURCES.index, default="analytic")
 
 
-def cost_document(cost: PlanCost, provenance: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
+def cost_document(
+    cost: PlanCost, provenance: Mapping[str, Any], devices: Iterable[Device] = ()
+) -> dict[str, Any]:  # Any: JSON
     """``source``: a sentence; ``sources``: seconds by source; ``fallbacks``: what no better source knew, and why."""
     fallbacks: dict[tuple[str, str], list[float]] = {}
     for node, priced in cost.nodes.items():
@@ -32,7 +35,7 @@ def cost_document(cost: PlanCost, provenance: Mapping[str, Any]) -> dict[str, An
         for (op, why), seconds in sorted(fallbacks.items(), key=lambda item: (-sum(item[1]), item[0]))
     ]
     by_source = cost.seconds_by_source
-    return {"source": _sentence(by_source, provenance), "sources": by_source, "fallbacks": told}
+    return {"source": _sentence(by_source, provenance) + told_speeds(devices), "sources": by_source, "fallbacks": told}
 
 
 def _sentence(by_source: Mapping[Source, float], provenance: Mapping[str, Any]) -> str:
@@ -48,3 +51,8 @@ def source_shares(by_source: Mapping[Source, float]) -> str:
     """``learned 93 %, analytic 7 %``."""
     total = sum(by_source.values())
     return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in by_source.items()) if total else "analytic"
+
+
+def told_speeds(devices: Iterable[Device]) -> str:
+    """``, cpu-core at 0.86 of its speed``, of machines whose speed was measured."""
+    return "".join(f", {device.name} at {device.speed:.2f} of its speed" for device in devices if device.speed != 1.0)

@@ -101,7 +101,8 @@ class Program:
     parameters that it lacks, if its constants hold what was computed of them; ``sines``: trained tables of sines of
     positions, which may be meant to stay. ``as_stored``: the source's own tensors, of the program's.
     ``drawn``: what of the source is drawn at random, by the source's names, and what it is without: true, or a number
-    throughout. ``over_rows``: the source over as few rows of its batch as may be.
+    throughout. ``over_rows``: the source over as few rows of its batch as may be. ``own_backward``: functions
+    of the source whose backward the graph has not, but what follows from their forward.
     """
 
     graph: Graph
@@ -122,6 +123,7 @@ class Program:
     drawn: Mapping[str, float | bool] = field(default_factory=dict, compare=False)
     as_stored: Callable[[Mapping[str, Array]], dict[str, Array]] = field(default=dict, compare=False)
     over_rows: Callable[[int], FewRows | None] | None = field(default=None, compare=False)
+    own_backward: tuple[str, ...] = field(default=(), compare=False)
 
     def map(self, change: Callable[[Graph], Graph]) -> Program:
         """The program with its graph changed, also where it is read again."""

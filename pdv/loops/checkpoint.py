@@ -23,7 +23,7 @@ from ir.errors import UsageError, WeightsError
 from pdv.loops import moments
 from pdv.loops.computed import Computed, computed_of
 from pdv.loops.files import Boxes, Folder, write
-from pdv.loops.pieces import Box, Piece, box_of, local_of, notes_of, pieces_of, shape_of, share
+from pdv.loops.pieces import Box, Piece, box_of, check_kept, local_of, notes_of, pieces_of, shape_of, share
 
 if TYPE_CHECKING:
     from pdv.loops.averages import Average
@@ -51,10 +51,12 @@ def save_checkpoint(
     loop: what else goes on, as JSON: the step, ``scheduler.state_dict()``, where the data is.
 
     Raises:
-        UsageError: if the folder is taken, ``loop`` is not JSON, or the optimizer's state cannot be cut another way.
+        UsageError: if the folder is taken, ``loop`` is not JSON, the optimizer's state cannot be cut another way, or
+            the package does not keep the source's weights.
         WriteError: on all ranks, if one could not write.
     """
     pieces = pieces_of(model)
+    check_kept(pieces)
     note: dict[str, Any] = {"version": 1, "loop": _json(loop or {})}
     held: dict[str, _Held] = {WEIGHTS: {id(piece.tensor): piece.tensor for piece in pieces}}
     if optimizer is not None:

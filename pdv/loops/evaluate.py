@@ -55,12 +55,12 @@ def evaluate(
         UsageError: if the program changes buffers, as a batch norm does that takes the statistics of the batch.
         ValueError: as ``train_step``, of a loss that does not determine that of the batch.
     """
-    rows, step = inputs[0].size(0), _rows_of_a_call(model) or inputs[0].size(0)
+    rows, step = inputs[0].size(0), rows_of_a_call(model) or inputs[0].size(0)
     total, found = Mean(), []
     for start in range(0, rows, max(step, 1)):
         part = slice(start, min(start + step, rows))
         wanted = None if target is None or loss_fn is None else target[part]
-        terms, output = _evaluate_call(
+        terms, output = evaluate_call(
             model, [x[part] for x in inputs], wanted, loss_fn, step, (keep or _all) if outputs else None
         )
         if terms is not None:
@@ -69,7 +69,7 @@ def evaluate(
     return total.totals, _join(found) if outputs and found else None
 
 
-def _evaluate_call(
+def evaluate_call(
     model: Any,
     inputs: Sequence[Tensor],
     target: Tensor | None,
@@ -77,6 +77,7 @@ def _evaluate_call(
     size: int,
     keep: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor | None, Any]:
+    """As ``evaluate``, of rows that one call takes; size: how many it has to be given."""
     rows = inputs[0].size(0)
     more = size - rows if rows < size else -rows % model.data_world
     output = _forward(model, [torch.cat([x, x[-1:].expand(more, *x.shape[1:])]) if more else x for x in inputs])
@@ -129,7 +130,7 @@ def _terms(loss_fn: LossFn, output: Any, target: Tensor, axes: Sequence[Axis], r
             return torch.stack([terms.detach().reshape(1) * rows, terms.new_full((1,), rows)])
 
 
-def _rows_of_a_call(model: Any) -> int | None:
+def rows_of_a_call(model: Any) -> int | None:
     """How many rows a call takes, where the program names their number."""
     first = next(iter(shapes_of(model).values()), ())
     return first[0] if first and isinstance(first[0], int) else None

@@ -1,7 +1,7 @@
 """Text from emitted decoders: the most likely token each time, or one drawn. Entry point: ``generate``.
 
-There is no cache of keys and values: each token costs a forward pass over all positions, prompt and rest. That is
-for looking at samples while a model trains, and for short answers, not for serving.
+Of packages for inference keys and values of earlier positions are kept (``decoding.py``); of others each token costs a
+forward pass over all positions, prompt and rest: enough to look at samples while a model trains.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ir.errors import UsageError
-from pdv.loops.evaluate import evaluate
+from pdv.loops.decoding import Decoder, decoder_of
+from pdv.loops.evaluate import evaluate, evaluate_call, rows_of_a_call
+from pdv.loops.pieces import share
 from pdv.loops.rows import bounds_of, shapes_of
 
 SEES_AHEAD = 1e-3
 """Of logits' range: by how much they may change with tokens behind them, which is rounding."""
+FEW = 4
+"""So many positions are told one by one, and at once, before those of a text are told one by one."""
 
 
 @torch.no_grad()
@@ -35,12 +39,14 @@ def generate(
     eos: int | None = None,
     pad: int | None = None,
     generator: torch.Generator | None = None,
+    cache: bool = True,
 ) -> Tensor:
     """[rows, prompt + new]: the prompts and what follows, as transformers' ``generate`` without beams.
 
     prompts: [rows, s], or rows of several lengths; all ranks pass them all, and get all. sample: draw by the
     probabilities, of the ``top_k`` likeliest and of those that together have ``top_p``; rank 0 draws. eos: the token
-    that ends a row; behind it stands ``pad`` (default: ``eos``), as behind rows that began shorter.
+    that ends a row; behind it stands ``pad`` (default: ``eos``), as behind rows that began shorter. cache: False does
+    not keep keys and values where it could.
 
     Raises:
         UsageError: if the program takes other inputs, has no room, gives no logits, or sees what is ahead.
@@ -57,7 +63,7 @@ def generate(
     training = model.training
     model.eval()
     try:
-        ends = _extend(model, ids, lengths, max_new_tokens, draw if sample else _likeliest, eos)
+        ends = _extend(_Passes(model, cache=cache), ids, lengths, max_new_tokens, draw if sample else _likeliest, eos)
     finally:
         model.train(training)
     behind = torch.arange(total) >= ends[:, None]
@@ -66,14 +72,12 @@ def generate(
 
 
 def _extend(
-    model: Any, ids: Tensor, ends: Tensor, count: int, choose: Callable[[Tensor], Tensor], eos: int | None
+    passes: _Passes, ids: Tensor, ends: Tensor, count: int, choose: Callable[[Tensor], Tensor], eos: int | None
 ) -> Tensor:
     """Write what follows into ``ids``; where each row ends then."""
     ends, more = ends.clone(), torch.ones(len(ids), dtype=torch.bool)
     for step in range(count):
-        logits = _logits(model, ids, ends)
-        if not step:
-            _check_causal(model, ids, ends, logits)
+        logits = passes.logits(ids, ends, more) if step else passes.first_logits(ids, ends)
         chosen = _of_first(choose(logits).to(ids.device)).cpu()
         at = more.nonzero().flatten()
         ids[at, ends[at]] = chosen[at].to(ids.device)
@@ -83,6 +87,57 @@ def _extend(
         if not more.any():
             break
     return ends
+
+
+class _Passes:
+    """Forward passes of one text: over all positions, or behind the first over those that are new."""
+
+    def __init__(self, model: Any, *, cache: bool) -> None:  # Any: an emitted model
+        self._model, self._decoder = model, decoder_of(model) if cache else None
+
+    def first_logits(self, ids: Tensor, ends: Tensor) -> Tensor:
+        """[rows, vocabulary], float32: of what follows each row's last token.
+
+        Raises:
+            UsageError: if these change with what stands behind.
+        """
+        others = _with_others_behind(ids, ends)
+        wanted, few = _logits(self._model, others, ends, FEW)
+        if self._decoder is not None and len(ids) <= (rows_of_a_call(self._model) or len(ids)):
+            one_by_one = [self._run(self._decoder, others, place, 1) for place in range(few.size(1))]
+            self._decoder.moment.forget()
+            total, longest = ids.size(1), int(ends.max())
+            self._run(self._decoder, ids, 0, next(size for size in range(longest, total + 1) if total % size == 0))
+            found = self.logits(ids, ends, torch.ones(len(ids), dtype=torch.bool))
+            if all(share(_are_near(found, wanted) and _are_near(torch.cat(one_by_one, 1), few))):
+                return found
+        self._decoder = None  # the program was edited, say, or is no decoder
+        logits, _ = _logits(self._model, ids, ends)
+        if not _are_near(logits, wanted):
+            raise UsageError("text from a program whose logits change with what stands behind", "A decoder", "Take one")
+        return logits
+
+    def logits(self, ids: Tensor, ends: Tensor, more: Tensor) -> Tensor:
+        """The same behind the first; of those that are over (not ``more``) anything."""
+        if self._decoder is None:
+            return _logits(self._model, ids, ends)[0]
+        found: Tensor | None = None
+        for place in sorted({*(ends[more] - 1).tolist()}):
+            part = self._run(self._decoder, ids, place, 1)[:, 0].float().cpu()
+            found = part if found is None else torch.where((ends - 1 == place)[:, None], part, found)
+        assert found is not None, "asked while a row goes on"
+        return found
+
+    def _run(self, decoder: Decoder, ids: Tensor, start: int, count: int) -> Tensor:
+        """[rows, count, vocabulary]: positions from ``start`` on."""
+        decoder.move(start, count, ids.size(1))
+        size = rows_of_a_call(self._model) or len(ids)
+        found: Tensor = evaluate_call(decoder.module, [ids], None, None, size, lambda x: x)[1]
+        return found
+
+
+def _are_near(found: Tensor, logits: Tensor) -> bool:
+    return bool((found - logits).abs().max() <= SEES_AHEAD * (logits.amax() - logits.amin()))
 
 
 def _likeliest(logits: Tensor) -> Tensor:
@@ -117,27 +172,25 @@ def _positions(model: Any, wanted: int) -> int:
     return total
 
 
-def _logits(model: Any, ids: Tensor, ends: Tensor) -> Tensor:
-    """[rows, vocabulary], float32: of what follows each row's last token."""
+def _logits(model: Any, ids: Tensor, ends: Tensor, few: int = 0) -> tuple[Tensor, Tensor]:
+    """[rows, vocabulary], float32: of what follows each row's last token; and [rows, few, vocabulary], of the first."""
     first, last = int(ends.min()) - 1, int(ends.max())
-    _, output = evaluate(model, [ids], keep=lambda x: x[:, first:last] if x.dim() == 3 else x)
+    kept = (slice(None, few), slice(first, last))
+    _, output = evaluate(
+        model, [ids], keep=lambda x: torch.cat([x[:, part] for part in kept], 1) if x.dim() == 3 else x
+    )
     logits = output[0] if isinstance(output, tuple) else output
     if logits.dim() != 3 or not logits.is_floating_point():
         raise UsageError(f"text from outputs of shape {list(logits.shape)}", "Logits first: [b, s, v]", "Export so")
-    found: Tensor = logits[torch.arange(len(ids)), (ends - 1 - first).to(logits.device)].float().cpu()
-    return found
+    few = logits.size(1) - (last - first)  # there may be fewer
+    found: Tensor = logits[torch.arange(len(ids)), (ends - 1 - first + few).to(logits.device)].float().cpu()
+    return found, logits[:, :few]
 
 
-def _check_causal(model: Any, ids: Tensor, ends: Tensor, logits: Tensor) -> None:
-    """Whether what stands behind changes nothing.
-
-    Raises:
-        UsageError: if it does: what is to come would be told from what is not there.
-    """
+def _with_others_behind(ids: Tensor, ends: Tensor) -> Tensor:
+    """Ids that change nothing for a decoder."""
     behind = torch.arange(ids.size(1), device=ids.device) >= ends[:, None].to(ids.device)
-    others = _logits(model, ids.masked_fill(behind, 1), ends)
-    if (others - logits).abs().max() > SEES_AHEAD * (logits.amax() - logits.amin()):
-        raise UsageError("text from a program whose logits change with what stands behind", "A decoder", "Take one")
+    return ids.masked_fill(behind, 1)
 
 
 def _choose(

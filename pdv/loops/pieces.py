@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from ir.errors import UsageError
+from pdv.emit.analysis.fold import FOLDED
 
 Box = tuple[tuple[int, int], ...]
 """Start and stop along each dim of a stored tensor."""
@@ -88,6 +89,20 @@ def pieces_of(model: nn.Module) -> list[Piece]:
             "Give build the device and the dtype",
         )
     return found
+
+
+def check_kept(pieces: Sequence[Piece]) -> None:
+    """Whether all tensors are the source's.
+
+    Raises:
+        UsageError: if not, as in a package for inference that holds what was computed of weights.
+    """
+    if names := [name for piece in pieces for name in piece.names if name.endswith(f".{FOLDED}")]:
+        raise UsageError(
+            f"{names[0]} was computed of weights, which a package for inference does not keep",
+            "Checkpoints of the model's training package, which load_checkpoint reads into both",
+            "Save there, or keep the file that this one's weights were loaded from",
+        )
 
 
 def _piece(mesh: Any, tensor: Tensor, stored: Any) -> Piece:  # Any: as ``Piece``

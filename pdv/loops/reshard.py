@@ -20,7 +20,7 @@ from ir.errors import UsageError, WeightsError
 from pdv.loops import moments
 from pdv.loops.checkpoint import AVERAGE, NOTE, WEIGHTS, Kind, as_note, read_note
 from pdv.loops.files import Boxes, Folder, check_free, write
-from pdv.loops.pieces import Piece, pieces_of, shape_of
+from pdv.loops.pieces import Piece, check_kept, pieces_of, shape_of
 from pdv.plan.package import import_package, read_document
 
 STATE, GROUPS = "state.", "param_groups."
@@ -75,11 +75,12 @@ def layout_of(package: Path) -> dict[str, Piece]:
     """Where the parameters of a package lie in its source; on one process, weights are not read.
 
     Raises:
-        UsageError: if the folder is no package.
+        UsageError: if the folder is no package, or one that does not keep the source's weights.
     """
     read_document(package)
     model = import_package(package.absolute()).build(device="meta")
     pieces = {id(piece.tensor): piece for piece in pieces_of(model)}
+    check_kept([*pieces.values()])
     return {name: pieces[id(x)] for name, x in model.state_dict(keep_vars=True).items() if id(x) in pieces}
 
 

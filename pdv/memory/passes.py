@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from ir.graph import Node
 from ir.memory.layout import fresh
+from pdv.memory.hosting import Hosting
 from pdv.memory.log import Heap, Holder, Log, Storage
 from pdv.memory.loss import loss_backward, loss_forward
 from pdv.memory.setting import Setting, of_weights
 from pdv.memory.state import Gathered, gathered
 from pdv.memory.units import GATHERED
 from pdv.memory.walk import Value, Walk
-from pdv.problem.recomputation import SELECTIVE, WHOLE, kept_operators, runs_again
+from pdv.problem.recomputation import HOSTED, SELECTIVE, WHOLE, kept_operators, runs_again
 from pdv.problem.workload import IN_HALVES
 
 
@@ -26,28 +27,34 @@ class Passes:
     """Changes of memory of one micro-batch in one chunk; ``later``: backward where gradients are there already.
 
     ``waiting``: bytes that gradients of weights take which are left for later, from one half of backward to the other.
+    ``on_host``: bytes of the host between forward and backward.
     """
 
     forward: Log
     backward: Log
     later: Log
     waiting: float = 0.0
+    on_host: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Nodes that run one after the other; ``recomputed``: only what they read from outside is kept."""
+    """Nodes that run one after the other; ``recomputed``: only what they read from outside is kept.
+
+    ``hosted``: what is kept is in the host's memory between forward and backward.
+    """
 
     nodes: tuple[Node, ...]
     recomputed: bool = False
+    hosted: bool = False
 
 
 def passes(setting: Setting, number: int, heap: Heap, *, twice: bool, on_gpu: bool = False) -> Passes:
     """Forward and backward of one micro-batch in a chunk; ``twice``: and of a second one."""
     walk = Walk(setting, setting.chunks[number], heap, on_gpu)
-    forward, backward = _pass(walk, number)
+    forward, backward, on_host = _pass(walk, number)
     later = _pass(walk, number)[1] if twice else backward
-    return Passes(forward, backward, later, _waiting(setting, number))
+    return Passes(forward, backward, later, _waiting(setting, number), on_host)
 
 
 def _waiting(setting: Setting, number: int) -> float:
@@ -58,8 +65,8 @@ def _waiting(setting: Setting, number: int) -> float:
     return float(sum(map(setting.num_bytes, dict.fromkeys([*(node.operands[0] for node in products), *products]))))
 
 
-def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
-    """Logs of forward and of backward."""
+def _pass(walk: Walk, number: int) -> tuple[Log, Log, float]:
+    """Logs of forward and of backward, and bytes of the host in between."""
     setting, heap = walk.setting, walk.heap
     heap.log = forward = Log()
     inside = set(walk.chunk)
@@ -78,11 +85,8 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
     for value in sent:
         walk.waiting[value] += 1
     segments = _segments(setting, walk.chunk)
-    inputs: list[list[Storage]] = []
-    for segment in segments:
-        inputs.append(_inputs(walk, segment) if segment.recomputed else [])
-        walk.run(segment.nodes, keep=not segment.recomputed)
-        inputs[-1] += _kept(walk, segment)
+    hosting = Hosting(heap, on_gpu=walk.on_gpu)
+    inputs = _forward(walk, segments, hosting)
     heap.drop(layers)
     layers = heap.allocate(units.loss if setting.train else 0.0, GATHERED)
     kept = loss_forward(setting, heap, [x for x in sent if x in returned])
@@ -94,18 +98,34 @@ def _pass(walk: Walk, number: int) -> tuple[Log, Log]:
             walk.forget(value)
     if not setting.train or setting.execution.micro_batches > 1:
         walk.units.let_go()  # the next forward pass does
+    hosting.let_go(0)
     heap.log = backward = Log()
     if setting.train:
         for value in sent:
             if value.needs_grad:
                 walk.grads[value] = _arriving(walk, value, kept)
         walk.units.turn()
-        _backward(walk, segments, inputs, units, layers)
+        _backward(walk, segments, inputs, units, layers, hosting)
     walk.units.finish()
     walk.units.let_go()
     for storage in roots:
         heap.drop(storage)
-    return forward, backward
+    return forward, backward, hosting.on_host
+
+
+def _forward(walk: Walk, segments: Sequence[Segment], hosting: Hosting) -> list[list[Storage]]:
+    """All segments; what those keep that run again."""
+    inputs: list[list[Storage]] = []
+    for place, segment in enumerate(segments):
+        inputs.append(_inputs(walk, segment) if segment.recomputed else [])
+        if segment.hosted:
+            hosting.let_go(1)
+        walk.run(segment.nodes, keep=not segment.recomputed)
+        inputs[-1] += _kept(walk, segment)
+        if segment.hosted:
+            saved = [walk.saved[node] for node in segment.nodes if node in walk.saved]
+            hosting.send(place, [inputs[-1]] if segment.recomputed else saved)
+    return inputs
 
 
 def _arriving(walk: Walk, value: Node, kept: dict[Node, Storage]) -> Storage:
@@ -118,20 +138,28 @@ def _arriving(walk: Walk, value: Node, kept: dict[Node, Storage]) -> Storage:
 
 
 def _backward(
-    walk: Walk, segments: Sequence[Segment], inputs: Sequence[list[Storage]], units: Gathered, last: Storage
+    walk: Walk,
+    segments: Sequence[Segment],
+    inputs: Sequence[list[Storage]],
+    units: Gathered,
+    last: Storage,
+    hosting: Hosting,
 ) -> None:
     """Backward of all segments, with the forward of each that is run again; from the last layer on with its units."""
     at_work: list[Storage] = []
-    for segment, held in zip(reversed(segments), reversed(inputs), strict=True):
+    for place in reversed(range(len(segments))):
+        segment, held = segments[place], inputs[place]
         if not at_work and (segment.recomputed or len(segments) == 1):
             walk.heap.drop(last)
             at_work.append(walk.heap.allocate(units.backward, GATHERED))
             at_work.append(walk.heap.allocate(units.outermost, Holder("gradients")))
+        hosting.fetch(place)
         if segment.recomputed:
             _again(walk, segment)
         walk.run_backward(segment.nodes)
         for storage in held:
             walk.heap.drop(storage)
+        hosting.forget(place)
     for storage in at_work:
         walk.heap.drop(storage)
     walk.heap.moment = "sends its gradients"
@@ -143,7 +171,7 @@ def _backward(
 def _segments(setting: Setting, nodes: Sequence[Node]) -> list[Segment]:
     """Runs of nodes of one layer; in between what belongs to none. One segment, if nothing is recomputed."""
     recompute = setting.execution.recompute
-    if recompute not in {*WHOLE, *SELECTIVE} or not setting.train:
+    if recompute not in {*WHOLE, *SELECTIVE, *HOSTED} or not setting.train:
         return [Segment(tuple(nodes))]
     runs: list[tuple[int | None, list[Node]]] = []
     for node in nodes:
@@ -153,7 +181,9 @@ def _segments(setting: Setting, nodes: Sequence[Node]) -> list[Segment]:
         if not runs or runs[-1][0] != layer:
             runs.append((layer, []))
         runs[-1][1].append(node)
-    return [Segment(tuple(run), recomputed=layer is not None and runs_again(layer, recompute)) for layer, run in runs]
+    again = {layer for layer, _ in runs if layer is not None and runs_again(layer, recompute) and recompute != "hosted"}
+    hosted = recompute in HOSTED
+    return [Segment(tuple(run), layer in again, hosted and layer is not None) for layer, run in runs]
 
 
 def _inputs(walk: Walk, segment: Segment) -> list[Storage]:

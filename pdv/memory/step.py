@@ -47,7 +47,7 @@ class StageMemory:
         when: the moment of the peak.
         holders: who holds the peak.
         curve: over the step.
-        host_bytes: of its host's memory, all the time.
+        host_bytes: of its host's memory, at most.
     """
 
     stage: int
@@ -214,6 +214,8 @@ class _Search:
         self.waiting[turn.chunk] += turn.part == "values"
         self.best.curve.append(Point(turn, before + most, self.now))
         self.in_flight[turn.chunk] += -1 if turn.backward else 1
+        hosted = sum(count * self.known[chunk].on_host for chunk, count in self.in_flight.items())
+        self.best.on_host = max(self.best.on_host, self.kept.on_host + hosted)
         if turn.backward:
             self.begun[turn.chunk] = True
 

@@ -244,8 +244,13 @@ def copied_bytes(problem: Problem, param: TensorType, whole: float, rests: float
 
 def saved_values(pcg: Graph, *, several: bool = False) -> list[Node]:
     """What a micro-batch keeps of a PCG for backward, each value once; ``several``: in flight share copies."""
+    return kept_of(pcg.nodes, several=several)
+
+
+def kept_of(nodes: Iterable[Node], *, several: bool = False) -> list[Node]:
+    """The same of some nodes."""
     found: dict[Node, None] = {}
-    for node in pcg.nodes:
+    for node in nodes:
         if not node.is_leaf and node.op.kind != "parallel" and node.needs_grad:
             copies = [copy for value in _keep(node) if _is_activation(copy := _copy(value))]
             found |= dict.fromkeys(copy for copy in copies if not gathered_once(copy, several=several))

@@ -5,7 +5,7 @@ Entry point: ``Space``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ir.cost_model import CostModel
@@ -23,7 +23,7 @@ from pdv.pcg.plan_cost import kept_values, saved_values
 from pdv.pipelines.pinned import FREE, Pinned, rows_of, trained_pieces
 from pdv.prices import slowest_axes, stage_axes
 from pdv.problem import Problem
-from pdv.problem.workload import RECOMPUTATIONS, SEARCHED, STALE, Order, Recompute, are_several
+from pdv.problem.workload import ON_HOST, RECOMPUTATIONS, SEARCHED, STALE, Order, Recompute, are_several
 from pdv.schedule.order import why_not
 from pdv.schedule.pieces import pieces
 
@@ -95,8 +95,10 @@ class Space:
 
     @property
     def recomputations(self) -> tuple[Recompute, ...]:
-        """What may run again in backward, the fastest first."""
-        return RECOMPUTATIONS if self.pinned.recompute is None else (self.pinned.recompute,)
+        """What may run again in backward, or wait in the host's memory for it; on the device and kept comes first."""
+        here = RECOMPUTATIONS if self.pinned.recompute is None else (self.pinned.recompute,)
+        there = tuple(ON_HOST[one] for one in here)
+        return {None: here, "host": there, "either": (*here, *there)}[self.pinned.activations]
 
     def orders(self, candidate: Candidate, recompute: Recompute) -> tuple[tuple[Order, int], ...]:
         """Of passes: that which holds least; all forward passes first, where sends may take longer than that hides.
@@ -189,16 +191,20 @@ class Space:
     def adding_s(self) -> float:
         """Seconds a byte of a parameter in which its gradient is added to that of earlier micro-batches, at least."""
         devices = [entry.device for entry in self.cluster.classes]
-        return min(ADDED_PASSES / one.memory_bandwidth_bytes_per_s / one.share for one in devices)
+        return min(ADDED_PASSES / one.memory_bandwidth_bytes_per_s / one.pace for one in devices)
 
     @property
     def _devices(self) -> list[Device]:
         return [entry.device for entry in self.cluster.classes]
 
-    @cached_property
-    def _resting(self) -> float:
+    def versions(self, stages: int) -> int:
+        """Of parameters, that so many stages keep."""
+        return 2 if stages > 1 and self.pinned.schedule in STALE else 1
+
+    def _resting(self, stages: int = 1) -> float:
         trained = [node.type for node in self.problem.graph.params if node.needs_grad]
-        return sum(self.problem.held_bytes(param, param.num_bytes) for param in trained)
+        problem = replace(self.problem, versions=self.versions(stages))
+        return sum(problem.held_bytes(param, param.num_bytes) for param in trained)
 
     @cached_property
     def _kept(self) -> float:
@@ -223,16 +229,24 @@ class Space:
         """Bytes of a device, were everything cut evenly; of what is run again nothing."""
         devices = self.cluster.num_devices
         kept = self._kept * min(stages, micro_batches) / micro_batches if recompute == "none" else 0.0
-        return (self._resting + kept) / devices
+        return (self._resting(stages) + kept) / devices
 
     def held_bytes(self, micro_batches: int, resting: float) -> float:
         """Bytes of a device, were everything cut evenly and one micro-batch held, a share ``resting`` of what rests."""
-        return (self._resting * resting + self._surely_kept / micro_batches) / self.cluster.num_devices
+        return (self._resting() * resting + self._surely_kept / micro_batches) / self.cluster.num_devices
 
     @cached_property
     def has_layers(self) -> bool:
         """Whether anything repeats that might run again in backward."""
         return any(pieces(self.problem.graph).layers)
+
+    @cached_property
+    def is_tied(self) -> bool:
+        """Whether pieces share a parameter, whose gradients stages sum that have them."""
+        graph = self.problem.graph
+        of = pieces(graph).of
+        trained = (param for param in graph.params if param.needs_grad)
+        return any(len({of[reader] for reader in graph.users[param] if reader in of}) > 1 for param in trained)
 
     def counts_of(self, stages: int) -> tuple[int, ...]:
         """Of so many stages: those that the order of passes asks for, where it is pinned."""

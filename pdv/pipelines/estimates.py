@@ -21,6 +21,7 @@ from pdv.pipelines.mixing import Mixture, mix
 from pdv.pipelines.pipeline import Extra, Mode, Whole, stages_of
 from pdv.pipelines.profile import ByStage
 from pdv.pipelines.shorten import Short, shorten
+from pdv.problem.recomputation import HOSTED
 from pdv.problem.workload import RECOMPUTATIONS, Recompute
 from pdv.schedule.order import Pipeline, in_flight
 from pdv.search.strategies.budget import Budget, Strategy
@@ -136,9 +137,10 @@ class Estimates:
             found = [self._estimate(candidate, inside, mode, None, extra) for mode in modes]
             yield from found
             fastest_s = found[0].step_s
-            if any(one.fits for one in found):
+            fits = any(one.fits for one in found)
+            if fits and (recompute == "none" or self.space.pinned.activations != "either"):
                 return
-            if FASTER * found[0].step_s < below_s and self._least(candidate, recompute) <= self.limit:
+            if not fits and FASTER * found[0].step_s < below_s and self._least(candidate, recompute) <= self.limit:
                 for one in self._within(found[0], below_s):
                     below_s = min(below_s, one.step_s if one.fits else math.inf)
                     yield one
@@ -253,7 +255,9 @@ class Estimates:
 
     def _whole(self, candidate: Candidate, inside: Inside, mode: Mode, extra: Extra) -> Whole:
         stretched = inside.profiles.map(lambda own: own.map(self.short.stretch))
-        return Whole(candidate, stretched, inside.timing.map(self.short.stretch), self.space.cluster, mode, extra)
+        timing, tied = inside.timing.map(self.short.stretch), self.space.is_tied
+        layers = tuple(self.short.stretch(np.array(inside.pieces.layers, float)) > 0.0)
+        return Whole(candidate, stretched, timing, self.space.cluster, mode, extra, tied, layers)
 
     def _extra(self, candidate: Candidate, inside: Inside, recompute: Recompute) -> Extra:
         """From a walk of the short program in two stages, and of one where the candidate has but one."""
@@ -285,17 +289,20 @@ class Estimates:
             axes=(candidate.axes * 2)[:count],
             micro_batches=min(SEVERAL, candidate.micro_batches),
         )
-        stages, mode = stages_of(inside.pieces, count, sizes, layered=True), Mode(recompute)
+        order = self.space.pinned.schedule if self.space.versions(count) > 1 else None
+        stages, mode = stages_of(inside.pieces, count, sizes, layered=True), Mode(recompute, order or "1f1b")
         work = workload(self.space, few, inside.plan, stages, mode)
         work = replace(work, execution=replace(work.execution, several=candidate.several))
         walked = step_memory(replace(work, cluster=_of_one_kind(work.cluster))).stages
         first, last = walked[0], walked[-1]
         if kept is None:
-            said = float((own.entering_bytes if recompute == "full" else own.kept_bytes)[: sizes[0]].sum())
+            rests = ~np.array(inside.pieces.layers) if recompute in HOSTED else True
+            said = float(((own.entering_bytes if recompute == "full" else own.kept_bytes) * rests)[: sizes[0]].sum())
             left = first.curve[0].after_bytes - first.curve[-1].after_bytes  # behind the first pass, and at rest
             kept = max(FEWER, left / said) if said else 1.0
         profiles = ByStage(inside.profiles.kinds, (0,) * count)
-        held = Whole(few, profiles, inside.timing, self.space.cluster, mode, Extra(kept=kept)).held(sizes)
+        made, cluster = Extra(kept=kept), self.space.cluster
+        held = Whole(few, profiles, inside.timing, cluster, mode, made, layers=inside.pieces.layers).held(sizes)
         outside = first.total_bytes - first.reserved_bytes
         taken = (first.least_bytes - outside) / first.peak_bytes if first.peak_bytes else 1.0
         return Extra(kept, first.peak_bytes - held[0], last.peak_bytes - held[-1], taken, outside)
@@ -312,8 +319,10 @@ def held_at_once(candidate: Candidate, inside: Inside, mode: Mode) -> float:
     own = inside.profiles[0]
     pipeline = Pipeline(candidate.stages, mode.virtual, candidate.micro_batches, mode.order)
     flight = in_flight(pipeline, 0) / mode.virtual
-    kept, entering = float(own.kept_bytes.sum()), float(own.entering_bytes.sum())
-    return flight * max(FEWER, entering / kept) if mode.recompute == "full" and kept else flight
+    left = own.entering_bytes if mode.recompute == "full" else own.kept_bytes
+    left = left * ~np.array(inside.pieces.layers) if mode.recompute in HOSTED else left
+    kept, left_of_it = float(own.kept_bytes.sum()), float(left.sum())
+    return flight * max(FEWER, left_of_it / kept) if mode.recompute != "none" and kept else flight
 
 
 def _of_one_kind(cluster: Cluster) -> Cluster:

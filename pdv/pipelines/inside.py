@@ -87,8 +87,9 @@ class Insides:
         if graph is None:
             return None
         plain = replace(
-            self.space.problem, graph=graph, mesh=candidate.mesh, axes=candidate.inside, rules=self.rules, rows=None
-        )
+            self.space.problem, graph=graph, mesh=candidate.mesh, axes=candidate.inside, rules=self.rules, rows=None,
+            versions=self.space.versions(candidate.stages),
+        )  # fmt: skip
         adding_s = self.space.adding_s if candidate.micro_batches > 1 else 0.0
         once, several = 1.0 / candidate.spread, candidate.several
         problem = replace(plain, memory_limit=limit, resting=resting, once=once, several=several, adding_s=adding_s)
@@ -112,7 +113,8 @@ class Insides:
         """What a solution is for a candidate."""
         plan = self.make_plan(solution)
         derived, problem = plan.derived, plan.solution.problem
-        rewritten = replace(problem, graph=plan.solution.graph, several=candidate.several)
+        versions = self.space.versions(candidate.stages)
+        rewritten = replace(problem, graph=plan.solution.graph, several=candidate.several, versions=versions)
         found = pieces(solution.graph)
         where = piece_of_pcg(derived, found.of, found.count)
         stages = [self._as_stage(candidate, rewritten, stage) for stage in range(candidate.stages)]
@@ -149,6 +151,7 @@ class Insides:
             once=1.0,
             several=False,
             resting=1.0,
+            versions=1,
             adding_s=0.0,
             memory_limit=self.space.problem.memory_limit,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ir.errors import UsageError
 from ir.graph import Graph
@@ -33,6 +33,7 @@ class Pinned:
     Attributes:
         stages: ranks of the pipeline, each a mesh of its own.
         virtual_stages: on each of them.
+        activations: "host": what layers keep for backward waits there; "either": there or on the device.
         mesh: axis sizes of one stage, slow to fast.
     """
 
@@ -42,16 +43,18 @@ class Pinned:
     recompute: Recompute | None = None
     mesh: Mapping[str, int] | None = None
     virtual_stages: int | None = None
+    activations: Literal["host", "either"] | None = None
 
     @property
     def says_how(self) -> bool:
         """Whether anything is fixed beside the mesh."""
-        return any(value is not None for name, value in asdict(self).items() if name != "mesh")
+        return any(value not in {None, "either"} for name, value in asdict(self).items() if name != "mesh")
 
     @property
     def allows_whole(self) -> bool:
         """Whether batch and model taken as a whole are among what is allowed."""
-        return self.stages in (None, 1) and self.micro_batches in (None, 1) and self.recompute in (None, "none")
+        again = self.recompute not in (None, "none") or self.activations == "host"
+        return self.stages in (None, 1) and self.micro_batches in (None, 1) and not again
 
     @property
     def may_take_turns(self) -> bool:
@@ -83,7 +86,7 @@ class Pinned:
 
     def as_dict(self) -> dict[str, Any]:
         """What is fixed, as JSON."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None and value != "either"}
 
     def check(self, problem: Problem, cluster: Cluster) -> None:
         """Whether a plan of the model on the cluster can be so; ``problem`` is that of the whole batch.
@@ -123,9 +126,12 @@ class Pinned:
         if self.stages is not None and all_stages > (most := trained_pieces(problem.graph)):
             what = f"{problem.graph.name} has {most} pieces with parameters that a pipeline can be cut between"
             raise UsageError(f"{all_stages} stages: {what}", f"At most {most}")
-        if self.recompute == "full" and not any(found.layers):
-            what = "a model without repeated layers"
-            raise UsageError(f"recompute 'full' runs layers again: {problem.graph.name} is {what}", "Allowed: none")
+        if not any(found.layers):
+            what = f"{problem.graph.name} is a model without repeated layers"
+            if self.activations == "host":
+                raise UsageError(f"offload 'activations' is of layers: {what}", "Allowed: none, optimizer")
+            if self.recompute == "full":
+                raise UsageError(f"recompute 'full' runs layers again: {what}", "Allowed: none")
 
     def _check_values(self) -> None:
         for name, value, allowed in (
@@ -146,7 +152,8 @@ class Pinned:
             return
         ranks, each = self.stages or 2, self.virtual_stages or self.virtual(order)[0]
         count = self.micro_batches if self.micro_batches and self.stages else 2 * ranks
-        if wrong := why_not(order, ranks, each, count, recomputes=self.recompute == "full"):
+        leaves = self.recompute == "full" or self.activations == "host"
+        if wrong := why_not(order, ranks, each, count, recomputes=leaves):
             raise UsageError(wrong, ASKED)
 
     def _check_devices(self, cluster: Cluster) -> None:

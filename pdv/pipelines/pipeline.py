@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from pdv.cluster import Cluster, Link
+from pdv.cluster.host import slowest_host
 from pdv.cluster.routing.route import find_route
 from pdv.pipelines.candidates import Candidate
 from pdv.pipelines.cuts import cut_pieces, held_bytes, stage_costs
 from pdv.pipelines.profile import ByStage, Numbers, Profile
 from pdv.pipelines.timing import Timing
+from pdv.problem.recomputation import HOSTED
 from pdv.problem.workload import STALE, Order, Recompute, Stages
 from pdv.schedule.order import Pipeline, in_flight, most_held
 from pdv.schedule.pieces import Pieces
-from pdv.simulate.engine.pipeline import Durations, Sends, Timeline, compose
+from pdv.simulate.engine.pipeline import STEADY, Durations, Sends, Timeline, compose
 from pdv.simulate.engine.shared import Cores, compose_shared
 from pdv.simulate.engine.task import PICO, picoseconds
 
@@ -61,7 +63,10 @@ class Extra:
 
 @dataclass(frozen=True)
 class Whole:
-    """A candidate with what its pieces take on each stage."""
+    """A candidate with what its pieces take on each stage; ``tied``: some stages wait for others once a step.
+
+    layers: of each piece, whether it is one.
+    """
 
     candidate: Candidate
     profiles: ByStage
@@ -69,6 +74,8 @@ class Whole:
     cluster: Cluster
     mode: Mode
     extra: Extra = Extra()
+    tied: bool = False
+    layers: tuple[bool, ...] = ()
 
     def cut(self, limit: float) -> tuple[int, ...] | None:
         """Pieces of each stage, so that the slowest is fastest; None if nothing is within so many bytes a device."""
@@ -110,7 +117,7 @@ class Whole:
 
     @property
     def again(self) -> bool:
-        """Whether forward runs again in backward."""
+        """Whether forward runs again in backward, which keeps a layer's inputs on the device."""
         return self.mode.recompute == "full"
 
     @property
@@ -147,7 +154,7 @@ class Whole:
         for at in range(count):
             held = 0.0
             for chunk, flight in most_held(self._pipeline, at).items():
-                values = held_bytes(self.profiles[at], in_flight=self.extra.kept * flight, recompute=self.again)
+                values = held_bytes(self._kept[at], in_flight=self.extra.kept * flight, recompute=self.again)
                 held += float(values[ends[chunk], ends[chunk + 1]])
             found.append(self.extra.needed(held, at, count))
         return found
@@ -164,18 +171,18 @@ class Whole:
             )
             ratio = _ratio(self.profiles[stage].backward_s, self.profiles[0].backward_s)
             forward, backward = float(timed[stage].forward_s[own].sum()), float(timed[stage].backward_s[own].sum())
-            last = float((self.timing.last_s * ratio)[own].sum())
+            last = backward + float(((self.timing.last_s - self.timing.backward_s) * ratio)[own].sum())
             begun = self.timing.begun_s
             forward += begun[0]
             again = forward if self.again else 0.0
             back, end = backward + begun[1] + again, last + begun[2] + again
             tail = self.timing.behind_s + float(self.profiles[stage].optimizer_s[own].sum())
-            tail = tail if self.mode.order in STALE else 0.0
+            tail = tail if self._goes_on else 0.0
             durations.append(Durations(forward, back, end, self.timing.behind_s, self.timing.later * backward, tail))
             passed = timed[stage].sent_bytes[ends[chunk + 1] - 1]
             sends.append(0.0 if link is None else link.latency_s + passed / link.bandwidth_bytes_per_s)
         line = self._timeline(durations, sends[:-1])
-        if self.mode.order in STALE:
+        if self._goes_on:
             return float(line.period) / (1 if Cores.of(self.cluster, self.candidate.stages) is None else PICO)
         done = []
         for stage, (end, behind) in enumerate(zip(line.ends, line.behind, strict=True)):
@@ -184,15 +191,22 @@ class Whole:
             done.append(max(end, behind) + stepped)
         return float(max(done))
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether no step empties the pipeline."""
+        return self.mode.order in STALE and not self.tied
+
     def _timeline(self, durations: Sequence[Durations], sends: Sequence[Any]) -> Timeline:
         """In seconds, as ``sends`` (any number) are; on cores that stages share where they do."""
-        cores = Cores.of(self.cluster, self.candidate.stages)
+        cores, several = Cores.of(self.cluster, self.candidate.stages), STEADY if self._goes_on else 0
         if cores is None:
-            return compose(self._pipeline, durations, Sends(sends, sends), blocking=False, record=False)
+            both = Sends(sends, sends)
+            return compose(self._pipeline, durations, both, blocking=False, record=False, several=several)
         chunks = [Durations(*map(picoseconds, one)) for one in durations]
         sent = [picoseconds(one) for one in sends]
         busy = [self.timing.busy] * len(chunks)
-        line = compose_shared(self._pipeline, chunks, busy, Sends(sent, sent), cores, blocking=False)
+        both = Sends(sent, sent)
+        line = compose_shared(self._pipeline, chunks, busy, both, cores, blocking=False, several=several)
         return replace(line, ends=[end / PICO for end in line.ends], behind=[end / PICO for end in line.behind])
 
     @property
@@ -203,9 +217,29 @@ class Whole:
         def timed(own: Profile) -> Profile:
             forward = self.timing.forward_s * _ratio(own.forward_s, first.forward_s)
             backward = self.timing.backward_s * _ratio(own.backward_s, first.backward_s)
-            return replace(own, forward_s=forward, backward_s=backward)
+            if self.mode.recompute in HOSTED:
+                again = self.mode.recompute == "full-hosted"
+                moved = (own.entering_bytes if again else own.kept_bytes) * np.array(self.layers)
+                backward = backward + forward * again
+                forward, backward = (self._with_moves(one, moved) for one in (forward, backward))
+            return replace(own, forward_s=forward, backward_s=backward, kept_bytes=self._left(own))
 
         return self.profiles.map(timed)
+
+    def _with_moves(self, seconds: Numbers, moved: Numbers) -> Numbers:
+        """[pieces] while so many bytes go between the device and its host: beside compute, but on a CPU."""
+        devices = [entry.device for entry in self.cluster.classes]
+        moved_s = moved / slowest_host(devices).link_bytes_per_s
+        return seconds + moved_s if any(one.kind == "cpu" for one in devices) else np.maximum(seconds, moved_s)
+
+    def _left(self, own: Profile) -> Numbers:
+        """[pieces] of what a micro-batch keeps, all that is left on the device."""
+        hosted = self.mode.recompute in HOSTED
+        return own.kept_bytes * ~np.array(self.layers) if hosted else own.kept_bytes
+
+    @property
+    def _kept(self) -> ByStage:
+        return self.profiles.map(lambda own: replace(own, kept_bytes=self._left(own)))
 
 
 def _ratio(one: Numbers, other: Numbers) -> Numbers:

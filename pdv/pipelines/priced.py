@@ -125,7 +125,10 @@ class Pricer:
     def _price(self, estimate: Estimate, inside: Inside) -> Found | None:
         """With the best cut that fits, or the nearest; None if rewriting left fewer pieces than stages."""
         limit, candidate = self.space.problem.memory_limit, estimate.candidate
-        whole = Whole(candidate, inside.profiles, inside.timing, self.space.cluster, estimate.mode, estimate.extra)
+        whole = Whole(
+            candidate, inside.profiles, inside.timing, self.space.cluster, estimate.mode, estimate.extra,
+            self.space.is_tied, inside.pieces.layers,
+        )  # fmt: skip
         sizes, within = whole.cut(limit), limit
         first = sizes or whole.cut(math.inf)
         if first is None:
@@ -154,8 +157,8 @@ class Pricer:
 
     def _cut(self, estimate: Estimate, inside: Inside, sizes: Sequence[int]) -> Found:
         candidate = estimate.candidate
-        again, each = estimate.mode.recompute == "full", estimate.mode.virtual
-        stages = stages_of(inside.pieces, candidate.stages, sizes, layered=again, virtual=each)
+        layered, each = estimate.mode.recompute != "none", estimate.mode.virtual
+        stages = stages_of(inside.pieces, candidate.stages, sizes, layered=layered, virtual=each)
         stages = replace(stages, folded=estimate.mode.order in FOLDED)
         work = workload(self.space, candidate, inside.plan, stages, estimate.mode)
         plan = replace(inside.plan, stages=stages, execution=work.execution)

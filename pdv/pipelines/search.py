@@ -39,6 +39,7 @@ BOUNDING = 0.3  # of the time that there is, for the bound of what was found by 
 IN_TURNS = 3  # candidates that are looked at with several stages on each rank
 MIXED = 3  # candidates whose stages may differ
 MADE = 4  # plans at most, once one fits
+ALIKE = 2  # of them with the same stages on the same mesh: what their estimates leave out, they all leave out
 
 ROUGHLY = Budget(gap=0.02)  # of insides, that are compared by simulated steps
 
@@ -128,7 +129,8 @@ class Search:
             if self.best is not None and (len(made) >= MADE or one.step_s > CLOSE * self.best.step_s or self.late):
                 break
             kind = one.candidate, one.mode
-            if kind not in made:
+            alike = sum((one.candidate.stages, one.candidate.mesh) == (other.stages, other.mesh) for other, _ in made)
+            if kind not in made and (self.best is None or alike < ALIKE):
                 made.add(kind)
                 if self.late or not self._make(one, self._rewritten):
                     self._make(one, self.estimates.insides)

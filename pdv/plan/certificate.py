@@ -10,6 +10,7 @@ from pdv.cluster.units import MEMORY
 from pdv.plan.seal import finite
 from pdv.problem import Problem
 from pdv.search.meshes import BestPlan
+from pdv.watch import time_text
 
 Document = dict[str, Any]  # Any: JSON
 
@@ -54,8 +55,7 @@ def statement(document: Mapping[str, Any]) -> str:
     stopped = "" if document["complete"] else "; the search was stopped before its end"
     if document["lower_bound"] is None:
         return f"no bound is known: plans {among}{kept} may cost less{stopped}"
-    bound = document["lower_bound"]
-    least = f"{bound * 1e3:.4g} ms" if bound < 10 else f"{bound:.4g} s"
+    least = time_text(document["lower_bound"])
     said = f"no plan costs less than {least} a step, kernels, collectives and optimizer added up"
     if document["of"] == "step":
         said = f"no plan's step is simulated in less than {least}"

@@ -7,6 +7,8 @@
                   In the order 2bw a step ends the batch before, whose passes all read the weights of one step before
                   ("staleness": 1): what is proved of a step is proved of that batch, at these weights.
     recompute     backward runs the forward of each layer again, from what that took. The same values twice ask nothing.
+    offload-activations    what layers keep for backward (of a layer that is recomputed: what it takes) is in the host's
+                  memory until then. Copies are the identity.
     round         parameters rest in a wider type than that of compute, as do their gradients and the optimizer's
                   moments; forward reads them rounded, which is the identity in the proof. It is given, not searched.
     offload       parameters rest in the host's memory, where the optimizer keeps its moments and steps; forward reads
@@ -35,9 +37,11 @@ from pdv.plan.steps import Step, operators, require
 from pdv.problem import Derived, Problem
 from pdv.problem.formats import EMITTED_FORMATS, Products
 from pdv.problem.precision import MASTER, PRECISIONS, ROUNDED, Precision
+from pdv.problem.recomputation import HOSTED, WHOLE
 from pdv.problem.workload import (
     EMITTED,
     FOLDED,
+    ON_HOST,
     ONE_STAGE,
     RUN_ORDERS,
     STALE,
@@ -52,11 +56,11 @@ from pdv.schedule.order import Pipeline, why_not
 from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 
-ACCUMULATE, STAGE, RECOMPUTE = "accumulate", "stage", "recompute"
+ACCUMULATE, STAGE, RECOMPUTE, OFFLOAD_ACTIVATIONS = "accumulate", "stage", "recompute", "offload-activations"
 ROUND, OFFLOAD, SCALE = "round", "offload", "scale"
 TYPES = (ROUND, OFFLOAD, SCALE)
 """Steps that say in which types a plan is run, and where what it trains rests, in their order."""
-RUNNING = (ACCUMULATE, STAGE, RECOMPUTE, *TYPES)
+RUNNING = (ACCUMULATE, STAGE, RECOMPUTE, OFFLOAD_ACTIVATIONS, *TYPES)
 HOST = "host"
 
 
@@ -69,7 +73,7 @@ class TypesOfRun(TypedDict):
 
 ONE_TYPE = "parameters that rest otherwise than they are read"
 LAYERS = ["layers"]
-"""What is computed again: the model's repeated layers (``pdv.schedule.pieces``)."""
+"""What is computed again, or has what it keeps on the host: the model's repeated layers (``pdv.schedule.pieces``)."""
 
 
 def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[dict[str, Any]]:
@@ -88,8 +92,10 @@ def running_steps(graph: Graph, stages: Stages, execution: Execution) -> list[di
             bindings |= {"ranks": stages.count} if stages.virtual > 1 else {}
             bindings |= {"staleness": STALE[execution.order]} if execution.order in STALE else {}
             steps.append({"rule": STAGE, "bindings": bindings, "sites": sites})
-    if execution.recompute == "full":
+    if execution.recompute in WHOLE:
         steps.append({"rule": RECOMPUTE, "bindings": {}, "sites": LAYERS})
+    if execution.recompute in HOSTED:
+        steps.append({"rule": OFFLOAD_ACTIVATIONS, "bindings": {"to": HOST}, "sites": LAYERS})
     return steps
 
 
@@ -162,17 +168,21 @@ def read_running(
         return ONE_STAGE, EMITTED
     stage_of, count, ranks, order = _read_stages(graph, [step for step in own if step["rule"] == STAGE])
     micro_batches = _read_parts(problem.graph, [step for step in own if step["rule"] == ACCUMULATE])
-    again = [step for step in own if step["rule"] == RECOMPUTE]
-    wrong = "" if ranks == 1 else why_not(order, ranks, count // ranks, micro_batches, recomputes=bool(again))
+    again, hosted = ([step for step in own if step["rule"] == rule] for rule in (RECOMPUTE, OFFLOAD_ACTIVATIONS))
+    leaves = bool(again or hosted)
+    wrong = "" if ranks == 1 else why_not(order, ranks, count // ranks, micro_batches, recomputes=leaves)
     require(not wrong, wrong)
     kept = problem.precision
     require(order not in STALE or not (kept.master or kept.on_host), f"the order {order} of {ONE_TYPE}")
     waits = "" if ranks == 1 else stuck(Pipeline(ranks, count // ranks, micro_batches, order))
     require(not waits, f"the order of passes: {waits}")
     require(len(again) <= 1 and all(step["sites"] == LAYERS for step in again), f"what runs again is {again}")
+    whole = all(step["sites"] == LAYERS and step["bindings"] == {"to": HOST} for step in hosted)
+    require(len(hosted) <= 1 and whole, f"what leaves activations to the host is {hosted}")
     recompute: Recompute = "full" if again else "none"
+    recompute = ON_HOST[recompute] if hosted else recompute
     execution = emitted(cluster(), problem, micro_batches, recompute, order, ranks)
-    stages = _with_layers(graph, stage_of, count, ranks, layered=bool(again) or count > 1)
+    stages = _with_layers(graph, stage_of, count, ranks, layered=leaves or count > 1)
     return replace(stages, folded=order in FOLDED), execution
 
 
@@ -249,11 +259,11 @@ def running_of(problem: Problem, derived: Derived, stages: Stages, execution: Ex
             raise UsageError(what, "Weights that rest as they are used", "Leave ZeRO out, or choose another schedule")
     own = spread_to_pcg(derived, stages.chunk_of) if stages.chunks > 1 else {}
     stage_of = {node: stage for node, stage in own.items() if node.needs_grad}
-    again = execution.recompute == "full"
+    again, hosted = execution.recompute in WHOLE, execution.recompute in HOSTED
     levels = tuple(problem.link(span).levels for span in problem.mesh.spans)
     shape = stages.chunks, execution.micro_batches, execution.order, stages.virtual
     scaled = None
     if problem.products is not None and (weights := problem.products.weights(derived.pcg)):
         scaled = Scaled(problem.products.format.name, frozenset(weights))
     masters, offload = bool(round_steps(problem)), bool(offload_steps(problem))
-    return Running(stage_of, *shape, again, levels, scaled=scaled, masters=masters, offload=offload)
+    return Running(stage_of, *shape, again, hosted, levels, scaled=scaled, masters=masters, offload=offload)

@@ -22,10 +22,10 @@ from pdv.planning.search import LEAST_S, SearchResult
 from pdv.problem import Problem
 from pdv.problem.formats import Products
 from pdv.problem.problem import offloaded
-from pdv.problem.workload import STALE
+from pdv.problem.workload import IN_HALVES, STALE
 
-OPTIMIZER = "optimizer"
-OFFLOADS = (config.OFFLOAD, OPTIMIZER)
+OPTIMIZER, ACTIVATIONS, ALL = "optimizer", "activations", "all"
+OFFLOADS = (config.OFFLOAD, OPTIMIZER, ACTIVATIONS, ALL)
 """What may be kept in the memory of hosts."""
 ALLOW_OFFLOAD = "offload"
 
@@ -67,14 +67,26 @@ def read_choices(
     if offload not in OFFLOADS:
         what = f"offload: {offload!r} is not known"
         raise UsageError(what, f"Allowed: {', '.join(OFFLOADS)}", did_you_mean(offload, OFFLOADS))
-    fixed = offload == OPTIMIZER
-    if fixed and (mode != "train" or ALLOW_OFFLOAD in allow):
+    if offload != config.OFFLOAD and (mode != "train" or ALLOW_OFFLOAD in allow):
         found = "inference" if mode != "train" else f"allowed {ALLOW_OFFLOAD}"
         raise UsageError(f"offload {offload!r} with {found}", "It is of training, and fixed", "Leave one of them out")
     formats = read_formats(products, [name for name in allow if name in ALLOWED], mode, pinned, graph, devices)
-    gains = mode == "train" and all(device.kind != "cpu" for device in devices) and pinned.schedule not in STALE
-    ways = (True,) if fixed else (False, True) if gains and ALLOW_OFFLOAD in allow else (False,)
+    gains = _gains(allow, mode, devices) and pinned.schedule not in STALE
+    ways = (True,) if offload in {OPTIMIZER, ALL} else (False, True) if gains else (False,)
     return tuple(Choice(one, on_host) for on_host in ways for one in formats)
+
+
+def with_activations(
+    pinned: Pinned, offload: str, allow: Sequence[str], mode: config.Mode, devices: Sequence[Device]
+) -> Pinned:
+    """What is pinned, and whether layers leave what they keep for backward in the host's memory, or may."""
+    may = _gains(allow, mode, devices) and pinned.schedule not in IN_HALVES
+    return replace(pinned, activations="host" if offload in {ACTIVATIONS, ALL} else "either" if may else None)
+
+
+def _gains(allow: Sequence[str], mode: config.Mode, devices: Sequence[Device]) -> bool:
+    """Whether it is allowed, and of any use: a CPU is its own host."""
+    return ALLOW_OFFLOAD in allow and mode == "train" and all(device.kind != "cpu" for device in devices)
 
 
 def check_host(memory: StepMemory) -> None:

@@ -114,7 +114,7 @@ def _read_checked(
             progress("running what was read against the model", None)
             reading = check_file(program, Path(model).resolve())
     else:
-        from pdv.check.reading import check_reading, copy_of
+        from pdv.check.reading import NOT_RUN, check_reading, copy_of
         from pdv.check.trainable import check_trainable
         from pdv.frontend.torch.shared_memory import with_views
 
@@ -126,6 +126,8 @@ def _read_checked(
         if check:
             progress("running what was read against the model", None)
             reading = check_reading(note(program.graph), source, train=train)
+        if train and program.own_backward and (not check or reading.startswith(NOT_RUN)):
+            reading = ". ".join((reading, _of_own_backward(program.own_backward, check=check)))
     return program, reading
 
 
@@ -159,6 +161,23 @@ def check_trained(program: Program) -> None:
 
 def _of_sines(name: str) -> str:
     return f"{name} holds sines and cosines of positions and is trained here: --freeze {name} leaves it as it is"
+
+
+def _of_own_backward(functions: Sequence[str], *, check: bool) -> str:
+    """What a plan says of functions whose gradients nobody compared.
+
+    Raises:
+        ModelError: if that was the user's choice.
+    """
+    names = ", ".join(functions)
+    if check:
+        return f"{names} have a backward of their own, which programs have not: they take the gradient of their forward"
+    raise ModelError(
+        f"{names} (torch.autograd.Function) have a backward of their own, which programs have not, and --no-check "
+        "leaves out the run that would show whether it is the gradient of their forward",
+        "Functions whose backward is what autograd makes of their forward",
+        "Leave out --no-check, or write it with detach: x + (y - x).detach() has the value of y and the gradient of x",
+    )
 
 
 def _folded(norms: Sequence[str]) -> ModelError:

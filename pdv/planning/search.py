@@ -16,7 +16,7 @@ from pdv import config
 from pdv.cluster import Cluster
 from pdv.cluster.routing.arrangements import arrangements
 from pdv.guard import Progress
-from pdv.pins import contradiction
+from pdv.pins.conflict import contradiction
 from pdv.pipelines.pinned import FREE, Pinned
 from pdv.pipelines.search import may_fit_whole, search_pipelines
 from pdv.plan.cache import Cache, open_cache, with_cache
@@ -117,7 +117,7 @@ def search_problems(
         if math.isinf(error.needed_bytes) or pins is not None or effort.watch.stopped():
             raise
         left = effort.until(deadline)
-        if may and not first and (result := _search_pipelines(problems, cluster, left, progress, FREE)) is not None:
+        if may and not first and (result := _search_pipelines(problems, cluster, left, progress, pinned)) is not None:
             return _timed(result, started)
         if again is None:
             raise
@@ -140,20 +140,6 @@ def _check_alone(holds: bool) -> None:
     if not holds:
         what = "stages, micro-batches, their schedule or recomputation are fixed, and other pins, or --pipelines never"
         raise UsageError(what, mend="Leave one of them out")
-
-
-def check_drawn_once(pinned: Pinned) -> None:
-    """A model with dropout runs as a whole: no second forward, and no other stage, would draw the same masks.
-
-    Raises:
-        UsageError: if something else was asked for.
-    """
-    if pinned.says_how:
-        raise UsageError(
-            "stages, micro-batches or recomputation of a model with dropout",
-            "Each mask is drawn once, and the same wherever it is read",
-            "Set dropout to 0 in the model's configuration, or leave out what is pinned",
-        )
 
 
 def _search_pipelines(

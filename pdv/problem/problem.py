@@ -92,6 +92,7 @@ class Problem:
     ``adding_s`` are seconds a byte of a parameter that its gradient takes to be added to those of micro-batches before.
     ``hides``: gradients of parameters move behind compute, at no price: what costs so bounds a step from below.
     ``precision``: in which types training keeps parameters, gradients and moments; types in the graph are of compute.
+    ``versions``: of parameters, that a step keeps (PipeDream-2BW has two).
     ``products``: those of layers that multiply in a narrower format, if any do.
     ``host``: a device's part of its host, where that is asked for (``precision.on_host``).
     """
@@ -114,6 +115,7 @@ class Problem:
     adding_s: float = 0.0
     hides: bool = False
     precision: Precision = AS_EMITTED
+    versions: int = 1
     products: Products | None = None
     host: Host | None = None
 
@@ -152,7 +154,8 @@ class Problem:
     def held_bytes(self, param: TensorType, num_bytes: float) -> float:
         """All that a step keeps of a trained parameter of which a device has ``num_bytes``."""
         weight = param.dtype.itemsize
-        return num_bytes * self.precision.held_bytes(weight) / weight if self.train else float(num_bytes)
+        more = self.versions - 1
+        return num_bytes * (self.precision.held_bytes(weight) / weight + more) if self.train else float(num_bytes)
 
     def optimizer(self, param: TensorType, num_bytes: float) -> Estimate:
         """AdamW's step for it."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ir.operator import Operator
 
-WHOLE = ("full", "alternate")
+WHOLE = ("full", "full-hosted", "alternate")
+HOSTED = ("hosted", "full-hosted")
 SELECTIVE = ("operators", "elementwise", "offload")
 
 

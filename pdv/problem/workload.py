@@ -19,7 +19,9 @@ from pdv.problem.precision import AS_EMITTED, Precision
 from pdv.problem.problem import Problem
 
 Order = Literal["gpipe", "1f1b", "2bw", "interleaved", "zero-bubble", "zbv", "dualpipev"]
-Recompute = Literal["none", "selective", "operators", "elementwise", "offload", "alternate", "full"]
+Recompute = Literal[
+    "none", "hosted", "selective", "operators", "elementwise", "offload", "alternate", "full", "full-hosted"
+]
 Zero = Literal[0, 1, 2]
 Loss = Literal["in-place", "float32", "fused"]
 RUN_ORDERS: tuple[Order, ...] = (  # that emitted programs run
@@ -31,6 +33,7 @@ STALE: Mapping[Order, int] = {"2bw": 1}  # by how many steps gradients are of ol
 FOLDED: tuple[Order, ...] = ("zbv", "dualpipev")  # of two, one on the way through the ranks, and one on the way back
 IN_HALVES: tuple[Order, ...] = ("zero-bubble", *FOLDED)  # gradients of weights may wait
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "full")  # that they know
+ON_HOST: Mapping[Recompute, Recompute] = {"none": "hosted", "full": "full-hosted"}  # what is kept waits there
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,9 @@ class Execution:
             again (torchtitan's selective activation checkpointing by operator); "elementwise": the results of all
             products are kept as well (Megatron-LM's --recompute-modules layernorm mlp); "offload": these lie in the
             host's memory in between, over a link so fast that it costs nothing beside compute (NVLink-C2C; NeMo's
-            activation offloading).
+            activation offloading); "hosted": what a layer keeps is in the host's memory until backward of the layer
+            behind it, over its link, as the emitted program has it; "full-hosted": the same of layers' inputs, which
+            are all that is kept.
         zero: of parameters that rest whole along ``data_axes``: 1 cuts their optimizer state, 2 their gradients too.
         data_axes: mesh axes along which gradients are summed once a step.
         fused: element-wise operators between products run as one kernel (a compiler's or Megatron's fusions), so that

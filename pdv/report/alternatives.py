@@ -3,7 +3,7 @@
 Everything else in the block is free; the block's boundary (the shardings in which its source comes and its sink
 leaves, and where tied parameters rest) is kept, so that the difference is what the whole step would take longer. The
 operator that makes a block's sink is weighed in this block and the next together. Prices are seconds alone: where
-memory decided, an alternative may be faster.
+memory or a simulated step decided, or a search was stopped, an alternative may cost less.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdv.plan.running import ACCUMULATE, OFFLOAD, RECOMPUTE, ROUND, SCALE, STAGE
+from pdv.plan.running import ACCUMULATE, OFFLOAD, OFFLOAD_ACTIVATIONS, RECOMPUTE, ROUND, SCALE, STAGE
 
 IDLE = "idle, every device along it does the same work"
 UNNAMED = "cuts that have no name"
@@ -44,6 +44,7 @@ def _types(steps: Sequence[Document]) -> list[str]:
     """What is computed again, in which types, and what is elsewhere than on the devices."""
     rules = {step["rule"] for step in steps}
     words = ["recomputation"] if RECOMPUTE in rules else []
+    words += ["activations on the host"] if OFFLOAD_ACTIVATIONS in rules else []
     words += ["mixed precision"] if ROUND in rules else []
     words += ["optimizer on the host"] if OFFLOAD in rules else []
     return words + [f"products in {step['bindings']['format']}" for step in steps if step["rule"] == SCALE]

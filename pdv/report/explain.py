@@ -23,7 +23,7 @@ def explain_document(document: Document, why: Mapping[str, Any]) -> str:
         _rewrites(why["rewrites"]),
         _time(document),
         _memory(document),
-        _operators(why["operators"]),
+        _operators(why["operators"], why["cheaper"]),
         explain_opaque(document),
         _storage(document),
     )
@@ -124,7 +124,7 @@ def _memory(document: Document) -> list[str]:
     return [heading, *table(("lifetime", "bytes"), rows)]
 
 
-def _operators(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+def _operators(entries: Sequence[Mapping[str, Any]], cheaper: str) -> list[str]:
     """Equal operators once: what they do, how often, what they take altogether, and what else they might do."""
     rows = []
     for entry in entries:
@@ -141,7 +141,7 @@ def _operators(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         "Operators by time: the loop cut along each axis; compute, communication forward and backward (altogether)",
         *table(header, rows),
         "  rejected: the best other cut, all else in its block free and the block's boundary kept; each: what a step",
-        "  would take more for each such operator. Below zero it is faster, and memory decided.",
+        f"  would take more for each such operator. {cheaper}",
     ]
 
 

@@ -19,8 +19,18 @@ Entry = dict[str, Any]  # Any: JSON
 
 
 def reasons(plan: Loaded) -> Entry:
-    """Operators by time, and rewrites by what they brought."""
-    return {"operators": operator_classes(plan), "rewrites": [asdict(entry) for entry in brought(plan)]}
+    """Operators by time, rewrites by what they brought, and why a cut that was rejected may be the cheaper one."""
+    rewrites = [asdict(entry) for entry in brought(plan)]
+    return {"operators": operator_classes(plan), "rewrites": rewrites, "cheaper": _why_cheaper(plan.document)}
+
+
+def _why_cheaper(document: Mapping[str, Any]) -> str:
+    """What else a plan is chosen by than the prices that are added up here."""
+    certificate = document["search"]["certificate"]
+    limited = certificate["space"]["memory_limit_bytes"] is not None
+    causes = ["memory decided, or the simulated step did" if limited else "the simulated step decided"]
+    causes += [] if certificate["complete"] else ["the search was stopped before its end"]
+    return f"Below zero it is cheaper by added prices: {', or '.join(causes)}."
 
 
 def operators_called(plan: Loaded, name: str) -> list[Entry]:

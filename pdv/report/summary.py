@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdv.cluster.units import MEMORY
-from pdv.cost.sources import source_shares
+from pdv.cost.sources import source_shares, told_speeds
 from pdv.emit.program.header import seconds
+from pdv.plan.document import read_devices
 from pdv.report.axes import axis_uses, run_text
 
 
@@ -15,11 +16,12 @@ def summarize(document: Mapping[str, Any]) -> dict[str, str]:  # plan.json's con
     """Mesh and its uses, how a step is run, predicted step time and memory, distance from the bound, and the proof."""
     predicted, search = document["predicted"], document["search"]
     time = predicted["step_time_s"]
+    sources = source_shares(predicted["sources"]) + told_speeds(read_devices(document))
     rows = {"mesh": " x ".join(f"{axis['name']}={axis['size']}" for axis in document["mesh"]) or "one device"}
     rows |= {f"axis {axis}": use for axis, use in axis_uses(document).items()}
     rows |= {"how it runs": text} if (text := run_text(document)) else {}
     rows |= {
-        "predicted step": f"{seconds(time['mean'])} ± {seconds(time['std'])} ({source_shares(predicted['sources'])})",
+        "predicted step": f"{seconds(time['mean'])} ± {seconds(time['std'])} ({sources})",
         "predicted memory": memory_text(document),
         "search": f"{search['strategy']}, {search['seconds']:.1f} s, {search['states']} states",
     }

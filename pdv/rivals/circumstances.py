@@ -56,7 +56,7 @@ def _plan(graph: Graph, setting: Setting) -> BestPlan:
             graph, cluster, mode=setting.mode, memory_limit=setting.memory_limit, compute=setting.compute
         )
 
-    pipelines: config.Pipelines = "never" if graph.draws else "always" if setting.stages > 1 else "where-needed"
+    pipelines: config.Pipelines = "always" if setting.stages > 1 else "where-needed"
     effort = Effort(config.SEARCH, WITHIN_S)
     problems = ask(graph, setting.cluster)
     return search_problems(problems, setting.cluster, effort, None, QUIET, ask, pipelines=pipelines).found

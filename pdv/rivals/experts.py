@@ -34,7 +34,7 @@ MOST_STAGES = 16
 def experts(setting: Setting) -> list[Row]:
     """One row a kind of plan, the fastest first; those that do not fit, and those that there are not, behind."""
     rows = [_best(name, list(ways), setting) for name, ways in _kinds(setting).items()]
-    if setting.mode == "train" and not setting.graph.draws:
+    if setting.mode == "train":
         rows += [row(f"PP, {count} stages", partial(_pipeline, setting, count), setting.cluster, setting)
                  for count in _stage_counts(setting)]  # fmt: skip
     return sorted(rows, key=lambda one: (one["step_s"] is None, not one.get("fits"), one["step_s"] or 0.0))

@@ -63,7 +63,8 @@ def why_not(order: Order, ranks: int, each: int, micro_batches: int, *, recomput
     if order == "dualpipev" and micro_batches < 2 * ranks:
         return f"{micro_batches} micro-batches in the order dualpipev on {2 * ranks} stages, which asks for as many"
     if order in IN_HALVES and recomputes:
-        return f"the order {order} with recomputation: gradients of weights that wait hold what it would let go of"
+        what = f"the order {order} with recomputation or activations on the host"
+        return f"{what}: gradients of weights that wait hold what that would let go of"
     return ""
 
 

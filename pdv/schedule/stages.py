@@ -81,7 +81,10 @@ def _stack(graph: Graph) -> tuple[str, set[int]] | None:
     best = max(counts, key=lambda name: (counts[name], name), default="")
     if not best or len(stacks[best]) < FEWEST or counts[best] < SHARE * len(trained):
         return None
-    return (best, stacks[best]) if _alike(best, stacks[best], trained) else None
+    if not _alike(best, stacks[best], trained):
+        return None
+    matches = [match for node in graph.params if (match := NUMBERED.match(str(node.attr("name"))))]
+    return best, {int(match[2]) for match in matches if match[1] == best}  # frozen layers are layers
 
 
 def _alike(prefix: str, numbers: set[int], trained: Sequence[Node]) -> bool:

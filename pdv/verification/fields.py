@@ -22,6 +22,7 @@ from pdv.plan.document import describe_step, facts_document
 from pdv.plan.seal import CHECKSUM
 from pdv.prices import priced_axes, slowest_axes, stage_axes
 from pdv.problem import Problem
+from pdv.problem.recomputation import HOSTED, WHOLE
 from pdv.report.loaded import Loaded, workload_of_plan
 from pdv.report.simulated import step_facts
 from pdv.search.strategies import STRATEGIES
@@ -138,6 +139,8 @@ def _pinned(plan: Loaded, said: Mapping[str, Any]) -> dict[str, Any]:
     run = plan.execution
     kept: dict[str, Any] = {"stages": plan.stages.count, "micro_batches": run.micro_batches, "schedule": run.order,
             "recompute": run.recompute, "mesh": sizes, "virtual_stages": plan.stages.virtual}  # fmt: skip
+    if run.recompute in HOSTED:
+        kept |= {"recompute": "full" if run.recompute in WHOLE else "none", "activations": "host"}
     if plan.stages.count == 1:  # of one stage there is no order
         kept |= {name: said.get(name) for name in ("schedule", "virtual_stages")}
     return {name: kept[name] for name in kept if name in said}

@@ -100,6 +100,26 @@ def test_what_is_on_the_host_and_how_a_step_runs_is_said(page: Page, folders: di
     assert "2 stages (1f1b), 4 micro-batches" in page.run("document.getElementById('plan').textContent")
 
 
+def test_devices_of_two_kinds_in_another_order_are_told_apart(
+    page: Page, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    facts = data_of(read(folders["piped"]))
+    document = facts.pop("plan")
+    (level, *_), cluster = document["cluster"]["levels"], document["cluster"]
+    inner = {**level, "name": "inner", "link": {**level["link"], "name": f"{level['link']['name']}+another"}}
+    outer = {**level, "name": "outer", "link": {**level["link"], "name": "slow"}}
+    cluster |= {"levels": [outer, inner], "places": [2, 3, 0, 1]}
+    facts["timeline"]["held"][0]["capacity_bytes"] = 3 * 2**40
+    path = tmp_path / "page.html"
+    path.write_text(write_page(document, {name: value for name, value in facts.items() if name != "version"}))
+    show(page, path)
+    told = "stage 0 is on 2 to 3, stage 1 is on 0 to 1"
+    assert told in page.run("document.getElementById('cluster').textContent")
+    rows = page.run("[...document.querySelectorAll('#cluster tr')].map(row => row.textContent)")
+    assert ["dp: " in row for row in rows if "inner" in row or "outer" in row] == [False, True]
+    assert "of 3 TiB" in page.run("document.getElementById('memory').textContent")
+
+
 def _read(text: str) -> float:
     number, _, unit = text.partition(" ")
     return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "%": 1e-2}[unit]

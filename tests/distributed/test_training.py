@@ -122,9 +122,11 @@ def gathered_after_forward(path: Path, regather: bool) -> tuple[int, int, dict[s
     for operator in (all_gather, combine):
         setattr(two_layer, operator.__name__, recording(operator))
     model = make_model(path, {"dp": 2, "tp": 2}, regather=regather)
+    model.own_loss = "sum"
     x, y = batch(0)
     output = model(x)
-    dist.barrier()  # gloo's thread lets go of a collective's tensors when it takes up the next one
+    for group in (None, model.dp.group, model.tp.group) * 2:
+        dist.barrier(group)  # gloo's two threads of a group let go of a collective's tensors when they take up the next
     alive = sum(not storage.expired() for storage in gathered)  # type: ignore[no-untyped-call]
     torch.autograd.backward(cross_entropy_sum(output, y.chunk(2)[model.dp.rank]) / y.numel())
     return len(gathered), alive, {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
@@ -168,6 +170,7 @@ def test_weights_used_through_views_are_released_too() -> None:
 
 def step_before_backward(path: Path) -> None:
     model = make_model(path, {"dp": 2, "tp": 1})
+    model.own_loss = "sum"
     output = model(batch(0)[0])
     with torch.no_grad():
         local(model.up).mul_(2)

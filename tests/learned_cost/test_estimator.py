@@ -169,7 +169,7 @@ def test_the_slowest_device_counts() -> None:
 
 def test_a_share_of_a_device_takes_longer() -> None:
     (whole,) = costs().nodes([query(linear())])
-    (half,) = costs(Place(A100, share=0.5)).nodes([query(linear())])
+    (half,) = costs(Place(A100, pace=0.5)).nodes([query(linear())])
     assert half.forward.mean_s == pytest.approx(2 * whole.forward.mean_s, rel=1e-3)
 
 
@@ -193,7 +193,7 @@ def test_the_loss_counts_what_a_device_holds_of_the_outputs() -> None:
 def test_parameters_cost_a_cpu_what_was_measured_and_a_gpu_what_the_roofline_says() -> None:
     assert costs().optimizer(1e6) == ANALYTIC.optimizer(1e6)
     core = Place(record("cpu-core"))
-    one, half = costs(core).optimizer(1e6), costs(Place(core.record, share=0.5)).optimizer(1e6)
+    one, half = costs(core).optimizer(1e6), costs(Place(core.record, pace=0.5)).optimizer(1e6)
     assert one.source == "measured"
     assert one.mean_s > costs(core).optimizer(0.0).mean_s > 0.0
     assert half.mean_s == pytest.approx(2 * one.mean_s)
@@ -238,7 +238,7 @@ def test_replayed_calls_answer_for_a_gpu_and_for_no_cpu() -> None:
 def test_devices_are_priced_by_themselves_too() -> None:
     """All together by the slowest, a part of them by its own slowest; what is of none of them is priced as all."""
     fast, slow = DEVICES["a100-80gb-sxm"], replace(DEVICES["a100-80gb-sxm"], share=0.25)
-    both = KernelCosts((Place(A100), Place(A100, share=0.25)), ComputeModel((fast, slow)), "test", Halves())
+    both = KernelCosts((Place(A100), Place(A100, pace=0.25)), ComputeModel((fast, slow)), "test", Halves())
     whole, quick, late = (
         model.nodes([query(linear())])[0].forward for model in (both, both.on([fast]), both.on([slow]))
     )

@@ -6,7 +6,7 @@ Entry points: ``JUDGES``, ``run_file``.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from ir.errors import first_line
+from pdv.frontend.onnx.origins.doubts import OURS
+from pdv.frontend.onnx.origins.left_out import LOSS, smoothing_of
 
 MOST_SLOWLY = 1 << 27  # products that the reference implementation may take: it has loops in Python
 
@@ -52,6 +54,8 @@ def run_file(
     if model is not None:
         read.CopyFrom(model)
     _without_chance(read, drawn)
+    if all(each.key != OURS for each in read.metadata_props):
+        _smooth_labels(read.graph)
     return _run(with_inputs(read, stored), path, {**inputs, **stored}, points, (judge,))
 
 
@@ -69,6 +73,54 @@ def _without_chance(proto: onnx.ModelProto, drawn: Mapping[str, float | bool]) -
             made = [helper.make_node("Equal", [node.output[0]] * 2, [name])]
         for following in reversed(made):
             proto.graph.node.insert(at + 1, following)
+
+
+def _smooth_labels(graph: onnx.GraphProto) -> None:
+    """Add to losses the smoothing that torch's exporter says and leaves out: a share of the mean over all classes.
+
+    Classes have no weights; labels that do not count have none of it.
+    """
+    for at, node in reversed(list(enumerate(graph.node))):
+        share = smoothing_of({each.key: each.value for each in node.metadata_props}) if node.op_type == LOSS else 0.0
+        said = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        if share and "ignore_index" in said and (len(node.input) < 3 or not node.input[2]):
+            made = list(_smoothed(node, share, said["ignore_index"], said.get("reduction", b"mean").decode()))
+            del graph.node[at]
+            for each in reversed(made):
+                graph.node.insert(at, each)
+
+
+def _smoothed(node: onnx.NodeProto, share: float, ignored: int, reduction: str) -> Iterator[onnx.NodeProto]:
+    (logits, labels, *_), (loss, *_) = node.input, node.output
+
+    def make(op: str, operands: Sequence[str], *results: str, **attributes: Any) -> onnx.NodeProto:
+        """Names of results, and of operands that begin with a dot, are the node's own."""
+        own = [f"{loss}{name}" if name.startswith(".") else name for name in operands]
+        return helper.make_node(op, own, [f"{loss}{name}" for name in results], **attributes)
+
+    yield make(LOSS, [logits, labels], ".each", ".logs", reduction="none", ignore_index=ignored)
+    for name, number in ((".share", share), (".rest", 1 - share), (".zero", 0.0)):
+        yield make("Constant", [], f"{name} float", value_float=number)
+        yield make("CastLike", [f"{name} float", ".each"], name)
+    yield make("Constant", [], ".axes", value_ints=[1])
+    yield make("ReduceMean", [".logs", ".axes"], ".mean", keepdims=0)
+    yield make("Neg", [".mean"], ".all")
+    yield make("Constant", [], ".ignored long", value_int=ignored)
+    yield make("CastLike", [".ignored long", labels], ".ignored")
+    yield make("Equal", [labels, ".ignored"], ".out")
+    yield make("Where", [".out", ".zero", ".all"], ".counted")
+    yield make("Mul", [".each", ".rest"], ".own")
+    yield make("Mul", [".counted", ".share"], ".others")
+    if reduction == "none":
+        yield make("Add", [".own", ".others"], "")
+        return
+    yield make("Add", [".own", ".others"], ".losses")
+    yield make("ReduceSum", [".losses"], ".sum" if reduction == "mean" else "", keepdims=0)
+    if reduction == "mean":
+        yield make("Not", [".out"], ".in")
+        yield make("CastLike", [".in", ".each"], ".ones")
+        yield make("ReduceSum", [".ones"], ".count", keepdims=0)
+        yield make("Div", [".sum", ".count"], "")
 
 
 def _shifted(name: str, number: float) -> list[onnx.NodeProto]:

@@ -20,7 +20,7 @@ from ir.errors import PdvError
 from ir.files.writing import unwritable
 from pdv.cli.output import print_warning
 from pdv.config import VERSION
-from pdv.watch import SEARCHING, SEARCHING_PIPELINES, Standing
+from pdv.watch import SEARCHING, SEARCHING_PIPELINES, Standing, time_text
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; in pipes and in CI none is shown.")]
 LogOption = Annotated[
@@ -93,14 +93,10 @@ def standing_text(standing: Standing | None) -> str:
     if standing is None:
         return ""
     parts = [standing.looked_at]
-    parts += [] if standing.best_s is None else [f"best {_time_text(standing.best_s)}"]
-    parts += [] if standing.bound_s is None else [f"bound {_time_text(standing.bound_s)}"]
+    parts += [] if standing.best_s is None else [f"best {time_text(standing.best_s)}"]
+    parts += [] if standing.bound_s is None else [f"bound {time_text(standing.bound_s)}"]
     parts += [] if standing.gap is None else [f"gap {standing.gap:.2%}"]
     return ", ".join(parts)
-
-
-def _time_text(time_s: float) -> str:
-    return f"{time_s * 1e3:.4g} ms" if time_s < 10 else f"{time_s:.4g} s"
 
 
 class _Live:

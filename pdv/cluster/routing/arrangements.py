@@ -10,8 +10,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import networkx as nx
-
 from pdv.cluster.description import Cluster, following
 from pdv.cluster.meshes import with_wired_links
 from pdv.cluster.routing.route import find_route
@@ -73,6 +71,8 @@ def _along_links(rates: Rates, devices: int) -> Iterator[Places]:
 
 def _matched(parts: Sequence[tuple[int, ...]], rates: Rates) -> list[tuple[int, ...]]:
     """Two and two as one, those with the fastest links first; none if one is left over."""
+    import networkx as nx  # a tenth of a start-up, and few clusters have single links
+
     graph = nx.Graph()
     for one, other in itertools.combinations(parts, 2):
         graph.add_edge(one, other, weight=-_slowness(one, other, rates))
@@ -85,6 +85,8 @@ def _chain(parts: Sequence[tuple[int, ...]], rates: Rates) -> list[tuple[int, ..
 
     The tour of least weight through them and a vertex that is near to all (greedy, then improved by annealing).
     """
+    import networkx as nx
+
     graph = nx.Graph()
     for one, other in itertools.combinations(parts, 2):
         graph.add_edge(one, other, weight=_slowness(one, other, rates))

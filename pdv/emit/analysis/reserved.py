@@ -8,14 +8,14 @@ from pathlib import Path
 from ir.ops.parallel import OPS
 
 _MODULE = """
-    add_module apply batch_axes bfloat16 buffers call_super_init check_every check_in_sync children clip_grad_norm_
-    compile compute cpu cuda data_rank data_world double dump_patches eval extra_repr float flush forward
-    full_gradients full_state_dict get_buffer get_extra_state get_parameter get_submodule half ipu
+    add_module apply batch_axes bfloat16 buffers call_super_init calls check_every check_in_sync children
+    clip_grad_norm_ compile compute cpu cuda data_rank data_world double dump_patches eval extra_repr float flush
+    forward full_gradients full_state_dict get_buffer get_extra_state get_parameter get_submodule half ipu
     load_full_state_dict load_safetensors load_state_dict mesh micro_batches modules mtia named_buffers
-    named_children named_modules named_parameters no_sync own_parameters parameters parameters_in_graph
+    named_children named_modules named_parameters no_sync own_loss own_parameters parameters parameters_in_graph
     register_buffer register_module register_parameter requires_grad_ run_batches run_given save_safetensors
-    self_check set_extra_state set_submodule shard_batch share_memory state_dict T_destination to to_empty train
-    train_step training type whole whole_parts xpu zero_grad
+    self_check set_extra_state set_submodule shard_batch share_memory state_dict sum_over_data summed T_destination to
+    to_empty train train_step training type whole whole_parts xpu zero_grad
 """
 MODULE = frozenset(_MODULE.split())
 """Attributes that nn.Module and the class above the model call their own."""
@@ -29,6 +29,8 @@ GATHERS = ("gather", "gather_together", "regathering")
 """Functions of ``gathers.py``."""
 FLOAT8 = ("float8_linear", "float8_linear_by_rows")
 """Functions of ``float8.py``: products in narrow formats."""
+HOSTED = ("on_host",)
+"""Of ``rounding.py``: what backward needs waits in the host's memory."""
 RUNTIME = ("Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh")
 """What ``runtime.py`` gives."""
 PIPELINE = ("PipelinedModule", "Stage")
@@ -39,6 +41,7 @@ MODULES = {
     "operators": HELPERS,
     "parallel": PARALLEL,
     "pipeline": PIPELINE,
+    "rounding": HOSTED,
     "runtime": RUNTIME,
 }
 """The modules beside ``model.py``, by what it may take of each."""

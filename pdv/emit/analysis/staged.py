@@ -40,6 +40,8 @@ class Running:
     """Stages on each rank of a pipeline: of ranks in turn."""
     recompute: bool = False
     """Whether of each layer only what it takes is kept, and its forward runs again in backward."""
+    hosted: bool = False
+    """Whether what of each layer is kept for backward is in the host's memory in between."""
     levels: tuple[tuple[int, ...], ...] = ()
     """Of each span of the mesh, sizes of the levels that its all-reduces take one by one, slow to fast; or none."""
     scaled: Scaled | None = None

@@ -23,21 +23,38 @@ INDENT = 8
 MOMENTUM, EPS = 0.1, 1e-5  # what torch.nn.functional.batch_norm takes where nothing is said
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """How backward has what it needs of a block: run again, and from the host's memory."""
+
+    recompute: bool = False
+    hosted: bool = False
+
+    def __bool__(self) -> bool:
+        return self.recompute or self.hosted
+
+    def call(self, function: str, module: str, arguments: Sequence[str], *, moves: bool) -> Code:
+        """A call that is run so; ``moves``: buffers of the module, or what is drawn next."""
+        words = [function, *arguments]
+        if self.recompute:
+            restored = [f"context_fn=restoring({module})"] if moves else []
+            words = ["checkpoint", *words, "use_reentrant=False", *restored]
+        return call(*(["on_host", *words] if self.hosted else words))
+
+
+ONCE = Again()
+
+
 @dataclass(frozen=True)
 class Attributes:
     """What ``self`` holds: parameters, buffers and constants by node, module lists by run."""
 
     leaves: Mapping[Node, str]
     runs: Mapping[BlockRun, str]
-    recompute: bool = False
-    """Whether blocks run again in backward."""
+    again: Again = ONCE
     scaled: Scaled | None = None
-
-
-def checkpoint(function: str, module: str, arguments: Sequence[str], *, moves: bool) -> Code:
-    """A call that keeps its arguments alone, and runs again in backward; ``moves``: buffers of the module."""
-    restored = [f"context_fn=restoring({module})"] if moves else []
-    return call("checkpoint", function, *arguments, "use_reentrant=False", *restored)
+    stages: tuple[str, ...] = ()
+    """The axis of stages, if there are several."""
 
 
 class Body:
@@ -57,7 +74,7 @@ class Body:
         self._shapes = shapes
         self._attributes = attributes
         self._arguments = arguments
-        writing = ScopeWriting(shapes, arguments, scaled=attributes.scaled)
+        writing = ScopeWriting(shapes, arguments, scaled=attributes.scaled, stages=attributes.stages)
         writer = Writer(reading, writing, attributes.leaves, arguments.get, lambda node: False)
         self._say_sizes(writer)
         self._arranged: Arranged = arrange(scope, reading, writer)
@@ -139,10 +156,10 @@ class Body:
         ]
 
     def _call_block(self, run: BlockRun, block: str, arguments: Sequence[str]) -> Code:
-        if not self._attributes.recompute:
-            return call(block, *arguments)
         held = {param.attr("name") for nodes in run.blocks for param in own_params(self._reading, nodes)}
-        return checkpoint(block, block, arguments, moves=not held.isdisjoint(self._reading.overwritten))
+        draws = any(node.op.draws for nodes in run.blocks for node in nodes)
+        moves = draws or not held.isdisjoint(self._reading.overwritten)
+        return self._attributes.again.call(block, block, arguments, moves=moves)
 
     def _say_sizes(self, writer: Writer) -> None:
         """Write each step once over operands without names: then it is known which arguments must keep theirs."""

@@ -36,11 +36,18 @@ class Setting:
     updates: Mapping[Node, str]
     scaled: Scaled | None
     constants: Mapping[Node, str]  # leaf node (a constant below its cuts) -> name in the weights file
+    stages: tuple[str, ...] = ()
+    """The axis of stages, if there are several."""
 
     @property
     def axes(self) -> tuple[str, ...]:
         """Axes, and joint ones, as ``mesh[...]`` names them."""
-        return self.mesh.spans
+        return (*self.mesh.spans, *self.stages)
+
+    @property
+    def moves(self) -> bool:
+        """Whether a pass that runs twice would not do the same: it overwrites buffers, or draws."""
+        return bool(self.updates or self.reading.graph.draws)
 
     def reserve(self) -> frozenset[str]:
         """Names that no local variable may take."""
@@ -214,8 +221,9 @@ def block_class(
     updates = {node: setting.updates[node] for node in first if node in setting.updates}
     scope = Scope(first, (*run.incoming[0], *run.fixed), run.outgoing[0], updates)
     body = Body(
-        scope, reading, setting.shapes, Attributes(attributes, {}, scaled=setting.scaled), arguments, setting.reserve()
-    )
+        scope, reading, setting.shapes, Attributes(attributes, {}, scaled=setting.scaled, stages=setting.stages),
+        arguments, setting.reserve(),
+    )  # fmt: skip
     lines = body.lines()
     names = "prefix: str" if run.prefixes else "names: tuple[str, ...]"
     declared: list[str] = []

@@ -68,7 +68,10 @@ def _precision(running: Running) -> str:
 
 
 def _offload(running: Running) -> str:
-    return "the optimizer, with parameters, in the host's memory (rounding.py)" if running.offload else ""
+    words = ["the optimizer, with parameters, in the host's memory (rounding.py)"] if running.offload else []
+    kept = "of layers what they take" if running.recompute else "of layers what backward needs"
+    words += [f"{kept}, in the host's memory (rounding.py)"] if running.hosted else []
+    return "; ".join(words)
 
 
 def _at(document: object, *path: str) -> object:

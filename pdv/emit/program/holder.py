@@ -14,7 +14,7 @@ from pdv.emit.analysis.names import identifier, string, unique
 from pdv.emit.analysis.outline import BlockRun, own_names, own_params
 from pdv.emit.analysis.reserved import MODULE
 from pdv.emit.analysis.staged import StageOutline
-from pdv.emit.program.body import Attributes, Body, checkpoint
+from pdv.emit.program.body import ONCE, Again, Attributes, Body
 from pdv.emit.program.classes import (
     BlockClass,
     Setting,
@@ -55,8 +55,8 @@ class Holder:
     setting: Setting
     stored_shapes: Shapes
     stage: int | None = None
-    again: bool = False
-    """Whether all of its forward runs again in backward."""
+    again: Again = ONCE
+    """How backward has what it needs of all of it."""
 
     def init_lines(self) -> list[str]:
         """The lines of ``__init__`` that make what it holds."""
@@ -72,7 +72,7 @@ class Holder:
             return [*signature("forward", names, results), *docs, *axes, *self.lines]
         made = call("self.compute", *names)
         if self.again:
-            made = checkpoint("self.compute", "self", names, moves=bool(self.setting.updates))
+            made = self.again.call("self.compute", "self", names, moves=self.setting.moves)
         gathered = "with regathering():  # gathered weights are dropped after use, and gathered again in backward"
         return [
             *signature("forward", names, results),
@@ -156,11 +156,11 @@ def write_holders(
     constants: Mapping[Node, Buffer],
     stored_shapes: Shapes,
     *,
-    recompute: bool,
+    again: Again,
 ) -> list[Holder]:
     """All stages; blocks of one text have one class, whichever stage they are in.
 
-    recompute: whether forward runs again in backward, block by block, or of a stage that has none as a whole.
+    again: how backward has what it needs, block by block, or of a stage that has none as a whole.
     """
     classes = _Classes(outlines, setting, stored_shapes)
     found = []
@@ -177,14 +177,15 @@ def write_holders(
         held = Attributes(
             {**attributes, **setting.constants},
             {run: block.attribute for run, block in blocks},
-            recompute,
+            again,
             setting.scaled,
+            setting.stages,
         )
         lines = Body(scope, setting.reading, setting.shapes, held, names, setting.reserve()).lines()
         buffers = [x for x in constants.values() if len(outlines) == 1 or _names(lines, x.attribute)]
         stage = None if len(outlines) == 1 else number
-        again = recompute and not blocks
-        found.append(Holder(outline, names, blocks, attributes, lines, buffers, setting, stored_shapes, stage, again))
+        own = ONCE if blocks else again
+        found.append(Holder(outline, names, blocks, attributes, lines, buffers, setting, stored_shapes, stage, own))
     return found
 
 

@@ -42,6 +42,13 @@ class _Naming:
         self._names = dict(given)
         self._arguments = set(scope.arguments)
         self._last_read = {node: index for index, statement in enumerate(statements) for node in statement.reads}
+        self._last_use = self._last_read | {
+            node: max(self._last_read[node], index + 1)
+            for index, statement in enumerate(statements)
+            if (run := statement.run) is not None and len(run.blocks) > 1
+            for node in statement.reads
+            if node in run.fixed or node not in run.incoming[0]
+        }  # what a loop reads in each round may not be overwritten by what a round gives
         self._roles = attention_roles(statements, reading)
         self._stream = self._bottlenecks(scope)
 
@@ -68,7 +75,7 @@ class _Naming:
         passed = dict(zip(run.incoming[1], run.incoming[0], strict=True))  # by the first block -> into it
         for first, last in zip(run.outgoing[0], run.outgoing[-1], strict=True):
             before = passed.get(first)
-            if before is None or self._last_read.get(before, -1) > index:
+            if before is None or self._last_use.get(before, -1) > index:
                 continue
             name = self._names[before]
             if name not in self._reserved:
@@ -85,7 +92,7 @@ class _Naming:
     def _is_free(self, name: str, holder: Mapping[str, Node], index: int) -> bool:
         if name in self._reserved:
             return False
-        return name not in holder or self._last_read.get(holder[name], -1) <= index
+        return name not in holder or self._last_use.get(holder[name], -1) <= index
 
     def _candidates(self, node: Node) -> Iterator[str]:
         if node in self._stream:

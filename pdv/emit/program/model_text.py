@@ -24,6 +24,7 @@ from pdv.emit.analysis.outline import graph_updates
 from pdv.emit.analysis.reserved import MODULES
 from pdv.emit.analysis.shapes import Shapes
 from pdv.emit.analysis.staged import ONCE, Running, StageOutline, over_stages, staged_outlines
+from pdv.emit.program.body import Again
 from pdv.emit.program.classes import Setting
 from pdv.emit.program.code import WIDTH, docstring
 from pdv.emit.program.expressions import UnsayableError
@@ -125,10 +126,11 @@ class _Program:
         self._shapes = shapes
         constants = constant_buffers(reading)
         named = {leaf: buffer.attribute for leaf, buffer in constants.items()}
-        self._setting = Setting(mesh, reading, self._shapes, graph_updates(graph, reading), running.scaled, named)
+        stages = ("stage",) if len(outlines) > 1 else ()
+        self._setting = Setting(mesh, reading, shapes, graph_updates(graph, reading), running.scaled, named, stages)
         arguments = [self._argument_names(outline) for outline in outlines]
         self._holders = write_holders(
-            outlines, arguments, self._setting, constants, stored_shapes, recompute=running.recompute
+            outlines, arguments, self._setting, constants, stored_shapes, again=Again(running.recompute, running.hosted)
         )
 
     def text(self) -> str:

@@ -6,17 +6,23 @@ last: only then is what they made divided by it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .gradients import local_piece
 from .losses import LossFn, batch_terms, own_rows
 from .parallel import Axis
+
+if TYPE_CHECKING:
+    from .runtime import ParallelModule
 
 Loss = Callable[[Any, Tensor], Tensor]
 """The loss to go backward from, of what the model gives for a micro-batch, and the number of that."""
@@ -71,19 +77,24 @@ class Given:
         run: forward and backward of each micro-batch. source: the rank of the last stage, if it is not to wait for the
         others, which get from it what they divide by.
         """
-        with _new_gradients(model) as divide:
+        scales: Scales | None = getattr(model, "scales", None) if source is None else None
+        with _hooks_at_end(model, self._count), _new_gradients(model) as divide:
             run()
-            total, weight = self._total(source)
+            total, weight = self._total(source, scales)
             if self._reduction == "mean":
                 divide(weight)
+        if scales is not None:
+            scales.begin()
         return total / weight if self._reduction == "mean" else total
 
-    def _total(self, source: int | None) -> tuple[Tensor, Tensor]:
+    def _total(self, source: int | None, scales: Scales | None) -> tuple[Tensor, Tensor]:
         """Sum and weight of the losses of the whole batch, on every rank."""
         device = self.batches[0][0].device
         found = torch.zeros(2, device=device, dtype=torch.float64)  # one type, whatever a stage computes in
         for pair in self._terms:
             found += pair
+        if scales is not None:
+            found = torch.cat([found, scales.found().to(found)])
         for axis in (*self._cut, *([self._stage] if source is None else [])):
             if axis.size > 1:
                 dist.all_reduce(found, group=axis.group)
@@ -91,8 +102,28 @@ class Given:
             sent = dist.broadcast(found, source, group=self._stage.group, async_op=True)
             if source != dist.get_rank():
                 sent.wait()
-        total, weight = found.unbind()
-        return total, weight
+        if scales is not None:
+            scales.check(found[2:] / math.prod(axis.size for axis in self._cut))
+        return found[0], found[1]
+
+
+def check_count(model: ParallelModule, count: int) -> None:
+    """Whether a step may take its batch in so many micro-batches.
+
+    Raises:
+        ValueError: if a pipeline was planned for others.
+        RuntimeError: if there are gradients that were not summed.
+    """
+    if model.mesh.stage.size > 1 and count != model.micro_batches:
+        raise ValueError(
+            f"planned-micro-batches: {count} micro-batches of a pipeline planned for {model.micro_batches}. "
+            f"Allowed: {model.micro_batches}. Leave the number out, or plan the model again."
+        )
+    if count > 1 and (model.mesh.sums.is_waiting or model.mesh.sums.is_held):
+        raise RuntimeError(
+            "unsummed-gradients: a step of micro-batches while gradients wait for their sum over ranks. It makes "
+            "its own mean. Call it outside of no_sync, after flush or zero_grad of the model."
+        )
 
 
 def _split_rows(x: Tensor, parts: int) -> list[Tensor]:
@@ -124,3 +155,97 @@ def _new_gradients(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
     for parameter, grad in zip(parameters, before, strict=True):
         if grad is not None:
             parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+
+
+@contextmanager
+def _hooks_at_end(model: nn.Module, count: int) -> Iterator[None]:
+    """Context of a step of ``count`` micro-batches, behind which gradients are final: then their hooks are called.
+
+    Raises:
+        RuntimeError: if a hook would see gradients that are not.
+    """
+    parameters = list(model.parameters())
+    summed = getattr(model, "summed", ())  # by ``sum_over_data``; no step knows those that the model has not
+    if count > 1 and (summed or any(parameter._backward_hooks for parameter in parameters)):  # noqa: SLF001
+        raise RuntimeError(
+            f"hooks-of-parts: a parameter has a hook of register_hook or sum_over_data, and a step runs in {count} "
+            "micro-batches, of each of which it would see a part of the gradient. Use "
+            "register_post_accumulate_grad_hook, which is called when the gradient is final, or change gradients "
+            "behind train_step; of parameters of your own, take a step of one micro-batch."
+        )
+    hooked = [(parameter, parameter._post_accumulate_grad_hooks) for parameter in parameters]  # noqa: SLF001
+    waiting = [(parameter, hooks, dict(hooks)) for parameter, hooks in hooked if hooks]
+    for _, hooks, _ in waiting:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for _, hooks, kept in waiting:
+            hooks.update(kept)
+    for parameter, _, kept in waiting:
+        for hook in kept.values() if parameter.grad is not None else ():
+            hook(parameter)
+
+
+class Scales:
+    """By what gradients of a pipeline's stage are scaled between a step and the optimizer's: on all stages the same.
+
+    Told by sums over a few gradients, and exchanged with the next step's loss. What is not one factor is not compared.
+    """
+
+    def __init__(self, model: ParallelModule) -> None:
+        self._stage = model.mesh.stage
+        held = list(model.parameters())
+        self._parameters = held[:: max(1, len(held) // 8)]
+        self._before = torch.zeros(len(self._parameters), dtype=torch.float64)
+        self._factors, self._has_stepped = torch.zeros(0), False
+        look = WeakMethod(self._look)
+        register_optimizer_step_pre_hook(lambda *_: (method := look()) and method())
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copy of the model has none."""
+
+    @torch.no_grad()
+    def _sizes(self) -> Tensor:
+        """On the CPU, in one transfer: a device is waited for once."""
+        pieces = [local_piece(p if p.grad is None else p.grad).flatten()[:4096] for p in self._parameters]
+        given = torch.tensor([p.grad is not None for p in self._parameters])
+        sums = [piece.abs().sum(dtype=torch.float64) for piece in pieces]
+        return (torch.stack(sums).cpu() if sums else torch.zeros(0, dtype=torch.float64)).where(given, 0.0)
+
+    def begin(self) -> None:
+        """Gradients of a step are there."""
+        self._before, self._factors, self._has_stepped = self._sizes(), torch.zeros(0), False
+
+    def _look(self) -> None:
+        """An optimizer steps."""
+        known = self._before > 0
+        factors = self._sizes()[known] / self._before[known]
+        self._has_stepped = True
+        if len(factors) and factors.max() > 0:  # else they are dropped, and another model's optimizer steps
+            self._factors = factors
+
+    def found(self) -> Tensor:
+        """[2, stages], flat: this stage's factor, 0 if it is unknown or not one; 1 if there was a step, 2 if not."""
+        found = torch.zeros(2, self._stage.size)
+        least, most = (self._factors.min(), self._factors.max()) if len(self._factors) > 1 else (0.0, 1.0)
+        if most - least < 1e-2 * most:
+            found[0, self._stage.rank] = float(most)
+        found[1, self._stage.rank] = 1 if self._has_stepped else 2
+        return found.flatten()
+
+    def check(self, found: Tensor) -> None:
+        """Compare what all stages found.
+
+        Raises:
+            RuntimeError: if stages scaled by different factors, or only some stepped.
+        """
+        factors, stepped = found.cpu().view(2, -1)
+        known = factors[factors > 0]
+        if stepped.min() != stepped.max() or (len(known) > 1 and known.max() - known.min() > 1e-2 * known.max()):
+            raise RuntimeError(
+                f"stages-apart: behind the last step gradients were scaled by {factors.tolist()} on the stages of this "
+                f"pipeline (0: not told), and {[each == 1 for each in stepped.tolist()]} stepped. A norm that torch's "
+                "clip_grad_norm_ or a loop takes, or an infinity that a GradScaler finds, is of one stage. Call "
+                "model.clip_grad_norm_, decide about steps on all ranks alike, and load a checkpoint."
+            )

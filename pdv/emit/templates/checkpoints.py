@@ -1,7 +1,7 @@
 """Weights under the names of the source model: safetensors files written and read one tensor at a time, on all ranks.
 
 Files are laid out as Hugging Face does it: ``model.safetensors``, or several with ``model.safetensors.index.json``.
-Entry points: ``save``, ``load``, ``with_names``.
+Entry points: ``save``, ``load``, ``full_state``.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _CODES = {
     torch.uint8: "U8", torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
     torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }  # fmt: skip
+COMPUTED = ".folded"  # how names end of what is no weight of the source
 Entry = tuple[torch.dtype, tuple[int, ...]]
 Read = Callable[[Tensor], Tensor | None]
 
 
-def with_names(found: dict[str, Tensor], model: ParallelModule) -> dict[str, Tensor]:
-    """Stored tensors under all names that the source has for them, and what the program does not read.
-
-    What shares memory in the source shares it here.
-    """
+def full_state(model: ParallelModule) -> dict[str, Tensor]:
+    """As ``ParallelModule.full_state_dict``: tensors that share memory in the source share it here."""
+    _check_kept(model)
+    found = model.whole(lambda tensor: tensor.detach(), rest=True)
     if not model.mesh.origins:
         return found
     file = model.mesh.origins[0][1].file
@@ -51,6 +51,20 @@ def with_names(found: dict[str, Tensor], model: ParallelModule) -> dict[str, Ten
             found[name] = take_view(found[source], view)
     found |= {name: file.get_tensor(name) for name in said.unread}
     return {name: tensor for name, tensor in found.items() if name not in said.joint}
+
+
+def _check_kept(model: ParallelModule) -> None:
+    """Whether all weights of the source are here, or can be told from what is.
+
+    Raises:
+        ValueError: if not, as in a package for inference that holds what was computed of them.
+    """
+    names = [name for _, stored in model.mesh.origins for name in stored.names() if name.endswith(COMPUTED)]
+    if names:
+        raise ValueError(
+            f"not-saved: {names[0]} was computed of weights, which a package for inference does not keep. "
+            "Save them from the model's training package, or keep the file that they were loaded from."
+        )
 
 
 # ---- Writing ----
@@ -150,6 +164,7 @@ class _Writer:
 @torch.no_grad()
 def save(model: ParallelModule, folder: str | os.PathLike[str], most: int, *, overwrite: bool) -> None:
     """As ``ParallelModule.save_safetensors``."""
+    _check_kept(model)
     origins = model.mesh.origins
     file = origins[0][1].file if origins else None
     tables = _gather({name: entry for tensor, stored in origins for name, entry in _entries(tensor, stored).items()})
@@ -219,7 +234,7 @@ def load(model: ParallelModule, given: str | os.PathLike[str] | Mapping[str, Ten
     missing = [name for name, found in renamed.items() if not found and name not in made]
     if missing:
         some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        computed = [name for name in missing if name.endswith(".folded")]
+        computed = [name for name in missing if name.endswith(COMPUTED)]
         again = "was computed of others: load_pretrained of pdv.loops.pretrained computes it again."
         mend = f" {computed[0]} {again}" if computed else ""
         raise ValueError(f"not-loaded: {len(missing)} of {len(wanted)} tensors are not there ({some}).{mend}")

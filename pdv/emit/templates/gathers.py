@@ -36,7 +36,7 @@ from .parallel import (
     remember,
     scatter_single,
 )
-from .rounding import Rounding
+from .rounding import Rounding, note
 
 LARGEST_BYTES = 256 << 20  # of a unit, gathered: what is larger is several
 
@@ -78,7 +78,7 @@ def gather(parameter: Tensor, dim: int, axis: Axis, *axes: Axis) -> Tensor:
     if unit is None or not unit.sums.use_leaves or parameter._backward_hooks:  # noqa: SLF001
         return all_gather(local(parameter, *axes), dim, axis, regather=True)
     whole: Tensor = unit.get(parameter, axes)
-    return whole
+    return note(whole)
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .parallel import Axis, all_reduce_steps, replicate
-from .rounding import DeviceCopy, Rounding, Versions
+from .rounding import DeviceCopy, Rounding, Versions, note
 
 
 def local(parameter: Tensor, *axes: Axis) -> Tensor:
@@ -39,14 +39,14 @@ def local(parameter: Tensor, *axes: Axis) -> Tensor:
     rounding: Rounding | None = getattr(parameter, "rounding", None)
     if leaves is not None and leaves.sums.use_leaves and not parameter._backward_hooks:  # noqa: SLF001
         leaf: Tensor = leaves.get(parameter, axes).tensor
-        return leaf if rounding is None else rounding(leaf)
+        return note(leaf if rounding is None else rounding(leaf))
     if isinstance(parameter, DTensor):
         parameter = parameter.to_local(grad_placements=parameter.placements)
         if rounding is not None and rounding.device is not None:
             parameter = parameter.to(rounding.device)
     for axis in axes:
         parameter = replicate(parameter, axis)
-    return parameter if rounding is None else rounding(parameter)
+    return note(parameter if rounding is None else rounding(parameter))
 
 
 def local_piece(x: Tensor) -> Tensor:
@@ -221,9 +221,7 @@ class GradientSums:
 
     def __deepcopy__(self, memo: Any) -> GradientSums:
         """Of a copied model: nothing waits there."""
-        copied = GradientSums(self.device_mesh, self.bucket_bytes, self.offload)
-        copied.turn = None if self.turn is None else 0
-        return copied
+        return GradientSums(self.device_mesh, self.bucket_bytes, self.offload)
 
     def add_leaf(self, parameter: Tensor, axes: tuple[Axis, ...], rests: Tensor, read: Tensor) -> Leaf:
         """A leaf of a parameter that is summed over these axes; ``read``: what forward reads of what ``rests``."""

@@ -12,7 +12,6 @@ step old (PipeDream-2BW, Narayanan et al., ICML'21). Entry point: ``TwoBatches``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,9 +122,10 @@ class TwoBatches:
             if not hasattr(parameter, "leaves"):
                 parameter.leaves = Leaves(model.mesh.sums, {})  # type: ignore[attr-defined]
 
-    def __deepcopy__(self, memo: Any) -> TwoBatches:
-        """Of a copied model: nothing is under way."""
-        return TwoBatches(deepcopy(self._model, memo), deepcopy(self._link, memo))
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a batch was begun and not ended."""
+        return bool(self._given)
 
     def go_on(self, given: Given | None) -> Tensor:
         """Begin a batch, or none, and end the one before: its loss; its gradients are there.

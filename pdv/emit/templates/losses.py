@@ -6,12 +6,14 @@ both, so both are summed over the ranks before one is divided by the other: a me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from functools import reduce as reduce_over
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
@@ -181,6 +183,58 @@ def _weight_of_labels(labels: Tensor, class_weights: Tensor | None, ignored: int
     return weights.sum(dtype=torch.promote_types(weights.dtype, torch.float32))
 
 
+# ---- Losses of the caller's own ----
+
+
+def hand_out(outputs: Any, model: Any, way: str | None) -> Any:  # Any: a tensor or several; a ParallelModule
+    """Outputs for a loss outside of ``train_step``, whose gradients are taken ``way``: ``ParallelModule.own_loss``.
+
+    Raises:
+        ValueError: if there is no such way.
+    """
+    if way not in {None, "mean", "sum"}:
+        raise ValueError(f"bad-own-loss: {way!r}. Allowed of own_loss: 'mean', 'sum', None.")
+    cut = {axis.name: axis.size for axis in model.batch_axes if axis.size > 1}
+    if way == "sum" or not cut or not torch.is_grad_enabled():
+        return outputs
+    if isinstance(outputs, tuple):
+        return tuple(hand_out(x, model, way) for x in outputs)
+    return _Handed.apply(outputs, cut, way) if outputs.requires_grad else outputs  # type: ignore[no-untyped-call]
+
+
+class _Handed(torch.autograd.Function):
+    """The same tensor. Gradients of a mean of each rank's rows are divided by the ranks, over which they are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cut: dict[str, int], way: str | None) -> Tensor:
+        ctx.cut, ctx.way = cut, way
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.way is None:
+            raise _unknown_own_loss(ctx.cut)
+        return grads[0] / math.prod(ctx.cut.values()), None, None
+
+
+def sum_gradients(model: Any, parameters: Iterable[Tensor]) -> None:  # Any: a ParallelModule
+    """As ``ParallelModule.sum_over_data``."""
+    axes = [axis for axis in model.batch_axes if axis.size > 1]
+
+    def sum_over_ranks(grad: Tensor) -> Tensor:
+        if model.own_loss is None:
+            raise _unknown_own_loss({axis.name: axis.size for axis in axes})
+        whole = grad.clone(memory_format=torch.contiguous_format)
+        for axis in axes:
+            dist.all_reduce(whole, group=axis.group)
+        return whole / model.data_world if model.own_loss == "mean" else whole
+
+    given = list(parameters)
+    model.summed = [*getattr(model, "summed", ()), *given]
+    for parameter in given if axes else ():
+        parameter.register_hook(sum_over_ranks)  # type: ignore[no-untyped-call]  # of what one pass adds
+
+
 # ---- Refusals ----
 
 
@@ -191,6 +245,17 @@ def _unknown_weights(parts: Sequence[str]) -> ValueError:
         "mean, and what its rows weigh in it (padding does not), is not known. Allowed: a pair (sum, weight), or a "
         "loss of torch itself, such as nn.CrossEntropyLoss(). Return the sum of the losses and the number of rows or "
         'tokens that count; for a plain mean over rows, (loss * rows, rows). Or say reduction="sum", and return a sum.'
+    )
+
+
+def _unknown_own_loss(cut: Mapping[str, int]) -> RuntimeError:
+    over = " x ".join(f"{name}={size}" for name, size in cut.items())
+    return RuntimeError(
+        f"unknown-row-weights: backward from a loss of your own, and the batch is cut over {over}: each rank has the "
+        "loss of its own rows, and gradients are added up over the ranks. Whether that loss is a sum or a mean is not "
+        'known. Call train_step; or set model.own_loss = "mean" before the forward pass, where each rank takes a mean '
+        'over its rows (gradients are averaged, as in DDP), or "sum", where what the ranks have adds up to the loss of '
+        "the whole batch."
     )
 
 
@@ -217,6 +282,19 @@ def own_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:
     for axis in axes:
         x = partition(x, 0, axis)
     return x
+
+
+def shard_batch(batch: Any, axes: Sequence[Axis]) -> Any:  # Any: tensors in dicts, lists, tuples, and what is none
+    """The same, of each tensor the rows of this rank."""
+    if isinstance(batch, Tensor):
+        return own_rows(batch, axes)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: shard_batch(x, axes) for key, x in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(shard_batch(x, axes) for x in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(shard_batch(x, axes) for x in batch)
+    return batch
 
 
 def combine_rows(x: Tensor, axes: Sequence[Axis]) -> Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -36,17 +35,19 @@ def pick(x: Tensor, ids: Tensor, block: int = 0) -> Tensor:
     return x.gather(-1, ids.masked_fill(outside, 0).unsqueeze(-1)).squeeze(-1).masked_fill(outside, 0)
 
 
-_drawn = count()  # masks by this process: ranks run the same program, so this is the same on all
+_drawn = [0]  # masks by this process: the same on all ranks that run the same stages
 
 
 def dropout(x: Tensor, p: float, training: bool, block: int = 0) -> Tensor:
     """Each element zero with probability ``p``, else scaled by 1 / (1 - p); nothing where the model is not in training.
 
-    ``block``: which part of the whole value this is. Ranks that hold the same part draw the same mask, others another.
+    ``block``: which part of the whole value this is, and of which stages' values. Ranks that hold the same part draw
+    the same mask, others another; what runs again in backward draws its masks again (``restoring``).
     """
     if not training:
         return x
-    drawn = torch.Generator(x.device).manual_seed((next(_drawn) << 20) + block)
+    _drawn[0] += 1
+    drawn = torch.Generator(x.device).manual_seed((_drawn[0] << 20) + block)
     dropped = torch.rand(x.shape, generator=drawn, device=x.device) < p
     return x.masked_fill(dropped, 0) * (1 / (1 - p))
 
@@ -129,7 +130,10 @@ def overwrite(buffer: Tensor, value: Tensor) -> None:
 
 
 def restoring(module: nn.Module) -> Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
-    """Of a checkpoint: forward finds the buffers of ``module`` again as they were, and leaves them as they are."""
+    """Of a checkpoint: forward draws the same masks again, and finds the buffers of ``module`` again as they were.
+
+    Both are left as they are then.
+    """
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _Restored(tuple(module.buffers()))
@@ -138,20 +142,23 @@ def restoring(module: nn.Module) -> Callable[[], tuple[AbstractContextManager[No
 
 
 class _Restored(AbstractContextManager[None]):
-    """The values that buffers have now, each time it is entered; what they had then comes back."""
+    """Buffers as they are now, and the masks drawn next, each time it is entered; what was then comes back."""
 
     def __init__(self, buffers: Sequence[Tensor]) -> None:
         self._buffers = buffers
-        self._first = [buffer.clone() for buffer in buffers]
-        self._now: list[Tensor] = []
+        self._first = self._now = self._state()
 
     def __enter__(self) -> None:
-        self._now = [buffer.clone() for buffer in self._buffers]
+        self._now = self._state()
         self._set(self._first)
 
     def __exit__(self, *_: object) -> None:
         self._set(self._now)
 
-    def _set(self, values: Sequence[Tensor]) -> None:
+    def _state(self) -> tuple[list[Tensor], int]:
+        return [buffer.clone() for buffer in self._buffers], _drawn[0]
+
+    def _set(self, state: tuple[list[Tensor], int]) -> None:
+        values, _drawn[0] = state
         for buffer, value in zip(self._buffers, values, strict=True):
             buffer.data.copy_(value)  # no new version: who saved one for backward finds it as it was

@@ -1,4 +1,4 @@
-"""Optimizers of torch at the speed of plain tensors. Entry point: ``step_on_local_tensors``.
+"""Parameters in the hands of a training loop. Entry points: ``step_on_local_tensors``, ``mend_distributed_tensors``.
 
 Parameters are DTensors, on which every operation costs more than on a plain tensor. An optimizer that treats elements
 one by one needs nothing of that: for the time of ``step`` its parameters, their gradients and its state are exchanged
@@ -6,22 +6,27 @@ for the local tensors that they hold. Before and after, and inside a closure, al
 
 Other optimizers, whose update of an element depends on others (Adafactor, Muon, LBFGS, your own classes), step on the
 DTensors. So does a parameter of which a gradient or state is placed otherwise than itself.
+
+Some of what torch does with DTensors is of one rank alone: ``item`` of a sum over ranks is a part of it, random numbers
+on CPUs are another on each rank, or alike in all parts, and ``x.data = y`` changes nothing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from operator import is_
 from typing import Any
+from warnings import warn
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, optim
 from torch.autograd.graph import increment_version
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -47,14 +52,15 @@ def step_on_local_tensors() -> None:
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
-    """Exchange, and take it back around calls of the closure.
-
-    Raises:
-        RuntimeError: if gradients wait to be summed.
-    """
+    """Exchange, and take it back around calls of the closure; RuntimeError if gradients wait to be summed."""
     known = _exchanges.get(optimizer)
     if known is not None:
         known.take_back(optimizer)
+    if type(optimizer) is optim.Adafactor and any(map(_is_cut, _given(optimizer))):
+        raise RuntimeError(
+            "whole-parameters-wanted: Adafactor takes norms of rows and columns of parameters, of which ranks hold "
+            "parts. Take another optimizer, such as AdamW, or a plan whose parameters rest whole."
+        )
     again = known is not None and known.is_ready(optimizer)
     all_sums = known.sums if known is not None and again else _sums_of(optimizer)
     if any(sums.is_waiting for sums in all_sums):
@@ -79,8 +85,7 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     """Take back, and count a change of each parameter, which torch's fused optimizers do not."""
     del args, kwargs
     _take_back(optimizer)
-    given = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    increment_version([leaves.shard(p) for p in given if (leaves := _leaves(p)) and isinstance(p, DTensor)])
+    increment_version([leaves.shard(p) for p in _given(optimizer) if (leaves := _leaves(p)) and isinstance(p, DTensor)])
 
 
 def _take_back(optimizer: Optimizer) -> None:
@@ -102,7 +107,16 @@ def _with_parameters(optimizer: Optimizer, closure: Callable[[], Any]) -> Callab
 
 def _sums_of(optimizer: Optimizer) -> set[GradientSums]:
     """Those in which gradients of its parameters may wait."""
-    return {leaves.sums for group in optimizer.param_groups for p in group["params"] if (leaves := _leaves(p))}
+    return {leaves.sums for p in _given(optimizer) if (leaves := _leaves(p))}
+
+
+def _given(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Its parameters."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _is_cut(x: Tensor) -> bool:
+    return isinstance(x, DTensor) and any(isinstance(placed, Shard) for placed in x.placements)
 
 
 def _leaves(parameter: Tensor) -> Leaves | None:
@@ -174,7 +188,7 @@ class Exchange:
 
     def _local(self, parameter: Tensor) -> Tensor:
         entry = self._entries.get(id(parameter))
-        if entry is None or not entry.knows(self._whole):
+        if entry is None or not entry.knows(self._whole) or entry.shard.dtype != parameter.dtype:
             leaves = _leaves(parameter)
             if leaves is None or not isinstance(parameter, DTensor):
                 self._others.append(parameter)
@@ -209,6 +223,7 @@ class Again:
         lists = [group["params"] for group in optimizer.param_groups]
         return (
             optimizer.state is self.whole
+            and all(parameter.dtype == shard.dtype for parameter, shard, _ in self._pairs)
             and _are_these(lists, [given for given, _, _ in self.groups])
             and all(_are_these(given, before) for given, before, _ in self.groups)
             and _are_these(list(map(self.whole.get, self._parameters)), self._held)
@@ -302,3 +317,81 @@ def _is_placed_as(x: object, parameter: DTensor) -> bool:
 def _are_same(one: State, other: State) -> bool:
     """Whether both have the same objects."""
     return _are_these(list(one.values()), list(other.values()))
+
+
+# ---- What torch does with DTensors ----
+
+
+@cache
+def mend_distributed_tensors(device: str) -> None:
+    """From now on, numbers and random numbers of DTensors, and their ``data`` that is set, are those of the whole."""
+    if (dispatcher := getattr(DTensor, "_op_dispatcher", None)) is None:
+        return  # of simulated ranks
+    # torch has no other place to say it; Any: it names the type of one handler as that of all
+    handlers: Any = getattr(dispatcher, "_custom_op_handlers", None)
+    drawn = getattr(dispatcher, "_random_ops", None) if device == "cpu" else ()  # elsewhere torch draws parts apart
+    if handlers is None or drawn is None:
+        of = "unmended-torch: item() of cut parameters, and random numbers for them on CPUs, are of one rank"
+        warn(f"{of} with torch {torch.__version__}. Take full_tensor() before, or torch 2.13.", stacklevel=2)
+    else:
+        handlers |= {torch.ops.aten._local_scalar_dense.default: _take_number, **dict.fromkeys(drawn, _draw)}  # noqa: SLF001
+    DTensor.data = property(Tensor.data.__get__, _set_data)  # type: ignore[assignment, attr-defined]
+
+
+def _take_number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``item`` gives of one element: of its sum over ranks, if they have parts of it. All ranks must call it."""
+    whole = args[0].full_tensor() if any(not one.is_replicate() for one in args[0].placements) else args[0].to_local()
+    return op(whole, *args[1:], **kwargs)
+
+
+def _draw(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Random numbers as on one process, of which each rank takes its own; all must have drawn as many before.
+
+    Raises:
+        RuntimeError: if they have not.
+    """
+    x: DTensor = args[0]
+    generator = kwargs.get("generator")
+    state = torch.get_rng_state() if generator is None else generator.get_state()
+    number = int(state.view(torch.int64).sum())  # 5,056 bytes of a CPU's
+    for dim in range(x.device_mesh.ndim):
+        ends = torch.tensor([number, -number])
+        dist.all_reduce(ends, dist.ReduceOp.MAX, group=x.device_mesh.get_group(dim))
+        if ends[0] != -ends[1]:
+            raise RuntimeError(
+                "other-random-numbers: random numbers for a tensor that ranks share, and their generators differ. Call "
+                "torch.manual_seed with the same number on all ranks before; draw what is to differ from a generator "
+                "of its own (torch.Generator)."
+            )
+    whole = x.full_tensor().detach()
+    in_place = op._schema.name.endswith("_")  # noqa: SLF001
+    drawn = op(whole.clone() if in_place else whole, *args[1:], **kwargs)
+    parts = [_own_part(part, x) for part in (drawn if isinstance(drawn, tuple) else (drawn,))]
+    if in_place:
+        x.to_local().copy_(parts[0].to_local())
+        return x
+    return tuple(parts) if isinstance(drawn, tuple) else parts[0]
+
+
+@torch.no_grad()
+def _set_data(x: DTensor, value: Tensor) -> None:
+    """``x.data = value``: its values, in the memory of ``x``; of a plain tensor, those of the whole.
+
+    Raises:
+        RuntimeError: of another shape or type.
+    """
+    if value.shape != x.shape or value.dtype != x.dtype:
+        raise RuntimeError(
+            f"other-data: .data of a parameter of {x.dtype} {list(x.shape)} was set to {value.dtype} "
+            f"{list(value.shape)}. Allowed: the same type and shape. Give build the dtype, or call model.to()."
+        )
+    placed = value.redistribute(x.device_mesh, x.placements) if isinstance(value, DTensor) else _own_part(value, x)
+    x.to_local().copy_(placed.to_local())
+
+
+def _own_part(whole: Tensor, x: DTensor) -> DTensor:
+    """A tensor that every rank has, placed as ``x``; not cut where ``x`` is the term of a sum."""
+    from torch.distributed.tensor import distribute_tensor  # simulated ranks have none
+
+    placed = [Replicate() if one.is_partial() else one for one in x.placements]
+    return distribute_tensor(whole.detach(), x.device_mesh, placed, src_data_rank=None)

@@ -331,7 +331,7 @@ class _Gathered:
         """See Recipe."""
         if isinstance(self.shard, Tensor):
             check_version(self.shard, self.version)
-        return _all_gather(_unpack(self.shard), self.dim, self.axis)
+        return _all_gather(unpack(self.shard), self.dim, self.axis)
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,7 @@ _live: dict[int, tuple[Recipe, StorageWeakRef]] = {}
 
 def recipes() -> saved_tensors_hooks:
     """Context of a forward pass: what autograd saves of tensors with a recipe is got again in backward."""
-    return saved_tensors_hooks(_pack, _unpack)
+    return saved_tensors_hooks(pack, unpack)
 
 
 def remember(gathered: Sequence[tuple[Tensor, Recipe]]) -> None:
@@ -377,7 +377,7 @@ def check_version(shard: Tensor, version: int) -> None:
 
 def _remembered(whole: Tensor, shard: Tensor, dim: int, axis: Axis) -> Tensor:
     if axis.size > 1:
-        remember([(whole, _Gathered(_pack(shard.detach()), dim, axis, shard._version))])  # noqa: SLF001
+        remember([(whole, _Gathered(pack(shard.detach()), dim, axis, shard._version))])  # noqa: SLF001
     return whole
 
 
@@ -385,14 +385,16 @@ def _is_gone(memory: StorageWeakRef | None) -> bool:
     return memory is None or bool(memory.expired())  # type: ignore[no-untyped-call]
 
 
-def _pack(x: Tensor) -> Tensor | _Saved:
+def pack(x: Tensor) -> Tensor | _Saved:
+    """Of a tensor that autograd saves: itself, or how to get it again."""
     source, memory = _live.get(x.untyped_storage().data_ptr(), (None, None))
     if source is None or _is_gone(memory):
         return x
     return _Saved(source, x.size(), x.stride(), int(x.storage_offset()))
 
 
-def _unpack(saved: Tensor | _Saved) -> Tensor:
+def unpack(saved: Tensor | _Saved) -> Tensor:
+    """What was packed."""
     if isinstance(saved, Tensor):
         return saved
     return saved.source.again().as_strided(saved.size, saved.stride, saved.offset)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .accumulate import Given
+from .accumulate import Given, Scales
 from .gradients import local_piece
 from .later import LaterWeights, TwoBatches
 from .parallel import NONE, own_group
@@ -84,8 +84,13 @@ class PipelinedModule(ParallelModule):
         self._tied = _Tied(self, tied)
         self._schedules: dict[object, Any] = {}  # by the shapes of a micro-batch
         self._given: dict[int, Given] = {}
-        apart = order == TWO_VERSIONS and mesh.stage.size > 1
-        self.two = TwoBatches(self, _Link(self, self.own[0], self._carried())) if apart else None
+        self._num_hooks = self._count_hooks()
+        self.scales = Scales(self) if mesh.stage.size > 1 else None
+
+    def _count_hooks(self) -> int:
+        """Of those that a call of the model would call."""
+        kinds = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
+        return sum(map(len, kinds))
 
     def place(self, number: int) -> int:
         """The place, in its pipeline, of a stage."""
@@ -179,7 +184,28 @@ class PipelinedModule(ParallelModule):
 
     def run_given(self, given: Given) -> Tensor:
         """See ParallelModule; of stale weights, the loss and gradients of the batch before, nan where there is none."""
+        if self.mesh.stage.size > 1 and self._count_hooks() != self._num_hooks:
+            raise RuntimeError(
+                "hooks-not-called: this model has a hook of register_forward_hook, register_full_backward_hook or the "
+                "like, and its stages are on different ranks: nobody calls the whole of it. Remove the hook; what it "
+                "does to outputs goes into loss_fn."
+            )
         return self.two.go_on(given) if self.two else super().run_given(given)
+
+    @property
+    def two(self) -> TwoBatches | None:
+        """What no step empties, made once, if the stages are run so; nothing is under way in that of a copied model."""
+        if self.order != TWO_VERSIONS or self.mesh.stage.size == 1:
+            return None
+        if TWO_VERSIONS not in self._schedules:
+            self._schedules[TWO_VERSIONS] = TwoBatches(self, _Link(self, self.own[0], self._carried()))
+        made: TwoBatches = self._schedules[TWO_VERSIONS]
+        return made
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a batch was begun whose gradients are still to come (``drain``)."""
+        return self.two is not None and self.two.is_under_way
 
     def drain(self) -> Tensor:
         """The loss, and the gradients, of the batch that is under way, nan if none is; then nothing is."""
@@ -348,12 +374,12 @@ class _Tied:
     def sum_gradients(self) -> None:
         """Every holder gets the sum of all."""
         for parameter, group in self._here:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            piece = local_piece(parameter.grad)
+            given = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            piece = local_piece(given)
             total = piece.to(self._device)
             dist.all_reduce(total, group=group)
             piece.copy_(total)
+            parameter.grad = given if parameter.requires_grad else parameter.grad
 
 
 def _without_data(x: Tensor) -> Tensor:

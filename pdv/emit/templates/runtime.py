@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -19,25 +19,27 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .accumulate import Given
-from .checkpoints import load, save, whole_parts, with_names
+from .accumulate import Given, check_count
+from .checkpoints import full_state, load, save, whole_parts
 from .gradients import GradientSums, Leaves, local, placed_as
-from .losses import LossFn, check_rows, combine_rows
-from .optimizers import step_on_local_tensors
+from .losses import LossFn, check_rows, combine_rows, shard_batch, sum_gradients
+from .optimizers import mend_distributed_tensors, step_on_local_tensors
 from .parallel import NONE, Axis, join_axes, lay_out, make_axis
 from .rounding import Rounding
 from .stored import Stored, Weights, join
 from .training import (
     Batch,
+    apply_to_all,
     check_in_sync,
     check_inputs,
     check_names,
     clip_grad_norm,
     copy_model,
+    losses_add_up,
     self_check,
-    shard_batch,
     start_processes,
     train_step,
+    watch_calls,
 )
 
 __all__ = ["Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh", "train_step"]
@@ -73,7 +75,7 @@ class Mesh:
     def __getitem__(self, name: str | tuple[str, ...]) -> Axis:
         """An axis, or several as one: ``mesh["dp", "tp"]``."""
         if isinstance(name, str):
-            return next(axis for axis in self.axes if axis.name == name)
+            return next(axis for axis in (*self.axes, self.stage) if axis.name == name)
         if name not in self.joint:
             self.joint[name] = join_axes([self[one] for one in name], self.ranks, self.levels, self.own_sums)
         return self.joint[name]
@@ -165,6 +167,7 @@ def make_mesh(
         )
     kind = start_processes(kind)
     step_on_local_tensors()
+    mend_distributed_tensors(kind.type)
     outer = {"stage": world // inside} if world > inside else {}
     every = lay_out({**outer, **sizes}, ranks if outer else (), kind)
     axes = {name: make_axis(every, name, levels, own_sums) for name in (*outer, *sizes)}
@@ -188,6 +191,8 @@ class ParallelModule(nn.Module):
     most: the largest that such a size may be, by name.
     micro_batches: in which a step takes the batch, one after the other.
     check_every: every so many calls, ``train_step`` calls ``check_in_sync``; 0 is never.
+    own_loss: outside of ``train_step``, of whose gradients ranks have parts: "mean", where each takes the mean of its
+    own rows' losses, or "sum", where losses of ranks add up; None, not said, refuses backward if the batch is cut.
     """
 
     def __init__(
@@ -206,7 +211,9 @@ class ParallelModule(nn.Module):
         if mesh.rounding is not None:
             self.register_forward_pre_hook(mesh.rounding.mark_others)
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
-        self.check_every, self._steps = 0, 0
+        self.check_every, self._steps, self.calls = 0, 0, 0
+        self.own_loss: Literal["mean", "sum"] | None = None
+        watch_calls(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """On the same ranks, with parameters and buffers of its own, and without gradients, as of any module."""
@@ -239,7 +246,7 @@ class ParallelModule(nn.Module):
         self._steps += 1
         if self.check_every and self._steps % self.check_every == 0:
             self.check_in_sync()
-        self._check_micro_batches(count := self.micro_batches if micro_batches is None else micro_batches)
+        check_count(self, count := self.micro_batches if micro_batches is None else micro_batches)
         if count == 1 and self.mesh.stage.size == 1:
             return train_step(self, inputs, target, loss_fn, self.batch_axes, reduction=reduction, rows=rows)
         inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
@@ -248,20 +255,8 @@ class ParallelModule(nn.Module):
             check_rows(inputs, self.batch_axes)
             inputs, target = ([combine_rows(x, self.batch_axes) for x in given] for given in (inputs, target))
         axes = self.batch_axes, self.mesh.stage
-        with self.mesh.rounding.keep() if self.mesh.rounding else nullcontext():
+        with self.mesh.rounding.keep() if self.mesh.rounding else nullcontext(), losses_add_up(self, inputs):
             return self.run_given(Given(inputs, target, loss_fn, reduction, axes, count))
-
-    def _check_micro_batches(self, count: int) -> None:
-        if self.mesh.stage.size > 1 and count != self.micro_batches:
-            raise ValueError(
-                f"planned-micro-batches: {count} micro-batches of a pipeline planned for {self.micro_batches}. "
-                f"Allowed: {self.micro_batches}. Leave the number out, or plan the model again."
-            )
-        if count > 1 and (self.mesh.sums.is_waiting or self.mesh.sums.is_held):
-            raise RuntimeError(
-                "unsummed-gradients: a step of micro-batches while gradients wait for their sum over ranks. It makes "
-                "its own mean. Call it outside of no_sync, after flush or zero_grad of the model."
-            )
 
     def run_given(self, given: Given) -> Tensor:
         """Run a batch; its loss."""
@@ -291,6 +286,10 @@ class ParallelModule(nn.Module):
         """The rows of this rank, of every tensor of a whole batch; for ``train_step(..., rows="local")``."""
         return shard_batch(batch, self.batch_axes)
 
+    def sum_over_data(self, parameters: Iterable[Tensor]) -> None:
+        """From now on, each backward pass sums gradients of parameters of your own as ``own_loss`` has it."""
+        sum_gradients(self, parameters)
+
     def own_parameters(self) -> Sequence[Tensor]:
         """Of parameters that several stages hold, one: what a sum over stages counts."""
         return list(self.parameters())
@@ -318,10 +317,9 @@ class ParallelModule(nn.Module):
         return self_check(self, inputs, target, loss_fn, tolerance)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Context of backward passes whose gradients wait, unsummed, for the next one outside it, or for ``flush``.
+        """Context of backward passes whose gradients wait for the next one outside it, or for ``flush``.
 
-        For several backward passes before a step: all but the last inside. What waits is dropped by ``zero_grad`` of
-        the model, not by that of an optimizer.
+        All but the last before a step go inside. ``zero_grad`` of the model drops what waits, an optimizer's does not.
         """
         return self.mesh.sums.hold()
 
@@ -339,20 +337,21 @@ class ParallelModule(nn.Module):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As of any module: what ``state_dict()`` of this program gave, of this rank.
-
-        Raises:
-            ValueError: of a state with other names, such as the source's, which ``load_full_state_dict`` takes.
-        """
-        check_names(self, state_dict)
+        """As of any module: what ``state_dict()`` of this program gave, of this rank; ValueError of other names."""
+        check_names(self, state_dict, assign=assign)
         return super().load_state_dict(state_dict, strict, assign)
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Any:  # Any: itself, as of any module
+        """As of any module; RuntimeError if nothing changed, as by what looks for modules of the source."""
+        return apply_to_all(self, fn, super().apply)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Every parameter and buffer, whole, under all names and in the layout of the source model.
 
         All ranks must call it, and each gets all of the model. What the program does not read is as it was stored.
+        A program for inference that holds values computed of weights in the place of these raises a ValueError.
         """
-        return with_names(self.whole(lambda tensor: tensor.detach(), rest=True), self)
+        return full_state(self)
 
     def full_gradients(self) -> dict[str, Tensor]:
         """The gradients that there are, whole, one for each stored tensor; zero of what the program does not read."""
@@ -376,6 +375,7 @@ class ParallelModule(nn.Module):
 
         Raises:
             OSError: on all ranks, if it could not be written, or there are such files and they are not to be replaced.
+            ValueError: as ``full_state_dict``.
         """
         save(self, folder, max_shard_bytes, overwrite=overwrite)
 

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .gradients import Leaves, local_piece
-from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows
+from .losses import LossFn, batch_loss, check_rows, combine_rows, hand_out, own_rows
 from .parallel import Axis
 from .stored import Held, Weights
 
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
     from .runtime import ParallelModule
 
 Batch = Tensor | Sequence[Tensor]
+_cut: list[Axis] = []  # over which the batch of the last model on several ranks is cut
+_steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 def start_processes(kind: torch.device) -> torch.device:
@@ -39,20 +47,8 @@ def start_processes(kind: torch.device) -> torch.device:
     if not dist.is_initialized():
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # from NCCL 2.26 on
         dist.init_process_group("nccl" if kind.type == "cuda" else "gloo")
+    _watch_steps()  # before optimizers see shards
     return kind
-
-
-def shard_batch(batch: Any, axes: Sequence[Axis]) -> Any:  # Any: tensors in dicts, lists, tuples, and what is none
-    """The same, of each tensor the rows of this rank."""
-    if isinstance(batch, Tensor):
-        return own_rows(batch, axes)
-    if isinstance(batch, Mapping):
-        return type(batch)({key: shard_batch(x, axes) for key, x in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(shard_batch(x, axes) for x in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(shard_batch(x, axes) for x in batch)
-    return batch
 
 
 def check_inputs(
@@ -95,18 +91,90 @@ def check_inputs(
             )
 
 
-def check_names(model: nn.Module, state: Mapping[str, Any]) -> None:
+def apply_to_all(model: nn.Module, fn: Callable[[nn.Module], None], apply: Callable[[Any], Any]) -> Any:
+    """As ``ParallelModule.apply``, which is ``apply``."""
+
+    def state() -> list[Any]:
+        held = [
+            (id(x), x.requires_grad, int(_checksum(local_piece(x)))) for x in (*model.parameters(), *model.buffers())
+        ]
+        hooks = ([len(x) for name, x in vars(each).items() if name.endswith("_hooks")] for each in model.modules())
+        return [held, [each.training for each in model.modules()], list(hooks)]
+
+    before = state()
+    apply(fn)
+    if state() == before:
+        raise RuntimeError(
+            "nothing-applied: apply changed no parameter, buffer or mode. This program has none of the source's "
+            "modules (nn.Linear, …), only their parameters. Apply it to the source, and call "
+            "load_full_state_dict(source.state_dict()); to look at modules alone, walk model.modules()."
+        )
+    return model
+
+
+def check_names(model: nn.Module, state: Mapping[str, Any], *, assign: bool) -> None:
     """Whether a state has a name of this program's own.
 
     Raises:
         ValueError: if it has none; torch would list all names, or with ``strict=False`` load nothing.
     """
+    if assign:
+        raise ValueError(
+            "assigned-state: load_state_dict(assign=True) would put other tensors in place of parameters, whose "
+            "gradients nobody sums. Allowed: assign=False, which copies. Leave it out."
+        )
     own = model.state_dict().keys()
     if own and not own & state.keys():
         raise ValueError(
             f"other-names: a state of {next(iter(state), 'nothing')}, … and no name of this program's. Allowed: what "
             "state_dict() of this model gave. Call model.load_full_state_dict(state) for the source's names."
         )
+
+
+def check_ranks(model: ParallelModule, args: Sequence[Any]) -> None:
+    """Before passes 1, 2, 4, 8, … of training: whether ranks have the same inputs, and at first the same weights.
+
+    Raises:
+        RuntimeError: if they do not.
+    """
+    in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001  # a pass of ``checkpoint``, done again
+    if model.mesh.ranks is None or not model.training or torch.compiler.is_compiling() or in_backward:
+        return
+    model.calls += 1
+    if model.calls & (model.calls - 1) == 0:
+        check_same_inputs(model, args)
+    if model.calls == 1:
+        check_in_sync(model)
+
+
+@contextmanager
+def losses_add_up(model: Any, inputs: Sequence[Tensor] = ()) -> Iterator[None]:  # Any: any module
+    """Context of a step, which takes the loss of the whole batch; ``inputs``: of stages that are called one by one."""
+    before, model.own_loss = getattr(model, "own_loss", None), "sum"
+    if inputs and model.mesh.stage.size > 1:
+        check_ranks(model, inputs)
+    try:
+        yield
+    finally:
+        model.own_loss = before
+
+
+def watch_calls(model: ParallelModule) -> None:
+    """Compare ranks before its forward passes and steps, and hand its outputs out for losses of the caller's own."""
+    model.register_forward_pre_hook(_before_call)
+    model.register_forward_hook(_after_call)
+    if model.mesh.ranks is not None:
+        _cut[:] = [axis for axis in model.batch_axes if axis.size > 1]
+
+
+def _before_call(model: ParallelModule, args: tuple[Any, ...]) -> None:
+    if torch.is_grad_enabled():
+        check_ranks(model, args)
+
+
+def _after_call(model: ParallelModule, args: tuple[Any, ...], outputs: Any) -> Any:
+    del args
+    return hand_out(outputs, model, model.own_loss)
 
 
 def copy_model(model: ParallelModule, memo: dict[int, Any]) -> ParallelModule:
@@ -149,8 +217,9 @@ def train_step(
         target = own_rows(target, batch_axes)
     else:
         target = [own_rows(y, batch_axes) for y in target]
-    loss = batch_loss(loss_fn, model(*inputs), target, batch_axes, reduction)
-    loss.backward()  # type: ignore[no-untyped-call]
+    with losses_add_up(model):
+        loss = batch_loss(loss_fn, model(*inputs), target, batch_axes, reduction)
+        loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
@@ -194,33 +263,90 @@ def _cut_over(model: ParallelModule, x: Tensor) -> tuple[Axis, ...]:
 
 
 @torch.no_grad()
+def check_same_inputs(model: ParallelModule, inputs: Sequence[Any]) -> None:
+    """Whether all ranks have the same whole batch: one small all-reduce for each axis.
+
+    Raises:
+        RuntimeError: if they do not.
+    """
+    given = [x for x in inputs if isinstance(x, Tensor) and x.element_size() in _BITS]
+    numbers = [torch.stack([torch.tensor(x.numel(), device=x.device), _checksum(x)]) for x in given]
+    found = torch.cat([x.to(model.mesh.device) for x in numbers]) if numbers else torch.zeros(0)
+    for axis in (*model.mesh.axes, model.mesh.stage) if numbers else ():
+        if axis.size > 1 and not _is_same_on(axis, found).all():
+            raise RuntimeError(
+                f"other-rows: the ranks along {axis.name} were given different inputs; this one's have shapes "
+                f"{[list(x.shape) for x in given]}. Every rank passes the whole batch, of which the program takes its "
+                "own rows. Draw it in one order on all ranks (one seed, no DistributedSampler); or pass each rank's "
+                'own rows to train_step(..., rows="local").'
+            )
+
+
+def _is_same_on(axis: Axis, found: Tensor) -> Tensor:
+    """Of each whole number, whether the ranks of an axis have the same."""
+    ends = torch.cat([found, -found])
+    dist.all_reduce(ends, dist.ReduceOp.MAX, group=axis.group)
+    largest, least = ends.chunk(2)
+    return largest == -least
+
+
+@torch.no_grad()
 def check_in_sync(model: ParallelModule) -> None:
     """Whether ranks that hold the same parameter or buffer hold the same bits: one small all-reduce for each axis.
 
     Raises:
         RuntimeError: naming those that differ.
     """
-    held = [*model.named_parameters(), *model.named_buffers()]
+    whole = {id(tensor) for tensor, _ in model.mesh.origins}  # constants may be cut, and nothing sets them
+    held = [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if id(x) in whole)]
     for axis in model.mesh.axes:
         same = [(name, local_piece(x)) for name, x in held if axis not in _cut_over(model, x)]
         if axis.size == 1 or not same:
             continue
         found = torch.stack([_checksum(x).to(model.mesh.device) for _, x in same])
-        ends = torch.cat([found, -found])
-        dist.all_reduce(ends, dist.ReduceOp.MAX, group=axis.group)
-        largest, least = ends[: len(same)], -ends[len(same) :]
-        if names := [name for (name, _), differs in zip(same, (largest != least).tolist(), strict=True) if differs]:
+        if names := [name for (name, _), ok in zip(same, _is_same_on(axis, found).tolist(), strict=True) if not ok]:
             raise RuntimeError(
                 f"ranks-differ: {', '.join(names)} should be the same on all ranks of axis {axis.name}, and is not. "
                 "A random number, a hook or a change by hand was another on each. Load a checkpoint."
             )
 
 
+@cache
+def _watch_steps() -> None:
+    register_optimizer_step_pre_hook(_check_own_parameters)
+
+
+@torch.no_grad()
+def _check_own_parameters(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before steps 1, 2, 4, 8, …: whether ranks with other rows have the same in parameters that are no program's.
+
+    Raises:
+        RuntimeError: if they do not, or have other gradients of them.
+    """
+    del args, kwargs
+    given = [x for group in optimizer.param_groups for x in group["params"]]
+    own = [x for x in given if x.requires_grad and not isinstance(x, DTensor)]  # leaves' shards need no gradient
+    _steps[optimizer] = count = _steps.get(optimizer, 0) + 1
+    if len(own) in (0, len(given)) or count & (count - 1):  # an optimizer of its own need not step on every rank
+        return
+    found = torch.stack(
+        [_checksum(x).to(own[0].device) for p in own for x in (p, p.new_zeros(0) if p.grad is None else p.grad)]
+    )
+    for axis in _cut:
+        for at in (~_is_same_on(axis, found)).nonzero()[:1].flatten().tolist():
+            raise RuntimeError(
+                f"own-parameters-apart: {'the gradient of ' if at % 2 else ''}a parameter {list(own[at // 2].shape)} "
+                f"that is not the model's, such as a head's, differs between the ranks along {axis.name}, each of "
+                "which has other rows. Seed ranks alike before you make it, and call model.sum_over_data("
+                "head.parameters()) once, before training; or sum these gradients before the step."
+            )
+
+
 def _checksum(x: Tensor) -> Tensor:
     """Of the bits, so that no two roundings are the same; int64."""
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    x = x.to_dense() if x.is_sparse else x
     return (
-        x.contiguous().view(-1).view(kinds[x.element_size()]).sum(dtype=torch.int64)
+        x.contiguous().view(-1).view(_BITS[min(x.element_size(), 8)]).sum(dtype=torch.int64)
         if x.numel()
         else x.new_zeros((), dtype=torch.int64)
     )
@@ -232,6 +358,8 @@ def self_check(
     """As ``ParallelModule.self_check``."""
     if any(p.grad is not None for p in model.parameters()):
         raise RuntimeError("gradients-present: self_check makes gradients and drops them. Call zero_grad before it.")
+    if getattr(model, "is_under_way", False):
+        raise RuntimeError("batch-under-way: self_check would end it. Call drain, and step, before it.")
     before = [b.clone() for b in model.buffers()]
     stored = model.mesh.origins[0][1]
     state = model.whole(lambda tensor: tensor.detach(), rest=True)
@@ -242,8 +370,7 @@ def self_check(
     for each in (model, alone):
         each.eval()  # masks of dropout would differ
         begun = each.train_step(inputs, target, loss_fn)
-        drain: Callable[[], Tensor] | None = getattr(each, "drain", None) if getattr(each, "two", None) else None
-        loss = float(begun if drain is None else drain())
+        loss = float(each.drain() if getattr(each, "is_under_way", False) else begun)  # type: ignore[operator]  # of it
         runs.append((loss, each.full_gradients()))
         each.zero_grad()
         each.train(training)

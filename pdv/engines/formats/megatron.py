@@ -12,6 +12,7 @@ from ir.errors import UsageError, did_you_mean
 from pdv.engines.engine import Change, Engine, Found, Reading, Settings, Target, names, take_word
 from pdv.engines.flags import Flags, read_flags, read_world, script, take_flag
 from pdv.manual.configuration import Configuration
+from pdv.problem.recomputation import HOSTED, WHOLE
 
 DEGREES = {
     "tensor_model_parallel_size": "tp",
@@ -69,8 +70,9 @@ class Megatron(Engine):
             yield Change({"recompute": "selective"}, "its selective recomputation is of attention's inside")
         if given.recompute == "alternate":
             yield Change({"recompute": "full"}, "it is written with all layers of a stage recomputed")
-        if given.recompute == "offload":
-            yield Change({"recompute": "none"}, "its offloading is of Transformer Engine's layers")
+        if given.recompute in ("offload", *HOSTED):
+            again = "full" if given.recompute in WHOLE else "none"
+            yield Change({"recompute": again}, "its offloading is of Transformer Engine's layers")
         if given.partition is not None and not _ends(given):
             yield Change({"partition": None}, "all stages but the first and the last have equally many layers")
         if target.dtype != "float32" and given.precision != "mixed":

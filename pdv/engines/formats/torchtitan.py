@@ -14,6 +14,7 @@ from pdv.engines.engine import Change, Engine, Found, Reading, Settings, Target,
 from pdv.engines.flags import read_flags, script
 from pdv.engines.parsing import parse_toml
 from pdv.manual.configuration import Configuration
+from pdv.problem.recomputation import HOSTED
 
 P, T, C = "parallelism.", "training.", "compile."
 COPIES, SHARD = f"{P}data_parallel_replicate_degree", f"{P}data_parallel_shard_degree"
@@ -85,7 +86,7 @@ class Torchtitan(Engine):
             yield Change({"sp": False}, "sequence parallelism is along its tensor-parallel ranks")
         if given.recompute in ("selective", "elementwise", "alternate"):
             yield Change({"recompute": "operators"}, "it is written with selective checkpointing by operator")
-        if given.recompute == "offload":
+        if given.recompute in ("offload", *HOSTED):
             yield Change({"recompute": "full"}, "it offloads no activations")
         if target.dtype == "bfloat16" and given.precision not in ("mixed", "as-emitted"):
             yield Change({"precision": "mixed"}, "it sums gradients in float32")

@@ -25,8 +25,8 @@ from ir.errors import ModelError, first_line
 from pdv.frontend.onnx.exported import KIND
 from pdv.frontend.onnx.model import PERSISTENT
 from pdv.frontend.onnx.origins.doubts import OURS
+from pdv.frontend.torch.decomposed import stopped_gradients
 from pdv.frontend.torch.module import export_module
-from pdv.frontend.torch.no_grad import stopped_gradients
 
 if TYPE_CHECKING:
     from pdv.frontend.torch.dynamic_shapes import DynamicShapes

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
-from pdv.frontend.onnx.origins.doubts import module_path, some_of
+from pdv.frontend.onnx.origins.doubts import EXPORT, OURS, module_path, some_of
+from pdv.frontend.onnx.origins.left_out import put_back
 from pdv.frontend.onnx.origins.made import Made
-from pdv.frontend.onnx.origins.merged import lost_with_nodes, part_constants, part_nodes, say_parted
+from pdv.frontend.onnx.origins.merged import lost_with_nodes, part_constants, part_nodes, part_unsaid, say_parted
 from pdv.frontend.onnx.origins.norms import unfold_norms
 from pdv.frontend.onnx.origins.proved import Stored, recover_proved
 from pdv.frontend.onnx.origins.recovered import drop_unread, recover
@@ -48,15 +49,17 @@ class Mended:
         copies: a tensor of the file -> that of which it is a copy, and the order of its dims.
         made: a tensor of the file -> the parameters that it was made of.
         notes: all of it in words.
+        doubts: what training would do without, in words.
         absent: parameters that the file has not, and that cannot be had back.
         held: all that the file has not, where constants alone hold what was computed of them; else none.
-        shared: parameters that the file reads in the place of a constant, too.
+        shared: parameters that the file reads in the place of a constant, too, be it as another that is equal.
     """
 
     merged: dict[str, str | None] = field(default_factory=dict)
     copies: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     made: dict[str, Made] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
     shared: list[str] = field(default_factory=list)
@@ -70,13 +73,22 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
     found = Mended()
     if model.producer_name != "pytorch":
         return found
+    _put_back(model, found)
     signature = Signature.of(model.graph)
     if signature is not None:
+        unsaid, hidden = part_unsaid(signature, model.graph, stored)
+        found.merged |= unsaid
+        found.absent += sorted(hidden)
+        if unsaid:
+            found.notes.append(
+                f"{some_of(sorted(unsaid))} started out equal to others, and are parameters of their own here, by the "
+                "weights that were given"
+            )
         if stored:
             _prove(model.graph, signature, stored, found)
         _restore(model.graph, signature, found)
         parted = part_nodes(signature, model.graph)
-        found.merged.update(parted)
+        found.merged |= parted
         found.notes += say_parted(parted)
         _recover(model.graph, signature, found)
     else:
@@ -86,13 +98,32 @@ def mend(model: onnx_ir.Model, stored: Stored = MappingProxyType({})) -> Mended:
         found.absent += of_unknown_origin(model.graph)
     _rename(model.graph, signature, found)
     if signature is not None:
-        found.shared += part_constants(signature, model.graph)
+        constants = {_held_as(name, found) for name in part_constants(signature, model.graph)}
+        found.shared += sorted(name for name in signature.targets if _held_as(name, found) in constants)
         lost, merged = {*absent(signature, model.graph)}, lost_with_nodes(signature, model.graph)
-        found.absent += sorted((lost | merged) - found.copies.keys())
+        found.absent += sorted((lost | merged) - {*found.copies, *found.absent})
         missing = signature.targets - model.graph.initializers.keys()
         if not merged and not missing & signature.mentioned(model.graph):
             found.held += sorted(missing)
     return found
+
+
+def _put_back(model: onnx_ir.Model, found: Mended) -> None:
+    back, lost = put_back(model.graph, ours=OURS in model.metadata_props)
+    if back:
+        found.notes.append(f"torch's exporter says and leaves out {some_of(back)}, which are put back here")
+    if lost:
+        found.doubts.append(
+            f"torch's exporter leaves out {some_of(lost)}: training would do without. {EXPORT}, if it is to be trained "
+            "with it"
+        )
+
+
+def _held_as(name: str, found: Mended) -> str:
+    """The file's tensor that a parameter is."""
+    while place := found.merged.get(name):
+        name = place
+    return name
 
 
 def _restore(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
@@ -112,7 +143,7 @@ def _restore(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
                 left_out.append(name)
             node.resize_inputs(3)
             node.replace_input_with(2, own)
-        elif value is not None and value.name != name and value.name in signature.targets and _is_constant(value):
+        elif value is not None and value.name != name and value.name in signature.targets:
             if own is None:
                 own = onnx_ir.Value(name=name, shape=value.shape, type=value.type, const_value=value.const_value)
                 graph.register_initializer(own)
@@ -164,11 +195,6 @@ def _recover(graph: onnx_ir.Graph, signature: Signature, found: Mended) -> None:
             f"tensors that the exporter computed beforehand ({some_of(computed)}) are computed in each step here, of "
             "the parameters that they were computed of, which are known but for rounding"
         )
-
-
-def _is_constant(value: onnx_ir.Value) -> bool:
-    array = _array(value)
-    return bool(array.size and (array == array.reshape(-1)[0]).all())
 
 
 def _rename(graph: onnx_ir.Graph, signature: Signature | None, found: Mended) -> None:
@@ -238,9 +264,10 @@ def _separate(graph: onnx_ir.Graph, found: Mended) -> None:
 
 
 def _say_merged(name: str, array: Array, names: Sequence[str]) -> str:
+    constant = f"{array.reshape(-1)[0]} throughout and " if (array == array.reshape(-1)[:1]).all() else ""
     return (
-        f"{name} is {array.reshape(-1)[0]} throughout and read in {len(names) + 1} places, since the exporter merges "
-        f"equal weights: each of them has a parameter of its own here ({some_of(names)})"
+        f"{name} is {constant}read in {len(names) + 1} places, since the exporter merges equal weights: each of them "
+        f"has a parameter of its own here ({some_of(names)})"
     )
 
 

@@ -79,13 +79,13 @@ def load_onnx(
     sizes = {name: size for name, size in (dims or {}).items() if name not in known and isinstance(size, int)}
     own = {} if checkpoint is None else {name: entry.load for name, entry in read_checkpoint(checkpoint).items()}
     with refusing(path):
-        asked = tuple(doubts(model))
-        mended = mend(model, own)
+        asked, mended = [*doubts(model)], mend(model, own)
+        asked += mended.doubts
     lowering = _ModelLowering(model, path, OnnxSizes(path, batch, sizes), known)
     program, stored, notes = lowering.run(), partial(stored_of, mended), tuple(mended.notes)
     lowering.sizes.check_used()
     program = replace(
-        program, known=known, notes=notes, doubts=asked, folded=tuple(folded_norms(model)), as_stored=stored,
+        program, known=known, notes=notes, doubts=tuple(asked), folded=tuple(folded_norms(model)), as_stored=stored,
         left_out=frozenset([*mended.shared, *(name for name, place in mended.merged.items() if place is None)]),
         absent=(*mended.absent, *related(model.graph)), held=tuple(mended.held), drawn=lowering.k.drawn,
         sines=tables_of_sines(model.graph, trained_sources_of(program.graph)),

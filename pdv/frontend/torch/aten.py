@@ -60,6 +60,8 @@ def power(k: Lowering, x: Node, exponent: Number) -> Node:
         return k.mul(x, x)
     if not x.type.dtype.is_floating:
         raise Unsupported(f"{x.type.dtype.value} to the power of {exponent}")
+    if exponent == 0:
+        return masks.fill(k, 1, x.type.shape, x.type.dtype)
     return k.pow(x, operand(k, float(exponent), x.type.dtype))
 
 

@@ -18,7 +18,7 @@ import torch
 from ir.errors import ModelError
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import layers, masks
+from pdv.frontend import kinks, layers, masks
 from pdv.frontend.linear_maps import applied, fourier_matrix
 from pdv.frontend.lowering import Lowering, Unsupported
 
@@ -77,10 +77,27 @@ def _pair(k: Lowering, real: Node, imaginary: Node) -> Complex:
     return Complex(k.concat([k.reshape(k.broadcast(x, shape), (*shape, 1)) for x in (real, imaginary)], -1))
 
 
-def _parts(k: Lowering, x: Any) -> tuple[Node, Node]:  # Any: a complex or real tensor
+def _parts(k: Lowering, x: Any, dtype: DType) -> tuple[Node, Node]:  # Any: a complex or real tensor, or a number
+    """Real and imaginary part; of what is real, in ``dtype``, and zero."""
     if isinstance(x, Complex):
         return k.select(x.parts, -1, 0), k.select(x.parts, -1, 1)
-    return x, masks.fill(k, 0, (1,) * x.type.rank, x.type.dtype)
+    if isinstance(x, Node):
+        return k.cast(x, dtype), masks.fill(k, 0, (1,) * x.type.rank, dtype)
+    kind = np.float64 if dtype is DType.F64 else np.float32
+    real, imaginary = (k.const(np.asarray(part, kind), dtype) for part in (complex(x).real, complex(x).imag))
+    return real, imaginary
+
+
+def _type_of(k: Lowering, *values: Any) -> DType:  # Any: complex or real tensors, numbers
+    """The type of the parts of what torch computes of them."""
+    found = [x.parts if isinstance(x, Complex) else x for x in values if isinstance(x, Complex | Node)]
+    floats = [x for x in found if x.type.dtype.is_floating]
+    dtype = k.promote(*floats) if floats else DType.F32
+    return DType.F32 if dtype is DType.BF16 else dtype
+
+
+def _both_parts(k: Lowering, *values: Any) -> list[tuple[Node, Node]]:  # Any: complex or real tensors, numbers
+    return [_parts(k, x, _type_of(k, *values)) for x in values]
 
 
 def _to_copy(k: Lowering, x: Node | Complex, *, dtype: Any = None, **placement: Any) -> Complex:  # Any: torch types
@@ -88,38 +105,55 @@ def _to_copy(k: Lowering, x: Node | Complex, *, dtype: Any = None, **placement: 
         raise Unsupported("complex numbers made real")
     if isinstance(x, Complex):
         return x if dtype is None else Complex(k.cast(x.parts, _DTYPES[dtype]))
-    return _pair(k, *_parts(k, k.cast(x, _DTYPES[dtype])))
+    return _pair(k, *_parts(k, x, _DTYPES[dtype]))
 
 
 def _mul(k: Lowering, x: Any, y: Any) -> Complex:  # Any: complex or real tensors, numbers
     if not isinstance(x, Complex):
         x, y = y, x
-    if isinstance(y, int | float):
+    if isinstance(x, Complex) and isinstance(y, int | float):
         return Complex(k.scale(x.parts, y))
-    if isinstance(y, Node):
+    if isinstance(x, Complex) and isinstance(y, Node):
         return Complex(k.mul(*k.alike(x.parts, k.reshape(y, (*y.type.shape, 1)))))
-    if not isinstance(y, Complex):
-        raise Unsupported("a product with a complex number")
-    (a, b), (c, d) = _parts(k, x), _parts(k, y)
+    (a, b), (c, d) = _both_parts(k, x, y)
     return _pair(k, k.sub(k.mul(a, c), k.mul(b, d)), k.add(k.mul(a, d), k.mul(b, c)))
 
 
 def _sum(sign: int) -> Callable[..., Complex]:
-    def handle(k: Lowering, x: Any, y: Any, *, alpha: float = 1) -> Complex:  # Any: complex or real tensors
-        if not all(isinstance(each, Complex | Node) for each in (x, y)):
-            raise Unsupported("a sum with a number")
-        (a, b), (c, d) = _parts(k, x), _parts(k, y)
-        return _pair(k, k.add(a, k.scale(c, sign * alpha)), k.add(b, k.scale(d, sign * alpha)))
+    def handle(k: Lowering, x: Any, y: Any, *, alpha: complex = 1) -> Complex:  # Any: tensors, numbers
+        (a, b), (c, d) = _both_parts(k, x, y if alpha == 1 else _mul(k, y, alpha))
+        return _pair(k, k.add(a, k.scale(c, sign)), k.add(b, k.scale(d, sign)))
 
     return handle
 
 
+def _quotient(k: Lowering, x: Any, y: Any) -> Complex:  # Any: complex or real tensors, numbers
+    """x / y: by a complex tensor a product with its conjugate, both over its larger part: squares stay finite."""
+    if isinstance(y, int | float | complex):
+        if y == 0:
+            raise Unsupported("a complex number over zero")
+        return _mul(k, x, 1 / y)
+    if isinstance(y, Node):
+        return _mul(k, x, k.apply("reciprocal", k.cast(y, _type_of(k, x, y))))
+    ((c, d),) = _both_parts(k, y)
+    largest = kinks.extreme(k, ">", *(k.apply("detach", k.apply("abs", part)) for part in (c, d)))
+    c, d = k.div(c, largest), k.div(d, largest)
+    over = k.mul(k.add(k.mul(c, c), k.mul(d, d)), largest)
+    return _mul(k, x, _pair(k, k.div(c, over), k.scale(k.div(d, over), -1)))
+
+
+def _exponential(k: Lowering, x: Complex) -> Complex:
+    ((a, b),) = _both_parts(k, x)
+    size = k.apply("exp", a)
+    return _pair(k, k.mul(size, k.apply("cos", b)), k.mul(size, k.apply("sin", b)))
+
+
 def _matmul(k: Lowering, x: Node | Complex, y: Node | Complex) -> Complex:
     if isinstance(x, Node) and isinstance(y, Complex):
-        return _pair(k, *(layers.matmul(k, *k.alike(x, part)) for part in _parts(k, y)))
+        return _pair(k, *(layers.matmul(k, *k.alike(x, part)) for part in _parts(k, y, _type_of(k, y))))
     if isinstance(x, Complex) and isinstance(y, Node):
-        return _pair(k, *(layers.matmul(k, *k.alike(part, y)) for part in _parts(k, x)))
-    (a, b), (c, d) = _parts(k, x), _parts(k, y)
+        return _pair(k, *(layers.matmul(k, *k.alike(part, y)) for part in _parts(k, x, _type_of(k, x))))
+    (a, b), (c, d) = _both_parts(k, x, y)
     ac, bd, ad, bc = (layers.matmul(k, *k.alike(*both)) for both in ((a, c), (b, d), (a, d), (b, c)))
     return _pair(k, k.sub(ac, bd), k.add(ad, bc))
 
@@ -139,6 +173,15 @@ def _put(k: Lowering, x: Any, piece: Any, dim: int = 0, start: Any = None, stop:
     return Complex(masks.put_slice(k, x.parts, piece.parts, dim, *ends, step))
 
 
+def _copy(k: Lowering, x: Node | Complex, piece: Node | Complex, non_blocking: bool = False) -> Complex:
+    """A piece, expanded to all of x."""
+    if not isinstance(x, Complex):
+        raise Unsupported("complex numbers made real")
+    dtype, shape = x.parts.type.dtype, x.parts.type.shape
+    found = piece if isinstance(piece, Complex) else _pair(k, *_parts(k, piece, dtype))
+    return Complex(k.expand(k.cast(found.parts, dtype), shape))
+
+
 def _zeros(k: Lowering, x: Any, *, dtype: Any = None, **placement: Any) -> Complex:  # Any: torch types
     if not isinstance(x, Complex) or dtype not in (None, *_DTYPES):
         raise Unsupported("complex numbers made real")
@@ -150,7 +193,7 @@ def _conjugate(k: Lowering, x: Complex) -> Complex:
 
 
 def _absolute(k: Lowering, x: Complex) -> Node:
-    return k.apply("sqrt", k.reduce("reduce_sum", k.mul(x.parts, x.parts), (-1,), False))
+    return kinks.root(k, k.reduce("reduce_sum", k.mul(x.parts, x.parts), (-1,), False))
 
 
 def _moved(op: Callable[[Lowering, Node, Any], Node]) -> Callable[..., Complex]:  # Any: dims or a shape, rewritten
@@ -212,12 +255,17 @@ HANDLERS: Mapping[str, Callable[..., Node | Complex]] = {
     "aten.mul.Tensor": _mul,
     "aten.add.Tensor": _sum(1),
     "aten.sub.Tensor": _sum(-1),
+    "aten.rsub.Scalar": lambda k, x, y: _sum(-1)(k, y, x),
+    "aten.div.Tensor": _quotient,
+    "aten.reciprocal.default": lambda k, x: _quotient(k, 1, x),
+    "aten.neg.default": lambda k, x: Complex(k.scale(x.parts, -1)),
+    "aten.exp.default": _exponential,
     "aten.zeros_like.default": _zeros,
     "aten.mm.default": _matmul,
     "aten.bmm.default": _matmul,
     "aten.cat.default": _joined,
     "aten.slice_scatter.default": _put,
-    "aten.copy.default": lambda k, x, piece, non_blocking=False: Complex(k.expand(piece.parts, x.parts.type.shape)),
+    "aten.copy.default": _copy,
     "aten._conj.default": _conjugate,
     "aten.conj_physical.default": _conjugate,
     "aten._conj_physical.default": _conjugate,

@@ -24,7 +24,7 @@ from pdv.frontend.torch.copies import prepared_copy
 from pdv.frontend.torch.dynamic_shapes import DynamicShapes, NamedDims, open_dims, planned_shapes
 from pdv.frontend.torch.export_errors import export_error, is_of_transforms
 from pdv.frontend.torch.exported_state import storage_of
-from pdv.frontend.torch.program import load_exported_program
+from pdv.frontend.torch.program import OWN_BACKWARD, load_exported_program
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]  # Any: what the module's forward takes
 """One tensor, the positional arguments, or the keyword arguments of a module's forward."""
@@ -157,10 +157,29 @@ def _export(
     said = io.StringIO()
     with warnings.catch_warnings():  # recurrent layers keep their weights twice; calls are compared behind this
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
-        with redirect_stderr(said), _unvalidated():
+        with redirect_stderr(said), _unvalidated(), _functions_called() as called:
             program = torch.export.export(module, args, kwargs, dynamic_shapes=cast(Any, shapes), strict=strict)
     sys.stderr.write(said.getvalue())
+    program.graph_module.meta[OWN_BACKWARD] = tuple(called)
     return program
+
+
+@contextmanager
+def _functions_called() -> Iterator[dict[str, None]]:
+    """While this lasts, ``autograd.Function``s that are not torch's are noted: traced is their forward."""
+    called: dict[str, None] = {}
+    plain = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:  # Any: what its forward takes and gives
+        if cls.__module__.partition(".")[0] != "torch":
+            called[cls.__qualname__] = None
+        return plain.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield called
+    finally:
+        torch.autograd.Function.apply = plain  # type: ignore[method-assign]
 
 
 @contextmanager

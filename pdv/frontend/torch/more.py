@@ -10,7 +10,7 @@ import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import layers, masks
+from pdv.frontend import kinks, layers, masks
 from pdv.frontend.lowering import Lowering, Number, Unsupported
 from pdv.frontend.torch.scalars import Handler, Result, Scalar, dtype_of, operands
 
@@ -40,20 +40,6 @@ def clamp(k: Lowering, x: Node, least: Number | None = None, most: Number | None
     if any(isinstance(end, float) for end in (least, most)) and not x.type.dtype.is_floating:
         x = k.cast(x, DType.F32)
     return masks.clamp(k, x, least, most)
-
-
-def extreme(relation: str) -> Handler:
-    """The larger, or smaller, of each two elements; of equal ones each takes half of the gradient, as in torch."""
-
-    def handle(k: Lowering, x: Node, y: Node) -> Node:
-        x, y = k.alike(x, y)
-        chosen = k.apply("where", masks.compare(k, relation, x, y), x, y)
-        if not (x.needs_grad or y.needs_grad):
-            return chosen
-        half = k.add(k.scale(x, 0.5), k.scale(y, 0.5))
-        return k.apply("where", masks.compare(k, "==", x, y), half, chosen)
-
-    return handle
 
 
 def pad(k: Lowering, x: Node, widths: Sequence[int], mode: str = "constant", value: Number | None = None) -> Node:
@@ -161,11 +147,33 @@ def cross_entropy(
     return masks.cross_entropy(k, logits, labels, ignored=ignored, reduction=kind, smoothing=smoothing)
 
 
-def mse_loss(k: Lowering, x: Node, y: Node, reduction: int = 1) -> Node:
-    """Squared distances, their mean, or their sum."""
-    gap = k.sub(*k.alike(x, y))
-    square = k.mul(gap, gap)
-    return square if reduction == 0 else k.reduce(("", "reduce_mean", "reduce_sum")[reduction], square, (), False)
+def vector_norm(
+    k: Lowering, x: Node, order: float = 2, dims: Sequence[int] | None = None, keepdim: bool = False, *,
+    dtype: Any = None,
+) -> Node:  # fmt: skip
+    """Over dims, or of all: of squares, of sizes, or the largest size; without a gradient where it is zero."""
+    if order not in (1, 2, math.inf) or dtype is not None or not x.type.rank:
+        raise Unsupported(f"a norm of order {order}, in a type of its own, or of a number")
+    if order == math.inf:
+        return kinks.largest(k, k.apply("abs", x), dims or (), keep=keepdim)
+    total = k.reduce("reduce_sum", k.mul(x, x) if order == 2 else k.apply("abs", x), dims or (), keepdim)
+    return kinks.root(k, total) if order == 2 else total
+
+
+def loss_of(each: Callable[..., Node], **defaults: float) -> Handler:
+    """A function of differences, its mean, or its sum."""
+
+    def handle(k: Lowering, x: Node, y: Node, reduction: int = 1, *given: float, **named: float) -> Node:
+        numbers = {**defaults, **dict(zip(defaults, given, strict=False)), **named}
+        losses = each(k, k.sub(*k.alike(x, y)), *numbers.values())
+        return losses if reduction == 0 else k.reduce(("", "reduce_mean", "reduce_sum")[reduction], losses, (), False)
+
+    return handle
+
+
+def smooth_l1(k: Lowering, gap: Node, beta: float) -> Node:
+    """Huber's loss over its bound; without one the size of the gap."""
+    return k.apply("abs", gap) if beta == 0 else k.scale(kinks.linear_beyond(k, gap, beta), 1 / beta)
 
 
 def group_norm(
@@ -186,14 +194,6 @@ def native_group_norm(
 ) -> Result:
     """Group norm with its statistics, which only a backward pass reads."""
     return group_norm(k, x, groups, weight, bias, eps), None, None
-
-
-def amax(k: Lowering, x: Node, dims: Sequence[int] = (), keepdim: bool = False) -> Node:
-    """The largest elements over dims."""
-    over = sorted({dim % x.type.rank for dim in dims} or range(x.type.rank))
-    for dim in reversed(over):
-        x = k.apply("reduce_max", x, dim=dim, keepdim=bool(keepdim))
-    return x
 
 
 def broadcast_in_dim(k: Lowering, x: Node, shape: Sequence[int], dims: Sequence[int]) -> Node:
@@ -222,13 +222,6 @@ def square(k: Lowering, x: Node) -> Node:
     return k.mul(x, x)
 
 
-def hardtanh(k: Lowering, x: Node, least: float, most: float) -> Node:
-    """x, at least ``least`` and at most ``most``; no gradient where it is either."""
-    if not x.type.dtype.is_floating:
-        return clamp(k, x, least, most)
-    return k.apply("hardtanh", x, minimum=float(least), maximum=float(most))
-
-
 def softplus(k: Lowering, x: Node, beta: float = 1.0, threshold: float = 20.0) -> Node:
     """log(1 + exp(x)); beyond the threshold that is x but for rounding."""
     if threshold < 20:
@@ -236,16 +229,27 @@ def softplus(k: Lowering, x: Node, beta: float = 1.0, threshold: float = 20.0) -
     return k.scale(k.apply("softplus", k.scale(x, beta)), 1 / beta)
 
 
-def standard_deviation(
-    k: Lowering, x: Node, dims: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
-) -> Node:
-    """Over dims, without them unless they are kept; no gradient where it is zero, as in torch."""
+def deviation(
+    k: Lowering, x: Node, dims: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False,
+    squared: bool = False,
+) -> Node:  # fmt: skip
+    """Over dims, without them unless they are kept, or its square; no gradient where it is zero, as in torch."""
     over = sorted({dim % x.type.rank for dim in dims or range(x.type.rank)})
     spread = variance(k, x, over, 1.0 if correction is None else correction)
-    none = masks.compare_number(k, "==", spread, 0.0)
-    one, zero = (layers.fill(k, value, (), spread.type.dtype) for value in (1.0, 0.0))
-    found = k.apply("where", none, zero, k.apply("sqrt", k.apply("where", none, one, spread)))
-    return k.reshape(found, [1 if i in over else n for i, n in enumerate(x.type.shape)]) if keepdim else found
+    kept = [1 if i in over else n for i, n in enumerate(x.type.shape)] if keepdim else spread.type.shape
+    if squared:
+        return k.reshape(spread, kept)
+    return k.reshape(kinks.root(k, spread), kept)
+
+
+def beside_mean(*, squared: bool) -> Handler:
+    """The deviation, or its square, and the mean."""
+
+    def handle(k: Lowering, x: Node, dims: Sequence[int] | None = None, **how: Any) -> Result:  # Any: as ``deviation``
+        mean = k.reduce("reduce_mean", x, dims or (), bool(how.get("keepdim", False)))
+        return deviation(k, x, dims, squared=squared, **how), mean
+
+    return handle
 
 
 def binary_cross_entropy(k: Lowering, x: Node, target: Node, weight: Node | None = None, reduction: int = 1) -> Node:
@@ -318,10 +322,16 @@ HANDLERS: Mapping[str, Callable[..., Result]] = {
     "aten.clamp.default": clamp,
     "aten.clamp_min.default": clamp,
     "aten.clamp_max.default": lambda k, x, most: clamp(k, x, None, most),
-    "aten.hardtanh.default": lambda k, x, least=-1.0, most=1.0: hardtanh(k, x, least, most),
-    "aten.relu6.default": lambda k, x: hardtanh(k, x, 0.0, 6.0),
-    "aten.maximum.default": extreme(">="),
-    "aten.minimum.default": extreme("<="),
+    "aten.hardtanh.default": lambda k, x, least=-1.0, most=1.0: kinks.hardtanh(k, x, least, most),
+    "aten.relu6.default": lambda k, x: kinks.hardtanh(k, x, 0.0, 6.0),
+    "aten.hardsigmoid.default": kinks.hard_sigmoid,
+    "aten.hardswish.default": kinks.hard_swish,
+    "aten.elu.default": kinks.elu,
+    "aten.celu.default": kinks.celu,
+    "aten.linalg_vector_norm.default": vector_norm,
+    "aten.isnan.default": lambda k, x: k.apply("compare", x, x, relation="!="),
+    "aten.maximum.default": lambda k, x, y: kinks.extreme(k, ">=", x, y),
+    "aten.minimum.default": lambda k, x, y: kinks.extreme(k, "<=", x, y),
     "aten.pad.default": pad,
     "aten.constant_pad_nd.default": constant_pad,
     "aten.zeros_like.default": filled(0),
@@ -340,12 +350,18 @@ HANDLERS: Mapping[str, Callable[..., Result]] = {
     "aten.flip.default": flip,
     "aten.roll.default": roll,
     "aten.cross_entropy_loss.default": cross_entropy,
-    "aten.mse_loss.default": mse_loss,
+    "aten.mse_loss.default": loss_of(square),
+    "aten.smooth_l1_loss.default": loss_of(smooth_l1, beta=1.0),
+    "aten.huber_loss.default": loss_of(kinks.linear_beyond, delta=1.0),
     "aten.group_norm.default": group_norm,
     "aten.native_group_norm.default": native_group_norm,
-    "aten.amax.default": amax,
-    "aten.max.default": amax,
-    "aten.min.default": lambda k, x: k.scale(amax(k, k.scale(x, -1)), -1),
+    "aten.amax.default": lambda k, x, dims=(), keepdim=False: kinks.largest(k, x, dims, keep=bool(keepdim)),
+    "aten.max.default": kinks.largest,
+    "aten.min.default": lambda k, x: k.scale(kinks.largest(k, k.scale(x, -1)), -1),
+    "aten.amin.default": lambda k, x, dims=(), keepdim=False: k.scale(
+        kinks.largest(k, k.scale(x, -1), dims, keep=bool(keepdim)), -1
+    ),
+    "aten.logsumexp.default": kinks.log_sum_exp,
     "aten.log1p.default": lambda k, x: k.apply("log1p", x),
     "aten.expm1.default": lambda k, x: k.apply("expm1", x),
     "aten.broadcast_tensors.default": broadcast_tensors,
@@ -354,7 +370,9 @@ HANDLERS: Mapping[str, Callable[..., Result]] = {
     "aten.square.default": square,
     "aten.softplus.default": softplus,
     "aten.conv1d.default": conv1d,
-    "aten.std.correction": standard_deviation,
+    "aten.std.correction": deviation,
+    "aten.var_mean.correction": beside_mean(squared=True),
+    "aten.std_mean.correction": beside_mean(squared=False),
     "aten.binary_cross_entropy.default": binary_cross_entropy,
     "aten.embedding_bag.padding_idx": embedding_bag,
     "aten._embedding_bag.default": embedding_bag,

@@ -33,7 +33,7 @@ _REFUSED = {
 }
 
 _ATEN = torch.ops.aten
-_OF_ROWS = {_ATEN.topk: 2, _ATEN.sort: 1, _ATEN.argsort: 1, _ATEN.cumprod: 1}
+_OF_ROWS = {_ATEN.topk: 2, _ATEN.sort: 1, _ATEN.argsort: 1, _ATEN.cumprod: 1, _ATEN.logcumsumexp: 1}
 """Functions of each row along a dim -> the place of the dim among their arguments."""
 
 Value = Any

@@ -7,7 +7,6 @@ becomes is said in `aten`. Entry point: `load_exported_program`.
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,12 +14,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
 
-from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError, first_line
+from ir.errors import ModelError, ShapeError, UnsupportedOperatorsError
 from ir.graph import Graph, Node
 from ir.types import DType, TensorType
 from pdv.frontend import masks
@@ -30,20 +28,17 @@ from pdv.frontend.program import Array, Program, Weights
 from pdv.frontend.torch.aten import HANDLERS
 from pdv.frontend.torch.chosen_rows import of_chosen
 from pdv.frontend.torch.complex_numbers import Complex, check_real, is_complex, of_complex
+from pdv.frontend.torch.decomposed import DETACHES, decompose
 from pdv.frontend.torch.exported_state import (
     Memory,
     check_overwritten,
-    check_words,
     is_floating,
     live_nodes,
     memory_of,
     other_names,
-    shared_names,
     tensors,
     where_of,
-    without_spare_names,
 )
-from pdv.frontend.torch.no_grad import DETACHES, stopped_gradients
 from pdv.frontend.torch.opaque import opaque
 from pdv.frontend.torch.scalars import Handler
 from pdv.passes.fold_constants import check_foldable_size
@@ -55,14 +50,8 @@ already reported.
 """
 
 
-_ATEN = torch.ops.aten
-_MADE_OF_OTHERS = [  # beside those that torch takes apart for core ATen
-    _ATEN.leaky_relu, _ATEN.elu, _ATEN.celu, _ATEN.hardswish, _ATEN.hardsigmoid, _ATEN.hardshrink, _ATEN.softshrink,
-    _ATEN.mish, _ATEN.glu, _ATEN.log_sigmoid_forward, _ATEN.smooth_l1_loss, _ATEN.huber_loss,
-    _ATEN.binary_cross_entropy, _ATEN.binary_cross_entropy_with_logits, _ATEN.soft_margin_loss,
-    _ATEN.upsample_nearest2d, _ATEN.upsample_bilinear2d, _ATEN.addcmul, _ATEN.addcdiv, _ATEN.lerp, _ATEN.addmv,
-    _ATEN.baddbmm, _ATEN.threshold, _ATEN.std, _ATEN.var, _ATEN.var_mean, _ATEN.tril, _ATEN.triu,
-]  # fmt: skip
+OWN_BACKWARD = "own_backward"
+"""Where the graph module of an exported program keeps the names of the functions with a backward of their own."""
 ONLY_SCATTER = "only scatter reads the k largest elements, to put them back"
 
 
@@ -73,49 +62,20 @@ def load_exported_program(program: ExportedProgram) -> Program:
         ModelError: if a shape is dynamic, or a constant has no values.
         UnsupportedOperatorsError: naming every operator that has no declaration.
     """
-    with stopped_gradients(program), without_spare_names(program):
-        decomposed = _decompose(program)
-    lowered = _ProgramLowering(decomposed).run()
+    lowered = _ProgramLowering(decompose(program)).run()
     names, state = other_names(program, lowered.weights.loaders), program.state_dict
     unread = {
         name: partial(_to_numpy, state[name], name)
         for name in state
         if name not in names and name not in lowered.weights.loaders and _is_storable(state[name])
     }
-    return replace(lowered, names=names, weights=replace(lowered.weights, unread=unread))
+    own = program.graph_module.meta.get(OWN_BACKWARD, ())
+    return replace(lowered, names=names, weights=replace(lowered.weights, unread=unread), own_backward=own)
 
 
 def _is_storable(tensor: torch.Tensor) -> bool:
     """Whether it has values, of a type that files of weights have."""
     return not tensor.is_meta and str(tensor.dtype).removeprefix("torch.") in {dtype.torch_name for dtype in DType}
-
-
-def _decompose_unread(program: ExportedProgram) -> ExportedProgram:
-    table = {**get_decompositions(_MADE_OF_OTHERS), **torch.export.default_decompositions()}
-    table = {target: made for target, made in table.items() if str(target) not in HANDLERS}
-    return cast(ExportedProgram, program.run_decompositions(table))
-
-
-def _decompose(program: ExportedProgram) -> ExportedProgram:
-    """In operators that have a reader, as far as torch can say the others by such."""
-    try:
-        with warnings.catch_warnings():  # torch copies trees of its own that its own newer words replace
-            warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec")
-            return _decompose_unread(program)
-    except Exception as error:  # whatever torch asserts about programs
-        check_words(program, error)
-        shared = "; ".join(", ".join(names) for names in shared_names(program))
-        raise ModelError(
-            f"torch cannot decompose the exported program: {type(error).__name__}: {first_line(error)}",
-            f"Tensors that are overwritten share memory with no others; here these do: {shared}" if shared else "",
-            "Give them memory of their own" if shared else _remedy(error),
-        ) from error
-
-
-def _remedy(error: Exception) -> str:
-    if "data-dependent" in str(error):
-        return "Give losses all rows, with labels that they ignore (-100) in place of rows that a mask chooses"
-    return "See that program.run_decompositions({}) works"
 
 
 class _ProgramLowering:
@@ -308,8 +268,14 @@ class _ProgramLowering:
         return all(_is_constant(self.values[x]) for x in node.all_input_nodes)
 
     def _evaluate(self, node: torch.fx.Node) -> Value:
-        """Run an operator over constants in torch."""
+        """Run an operator over constants in torch.
+
+        Raises:
+            Unsupported: if torch, when it exported the model, could not say of what shape the result is.
+        """
         for value in tensors(node.meta["val"]):
+            if any(isinstance(size, torch.SymInt) for size in value.shape):
+                raise Unsupported("")  # the program goes on with a size that is no number
             check_foldable_size(tuple(value.shape), value.element_size(), node.name)
         args, kwargs = _map_operands(node, lambda x: _as_torch(self.values[x]))
         if "device" in kwargs:

@@ -31,11 +31,28 @@ function levels(cluster) {
   const rows = found.map((level, place) => [el('strong', {}, `${level.size} × ${level.name}`), level.link.name,
     level.link.bandwidth_bytes_per_s ? rate(level.link.bandwidth_bytes_per_s) + 'B/s' : '–', seconds(level.link.latency_s), carried(found, place)]);
   return [table(['level', 'link', 'a device and direction', 'latency', 'what crosses it in a step'], rows, [2, 3]),
-    el('div', { class: 'map', role: 'img', 'aria-label': found.map((level) => `${level.size} ${level.name}`).join(' of ') }, nested(found, 0))];
+    el('div', { class: 'map', role: 'img', 'aria-label': found.map((level) => `${level.size} ${level.name}`).join(' of ') }, nested(found, 0)),
+    cluster.places && el('p', {}, placed(cluster.places))];
 }
-// Axes whose link is that of the level; joint ones are on the levels of all their axes, sends on the outermost.
+// Where stages are, if not in the order of the devices.
+function placed(places) {
+  const each = places.length / RUNNING.stages;
+  const parts = Array.from({ length: RUNNING.stages }, (_, stage) => `stage ${stage} is on ${spans(places.slice(stage * each, (stage + 1) * each))}`);
+  return `Of all devices, counted from 0 as they are listed, ${parts.join(', ')}.`;
+}
+function spans(numbers) {
+  const runs = [];
+  for (const number of numbers) {
+    const run = runs[runs.length - 1];
+    if (run && number === run[1] + 1) run[1] = number;
+    else runs.push([number, number]);
+  }
+  return runs.map(([first, last]) => (first === last ? `${first}` : `${first} to ${last}`)).join(', ');
+}
+// Axes whose link is that of the level, or one of those that it is where nodes differ; joint ones are on the levels of
+// all their axes, sends on the outermost.
 function carried(found, place) {
-  const own = new Map(PLAN.mesh.map((axis) => [axis.name, Math.max(0, found.findIndex((level) => level.link.name === axis.link.name))]));
+  const own = new Map(PLAN.mesh.map((axis) => [axis.name, Math.max(0, found.findIndex((level) => level.link.name === axis.link.name || level.link.name.split('+').includes(axis.link.name)))]));
   const crosses = (name) => (own.has(name) ? own.get(name) === place : name.split('+').some((part) => (own.get(part) || 0) === place));
   const names = Object.keys(DATA.traffic).filter(crosses);
   if (!names.length) return 'nothing';

@@ -95,5 +95,5 @@ function whyText(why) {
   if (!why.rejected) return el('p', {}, 'No other cut is possible between the same boundary shardings.');
   const extra = why.rejected;
   return el('p', { id: 'rejected' }, `The best rejected cut, ${cutText(why, extra.splits)}, would cost `, num(extraText(extra), extra.extra_s), ' a step for each such operator.',
-    extra.extra_s < 0 ? ' It is faster, and memory decided.' : '');
+    extra.extra_s < 0 ? ` ${DATA.why.cheaper}` : '');
 }

@@ -1,13 +1,14 @@
 // Memory by stage: who holds the peak, and what is allocated over the step; and where each stage's time goes.
 function memorySection() {
   const held = T.held;
+  const alike = new Set(held.map((one) => one.capacity_bytes)).size === 1; // devices of several kinds have a bar of their own each
   const largest = Math.max(...held.map((one) => Math.max(one.capacity_bytes, one.total_bytes)));
   const rows = held.map((one) => {
     const kinds = Object.entries(one.by_kind_bytes).map(([kind, size]) => [kind, size, holderColour(kind)]);
     kinds.push(['allocator, context, communicators', Math.max(0, one.total_bytes - one.peak_bytes), '--bubble']);
     const name = held.length > 1 || RUNNING.stages > 1 ? `stage ${one.stage}, ${one.device}` : `${one.count} × ${one.device}`;
-    return el('div', { class: 'row' }, el('span', {}, name), stacked(kinds, largest, kinds.map((kind) => `${kind[0]} ${bytes(kind[1])}`).join(', '), held.length > 6),
-      el('span', { class: one.fits ? '' : 'no strong' }, num(bytes(one.total_bytes), one.total_bytes), one.fits ? '' : ', does not fit'));
+    return el('div', { class: 'row' }, el('span', {}, name), stacked(kinds, alike ? largest : Math.max(one.capacity_bytes, one.total_bytes), kinds.map((kind) => `${kind[0]} ${bytes(kind[1])}`).join(', '), held.length > 6),
+      el('span', { class: one.fits ? '' : 'no strong' }, num(bytes(one.total_bytes), one.total_bytes), alike ? '' : ` of ${bytes(one.capacity_bytes)}`, one.fits ? '' : ', does not fit'));
   });
   const kinds = [...new Set(held.flatMap((one) => Object.keys(one.by_kind_bytes)))];
   const chosen = held.indexOf(held.reduce((a, b) => (b.total_bytes / b.capacity_bytes > a.total_bytes / a.capacity_bytes ? b : a)));
@@ -16,7 +17,7 @@ function memorySection() {
     held.map((one, place) => el('option', { value: place, selected: place === chosen }, `stage ${one.stage}, ${one.device}`)));
   drawHeld(panel, held[chosen]);
   addEventListener('repaint', () => drawHeld(panel, held[choice.value]));
-  return section('memory', 'Memory', `Of ${bytes(largest)} a device, by who holds it at the peak.`, rowsOf(rows),
+  return section('memory', 'Memory', `Of ${alike ? `${bytes(largest)} a device` : 'what each device has'}, by who holds it at the peak.`, rowsOf(rows),
     el('ul', { class: 'keys' }, kinds.map((kind) => el('li', {}, swatch(holderColour(kind)), kind)), el('li', {}, swatch('--bubble'), 'allocator, context, communicators')),
     el('div', { class: 'tools', style: { 'margin-top': '18px' } }, el('h3', { style: { margin: 0 } }, 'Over the step'), held.length > 1 && choice), panel,
     SIMULATED.stages.length > 1 && stageTable());

@@ -6,7 +6,7 @@ const cutText = (entry, splits) => Object.entries(splits).map(([axis, label]) =>
 const extraText = (extra) => (extra.exact ? '' : '≥ ') + signed(extra.extra_s);
 
 function operatorSection() {
-  const lead = 'Equal operators once, the longest first: what a step spends on them, and the best other cut with what it would cost more, all else in its block free. By added prices: what is less than nothing was rejected for its memory or its simulated step.';
+  const lead = 'Equal operators once, the longest first: what a step spends on them, and the best other cut with what it would cost more, all else in its block free.' + (DATA.why ? ` ${DATA.why.cheaper}` : '');
   if (!DATA.why) return section('operators', 'Operators, and what was rejected', lead, missing('For this parts of the plan are solved again.', COMMAND));
   const rows = DATA.why.operators.map((entry) => [
     el('span', {}, el('strong', {}, entry.op), ` ${entry.type}`), String(entry.count), num(seconds(entry.time_s), entry.time_s), cutText(entry, entry.splits),

@@ -42,7 +42,8 @@ from pdv.simulate.lowering.price import copying_s
 from pdv.simulate.step import factors
 
 DRAWS = 16  # of stragglers, as steps are predicted
-PRICES = (0.1, 0.2, 0.3, 0.45, 0.7, 1.2)  # of memory: seconds of an inside for all that its stages have
+# Of memory, in seconds of an inside for all that its stages have; in this order, as long as a cell is bounded lowest.
+PRICES = (0.3, 0.7, 0.1, 0.45, 0.2, 1.2)
 SOLVED = 64  # insides at most; what is known by then is a bound, too
 MOST = 4.0  # times what all stages together take, that is looked for
 COMING = 0.75  # of what rests while the only micro-batch runs forward: gradients come as it runs backward
@@ -52,13 +53,15 @@ COMING = 0.75  # of what rests while the only micro-batch runs forward: gradient
 class Cell:
     """Plans of ``stages``, of any of the numbers of micro-batches, on one mesh or (None) any.
 
-    On one mesh all numbers are multiples of the first. ``by``: compute alone, an inside, or one within memory.
+    On one mesh all numbers are multiples of the first. ``by``: compute alone, an inside, or one within memory; the
+    latter at so many ``prices`` of it.
     """
 
     stages: int
     counts: tuple[int, ...]
     mesh: Mesh | None = None
     by: Literal["even", "free", "within"] = "even"
+    prices: int = 0
 
     @property
     def asks(self) -> bool:
@@ -140,7 +143,7 @@ class Bounds:
     def _open(self, cell: Cell) -> Iterator[tuple[float, Cell]]:
         """The cells in a cell, each with its bound; none where nothing more can be said."""
         stages, counts, mesh = cell.stages, cell.counts, cell.mesh
-        if cell.by == "within" or not self._is_alike(stages):
+        if cell.prices == len(PRICES) or not self._is_alike(stages):
             return
         if mesh is None:
             groups = list(_multiples(counts) if self.space.is_bounded else ((m,) for m in counts))
@@ -149,7 +152,8 @@ class Bounds:
         elif cell.by == "even" and len(counts) > 1:
             yield self._free_s(stages, mesh, counts), replace(cell, by="free")
         elif len(counts) == 1:
-            yield self._within_s(stages, mesh, counts[0]), replace(cell, by="within")
+            prices = cell.prices + (cell.by == "within") if math.isfinite(self.space.room) else len(PRICES)
+            yield self._within_s(stages, mesh, counts[0], prices), replace(cell, by="within", prices=prices)
         else:
             half = len(counts) // 2
             for group in (counts[:half], *_multiples(counts[half:])):
@@ -166,7 +170,8 @@ class Bounds:
     def _even_of(self, stages: int, micro_batches: int, mesh: Mesh | None) -> float:
         floor = self.floors.of(stages, micro_batches, mesh)
         if mesh is None or math.isinf(floor.busy_s):
-            again_s = 0.0 if self._may_keep(stages, micro_batches) else floor.again_s if self._may_repeat else math.inf
+            may_keep = self._may_host or self._may_keep(stages, micro_batches)
+            again_s = 0.0 if may_keep else floor.again_s if self._may_repeat else math.inf
             busy_s = self._spread_s(stages, (micro_batches,), floor.busy_s + again_s)
             return self._step_s(stages, (micro_batches,), busy_s, floor.backward_s)
         candidate = self.space.candidate(stages, mesh, micro_batches)
@@ -183,17 +188,20 @@ class Bounds:
         whole_s = max(inside.at(0.0) * counts[0] / stages, floor.busy_s)
         return self._step_s(stages, counts, self._spread_s(stages, counts, whole_s), floor.backward_s)
 
-    def _within_s(self, stages: int, mesh: Mesh, micro_batches: int) -> float:
-        """The same of one number of micro-batches, each stage within its memory, or with layers run again."""
+    def _within_s(self, stages: int, mesh: Mesh, micro_batches: int, prices: int = len(PRICES)) -> float:
+        """The same of one number of micro-batches, each stage within its memory, or with layers run again.
+
+        By so many prices of memory, of which each says what no other does.
+        """
         inside = self._inside(stages, micro_batches, mesh)
         if inside is None:
             return math.inf
         floor = self.floors.of(stages, micro_batches, mesh)
         whole_s = max(inside.at(0.0) * micro_batches / stages, floor.busy_s)
         candidate = self.space.candidate(stages, mesh, micro_batches)
-        prices = self._prices(inside, candidate)
-        runs = {price: inside.runs(price) for price in (0.0, *prices)}
-        return self._in_order(candidate, floor, whole_s, partial(self._kept_s, inside, prices), runs)
+        asked = self._prices(inside, candidate)[:prices]
+        runs = {price: inside.runs(price) for price in (0.0, *asked)}
+        return self._in_order(candidate, floor, whole_s, partial(self._kept_s, inside, asked), runs)
 
     def _in_order(
         self,
@@ -211,6 +219,9 @@ class Bounds:
             if "none" in self.space.recomputations:
                 busy_s = max(whole_s, kept_of(rooms) * count / stages)
                 found.append(self._fitted_s(candidate, (order, each), busy_s, _Fit(runs, even.backward, rooms)))
+            if self._may_host:
+                hosted = _Fit({0.0: runs[0.0]}, even.backward, [math.inf] * stages)
+                found.append(self._fitted_s(candidate, (order, each), whole_s, hosted))
             if self._may_repeat:
                 again = _Fit({0.0: runs[0.0] + even.again_runs}, even.backward + even.again, [math.inf] * stages)
                 found.append(self._fitted_s(candidate, (order, each), whole_s + floor.again_s, again))
@@ -314,6 +325,11 @@ class Bounds:
     @cached_property
     def _may_repeat(self) -> bool:
         return "full" in self.space.recomputations and self.space.has_layers
+
+    @property
+    def _may_host(self) -> bool:
+        """Whether layers may leave nothing on the device, which takes no time at best."""
+        return self.space.pinned.activations is not None and self.space.has_layers
 
     def _may_keep(self, stages: int, micro_batches: int) -> bool:
         """Whether an even cut of all that is kept would fit."""

@@ -73,7 +73,7 @@ class Floors:
     space: Space
     source_of: Callable[[int], SourceBlocks | None]
     rewrites: Rewrites = field(default_factory=dict)
-    _prices: dict[Hashable, Numbers] = field(default_factory=dict)  # [class; forward, backward], unweighed
+    _prices: dict[Hashable, dict[Shape, Numbers]] = field(default_factory=dict)  # [class; forward, backward], unweighed
     _blocks: dict[int, dict[Sizes, Numbers]] = field(default_factory=dict)
     _floors: dict[tuple[Sizes, int], Floor] = field(default_factory=dict)
 
@@ -162,9 +162,10 @@ class Floors:
         if len(self.devices) == 1 or source is None:
             return np.ones(len(self.devices))
         nodes = [node for block in source.blocks for node in block.nodes if node.op.kernel]
-        whole = [(node, tuple(node.loops.extents.values())) for node in nodes]
+        whole = {node: (tuple(node.loops.extents.values()),) for node in nodes}
         self._ask(whole)
-        taken = sum(self._prices[_key(*one)].sum(axis=1) for one in whole)
+        taken_by = {node: self._prices[_kind(node)][shape].sum(axis=1) for node, (shape,) in whole.items()}
+        taken = sum(taken_by[node] for node in nodes)  # blocks that are there again have the same nodes
         return np.asarray(1.0 / np.maximum(taken, LEAST_S))
 
     def losses_s(self, micro_batches: int, mesh: Mesh) -> Numbers:
@@ -207,30 +208,40 @@ class Floors:
 
     def _least(self, nodes: Sequence[Node]) -> dict[Node, Numbers]:
         """By node [sizes; forward and backward, backward, forward], weighed: the least of all shapes and classes."""
-        shapes = [[_shapes(node, sizes) for sizes in self._sizes] for node in nodes]
-        self._ask([(node, one) for node, of in zip(nodes, shapes, strict=True) for each in of for one in each])
+        kinds: dict[Node, tuple[Hashable, Hashable]] = {
+            node: (_kind(node), tuple(node.loops.extents.items())) for node in nodes
+        }
+        firsts: dict[tuple[Hashable, Hashable], Node] = {}
+        for node, kind in kinds.items():
+            firsts.setdefault(kind, node)
+        shapes = {kind: [_shapes(node, sizes) for sizes in self._sizes] for kind, node in firsts.items()}
+        self._ask({firsts[kind]: [one for each in of for one in each] for kind, of in shapes.items()})
         found = {}
-        for node, of in zip(nodes, shapes, strict=True):
-            least = []
+        for kind, of in shapes.items():
+            least, known = [], self._prices[kind[0]]
             for each in of:
-                prices = np.array([self._prices[_key(node, one)] for one in each]) * self._weights[:, None]
+                prices = np.array([known[one] for one in each]) * self._weights[:, None]
                 least.append([prices.sum(axis=2).min(), prices[:, :, 1].min(), prices[:, :, 0].min()])
-            found[node] = np.array(least)
-        return found
+            found[kind] = np.array(least)
+        return {node: found[kind] for node, kind in kinds.items()}
 
-    def _ask(self, asked: Sequence[tuple[Node, Shape]]) -> None:
+    def _ask(self, asked: Mapping[Node, Sequence[Shape]]) -> None:
         """Know the prices of nodes whose loops have such extents on a device."""
-        new = {_key(*one): one for one in asked}
-        new = {key: one for key, one in new.items() if key not in self._prices}
-        queries = [
-            Query.of(node, replace(node.loops, extents=dict(zip(node.loops.extents, shape, strict=True))), train=True)
-            for node, shape in new.values()
-        ]
+        new: list[tuple[dict[Shape, Numbers], Shape]] = []
+        queries = []
+        for node, shapes in asked.items():
+            known = self._prices.setdefault(_kind(node), {})
+            for shape in shapes:
+                if shape not in known:
+                    known[shape] = np.zeros(0)  # asked for
+                    new.append((known, shape))
+                    extents = dict(zip(node.loops.extents, shape, strict=True))
+                    queries.append(Query.of(node, replace(node.loops, extents=extents), train=True))
         products = self.space.problem.products
         models = [InStep(self.space.compute_of((device,)), device) for device in self.devices]
         prices = [estimate_nodes(model, queries, products) for model in models]
-        for key, *each in zip(new, *prices, strict=True):
-            self._prices[key] = np.array([(one.forward.mean_s, one.backward.mean_s) for one in each])
+        for (known, shape), *each in zip(new, *prices, strict=True):
+            known[shape] = np.array([(one.forward.mean_s, one.backward.mean_s) for one in each])
 
 
 def variants_of(source: SourceBlocks, number: int, rewrites: Rewrites) -> list[Block]:
@@ -239,12 +250,12 @@ def variants_of(source: SourceBlocks, number: int, rewrites: Rewrites) -> list[B
     return [source.blocks[number], *([source.variant(number, names).block] if names else [])]
 
 
-def _key(node: Node, shape: Shape) -> Hashable:
-    """Equal where prices are."""
+def _kind(node: Node) -> Hashable:
+    """Equal where prices of equal shapes are."""
     types = tuple(operand.type.dtype for operand in node.operands)
     matrix = node.operands[1].type if node.op.weight_waits else None  # by which a product's format is known
     how = node.loops.operands, node.loops.result, node.wanted if node.needs_grad else None
-    return node.op.name, tuple(node.attrs.items()), types, matrix, node.type.dtype, how, shape
+    return node.op.name, tuple(node.attrs.items()), types, matrix, node.type.dtype, how
 
 
 def _shapes(node: Node, sizes: Sizes) -> list[Shape]:

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from ir.cost_model import CostModel
+from ir.proof.repeats import Repeat
 from pdv.cluster import Device
 from pdv.cost.comm import AxisLink
 from pdv.pipelines.bounding.even import spans
@@ -70,7 +71,8 @@ class LeastInside:
     def _find(self, price: float) -> Numbers:
         count = self.spans[-1].stop
         try:
-            found: Numbers = np.minimum.reduce([_runs(chain.steps(price), self.spans, count) for chain in self._chains])
+            each = [sum_runs(chain.steps(price), self.spans, count, chain.repeats) for chain in self._chains]
+            found: Numbers = np.minimum.reduce(each)
         except TooWideError:
             return np.zeros((count, count + 1))
         found[:, count] += self.loss_s
@@ -112,17 +114,39 @@ def reached_links(axes: Sequence[AxisLink]) -> tuple[AxisLink, ...]:
     return tuple(at_reached_rate(axis, CALIBRATION) for axis in axes)
 
 
-def _runs(steps: Sequence[Numbers], spans: Sequence[range], count: int) -> Numbers:
-    """[start, stop] by min-plus products of blocks' tables, from each piece on, whatever state it begins in."""
+def sum_runs(steps: Sequence[Numbers], spans: Sequence[range], count: int, repeats: Sequence[Repeat]) -> Numbers:
+    """[start, stop] by min-plus products of blocks' tables, from each piece on, whatever state it begins in.
+
+    In a stretch that repeats, what begins a period later takes the same a period later.
+    """
+    periods, kept = _periods(spans, repeats), 0
     found = np.zeros((count, count + 1))
     least, begun, filled = np.zeros(count), 0, 0
-    value = np.zeros((count, steps[0].shape[0]))
-    for step, span in zip(steps, spans, strict=True):
+    values = [np.zeros((count, steps[0].shape[0]))]
+    for at, (step, span) in enumerate(zip(steps, spans, strict=True)):
         found[:, filled : span.stop] = least[:, None]
+        value, period = values[-1], periods.get(at, 0)
+        kept = kept if period and at - 1 in periods else begun  # pieces before the stretch's second turn
         filled, value[begun:], begun = max(filled, span.stop), 0.0, max(begun, span.start + 1)
+        new = kept if period else begun
         after = np.zeros((count, step.shape[1]))
-        after[:begun] = (value[:begun, :, None] + step).min(axis=1)
-        value, least = after, after.min(axis=1)
+        after[:new] = (value[:new, :, None] + step).min(axis=1)
+        if period:
+            shift = span.start - spans[at - period].start
+            after[kept:begun] = values[at + 1 - period][kept - shift : begun - shift]
+        values.append(after)
+        least = after.min(axis=1)
         least[begun:] = 0.0
     found[:, filled:] = least[:, None]
+    return found
+
+
+def _periods(spans: Sequence[range], repeats: Sequence[Repeat]) -> dict[int, int]:
+    """By block, how many before it one is that has an equal table and begins as many pieces before as all others do."""
+    found: dict[int, int] = {}
+    for one in repeats:
+        behind = range(one.start + one.period, one.stop)
+        shifts = {spans[at].start - spans[at - one.period].start for at in behind}
+        if len(shifts) == 1:
+            found |= dict.fromkeys(behind[1:], one.period)
     return found

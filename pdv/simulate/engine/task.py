@@ -22,6 +22,7 @@ COMPUTE, RECOMPUTATION, OPTIMIZER, HOST, WAITING, BUBBLE = (
     "bubble",
 )
 TRANSFER = "pipeline"  # sends between stages
+OFFLOAD = "offload"  # between a device and its host
 
 
 def picoseconds(seconds: float) -> int:

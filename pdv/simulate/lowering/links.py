@@ -16,6 +16,7 @@ import numpy as np
 from ir.mesh import Mesh
 from ir.transition import Collective
 from pdv.cluster import Device
+from pdv.cluster.host import host_of
 from pdv.cluster.routing.route import find_route
 from pdv.cost.comm import (
     AxisLink,
@@ -26,6 +27,7 @@ from pdv.cost.comm import (
     move_seconds,
     reduce_scatter_seconds,
 )
+from pdv.problem.recomputation import HOSTED
 from pdv.problem.workload import Workload
 from pdv.simulate.calibration import Calibration
 from pdv.simulate.engine.task import picoseconds
@@ -46,6 +48,7 @@ class Links:
         coupled: by axis, sets of classes whose devices meet in the axis's groups.
         streams: by axis and set, the streams that its collectives occupy: their own, and links shared with others.
         sums: the same of sums of gradients; where these have communicators of their own, other streams.
+        hosted: whether anything goes between devices and their hosts, on two more streams for each class.
     """
 
     mesh: Mesh
@@ -55,6 +58,7 @@ class Links:
     coupled: tuple[tuple[tuple[int, ...], ...], ...]
     streams: Streams
     sums: Streams
+    hosted: bool = False
 
     @classmethod
     def of(cls, workload: Workload, stage: int, calibration: Calibration) -> Links:
@@ -78,13 +82,22 @@ class Links:
         ]
         streams, sums = _streams(loaded, apart=workload.execution.overlap.apart)
         counts = tuple(classes.count(number) for number in range(len(numbers)))
-        return cls(mesh, tuple(numbers), counts, axes, coupled, streams, sums)
+        hosted = workload.execution.recompute in HOSTED and workload.problem.train
+        return cls(mesh, tuple(numbers), counts, axes, coupled, streams, sums, hosted)
 
     @cached_property
     def num_streams(self) -> int:
         """Streams beside compute."""
         every = (number for axis in (*self.streams, *self.sums) for found in axis for number in found)
-        return 1 + max(every, default=-1)
+        return 1 + max(every, default=-1) + self.hosted * 2 * len(self.devices)
+
+    def to_host(self, number: int, *, back: bool) -> int:
+        """The stream on which a class of devices sends its host something, or gets it back."""
+        return self.num_streams - 2 * (number + 1) + back
+
+    def host_move(self, number: int, num_bytes: float) -> int:
+        """Picoseconds of that."""
+        return picoseconds(num_bytes / host_of(self.devices[number]).link_bytes_per_s)
 
     @cached_property
     def _moves(self) -> dict[Entry, tuple[int, int]]:

@@ -149,7 +149,8 @@ class DevicePrices:
         price = self.inside.price(NodeEstimate(ahead, behind), (found[0][1], found[1][1]), factor)
         if self.device.kind != "cpu":
             return price
-        called_ps = picoseconds(self.inside.calibration.move_cpu_s)
+        calibration, shared = self.inside.calibration, self.device.share < 1.0
+        called_ps = picoseconds(calibration.move_turn_cpu_s if shared else calibration.move_cpu_s)
         ahead_ps, behind_ps = (
             0 if communication is Communication.NONE else called_ps
             for communication in transition_of(entry.name).communications
@@ -246,8 +247,8 @@ def copying_s(device: Device, calibration: Calibration) -> tuple[float, float]:
     """Seconds a byte that is copied within a step, and by how many a copy takes less: launches are issued ahead."""
     inside = InStepDevice(device, calibration)
     factor = calibration.copies_cpu if device.kind == "cpu" else inside.slowdown(None)
-    launched_s = 0.0 if device.kind == "cpu" else device.launch_latency_s / device.share
-    return factor * READ_AND_WRITTEN / device.memory_bandwidth_bytes_per_s / device.share, factor * launched_s
+    launched_s = 0.0 if device.kind == "cpu" else device.launch_latency_s / device.pace
+    return factor * READ_AND_WRITTEN / device.memory_bandwidth_bytes_per_s / device.pace, factor * launched_s
 
 
 def _sum(one: Price, other: Price) -> Price:
@@ -264,7 +265,7 @@ def _own_s(device: Device, estimate: Estimate, kernels: int) -> float:
     """Without launches where a host issues them ahead: measured and predicted kernels were timed one behind another."""
     if device.kind == "cpu" or estimate.source != "analytic":
         return estimate.mean_s
-    return max(0.0, estimate.mean_s - kernels * device.launch_latency_s / device.share)
+    return max(0.0, estimate.mean_s - kernels * device.launch_latency_s / device.pace)
 
 
 def _written_scores(entry: Entry, problem: Problem, inside: InStepDevice, execution: Execution) -> Price:

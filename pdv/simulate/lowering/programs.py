@@ -11,6 +11,7 @@ from pdv.problem.recomputation import runs_again
 from pdv.simulate.engine.task import Placed
 from pdv.simulate.lowering.entries import Nodes
 from pdv.simulate.lowering.fusion import fusion
+from pdv.simulate.lowering.hosting import Hosting
 from pdv.simulate.lowering.runs import NodeRun
 from pdv.simulate.lowering.segments import KINDS, Due, Item, Segments, Waits
 from pdv.simulate.lowering.sums import Sums
@@ -42,6 +43,8 @@ class Lowering:
             forward.append(self._place("forward", items[number], run, early, ()))
         if not self.nodes.problem.train:
             return ChunkProgram(tuple(forward), (), ())
+        hosting = Hosting.of(runs, self.nodes, self.segments)
+        forward = hosting.forward(forward)
         buckets = sums.buckets(runs) if self.segments.execution.overlap.gradients else {}
         for number in reversed(range(len(runs))):
             top = number == len(runs) - 1
@@ -52,6 +55,7 @@ class Lowering:
             start = runs[number].start
             due = tuple((i.place - start, *one) for i in items[number] for one in buckets.get(i.place, ()))
             last.append(self._place("backward", *arguments, due) if due else backward[-1])
+        backward, last = hosting.backward(backward), hosting.backward(last)
         return ChunkProgram(tuple(forward), tuple(backward), tuple(last))
 
     # ---- What waits for what ----

@@ -6,7 +6,7 @@ so that the engine knows them again. Entry point: ``Segments.of``.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,7 @@ from ir.ops.parallel import transition_of
 from pdv.problem.recomputation import run_again
 from pdv.problem.workload import Execution
 from pdv.simulate.calibration import Calibration
-from pdv.simulate.engine.task import COMPUTE, HOST, RECOMPUTATION, Placed, Segment, Task, picoseconds
+from pdv.simulate.engine.task import COMPUTE, HOST, OFFLOAD, RECOMPUTATION, Placed, Segment, Task, picoseconds
 from pdv.simulate.lowering.entries import Entry
 from pdv.simulate.lowering.fusion import Fusion
 from pdv.simulate.lowering.links import Links
@@ -23,7 +23,7 @@ from pdv.simulate.lowering.pieces import Pieces
 from pdv.simulate.lowering.price import DevicePrices, Price
 
 # Numbers of tasks that others wait for: the node's place in its chunk, what it does, and the set of classes.
-FORWARD, BACKWARD, AGAIN, GATHER, REGATHER = range(5)
+FORWARD, BACKWARD, AGAIN, GATHER, REGATHER, SENT, FETCHED = range(7)
 FIRST = (FORWARD, GATHER)  # issued in the forward pass
 KINDS = 8
 
@@ -103,6 +103,29 @@ class Segments:
         """What the host does before it issues a pass."""
         everyone = tuple(range(len(self.links.devices)))
         return [Placed(self.made((Task("begin", HOST, everyone, 0, self.begin),), "begin"))] if self.begin else []
+
+    def host_moves(self, start: int, num_bytes: Mapping[int, float], awaited: Sequence[int], *, back: bool) -> Placed:
+        """What goes to the host, or comes back: of layers that start in some places; ``awaited``: waited for, behind.
+
+        A CPU copies by itself.
+        """
+        number, tasks, classes = FETCHED if back else SENT, list[Task](), len(self.links.devices)
+        for kind, device in enumerate(self.links.devices):
+            name = "from the host" if back else "to the host"
+            for place, size in num_bytes.items():
+                duration, beside = self.links.host_move(kind, size), device.kind != "cpu"
+                makes = ((place - start) * KINDS + number) * classes + kind
+                stream = (self.links.to_host(kind, back=back),)
+                detail = (("bytes", size),)
+                tasks.append(
+                    Task(name, OFFLOAD, (kind,), duration, 0, stream, False, makes, detail=detail)
+                    if beside
+                    else Task(name, OFFLOAD, (kind,), duration, detail=detail)
+                )
+            after = tuple(((place - start) * KINDS + number) * classes + kind for place in awaited)
+            if after and device.kind != "cpu":
+                tasks.append(Task("wait", OFFLOAD, (kind,), 0, after=after))
+        return Placed(self.made(tuple(tasks), "host"), start * KINDS * classes)
 
     def _bound(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
         """What runs behind compute slows it at most as long as it lasts, however much longer the sending takes."""

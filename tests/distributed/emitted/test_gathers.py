@@ -52,6 +52,7 @@ class Model(ParallelModule):
     def __init__(self, path: Path, *, kept: bool = False) -> None:
         mesh = make_mesh({"dp": RANKS}, "cpu", own_sums=("dp",))
         super().__init__(mesh, ("dp",))
+        self.own_loss = "sum"
         self.dp = mesh["dp"]
         weights = Weights(path)
         self.table = mesh.parameter(weights["w"], {"dp": 0})

@@ -35,6 +35,7 @@ class Mixed(ParallelModule):
     def __init__(self, path: Path, bucket_mb: float, levels: dict[str, tuple[int, ...]], own: tuple[str, ...]) -> None:
         mesh = make_mesh({"dp": 2, "tp": 2}, "cpu", bucket_mb=bucket_mb, levels=levels, own_sums=own)
         super().__init__(mesh, ("dp", "tp"))
+        self.own_loss = "sum"
         self.dp, self.tp, self.both = mesh["dp"], mesh["tp"], mesh["dp", "tp"]
         weights = Weights(path)
         self.odd = mesh.parameter(weights["odd"])

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812
 
+import pdv
 from benchmarks.models.techniques import Technique
 from pdv.loops.checkpoint import load_checkpoint, save_checkpoint
 from pdv.plan.package import Plan, import_package
@@ -47,6 +48,14 @@ SLOW = set(WAYS) - {"zero-3 x tp"}
 MIXED_SLOW = set(WAYS) - {"pp2 x zero-1"}
 
 
+SEARCHED: dict[str, tuple[int, dict[str, Any]]] = {
+    "pp2, the rest searched": (4, {"stages": 2, "pipelines": "always"}),
+    "interleaved, recomputed": (2, {"schedule": "interleaved", "stages": 2, "micro_batches": 4, "recompute": "full"}),
+    "zbv": (2, {"schedule": "zbv", "stages": 2, "micro_batches": 4}),
+}
+"""Processes, and what is fixed of a search."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """Of the first step its gradients; of each step the loss and the norm."""
@@ -59,7 +68,10 @@ class Seen:
 def plan(technique: Technique, how: dict[str, Any], **options: Any) -> Plan:
     """Gpt, its embedding tied."""
     given = {"mesh": dict(technique.sizes), "pins": technique.pins, **how, **options}
-    return plan_pipeline(settled(Gpt(2)), (ids(8, 8),), cluster(technique.mesh.num_devices * how["stages"]), **given)
+    layers = given.pop("layers", 2)
+    return plan_pipeline(
+        settled(Gpt(layers)), (ids(8, 8),), cluster(technique.mesh.num_devices * how["stages"]), **given
+    )
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, int]:
@@ -112,10 +124,26 @@ def test_steps_on_the_host_are_those_of_devices(way: str, tmp_path: Path) -> Non
         assert max(apart(seen, exact)) <= PARITY, apart(seen, exact)
 
 
-@pytest.mark.parametrize("way", mark_slow(WAYS, MIXED_SLOW))
+@pytest.mark.parametrize("way", mark_slow(SEARCHED, set(SEARCHED) - {"interleaved, recomputed"}))
+def test_what_a_search_finds_for_hosts_trains_as_one_device(way: str, tmp_path: Path) -> None:
+    ranks, fixed = SEARCHED[way]
+    found = pdv.optimize(settled(Gpt(4)), (ids(8, 8),), cluster=cluster(ranks), offload="optimizer", **fixed)
+    assert {"stage", "offload"} <= {step["rule"] for step in found.document["derivation"]}
+    folder = found.save(tmp_path / "gpt_pdv")
+    exact = train(folder)
+    assert exact.losses[-1] < exact.losses[0]
+    for seen in run_ranks(train, ranks, folder, tmp_path / "checkpoint"):
+        assert max(apart(seen, exact)) <= PARITY, apart(seen, exact)
+
+
+NARROW = {"zero-3 x tp, by rows": ("zero-3 x tp", "fp8-rowwise"), "pp2 x tp2, fp8": ("pp2 x tp2", "fp8")}
+ROUNDING = {**{way: (way, "own") for way in WAYS}, **NARROW}
+
+
+@pytest.mark.parametrize("way", mark_slow(ROUNDING, {*MIXED_SLOW, "pp2 x tp2, fp8"}))
 def test_master_weights_on_the_host_are_as_near_to_float32(way: str, tmp_path: Path) -> None:
-    technique, how = WAYS[way]
-    folder = plan(technique, how, precision="mixed", offload="optimizer").save(tmp_path / "gpt_pdv")
+    (technique, how), products = WAYS[ROUNDING[way][0]], ROUNDING[way][1]
+    folder = plan(technique, how, precision="mixed", offload="optimizer", products=products).save(tmp_path / "gpt_pdv")
     exact, alone = train(folder, dtype=torch.float32), train(folder)
     bounds = [max(ROUNDED * one, UNIT) for one in apart(alone, exact)]
     ranks = technique.mesh.num_devices * how["stages"]

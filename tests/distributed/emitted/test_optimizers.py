@@ -38,6 +38,7 @@ class Small(ParallelModule):
     def __init__(self, path: Path, sizes: dict[str, int]) -> None:
         mesh = make_mesh(sizes, "cpu")
         super().__init__(mesh, ("dp",))
+        self.own_loss = "sum"
         self.dp, self.tp, weights = mesh["dp"], mesh["tp"], Weights(path)
         self.cut = mesh.parameter(weights["w"], {"tp": 0})
         self.bias = mesh.parameter(weights["b"], {"tp": 0})

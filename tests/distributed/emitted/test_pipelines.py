@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from ir.sharding import Shard
 from pdv.plan.package import import_package
 from pdv.problem import Pins
 from tests.distributed.harness import run_ranks
+from tests.pdv.emit.test_dropout import Deep
 from tests.pdv.miniatures import D, Gpt, Llama, S, V, attend
 from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
@@ -149,3 +151,39 @@ def test_pipelines_train_as_one_process_does(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(gradients[key], value, rtol=1e-7, atol=1e-10, msg=key)
         for key, value in alone[2].items():
             torch.testing.assert_close(weights[key], value, rtol=1e-6, atol=1e-8, msg=key)
+
+
+def train_dropping(folder: Path) -> tuple[set[int], list[float]]:
+    """Which parts this rank drew masks for, and losses."""
+    package = import_package(folder)
+    model, drawn, module = package.build("cpu", torch.float64), set(), sys.modules[f"{package.__name__}.model"]
+    dropout = vars(module)["dropout"]
+
+    def noted(x: Tensor, p: float, training: bool, block: int) -> Tensor:
+        drawn.add(block)
+        return dropout(x, p, training, block)
+
+    vars(module)["dropout"] = noted
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    x, losses = torch.randn(8, 6, 16, generator=torch.Generator().manual_seed(0)).double(), []
+    for _ in range(STEPS):
+        losses.append(float(model.train_step(x, x.roll(1, 0), F.mse_loss)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return drawn, losses
+
+
+def test_masks_of_dropout_are_of_stages_and_parts_and_drawn_again_in_backward(tmp_path: Path) -> None:
+    source, found = Deep(), {}
+    for recompute in ("none", "full"):
+        plan = plan_pipeline(
+            source, (torch.randn(8, 6, 16),), cluster(4),
+            stages=2, micro_batches=2, mesh={"dp": 2}, recompute=recompute,
+        )  # fmt: skip
+        found[recompute] = run_ranks(train_dropping, 4, plan.save(tmp_path / recompute))
+    assert found["none"] == found["full"]
+    drawn, losses = zip(*found["none"], strict=True)
+    assert [len(blocks) for blocks in drawn] == [1] * 4
+    assert len(set().union(*drawn)) == 4
+    assert all(other == losses[0] for other in losses)
+    assert len(set(losses[0])) == STEPS

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import pdv
 from ir.errors import UsageError
+from pdv.loops.decoding import decoder_of
 from pdv.loops.generate import generate
 from pdv.loops.pretrained import load_pretrained
 from tests.distributed.harness import mark_slow, run_ranks
@@ -73,11 +74,23 @@ def answers(built: Path, weights: Path, eos: int) -> list[Tensor]:
     """Text of each way, of one seed; the last ends at ``eos``."""
     model = build(built)
     load_pretrained(weights, model)
+    assert decoder_of(model) is not None, "keys and values are kept"
     found = []
     for way in (*WAYS, {"eos": eos}):
         torch.manual_seed(3)
         found.append(generate(model, PROMPTS, NEW, **way))
     return found
+
+
+def save_again(built: Path, weights: Path, out: Path) -> str:
+    """Weights that went through a package for inference; why not, where it does not keep them."""
+    model = build(built)
+    load_pretrained(weights, model)
+    try:
+        model.save_safetensors(out, overwrite=True)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def own_answers(reference: Any, eos: int) -> list[Tensor]:
@@ -106,6 +119,15 @@ def test_text_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
         for found in run_ranks(answers, world, built, weights, eos):
             for text, own in zip(found, wanted, strict=True):
                 assert torch.equal(text, own)
+    refused = run_ranks(save_again, 2, built, weights, tmp_path / "again")
+    if kind == "gpt2":  # rows of its table of positions were computed
+        assert all("wpe.weight.folded was computed" in said for said in refused)
+        assert not (tmp_path / "again").exists()
+    else:
+        made.config.save_pretrained(tmp_path / "again")
+        again = type(made).from_pretrained(tmp_path / "again").state_dict()
+        assert refused == ["", ""]
+        assert all(torch.equal(again[name], tensor) for name, tensor in reference.state_dict().items())
     greedy = run_ranks(answers, 1, built, tmp_path / "hugging_face", eos)[0][0]  # Hugging Face's own file
     assert torch.equal(greedy, own_answers(made, eos)[0])
 

@@ -218,3 +218,9 @@ def test_what_a_module_computes_in_float32_is_held_to_float32() -> None:
     wrong = Doing(in_float32_and_wrong)
     with pytest.raises(ModelError, match="output 0 differs"):
         check_reading(load_program(wrong, x).graph, copy_of(wrong, x, train=True), train=True)
+
+
+def test_a_backward_of_ones_own_is_compared_or_refused() -> None:
+    x = torch.randn(4, 3)
+    with pytest.raises(ModelError, match=r"_Straight .* have a backward of their own"):
+        pdv.optimize(Doing(straight), x, cluster=cluster(2), check=False)

@@ -67,6 +67,7 @@ BAD = {
     "unknown-dtype": CUSTOM.replace("float32", "float31"),
     "efficiency-nan": CUSTOM.replace("0.7", ".nan"),
     "efficiency-percent": CUSTOM.replace("0.7", "70"),
+    "speed-zero": CUSTOM.replace("efficiency: 0.7", "efficiency: 0.7\n      speed: 0.0"),
     "share-percent": CUSTOM.replace("efficiency: 0.7", "efficiency: 0.7\n      share: 50"),
     "efficiency-text": CUSTOM.replace("0.7", "high"),
     "no-unit": CUSTOM.replace("500 GB/s", "500"),
@@ -177,8 +178,9 @@ def test_equal_devices_of_two_groups_are_one_class() -> None:
     assert cluster.levels[1].link.bandwidth_bytes_per_s == 12.2e9
 
 
-def test_a_share_keeps_the_presets_name() -> None:
-    shared = {"preset": "cpu-core", "share": 0.5}
+def test_a_share_and_a_speed_keep_the_presets_name() -> None:
+    shared = {"preset": "cpu-core", "share": 0.5, "speed": 0.8}
     (entry,) = load_cluster({"nodes": [{"devices": 4, "device": shared, "link": "loopback-gloo"}]}).classes
-    assert (entry.device.name, entry.device.share) == ("cpu-core", 0.5)
+    assert (entry.device.name, entry.device.share, entry.device.speed) == ("cpu-core", 0.5, 0.8)
+    assert entry.device.pace == pytest.approx(0.4)
     assert pickle.loads(pickle.dumps(entry.device)) == entry.device

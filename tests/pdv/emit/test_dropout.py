@@ -1,7 +1,8 @@
-"""Masks of dropout: the same where ranks hold the same, others where a value is cut, and none outside of training."""
+"""Masks of dropout: the same for the same part, drawn again where it runs again, and none outside of training."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import pdv
 from ir.errors import UsageError
 from pdv.emit.emission import shapes_in
 from pdv.emit.templates import operators
+from pdv.plan.package import import_package
+from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
 
 
@@ -40,9 +43,54 @@ def test_a_model_with_dropout_is_planned_and_its_text_tells_parts_apart() -> Non
     assert text.count("self.training, dp.rank") == 3
 
 
-def test_pipelines_of_it_are_refused() -> None:
-    with pytest.raises(UsageError, match="with dropout"):
-        pdv.optimize(Dropping(), torch.randn(4, 6, 16), cluster=cluster(2), micro_batches=2)
+class Deep(nn.Module):
+    """Three of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Dropping() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class OfWeights(nn.Module):
+    """Dropout of a weight: one mask for all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(F.linear(x, F.dropout(self.weight, 0.25, self.training)))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_what_runs_again_draws_its_masks_again(micro_batches: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    source, x = Deep(), torch.randn(4, 6, 16)
+    found = []
+    for recompute in ("none", "full", "hosted", "full-hosted"):
+        plan = plan_pipeline(
+            source, (x,), cluster(2), stages=2, micro_batches=micro_batches, mesh={}, recompute=recompute
+        )
+        model = import_package(plan.save(tmp_path / recompute)).build("cpu", torch.float64)
+        losses = [float(model.train_step(x.double(), x.double(), F.mse_loss)) for _ in range(2)]
+        found.append((losses, model.full_gradients()))
+    (kept, gradients), *again = found
+    assert kept[0] != kept[1]
+    assert gradients
+    for losses, others in again:
+        assert losses == kept
+        for name, gradient in gradients.items():
+            assert torch.equal(gradient, others[name])
+
+
+def test_a_mask_for_all_rows_is_not_drawn_for_parts_of_them() -> None:
+    with pytest.raises(UsageError, match="rows that depend on one another"):
+        pdv.optimize(OfWeights(), torch.randn(4, 16), cluster=cluster(2), micro_batches=2)
 
 
 def test_masks() -> None:
@@ -59,7 +107,7 @@ def test_masks() -> None:
 
 def test_masks_are_of_the_part_and_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(block: int) -> list[Any]:
-        monkeypatch.setattr(operators, "_drawn", iter(range(100)))
+        monkeypatch.setattr(operators, "_drawn", [0])
         return [operators.dropout(torch.ones(32), 0.5, True, block) for _ in range(2)]
 
     assert all(torch.equal(a, b) for a, b in zip(drawn(1), drawn(1), strict=True))

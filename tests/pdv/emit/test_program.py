@@ -15,6 +15,7 @@ import torch
 from benchmarks.measured.parity import load_package
 from ir.builder import Builder
 from ir.errors import ModelError
+from ir.evaluation.interpret import evaluate
 from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.types import DType, TensorType
@@ -207,6 +208,27 @@ def test_masks_come_first_and_go_into_blocks(tmp_path: Path) -> None:
     text = emitted(k.graph({"y": h}), ALONE, tmp_path / "mask_pdv")
     assert "        for block in self.blocks:\n            x = block(x, " in text
     assert build(tmp_path / "mask_pdv")(torch.randn(4, 8, 3), torch.zeros(8, 8)).shape == (4, 8, 3)
+
+
+def test_what_all_blocks_read_keeps_its_name_in_the_loop(tmp_path: Path) -> None:
+    """Nothing reads ``fixed`` behind the loop, which gives a value of its shape that only the last block passes on."""
+    k = Builder()
+    x = k.input("x", floats(4, 3))
+    fixed = k.tanh(k.linear(x, k.param("fixed", floats(3, 3))))
+    h = x
+    for i in range(4):
+        w, v, u = (k.param(f"l.{i}.{name}", floats(3, 3)) for name in "wvu")
+        gate = k.tanh(k.linear(k.exp(k.neg(h)), w))
+        h = k.tanh(k.linear(k.relu(k.linear(k.mul(gate, fixed), v)), u))
+    graph = k.graph({"y": h, "gate": k.tanh(gate)})
+    assert "        for block in self.blocks:\n" in emitted(graph, ALONE, tmp_path / "kept_pdv")
+    weights, given = random_weights(graph), np.ones((4, 3))
+    wanted = evaluate(
+        graph, {"x": given, **{param.attr("name"): weights.load(param.attr("name")) for param in graph.params}}
+    )
+    found = build(tmp_path / "kept_pdv")(torch.ones(4, 3))
+    for y, name in zip(found, ("y", "gate"), strict=True):
+        np.testing.assert_allclose(y.detach().numpy(), wanted.gather()[name], rtol=1e-5)
 
 
 def test_axes_may_be_called_like_variables(tmp_path: Path) -> None:

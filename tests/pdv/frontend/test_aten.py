@@ -121,7 +121,12 @@ def test_recurrent_layers_are_unrolled(kind: type[nn.RNNBase]) -> None:
     ("what", "reason"),
     [
         (lambda y, ids: y[ids > 2].cumsum(0), "depends on values"),
-        (lambda y, ids: y.to(torch.complex64).exp().abs(), "complex numbers"),
+        (
+            lambda y, ids: y.repeat_interleave(torch.tensor([0, 2, 1, 3]), 0).sum(0),
+            "repeat_interleave.* at .*depends on values",
+        ),
+        (lambda y, ids: y.repeat_interleave(ids[0], 1), "repeat_interleave.* at .*depends on values"),
+        (lambda y, ids: y.to(torch.complex64).log().abs(), "complex numbers"),
     ],
 )
 def test_what_is_not_understood_is_refused(what: Any, reason: str) -> None:

@@ -43,6 +43,13 @@ def spectral(m: Between, y: Tensor) -> Tensor:
     return torch.fft.irfft(found, n=6, dim=2, norm="ortho")
 
 
+def _put(m: Between, y: Tensor) -> Tensor:
+    """What is real, written over what is complex."""
+    found = torch.fft.fft(y)
+    found[:] = y[:, :1]
+    return found.real
+
+
 FUNCTIONS: dict[str, Function] = {
     "rotary": rotary,
     "spectral": spectral,
@@ -51,6 +58,15 @@ FUNCTIONS: dict[str, Function] = {
     "two dims": lambda m, y: torch.fft.irfft2(torch.fft.rfft2(y) * torch.fft.rfft2(y), s=(4, 6)),
     "odd": lambda m, y: torch.fft.irfft(torch.fft.rfft(y[..., :5], norm="forward"), n=5, norm="forward"),
     "polar": lambda m, y: (torch.polar(y.abs(), y) + torch.complex(y, 2 * y)).conj().transpose(0, 2)[1:].abs(),
+    "numbers": lambda m, y: torch.view_as_real(
+        (2 - 3j) / (((1 + 2j) * y + 1j * (y - 1j) - 3.0) / (0.5j - 2) - y * 2j + 3)
+        - torch.view_as_complex(m.weight)[0, 0]
+    ).flatten(2),
+    "quotients": lambda m, y: torch.view_as_real(
+        y[:, :, :4] / (torch.view_as_complex(m.weight) + 4) + torch.fft.fft(y)[:, :, :4] / (1 - 1j * y.exp()[:, :, :4])
+    ).sum(-1),
+    "exponentials": lambda m, y: (torch.exp(-y + 1j * y) - torch.add(y.exp(), 1j * y, alpha=2j)).imag,
+    "put": _put,
     "one of them": lambda m, y: torch.view_as_complex(y.view(3, 4, 3, 2)).unsqueeze(0)[0, 1].mul(m.freqs[:4]).real,
 }
 
@@ -66,6 +82,6 @@ def test_functions_by_way_of_complex_numbers(name: str) -> None:
 
 def test_what_has_no_real_form_here_is_refused() -> None:
     with pytest.raises(UnsupportedOperatorsError, match="complex"):
-        load_program(Between(lambda m, y: torch.fft.fft(y).exp().real), (torch.randn(3, 4, 6),))
+        load_program(Between(lambda m, y: torch.fft.fft(y).log().real), (torch.randn(3, 4, 6),))
     with pytest.raises(ModelError, match="complex"):
         load_program(Between(lambda m, y: torch.fft.fft(y)), (torch.randn(3, 4, 6),))

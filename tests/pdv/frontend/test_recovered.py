@@ -243,15 +243,6 @@ def test_our_export_writes_what_is_trained(tmp_path: Path) -> None:
     assert "are the same" in check_reading(program.graph, copy_of(module, inputs, train=True), train=False)
 
 
-def test_smoothing_that_torch_left_out_is_named(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Linear(8, 8), nn.Module())
-    module[1].forward = lambda y: F.cross_entropy(y, y.argmax(-1).detach(), label_smoothing=0.1)  # type: ignore[method-assign]
-    program = load_program(_plain(module, {"input": torch.randn(4, 8)}, tmp_path / "m.onnx"))
-    assert any("label_smoothing=0.1" in text for text in program.doubts)
-    export_onnx(module, {"input": torch.randn(4, 8)}, tmp_path / "ours.onnx")
-    assert not load_program(tmp_path / "ours.onnx").doubts
-
-
 def test_what_torch_cannot_write_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:  # as torch does of Swin's windows, of strides that change on the way
         raise torch.onnx.OnnxExporterError("[step 2/3]\nand a screen") from RuntimeError("Cannot view a tensor\nwith")

@@ -15,6 +15,7 @@ from ir.errors import UsageError, WeightsError
 from pdv.loops.checkpoint import load_checkpoint, save_checkpoint
 from pdv.loops.generate import generate
 from pdv.loops.pretrained import load_pretrained
+from pdv.loops.reshard import layout_of
 from pdv.plan.package import import_package
 from tests.pdv.miniatures import Gpt, ids, settled
 from tests.pdv.worlds import cluster
@@ -185,8 +186,15 @@ class Norms(nn.Module):
 def test_what_is_computed_of_weights_is_computed_of_others(tmp_path: Path) -> None:
     inputs = (torch.randn(2, 3, 8),)
     plan = pdv.optimize(Norms().eval(), inputs, cluster=cluster(2), mode="infer", pins={"mesh": {"dp": 2}})
-    model, path = import_package(plan.save(tmp_path / "norms_pdv")).build(), tmp_path / "model.safetensors"
-    assert any(name.endswith(".folded") for name in model.full_state_dict())
+    plan_folder, path = plan.save(tmp_path / "norms_pdv"), tmp_path / "model.safetensors"
+    model = import_package(plan_folder).build()
+    for save in (model.full_state_dict, lambda: model.save_safetensors(tmp_path / "out")):
+        with pytest.raises(ValueError, match=r"\.folded was computed"):
+            save()
+    for keep in (lambda: save_checkpoint(tmp_path / "out", model), lambda: layout_of(plan_folder)):
+        with pytest.raises(UsageError, match=r"\.folded was computed"):
+            keep()
+    assert not (tmp_path / "out").exists()
     source = Norms().eval()
     for tensor in source.state_dict().values():
         if tensor.is_floating_point():
@@ -194,7 +202,7 @@ def test_what_is_computed_of_weights_is_computed_of_others(tmp_path: Path) -> No
     save_file(source.state_dict(), path)
     load_pretrained(path, model)
     torch.testing.assert_close(model(*inputs), source(*inputs))
-    before = {name: tensor.clone() for name, tensor in model.full_state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name, wrong in (("conv.weight", torch.ones(4, 9)), ("norm.weight", torch.ones(1)), ("places.weight", None)):
         state = {**source.state_dict(), name: wrong}
         save_file({key: tensor for key, tensor in state.items() if tensor is not None}, path)
@@ -202,7 +210,7 @@ def test_what_is_computed_of_weights_is_computed_of_others(tmp_path: Path) -> No
             load_pretrained(path, model)
         with pytest.raises(ValueError, match="load_pretrained"):
             model.load_safetensors(path)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.full_state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     with pytest.raises(WeightsError, match="is no directory"):
         load_pretrained(path, plan.build())
 

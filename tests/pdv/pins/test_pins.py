@@ -17,7 +17,8 @@ from ir.mesh import Mesh
 from ir.sharding import Invariant, Replicate, Shard, State, format_sharding
 from ir.verify import infer_shardings
 from pdv.pcg.techniques import techniques
-from pdv.pins import contradiction, load_pins
+from pdv.pins import load_pins
+from pdv.pins.conflict import contradiction
 from pdv.problem import Pins, Problem
 from pdv.rewrite.algebra import RULES
 from pdv.rewrite.rule import Rule

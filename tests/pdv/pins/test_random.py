@@ -11,7 +11,8 @@ import pytest
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
 from ir.mesh import Mesh
-from pdv.pins import contradiction, load_pins
+from pdv.pins import load_pins
+from pdv.pins.conflict import contradiction
 from pdv.problem import Problem
 from pdv.search.meshes import search_mesh
 from pdv.search.strategies import STRATEGIES

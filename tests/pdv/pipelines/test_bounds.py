@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ir.cost_model import CostModel, NodeEstimate, Query
+from ir.proof.repeats import Repeat
 from ir.types import DType
 from pdv.cluster import Cluster, Device, load_cluster
 from pdv.cost.compute import ComputeModel
@@ -21,7 +22,9 @@ from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.memory import step_memory
 from pdv.pcg.resting import exchanged
+from pdv.pipelines.bounding.bounds import PRICES as PRICES_OF_MEMORY
 from pdv.pipelines.bounding.bounds import Bounds
+from pdv.pipelines.bounding.least import sum_runs
 from pdv.pipelines.bounding.packing import Packing, Turns, held, rounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimates
@@ -282,6 +285,25 @@ def run_table(ways: list[list[tuple[float, float, float]]], price: float) -> Num
     return np.asarray(np.maximum(0.0, sums[None, :] - sums[:-1, None]))
 
 
+def test_runs_of_what_repeats_are_those_of_the_same_written_out() -> None:
+    """To the last digit, wherever a stretch begins, blocks of several pieces and several blocks of one included."""
+    draw = np.random.default_rng(0)
+    for _ in range(60):
+        start, period, turns, behind, states = (int(draw.integers(low, 5)) for low in (0, 1, 2, 0, 1))
+        keys = [*range(start), *[start + at for at in range(period)] * (turns + 1)]
+        keys += [start + period + at for at in range(behind)]
+        tables = {(-1, keys[0]): draw.random((1, states))}
+        tables |= {pair: draw.random((states, states)) for pair in itertools.pairwise(keys)}
+        pieces, spans, at = [int(one) for one in draw.integers(0, 3, start + period + behind)], [], 0
+        for key in keys:
+            spans.append(range(at, at + pieces[key] + 1))
+            at += pieces[key]
+        steps = [tables[pair] for pair in itertools.pairwise([-1, *keys])]
+        repeats = [Repeat(start, period, turns + 1)]
+        plain, found = (sum_runs(steps, spans, at + 1, known) for known in ([], repeats))
+        assert np.array_equal(found, plain)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_pieces_take_what_is_said_at_least(model: str) -> None:
     """Each run of pieces of a free inside; together they take no less than each by itself."""
@@ -303,8 +325,11 @@ def test_pieces_take_what_is_said_at_least(model: str) -> None:
 
 
 def test_a_bound_grows_with_what_is_known() -> None:
-    """Compute alone; the inside; the inside within memory."""
-    bounds = bounds_of(MODELS[0])
+    """Compute alone; the inside; the inside within memory, by more and more prices of it."""
+    bounds = bounds_of(MODELS[0], 2e9)
     mesh = bounds.space.meshes(1)[0]
+    within = [bounds._within_s(1, mesh, 1, prices) for prices in range(len(PRICES_OF_MEMORY) + 1)]
+    assert within == sorted(within)
+    bounds = bounds_of(MODELS[0])
     even_s, free_s = bounds._even_s(1, (1,)), bounds._free_s(1, mesh, (1,))
     assert 0 < even_s <= free_s <= bounds._within_s(1, mesh, 1)

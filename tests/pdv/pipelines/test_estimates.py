@@ -12,8 +12,11 @@ from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.pipelines.candidates import Space
 from pdv.pipelines.estimates import Estimate, Estimates
+from pdv.pipelines.pinned import Pinned
 from pdv.pipelines.priced import Pricer
 from pdv.planning.problems import plan_problems
+from pdv.problem.problem import ungathered
+from pdv.problem.workload import Order
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget
 
@@ -26,25 +29,29 @@ def nodes() -> Cluster:
 
 
 @cache
-def space() -> Space:
+def space(schedule: Order | None = None) -> Space:
     """A GPT of ten layers that is deep rather than wide."""
     model = graph(arch("gpt:layers=10,hidden=1024,heads=16,seq=512,vocab=8192"), 64, DType.BF16)
-    return Space(plan_problems(model, nodes(), mode="train", memory_limit=2.5 * 2**30, rules=())[0], nodes())
+    problem = plan_problems(model, nodes(), mode="train", memory_limit=2.5 * 2**30, rules=())[0]
+    return Space(problem if schedule is None else ungathered(problem), nodes(), Pinned(schedule=schedule))
 
 
 @cache
-def estimates() -> Estimates:
+def estimates(schedule: Order | None = None) -> Estimates:
     """Of the space."""
-    return Estimates(space(), backtrack, Budget())
+    return Estimates(space(schedule), backtrack, Budget())
 
 
-@pytest.mark.parametrize(("stages", "count"), [(1, 4), (2, 4), (2, 8), (4, 16)])
-def test_an_estimate_is_what_is_simulated(stages: int, count: int) -> None:
-    """Seconds and bytes of each that fits, by stages and micro-batches, recomputed or not."""
-    candidate = space().candidate(stages, space().meshes(stages)[0], count)
-    pricer = Pricer(space(), estimates().insides, estimates().short)
+CELLS: list[tuple[int, int, Order | None]] = [(1, 4, None), (2, 4, None), (2, 8, None), (4, 16, None), (2, 8, "2bw")]
+
+
+@pytest.mark.parametrize(("stages", "count", "schedule"), CELLS)
+def test_an_estimate_is_what_is_simulated(stages: int, count: int, schedule: Order | None) -> None:
+    """Seconds and bytes of each that fits, by stages, micro-batches and order, recomputed or not."""
+    candidate = space(schedule).candidate(stages, space(schedule).meshes(stages)[0], count)
+    pricer = Pricer(space(schedule), estimates(schedule).insides, estimates(schedule).short)
     compared = 0
-    for one in estimates().of(candidate, float("inf")):
+    for one in estimates(schedule).of(candidate, float("inf")):
         if not one.fits:
             continue
         found = next(iter(pricer.found(one)))

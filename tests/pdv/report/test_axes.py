@@ -16,6 +16,7 @@ SAID = {
     "accumulate": "8 micro-batches",
     "stage": "4 stages (interleaved, 2 chunks each)",
     "recompute": "recomputation",
+    "offload-activations": "activations on the host",
     "round": "mixed precision",
     "offload": "optimizer on the host",
     "scale": "products in fp8",

@@ -131,6 +131,18 @@ def test_a_rewrite_has_brought_something() -> None:
     assert any(entry["alone_s"] > 0 for entry in rewrites)  # it costs time on one device, and lets the heads be cut
 
 
+@pytest.mark.parametrize(("complete", "limit"), [(True, None), (True, 1 << 30), (False, None)])
+def test_what_may_have_decided_is_said(complete: bool, limit: int | None) -> None:
+    search = attention().document["search"]
+    certificate = search["certificate"]
+    space = {**certificate["space"], "memory_limit_bytes": limit}
+    changed = {**search, "certificate": {**certificate, "complete": complete, "space": space}}
+    plan = replace(attention(), document={**attention().document, "search": changed})
+    cheaper = reasons(plan)["cheaper"]
+    assert ("stopped before its end" in cheaper) == (not complete)
+    assert ("memory decided" in cheaper) == (limit is not None)
+
+
 def test_it_reads_as_text() -> None:
     document = {**attention().document, "proof": {"statement": "equal to its source"}}
     text = explain_document(document, reasons(attention()))

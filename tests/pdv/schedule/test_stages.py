@@ -34,6 +34,17 @@ def test_layers_are_found_by_their_names() -> None:
     assert per_unit[-1] == 2  # norm, head
 
 
+def test_frozen_layers_are_layers() -> None:
+    named = graph(arch("gpt:layers=5,hidden=16,heads=2,seq=8,vocab=32"), 2)
+    k, made = Builder(), dict[Node, Node]()
+    for node in named.nodes:
+        operands = tuple(made[operand] for operand in node.operands)
+        frozen = node.is_param and ".0." in str(node.attr("name"))
+        made[node] = k.param(node.attr("name"), node.type, trainable=False) if frozen else k.copy(node, operands)
+    found = units(k.graph({name: made[node] for name, node in named.outputs}))
+    assert (found.count, found.layers) == (5, True)
+
+
 def test_layers_are_found_by_their_structure() -> None:
     """Where a file has lost the names of parameters."""
     named = graph(arch("llama:layers=5,hidden=16,heads=2,seq=8,vocab=32"), 2)

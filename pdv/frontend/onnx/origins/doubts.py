@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir
 
-from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, is_drawn, left_out
+from pdv.frontend.onnx.origins.signature import CLASSES, SCOPES, is_drawn
 
 OURS = "pdv.export_onnx"  # metadata of files that our own export wrote
 EXPORT = "Export the module in training mode with pdv.frontend.onnx.export.export_onnx"
@@ -42,13 +42,6 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
             use.node.op_type in _WEIGHTED and use.idx == _WEIGHTED[use.node.op_type] for use in node.outputs[0].uses()
         )
     ]
-    ours = OURS in model.metadata_props
-    lost = [f"{what} ({node.name})" for node in model.graph if (what := left_out(node, smoothed=ours))]
-    if lost:
-        yield (
-            f"torch's exporter leaves out {some_of(lost)}: training would do without. {EXPORT}, if it is to be trained "
-            "with it"
-        )
     if held:
         yield (
             f"{len(held)} weights are constants of the file ({', '.join(held[:3])}, …): training would keep them as "

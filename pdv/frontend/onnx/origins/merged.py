@@ -3,8 +3,8 @@
 Two norms of one value whose scales start out as ones, two projections of one value that start out as zeros: equal
 stored tensors become one, then equal nodes do, and the parameters of the second are nowhere any more. What is left of
 them is the name by which their readers call what they read, and where the reader's line of source calls the module, the
-node is had back. Entry points: ``part_nodes``, ``part_constants``,
-``lost_with_nodes``.
+node is had back. Nodes that the optimizer wrote anew say nothing; whose parameter they read is told by who reads them,
+and by the module's weights. Entry points: ``part_nodes``, ``part_constants``, ``part_unsaid``, ``lost_with_nodes``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import onnx_ir
 
+from pdv.frontend.onnx.origins.proved import Stored, array_of
 from pdv.frontend.onnx.origins.signature import FX_NODE, LINES, NAMED, NUMBER, READ, SCOPES, Signature, names_of
 
 _PART = "getitem"  # of a result of several
@@ -110,6 +112,65 @@ def part_constants(signature: Signature, graph: onnx_ir.Graph) -> list[str]:
             node.replace_input_with(place, own)
             found.append(value.name or "")
     return found
+
+
+def part_unsaid(signature: Signature, graph: onnx_ir.Graph, stored: Stored) -> tuple[dict[str, str], set[str]]:
+    """Parameters that are read as another's equals by nodes of which the exporter says nothing; changes the graph.
+
+    Such a node is of the modules that read it. One that has a parameter of the same name, which is nowhere in the file,
+    is given a node of its own if the weights that the module had, ``stored``, have that parameter with these values.
+
+    Returns: parameter that is new -> that whose values it has; and those of which that is not shown.
+    """
+    missing, parted, lost = signature.targets - _read(graph), dict[str, str](), set[str]()
+    for node in [node for node in graph if FX_NODE not in node.metadata_props] if missing else []:
+        for place, value in enumerate(node.inputs):
+            if value is None or value.name not in signature.targets:
+                continue
+            leaf = value.name.rpartition(".")[2]
+            for module, readers in _readers_by_module(node).items():
+                own = f"{module}.{leaf}".removeprefix(".")
+                if own not in missing:
+                    continue
+                if own not in stored or not np.array_equal(stored[own](), array_of(value)):
+                    lost.add(own)
+                    continue
+                parted[own] = value.name
+                _copy_for(node, place, own, readers)
+    return parted, lost
+
+
+def _readers_by_module(node: onnx_ir.Node) -> Mapping[str, list[onnx_ir.Node]]:
+    """Module -> its nodes that read a node."""
+    found: dict[str, list[onnx_ir.Node]] = {}
+    for output in node.outputs:
+        for use in output.uses():
+            (*_, module, _) = ["", "", *_scopes(use.node)]
+            found.setdefault(module, []).append(use.node)
+    return found
+
+
+def _copy_for(node: onnx_ir.Node, place: int, name: str, readers: Sequence[onnx_ir.Node]) -> None:
+    """Let ``readers`` read a copy of a node that has a parameter ``name`` for what it has at ``place``."""
+    graph, value = node.graph, node.inputs[place]
+    assert graph is not None, node
+    assert value is not None, place
+    like = graph.initializers.get(name) or onnx_ir.Value(
+        name=name, shape=value.shape, type=value.type, const_value=value.const_value
+    )
+    graph.initializers[name] = like
+    operands = [like if i == place else x for i, x in enumerate(node.inputs)]
+    attributes = [*node.attributes.values()]
+    copy = onnx_ir.Node(node.domain, node.op_type, operands, attributes, num_outputs=len(node.outputs))
+    for output, before in zip(copy.outputs, node.outputs, strict=True):
+        output.name, output.type, output.shape = f"{before.name} of {name}", before.type, before.shape
+        for reader in readers:
+            for i, x in enumerate(reader.inputs):
+                if x is before:
+                    reader.replace_input_with(i, output)
+    graph.insert_after(node, copy)
+    if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+        graph.remove(node, safe=True)
 
 
 def say_parted(parted: Iterable[str]) -> list[str]:

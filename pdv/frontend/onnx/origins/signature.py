@@ -140,35 +140,13 @@ _SAME = {("add", "Add"), ("mul", "Mul"), ("sub", "Sub"), ("div", "Div")}
 
 def call_of(node: onnx_ir.Node) -> tuple[str, list[str]]:
     """The operator of torch that a node is of, and its arguments as text; empty where the file does not say."""
-    call = _CALL.search(node.metadata_props.get(FX_NODE, ""))
+    return call_in(node.metadata_props.get(FX_NODE, ""))
+
+
+def call_in(text: str) -> tuple[str, list[str]]:
+    """The same of what a node's metadata has under ``FX_NODE``."""
+    call = _CALL.search(text)
     return (call[1], _arguments(call[2])) if call is not None else ("", [])
-
-
-def left_out(node: onnx_ir.Node, *, smoothed: bool) -> str:
-    """What torch's exporter leaves out of an operator that trains otherwise without it; empty if nothing.
-
-    smoothed: whether who wrote the file smoothed labels beside the operator.
-    """
-    call, given = call_of(node)
-    if (
-        not smoothed
-        and node.op_type == "SoftmaxCrossEntropyLoss"
-        and len(given) > _SMOOTHING
-        and float(given[_SMOOTHING])
-    ):
-        return f"label_smoothing={given[_SMOOTHING]} of cross entropy"
-    if node.op_type == "Dropout" and call.startswith("scaled_dot_product") and _is_off(node):
-        return "dropout of attention"
-    return ""
-
-
-_SMOOTHING = 5  # the argument of cross entropy
-
-
-def _is_off(node: onnx_ir.Node) -> bool:
-    """Whether dropout is not in training mode."""
-    mode = node.inputs[2] if len(node.inputs) > 2 else None
-    return mode is None or (mode.const_value is not None and not mode.const_value.numpy().any())
 
 
 def missing_bias(role: Role) -> int | None:

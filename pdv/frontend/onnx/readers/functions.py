@@ -10,9 +10,10 @@ import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import masks
+from pdv.frontend import kinks, masks
 from pdv.frontend.lowering import Lowering, Unsupported
 from pdv.frontend.onnx.call import Call, Handler
+from pdv.frontend.onnx.origins.left_out import SMOOTHED
 
 MOST_FACTORS = 8  # of a power that is written out
 _FUNCTIONS = (
@@ -68,7 +69,25 @@ def mean(c: Call) -> Node:
     return c.k.scale(reduce(c.k.add, _all(c)), 1 / len(c.inputs))
 
 
-def reduced(before: Callable[[Lowering, Node], Node], after: str = "") -> Handler:
+def hard_sigmoid(c: Call) -> Node:
+    """A line between 0 and 1; torch's own as torch has it."""
+    k, x, slope, shift = c.k, c[0], c.attrs["alpha"], c.attrs["beta"]
+    if np.float32(slope) == np.float32(1 / 6) and shift == 0.5:
+        return kinks.hard_sigmoid(k, x)
+    return kinks.hardtanh(k, k.shift(k.scale(x, slope), shift), 0.0, 1.0)
+
+
+def log_sum_exp(c: Call) -> Node:
+    """Of all elements, or along axes."""
+    axes = c.ints(1, "axes") or ()
+    if not axes and c.attrs.get("noop_with_empty_axes", 0):
+        return c[0]
+    return kinks.log_sum_exp(c.k, c[0], [c.dim(axis) for axis in axes], bool(c.attrs["keepdims"]))
+
+
+def reduced(
+    before: Callable[[Lowering, Node], Node], after: Callable[[Lowering, Node], Node] = lambda k, x: x
+) -> Handler:
     """A sum of functions of elements, and a function of it."""
 
     def handle(c: Call) -> Node:
@@ -76,7 +95,7 @@ def reduced(before: Callable[[Lowering, Node], Node], after: str = "") -> Handle
         noop = not axes and c.attrs.get("noop_with_empty_axes", 0)
         x = before(c.k, c[0])
         total = x if noop else c.k.reduce("reduce_sum", x, axes, bool(c.attrs["keepdims"]))
-        return c.k.apply(after, total) if after else total
+        return after(c.k, total)
 
     return handle
 
@@ -111,7 +130,8 @@ def cross_entropy(c: Call) -> tuple[Node, None]:
     if c.get(2) is not None or "ignore_index" not in c.attrs.given or c.is_used(1):
         raise Unsupported("with weights, or with all labels counted, or with its logarithms as a value")
     ignored, kind = int(c.attrs["ignore_index"]), c.attrs["reduction"]
-    return masks.cross_entropy(c.k, c[0], c[1], ignored=ignored, reduction=kind), None
+    smoothing = float(c.node.metadata_props.get(SMOOTHED, 0))
+    return masks.cross_entropy(c.k, c[0], c[1], ignored=ignored, reduction=kind, smoothing=smoothing), None
 
 
 READERS: Mapping[str, Handler] = {
@@ -127,8 +147,13 @@ READERS: Mapping[str, Handler] = {
     "LeakyRelu": lambda c: leaky(c.k, c[0], c.k.scale(c[0], c.attrs["alpha"])),
     "PRelu": lambda c: leaky(c.k, c[0], c.k.mul(c[0], c[1])),
     "ReduceL1": reduced(lambda k, x: k.apply("abs", x)),
-    "ReduceL2": reduced(lambda k, x: k.mul(x, x), "sqrt"),
+    "ReduceL2": reduced(lambda k, x: k.mul(x, x), kinks.root),
     "ReduceSumSquare": reduced(lambda k, x: k.mul(x, x)),
-    "ReduceLogSum": reduced(lambda k, x: x, "log"),
-    "ReduceLogSumExp": reduced(lambda k, x: k.apply("exp", x), "log"),
+    "ReduceLogSum": reduced(lambda k, x: x, lambda k, x: k.apply("log", x)),
+    "ReduceLogSumExp": log_sum_exp,
+    "HardSigmoid": hard_sigmoid,
+    "HardSwish": lambda c: kinks.hard_swish(c.k, c[0]),
+    "Elu": lambda c: kinks.elu(c.k, c[0], c.attrs["alpha"]),
+    "Selu": lambda c: kinks.elu(c.k, c[0], c.attrs["alpha"], c.attrs["gamma"]),
+    "Celu": lambda c: kinks.celu(c.k, c[0], c.attrs["alpha"]),
 }

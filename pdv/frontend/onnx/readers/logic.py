@@ -9,11 +9,13 @@ import numpy as np
 
 from ir.graph import Node
 from ir.types import DType
-from pdv.frontend import masks
-from pdv.frontend.lowering import Lowering, Unsupported
+from pdv.frontend import kinks, masks
+from pdv.frontend.lowering import Lowering, Number, Unsupported
 from pdv.frontend.onnx.call import Call, Handler
+from pdv.frontend.onnx.origins.signature import call_of
 
 MOST_FACTORS = 64  # of a product that is written out
+_HARD = ("hardtanh", "relu6")
 _RELATIONS = {"Equal": "==", "Less": "<", "LessOrEqual": "<=", "Greater": ">", "GreaterOrEqual": ">="}
 
 
@@ -23,10 +25,18 @@ def comparison(relation: str) -> Handler:
 
 
 def extreme(relation: str) -> Handler:
-    """The larger, or the smaller, of all operands."""
+    """The larger, or the smaller, of all operands; of x and a number, gradients are those of a clamp."""
 
     def handle(c: Call) -> Node:
-        return reduce(lambda x, y: chosen(c.k, relation, x, y), [c[i] for i in range(len(c.inputs))])
+        told = call_of(c.node)[0]
+
+        def either(x: Node, y: Node) -> Node:
+            end = c.k.scalar(y, x)
+            if told.startswith("clamp") or (not told and end is not None):
+                return chosen(c.k, f"{relation}=", x, y)
+            return kinks.extreme(c.k, f"{relation}=", x, y)
+
+        return reduce(either, [c[i] for i in range(len(c.inputs))])
 
     return handle
 
@@ -40,15 +50,22 @@ def clip(c: Call) -> Node:
     """Between two ends, each of which may be left out."""
     k, x = c.k, c[0]
     if c.opset < 11:
-        ends = [float(c.attrs["min"]), float(c.attrs["max"])]
-        return masks.clamp(k, x, *ends)
+        return _clamped(c, float(c.attrs["min"]), float(c.attrs["max"]))
     low, high = c.get(1), c.get(2)
     known = [None if end is None else k.scalar(end, x) for end in (low, high)]
     given = all(end is None or number is not None for end, number in zip((low, high), known, strict=True))
     if given and x.type.dtype is not DType.BOOL:
-        return x if low is high is None else masks.clamp(k, x, *known)
-    x = x if low is None else chosen(k, ">", x, low)
-    return x if high is None else chosen(k, "<", x, high)
+        return x if low is high is None else _clamped(c, *known)
+    x = x if low is None else chosen(k, ">=", x, low)
+    return x if high is None else chosen(k, "<=", x, high)
+
+
+def _clamped(c: Call, least: Number | None, most: Number | None) -> Node:
+    """Between two numbers; a ReLU6 or hardtanh, which the file says or the numbers do, has no gradient at them."""
+    told = call_of(c.node)[0].rstrip("_")
+    if least is not None and most is not None and (told in _HARD or (not told and (least, most) == (0, 6))):
+        return kinks.hardtanh(c.k, c[0], least, most)
+    return masks.clamp(c.k, c[0], least, most)
 
 
 def not_finite(c: Call) -> Node:
@@ -87,7 +104,7 @@ def reduce_extreme(sign: int) -> Handler:
 
 
 def _extreme(k: Lowering, x: Node, sign: int, axes: Sequence[int], c: Call, *, keep: bool) -> Node:
-    found = largest(k, x if sign > 0 else k.apply("neg", x), [c.dim(axis) for axis in axes], keep=keep)
+    found = kinks.largest(k, x if sign > 0 else k.apply("neg", x), [c.dim(axis) for axis in axes], keep=keep)
     return found if sign > 0 else k.apply("neg", found)
 
 
@@ -101,13 +118,6 @@ def _of_nothing(c: Call, x: Node, axes: Sequence[int], sign: int, *, keep: bool)
         return c.k.const(np.full(shape, sign * np.inf, np.float32), x.type.dtype)
     info = np.iinfo(x.type.dtype.torch_name)
     return c.k.const(np.full(shape, info.max if sign > 0 else info.min), x.type.dtype)
-
-
-def largest(k: Lowering, x: Node, dims: Sequence[int], *, keep: bool) -> Node:
-    """The largest element along dims, or of all."""
-    for dim in sorted(dims or range(x.type.rank), reverse=True):
-        x = k.apply("reduce_max", x, dim=dim, keepdim=keep)
-    return x
 
 
 def reduce_product(c: Call) -> Node:
@@ -162,11 +172,11 @@ def _place(k: Lowering, x: Node, dim: int, *, last: bool) -> Node:
     if x.type.rank == 0:
         raise Unsupported(f"the place of the largest of {x.type}")
     size = x.type.shape[dim]
-    is_largest = masks.compare(k, "==", x, largest(k, x, [dim], keep=True))
+    is_largest = masks.compare(k, "==", x, kinks.largest(k, x, [dim], keep=True))
     numbers = np.arange(size) if last else np.arange(size)[::-1]
     line = k.const(numbers.reshape([size if i == dim else 1 for i in range(x.type.rank)]).astype(np.int64))
     none = k.const(np.asarray(-1, np.int64))
-    found = largest(k, k.apply("where", is_largest, line, none), [dim], keep=True)
+    found = kinks.largest(k, k.apply("where", is_largest, line, none), [dim], keep=True)
     return found if last else k.shift(k.apply("neg", found), size - 1)
 
 
@@ -214,7 +224,7 @@ def lp_normalization(c: Call) -> Node:
     k, x, dim = c.k, c[0], c.axis()
     p = c.attrs["p"]
     total = k.reduce("reduce_sum", k.mul(x, x) if p == 2 else k.apply("abs", x), (dim,), True)
-    norm = k.apply("sqrt", total) if p == 2 else total
+    norm = kinks.root(k, total) if p == 2 else total
     is_zero = masks.compare_number(k, "==", norm, 0)
     one = masks.fill(k, 1, norm.type.shape, x.type.dtype)
     return k.div(x, k.apply("where", is_zero, one, norm))

@@ -1,0 +1,122 @@
+"""An exported program in operators that have a reader, with the gradients that torch itself gives.
+
+What torch says of an operator by others may have another gradient at zero or at a bound: such operators stay whole.
+`run_decompositions` also inlines regions without gradient and forgets that they were: a detach is left behind each of
+their results. Entry points: ``decompose``, ``decompositions``.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch._C import DispatchKey
+from torch._decomp import get_decompositions
+from torch.export import ExportedProgram
+
+from ir.errors import ModelError, first_line
+from pdv.frontend.torch.aten import HANDLERS
+from pdv.frontend.torch.exported_state import check_words, shared_names, without_spare_names
+
+DETACHES = (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
+_ATEN = torch.ops.aten
+_MADE_OF_OTHERS = [  # beside those that torch takes apart for core ATen
+    _ATEN.leaky_relu, _ATEN.hardshrink, _ATEN.softshrink,
+    _ATEN.mish, _ATEN.glu, _ATEN.log_sigmoid_forward,
+    _ATEN.binary_cross_entropy, _ATEN.binary_cross_entropy_with_logits, _ATEN.soft_margin_loss,
+    _ATEN.upsample_nearest2d, _ATEN.upsample_bilinear2d, _ATEN.addcmul, _ATEN.addcdiv, _ATEN.lerp, _ATEN.addmv,
+    _ATEN.baddbmm, _ATEN.threshold, _ATEN.std, _ATEN.var, _ATEN.var_mean, _ATEN.tril, _ATEN.triu,
+]  # fmt: skip
+_OF_THEIR_OWN = (  # as torch takes them apart, they have other values or gradients at zero, or at margins
+    _ATEN.sinc, _ATEN.special_sinc, _ATEN.logit, _ATEN.special_logit, _ATEN.xlogy, _ATEN.special_xlogy,
+    _ATEN.special_xlog1py, _ATEN.special_entr, _ATEN.special_log_ndtr, _ATEN.multi_margin_loss,
+    _ATEN.multilabel_margin_loss, _ATEN.multilabel_margin_loss_forward,
+)  # fmt: skip
+_ALWAYS = (_ATEN.multi_margin_loss.default, _ATEN.multilabel_margin_loss_forward.default)  # without being asked
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:  # Any: operators of torch
+    """What torch says of operators by others: of those that have no reader, and that it says rightly."""
+    table = {**get_decompositions(_MADE_OF_OTHERS), **torch.export.default_decompositions()}
+    own = {getattr(packet, name) for packet in _OF_THEIR_OWN for name in packet.overloads()}  # type: ignore[no-untyped-call]
+    return {target: made for target, made in table.items() if str(target) not in HANDLERS and target not in own}
+
+
+def decompose(program: ExportedProgram) -> ExportedProgram:
+    """In operators that have a reader, as far as torch can say the others by such.
+
+    Raises:
+        ModelError: if torch cannot.
+    """
+    with stopped_gradients(program), without_spare_names(program), _kept_whole():
+        return _run(program)
+
+
+@contextmanager
+def _kept_whole() -> Iterator[None]:
+    """While this lasts, torch takes none of ``_ALWAYS`` apart when it is traced."""
+    kernels = {function: function.py_kernels.pop(DispatchKey.Autograd) for function in _ALWAYS}
+    for function in kernels:
+        function._dispatch_cache.clear()  # noqa: SLF001  # has no public name
+    try:
+        yield
+    finally:
+        for function, kernel in kernels.items():
+            function.py_kernels[DispatchKey.Autograd] = kernel
+            function._dispatch_cache.clear()  # noqa: SLF001
+
+
+def _run(program: ExportedProgram) -> ExportedProgram:
+    try:
+        with warnings.catch_warnings():  # torch copies trees of its own that its own newer words replace
+            warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec")
+            return cast(ExportedProgram, program.run_decompositions(decompositions()))
+    except Exception as error:  # whatever torch asserts about programs
+        check_words(program, error)
+        shared = "; ".join(", ".join(names) for names in shared_names(program))
+        raise ModelError(
+            f"torch cannot decompose the exported program: {type(error).__name__}: {first_line(error)}",
+            f"Tensors that are overwritten share memory with no others; here these do: {shared}" if shared else "",
+            "Give them memory of their own" if shared else _remedy(error),
+        ) from error
+
+
+def _remedy(error: Exception) -> str:
+    if "data-dependent" in str(error):
+        return "Give losses all rows, with labels that they ignore (-100) in place of rows that a mask chooses"
+    return "See that program.run_decompositions({}) works"
+
+
+@contextmanager
+def stopped_gradients(program: ExportedProgram) -> Iterator[None]:
+    """While this lasts, results of regions without gradient are detached in the program's own graph."""
+    made: list[tuple[torch.fx.Node, torch.fx.Node]] = []
+    names: dict[str, str] = {}
+    for node in list(program.graph.nodes):
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0] is False:
+            for result in [user for user in node.users if user.target is operator.getitem]:
+                with program.graph.inserting_after(result):
+                    detached = program.graph.call_function(DETACHES[0], (result,))
+                detached.meta = dict(result.meta)
+                result.replace_all_uses_with(detached, delete_user_cb=lambda user, new=detached: user is not new)
+                made.append((result, detached))
+                names[result.name] = detached.name
+    _rename_outputs(program, names)
+    try:
+        yield
+    finally:
+        for result, detached in made:
+            detached.replace_all_uses_with(result)
+            program.graph.erase_node(detached)
+        _rename_outputs(program, {new: old for old, new in names.items()})
+
+
+def _rename_outputs(program: ExportedProgram, names: dict[str, str]) -> None:
+    for spec in program.graph_signature.output_specs:
+        name = getattr(spec.arg, "name", None)
+        if name in names:
+            spec.arg.name = names[name]
