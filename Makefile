@@ -46,7 +46,7 @@ demo: setup
 
 # Each by itself, as many at once as there are cores; what one said is printed when it ends.
 bench-smoke: setup
-	@grep -l '^def main' benchmarks/*.py | xargs -P $$(nproc) -I SCRIPT sh -c \
+	@grep -l '^def main' benchmarks/*.py | xargs -P $$(env -u OMP_NUM_THREADS nproc) -I SCRIPT sh -c \
 		'said=$$($(BIN)/python SCRIPT --smoke 2>&1); done=$$?; printf "%s --smoke\n%s\n" SCRIPT "$$said"; exit $$((done != 0))'
 
 .venv/docs: .venv/ready
