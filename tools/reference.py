@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -26,6 +25,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from learned_cost.devices.device import DeviceRecord
 from pdv.cli.app import app
 from pdv.cluster import schema
+from pdv.cluster.fields import limits_of
 from pdv.cluster.units import Quantity
 from pdv.manual.configuration import ALIASES, Configuration
 from pdv.pins.spec import ForbidPin, OperatorPin, PinsSpec, Selector
@@ -57,6 +57,7 @@ FILES: Sequence[tuple[str, str, Sequence[type[BaseModel]]]] = (
     ),
     ("A device record", "`devices/NAME.yaml`; [new-hardware.md](new-hardware.md) makes one.", (DeviceRecord,)),
 )
+SIGNS = {"ge": "≥", "gt": ">", "le": "≤"}
 ALSO: dict[type[BaseModel], Sequence[type]] = {Configuration: (Execution, Overlap)}
 """Whose docstrings tell of a model's other fields."""
 
@@ -154,7 +155,7 @@ def _value(kind: Any, metadata: Sequence[Any] = ()) -> str:
         quantity = getattr(each.func, "__self__", None) if isinstance(each, BeforeValidator) else None
         if isinstance(quantity, Quantity):
             return f"{quantity.name}: `{quantity.example}`"
-    limits = [f"{sign} {value:g}" for sign, value in _limits(metadata)]
+    limits = [f"{SIGNS[name]} {value:g}" for each in metadata for name, value in limits_of(each)]
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return _value(inside[0], (*inside[1:], *metadata))
@@ -170,16 +171,6 @@ def _value(kind: Any, metadata: Sequence[Any] = ()) -> str:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return f"[{name}](#{name.lower()})"
     return " ".join((PLAIN.get(name, name), ", ".join(limits))).strip()
-
-
-def _limits(metadata: Sequence[Any]) -> Iterator[tuple[str, float]]:
-    """Bounds, also those inside a pydantic `Field`."""
-    for each in metadata:
-        if isinstance(each, FieldInfo):
-            yield from _limits(each.metadata)
-        for kind, sign in ((Ge, "≥"), (Gt, ">"), (Le, "≤")):
-            if isinstance(each, kind):
-                yield sign, getattr(each, kind.__name__.lower())
 
 
 def _cell(text: str) -> str:

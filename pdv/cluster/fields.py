@@ -5,9 +5,13 @@ from __future__ import annotations
 import difflib
 import keyword
 import re
+import typing
+from collections.abc import Iterator
 from typing import Annotated, Any
 
+from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
+from pydantic.fields import FieldInfo
 
 from ir.errors import did_you_mean
 from pdv.cluster.names import preset_of
@@ -15,6 +19,7 @@ from pdv.cluster.units import Quantity, ValueProblem, shorten
 
 MAX_NAMES = 6  # of presets in a message
 MAX_COUNT = 2**16  # nodes of a kind, devices of a node
+BOUNDS = {"ge": Ge, "gt": Gt, "le": Le}
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16", "float8")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.+-]{0,63}", re.ASCII)
 AXIS_NAME = re.compile(r"[a-z][a-z0-9_]{0,15}", re.ASCII)
@@ -56,6 +61,16 @@ def quantity_of(quantity: Quantity) -> BeforeValidator:
 Name = Annotated[str, BeforeValidator(name_of)]
 Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
 AxisName = Annotated[str, BeforeValidator(axis_name)]
+
+
+def limits_of(kind: Any) -> Iterator[tuple[str, float]]:  # Any: a field, a type, or what is annotated of one
+    """Bounds of a number, said anywhere inside: (``ge``, ``gt`` or ``le``, which number)."""
+    if isinstance(kind, FieldInfo):
+        yield from (pair for part in (kind.annotation, *kind.metadata) for pair in limits_of(part))
+    for name, bound in BOUNDS.items():
+        if isinstance(kind, bound):
+            yield name, getattr(kind, name)
+    yield from (pair for part in typing.get_args(kind) for pair in limits_of(part))
 
 
 class Spec(BaseModel):

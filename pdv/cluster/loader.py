@@ -14,15 +14,16 @@ from pdv.cluster import schema
 from pdv.cluster.build import assemble_cluster
 from pdv.cluster.checks import find_warnings
 from pdv.cluster.description import Cluster
+from pdv.cluster.fields import limits_of
 from pdv.cluster.meshes import check_pinned_mesh, with_wired_links
 from pdv.cluster.routing.wires import check_reached
 from pdv.cluster.source import Place, Source, common_mistake, read_yaml
 from pdv.cluster.units import shorten
 
-PARTS = {  # factors of a device: the most that each may be, and what to write
-    "efficiency": (1, "the share of the peak, like 0.8"),
-    "share": (1, "the part of its time, like 0.5"),
-    "speed": (100, "what it is of the known one's, like 0.9"),
+PARTS = {  # factors of a device, and what to write
+    "efficiency": "the share of the peak, like 0.8",
+    "share": "the part of its time, like 0.5",
+    "speed": "what it is of the known one's, like 0.9",
 }
 
 
@@ -105,12 +106,11 @@ def _explain(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  # 
     kind, value = problem["type"], problem["input"]
     shown = _kind(value) if isinstance(value, dict | list) else shorten(value)
     if place and place[-1] in PARTS:
-        most, meant = PARTS[str(place[-1])]
-        return f"{shown} is no {place[-1]}", f"Allowed: more than 0 and at most {most}", f"Write {meant}"
+        return f"{shown} is no {place[-1]}", _allowed(place), f"Write {PARTS[str(place[-1])]}"
     if kind in {"greater_than_equal", "less_than_equal"}:
-        return f"{shown} is out of range", f"Allowed: 1 to {schema.MAX_COUNT}", ""
+        return f"{shown} is out of range", _allowed(place), ""
     if kind == "int_type":
-        return f"{shown} is no whole number", f"Allowed: 1 to {schema.MAX_COUNT}", "Write digits without quotes"
+        return f"{shown} is no whole number", _allowed(place), "Write digits without quotes"
     if kind in {"list_type", "too_short"}:
         return (
             f"{shown} without items" if value == [] else f"{shown} instead of a list",
@@ -122,8 +122,23 @@ def _explain(problem: dict[str, Any], place: Place) -> tuple[str, str, str]:  # 
     return f"{shown} is not allowed here", str(problem["msg"]), ""
 
 
+def _allowed(place: Place) -> str:
+    """The range of the number at `place`, as its field, or that of the mapping which it is in, declares it."""
+    for at in range(len(place) - 1, -1, -1):
+        field = _model_at(place[:at]).model_fields.get(str(place[at]))
+        if limits := dict(limits_of(field)):
+            least = f"{limits['ge']:g} to" if "ge" in limits else f"more than {limits['gt']:g} and at most"
+            return f"Allowed: {least} {limits['le']:g}"
+    return ""
+
+
 def _known_keys(place: Place) -> list[str]:
     """The keys that the mapping at `place` may have."""
+    return list(_model_at(place).model_fields)
+
+
+def _model_at(place: Place) -> type[BaseModel]:
+    """What the mapping at `place` is."""
     inner = [step for step in place if isinstance(step, str)]
     models: dict[str, type[BaseModel]] = {
         "nodes": schema.NodeSpec,
@@ -134,8 +149,7 @@ def _known_keys(place: Place) -> list[str]:
         "links": schema.WireSpec,
         "switches": schema.SwitchSpec,
     }
-    model = models.get(inner[-1], schema.ClusterSpec) if inner else schema.ClusterSpec
-    return list(model.model_fields)
+    return models.get(inner[-1], schema.ClusterSpec) if inner else schema.ClusterSpec
 
 
 def _kind(value: object) -> str:

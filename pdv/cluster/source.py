@@ -65,7 +65,7 @@ def common_mistake(
 WANTED = {
     "bool_type": "true or false",
     "dict_type": "a mapping, `key: value`",
-    "greater_than_equal": "1 or more",
+    "greater_than_equal": "{ge} or more",
     "int_type": "a whole number",
     "list_type": "a list, `- entry`",
     "model_attributes_type": "a mapping, `key: value`",
@@ -89,7 +89,8 @@ def _explain(problem: dict[str, Any]) -> tuple[str, str, str]:  # Any: pydantic'
     value = problem["input"]
     shown = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else shorten(value)
     allowed = WANTED.get(problem["type"], str(problem["msg"]))
-    return f"{shown} is not allowed here", f"Allowed: {allowed}" if problem["type"] in WANTED else allowed, ""
+    said = f"Allowed: {allowed.format_map(problem.get('ctx', {}))}" if problem["type"] in WANTED else allowed
+    return f"{shown} is not allowed here", said, ""
 
 
 def read_yaml_as(path: Path, error: type[PdvError], wanted: str) -> Source:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from ir.errors import ModelError
 from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.types import DType
@@ -30,23 +31,39 @@ def write_package(
     have them, where they are there in the program's type, instead of from a copy.
 
     Raises:
-        ModelError: if a parameter has no values, or two of them share some.
+        ModelError: if a parameter has no values, two of them share some, or a name is taken.
     """
     state = cast("Mapping[str, Sequence[str]]", document.get("state") or {})
     tensors = emission.tensors(weights)
     for name in state.get("unread", ()):
+        _check_free(name, tensors)
         tensors[name] = type_of(weights.unread[name]()), weights.unread[name]
+    said = state_text(state, emission.computed)
     linked = _linked(tensors, weights) if link else {}
     own = {name: tensor for name, tensor in tensors.items() if name not in linked}
-    written = write_weights(directory / WEIGHTS, own, state_text(state))
+    written = write_weights(directory / WEIGHTS, own, said)
     if linked:
         weight_map = {name: str(linked.get(name, WEIGHTS)) for name in sorted(tensors)}
-        (directory / INDEX).write_text(index_text(weight_map, state), encoding="utf-8")
+        (directory / INDEX).write_text(index_text(weight_map, said), encoding="utf-8")
         written |= {name: describe(load(), dtype) for name, (dtype, load) in tensors.items() if name in linked}
     stored = {name: written[name] for name in in_order({name: dtype for name, (dtype, _) in tensors.items()})}
     for name, text in emission.files(document, lambda tensor: stored[tensor].shape).items():
         (directory / name).write_text(text, encoding="utf-8", newline="\n")
     write_document(directory, {**document, "weights": {name: entry._asdict() for name, entry in stored.items()}})
+
+
+def _check_free(name: str, tensors: Mapping[str, object]) -> None:
+    """Whether a tensor that no line reads is not called like one of ours; those that are read never are.
+
+    Raises:
+        ModelError: naming it.
+    """
+    if name in tensors:
+        raise ModelError(
+            f"the model has a tensor {name!r} that nothing reads, and the package stores one of its own by that name",
+            "Other names",
+            "Rename it, or leave it out of the model",
+        )
 
 
 def _linked(tensors: Mapping[str, tuple[DType, Loader]], weights: Weights) -> dict[str, Path]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ CODES = {
 }
 TYPES = {code: dtype for dtype, code in CODES.items()}
 SAID = "pdv"  # what it is called in the file's metadata; ``templates/stored.py`` reads it
+COMPUTED = "computed"  # in what is said: names of what is no tensor of the source; read there, too
 _ROOM_PER_TENSOR = 240  # dtype, up to eight dims, two offsets of 20 digits
 
 
@@ -89,9 +90,9 @@ def _bytes(array: Array) -> memoryview | bytes:
     return array.data.cast("B") if array.ndim and array.size else array.tobytes()
 
 
-def index_text(weight_map: Mapping[str, str], state: Mapping[str, object]) -> str:
-    """The index of a package whose tensors lie in several files."""
-    metadata = {SAID: state_text(state)} if state else {}
+def index_text(weight_map: Mapping[str, str], said: str) -> str:
+    """The index of a package whose tensors lie in several files; said: of the tensors (``state_text``)."""
+    metadata = {SAID: said} if said else {}
     return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=1) + "\n"
 
 
@@ -118,9 +119,14 @@ def _room(names: Sequence[str] | Mapping[str, object], said: str) -> int:
     return -(-(own + (len(json.dumps(said)) + _ROOM_PER_TENSOR if said else 0)) // 8) * 8 + 8
 
 
-def state_text(state: Mapping[str, object]) -> str:
-    """What a file of weights says of the source's state (``state`` of plan.json); nothing where that is all read."""
-    return json.dumps(state, sort_keys=True, separators=(",", ":")) if state else ""
+def state_text(state: Mapping[str, object], computed: Collection[str] = ()) -> str:
+    """What a file of weights says of its tensors; nothing where they are the source's, which has no others.
+
+    state: of the source (``state`` of plan.json); computed: names of tensors that are none of the source's, and were
+    computed of those. A name alone tells nothing: a source may have any.
+    """
+    said = {**state, **({COMPUTED: sorted(computed)} if computed else {})}
+    return json.dumps(said, sort_keys=True, separators=(",", ":")) if said else ""
 
 
 def type_of(array: Array) -> DType:

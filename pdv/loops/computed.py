@@ -21,11 +21,11 @@ from ir.dims import Shape
 from ir.errors import PdvError, WeightsError
 from ir.graph import Node
 from ir.views import is_column, readings, shape_before
-from pdv.emit.analysis.fold import FOLDED, value_of
+from pdv.emit.analysis.fold import value_of
 from pdv.emit.package import emission_of
 from pdv.emit.templates.stored import HeldSlice
 from pdv.frontend.program import Weights
-from pdv.loops.pieces import Piece, shape_of
+from pdv.loops.pieces import Piece, notes_of, shape_of
 from pdv.plan.running import running_of
 from pdv.report.loaded import load_plan
 
@@ -57,7 +57,7 @@ def computed_of(model: Any, pieces: Sequence[Piece]) -> Computed:  # Any: an emi
     Raises:
         WeightsError: if its package, which says how they came about, is not there any more.
     """
-    names = [name for piece in pieces for name in piece.names if name.endswith(f".{FOLDED}")]
+    names = notes_of(pieces).get("computed")
     if not names:
         return Computed({})
     folder = Path(inspect.getfile(type(model))).parent

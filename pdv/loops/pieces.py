@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from ir.errors import UsageError
-from pdv.emit.analysis.fold import FOLDED
 
 Box = tuple[tuple[int, int], ...]
 """Start and stop along each dim of a stored tensor."""
@@ -56,7 +55,7 @@ def box_of(view: Any) -> Box:  # Any: as ``Piece``
 
 
 def notes_of(pieces: Sequence[Piece]) -> dict[str, Any]:  # Any: JSON
-    """What the package says of its source's tensors, beside them: names, and which it does not read."""
+    """What the package says of its tensors, beside them: further names, unread and computed ones."""
     said = (pieces[0].whole.file.metadata() or {}).get("pdv", "{}") if pieces else "{}"
     found: dict[str, Any] = json.loads(said)
     return found
@@ -97,7 +96,7 @@ def check_kept(pieces: Sequence[Piece]) -> None:
     Raises:
         UsageError: if not, as in a package for inference that holds what was computed of weights.
     """
-    if names := [name for piece in pieces for name in piece.names if name.endswith(f".{FOLDED}")]:
+    if names := notes_of(pieces).get("computed"):
         raise UsageError(
             f"{names[0]} was computed of weights, which a package for inference does not keep",
             "Checkpoints of the model's training package, which load_checkpoint reads into both",

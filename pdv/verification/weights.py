@@ -76,7 +76,8 @@ def check_weights(
     _check_shapes(program, stored)
     path = folder / WEIGHTS
     try:
-        linked = _read_links(folder, stored, state)
+        said = state_text(state, program.computed)
+        linked = _read_links(folder, stored, said)
         for name, other in linked.items():
             _check_linked(other, name, stored[name], edited=edited)
         own = {name: entry for name, entry in stored.items() if name not in linked}
@@ -84,14 +85,14 @@ def check_weights(
             if edited:
                 _check_others(file, path, program, own)
             else:
-                _check_same(file, path, own, state_text(state))
+                _check_same(file, path, own, said)
     except FileNotFoundError:
         raise VerificationError(f"{path} is missing", "", _MEND) from None
     except OSError as error:
         raise VerificationError(f"{path} cannot be read: {error.strerror}", "", _MEND) from error
 
 
-def _read_links(folder: Path, stored: Mapping[str, Stored], state: Mapping[str, Any]) -> dict[str, Path]:
+def _read_links(folder: Path, stored: Mapping[str, Stored], said: str) -> dict[str, Path]:
     """Which tensors lie in files of others, by the index of the package, if it has one.
 
     Raises:
@@ -105,7 +106,7 @@ def _read_links(folder: Path, stored: Mapping[str, Stored], state: Mapping[str, 
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationError(f"{path} is no index of weights: {error!r}", "", _MEND) from error
     whole = set(weight_map) == set(stored) and all(isinstance(file, str) for file in weight_map.values())
-    if not whole or path.read_text(encoding="utf-8") != index_text(weight_map, state):
+    if not whole or path.read_text(encoding="utf-8") != index_text(weight_map, said):
         raise VerificationError(f"{path} is not the index of the tensors that plan.json names", "", _MEND)
     return {name: Path(file) for name, file in weight_map.items() if file != WEIGHTS}
 

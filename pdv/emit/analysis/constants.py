@@ -11,6 +11,7 @@ from ir.graph import Node
 from ir.mesh import JOINT
 from ir.ops.parts import table_below
 from ir.transition import Communication
+from ir.views import sources_of
 from pdv.emit.analysis.leaves import Reading
 from pdv.emit.analysis.names import module_name, string, unique
 
@@ -48,11 +49,13 @@ def constant_buffers(reading: Reading) -> dict[Node, Buffer]:
 
 
 def constant_names(reading: Reading) -> dict[Node, str]:
-    """A name for every constant, in order: by what it is used for."""
+    """A name for every constant, in order: by what it is used for; no parameter is stored by it."""
     names: dict[Node, str] = {}
+    sources = [source for param in reading.graph.params for source in sources_of(param)]
+    taken = [source.removeprefix(STORED) for source in sources if source.startswith(STORED)]
     for node in reading.graph.nodes:
         if node.is_const:
-            names[node] = unique(_constant_name(reading, node), names.values())
+            names[node] = unique(_constant_name(reading, node), [*names.values(), *taken])
     return names
 
 

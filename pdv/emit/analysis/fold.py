@@ -23,7 +23,7 @@ from pdv.emit.analysis.names import unique
 from pdv.frontend.program import Weights
 from pdv.pcg.plan_cost import is_fixed
 
-FOLDED = "folded"  # last word of the stored name of what was computed
+FOLDED = "folded"  # last word of the stored name of what was computed, where no parameter has that name
 
 Array = np.ndarray[Any, Any]  # Any: the element type is known only when a tensor is read
 
@@ -39,9 +39,10 @@ def fold(pcg: Graph, mesh: Mesh) -> tuple[Graph, dict[str, Node]]:
     for node in pcg.inputs:
         new[node] = k.copy(node, ())
     needed = _find_needed(pcg, chosen)
+    taken = {name for param in pcg.params for name in (param.attr("name"), *sources_of(param))}
     for node in (node for node in pcg.nodes if node in needed):
         if node in chosen:
-            name = unique(_name(node), values)
+            name = unique(_name(node), [*values, *taken])
             whole = all(state == Invariant() for state in shardings[node])
             stored = "" if whole else format_sharding(shardings[node])
             column = node.type.rank == 3 and node.type.shape[1:] == (1, 1)  # a bias of channels is kept as a vector

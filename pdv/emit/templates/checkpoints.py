@@ -33,7 +33,6 @@ _CODES = {
     torch.uint8: "U8", torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
     torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }  # fmt: skip
-COMPUTED = ".folded"  # how names end of what is no weight of the source
 Entry = tuple[torch.dtype, tuple[int, ...]]
 Read = Callable[[Tensor], Tensor | None]
 
@@ -59,10 +58,10 @@ def _check_kept(model: ParallelModule) -> None:
     Raises:
         ValueError: if not, as in a package for inference that holds what was computed of them.
     """
-    names = [name for _, stored in model.mesh.origins for name in stored.names() if name.endswith(COMPUTED)]
-    if names:
+    computed = SourceNames.of(model.mesh.origins[0][1].file).computed if model.mesh.origins else ()
+    if computed:
         raise ValueError(
-            f"not-saved: {names[0]} was computed of weights, which a package for inference does not keep. "
+            f"not-saved: {computed[0]} was computed of weights, which a package for inference does not keep. "
             "Save them from the model's training package, or keep the file that they were loaded from."
         )
 
@@ -234,7 +233,7 @@ def load(model: ParallelModule, given: str | os.PathLike[str] | Mapping[str, Ten
     missing = [name for name, found in renamed.items() if not found and name not in made]
     if missing:
         some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        computed = [name for name in missing if name.endswith(COMPUTED)]
+        computed = [name for name in missing if name in said.computed]
         again = "was computed of others: load_pretrained of pdv.loops.pretrained computes it again."
         mend = f" {computed[0]} {again}" if computed else ""
         raise ValueError(f"not-loaded: {len(missing)} of {len(wanted)} tensors are not there ({some}).{mend}")

@@ -109,17 +109,20 @@ class SourceNames:
     names: another name -> the stored tensor of which it is a view, and the view.
     unread: tensors that are stored, and that no line of the program reads.
     joint: stored tensors that the source has only in views.
+    computed: stored tensors that the source has not, and that were computed of its own.
     """
 
     names: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # Any: JSON
     unread: tuple[str, ...] = ()
     joint: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, file: Any) -> SourceNames:  # Any: an open safetensors file
         """What a file of weights says."""
         said = json.loads((file.metadata() or {}).get("pdv", "{}"))
-        return cls(said.get("names", {}), tuple(said.get("unread", ())), tuple(said.get("joint", ())))
+        lists = (tuple(said.get(name, ())) for name in ("unread", "joint", "computed"))
+        return cls(said.get("names", {}), *lists)
 
 
 def take_view(x: Tensor, view: Any) -> Tensor:  # Any: JSON

@@ -77,6 +77,8 @@ BAD = {
     "implausible-latency": CUSTOM.replace("latency: 3 us", "latency: 30 s"),
     "link-faster-than-memory": CUSTOM.replace("10 GB/s", "1000 GB/s"),
     "network-in-bytes": NODE + "network: {name: net, bandwidth: 400 GB/s, latency: 5 us, ports_per_node: 8}\n",
+    "oversubscription": NODE + "network: {preset: ib-hdr, switches: [{nodes: 2, oversubscription: 0.5}]}\n",
+    "switch-nodes": NODE + "network: {preset: ib-hdr, switches: [{nodes: 70000}]}\n",
     "mesh-does-not-fit": NODE + "network: ib-hdr\nmesh: {x: 2, y: 4}\n",
     "mesh-axis-name": NODE + "network: ib-hdr\nmesh: {class: 16}\n",
     "mesh-axis-hostile": NODE + "network: ib-hdr\nmesh: {\"x'); import os #\": 16}\n",

@@ -81,6 +81,15 @@ def test_what_the_caller_passes_is_not_folded() -> None:
     assert np.allclose(value_of(computed["w.folded"], weights), values["w"] * values["s"])
 
 
+def test_a_parameter_may_be_called_like_what_is_computed() -> None:
+    k = Builder()
+    y = k.linear(k.input("x", f32(4, 6)), k.mul(k.param("w", f32(8, 6)), k.param("s", f32(8, 1))))
+    graph = k.graph({"y": k.add(y, k.param("w.folded", f32(8)))})
+    small, computed = fold(graph, Mesh(()))
+    assert sorted(node.attr("source") for node in small.params) == ["w.folded", "w.folded_2"]
+    assert sorted(computed) == ["w.folded_2"]
+
+
 def test_a_buffer_that_moves_is_not_folded() -> None:
     k = Builder()
     x, buffer = k.input("x", f32(4, 8)), k.param("running", f32(8), trainable=False)

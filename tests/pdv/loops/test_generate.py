@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import pdv
-from ir.errors import UsageError, WeightsError
+from ir.errors import ModelError, UsageError, WeightsError
 from pdv.loops.checkpoint import load_checkpoint, save_checkpoint
 from pdv.loops.generate import generate
 from pdv.loops.pretrained import load_pretrained
@@ -213,6 +213,42 @@ def test_what_is_computed_of_weights_is_computed_of_others(tmp_path: Path) -> No
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     with pytest.raises(WeightsError, match="is no directory"):
         load_pretrained(path, plan.build())
+
+
+class Named(nn.Module):
+    """Its parameters are called as this package calls what it stores beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms, self.constants, self.kept = nn.Module(), nn.Module(), nn.Linear(4, 4)
+        self.norms.folded, self.constants.constant = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))
+
+    def forward(self, x: Tensor) -> Any:
+        x = torch.sigmoid(self.kept(x)) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+        return torch.sigmoid(x * self.norms.folded) + self.constants.constant
+
+
+def test_tensors_of_the_source_may_have_any_name(tmp_path: Path) -> None:
+    source, x = Named(), torch.randn(2, 4)
+    plan = pdv.optimize(source, (x,), cluster=cluster(2), mode="infer", pins={"mesh": {"dp": 2}})
+    model = import_package(plan.save(tmp_path / "named_pdv")).build()
+    torch.testing.assert_close(model(x), source(x))
+    model.save_safetensors(tmp_path / "out")
+    save_checkpoint(tmp_path / "checkpoint", model)
+    other = Named()
+    load_pretrained(tmp_path / "out", model)
+    for state in (model.full_state_dict(), load_file(tmp_path / "out" / "model.safetensors")):
+        other.load_state_dict(state)
+        torch.testing.assert_close(other(x), source(x))
+
+
+def test_a_tensor_that_nothing_reads_is_not_overwritten_without_a_word() -> None:
+    class Unread(Named):
+        def forward(self, x: Tensor) -> Any:
+            return self.kept(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    with pytest.raises(ModelError, match=r"constants\.constant.*that nothing reads"):
+        pdv.optimize(Unread(), (torch.randn(2, 4),), cluster=cluster(2)).build()
 
 
 def test_what_does_not_fit_leaves_all_as_it_was(trained: Any, source: Any, tmp_path: Path) -> None:
