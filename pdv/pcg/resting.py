@@ -47,7 +47,7 @@ def _cut(problem: Problem, param: Node, move: Node, before: Sharding) -> Shardin
     if not (move.op.transition.only_names and param.needs_grad):
         return None
     (position,) = problem.mesh.positions(move.attr("axis"))
-    if before[position] != Invariant():
+    if before[position] != Invariant() or not problem.pins.gathers(param, move.attr("axis"), False):
         return None
     for dim in range(param.type.rank):
         after = with_states(before, (position,), Shard(dim))

@@ -26,6 +26,7 @@ from pdv.problem import Problem
 from pdv.search.meshes import BestPlan
 from pdv.search.refusals import too_large
 from pdv.search.strategies.budget import Budget, Strategy
+from pdv.search.variants.backtrack import Noticed
 from pdv.simulate.step import simulate
 from pdv.watch import UNWATCHED, Standing, Watch
 
@@ -75,10 +76,12 @@ def search_pipelines(
         return None
     step_s = simulate(best.work).step_s
     watch.tell(Standing(f"bounding {search.looked_at}", step_s))
-    bounds, end = Bounds.of(estimates, best.plan), now + budget_s
-    bound = min(step_s, bounds.least_s(ENOUGH * step_s, lambda: time.monotonic() > end or watch.stopped()))
+    end = now + budget_s
+    bounding = Noticed(lambda: time.monotonic() > end or watch.stopped())
+    bound = min(step_s, Bounds.of(estimates, best.plan).least_s(ENOUGH * step_s, bounding))
     watch.tell(Standing(search.looked_at, step_s, bound))
-    return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=not search.late)
+    complete = not (search.stopped.noticed or bounding.noticed)
+    return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=complete)
 
 
 def _too_large(nearest: Found | None, limit: float) -> NoPlanFitsError:
@@ -112,6 +115,7 @@ class Search:
     def __post_init__(self) -> None:
         short, middle = self.estimates.graph, self.estimates.short.repeated
         self._rewritten = Insides(self.space, short, self.strategy, ROUGHLY, rules=True, middle=middle)
+        self.stopped = Noticed(lambda: time.monotonic() > self.deadline or self.watch.stopped())
 
     @property
     def states(self) -> int:
@@ -162,7 +166,7 @@ class Search:
     @property
     def late(self) -> bool:
         """True once no more should be tried."""
-        return time.monotonic() > self.deadline or self.watch.stopped()
+        return self.stopped()
 
     @property
     def _all(self) -> list[Estimate]:

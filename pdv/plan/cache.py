@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache as remembered
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from pdv.folders import state_folder
 from pdv.own_key import own_key
 from pdv.plan.derivation import replay_steps, to_steps
 from pdv.problem import AlgebraicStep, Problem, Solution
-from pdv.problem.formats import Products
+from pdv.problem.problem import allow_none
 from pdv.search.strategies.budget import Budget, Strategy
 
 FORMAT = 3
@@ -159,24 +159,11 @@ def with_cache(strategy: Strategy, name: str, store: Cache, pins: str | None) ->
 
 def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | None) -> str:
     """A digest of all that a strategy's answer depends on: the problem, the pins, the rules, and this very code."""
-    names = [node.name for node in problem.graph.nodes] if pins is not None else []
     parts = (
         FORMAT,
-        problem.graph.digest,
-        names,
-        str(problem.mesh),
-        repr(problem.axes),
-        problem.compute.identity,
-        problem.mode,
-        repr(problem.memory_limit),
-        repr(problem.working_limit),
-        repr(problem.leaving),
-        (problem.once, problem.several, problem.resting, problem.bucket_bytes, problem.adding_s, problem.hides),
-        problem.rows,
-        (problem.precision, problem.host),
-        _format_key(problem.products),
+        [node.name for node in problem.graph.nodes] if pins is not None else [],
+        [(entry.name, _field_key(problem, entry.name)) for entry in fields(Problem)],
         pins,
-        [f"{rule.name}: {rule.equation}" for rule in problem.rules],
         strategy,
         budget.seed,
         budget.effort,
@@ -185,8 +172,22 @@ def problem_key(problem: Problem, strategy: str, budget: Budget, pins: str | Non
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _format_key(products: Products | None) -> object:
-    return products and (products.format, sorted(map(str, products.kept)))
+def _field_key(problem: Problem, name: str) -> object:
+    """What a field of the problem says, as text or plain data; of all but these its text says it."""
+    match name:
+        case "graph":
+            return problem.graph.digest
+        case "compute":
+            return problem.compute.identity
+        case "rules":
+            return [f"{rule.name}: {rule.equation}" for rule in problem.rules]
+        case "products":
+            return problem.products and (problem.products.format, sorted(map(str, problem.products.kept)))
+        case "pins":  # those that a caller gave have a text of their own
+            return problem.pins.gathers is allow_none
+        case "mesh":
+            return str(problem.mesh)
+    return repr(getattr(problem, name))
 
 
 @remembered

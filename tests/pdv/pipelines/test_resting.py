@@ -15,6 +15,7 @@ from pdv.pipelines.candidates import Candidate
 from pdv.pipelines.inside import Insides, workload
 from pdv.pipelines.pipeline import Mode, stages_of
 from pdv.problem import Problem, Solution
+from pdv.problem.problem import ungathered
 from pdv.problem.workload import Workload
 from pdv.search.strategies.backtrack import backtrack
 from pdv.search.strategies.budget import Budget
@@ -67,6 +68,17 @@ def test_gathered_once_a_step_takes_less_memory_and_sends_as_much() -> None:
     assert weights == pytest.approx(0.5, abs=0.02)
     assert less.peak_bytes < much.peak_bytes
     assert once.step_s == pytest.approx(alone.step_s, rel=0.05)
+
+
+def test_what_may_not_be_gathered_is_not_exchanged_for_cut() -> None:
+    """Nor by a schedule with several versions of weights, which are of what is used as it rests."""
+    insides, candidate = solved()
+    free = insides.free(candidate)
+    assert free is not None
+    solution, pcg = free.plan.solution, free.plan.pcg
+    assert any(kept(made, insides) for made in exchanged(solution, pcg))
+    pinned = replace(solution, problem=ungathered(solution.problem))
+    assert not any(kept(made, insides) for made in exchanged(pinned, pcg))
 
 
 def kept(solution: Solution, insides: Insides) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
@@ -18,6 +19,7 @@ from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph
 from pdv.memory import step_memory
 from pdv.pcg.plan_cost import plan_cost
+from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Space
 from pdv.pipelines.estimates import Estimates
 from pdv.pipelines.inside import Insides, workload
@@ -228,6 +230,24 @@ def test_all_searches_share_one_budget(taken: float, left: float, monkeypatch: p
     monkeypatch.setattr("pdv.planning.search.search_meshes", lambda _, __, budget_s, *___: search(budget_s))
     search_problems((problem(),), hosts(), Effort("backtrack", 8.0), None, lambda *_: None, None, pipelines="always")
     assert given == [8.0, left]
+
+
+@pytest.mark.parametrize(("over", "complete"), [(6.0, True), (11.0, False)])
+def test_only_what_was_left_out_makes_it_incomplete(
+    over: float, complete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a budget of ten seconds the search's part may be over once it is done; a bound that is stopped is said so."""
+    now = [0.0]
+
+    def least_s(_: Bounds, enough_s: float, stopped: Callable[[], bool]) -> float:
+        now[0] = over
+        return 0.0 if stopped() else 0.5 * enough_s
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(Bounds, "least_s", least_s)
+    found = search_pipelines(problem(), hosts(), 8.0, backtrack)
+    assert found is not None
+    assert found.complete == complete
 
 
 def test_pipelines_are_searched_on_unequal_devices() -> None:

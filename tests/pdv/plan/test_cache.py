@@ -9,13 +9,14 @@ import math
 import multiprocessing
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from ir.errors import NoPlanFitsError
 from ir.mesh import Mesh
+from pdv.cluster.host import slowest_host
 from pdv.cost.compute import ComputeModel
 from pdv.folders import cache_folder, state_folder
 from pdv.own_key import own_key
@@ -23,6 +24,9 @@ from pdv.plan import cache as module
 from pdv.plan.cache import Cache, open_cache, problem_key, with_cache
 from pdv.plan.derivation import to_steps
 from pdv.problem import Problem, Solution
+from pdv.problem.formats import FORMATS, Products
+from pdv.problem.precision import PRECISIONS
+from pdv.problem.problem import ungathered
 from pdv.rewrite.algebra import RULES
 from pdv.search.meshes import search_meshes
 from pdv.search.strategies import Budget, Strategy
@@ -109,15 +113,17 @@ def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch) 
     compute = problem.compute
     assert isinstance(compute, ComputeModel)
     device = replace(compute.devices[0], memory_bandwidth_bytes_per_s=2e9)
-    others = [
-        replace(problem, mode="infer"),
-        replace(problem, memory_limit=1e9),
-        replace(problem, working_limit=1e9),
-        replace(problem, rules=RULES[:-1]),
-        replace(problem, graph=worlds.attention_block(fused=False)),
-        replace(problem, compute=replace(compute, devices=(device,))),
-        PROBLEMS[1],
-    ]
+    axis, other = problem.axes[0], PROBLEMS[1]
+    changed: dict[str, object] = {
+        "graph": worlds.attention_block(fused=False), "mesh": other.mesh, "axes": (axis, axis), "mode": "infer",
+        "compute": replace(compute, devices=(device,)), "memory_limit": 1e9, "working_limit": 1e9,
+        "pins": ungathered(problem).pins, "rules": RULES[:-1], "leaving": problem.exits[0], "rows": not problem.rows,
+        "once": 0.5, "several": True, "resting": 0.5, "bucket_bytes": 1e6, "adding_s": 1e-9, "hides": True,
+        "precision": PRECISIONS["mixed"], "versions": 2, "products": Products(FORMATS["fp8"], frozenset()),
+        "host": slowest_host([device]),
+    }  # fmt: skip
+    assert changed.keys() == {entry.name for entry in fields(Problem)}
+    others = [replace(problem, **{name: value}) for name, value in changed.items()]  # type: ignore[arg-type]
     keys = [problem_key(entry, "backtrack", Budget(), None) for entry in (problem, *others)]
     keys += [problem_key(problem, "ilp", Budget(), None), problem_key(problem, "backtrack", Budget(seed=1), None)]
     keys += [problem_key(problem, "backtrack", Budget(), "{}")]
