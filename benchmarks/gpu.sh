@@ -1,5 +1,6 @@
 #!/bin/sh
-# Everything that needs a GPU, in one command of at most eight minutes: a profile, tests, emitted against source.
+# Everything that needs a GPU, in one command of at most eight minutes: a profile, tests (activations and optimizer in the
+# host's memory among them), emitted against source.
 #
 #     sh benchmarks/gpu.sh [--smoke]
 #

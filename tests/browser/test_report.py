@@ -17,7 +17,7 @@ import pytest
 from pdv.page import write_page
 from pdv.report.saved import explanation
 from tests.browser.chromium import Page, find_browser, open_page
-from tests.pdv.report.pages import data_of, piped, plain, read, sharded
+from tests.pdv.report.pages import data_of, piped, plain, read, sharded, stale
 
 BROWSER = find_browser()
 AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
@@ -25,7 +25,7 @@ MUST = "BROWSER_TESTS" in os.environ  # where a browser has to be, its absence i
 WITHOUT = "no Chromium is installed here (apt-get install chromium)"
 pytestmark = pytest.mark.skipif(BROWSER is None and not MUST, reason=WITHOUT)
 WIDTHS = (1280, 400)
-SEEN = {"sharded": sharded, "piped": piped, "one device": plain, "inference": lambda: plain("infer", 2)}
+SEEN = {"sharded": sharded, "piped": piped, "stale": stale, "one device": plain, "inference": lambda: plain("infer", 2)}
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,10 @@ def test_it_draws_without_a_complaint_or_a_request(page: Page, folders: dict[str
         assert page.run("document.documentElement.scrollWidth") <= width, "nothing is wider than the page"
 
 
-def test_numbers_are_those_of_the_plan(page: Page, folders: dict[str, Path]) -> None:
-    document = json.loads((folders["piped"] / "plan.json").read_text(encoding="utf-8"))
-    show(page, folders["piped"] / "report.html")
+@pytest.mark.parametrize("name", ["piped", "stale"])
+def test_numbers_are_those_of_the_plan(page: Page, folders: dict[str, Path], name: str) -> None:
+    document = json.loads((folders[name] / "plan.json").read_text(encoding="utf-8"))
+    show(page, folders[name] / "report.html")
     shown: list[list[str]] = page.run(
         "[...document.querySelectorAll('.num[data-from]')].map(n => [n.dataset.from, n.dataset.v, n.textContent])"
     )
@@ -83,10 +84,22 @@ def test_numbers_are_those_of_the_plan(page: Page, folders: dict[str, Path]) -> 
     assert sum(place.startswith("predicted.breakdown_s.") for place in places) >= 3
     for place, raw, text in shown:
         value: Any = document
-        for name in place.split("."):
-            value = value[name]
+        for part in place.split("."):
+            value = value[part]
         assert float(raw) == value
         assert _read(text) == pytest.approx(value, rel=6e-3), (place, text)
+
+
+def test_a_step_that_does_not_empty_the_pipeline_is_told_so(page: Page, folders: dict[str, Path]) -> None:
+    told = "document.getElementById('timeline').textContent"
+    show(page, folders["stale"] / "report.html")
+    assert "No step empties the pipeline: each stage ends one every" in page.run(told)
+    assert "gradients of weights one step old" in page.run("document.getElementById('plan').textContent")
+    label = page.run("document.getElementById('gantt').getAttribute('aria-label')")
+    step = page.run("document.querySelector('.num[data-from=\"predicted.step_time_s.mean\"]').textContent")
+    assert label.startswith(f"Timeline of one step, {step},")
+    show(page, folders["piped"] / "report.html")
+    assert "empties" not in page.run(told)
 
 
 def test_what_is_on_the_host_and_how_a_step_runs_is_said(page: Page, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -208,7 +221,7 @@ def test_a_script_that_was_put_in_does_not_run(page: Page, folders: dict[str, Pa
 
 @pytest.mark.skipif(not AXE.is_file() and not MUST, reason="no axe-core here (npm install axe-core, or AXE_CORE=FILE)")
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["sharded", "piped"])
+@pytest.mark.parametrize("name", ["sharded", "piped", "stale"])
 def test_everybody_can_use_it(page: Page, folders: dict[str, Path], name: str, theme: str) -> None:
     show(page, with_reasons(folders[name]))
     if theme == "dark":

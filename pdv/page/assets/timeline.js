@@ -286,14 +286,16 @@ function listen() {
   addEventListener('repaint', repaint);
 }
 function timelineSection() {
-  const label = `Timeline of one step, ${seconds(T.end / PICO)}, of ${plural(T.rows.length, 'class of devices', 'classes of devices')}. Plus and minus zoom, arrows move, 0 shows the whole step.`;
+  const lateSeconds = SIMULATED.step_s - T.end / PICO;
+  const goesOn = lateSeconds < -0.001 * SIMULATED.step_s; // longer than a step takes
+  const label = `Timeline of one step, ${seconds(goesOn ? SIMULATED.step_s : T.end / PICO)}, of ${plural(T.rows.length, 'class of devices', 'classes of devices')}. Plus and minus zoom, arrows move, 0 shows the whole step.`;
   canvas = el('canvas', { id: 'gantt', tabindex: '0', role: 'img', 'aria-label': label });
   details = el('p', { id: 'picked', class: 'small', 'aria-live': 'polite' }, 'Click a task to keep what it is here.');
   const parts = [...new Set(T.kinds.map((kind) => kind.part))].filter((part) => part !== 'compute');
   const ways = [...new Set(T.strips.filter((strip) => strip[4] >= 0).map((strip) => strip[5]))].sort();
   const keys = ways.map((way) => [WAYS[way], WAY_COLOURS[way]]);
-  const late = SIMULATED.step_s - T.end / PICO;
-  const note = late > 0.001 * SIMULATED.step_s ? ` Stragglers add ${seconds(late)} on average and are not drawn.` : '';
+  const late = lateSeconds > 0.001 * SIMULATED.step_s ? ` Stragglers add ${seconds(lateSeconds)} on average and are not drawn.` : '';
+  const note = goesOn ? ` No step empties the pipeline: each stage ends one every ${seconds(SIMULATED.step_s)}, and is at the one before, or the next, where nothing is drawn before or behind this one.` : late;
   const node = section('timeline', 'The step in time', `One device of each class stands for all of it. Drag to move; Ctrl + wheel, a double click or + and − zoom.${note}`,
     el('div', { class: 'tools' },
       el('button', { id: 'zoom-in', onclick: () => zoom(0.5) }, 'Zoom in'), el('button', { id: 'zoom-out', onclick: () => zoom(2) }, 'Zoom out'),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pdv
 from pdv.plan.package import Plan
+from pdv.problem.workload import Order
 from tests.pdv import miniatures
 from tests.pdv.pipelined import plan_pipeline
 from tests.pdv.worlds import cluster
@@ -40,8 +41,25 @@ def sharded() -> Plan:
 @cache
 def piped() -> Plan:
     """The same on two stages."""
-    module = miniatures.settled(miniatures.Gpt())
-    return plan_pipeline(module, (miniatures.ids(8, 8),), cluster(4), stages=2, micro_batches=4, mesh={"dp": 2})
+    return _on_stages(miniatures.Gpt(), "1f1b")
+
+
+@cache
+def stale() -> Plan:
+    """A Llama, whose stages share no weight, on two stages that no step empties."""
+    return _on_stages(miniatures.Llama(), "2bw")
+
+
+def _on_stages(module: Any, order: Order) -> Plan:
+    return plan_pipeline(
+        miniatures.settled(module),
+        (miniatures.ids(8, 8),),
+        cluster(4),
+        stages=2,
+        micro_batches=4,
+        mesh={"dp": 2},
+        order=order,
+    )
 
 
 @cache
