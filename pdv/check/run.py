@@ -124,6 +124,7 @@ def observe(
 def _observe(package: ModuleType, pair: Pair, given: Given, *, train: bool) -> tuple[Observed, Observed | None]:
     model = package.build("cpu")
     model.eval()  # no masks of dropout are drawn, nor by the source
+    model.evaluation.is_checked = True
     model.micro_batches = 1  # it is given the rows of one
     inputs = [torch.from_numpy(given.inputs[node.attr("name")]).clone() for node in pair.source.inputs]
     axes = _places(model)

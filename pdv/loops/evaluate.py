@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -103,7 +104,12 @@ def _whole(x: Tensor, keep: Callable[[Tensor], Tensor], axes: Sequence[Axis], ro
 
 def _forward(model: Any, inputs: Sequence[Tensor]) -> Any:
     before = [(x, x.clone()) for x in model.buffers()]
-    output = model(*inputs)  # torch's batch norm changes its statistics without counting a version: values are compared
+    watched = getattr(model, "evaluation", SimpleNamespace())  # those of earlier packages do not look themselves
+    watched.is_checked = True
+    try:
+        output = model(*inputs)  # torch's batch norm counts no version of what it changes: values are compared
+    finally:
+        watched.is_checked = False
     changed = [(x, old) for x, old in before if not torch.equal(x, old)]
     for buffer, old in changed:
         buffer.copy_(old)

@@ -1,4 +1,4 @@
-"""A training step in several micro-batches. Entry point: ``Given``.
+"""A training step in several micro-batches; what is looked at in each call. Entry points: ``Given``, ``watch_calls``.
 
 Gradients add up over micro-batches and are summed over ranks once. The weight of the whole batch is known behind the
 last: only then is what they made divided by it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
@@ -18,14 +19,16 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .gradients import local_piece
-from .losses import LossFn, batch_terms, own_rows
+from .losses import LossFn, batch_terms, hand_out, own_rows
 from .parallel import Axis
+from .training import check_ranks, cut
 
 if TYPE_CHECKING:
     from .runtime import ParallelModule
 
 Loss = Callable[[Any, Tensor], Tensor]
 """The loss to go backward from, of what the model gives for a micro-batch, and the number of that."""
+_APART = 1e-3  # of a norm, by which gradients of one value are rounded otherwise on other devices at most
 
 
 class Given:
@@ -149,7 +152,10 @@ def _new_gradients(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
     def divide(weight: Tensor) -> None:
         found = [local_piece(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if found:
+            zero = [] if weight else [grad == 0 for grad in found]
             torch._foreach_div_(found, float(weight))  # as torch's own optimizers do
+            for grad, is_zero in zip(found, zero, strict=False):  # as of torch's losses where all labels are ignored
+                grad.masked_fill_(is_zero, 0)
 
     yield divide
     for parameter, grad in zip(parameters, before, strict=True):
@@ -249,3 +255,104 @@ class Scales:
                 "clip_grad_norm_ or a loop takes, or an infinity that a GradScaler finds, is of one stage. Call "
                 "model.clip_grad_norm_, decide about steps on all ranks alike, and load a checkpoint."
             )
+
+
+# ---- What is looked at in a call ----
+
+
+@dataclass
+class Evaluation:
+    """Of a model in evaluation: its buffers, and their values before the pass that runs.
+
+    is_checked: whether it may move buffers; is_safe: whether a pass did not.
+    """
+
+    is_checked: bool = False
+    is_safe: bool = False
+    kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+def watch_calls(model: ParallelModule) -> Evaluation:
+    """Compare ranks before its forward passes and steps, and hand its outputs out for losses of the caller's own."""
+    model.register_forward_pre_hook(_before_call)
+    model.register_forward_hook(_after_call)
+    if model.mesh.ranks is not None:
+        cut[:] = [axis for axis in model.batch_axes if axis.size > 1]
+    return Evaluation()
+
+
+def _before_call(model: ParallelModule, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    model.evaluation.kept = _kept_buffers(model)
+    if not torch.is_grad_enabled():
+        return None
+    check_ranks(model, args)
+    axes = [axis for axis in model.mesh.axes if axis.size > 1]
+    asked = [isinstance(x, Tensor) and x.requires_grad for x in args]
+    if not axes or not any(asked):
+        return None
+    return tuple(_Asked.apply(x, axes) if wanted else x for x, wanted in zip(args, asked, strict=True))  # type: ignore[no-untyped-call]
+
+
+def _after_call(model: ParallelModule, args: tuple[Any, ...], outputs: Any) -> Any:
+    del args
+    _check_buffers(model)
+    return hand_out(outputs, model, model.own_loss)
+
+
+class _Asked(torch.autograd.Function):
+    """An input whose gradient is asked for: the same tensor.
+
+    No program sums what its ranks have of an input's gradient, so some have a part of it where ranks use it apart.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+        ctx.axes = axes
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        with torch.no_grad():
+            norm = grads[0].norm(dtype=torch.float64 if grads[0].device.type == "cpu" else torch.float32)
+            for axis in ctx.axes:
+                ends = torch.stack([norm, -norm])
+                dist.all_reduce(ends, dist.ReduceOp.MAX, group=axis.group)
+                if ends[0] + ends[1] > _APART * ends[0]:
+                    raise RuntimeError(
+                        f"input-gradients-apart: the gradient of an input {list(grads[0].shape)} is another on the "
+                        f"ranks along {axis.name}, each of which has a part of it, and the program does not add up "
+                        "what nobody trains. Allowed: gradients of parameters. Make what you differentiate by a "
+                        "parameter of the model before you plan it, or plan without an axis that cuts inside rows."
+                    )
+        return grads[0], None
+
+
+def _kept_buffers(model: ParallelModule) -> dict[str, tuple[Tensor, Tensor]]:
+    """Buffers of floats, and their values before a pass in evaluation, unless an earlier one left them alone."""
+    now = model.evaluation
+    if model.training or now.is_checked or now.is_safe or torch.compiler.is_compiling():
+        return {}
+    return {name: (x, x.clone()) for name, x in model.named_buffers() if x.is_floating_point()}
+
+
+@torch.no_grad()
+def _check_buffers(model: ParallelModule) -> None:
+    """Whether a pass in evaluation left them alone; then no later one is looked at.
+
+    Raises:
+        RuntimeError: if it did not; they are as they were then.
+    """
+    kept, model.evaluation.kept = model.evaluation.kept, {}
+    # torch's batch norm counts no version
+    moved = [name for name, (x, old) in kept.items() if not torch.equal(x.nan_to_num(), old.nan_to_num())]
+    for x, before in kept.values():
+        x.copy_(before) if moved else None
+    model.evaluation.is_safe = bool(kept) and not moved
+    if moved:
+        raise RuntimeError(
+            f"batch-statistics: a pass in evaluation (model.eval()) moved {', '.join(moved[:3])}"
+            f"{', …' if len(moved) > 3 else ''}: this program takes the statistics of the batch in its batch norms, "
+            'whatever the mode. Allowed: model.train(). To evaluate, plan module.eval() with mode="infer" and call '
+            "load_full_state_dict(this_model.full_state_dict()) of that program; to train by statistics that stay as "
+            "they are, plan module.eval()."
+        )

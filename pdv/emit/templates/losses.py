@@ -7,6 +7,7 @@ both, so both are summed over the ranks before one is divided by the other: a me
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from functools import reduce as reduce_over
@@ -22,6 +23,8 @@ from .parallel import Axis, combine, partition, reduce
 
 Term = tuple[Tensor | float, Tensor | float]
 """The sum of some rows' losses, and the sum of their weights."""
+passes: deque[int] = deque(maxlen=64)
+"""Autograd's numbers of the last backward passes through outputs of which each rank has rows of its own."""
 LossFn = Callable[[Any, Any], Tensor | Term | Sequence[Term]]
 
 # Losses of torch of which every row's share in the mean is known, each with its module and the options it may have.
@@ -195,11 +198,19 @@ def hand_out(outputs: Any, model: Any, way: str | None) -> Any:  # Any: a tensor
     if way not in {None, "mean", "sum"}:
         raise ValueError(f"bad-own-loss: {way!r}. Allowed of own_loss: 'mean', 'sum', None.")
     cut = {axis.name: axis.size for axis in model.batch_axes if axis.size > 1}
-    if way == "sum" or not cut or not torch.is_grad_enabled():
+    if not cut or not torch.is_grad_enabled():
         return outputs
     if isinstance(outputs, tuple):
         return tuple(hand_out(x, model, way) for x in outputs)
+    if not torch.compiler.is_compiling() and outputs.requires_grad:
+        outputs.register_hook(_note_pass)
+    if way == "sum":
+        return outputs
     return _Handed.apply(outputs, cut, way) if outputs.requires_grad else outputs  # type: ignore[no-untyped-call]
+
+
+def _note_pass(_: Tensor) -> None:
+    passes.append(torch._C._current_graph_task_id())  # noqa: SLF001
 
 
 class _Handed(torch.autograd.Function):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .accumulate import Given, check_count
+from .accumulate import Given, check_count, watch_calls
 from .checkpoints import full_state, load, save, whole_parts
 from .gradients import GradientSums, Leaves, local, placed_as
 from .losses import LossFn, check_rows, combine_rows, shard_batch, sum_gradients
@@ -39,7 +39,6 @@ from .training import (
     self_check,
     start_processes,
     train_step,
-    watch_calls,
 )
 
 __all__ = ["Mesh", "ParallelModule", "Weights", "join", "local", "make_mesh", "train_step"]
@@ -213,7 +212,7 @@ class ParallelModule(nn.Module):
         self.batch_axes = tuple(mesh[name] for name in batch_axes)
         self.check_every, self._steps, self.calls = 0, 0, 0
         self.own_loss: Literal["mean", "sum"] | None = None
-        watch_calls(self)
+        self.evaluation = watch_calls(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """On the same ranks, with parameters and buffers of its own, and without gradients, as of any module."""

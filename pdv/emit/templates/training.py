@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .gradients import Leaves, local_piece
-from .losses import LossFn, batch_loss, check_rows, combine_rows, hand_out, own_rows
+from .losses import LossFn, batch_loss, check_rows, combine_rows, own_rows, passes
 from .parallel import Axis
 from .stored import Held, Weights
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .runtime import ParallelModule
 
 Batch = Tensor | Sequence[Tensor]
-_cut: list[Axis] = []  # over which the batch of the last model on several ranks is cut
+cut: list[Axis] = []  # over which the batch of the last model on several ranks is cut
 _steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
@@ -157,24 +157,6 @@ def losses_add_up(model: Any, inputs: Sequence[Tensor] = ()) -> Iterator[None]: 
         yield
     finally:
         model.own_loss = before
-
-
-def watch_calls(model: ParallelModule) -> None:
-    """Compare ranks before its forward passes and steps, and hand its outputs out for losses of the caller's own."""
-    model.register_forward_pre_hook(_before_call)
-    model.register_forward_hook(_after_call)
-    if model.mesh.ranks is not None:
-        _cut[:] = [axis for axis in model.batch_axes if axis.size > 1]
-
-
-def _before_call(model: ParallelModule, args: tuple[Any, ...]) -> None:
-    if torch.is_grad_enabled():
-        check_ranks(model, args)
-
-
-def _after_call(model: ParallelModule, args: tuple[Any, ...], outputs: Any) -> Any:
-    del args
-    return hand_out(outputs, model, model.own_loss)
 
 
 def copy_model(model: ParallelModule, memo: dict[int, Any]) -> ParallelModule:
@@ -326,13 +308,16 @@ def _check_own_parameters(optimizer: Optimizer, args: tuple[Any, ...], kwargs: d
     del args, kwargs
     given = [x for group in optimizer.param_groups for x in group["params"]]
     own = [x for x in given if x.requires_grad and not isinstance(x, DTensor)]  # leaves' shards need no gradient
+    # An optimizer of its own need not step on every rank, unless it trains what stands behind a model's rows.
+    if not own or not cut or (len(own) == len(given) and not _reached(own)):
+        return
     _steps[optimizer] = count = _steps.get(optimizer, 0) + 1
-    if len(own) in (0, len(given)) or count & (count - 1):  # an optimizer of its own need not step on every rank
+    if count & (count - 1):
         return
     found = torch.stack(
         [_checksum(x).to(own[0].device) for p in own for x in (p, p.new_zeros(0) if p.grad is None else p.grad)]
     )
-    for axis in _cut:
+    for axis in cut:
         for at in (~_is_same_on(axis, found)).nonzero()[:1].flatten().tolist():
             raise RuntimeError(
                 f"own-parameters-apart: {'the gradient of ' if at % 2 else ''}a parameter {list(own[at // 2].shape)} "
@@ -340,6 +325,19 @@ def _check_own_parameters(optimizer: Optimizer, args: tuple[Any, ...], kwargs: d
                 "which has other rows. Seed ranks alike before you make it, and call model.sum_over_data("
                 "head.parameters()) once, before training; or sum these gradients before the step."
             )
+
+
+def _reached(own: Sequence[Tensor]) -> bool:
+    """Whether a backward pass that went on into a cut batch gave some of them their gradients; told from step 2 on."""
+    for parameter in own:
+        if not hasattr(parameter, "last_pass"):
+            parameter.last_pass = -1  # type: ignore[attr-defined]
+            parameter.register_post_accumulate_grad_hook(_note_pass)  # type: ignore[no-untyped-call]
+    return any(parameter.last_pass in passes for parameter in own)  # type: ignore[attr-defined]
+
+
+def _note_pass(parameter: Tensor) -> None:
+    parameter.last_pass = torch._C._current_graph_task_id()  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _checksum(x: Tensor) -> Tensor:
@@ -369,11 +367,12 @@ def self_check(
     training = model.training
     for each in (model, alone):
         each.eval()  # masks of dropout would differ
+        each.evaluation.is_checked = True
         begun = each.train_step(inputs, target, loss_fn)
         loss = float(each.drain() if getattr(each, "is_under_way", False) else begun)  # type: ignore[operator]  # of it
         runs.append((loss, each.full_gradients()))
         each.zero_grad()
-        each.train(training)
+        each.train(training).evaluation.is_checked = False
     for buffer, value in zip(model.buffers(), before, strict=True):
         buffer.copy_(value)
     (loss, gradients), (wanted, wanted_gradients) = runs

@@ -1,0 +1,133 @@
+"""What a model looks at in its calls: gradients of inputs, buffers in evaluation, heads behind its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn, optim
+from torch.nn.functional import cross_entropy, linear
+
+from pdv.emit.templates.operators import overwrite
+from pdv.emit.templates.parallel import partition, reduce
+from pdv.emit.templates.runtime import Mesh, ParallelModule, Weights, local, make_mesh
+from tests.distributed.harness import run_ranks
+
+pytestmark = pytest.mark.distributed
+ROWS, WIDTH, CLASSES = 4, 6, 3
+
+
+class Tracked(ParallelModule):
+    """x [b, k] -> [b, n], cut by rows over dp and by k over tp; keeps the mean of what it saw."""
+
+    def __init__(self, mesh: Mesh, weights: Weights) -> None:
+        super().__init__(mesh, ("dp",))
+        self.dp, self.tp = mesh["dp"], mesh["tp"]
+        self.weight = mesh.parameter(weights["weight"], {"tp": 1})
+        self.seen = mesh.buffer(weights["seen"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = partition(x, 0, self.dp)
+        overwrite(self.seen, self.seen * 0.9 + 0.1 * reduce(x.mean(0) / self.dp.size, self.dp))
+        x = x.unflatten(1, (self.tp.size, -1))[:, self.tp.rank]
+        return reduce(linear(x, local(self.weight, self.dp)), self.tp)
+
+
+def tracked(path: Path, **sizes: int) -> Tracked:
+    return Tracked(make_mesh({"dp": 1, "tp": 1, **sizes}, "cpu"), Weights(path))
+
+
+def batch(*, ignored: bool = False) -> tuple[Tensor, Tensor]:
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return x, torch.full((ROWS,), -100) if ignored else torch.arange(ROWS) % CLASSES
+
+
+def evaluations(model: Tracked) -> None:
+    before = model.seen.clone()
+    model.eval()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"batch-statistics: .* moved seen: "), torch.no_grad():
+            model(batch()[0])
+        assert torch.equal(model.seen, before)
+    model.self_check(*batch(), nn.CrossEntropyLoss())
+    assert torch.equal(model.seen, before)
+    model.train().train_step(*batch(), nn.CrossEntropyLoss())
+    assert not torch.equal(model.seen, before)
+    model.zero_grad()
+
+
+def ignored(model: Tracked) -> None:
+    """Where no label counts the loss is not a number, and gradients are zero, as torch has both."""
+    for count in (1, 2):
+        assert model.train_step(*batch(ignored=True), nn.CrossEntropyLoss(), micro_batches=count).isnan()
+        assert not model.full_gradients()["weight"].any()
+    model.zero_grad()
+
+
+def heads(model: Tracked) -> Tensor:
+    """One in an optimizer of its own, behind rows of each rank."""
+    torch.manual_seed(1)
+    head, model.own_loss = nn.Linear(CLASSES, CLASSES).double(), "mean"
+    optimizer, (x, y) = optim.SGD(head.parameters(), 0.1), batch()
+
+    def step() -> None:
+        cross_entropy(head(model(x)), model.shard_batch(y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if model.dp.size > 1:
+        step()
+        with pytest.raises(RuntimeError, match=r"own-parameters-apart: a parameter .3, 3. .* along dp"):
+            step()
+        return torch.zeros(0)
+    step()
+    step()
+    return head.weight.detach()
+
+
+def summed(model: Tracked) -> Tensor:
+    """The same, said to be summed."""
+    torch.manual_seed(1)
+    head, model.own_loss = nn.Linear(CLASSES, CLASSES).double(), "mean"
+    model.sum_over_data(head.parameters())
+    optimizer, (x, y) = optim.SGD(head.parameters(), 0.1), batch()
+    for _ in range(3):
+        cross_entropy(head(model(x)), model.shard_batch(y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return head.weight.detach()
+
+
+def asked(model: Tracked) -> Tensor:
+    """The gradient of an input: whole where rows are cut, refused where each rank has a part."""
+    x, y = batch()
+    x.requires_grad_()
+    if model.tp.size > 1:
+        with pytest.raises(RuntimeError, match=r"input-gradients-apart: .* along tp"):
+            model.train_step(x, y, nn.CrossEntropyLoss())
+        return torch.zeros(0)
+    model.train_step(x, y, nn.CrossEntropyLoss())
+    assert x.grad is not None
+    return x.grad
+
+
+def run_all(path: Path) -> list[Tensor]:
+    for sizes in ({"dp": 2}, {"tp": 2}):
+        evaluations(tracked(path, **sizes))
+        ignored(tracked(path, **sizes))
+    asked(tracked(path, tp=2))
+    heads(tracked(path, dp=2))
+    return [asked(tracked(path, dp=2)), summed(tracked(path, dp=2))]
+
+
+def test_calls_are_those_of_one_process_or_refused(tmp_path: Path) -> None:
+    weight = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    save_file({"weight": weight, "seen": torch.zeros(WIDTH, dtype=torch.float64)}, path := tmp_path / "weights")
+    evaluations(tracked(path))
+    ignored(tracked(path))
+    heads(tracked(path))
+    wanted = [asked(tracked(path)), summed(tracked(path))]
+    for found in run_ranks(run_all, 2, path):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
