@@ -20,7 +20,7 @@ from pdv.cost.comm import AxisLink, axis_link
 from pdv.cost.compute import ComputeModel
 from pdv.cost.curves import Curves
 from pdv.cost.stage_links import stage_links
-from pdv.plan.document import read_devices
+from pdv.plan.devices import read_devices
 
 
 def cost_model(choice: str | os.PathLike[str] | None, devices: Sequence[Device]) -> CostModel:

@@ -130,6 +130,13 @@ def test_imports_without_torch(statement: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+def test_what_simulates_loads_neither_torch_nor_a_search() -> None:
+    """`pdv simulate --arch` starts in a second and a half: strategies and laws would be a quarter of one."""
+    code = "import sys, pdv.prices, pdv.manual.configuration, pdv.memory, pdv.report.simulated, pdv.simulate.step\n"
+    code += "assert not {'torch', 'onnx', 'pdv.search.strategies', 'pdv.rewrite.algebra'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 def test_help_loads_no_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "pdv", "--help"],

@@ -16,7 +16,7 @@ from ir.graph import Graph, Node
 from ir.mesh import Axis, Mesh
 from ir.sharding import format_sharding
 from ir.verify import infer_shardings
-from pdv.cluster import Cluster, Device, Hop, Library, Link
+from pdv.cluster import Cluster, Hop, Library, Link
 from pdv.config import Mode
 from pdv.cost.breakdown import PlanCost
 from pdv.cost.comm import AxisLink
@@ -26,6 +26,7 @@ from pdv.cost.sources import cost_document, node_source
 from pdv.pcg.techniques import techniques
 from pdv.plan.certificate import certificate_document
 from pdv.plan.derivation import LEAVE, STORE, to_steps
+from pdv.plan.devices import read_devices
 from pdv.plan.running import RUNNING, read_types
 from pdv.plan.seal import Document, check_version, damage_error, finite, version_fields
 from pdv.plan.steps import operators
@@ -165,18 +166,6 @@ def read_problem(document: Mapping[str, Any], source: Graph, compute: CostModel 
         problem = Problem(source, mesh, sized, compute, mode, rules=rules, bucket_bytes=bucket_bytes(devices), **kept)
         return with_host(problem, devices)
     except (UsageError, LookupError, TypeError, ValueError, AssertionError) as error:
-        raise damage_error(error) from error
-
-
-def read_devices(document: Mapping[str, Any]) -> tuple[Device, ...]:
-    """The device classes of a document's cluster.
-
-    Raises:
-        VerificationError: if it misses them.
-    """
-    try:
-        return tuple(Device(**entry["device"]) for entry in document["cluster"]["classes"])
-    except (LookupError, TypeError, ValueError, AssertionError) as error:
         raise damage_error(error) from error
 
 

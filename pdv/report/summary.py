@@ -8,7 +8,7 @@ from typing import Any
 from pdv.cluster.units import MEMORY
 from pdv.cost.sources import source_shares, told_speeds
 from pdv.emit.program.header import seconds
-from pdv.plan.document import read_devices
+from pdv.plan.devices import read_devices
 from pdv.report.axes import axis_uses, run_text
 
 
