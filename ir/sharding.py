@@ -116,17 +116,25 @@ def shard_degrees(sharding: Sharding, mesh: Mesh, rank: int) -> tuple[int, ...]:
 
 def fits(tensor: TensorType, sharding: Sharding, mesh: Mesh) -> bool:
     """True if every cut is even and names an existing dim."""
-    if any(isinstance(state, Shard) and state.dim >= tensor.rank for state in sharding):
-        return False
-    degrees = shard_degrees(sharding, mesh, tensor.rank)
-    return all(size % degree == 0 for size, degree in zip(tensor.shape, degrees, strict=True))
+    return _piece(tensor, sharding, mesh) is not None
 
 
 def local_shape(tensor: TensorType, sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
     """Shape of one device's piece; the cut must fit (see ``fits``)."""
-    degrees = shard_degrees(sharding, mesh, tensor.rank)
-    assert fits(tensor, sharding, mesh), f"{tensor} does not divide as {format_sharding(sharding)} over {mesh}"
-    return tuple(size // degree for size, degree in zip(tensor.shape, degrees, strict=True))
+    piece = _piece(tensor, sharding, mesh)
+    assert piece is not None, f"{tensor} does not divide as {format_sharding(sharding)} over {mesh}"
+    return tuple(piece)
+
+
+def _piece(tensor: TensorType, sharding: Sharding, mesh: Mesh) -> list[int] | None:
+    """The shape of one device's piece; None where a cut is not even, or names no dim."""
+    left = list(tensor.shape)
+    for state, axis in zip(sharding, mesh.axes, strict=True):
+        if isinstance(state, Shard):
+            if state.dim >= len(left) or left[state.dim] % axis.size:
+                return None
+            left[state.dim] //= axis.size
+    return left
 
 
 def local_bytes(tensor: TensorType, sharding: Sharding, mesh: Mesh) -> int:

@@ -7,6 +7,8 @@ Entry points: ``infer_shardings``, ``check_outputs``, and of whole programs ``ch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 
 from ir.dims import Loops
 from ir.errors import ShardingError
@@ -27,6 +29,7 @@ from ir.sharding import (
 )
 
 
+@lru_cache(maxsize=8)  # of a plan that is looked at, each part of a price asks
 def infer_shardings(graph: Graph, mesh: Mesh) -> Mapping[Node, Sharding]:
     """The sharding of every node's result.
 
@@ -40,7 +43,7 @@ def infer_shardings(graph: Graph, mesh: Mesh) -> Mapping[Node, Sharding]:
         if asked not in known:
             known[asked] = _infer_that_fits(node, asked[1], mesh)
         shardings[node] = known[asked]
-    return shardings
+    return MappingProxyType(shardings)
 
 
 def check_outputs(graph: Graph, shardings: Mapping[Node, Sharding]) -> None:

@@ -289,6 +289,7 @@ def written_share(node: Node, sharding: Sharding, mesh: Mesh) -> float:
     return 0.0 if layout is None or layout.strides else 1.0
 
 
+@lru_cache(maxsize=1 << 14)  # views of views: of a chain, every part is asked for
 def _view(node: Node, sharding: Sharding, mesh: Mesh) -> Layout | None:
     """How a value lies on a device, if that can be said; without strides where it reads spread values, and copies."""
     shape = local_shape(node.type, sharding, mesh)

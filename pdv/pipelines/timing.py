@@ -56,12 +56,12 @@ def measure(in_chunks: Callable[[Stages], Workload], pieces: Pieces, middle: ran
     backward: begins) behind the middle takes less than the same without the middle and that by itself.
     """
 
-    def lowered(*starts: int) -> Lowered:
+    def lowered(*starts: int, like: Lowered | None = None) -> Lowered:
         chunk_of = {node: bisect_right(starts, piece) - 1 for node, piece in pieces.of.items()}
-        return Lowered(in_chunks(Stages(1, len(starts), chunk_of)), CALIBRATION)
+        return Lowered(in_chunks(Stages(1, len(starts), chunk_of)), CALIBRATION, like)
 
     def durations(*starts: int) -> list[Durations]:
-        return chunk_durations(lowered(*starts))
+        return chunk_durations(lowered(*starts, like=together))
 
     together = lowered(0)
     each, (one,), (busy,) = durations(*range(pieces.count)), chunk_durations(together), chunk_busy(together)

@@ -73,6 +73,7 @@ def in_flight(pipeline: Pipeline, stage: int) -> int:
     return sum(most_held(pipeline, stage).values())
 
 
+@lru_cache(maxsize=1 << 12)  # of estimates of a candidate, which share few pipelines
 def most_held(pipeline: Pipeline, stage: int) -> Mapping[int, int]:
     """The same by chunk, at the first moment when there are most."""
     held = dict.fromkeys(pipeline.layout.chunks_on(stage), 0)

@@ -76,14 +76,16 @@ class Lowered:
         ShardingError: if the workload's graph is no PCG of its mesh.
     """
 
-    def __init__(self, workload: Workload, calibration: Calibration) -> None:
+    def __init__(self, workload: Workload, calibration: Calibration, like: Lowered | None = None) -> None:
+        """``like``: the same but for where its stages and chunks are cut, of which nodes and prices are taken."""
         self.workload, self.calibration = workload, calibration
-        self.nodes = Nodes(workload.problem, workload.pcg, workload.execution)
+        made = Nodes(workload.problem, workload.pcg, workload.execution) if like is None else like.nodes
+        self.nodes: Nodes = made
         names = [axis.name for axis in workload.problem.mesh.axes]
         self._slices = names.index(workload.execution.slices) if workload.execution.slices in names else None
         self.chunks = Chunks(self.nodes, workload.stages, self._slices)
         self._kinds: dict[Hashable, Kind] = {}
-        self._prices: dict[Device, DevicePrices] = {}
+        self.prices: dict[Device, DevicePrices] = {} if like is None else like.prices
         self.stages = tuple(self._stage(number) for number in range(workload.stages.count))
 
     def _kind(self, number: int) -> Kind:
@@ -97,9 +99,9 @@ class Lowered:
         return self._kinds[key]
 
     def _price(self, device: Device) -> DevicePrices:
-        if device not in self._prices:
+        if device not in self.prices:
             compute = self.workload.compute_of(device)
-            self._prices[device] = DevicePrices.of(
+            self.prices[device] = DevicePrices.of(
                 self.nodes.entries,
                 self.workload.execution,
                 device,
@@ -107,7 +109,7 @@ class Lowered:
                 self.calibration,
                 self.workload.stages.layer_of,
             )
-        return self._prices[device]
+        return self.prices[device]
 
     def _stage(self, number: int) -> Stage:
         stages, execution = self.workload.stages, self.workload.execution

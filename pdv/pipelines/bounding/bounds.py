@@ -24,7 +24,7 @@ from ir.cost_model import backward_work
 from ir.graph import Graph
 from ir.mesh import Mesh
 from pdv.pcg.calls import issued
-from pdv.pipelines.bounding.even import EvenPieces, even_pieces
+from pdv.pipelines.bounding.even import EvenPieces, HeldBlocks, even_pieces
 from pdv.pipelines.bounding.floors import Floor, Floors
 from pdv.pipelines.bounding.least import LeastInside, reached_links
 from pdv.pipelines.bounding.packing import Fitting, Packing, Turns, held, rounds
@@ -99,6 +99,7 @@ class Bounds:
     _insides: dict[tuple[int, int, Mesh], LeastInside | None] = field(default_factory=dict)
     _known: dict[tuple[object, ...], KnownConfigs] = field(default_factory=dict)
     _pieces: dict[tuple[tuple[int, ...], int], EvenPieces] = field(default_factory=dict)
+    _held: dict[int, HeldBlocks] = field(default_factory=dict)
 
     @classmethod
     def of(cls, estimates: Estimates, plan: BestPlan | None = None) -> Bounds:
@@ -264,11 +265,14 @@ class Bounds:
         """Each operator by itself, as fast and as small as can be."""
         key = candidate.mesh.shape, candidate.micro_batches
         if key not in self._pieces:
-            source, mesh = self.estimates.source(candidate.micro_batches), candidate.mesh
-            assert source is not None, "asked of programs that there are"
-            seconds = self.floors.of_blocks(candidate.micro_batches, mesh)
-            loss_s = float(min(self.floors.losses_s(candidate.micro_batches, mesh)))
-            self._pieces[key] = even_pieces(source, self.space.problem, seconds, mesh.num_devices, loss_s=loss_s)
+            count, mesh = candidate.micro_batches, candidate.mesh
+            if count not in self._held:
+                source = self.estimates.source(count)
+                assert source is not None, "asked of programs that there are"
+                self._held[count] = HeldBlocks.of(source, self.space.problem)
+            seconds = self.floors.of_blocks(count, mesh)
+            loss_s = float(min(self.floors.losses_s(count, mesh)))
+            self._pieces[key] = even_pieces(self._held[count], seconds, mesh.num_devices, loss_s=loss_s)
         return self._pieces[key]
 
     def _fitting(self, candidate: Candidate, order: Order, fit: _Fit) -> Fitting | None:

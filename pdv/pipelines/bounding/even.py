@@ -45,18 +45,31 @@ class EvenPieces:
         return {0.0: seconds, PRICE: seconds + PRICE * held}
 
 
-def even_pieces(
-    source: SourceBlocks, problem: Problem, seconds: Sequence[Numbers], devices: int, *, loss_s: float
-) -> EvenPieces:
+@dataclass(frozen=True)
+class HeldBlocks:
+    """Of a program's blocks, those beside the way aside: the pieces that each is in, bytes at rest, and bytes kept.
+
+    ``apart``: how many are beside the way, and come first.
+    """
+
+    apart: int
+    spans: Sequence[range]
+    resting: Numbers
+    kept: Numbers
+
+    @classmethod
+    def of(cls, source: SourceBlocks, problem: Problem) -> HeldBlocks:
+        """Whatever the mesh is; blocks that are there again hold the same."""
+        blocks = [block for block in source.blocks if not block.beside]
+        held = {block.nodes: (_resting(block, source, problem), _kept(block)) for block in dict.fromkeys(blocks)}
+        resting, kept = np.array([held[block.nodes] for block in blocks]).T
+        return cls(len(source.blocks) - len(blocks), spans(source.graph, blocks), resting, kept)
+
+
+def even_pieces(held: HeldBlocks, seconds: Sequence[Numbers], devices: int, *, loss_s: float) -> EvenPieces:
     """Of a micro-batch's program; ``seconds``: of its blocks, forward, backward, and forward of those in layers."""
-    blocks = [block for block in source.blocks if not block.beside]
-    found = spans(source.graph, blocks)
-    resting, kept = (
-        np.array([of(block) for block in blocks]) / devices
-        for of in (lambda block: _resting(block, source, problem), _kept)
-    )
-    apart = len(source.blocks) - len(blocks)
-    each = [_by_piece(found, one) for one in (*(one[apart:] for one in seconds), resting, kept)]
+    of_blocks = (*(one[held.apart :] for one in seconds), held.resting / devices, held.kept / devices)
+    each = [_by_piece(held.spans, one) for one in of_blocks]
     each[1][-1] += loss_s
     return EvenPieces(*each)
 

@@ -56,14 +56,15 @@ class SourceBlocks:
         self.rules = tuple(rules)
         self.blocks = split_blocks(graph, rules) if blocks is None else tuple(blocks)
         self.tied = tied_params(graph)
-        self._variants: dict[tuple[int, tuple[str, ...]], Variant] = {}
+        self._variants: dict[tuple[tuple[Node, ...], tuple[str, ...]], Variant] = {}
 
     def variant(self, number: int, names: tuple[str, ...]) -> Variant:
         """A block (by number) after some rules, which may have been found for an equal one."""
-        key = number, names
+        block = self.blocks[number]
+        key = block.nodes, names  # a block may be there over and over
         if key not in self._variants:
             rules = {rule.name: rule for rule in self.rules}
-            self._variants[key] = apply_rules(self.blocks[number], [rules[name] for name in names], self.tied)
+            self._variants[key] = apply_rules(block, [rules[name] for name in names], self.tied)
         return self._variants[key]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
 from typing import Any, NamedTuple
 
 from pdv.problem.workload import STALE
@@ -18,6 +17,7 @@ from pdv.schedule.passes import Pass
 from pdv.simulate.engine.task import BUBBLE, TRANSFER
 
 LAST, INPUT, LAST_WEIGHT = 2, 3, 5  # see OrderedPass.way
+WAYS = {"all": (1, LAST), "values": (INPUT, INPUT), "weights": (4, LAST_WEIGHT)}  # of backward, and of the last one
 STEADY = 3  # steps behind each other, of which the last is taken where no step empties the pipeline
 Time = Any  # Any: int, or an array of int64
 Sent = tuple[Sequence[int], ...]
@@ -128,12 +128,33 @@ def compose(
     steps = sequence(pipeline, several)
     line = Timeline.empty(pipeline.stages, len(steps))
     sent = by_way(sends)
+    if not (record or blocking) and later is max:
+        _compose_ends(line, steps, chunks, sent)
+        return line
     for place, step in enumerate(steps):
         start = later(line.ends[step.stage], line.arrived[step.needed])
         end = start + chunks[step.taken.chunk].of(step.way)
         times, own = (start, end), chunks[step.taken.chunk]
         end_pass(line, place, steps, times, own, sent, blocking=blocking, later=later, record=record)
     return line
+
+
+def _compose_ends(line: Timeline, steps: Sequence[OrderedPass], chunks: Sequence[Durations], sent: Sent) -> None:
+    """When passes end, and nothing else of them: as ``end_pass`` has it, without its calls."""
+    took = [[chunk.of(way) for chunk in chunks] for way in range(len(sent))]
+    ends, arrived, links = line.ends, line.arrived, line.links
+    for place, (taken, stage, way, needed) in enumerate(steps):
+        number = taken[0]
+        end = max(ends[stage], arrived[needed]) + took[way][number]
+        arrival, duration = end, sent[way][number]
+        if duration:
+            arrival = links[stage][way > 0] = max(end, links[stage][way > 0]) + duration
+        arrived[place] = arrival
+        ends[stage] = end
+        if way in (LAST, LAST_WEIGHT):
+            line.behind[stage] = max(line.behind[stage], end + chunks[number].behind)
+            ends[stage] = end + chunks[number].tail
+            line.steps[stage].append((ends[stage], {}, 0))
 
 
 def by_way(sends: Sends) -> Sent:
@@ -205,14 +226,18 @@ def sequence(pipeline: Pipeline, several: int = STEADY) -> tuple[OrderedPass, ..
     while True:
         before = len(steps)
         for stage, passes in enumerate(order):
-            for taken in islice(passes, done[stage], None):
+            for number in range(done[stage], len(passes)):
+                taken = passes[number]
                 needed = _pass_before(taken, last)
                 needed = None if needed in begun else needed
                 if needed is not None and needed not in places:
                     break
                 if taken.part != "weights":  # nobody waits for those
-                    places[taken._replace(part="all")] = len(steps)
-                way = way_of(taken._replace(micro_batch=taken.micro_batch % (final + 1)), final)
+                    places[taken if taken.part == "all" else taken._replace(part="all")] = len(steps)
+                own = (
+                    taken if taken.micro_batch <= final else taken._replace(micro_batch=taken.micro_batch % (final + 1))
+                )
+                way = way_of(own, final)
                 steps.append(OrderedPass(taken, stage, way, -1 if needed is None else places[needed]))
                 done[stage] += 1
         if len(steps) == before:
@@ -237,7 +262,7 @@ def way_of(taken: Pass, final: int) -> int:
     """As ``OrderedPass.way``; ``final``: the last micro-batch."""
     if not taken.backward:
         return 0
-    first, last = {"all": (1, LAST), "values": (INPUT, INPUT), "weights": (4, LAST_WEIGHT)}[taken.part]
+    first, last = WAYS[taken.part]
     return last if taken.micro_batch == final else first
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from pdv.problem.workload import Order
@@ -89,3 +91,22 @@ def test_waits_and_passes_fill_the_time() -> None:
             busy = sum(finish - start for _, start, finish in line.passes[stage])
             assert busy + sum(line.waits[stage].values()) == line.ends[stage]
             assert line.passes[stage] == sorted(line.passes[stage], key=lambda entry: entry[1])
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b", "interleaved", "zbv", "2bw"])
+def test_ends_of_passes_are_those_of_the_same_recorded(order: Order) -> None:
+    """To the last picosecond, with links that take turns, gradients' sums and what a stage does behind them."""
+    draw = random.Random(order)
+    for _ in range(20):
+        each = {"interleaved": 2, "zbv": 2}.get(order, 1)
+        stages = draw.randint(2, 4)
+        shape = Pipeline(stages, each, stages * draw.randint(1, 3), order)
+        chunks = [
+            Durations(*(draw.randint(2, 50) for _ in range(3)), 3, 1, draw.randint(0, 5)) for _ in range(stages * each)
+        ]
+        sends = Sends(*([draw.choice((0, draw.randint(1, 60))) for _ in chunks[1:]] for _ in range(2)))
+        plain, told = (compose(shape, chunks, sends, blocking=False, record=record) for record in (False, True))
+        assert (plain.ends, plain.behind, plain.arrived) == (told.ends, told.behind, told.arrived)
+        assert [[one[0] for one in steps] for steps in plain.steps] == [
+            [one[0] for one in steps] for steps in told.steps
+        ]
