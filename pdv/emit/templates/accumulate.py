@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
@@ -274,6 +275,7 @@ class Evaluation:
 
 def watch_calls(model: ParallelModule) -> Evaluation:
     """Compare ranks before its forward passes and steps, and hand its outputs out for losses of the caller's own."""
+    _watch_steps()
     model.register_forward_pre_hook(_before_call)
     model.register_forward_hook(_after_call)
     if model.mesh.ranks is not None:
@@ -356,3 +358,33 @@ def _check_buffers(model: ParallelModule) -> None:
             "load_full_state_dict(this_model.full_state_dict()) of that program; to train by statistics that stay as "
             "they are, plan module.eval()."
         )
+
+
+# ---- Optimizers of matrices ----
+
+
+@cache
+def _watch_steps() -> None:
+    register_optimizer_step_pre_hook(_check_matrices)
+
+
+def _check_matrices(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Whether one that treats matrices as wholes, by its name, has those of the source.
+
+    Raises:
+        RuntimeError: if it has others. A matrix that is turned has other updates only of Muon, by its longer side.
+    """
+    del args, kwargs
+    if (name := type(optimizer).__name__) not in {"Adafactor", "Muon", "Shampoo", "SOAP"}:
+        return
+    for group in optimizer.param_groups:
+        by_sides = name == "Muon" and group.get("adjust_lr_fn") != "match_rms_adamw"
+        for p in group["params"]:
+            kept = getattr(p, "kept", "whole") if p.dim() > 1 else "whole"
+            if kept == "parts" or (kept == "turned" and by_sides and p.size(0) != p.size(1)):
+                raise RuntimeError(
+                    f"whole-parameters-wanted: {name} treats a matrix as a whole, and this program keeps one of the "
+                    f"source's {'in parts' if kept == 'parts' else 'turned'}: a parameter {list(p.shape)}. Give such "
+                    "parameters (p.kept != 'whole') to another optimizer, such as AdamW"
+                    + ("; or say adjust_lr_fn='match_rms_adamw'." if kept == "turned" else ".")
+                )

@@ -112,6 +112,7 @@ class Mesh:
             here = DTensor.from_local(piece, self.device_mesh, placements, run_check=False)
             kept = placed_as(here, kept, self.device_mesh)
         parameter = nn.Parameter(kept)
+        parameter.kept = stored.kept  # type: ignore[attr-defined]
         if self.device_mesh is not None:
             parameter.leaves = Leaves(self.sums, cuts or {})  # type: ignore[attr-defined]
         if self.rounding is not None:

@@ -241,6 +241,15 @@ class Stored:
         """Of the view."""
         return [stop - start for _, start, stop in self.dims]
 
+    @property
+    def kept(self) -> str:
+        """How a tensor of the source is kept: "whole", "turned" (its dims in another order), or in "parts"."""
+        if self.base is not None or len(self._ranges()) != len(sizes := self.file.get_slice(self.name).get_shape()):
+            return "parts"
+        if any((part.start, part.stop) != (0, size) for part, size in zip(self._ranges(), sizes, strict=True)):
+            return "parts"
+        return "whole" if all(at == dim for at, (dim, _, _) in enumerate(self.dims)) else "turned"
+
     def _ranges(self) -> tuple[slice, ...]:
         return tuple(slice(start, stop) for _, start, stop in sorted(self.dims))
 

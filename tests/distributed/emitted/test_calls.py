@@ -113,6 +113,21 @@ def asked(model: Tracked) -> Tensor:
     return x.grad
 
 
+def matrices(path: Path) -> None:
+    """Those that a program keeps otherwise than its source."""
+    mesh, weights = make_mesh({"dp": 1, "tp": 1}, "cpu"), Weights(path)
+    kept = [weights["weight"], weights["weight"].permute(1, 0), weights["weight"].narrow(0, 1, 2)]
+    whole, turned, part = (mesh.parameter(each) for each in kept)
+    for parameter in (whole, turned, part):
+        parameter.grad = torch.ones_like(parameter)
+    optim.Muon([whole]).step()
+    optim.Muon([turned], adjust_lr_fn="match_rms_adamw").step()
+    optim.Adafactor([whole, turned]).step()
+    for optimizer in (optim.Muon([turned]), optim.Muon([part]), optim.Adafactor([part])):
+        with pytest.raises(RuntimeError, match=r"whole-parameters-wanted: .* a parameter .(2, 6|6, 3)."):
+            optimizer.step()
+
+
 def run_all(path: Path) -> list[Tensor]:
     for sizes in ({"dp": 2}, {"tp": 2}):
         evaluations(tracked(path, **sizes))
@@ -128,6 +143,7 @@ def test_calls_are_those_of_one_process_or_refused(tmp_path: Path) -> None:
     evaluations(tracked(path))
     ignored(tracked(path))
     heads(tracked(path))
+    matrices(path)
     wanted = [asked(tracked(path)), summed(tracked(path))]
     for found in run_ranks(run_all, 2, path):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
