@@ -15,14 +15,18 @@ from dataclasses import dataclass, field, replace
 from ir.errors import NoPlanFitsError
 from ir.mesh import Mesh
 from pdv.cluster import Cluster
+from pdv.cluster.units import MEMORY
+from pdv.memory import step_memory
 from pdv.pipelines.bounding.bounds import Bounds
 from pdv.pipelines.candidates import Candidate, Space
 from pdv.pipelines.estimates import Estimate, Estimates, Mixing
-from pdv.pipelines.inside import Insides
+from pdv.pipelines.inside import Insides, workload
 from pdv.pipelines.pinned import FREE, Pinned
-from pdv.pipelines.pipeline import Mode
+from pdv.pipelines.pipeline import Mode, stages_of
 from pdv.pipelines.priced import Found, Pricer
 from pdv.problem import Problem
+from pdv.problem.workload import IN_HALVES, ON_HOST
+from pdv.schedule.pieces import pieces
 from pdv.search.meshes import BestPlan
 from pdv.search.refusals import too_large
 from pdv.search.strategies.budget import Budget, Strategy
@@ -71,7 +75,7 @@ def search_pipelines(
     search = Search(space, estimates, strategy, now + (1.0 - BOUNDING) * budget_s, watch)
     best = search.run()
     if best is None and not pinned.allows_whole:
-        raise _too_large(search.nearest, problem.memory_limit)
+        raise _too_large(space, search.nearest)
     if best is None or best.estimate.is_plain:
         return None
     step_s = simulate(best.work).step_s
@@ -84,13 +88,36 @@ def search_pipelines(
     return replace(best.plan, step_s=step_s, lower_bound_s=bound, states=search.states, complete=complete)
 
 
-def _too_large(nearest: Found | None, limit: float) -> NoPlanFitsError:
+def _too_large(space: Space, nearest: Found | None) -> NoPlanFitsError:
     """What is said where nothing that is as pinned fits."""
     mend = "Leave out --stages, --micro-batches, --schedule or --recompute, use more devices, or a smaller batch"
     if nearest is None:
         return NoPlanFitsError("the search met no plan as it is pinned", mend=mend)
+    limit = space.problem.memory_limit
     what = f"the smallest plan found that is as pinned {too_large(nearest.needed_bytes, limit)}"
+    hosted = _hosted_bytes(space, nearest)
+    if hosted is not None and hosted <= limit:
+        mend = f"With --offload activations it would fit ({MEMORY.format(hosted)} per device). {mend}"
     return NoPlanFitsError(what, mend=mend, needed_bytes=nearest.needed_bytes)
+
+
+def _hosted_bytes(space: Space, found: Found) -> float | None:
+    """What a plan needs of a device with what its layers keep on the host; None where that may not be, or has no room.
+
+    Of a CPU the host's memory is its own.
+    """
+    candidate, mode = found.estimate.candidate, found.estimate.mode
+    on_cpu = any(entry.device.kind == "cpu" for entry in space.cluster.classes)
+    if on_cpu or mode.recompute not in ON_HOST or mode.order in IN_HALVES or not space.has_layers:
+        return None
+    own = pieces(found.plan.solution.graph)
+    stages = found.plan.stages
+    if stages.count == 1:
+        stages = stages_of(own, 1, (own.count,), layered=True)
+    hosted = workload(space, candidate, found.plan, stages, replace(mode, recompute=ON_HOST[mode.recompute]))
+    memory = step_memory(hosted)
+    has_room = all(one.host_bytes <= one.device.host_limit_bytes for one in memory.stages)
+    return memory.worst.least_bytes if has_room else None
 
 
 def may_fit_whole(problem: Problem, cluster: Cluster) -> bool:

@@ -29,6 +29,15 @@ MICRO_BATCHES = (2, 4, 8, 16)
 MOST_DEVICES = 64  # times as many as there are
 WITHIN_S = 10.0  # each search
 
+AGAIN: tuple[tuple[Recompute, str], ...] = (
+    ("selective", "attention's inside recomputed"),
+    ("full", "each layer recomputed from its input"),
+)
+HOSTED: tuple[tuple[Recompute, str], ...] = (
+    ("hosted", "--offload activations"),
+    ("full-hosted", "--offload activations --recompute full"),
+)
+
 Problems = Callable[[Graph, Cluster], Sequence[Problem]]
 """The problems of a graph on a cluster, one a mesh; limits and mode as the user asked."""
 
@@ -83,7 +92,7 @@ def find_remedies(
     found: list[Remedy] = []
     if problems(graph, cluster)[0].train:
         found += _mildest(_accumulate(problems, graph, cluster, limit))
-        found += _recompute(error, cluster, limit)
+        found += in_layers(error, cluster, limit)
         found += _offload(problems, graph, cluster, limit)
     if any(node.type.dtype is DType.F32 and node.needs_grad for node in graph.params):
         narrow = _smallest(problems, with_dtype(graph, DType.BF16), cluster)
@@ -113,8 +122,11 @@ def _accumulate(problems: Problems, graph: Graph, cluster: Cluster, limit: float
         yield Remedy(f"the batch in {count} parts, their gradients added up", needed, needed <= limit)
 
 
-def _recompute(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[Remedy]:
-    """The nearest plan with layers, or attention alone, run again in backward."""
+def in_layers(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[Remedy]:
+    """The nearest plan with layers, or attention alone, run again in backward; what layers keep on the hosts.
+
+    On the hosts where that is another memory than the devices', has room, and there are layers.
+    """
     if not isinstance(error, NearestTooLargeError):
         return []
     nearest = error.nearest
@@ -123,22 +135,19 @@ def _recompute(error: NoPlanFitsError, cluster: Cluster, limit: float) -> list[R
     inside = {
         node: unit for node, unit in spread_to_pcg(nearest.derived, layers.of).items() if 0 <= unit < layers.count
     }
-    found = []
-    kinds: tuple[tuple[Recompute, str], ...] = (
-        ("selective", "attention's inside recomputed"),
-        ("full", "each layer recomputed from its input"),
-    )
-    for kind, change in kinds:
-        again = replace(
-            work,
-            execution=replace(work.execution, recompute=kind),
-            stages=replace(work.stages, layer_of=inside if layers.layers else {}),
-        )
-        needed = needed_bytes(again)
-        found.append(Remedy(change, needed, needed <= limit))
-        if needed <= limit:
-            break
-    return found[-1:]
+    stages = replace(work.stages, layer_of=inside if layers.layers else {})
+
+    def of(kind: Recompute, change: str) -> Remedy:
+        again = replace(work, execution=replace(work.execution, recompute=kind), stages=stages)
+        memory = step_memory(again)
+        needed = memory.worst.least_bytes
+        there = all(one.host_bytes <= one.device.host_limit_bytes for one in memory.stages)
+        return Remedy(change, needed, needed <= limit and there)
+
+    found = _mildest(of(kind, change) for kind, change in AGAIN)
+    if layers.layers and all(entry.device.kind != "cpu" for entry in cluster.classes):
+        found += _mildest(of(kind, change) for kind, change in HOSTED)
+    return found
 
 
 def _offload(problems: Problems, graph: Graph, cluster: Cluster, limit: float) -> list[Remedy]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from pdv.cli import app as cli
 from pdv.cluster import Cluster, load_cluster
 from pdv.frontend.arch.description import arch
 from pdv.frontend.arch.graph import graph, program
+from pdv.memory import step_memory
 from pdv.pipelines.pinned import Pinned
 from pdv.pipelines.search import search_pipelines
 from pdv.plan.running import as_run
@@ -24,6 +26,7 @@ from pdv.planning.problems import load_target, plan_problems
 from pdv.planning.search import Effort, search_problems
 from pdv.problem import Problem
 from pdv.problem.workload import Order
+from pdv.report.loaded import workload_of_found
 from pdv.search.strategies.backtrack import backtrack
 from pdv.verification import verify
 from tests.pdv.packages import change_plan
@@ -135,6 +138,31 @@ def test_stages_are_of_training() -> None:
 def test_nothing_else_is_taken_where_nothing_fits() -> None:
     with pytest.raises(NoPlanFitsError, match="as pinned"):
         search_pipelines(replace(problem(), memory_limit=1e5), devices(), float("inf"), backtrack, Pinned(stages=2))
+
+
+@pytest.mark.parametrize(
+    ("pinned", "more"), [(Pinned(2, 2, recompute="none"), 1.3), (Pinned(1, 2, recompute="none"), 1.02)]
+)
+def test_what_would_fit_on_the_host_is_said(pinned: Pinned, more: float) -> None:
+    """And does."""
+    node = {"devices": 2, "device": "a100-80gb-sxm", "link": "nvlink3"}
+    gpus, wide = load_cluster({"name": "gpus", "nodes": [node]}), "gpt:layers=4,hidden=1024,heads=8,seq=2048,vocab=64"
+    given = plan_problems(graph(arch(wide), 16, DType.BF16), gpus, mode="train", rules=())[0]
+    held = [
+        step_memory(workload_of_found(found, gpus)).worst.least_bytes
+        for found in (search_pipelines(given, gpus, math.inf, backtrack, one) for one in (pinned, hosted(pinned)))
+        if found is not None
+    ]
+    assert len(held) == 2
+    assert held[1] < 0.9 * held[0]
+    tight = replace(given, memory_limit=more * held[1])
+    with pytest.raises(NoPlanFitsError, match="With --offload activations it would fit"):
+        search_pipelines(tight, gpus, math.inf, backtrack, pinned)
+    assert search_pipelines(tight, gpus, math.inf, backtrack, hosted(pinned)) is not None
+
+
+def hosted(pinned: Pinned) -> Pinned:
+    return replace(pinned, activations="host")
 
 
 def test_no_pipelines_and_one_are_opposites() -> None:

@@ -8,11 +8,14 @@ import pytest
 
 from ir.errors import NoPlanFitsError
 from ir.graph import Graph
+from ir.types import DType
 from pdv.cluster import Cluster, load_cluster
 from pdv.cluster.routing.route import find_route
+from pdv.frontend.arch.description import arch
+from pdv.frontend.arch.graph import graph as small_graph
 from pdv.planning.problems import plan_problems
 from pdv.problem import Problem
-from pdv.report.remedies import Problems, find_remedies, multiply_nodes, need_of, with_remedies
+from pdv.report.remedies import Problems, find_remedies, in_layers, multiply_nodes, need_of, with_remedies
 from pdv.search.meshes import search_meshes
 from tests.pdv import worlds
 
@@ -42,6 +45,25 @@ def test_a_refusal_names_the_nearest_plans_that_fit(golden: Callable[[str, str],
         assert (str(way["change"]) in str(error)) == way["fits"]
     assert error.facts == {"needed_bytes": error.needed_bytes, "ways": list(error.ways)}
     golden("errors/no-plan-fits-ways.txt", str(error) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("device", "link", "named"), [("a100-80gb-sxm", "nvlink3", 1), ("cpu-core", "loopback-gloo", 0)]
+)
+def test_activations_on_the_host_are_named_where_that_is_another_memory(device: str, link: str, named: int) -> None:
+    """With what a walk of the nearest plan finds."""
+    cluster = load_cluster({"nodes": [{"devices": 2, "device": device, "link": link}]})
+    model, limit = small_graph(arch("gpt:layers=3,hidden=1024,heads=8,seq=2048,vocab=64"), 16, DType.BF16), 1e6
+    with pytest.raises(NoPlanFitsError) as caught:
+        search_meshes(problems_within(limit)(model, cluster), needs=need_of(cluster))
+    error = caught.value
+    again, *there = in_layers(error, cluster, limit)
+    assert len(there) == named
+    for way in there:
+        assert way.change == "--offload activations --recompute full"  # the last that was tried
+        assert way.needed_bytes <= again.needed_bytes < error.needed_bytes
+    enough = in_layers(error, cluster, error.needed_bytes - 1.0)[1:]
+    assert [(way.change, way.fits) for way in enough] == [("--offload activations", True)] * named
 
 
 def test_a_hopeless_limit_says_so() -> None:
