@@ -102,13 +102,17 @@ class CollectiveModel:
     def given(self, cases: Cases, log_s: Floats) -> CollectiveModel:
         """As ``adapt``, of cases."""
         vocabulary = self.vocabulary.copy()
-        points = self._points(cases, vocabulary)[1]
-        # as a system that will be known of, so that no estimate is lowered
-        missed = log_s - replace(self, vocabulary=vocabulary, measured=None, _curves={}).price(cases)[0]
+        points, missed = self._points(cases, vocabulary)[1], self.missed(cases, log_s)
         matrix = covariance(points, points, self.theta, shared=REST)
         matrix[np.diag_indices_from(matrix)] += self.noise
         inverse = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
         return replace(self, vocabulary=vocabulary, measured=Measured(points, inverse @ missed, inverse), _curves={})
+
+    def missed(self, cases: Cases, log_s: Floats) -> Floats:
+        """Log error of each case, its system counted as one that will be known of, so that no estimate is lowered."""
+        vocabulary = self.vocabulary.copy()
+        self._points(cases, vocabulary)
+        return log_s - replace(self, vocabulary=vocabulary, measured=None, _curves={}).price(cases)[0]
 
     @property
     def noise(self) -> float:

@@ -14,13 +14,16 @@ from learned_cost.collectives.rows import Cases, Floats, Ints, cases_of, distinc
 from learned_cost.data.table import Table
 
 POINTS = 3
+# By label: points that are measured, of the system or of each (collective, library).
+MEASURED = {"after_3_points": (POINTS, False), "after_10_points": (10, False), "after_3_points_each": (POINTS, True)}
 CANDIDATES = 600  # that are weighed for each choice
 WIDTH = 1.645  # deviations of a 90 % interval
 
 
 def evaluate_collectives(rows: Table, model: CollectiveModel | None = None) -> dict[str, Any]:  # Any: JSON
     """Errors of ``model`` (default: the shipped one) by system, and of systems that it was not trained on after three
-    points of the system and after three of each of its (collective, library); a measured point is not scored again.
+    points of the system, after ten, and after three of each of its (collective, library); a measured point is not
+    scored again.
     """
     model = model or load_collective_model()
     cases, log_s = cases_of(rows), np.log(rows.latency_s)
@@ -40,16 +43,16 @@ def evaluate_collectives(rows: Table, model: CollectiveModel | None = None) -> d
         if (known == wanted).any():
             result[label] = score(mean[known == wanted], std[known == wanted], log_s[known == wanted])
     new = [scores for scores in systems.values() if not scores["known"]]
-    for label in ("as_it_is", "after_3_points", "after_3_points_each") if new else ():
+    for label in ("as_it_is", *MEASURED) if new else ():
         result[f"mean_over_new_systems_{label}"] = float(np.mean([scores[label]["mape"] for scores in new]))
     return result
 
 
 def after_points(model: CollectiveModel, cases: Cases, log_s: Floats) -> dict[str, dict[str, float]]:
-    """Scores on one system's rows after 3 points of it, and 3 of each (collective, library)."""
+    """Scores on one system's rows after 3 points of it, 10 points, and 3 of each (collective, library)."""
     result = {}
-    for label, each in (("after_3_points", False), ("after_3_points_each", True)):
-        points = chosen_points(model, cases, each=each)
+    for label, (count, each) in MEASURED.items():
+        points = chosen_points(model, cases, each=each, points=count)
         rest = np.setdiff1d(np.arange(len(cases)), points)
         if len(rest) == 0:
             rest = points  # nothing else is there to be scored

@@ -84,6 +84,8 @@ def test_three_points_of_each_library_and_collective_are_better_still() -> None:
     scores = evaluate_collectives(table, fitted())["systems"][f"odd | {ODD[0]}"]
     errors_in_order = [scores[label]["mape"] for label in ("as_it_is", "after_3_points", "after_3_points_each")]
     assert errors_in_order == sorted(errors_in_order, reverse=True)
+    assert scores["after_10_points"]["mape"] < scores["after_3_points"]["mape"]
+    assert scores["after_10_points"]["rows"] == len(table) - 10
     assert not scores["known"]
 
 
