@@ -153,7 +153,7 @@ def check_trained(program: Program) -> None:
         raise _computed(program.absent)
     if not any(param.attr("trainable") for param in program.graph.params):
         raise ModelError(
-            "the model has no parameters to train",
+            ": ".join(("the model has no parameters to train", *program.doubts[:1])),
             "At least one that is not frozen; for inference (--mode infer) none is needed",
             'Plan it with --mode infer (mode="infer"), or unfreeze what is to be trained',
         )

@@ -209,8 +209,7 @@ class _ModelLowering:
     def _initializer(self, value: onnx_ir.Value) -> Node:
         """A parameter, a buffer, or a constant.
 
-        torch's exporter says which. For other exporters floating tensors of rank one or more are parameters, but for
-        the statistics of a batch normalisation, and all else is constant.
+        torch says which. Else floats are parameters, but for statistics of batch norms and unnamed numbers of no dims.
         """
         tensor, name = value.const_value, value.name or ""
         assert tensor is not None, "read_onnx checks that initializers have values"
@@ -219,7 +218,8 @@ class _ModelLowering:
         state = state or (kind == "BUFFER" and KIND not in value.metadata_props)
         if kind is None:
             is_statistic = any(u.node.op_type == "BatchNormalization" and u.idx in (3, 4) for u in value.uses())
-            kind = "BUFFER" if is_statistic or not tensor.shape.rank() else "PARAMETER"
+            is_number = not tensor.shape.rank() and (self.model.producer_name != "pytorch" or "onnx::" in name)
+            kind = "BUFFER" if is_statistic or is_number else "PARAMETER"
             state = is_statistic
         dtype = self._dtype(value)
         self.k.name = name

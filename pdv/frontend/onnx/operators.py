@@ -6,6 +6,7 @@ attribute became an input, both are looked at. Entry point: `HANDLERS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import ml_dtypes
@@ -115,12 +116,13 @@ def gemm(c: Call) -> Node:
 
 
 def softmax(op: str) -> Handler:
-    """Before opset 13 the dims from the axis on are one row, which is the same only for the last."""
+    """Before opset 13 the dims from the axis on are one row."""
 
     def handle(c: Call) -> Node:
-        axis = c.axis()
-        if c.opset < 13 and axis != c[0].type.rank - 1:
-            raise Unsupported(f"{op} over several dims (opset {c.opset})")
+        axis, shape = c.axis(), c[0].type.shape
+        if c.opset < 13 and math.prod(shape[axis + 1 :]) > 1:
+            rows = c.k.reshape(c[0], (*shape[:axis], -1))
+            return c.k.reshape(layers.softmax(c.k, rows, axis, op), shape)
         return layers.softmax(c.k, c[0], axis, op)
 
     return handle
@@ -175,6 +177,8 @@ def batch_norm(c: Call) -> tuple[Node | None, ...]:
     x, weight, bias, mean, var = (c[i] for i in range(5))
     eps = c.attrs.get("epsilon", 1e-5)
     momentum = 1 - c.attrs.get("momentum", 0.9)  # which running statistics that do not move have no use for
+    if c.opset < 14 and c.results > 1:
+        raise Unsupported(f"a batch norm in training as opset {c.opset} has it, by further results")
     if not c.attrs.get("training_mode", 0):
         return layers.batch_norm(c.k, x, mean, var, weight, bias, eps), None, None
     return layers.training_batch_norm(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir
-from onnx import helper
+from onnx import NodeProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from pdv.passes.fold_constants import Array, check_foldable_size
@@ -38,6 +38,8 @@ def evaluate(node: onnx_ir.Node, operands: Sequence[Array | None], opset: int) -
     if node.op_type == "GatherElements":
         return (_gather_elements(operands, node.attributes.get_int("axis", 0)),)
     proto = onnx_ir.to_proto(node)
+    if node.op_type in ("Upsample", "Resize") and opset < 11:
+        operands, opset = _resize_as_later(proto, operands), 13
     inputs = [f"in{i}" if value is not None else "" for i, value in enumerate(operands)]
     outputs = [f"out{i}" for i in range(len(node.outputs))]
     renamed = type(proto)()
@@ -55,6 +57,21 @@ def evaluate(node: onnx_ir.Node, operands: Sequence[Array | None], opset: int) -
     feeds = {f"in{i}": value for i, value in enumerate(operands) if value is not None}
     with np.errstate(all="ignore"):
         return tuple(ReferenceEvaluator(model).run(None, feeds))
+
+
+def _resize_as_later(proto: NodeProto, operands: Sequence[Array | None]) -> list[Array | None]:
+    """Write a resize of opset 7 to 10 as the one of 13 that it is; its operands there.
+
+    The reference implementation knows of those only the nearest of all.
+    """
+    scales = [np.asarray(each.floats, np.float32) for each in proto.attribute if each.name == "scales"]
+    kept = [each for each in proto.attribute if each.name != "scales"]
+    proto.op_type = "Resize"
+    del proto.attribute[:]
+    proto.attribute.extend(kept)
+    later = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    proto.attribute.extend(helper.make_attribute(name, value) for name, value in later.items())
+    return [operands[0], None, scales[0] if scales else operands[1]]
 
 
 def _gather_elements(operands: Sequence[Array | None], axis: int) -> Array:

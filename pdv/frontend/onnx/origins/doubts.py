@@ -47,6 +47,11 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
             f"{len(held)} weights are constants of the file ({', '.join(held[:3])}, …): training would keep them as "
             f"they are. {EXPORT}, if they are to be trained"
         )
+    if numbers := [] if model.producer_name == "pytorch" else _numbers(model):
+        yield (
+            f"{len(numbers)} stored numbers of no dims ({some_of(numbers)}) are constants: one that is to be trained "
+            "is written with a dim of size one"
+        )
     if drawn := [name for name, value in model.graph.initializers.items() if value.uses() and is_drawn(value)]:
         yield (
             f"torch's exporter drew {some_of(drawn)} once, and the file has what came out: every step would have "
@@ -57,6 +62,20 @@ def doubts(model: onnx_ir.Model) -> Iterator[str]:
             f"{len(fixed)} batch norms use their running statistics ({', '.join(fixed[:3])}, …): training would keep "
             f"these as they are. {EXPORT}, if they are to be trained"
         )
+
+
+def _numbers(model: onnx_ir.Model) -> list[str]:
+    """Stored floats of no dims, of which nothing says what they are."""
+    found = model.graph.initializers.items()
+    return [
+        name
+        for name, value in found
+        if value.uses()
+        and not value.metadata_props
+        and value.const_value is not None
+        and value.const_value.dtype.is_floating_point()
+        and not value.const_value.shape.rank()
+    ]
 
 
 def some_of(names: Sequence[str]) -> str:

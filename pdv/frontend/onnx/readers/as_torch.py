@@ -195,7 +195,7 @@ def _scattered(k: Lowering, x: Node, dim: int, places: Node, updates: Node, how:
 
 def scatter_nd(c: Call) -> Node:
     """Slices put to places that inputs say."""
-    k, x, ids, updates, how = c.k, c[0], c[1], c[2], c.attrs["reduction"]
+    k, x, ids, updates, how = c.k, c[0], c[1], c[2], c.attrs.get("reduction", "none")
     if k.value(ids) is not None:
         return known.scatter_nd(c)
     depth, shape = ids.type.shape[-1], x.type.shape

@@ -216,7 +216,7 @@ def range_(c: Call) -> Node:
 
 def scatter_nd(c: Call) -> Node:
     """Slices put to known places, or joined with what is there."""
-    if c.attrs["reduction"] == "none":
+    if c.attrs.get("reduction", "none") == "none":
         return moved(0, 2)(c)  # type: ignore[no-any-return]
     shape, ids = c[0].type.shape, c.array(1)
     depth = ids.shape[-1]
@@ -271,29 +271,35 @@ def _reference(c: Call, given: dict[int, Array]) -> tuple[Array, ...]:
 
 
 def pad(c: Call) -> Node:
-    """Elements of one value around a tensor, each dim by itself; other modes move elements."""
-    ends = _ends(c) if c.get(1) is not None and c.attrs["mode"] == "constant" else None
-    if ends is None:
-        found: Node = moved(0, fill=2)(c)
-        return found
-    return masks.pad(c.k, c[0], ends, 0 if c.get(2) is None else c.array(2).item())
+    """Around a tensor, each dim by itself, elements of one value, or its own as ``mode`` says; ends may be cut off."""
+    x, ends, mode = c[0], _ends(c), c.attrs["mode"]
+    kept = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.type.shape, ends, strict=True)]
+    value = c.array(2) if c.get(2) is not None else np.asarray(c.attrs.get("value", 0.0))
+    if mode == "constant" and min(kept, default=1) > 0:
+        return masks.pad(c.k, x, ends, value.item())
+    places = np.arange(x.type.num_elements).reshape(x.type.shape)
+    for dim, ((before, after), size) in enumerate(zip(ends, x.type.shape, strict=True)):
+        places = np.take(places, range(max(-before, 0), size - max(-after, 0)), dim)
+    more = [(max(before, 0), max(after, 0)) for before, after in ends]
+    if mode != "constant":
+        return selected(c.k, [x], np.pad(places, more, mode))
+    return selected(c.k, [x], np.pad(places, more, constant_values=-1), value)
 
 
-def _ends(c: Call) -> list[tuple[int, int]] | None:
-    """(before, after) of each dim; None where nothing of one is left."""
+def _ends(c: Call) -> list[tuple[int, int]]:
+    """(before, after) of each dim; negative where elements are cut off."""
     shape = c[0].type.shape
-    widths, axes = c.ints(1) or (), (c.ints(3) if c.get(3) is not None else None) or range(len(shape))
+    widths, axes = c.ints(1, "pads") or (), (c.ints(3) if c.get(3) is not None else None) or range(len(shape))
     ends = [(0, 0)] * len(shape)
     for axis, before, after in zip(axes, widths, widths[len(axes) :], strict=False):
         ends[axis] = before, after
-    kept = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(shape, ends, strict=True)]
-    return ends if min(kept) > 0 else None
+    return ends
 
 
 def gather_nd(c: Call) -> Node:
     """Slices by several ids each, which are the last dim of operand 1."""
     ids = c[1]
-    if int(c.attrs["batch_dims"]):
+    if int(c.attrs.get("batch_dims", 0)):
         found: Node = moved(0)(c)
         return found
     return masks.index(c.k, c[0], [c.k.select(ids, ids.type.rank - 1, i) for i in range(ids.type.shape[-1])])
